@@ -22,7 +22,7 @@ GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_
   manylinux2014_x86_64 manylinux_2_12_x86_64 manylinux2010_x86_64
 GPU_PACKAGES := jinja2 markupsafe nvidia-ml-py psutil pyyaml scipy
 
-.PHONY: help run readme docs test test-fast test-long test-docs test-engines test-models test-margins check format families train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
+.PHONY: help run readme docs test test-fast test-long test-docs test-browser test-engines test-models test-margins check format families train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
 
 help:  ## Say what the targets do
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -37,13 +37,18 @@ test: $(DEV_STAMP)  ## Set up, then run every test that needs no GPU
 	$(BIN)/python -m pytest $(SPREAD)
 
 test-fast: $(DEV_STAMP)  ## The tests that take no long measurement (below a minute)
-	$(BIN)/python -m pytest $(SPREAD) -m "not slow and not gpu and not long and not engines and not models and not docs"
+	$(BIN)/python -m pytest $(SPREAD) -m "not slow and not gpu and not long and not engines and not models and not docs and not browser"
 
 test-long: $(DEV_STAMP)  ## The proofs at full size that make test has samples of (minutes)
 	$(BIN)/python -m pytest -m long -s
 
 test-docs: $(DEV_STAMP)  ## Every example of the documentation, from an installed wheel (10 minutes)
 	$(BIN)/python -m pytest -m docs tests/installed
+
+# It needs Chromium: apt-get install chromium. The screenshots lie in build/screenshots.
+test-browser: $(DEV_STAMP)  ## The report in a real Chromium: screens, print, keyboard, axe
+	$(BIN)/python tests/browser/axe.py
+	$(BIN)/python -m pytest -m browser -s tests/browser
 
 # Once, real engines are built, outside the tree: some GB, half an hour.
 test-engines: $(DEV_STAMP)  ## The proofs on real vLLM and llama.cpp; TABLE=1: with 40 prompts

@@ -109,7 +109,7 @@ def _run(document: Document) -> _Run:
 
 
 def _noted(found: dict[str, list[str]]) -> str:
-    """`2 not measured, 1 invalid cell and 3 warnings`: they stand with the evidence."""
+    """`2 not measured, 1 invalid-cell note and 3 warnings`: they stand with the evidence."""
     counts = {heading: len(lines) for heading, lines in found.items()}
     said = [
         f"{n} not measured" if heading == "Not measured" else plural(n, _ONE_NOTE[heading])
@@ -118,4 +118,4 @@ def _noted(found: dict[str, list[str]]) -> str:
     return listed(said) if said else ""
 
 
-_ONE_NOTE = {"Invalid cells": "note on invalid cells", "Warnings": "warning"}
+_ONE_NOTE = {"Invalid cells": "invalid-cell note", "Warnings": "warning"}

@@ -125,6 +125,8 @@ def test_failures_and_invalid_cells_are_told(two_runs: str) -> None:
     assert "demo/broken: failed while loading: no such folder: models/broken" in two_runs
     assert two_runs.count('<tr class="invalid">') == 8
     assert "demo/poor K=4 on code, temperature 0; creative, temperature 0: throttled" in two_runs
+    assert "Read before you rely on it: 1 not measured</a>" in two_runs
+    assert "Read before you rely on it: 4 invalid-cell notes</a>" in two_runs
 
 
 def test_an_interrupted_run_says_so(interrupted_document: Document) -> None:

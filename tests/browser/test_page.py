@@ -1,0 +1,212 @@
+"""The report in a real Chromium: how it looks, what it says to it, and whether anybody can use it.
+
+`make test-browser` runs it; the screenshots are in build/screenshots, to be looked at.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench.report.document import build_document
+from specbench.report.html import to_html
+from tests.browser.axe import HOW, SCRIPT
+from tests.browser.chromium import Tab, tab
+from tests.report.served_runs import served_run
+from tests.report.stored_runs import SMALL, stored_run
+from tests.report.test_steps import with_text
+
+pytestmark = pytest.mark.browser
+SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
+WIDTHS, SCHEMES = (1440, 820, 390), ("light", "dark")
+LOOKS = [(width, scheme, "screen") for width in WIDTHS for scheme in SCHEMES]
+LOOKS += [(820, "light", "print"), (820, "dark", "print")]  # paper is white for all
+LEGIBLE_PX = 9.0
+GRAVE = ("serious", "critical")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs: with a stored text, on a GPU that throttles, with concurrent requests."""
+    hot = replace(SMALL, temperatures=(0.0, 1.0), device="gpu", throttled_k=4)
+    texts = [" The", " quick", " brown", " fox", " jumps", ",\n", " naïve", " 猫"]
+    documents = [
+        with_text(SMALL, texts),
+        build_document(stored_run(hot)),
+        build_document(served_run()),
+    ]
+    place = tmp_path_factory.mktemp("page") / "report.html"
+    place.write_text(to_html(documents), encoding="utf-8")
+    return place
+
+
+@pytest.fixture(scope="module")
+def page_of_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run with every kind of part: axe looks at each pair of colours, which takes long."""
+    hot = replace(SMALL, workloads=("code",), device="gpu", throttled_k=4)
+    place = tmp_path_factory.mktemp("page") / "one.html"
+    place.write_text(to_html([with_text(hot, [" word", " naïve\n"])]), encoding="utf-8")
+    return place
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Tab]:
+    with tab() as found:
+        yield found
+
+
+@pytest.mark.parametrize(("width", "scheme", "medium"), LOOKS)
+def test_it_says_nothing_asks_nobody_and_fits(
+    chromium: Tab, page: Path, width: int, scheme: str, medium: str
+) -> None:
+    chromium.look(width, scheme=scheme, medium=medium)
+    chromium.open(page)
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    chromium.screenshot(SCREENSHOTS / f"{width}-{scheme}-{medium}.png")
+    assert chromium.logged == []
+    assert chromium.requested == [page.as_uri()]
+    if medium == "screen":
+        assert chromium.value("document.documentElement.scrollWidth") <= width
+    paper = chromium.value("getComputedStyle(document.body).backgroundColor")
+    is_dark = scheme == "dark" and medium == "screen"
+    assert paper == ("rgb(22, 24, 28)" if is_dark else "rgb(255, 255, 255)")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "light"), (390, "dark")])
+def test_axe_finds_nothing_serious(
+    chromium: Tab, page_of_one: Path, width: int, scheme: str
+) -> None:
+    assert SCRIPT.exists(), HOW
+    chromium.look(width, scheme=scheme)
+    chromium.open(page_of_one)
+    chromium.value("document.querySelectorAll('details').forEach((one) => { one.open = true })")
+    chromium.value(SCRIPT.read_text(encoding="utf-8") + "; 0")
+    found = chromium.value("axe.run(document, {resultTypes: ['violations', 'passes']})")
+    assert len(found["passes"]) > 15  # it has looked at something
+    told = [
+        f"{one['impact']} {one['id']}: {one['help']}: {[n['html'] for n in one['nodes']][:3]}"
+        for one in found["violations"]
+    ]
+    print(*told, sep="\n")
+    assert [text for text in told if text.startswith(GRAVE)] == []
+
+
+def test_axe_would_find_it(chromium: Tab, page_of_one: Path) -> None:
+    chromium.look(1440)
+    chromium.open(page_of_one)
+    chromium.value("document.querySelector('h1').style.color = '#ccc'")
+    chromium.value(SCRIPT.read_text(encoding="utf-8") + "; 0")
+    found = chromium.value("axe.run(document)")
+    assert "color-contrast" in [one["id"] for one in found["violations"]]
+
+
+def test_on_a_phone_charts_are_one_a_row_and_legible(chromium: Tab, page: Path) -> None:
+    chromium.look(390)
+    chromium.open(page)
+    tops = chromium.value(
+        "[...document.querySelectorAll('.panels')].map((one) => [...one.children]"
+        ".map((panel) => Math.round(panel.getBoundingClientRect().top)))"
+    )
+    assert all(len(set(row)) == len(row) for row in tops)
+    assert max(map(len, tops)) > 1
+    heights = chromium.value(
+        "[...document.querySelectorAll('.panel svg')].map((svg) => Math.min("
+        "...[...svg.querySelectorAll('text')].map((text) => parseFloat("
+        "getComputedStyle(text).fontSize) * svg.getBoundingClientRect().width"
+        " / svg.viewBox.baseVal.width)))"
+    )
+    assert len(heights) > 20
+    assert min(heights) >= LEGIBLE_PX
+
+
+def test_the_pointer_finds_the_name_of_a_prompt(chromium: Tab, page: Path) -> None:
+    chromium.look(1440)
+    chromium.open(page)
+    told = chromium.value(
+        "(() => { const dot = [...document.querySelectorAll('use')].find((one) =>"
+        " one.textContent.startsWith('code-')); dot.scrollIntoView({block: 'center'});"
+        " const box = dot.getBoundingClientRect();"
+        " const x = box.x + box.width / 2, y = box.y + box.height / 2;"
+        " return document.elementFromPoint(x, y).closest('use').textContent })()"
+    )
+    assert told.startswith("code-")
+    assert told.endswith("x")
+
+
+def test_tables_sort_by_keyboard_and_come_back(chromium: Tab, page: Path) -> None:
+    chromium.look(1440)
+    chromium.open(page)
+    chromium.value(
+        "window.table = [...document.querySelectorAll('table.data')].find((one) =>"
+        " one.parentElement.ariaLabel === 'Results: code');"
+        "window.column = [...table.tHead.rows[0].cells].findIndex((one) =>"
+        " one.textContent.startsWith('speed-up'));"
+        "table.tHead.rows[0].cells[column].querySelector('button').focus()"
+    )
+    shown = "[...table.tBodies[0].rows].map((row) => row.cells[column].textContent)"
+    written = chromium.value(shown)
+    assert written[0] == "-"
+    orders = []
+    for _ in range(3):
+        chromium.press("Enter")
+        orders.append(chromium.value(shown))
+    down, up, back = orders
+    known = sorted((text for text in written if text != "-"), key=lambda t: float(t.split("x")[0]))
+    assert down == [*reversed(known), "-"]
+    assert up == [*known, "-"]
+    assert back == written
+    assert chromium.logged == []
+
+
+def test_a_filter_leaves_the_rows_with_all_of_its_words(chromium: Tab, page: Path) -> None:
+    chromium.look(1440)
+    chromium.open(page)
+    chromium.value(
+        "window.field = document.querySelector('.filter input');"
+        "window.rows = [...document.querySelector('table.data').tBodies[0].rows];"
+        "window.type = (text) => { field.value = text; field.dispatchEvent(new Event('input')) }"
+    )
+    shown = "rows.filter((row) => !row.hidden).map((row) => row.textContent)"
+    every = len(chromium.value(shown))
+    chromium.value("type('POOR temperature creative')")
+    found = chromium.value(shown)
+    assert 0 < len(found) < every
+    assert all("poor" in text and "creative" in text for text in found)
+    said = chromium.value("document.querySelector('.filter output').value")
+    assert said == f"{len(found)} of {every} rows"
+    chromium.value("type('')")
+    assert len(chromium.value(shown)) == every
+
+
+def test_the_keyboard_walks_down_the_page(chromium: Tab, page: Path) -> None:
+    chromium.look(1440)
+    chromium.open(page)
+    chromium.value("window.every = [...document.querySelectorAll('*')]")
+    places = []
+    for _ in range(25):
+        chromium.press("Tab")
+        places.append(chromium.value("every.indexOf(document.activeElement)"))
+        outline = "getComputedStyle(document.activeElement).outlineStyle"
+        assert chromium.value(outline) != "none"
+    assert places == sorted(set(places))
+
+
+def test_without_scripts_nothing_is_missing(chromium: Tab, page: Path) -> None:
+    chromium.look(1440)
+    chromium.open(page)
+    rows = chromium.value("document.querySelectorAll('tr').length")
+    chromium.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        chromium.open(page)
+        assert chromium.value("document.querySelectorAll('tr').length") == rows
+        assert chromium.value("document.querySelectorAll('.filter, th button').length") == 0
+    finally:
+        chromium.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+def test_it_prints_as_pages(chromium: Tab, page: Path) -> None:
+    chromium.look(820)
+    chromium.open(page)
+    chromium.pdf(SCREENSHOTS / "print.pdf")
+    assert (SCREENSHOTS / "print.pdf").read_bytes().count(b"/Type /Page\n") > 3
