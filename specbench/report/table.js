@@ -66,6 +66,11 @@
     });
   };
 
+  // A chart that is wider than its place scrolls: by keyboard too.
+  document.querySelectorAll(".panel").forEach((panel) => {
+    if (panel.scrollWidth > panel.clientWidth) panel.tabIndex = 0;
+  });
+
   document.querySelectorAll("table.data").forEach((table) => {
     sortable(table);
     filterable(table, table.parentElement);

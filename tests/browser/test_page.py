@@ -208,5 +208,6 @@ def test_without_scripts_nothing_is_missing(chromium: Tab, page: Path) -> None:
 def test_it_prints_as_pages(chromium: Tab, page: Path) -> None:
     chromium.look(820)
     chromium.open(page)
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     chromium.pdf(SCREENSHOTS / "print.pdf")
     assert (SCREENSHOTS / "print.pdf").read_bytes().count(b"/Type /Page\n") > 3
