@@ -27,6 +27,7 @@ from specbench.cli.pair import pair
 from specbench.cli.recommend import recommend
 from specbench.cli.report import report
 from specbench.cli.run import run
+from specbench.cli.streams import plain_streams
 from specbench.cli.sweep_k import sweep_k
 from specbench.cli.train import train
 from specbench.cli.verify import verify
@@ -99,6 +100,11 @@ def main() -> None:
     """
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
+    with plain_streams():
+        _run()
+
+
+def _run() -> None:
     try:
         app(args=prepared(sys.argv[1:]))
     except SpecbenchError as error:

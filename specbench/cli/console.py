@@ -1,11 +1,31 @@
-"""The console that commands print to."""
+"""The console that commands print tables to; what stands in them is plain."""
 
 import os
 import sys
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
+from rich.segment import Segment
+
+from specbench.plain_text import plain
 
 WIDTH = 80  # columns that tables are made for
+
+
+class _PlainTexts:
+    """A hook of rich's: what stands in tables and lines is plain, colours and cursor remain."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Plain(renderable) for renderable in renderables]
+
+
+class _Plain:
+    def __init__(self, renderable: ConsoleRenderable) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._renderable, options):
+            is_text = not segment.control
+            yield Segment(plain(segment.text), segment.style) if is_text else segment
 
 
 def open_console(
@@ -25,6 +45,7 @@ def open_console(
         # rich's own reading of NO_COLOR still prints bold and dim.
         color_system=None if os.environ.get("NO_COLOR") else "auto",
     )
+    console.push_render_hook(_PlainTexts())
     if width is not None:
         console.width = max(width, console.width) if is_terminal(stderr=stderr) else width
     return console

@@ -191,7 +191,7 @@ class _Shown:
         before = tuple(self._known[-_CONTEXT:])
         old, new = text(before), text((*before, token))
         said = new[len(old) :] if new.startswith(old) else text((token,))
-        return inert(said) if said and "\ufffd" not in said else f"<{token}>"
+        return said if said and "\ufffd" not in said else f"<{token}>"
 
     def _print(self, text: str, style: str) -> None:
         self._console.print(text, style=style or None, end="")
@@ -202,11 +202,6 @@ LEGEND_OF_COLOURS = (
     "[accepted/drafted]"
 )
 LEGEND_OF_MARKS = "+ accepted draft, - rejected draft, = the target's own token that ends a round"
-
-
-def inert(text: str) -> str:
-    """Without what a terminal would obey: a model may write anything."""
-    return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def summary(done: "Generation", k: int) -> str:

@@ -46,6 +46,11 @@ class Snapshot:
     unmeasured: tuple[CellKey, ...] = ()  # planned without a request; of a pool not in every run
     is_complete: bool = True
 
+    def __post_init__(self) -> None:
+        """ValueError where it is of no run, as in a file that was changed."""
+        if not self.origins:
+            raise ValueError("origins: at least one run is needed")
+
     @property
     def num_runs(self) -> int:
         return len(self.origins)

@@ -47,7 +47,7 @@ class Comparison:
     def as_change(self, loss: float, *, higher_is_better: bool) -> float:
         """A loss as a relative change of the metric itself: -0.05 is 5 % less."""
         signed = -loss if higher_is_better else loss
-        return math.expm1(signed) if self.is_log else signed
+        return math.expm1(min(signed, 700.0)) if self.is_log else signed  # within a float
 
 
 def compare(

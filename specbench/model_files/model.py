@@ -123,7 +123,12 @@ class ModelFiles:
             ids = self.field("eos_token_id")
         if ids is None:
             return ()
-        return tuple(map(int, ids)) if isinstance(ids, list) else (int(ids),)
+        found = ids if isinstance(ids, list) else [ids]
+        if not all(type(one) is int for one in found):
+            raise ModelError(
+                f"{self.spec.source}: eos_token_id is {str(ids)[:40]}; whole numbers are needed"
+            )
+        return tuple(found)
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:

@@ -13,7 +13,11 @@ from specbench.model_files.spelling import spelling_of
 from specbench.model_files.vocabulary import Vocabulary, compare_vocabularies, mismatch_advice
 from specbench.records import Message
 
-_REFUSALS = (OSError, ValueError, ImportError, KeyError)
+# What transformers raises for files that nobody meant it to read, and its sandbox for templates.
+_REFUSALS = (
+    *(OSError, ValueError, ImportError, LookupError, TypeError, AttributeError),
+    *(ArithmeticError, RecursionError, MemoryError, TemplateError),
+)
 
 
 class Tokenizer:
@@ -77,7 +81,7 @@ class Tokenizer:
                 return_dict=True,
                 **(template_args or {}),
             )["input_ids"]
-        except (ValueError, TypeError, KeyError, TemplateError) as error:
+        except _REFUSALS as error:
             raise WorkloadError(
                 f"the chat template of {self.location} refuses the conversation: {error}"
             ) from error

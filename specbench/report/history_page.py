@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from specbench.gate.history import History, Series
+from specbench.plain_text import plain
 from specbench.report.charts.canvas import SERIES, VERIFY, Chart, Panels, drawing
 from specbench.report.charts.svg import INK
 from specbench.report.history_lines import change_lines, history_grid, left_out_lines
@@ -30,7 +31,7 @@ figcaption { opacity: .75; }
 
 def to_page(history: History) -> str:
     """Equal histories give equal bytes."""
-    return "\n".join(_lines(history)) + "\n"
+    return plain("\n".join(_lines(history))) + "\n"
 
 
 def _lines(history: History) -> Iterator[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from specbench.decide.recommend import Verdict
+from specbench.plain_text import plain
 from specbench.report.answers import Answer, answer, compromise_lines, without_workload
 from specbench.report.charts.canvas import drawing
 from specbench.report.charts.several_runs import answers_charts
@@ -68,7 +69,7 @@ def to_html(documents: Sequence[Document]) -> str:
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     with drawing():
         beside = tuple(answers_charts(documents))
-    return template.render(
+    page: str = template.render(
         answers=answers_grid(documents),
         answers_charts=beside,
         differences=differences_grid(documents),
@@ -78,6 +79,7 @@ def to_html(documents: Sequence[Document]) -> str:
         steps_legend=STEPS_LEGEND,
         formulas=formulas(tuple(documents)),
     )
+    return plain(page)
 
 
 def _run(document: Document) -> _Run:

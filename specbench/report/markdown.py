@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from specbench.decide.recommend import Verdict
+from specbench.plain_text import plain
 from specbench.report.answers import answer, compromise_lines, without_workload
 from specbench.report.comparisons import comparison_grids
 from specbench.report.document import Document
@@ -31,7 +32,6 @@ _ESCAPES = str.maketrans(
         "`": "\\`",
         "*": "\\*",
         "\n": " ",
-        "\r": " ",
     }
 )
 
@@ -53,7 +53,7 @@ def to_markdown(documents: Sequence[Document]) -> str:
 
 def escape(text: str) -> str:
     """Text that Markdown shows as it is: no markup, no HTML, no link, no new table cell."""
-    return text.translate(_ESCAPES).replace("](", "]\\(")
+    return plain(text).translate(_ESCAPES).replace("](", "]\\(")
 
 
 def _run(document: Document) -> Iterator[str]:
@@ -95,7 +95,7 @@ def _run(document: Document) -> Iterator[str]:
             yield from _table(grid)
     models = model_grid(document)
     yield from ("## Provenance", "")
-    yield from (f"- {fact.name}: {escape(fact.value)}" for fact in provenance(document))
+    yield from (f"- {escape(fact.name)}: {escape(fact.value)}" for fact in provenance(document))
     yield ""
     if models:
         yield from _table(models, heading=False)

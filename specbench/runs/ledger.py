@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
+from shutil import rmtree
 from types import MappingProxyType
 from typing import Self
 
@@ -72,6 +73,7 @@ def create_run(
             folder.mkdir()
         except FileExistsError:
             raise StoreError(f"{folder}: this run exists; resume it or choose another id") from None
+        undo.callback(rmtree, folder, ignore_errors=True)  # a disk that is full keeps no half run
         lock = undo.enter_context(_lock(folder))
         _write_atomically(folder / RUN_FILE, text)
         writer = Ledger(folder, run, Contents(tuple(known), 0), lock, tell)
@@ -88,6 +90,7 @@ def resume_run(root: Path, run_id: str, depths: Depths = MappingProxyType({})) -
     folder = find_run(run_id, root, also_empty=True)
     with disk_errors_named(folder), ExitStack() as undo:
         lock = undo.enter_context(_lock(folder))
+        read_run(folder)  # a newer schema is told before its records are taken for damaged ones
         contents = read_records(folder)
         run = read_run(folder, {**depths, **depths_found(contents.records)})
         writer = Ledger(folder, run, contents, lock)

@@ -73,6 +73,7 @@ def load_run(path_or_id: str | Path, root: Path, *, also_empty: bool = False) ->
         is_path = (Path(path_or_id) / RUN_FILE).is_file()
     name = str(path_or_id)
     folder = Path(name) if is_path else find_run(name, root, also_empty=also_empty)
+    read_run(folder)  # a newer schema is told before its records are taken for damaged ones
     contents = read_records(folder)
     run = read_run(folder, depths_found(contents.records))
     stored = gathered(folder, run, contents.records)

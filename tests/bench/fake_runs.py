@@ -16,7 +16,7 @@ from specbench.bench.target import TargetRun
 from specbench.bench.traces import Trace
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Pairing
-from specbench.probes.probe import NoProbe
+from specbench.probes.probe import NoProbe, Probe
 from specbench.records import BlockRecord, EngineCost, Environment, RunRecord
 from specbench.runs import SCHEMA_VERSION, StoredRun, create_run, load_run, resume_run
 from specbench.settings import RunSettings
@@ -33,6 +33,7 @@ targets:
       bad: {method: ngram}
 """
 RUN_ID = "a-run"
+NO_PROBE = NoProbe("no GPU")
 SIX = [f"prompt {i}" for i in range(6)]
 TWENTY = [f"prompt {i}" for i in range(20)]
 SETTINGS = settings_of(
@@ -95,6 +96,7 @@ def measure(
     spent_s: float = 0.0,
     trace: Trace = fake_trace,
     costs: Sequence[EngineCost] = (),
+    probe: Probe = NO_PROBE,
 ) -> StoredRun:
     """Measure the plan, or the rest of it where the run is there; what is stored then."""
     if (root / RUN_ID).exists():
@@ -110,7 +112,6 @@ def measure(
             warnings=plan_warnings(plan),
         )
         writer = create_run(root, run)
-    probe = NoProbe("no GPU")
     deadline = Deadline(plan.settings.effort.budget_s, engine.clock, spent_s=spent_s)
     meter = MemoryMeter(plan.target.name, "cpu", probe)
     with writer:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specbench.bench.generation import Generation, WatchedRound
-from specbench.cli.watch import _Shown, inert, summary
+from specbench.cli.watch import _Shown, summary
 from specbench.inputs.config import load_pairings
 from specbench.settings import (
     DecoderSettings,
@@ -45,7 +45,7 @@ def test_in_a_pipe_each_round_is_a_line_of_marks(monkeypatch: pytest.MonkeyPatch
     assert legend.startswith("+ accepted draft, - rejected draft, = the target's own")
     assert prefill == "prefill: ='H'"
     assert first == "round 1, 2 of 3 accepted: +'e' +'l' -'!' ='l'"
-    assert second == "round 2, 2 of 2 accepted: +'o' +'\\n' ='\\\\x1b'"
+    assert second == "round 2, 2 of 2 accepted: +'o' +'\\n' ='\\x1b'"
 
 
 def test_on_a_terminal_the_kinds_are_coloured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_on_a_terminal_the_kinds_are_coloured(monkeypatch: pytest.MonkeyPatch) -
     assert f"{green}e\x1b[0m{green}l\x1b[0m{red}!\x1b[0m{cyan}l\x1b[0m" in out
     assert "[2/3]" in out
     assert "\x1b\x1b" not in out
-    assert "\\x1b" in out  # what the model wrote is inert
+    assert "\u241b" in out  # what the model wrote is inert
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in shown(monkeypatch, is_terminal=True)
 
@@ -69,10 +69,6 @@ def test_the_summary_has_the_k_of_every_round() -> None:
         "7 tokens in 2 rounds: 4 of 5 drafts accepted (80%), 3.00 tokens per round, K=3"
     )
     assert by_round == "accepted/drafted by round: 2/3 2/2"
-
-
-def test_control_characters_are_inert() -> None:
-    assert inert("a\x1b]0;title\x07b\n\u202e") == "a\\x1b]0;title\\x07b\n\\u202e"
 
 
 @pytest.mark.parametrize(

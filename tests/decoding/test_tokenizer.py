@@ -72,10 +72,25 @@ def test_template_arguments_that_the_program_needs_itself_are_refused(tokenizer,
         tokenizer.prompt_ids([said("user", "A")], template_args=arguments)
 
 
-def test_a_broken_template_is_a_workload_error(tmp_path):
-    tokenizer = write(tmp_path, template="{{ messages[0].content.nothing.there }}")
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content.nothing.there }}",
+        "{{ 1 / 0 }}",
+        "{% for i in range(10 ** 9) %}a{% endfor %}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('touch ran') }}",
+        "{{ messages.append(messages) }}{{ messages | tojson }}",
+    ],
+)
+def test_a_broken_or_hostile_template_is_a_workload_error_and_runs_nothing(
+    template, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    tokenizer = write(tmp_path / "model", template=template)
     with pytest.raises(WorkloadError, match="refuses the conversation"):
         tokenizer.prompt_ids([said("user", "A")])
+    assert not (tmp_path / "ran").exists()
 
 
 def test_without_a_template_the_text_itself_is_the_prompt(tmp_path):

@@ -1,7 +1,7 @@
 """Readers of models' files: config, tokenizer, tensor headers; of the demo's draft and heads."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter
 from specbench.model_files.headers import INDEX
 from specbench.model_files.model import ModelFiles, open_model
+from specbench.model_files.sizes import require_sizes
+from specbench.records import Message
 from specbench.shipped import PACKAGE
 from tests.hostile import mutations
 from tests.hostile.case import Case, Make
@@ -76,4 +78,47 @@ def _all() -> Iterator[tuple[str, Make]]:
             yield f"{name} of {method}", _of_model(method, name)
 
 
-READERS: dict[str, Make] = dict(_all())
+def _loaded(name: str, load: Callable[[Path], object]) -> Make:
+    """As a run loads it, with the library that the file is made for."""
+
+    def make(folder: Path) -> Case:
+        shutil.copytree(MODELS / "poor", folder, dirs_exist_ok=True)
+        path = folder / name
+        return Case(
+            file=path,
+            content=path.read_bytes(),
+            mutated=_mutation(name),
+            read=lambda: load(folder),
+            place=folder.name,
+        )
+
+    return make
+
+
+def _load_tokenizer(folder: Path) -> None:
+    from specbench.models.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(str(folder), revision=None, trust_remote_code=False)
+    tokenizer.prompt_ids([Message(role="user", content="Hello")])
+    tokenizer.vocabulary.texts()
+
+
+def _load_model(folder: Path) -> None:
+    import torch
+
+    from specbench.models.loading import ModelSource, eos_ids, load_model
+
+    # A run asks for memory first, and no model has such sizes.
+    require_sizes(open_model(ModelSpec(source=str(folder), folder=folder)))
+    source = ModelSource(location=str(folder), dtype="float32")
+    eos_ids(load_model(source, torch.device("cpu")).model)
+
+
+READERS: dict[str, Make] = {
+    **dict(_all()),
+    "tokenizer.json, loaded": _loaded("tokenizer.json", _load_tokenizer),
+    "tokenizer_config.json, loaded": _loaded("tokenizer_config.json", _load_tokenizer),
+    "config.json, loaded": _loaded("config.json", _load_model),
+    "generation_config.json, loaded": _loaded("generation_config.json", _load_model),
+    "model.safetensors, loaded": _loaded("model.safetensors", _load_model),
+}

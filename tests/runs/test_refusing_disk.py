@@ -48,6 +48,7 @@ def test_a_full_disk_keeps_what_is_finished_and_says_how_to_go_on(tmp_path: Path
 def test_a_disk_that_is_full_from_the_start_is_a_store_error(tmp_path: Path):
     with file_size_limit(10), pytest.raises(StoreError, match=RUN_ID):
         create_run(tmp_path, run())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_read_only_folder_is_named(tmp_path: Path):

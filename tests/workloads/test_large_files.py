@@ -3,6 +3,8 @@
 import gzip
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,35 @@ def test_a_file_that_is_too_large_to_hold_says_how_much_of_it_is_used(
         f"many.json: {len(numbers)} of 50 prompts are used, drawn evenly: at most 0 MiB of text "
         "are held",
     )
+
+
+LOADER = """
+import resource, sys
+from specbench.inputs.workloads import load_workload
+workload = load_workload(sys.argv[1])
+print(len(workload.prompts), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "most_growth"),
+    [(2**22, 2**25), pytest.param(2**30, 2**28, marks=pytest.mark.long)],
+)
+def test_a_file_of_any_size_takes_as_much_memory_as_a_small_one(
+    tmp_path: Path, num_bytes: int, most_growth: int
+) -> None:
+    """1 GB and more of prompts is read in less than its size."""
+
+    def taken(name: str, num_rows: int) -> tuple[int, int]:
+        with (tmp_path / name).open("w") as file:
+            for i in range(num_rows):
+                file.write(json.dumps({"id": f"p{i}", "prompt": f"{i} " + "x" * 16_000}) + "\n")
+        command = [sys.executable, "-c", LOADER, str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        num_prompts, peak = map(int, done.stdout.split())
+        return num_prompts, peak
+
+    _, small = taken("small.jsonl", 10)
+    num_prompts, large = taken("large.jsonl", num_bytes // 16_000)
+    assert num_prompts > 100
+    assert large - small < most_growth

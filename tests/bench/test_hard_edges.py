@@ -1,0 +1,112 @@
+"""A run while the machine fails around it: nothing measured is lost, nothing is there twice."""
+
+import random
+from datetime import UTC, datetime, timedelta
+
+import pynvml
+import pytest
+
+from specbench.bench import session
+from specbench.errors import StoreError
+from specbench.probes.nvml import NvmlProbe
+from specbench.runs import load_run
+from tests.bench.fake_runs import RUN_ID, SETTINGS, SIX, make_plan, measure
+from tests.bench.fakes import FakeClock, FakeEngine
+from tests.full_disk import file_size_limit
+from tests.probes.fake_nvml import FakeGpu, FakeNvml
+
+
+def ids_of(run):
+    return [block.block_id for block in run.blocks]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """The run on a machine that does not fail, and the size of its records."""
+    root = tmp_path_factory.mktemp("sound")
+    stored = measure(make_plan(root, SETTINGS, SIX), FakeEngine(FakeClock()), root)
+    return stored, (root / RUN_ID / "records.jsonl").stat().st_size
+
+
+@pytest.mark.parametrize("num_writes", [3, pytest.param(20, marks=pytest.mark.long)])
+def test_a_disk_that_is_full_at_any_write_loses_and_doubles_nothing(num_writes, sound, tmp_path):
+    whole, num_bytes = sound
+    rng = random.Random(num_writes)
+    plan = make_plan(tmp_path, SETTINGS, SIX)
+    records = tmp_path / RUN_ID / "records.jsonl"
+    full_at, stored = sorted(rng.sample(range(10, num_bytes), num_writes)), b""
+    for limit in full_at:
+        with (
+            file_size_limit(limit),
+            pytest.raises(StoreError, match="File too large") as full,
+        ):
+            measure(plan, FakeEngine(FakeClock()), tmp_path)
+        now = records.read_bytes() if records.exists() else b""
+        assert now.startswith(stored)
+        assert now.endswith(b"\n") or not now
+        assert str(tmp_path / RUN_ID) in str(full.value)
+        stored = now
+    after = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    assert records.read_bytes().startswith(stored)
+    assert after.is_complete
+    assert ids_of(after) == ids_of(whole)
+    assert len(after.references) == len(whole.references)
+
+
+@pytest.mark.parametrize("days", [-4000, 4000])
+def test_a_clock_that_jumps_while_a_run_is_measured_changes_no_second(
+    days, sound, tmp_path, monkeypatch
+):
+    class Jumping(datetime):
+        """The wall clock: another day with every look."""
+
+        at = datetime.now(UTC)
+
+        @classmethod
+        def now(cls, tz=None):
+            cls.at += timedelta(days=days / 40)
+            return cls.at.astimezone(tz)
+
+    monkeypatch.setattr(session, "datetime", Jumping)
+    whole, _ = sound
+    after = measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
+    assert ids_of(after) == ids_of(whole)
+    assert len({block.started_at for block in after.blocks}) > 1
+    for one, other in zip(after.blocks, whole.blocks, strict=True):
+        assert one.requests == other.requests
+
+
+class VanishingNvml(FakeNvml):
+    """A driver that is gone from its n-th answer on."""
+
+    def __init__(self, gpu, num_answers):
+        super().__init__(gpu)
+        self.left = num_answers
+
+    def __getattribute__(self, name):
+        if name.startswith("nvml"):
+            self.left -= 1
+            if self.left < 0:
+                return self._gone
+        return super().__getattribute__(name)
+
+    def _gone(self, *_):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+
+@pytest.mark.parametrize("num_answers", [0, 7, 300])
+def test_an_nvml_that_vanishes_takes_its_figures_along_and_nothing_else(
+    num_answers, sound, tmp_path
+):
+    whole, _ = sound
+    gpu = FakeGpu()
+    nvml = VanishingNvml(gpu, num_answers)
+    probe = NvmlProbe(gpu, nvml=nvml, interval_s=0.001)
+    plan = make_plan(tmp_path, SETTINGS, SIX)
+    after = measure(plan, FakeEngine(FakeClock()), tmp_path, probe=probe)
+    assert nvml.left < 0
+    assert ids_of(after) == ids_of(whole)
+    requests = [request for block in after.blocks for request in block.requests]
+    assert requests[-1].energy_j is requests[-1].device.power_w is None
+    assert all(request.error is None and request.decode_s for request in requests)
+    assert load_run(RUN_ID, tmp_path).is_complete

@@ -1,0 +1,70 @@
+"""A run of a newer specbench is refused with its version by whatever reads runs."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specbench.errors import StoreError
+from specbench.notebook import load
+from specbench.runs import resume_run
+from tests.cli.calls import specbench
+
+OLD = Path(__file__).parents[1] / "runs" / "runs_of_schema_5" / "sweep"
+NEWER = "20991121-010203-a1b2"
+SAID = "schema version 99, newer than "
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of which one has a layout that is not known here."""
+    root = tmp_path_factory.mktemp("newer") / "reports"
+    shutil.copytree(OLD, root / "old")
+    folder = root / NEWER
+    shutil.copytree(OLD, folder)
+    run = json.loads((folder / "run.json").read_bytes())
+    run |= {"schema_version": 99, "run_id": NEWER, "phase_of_the_moon": {"full": True}}
+    (folder / "run.json").write_text(json.dumps(run))
+    with (folder / "records.jsonl").open("a") as records:
+        records.write('{"type":"moon","data":{}}\n')
+    return root
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report", NEWER),
+        ("recommend", NEWER),
+        ("check", "old", NEWER),
+        ("check", NEWER, "old"),
+        ("baseline", NEWER, "--to", "baseline.json"),
+        ("export", "demo/draft", "--engine", "vllm", "--run", f"reports/{NEWER}"),
+        ("run", "--resume", NEWER),
+        ("sweep-k", "--resume", NEWER),
+        ("pair", "demo", "--resume", NEWER),
+    ],
+    ids=" ".join,
+)
+def test_a_command_names_the_version_and_ends_with_exit_code_2(arguments, root: Path) -> None:
+    ran = specbench(*arguments, cwd=root.parent)
+    assert (ran.code, ran.out) == (2, "")
+    assert SAID in ran.err
+    assert "update specbench" in ran.err
+    assert NEWER in ran.err
+
+
+@pytest.mark.parametrize("command", ["history", "list runs"])
+def test_what_looks_at_all_runs_names_it_and_goes_on(command: str, root: Path) -> None:
+    ran = specbench(*command.split(), cwd=root.parent)
+    assert ran.code == 0
+    assert "schema version 99" in " ".join((ran.out + ran.err).split())
+
+
+def test_so_do_the_notebook_and_a_writer(root: Path) -> None:
+    with pytest.raises(StoreError, match=SAID):
+        load(root / NEWER)
+    before = {path: path.read_bytes() for path in (root / NEWER).glob("r*")}
+    with pytest.raises(StoreError, match=SAID):
+        resume_run(root, NEWER)
+    assert {path: path.read_bytes() for path in (root / NEWER).glob("r*")} == before

@@ -1,0 +1,77 @@
+"""Names from files and servers of anybody do nothing wherever they are shown."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench.cli.streams import _PlainStream
+from specbench.plain_text import plain
+from tests.cli.calls import specbench
+from tests.hostile.file_readers import RUN
+
+NAME = "=1+1\x1b]0;owned\x07\x1b[31m\u202e<script>alert(1)</script>../../up\nrow\x9b2J"
+ACTIVE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+RUN_ID = "20261121-010203-a1b2"
+
+
+def renamed(value: Any) -> Any:
+    """The workload, a drafter and every prompt have the name, also within ids."""
+    if isinstance(value, dict):
+        return {renamed(key): renamed(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [renamed(inner) for inner in value]
+    if isinstance(value, str):
+        return re.sub(r"\bcode\b|\bmedusa-typical\b", lambda _: NAME, value)
+    return value
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("hostile") / "reports"
+    folder = root / RUN_ID
+    folder.mkdir(parents=True)
+    run = renamed(json.loads((RUN / "run.json").read_bytes()))
+    (folder / "run.json").write_text(json.dumps({**run, "run_id": RUN_ID}))
+    lines = (RUN / "records.jsonl").read_text().splitlines()
+    compact = (json.dumps(renamed(json.loads(line)), separators=(",", ":")) for line in lines)
+    (folder / "records.jsonl").write_text("".join(f"{line}\n" for line in compact))
+    return root
+
+
+COMMANDS = ("report --format csv", "recommend", "list runs", f"check {RUN_ID} {RUN_ID}")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_is_printed_does_no_more_than_be_read(command: str, root: Path) -> None:
+    ran = specbench(*command.split(), "--out", root, cwd=root.parent)
+    assert ran.code in (0, 1, 3), ran.err
+    assert not ACTIVE.search(ran.out + ran.err)
+    assert ";owned" in ran.out + ran.err  # a name was shown at all
+
+
+def test_reports_show_the_names_and_do_nothing(root: Path) -> None:
+    before = {path for path in root.parent.rglob("*")}
+    specbench("report", "--out", root, cwd=root.parent)
+    written = {path for path in root.parent.rglob("*")} - before
+    assert {path.parent for path in written} <= {root / RUN_ID}
+    for name in ("report.html", "report.md", "cells.csv"):
+        text = (root / RUN_ID / name).read_text()
+        assert not ACTIVE.search(text)
+        assert "owned" in text
+        assert "<script>alert" not in text or name == "cells.csv"
+    cells = [*csv.reader(io.StringIO((root / RUN_ID / "cells.csv").read_text()))]
+    assert not [word for row in cells for word in row if word.startswith(("=", "@", "+"))]
+    assert any(word.startswith("'=1+1") for row in cells for word in row)
+
+
+def test_colours_and_progress_bars_are_not_names() -> None:
+    written = io.StringIO()
+    for text in ("\r50%", "\x1b[A", "\n\x1b[A", "\x1b[31m\rname\n", "a\tb \udcff"):
+        _PlainStream(written).write(text)
+    assert written.getvalue() == "\r50%\x1b[A\n\x1b[A\u241b[31m\u240dname\na\tb \ufffd"
+    assert plain("Grüße, 字, \u05d0 😀\n\t") == "Grüße, 字, \u05d0 😀\n\t"
