@@ -3,7 +3,7 @@
 import os
 import sys
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.segment import Segment
 
 from specbench.plain_text import plain
@@ -11,7 +11,7 @@ from specbench.plain_text import plain
 WIDTH = 80  # columns that tables are made for
 
 
-class _PlainTexts:
+class _PlainTexts(RenderHook):
     """A hook of rich's: what stands in tables and lines is plain, colours and cursor remain."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:

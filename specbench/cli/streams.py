@@ -33,7 +33,7 @@ class _PlainStream:
 def plain_streams() -> Iterator[None]:
     """Within it whatever is printed is plain."""
     ours = _PlainStream(sys.stdout), _PlainStream(sys.stderr)
-    sys.stdout, sys.stderr = ours  # type: ignore[assignment]
+    sys.stdout, sys.stderr = ours
     try:
         yield
     finally:
