@@ -22,8 +22,8 @@ from typing import Any
 
 from benchmarks.run import provenance, run, write
 from benchmarks.widened import write_wide_pair
-from specbench.bench.passes import block_seconds
 from specbench.bench.pruning import ENOUGH_PROMPTS
+from specbench.bench.spent import block_seconds
 from specbench.forecast.cost_curve import measured_here
 from specbench.forecast.forecast import forecast, replayed
 from specbench.forecast.forecast_check import CheckedForecast, check_forecasts, is_left_out

@@ -2,8 +2,8 @@
 
 import hashlib
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from specbench.engines.engine import Work
 from specbench.records import (
@@ -62,6 +62,10 @@ class Block:
         place = (at.target, at.workload, self.prompt_id, f"t{at.temperature:g}")
         parts = (*place, f"r{self.repeat}", self.purpose)
         return "|".join((*parts, cells.hexdigest()[:8]))
+
+    def only(self, ids: Collection[str]) -> "Block":
+        """The block with those of its cells that have one of the ids."""
+        return replace(self, cells=tuple(cell for cell in self.cells if cell.key.id in ids))
 
     def order(self, seed: int) -> tuple[Cell, ...]:
         """The cells in the order they run in, drawn from the seed: drift hits all alike."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 Phase = Literal["explore", "confirm"]
-_EXPLORE_SHARE = 0.8  # the rest measures the winners again, one cell each beside K = 0
+EXPLORE_SHARE = 0.8  # the rest measures the winners again, one cell each beside K = 0
 
 
 class Deadline:
@@ -22,13 +22,13 @@ class Deadline:
         """Seconds until the phase should end; negative when it is late."""
         if self._budget_s is None:
             return None
-        share = _EXPLORE_SHARE if phase == "explore" else 1.0
+        share = EXPLORE_SHARE if phase == "explore" else 1.0
         return self._budget_s * share - (self._clock() - self._began_s)
 
     @property
     def explore_s(self) -> float:
         """Seconds that exploring may take in all; infinite without a budget."""
-        return math.inf if self._budget_s is None else self._budget_s * _EXPLORE_SHARE
+        return math.inf if self._budget_s is None else self._budget_s * EXPLORE_SHARE
 
     def part(self, share: float) -> "Deadline":
         """The deadline of work that may take this share of the seconds left."""

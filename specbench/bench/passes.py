@@ -3,81 +3,30 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
 
 import torch
 
 from specbench.bench.blocks import Block, Cell, confirm_block
 from specbench.bench.deadline import Deadline
+from specbench.bench.extensions import Extensions
 from specbench.bench.limits import BLOCKS, measure_forwards, measure_limits
 from specbench.bench.plan import TargetPlan
-from specbench.bench.pruning import A_FEW, ENOUGH_PROMPTS, hopeless, unaffordable
+from specbench.bench.race import Race, summaries
 from specbench.bench.session import Session
-from specbench.bench.spent import block_seconds
 from specbench.bench.watch import Watch
 from specbench.decide.adaptive import best_fixed
 from specbench.decide.recommend import by_question, choose
 from specbench.engines.engine import Engine, Instrumented
 from specbench.engines.refusals import REFUSALS, failures_told
 from specbench.errors import first_line
-from specbench.metrics.gathering import gather_cells
-from specbench.metrics.summary import summarise
 from specbench.probes.bandwidth import copy_bandwidth
 from specbench.records import (
-    NO_DRAFTER,
     BlockRecord,
     CellKey,
     CellSummary,
-    ExtensionRecord,
 )
-from specbench.records.extensions import ExtensionKind
 from specbench.runs import Ledger
 from specbench.settings import BUILTIN
-
-
-class Extensions:
-    """Decisions about the cells of drafters that are loaded together."""
-
-    def __init__(self, ledger: Ledger, drafters: frozenset[str]) -> None:
-        self._ledger = ledger
-        self._drafters = tuple(sorted(drafters))
-        own = (e for e in ledger.stored.extensions if e.drafters == self._drafters)
-        self._taken = {(e.kind, e.question, e.num_prompts): e.cell_ids for e in own}
-
-    def is_taken(self, kind: ExtensionKind, question: Cell | None = None) -> bool:
-        return (kind, _name(question), 0) in self._taken
-
-    def take(
-        self,
-        kind: ExtensionKind,
-        decide: Callable[[], frozenset[str] | None],
-        question: Cell | None = None,
-        num_prompts: int = 0,
-    ) -> frozenset[str]:
-        """The cells of a decision: as recorded, else as `decide` says, which is then recorded.
-
-        None of `decide`: it is too early to say, and nothing is recorded.
-        """
-        place = kind, _name(question), num_prompts
-        if place not in self._taken:
-            decided = decide()
-            if decided is None:
-                return frozenset()
-            record = ExtensionRecord(
-                kind=kind,
-                question=place[1],
-                drafters=self._drafters,
-                num_prompts=num_prompts,
-                cell_ids=tuple(sorted(decided)),
-            )
-            self._ledger.append(record)
-            self._taken[place] = record.cell_ids
-        return frozenset(self._taken[place])
-
-
-def _name(question: Cell | None) -> str:
-    return question.key.id if question else ""
 
 
 class Passes:
@@ -119,7 +68,7 @@ class Passes:
         if self._extensions.is_taken("confirm"):
             return
         total = sum(1 for _ in self._plan.explore_blocks())
-        for done, block in enumerate(self._explored()):
+        for done, block in enumerate(self._explored(session)):
             self._watch.stage(f"{block.condition.target}: {block.condition.workload}")
             if block.id not in self._ledger.finished_blocks:
                 if self._deadline.is_over("explore") or self._is_precise(block):
@@ -182,60 +131,32 @@ class Passes:
             self._watch.advance(done + 1, len(blocks), self._deadline.seconds_left("confirm"))
 
     def _winners(self) -> frozenset[str]:
-        groups = by_question(self._summaries(self._plan.all_cells, self._ledger.stored.blocks))
+        groups = by_question(summaries(self._plan.all_cells, self._ledger.stored.blocks))
         return frozenset(key.id for group in groups for key in _again(group)) & self._usable
 
-    def _explored(self) -> Iterator[Block]:
-        """The blocks of the first pass with the cells that can run and are not pruned."""
+    def _explored(self, session: Session | None = None) -> Iterator[Block]:
+        """The blocks of the first pass with the cells that can run and are not pruned.
+
+        Which those are is decided on the way where there is a `session`.
+        """
         num_begun: dict[CellKey, int] = {}
-        dropped: dict[CellKey, frozenset[str]] = {}
+        race = Race(
+            self._plan,
+            self._ledger,
+            self._watch,
+            self._deadline,
+            self._usable,
+            self._extensions,
+            session,
+        )
         for planned in self._plan.explore_blocks():
-            block = _only(planned, self._usable)
+            block = planned.only(self._usable)
             if not block.cells:  # no engine could run this condition
                 continue
             question = block.cells[0]
             begun = num_begun.get(question.key, 0)
             num_begun[question.key] = begun + 1
-            gone = dropped.get(question.key, frozenset())
-            block = _only(block, self._usable - gone)
-            if self._plan.settings.effort.budget_s is not None and begun in (1, A_FEW):
-                losers = partial(self._losers, block, begun)
-                gone |= self._extensions.take("drop", losers, question, begun)
-                dropped[question.key] = gone
-                block = _only(block, self._usable - gone)
-            yield block
-
-    def _losers(self, block: Block, num_prompts: int) -> frozenset[str] | None:
-        """The cells of the block that its question's first prompts show to be hopeless.
-
-        None before so many prompts are measured.
-        """
-        drafted = {cell.key.id for cell in block.cells if cell.drafter != NO_DRAFTER}
-        first = [
-            stored
-            for stored in self._ledger.stored.blocks
-            if stored.purpose == "explore" and drafted & set(stored.order)
-        ][:num_prompts]
-        if len(first) < num_prompts:
-            return None
-        cells = self._summaries(block.cells, first)
-        losers = hopeless(cells, num_prompts)
-        if num_prompts > 1:
-            return losers
-        seconds = block_seconds(first[0])
-        racing = [cell for cell in cells if cell.key.id not in losers]
-        limit_s = self._affordable_share() * sum(seconds.values())
-        kept = {i: s for i, s in seconds.items() if i not in losers}
-        return losers | unaffordable(racing, kept, limit_s)
-
-    def _affordable_share(self) -> float:
-        """What a further prompt may take of the first one's time, so that enough can follow."""
-        questions = len(self._plan.conditions)
-        own = (b for b in self._ledger.stored.blocks if self._usable >= set(b.order))
-        first = [block for block in own if block.purpose == "explore"][:questions]
-        spent_s = sum(sum(block_seconds(block).values()) for block in first)
-        left_s = max(self._deadline.explore_s - spent_s, 0.0)
-        return left_s / spent_s / (ENOUGH_PROMPTS - 1) if spent_s else 1.0
+            yield block.only(self._usable - race.dropped(block, begun))
 
     def _is_precise(self, block: Block) -> bool:
         """Whether the best K of every pairing of the block's question is known well enough."""
@@ -243,18 +164,13 @@ class Passes:
         if precision is None:
             return False
         if not self._extensions.is_taken("precise", question):
-            summaries = self._summaries(block.cells, self._ledger.stored.blocks)
-            leaders = [choose(group).leader for group in by_question(summaries)]
+            found = summaries(block.cells, self._ledger.stored.blocks)
+            leaders = [choose(group).leader for group in by_question(found)]
             if not leaders or any(_half_width(leader) > precision for leader in leaders):
                 return False
             ids = frozenset(leader.key.id for leader in leaders if leader is not None)
             self._extensions.take("precise", lambda: ids, question)
         return True
-
-    def _summaries(
-        self, cells: Sequence[Cell], blocks: Sequence[BlockRecord]
-    ) -> tuple[CellSummary, ...]:
-        return summarise(gather_cells([cell.key for cell in cells], blocks))
 
 
 def _again(group: Sequence[CellSummary]) -> Iterator[CellKey]:
@@ -271,15 +187,10 @@ def _again(group: Sequence[CellSummary]) -> Iterator[CellKey]:
 
 def _confirmed(block: Block, chosen: frozenset[str]) -> tuple[Cell, ...]:
     """The chosen cells of a block with their engines' baselines; empty where none is chosen."""
-    cells = _only(block, chosen).cells
+    cells = block.only(chosen).cells
     engines = {cell.key.condition.engine for cell in cells}
     baselines = (cell for cell in block.baselines if cell.key.condition.engine in engines)
     return (*baselines, *cells) if cells else ()
-
-
-def _only(block: Block, ids: frozenset[str]) -> Block:
-    """The block with those of its cells that have one of the ids."""
-    return replace(block, cells=tuple(cell for cell in block.cells if cell.key.id in ids))
 
 
 def _half_width(cell: CellSummary | None) -> float:

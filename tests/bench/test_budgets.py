@@ -1,6 +1,9 @@
 """How a run spends its time: budgets, races between K, and the precision asked for."""
 
+import re
 from collections import Counter
+
+import pytest
 
 from specbench.report.document import build_document
 from specbench.runs import StoredRecord, reader
@@ -127,3 +130,66 @@ def test_a_pruned_k_cannot_push_out_its_drafters_best(tmp_path):
     run = measure(plan, FakeEngine(FakeClock(), noise=0.5), tmp_path)
     best = "big/bad|own.jsonl|builtin|ngram|k2"
     assert all(any(best in i for i in cells_of(block)) for block in explored(run))
+
+
+def asked(run):
+    """The K of the drafter `good` that each block of the first pass measured."""
+    own = ("".join(i + "\n" for i in cells_of(block) if "/good|" in i) for block in explored(run))
+    return [sorted(map(int, re.findall(r"\|k(\d+)", ids))) for ids in own]
+
+
+WIDE = changed(SETTINGS, pairings=("big/good",), num_speculative_tokens=tuple(range(9)))
+
+
+def test_a_budget_first_secures_five_prompts_at_few_spread_k_and_then_goes_on_beside_the_best(
+    tmp_path,
+):
+    # A cell takes 41 s a prompt, so that 80 % of 1,300 s pay for four over five prompts: K = 0 and
+    # three of eight. The deepest is the best, and so is its deeper neighbour, which then follows.
+    watch = RecordingWatch()
+    plan = make_plan(tmp_path, changed(WIDE, budget_s=1_300.0), TWENTY)
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path, watch)
+    first, later = asked(run)[:5], asked(run)[5:]
+    assert first[0] == [2, 5, 7]
+    assert all(7 in ks and set(ks) <= {2, 5, 7} for ks in first)
+    assert later
+    assert all(7 in ks and not {1, 3, 4} & set(ks) for ks in later)
+    assert any(8 in ks for ks in later)
+    (said,) = [w for w in watch.warnings if "the budget first pays" in w]
+    assert "5 prompts at K = 0 and 2, 5, 7; K beside the best follow" in said
+    (decision,) = build_document(run).decisions
+    assert decision.leader.draft.k in (7, 8)
+    assert decision.speedup is not None
+
+
+def test_a_budget_too_small_for_five_prompts_says_so_and_measures_one_k(tmp_path):
+    watch = RecordingWatch()
+    plan = make_plan(tmp_path, changed(WIDE, budget_s=300.0), TWENTY)
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path, watch)
+    assert {tuple(ks) for ks in asked(run)} == {(5,)}
+    (said,) = [w for w in watch.warnings if "too small" in w]
+    assert "a budget of 300 s is too small for the 5 prompts that an interval needs" in said
+    assert "measuring K = 0 and 5 alone" in said
+
+
+def test_a_resumed_run_keeps_to_the_k_that_it_began_with(tmp_path):
+    plan = make_plan(tmp_path, changed(WIDE, budget_s=1_300.0), TWENTY)
+    clock = FakeClock()
+
+    def stop(done: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(plan, FakeEngine(clock), tmp_path, RecordingWatch(on_advance=stop))
+    run = measure(plan, FakeEngine(clock), tmp_path, spent_s=clock.now_s)
+    begun_with = set(asked(run)[0])
+    assert len(begun_with) < 8
+    assert all(set(ks) <= begun_with for ks in asked(run)[:5])
+    assert len({block.block_id for block in run.blocks}) == len(run.blocks)
+
+
+def test_a_budget_that_pays_for_every_k_puts_none_off(tmp_path):
+    plan = make_plan(tmp_path, changed(WIDE, budget_s=4_000.0), TWENTY)
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    assert asked(run)[0] == list(range(1, 9))

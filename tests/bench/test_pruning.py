@@ -1,7 +1,7 @@
 import pytest
 
-from specbench.bench.passes import block_seconds
 from specbench.bench.pruning import hopeless, unaffordable
+from specbench.bench.spent import block_seconds
 from specbench.records import CellSummary, Interval
 from tests.cell_keys import cell_key
 from tests.made_records import made_block, made_request, steps

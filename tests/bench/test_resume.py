@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.bench import passes
+from specbench.bench import passes, race
 from specbench.bench.spent import spent_s
 from specbench.errors import ModelError
 from specbench.runs import load_run, resume_run
@@ -160,7 +160,7 @@ def test_what_was_dropped_stays_dropped_whatever_the_rule_says_later(tmp_path, m
     assert (dropped.kind, dropped.num_prompts) == ("drop", 1)
     assert dropped.cell_ids == ("big/bad|own.jsonl|builtin|ngram|k4|c1|t0|float32",)
 
-    monkeypatch.setattr(passes, "hopeless", lambda *_: frozenset())
+    monkeypatch.setattr(race, "hopeless", lambda *_: frozenset())
     run = measure(plan, FakeEngine(FakeClock()), tmp_path)
 
     assert not any(cells_of(block) & set(dropped.cell_ids) for block in explored(run)[1:])
