@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import typer
@@ -213,7 +214,7 @@ def _show_plan(
     else:
         print_plan(plans, earlier)
         for line in outlook_lines(outlook):
-            typer.echo(line)
+            typer.echo(fill(line, 80, subsequent_indent="  ", break_on_hyphens=False))
     if is_here and not running:
         try:
             require_startable(plans)

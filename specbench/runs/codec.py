@@ -108,10 +108,10 @@ class StoredRun:
 
 
 def has_measured(record: StoredRecord) -> bool:
-    """Whether a record has a figure of a drafter or of K = 0: more than a preparation."""
+    """Whether a record has a figure or forecast of a drafter or of K = 0, no mere preparation."""
     if isinstance(record, BlockRecord):
         return any(request.error is None for request in record.requests)
-    return isinstance(record, ImportedRecord)
+    return isinstance(record, ImportedRecord | ForecastRecord)
 
 
 Tag = TypeVar("Tag")

@@ -237,7 +237,7 @@ def _list_run(folder: Path) -> RunListing:
 
 
 def _has_measured(kind: str | None, line: bytes) -> bool:
-    if kind not in ("block", "imported"):
+    if kind not in ("block", "imported", "forecast"):
         return False
     try:
         return has_measured(decode_line(line))

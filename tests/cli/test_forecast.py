@@ -134,9 +134,10 @@ def test_a_k_beyond_the_costs_is_named_once(tiny, file, told_ks, ks, shown, said
     (tiny / file).write_text("k,cost\n" + "".join(f"{k},{10 + k}\n" for k in told_ks))
     both = ("--temperature", "0,1")  # two settings, and nothing is said twice
     ran = specbench(*ASKED, *both, "-k", ks, "--costs", file, "--out", file[:-4], cwd=tiny)
-    made = load_run("latest", tiny / file[:-4]).forecasts
+    made = load_run("latest", tiny / file[:-4], also_empty=not shown).forecasts
     assert all({p.num_speculative_tokens for p in one.points} == {0, *shown} for one in made)
     assert len(made) == (2 if shown else 0)
+    assert ran.code == (0 if shown else 4)
     if said is None:
         assert "left out" not in ran.err
     else:

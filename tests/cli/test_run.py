@@ -137,7 +137,8 @@ def test_a_dry_run_prints_the_plan_and_measures_nothing(command, tiny, tmp_path)
     assert max(map(len, ran.out.splitlines())) <= 80
     # 2 workloads, 2 temperatures, 2 drafters: K = 0 once for both drafters.
     num_ks = 1 if command == "run" else 8
-    assert ran.out.endswith(f"{2 * 2 * (1 + 2 * num_ks)} cells. Nothing was measured.\n")
+    assert f"{2 * 2 * (1 + 2 * num_ks)} cells. Nothing was measured.\n" in ran.out
+    assert " GiB of memory in float32" in ran.out.replace("\n ", "")
     assert not (tmp_path / "out").exists()
 
 

@@ -6,7 +6,7 @@ from specbench.verify.evidence import (
     Divergence,
     Evidence,
     GreedyEvidence,
-    Refused,
+    FailedEvidence,
     SampledEvidence,
     Subject,
 )
@@ -172,7 +172,7 @@ def test_a_lossy_option_is_called_by_its_name(evidence: Evidence) -> None:
 
 def test_the_gravest_finding_is_the_exit_code() -> None:
     good, bad = only(greedy()), only(greedy(divergence(steps=500)))
-    failed = only(Refused(subject=subject(0.0), reason="no memory"))
+    failed = only(FailedEvidence(subject=subject(0.0), reason="no memory"))
     open_end = only(sampled(log_likelihoods={0.8: 0.0, 1.0: 0.0}))
     assert (failed.verdict, failed.lossless) == ("failed", None)
     assert exit_code([good]) == 0
