@@ -5,8 +5,8 @@ from specbench.verify.answer import document, exit_code, false_alarm_note, sente
 from specbench.verify.evidence import (
     Divergence,
     Evidence,
-    GreedyEvidence,
     FailedEvidence,
+    GreedyEvidence,
     SampledEvidence,
     Subject,
 )
