@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from specbench.cli.check import SUMMARY_VARIABLE
+from specbench.plain_text import plain
 from specbench.records import BlockRecord
 from specbench.runs import StoredRun
 from tests.cli.calls import Ran, specbench
@@ -240,7 +241,7 @@ def test_a_refusal_is_in_every_file_of_ci(
     document = json.loads(ran.out)
     assert document.keys() == {"schema_version", "verdict", "sentence"}
     assert document["verdict"] == "refused"
-    assert ran.err == f"error: {document['sentence']}\n"
+    assert ran.err == plain(f"error: {document['sentence']}\n")
     (error,) = ET.parse(junit).getroot().iter("error")
     assert first in (error.get("message") or "")
     assert first.partition(":")[0] in summary.read_text()
