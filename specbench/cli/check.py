@@ -13,6 +13,7 @@ from specbench.cli.baseline import AllowDifferent
 from specbench.errors import SpecbenchError, UsageError
 from specbench.exit_code import ExitCode
 from specbench.gate.tolerances import Tolerance, default_tolerances, defaults_in_words
+from specbench.plain_text import plain
 
 if TYPE_CHECKING:
     from specbench.gate.check import Gate
@@ -148,9 +149,8 @@ def _write_files(
 
 def _error_of_writing(path: Path, text: str, mode: str) -> OSError | None:
     try:
-        # A reason may name a file whose name is not UTF-8.
-        with path.open(mode, encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(plain(text))  # a reason may name a file of any name
     except OSError as error:
         return error
     return None

@@ -226,7 +226,7 @@ def test_a_file_that_cannot_be_written_hides_no_verdict(
     [
         (["usual", "other-k"], "these runs did different work:"),
         (["absent.json", "usual"], "absent.json: No such file or directory"),
-        (["b\udcff.json", "usual"], "b\\udcff.json: No such file or directory"),
+        (["b\udcff.json", "usual"], "b\ufffd.json: No such file or directory"),
     ],
     ids=["other work", "no baseline", "a name that is not UTF-8"],
 )
