@@ -42,7 +42,8 @@ def test_time_grows_with_the_plan_and_ends_with_the_budget(tmp_path: Path) -> No
     assert short["seconds"] == pytest.approx(begin_s + 5, rel=0.05)
     ran = specbench("run", "demo/draft", "-w", "chat", "--dry-run", "--device", "cpu", cwd=tmp_path)
     assert "demo: about " in ran.out
-    assert "(a guess from the sizes of the models: it may be three times off)" in ran.out
+    words = " ".join(ran.out.split())  # where lines break depends on the free memory's digits
+    assert "(a guess from the sizes of the models: it may be three times off)" in words
     assert "GiB of memory in float32, of " in ran.out
 
 
