@@ -1,7 +1,5 @@
 """The acceptance at which speculation pays for itself."""
 
-from scipy.optimize import brentq
-
 from specbench.stats.acceptance import expected_tokens_iid
 
 
@@ -16,4 +14,12 @@ def break_even_acceptance(k: int, round_steps: float) -> float | None:
         return None
     if round_steps <= 1:
         return 0.0
-    return float(brentq(lambda alpha: expected_tokens_iid(alpha, k) - round_steps, 0.0, 1.0))
+    # By halves: scipy.optimize takes longer to import than most commands run.
+    low, high = 0.0, 1.0
+    while high - low > 2e-12:
+        middle = (low + high) / 2
+        if expected_tokens_iid(middle, k) < round_steps:
+            low = middle
+        else:
+            high = middle
+    return high
