@@ -5,6 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from specbench.drafters.shared.retokenized_model import RetokenizedModel
 from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
 from specbench.round.round import run_round
@@ -58,3 +59,26 @@ def test_a_row_that_moves_keeps_its_keys(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_samples_of_a_prompt_have_all_read_it_before_their_first_round(method: str) -> None:
     assert filled(method, 20, 20, are_samples=True).fed_in_a_round(2) == THE_LAST_TOKEN_AND_DRAFTS
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("method", METHODS)
+def test_a_cache_that_grew_is_empty_and_reads_the_text_again(method: str) -> None:
+    made = filled(method, 9, 20)
+    drafter, state = made.rows.drafter, made.rows.state.rows(0, 2)
+    assert isinstance(drafter, RetokenizedModel)
+    drafter.stand(state, 0)
+    made.draft.fed.clear()
+    drafter.stand(state, drafter.runner.cache.max_len)
+    assert sum(made.draft.fed) >= 20
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("method", METHODS)
+def test_a_row_that_stands_further_back_ends_in_its_own_last_word(method: str) -> None:
+    made = filled(method, 9, 20)
+    drafter, state = made.rows.drafter, made.rows.state.rows(0, 2)
+    assert isinstance(drafter, RetokenizedModel)
+    whole = drafter.stand(state, 0).length_B1
+    state.length_B1.fill_(4)
+    assert (drafter.stand(state, 0).length_B1 < whole).all()
