@@ -20,6 +20,7 @@ from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
 from tests.settings.flat_settings import changed, settings_of
 
+MAX_NEW_TOKENS = 16
 FAKE = Path(__file__).with_name("fake_vllm.py")
 PAIRINGS = """\
 targets:
@@ -40,7 +41,7 @@ def settings_for(folder: Path, **changes: Any) -> RunSettings:
         pairings=("big/lookup",),
         workloads=(write_prompts(folder / "talk.jsonl", SIX),),
         num_speculative_tokens=(0, 2, 4),
-        max_new_tokens=32,
+        max_new_tokens=MAX_NEW_TOKENS,
         engines=("vllm",),
         cycles=2,
         launch=shlex.join([sys.executable, str(FAKE), "{args}"]),

@@ -16,7 +16,7 @@ from specbench.cli.plan_table import print_plan
 from specbench.errors import UsageError
 from specbench.records import Message, Prompt
 from specbench.stats.crossed import expected_noise
-from tests.bench.served.served_runs import SIX, plan_of
+from tests.bench.served.served_runs import MAX_NEW_TOKENS, SIX, plan_of
 from tests.settings.flat_settings import changed
 
 
@@ -27,12 +27,14 @@ def test_a_sweep_takes_its_sessions_starts_and_tokens_where_none_was_held(tmp_pa
     (_, three) = one.sessions[0].cells
     num_three = len(asked_in(plan, one.sessions[0], three))
     assert len(one.sessions) == 6
-    assert one.session_s == pytest.approx(START_S + 32 * (7 + num_three / 3) / TOKENS_PER_S)
+    assert one.session_s == pytest.approx(
+        START_S + MAX_NEW_TOKENS * (7 + num_three / 3) / TOKENS_PER_S
+    )
     assert not one.is_measured
     assert one.seconds == pytest.approx(2 * 6 * one.session_s)
     assert one.detectable == expected_noise(6).detectable_effect(2)
     (running,) = outlooks(plan_of(tmp_path, running_ks=(0, 2, 4)), [])
-    assert running.session_s == pytest.approx(32 * 7 / TOKENS_PER_S)
+    assert running.session_s == pytest.approx(MAX_NEW_TOKENS * 7 / TOKENS_PER_S)
 
 
 def test_a_sweep_takes_what_sessions_of_this_target_and_engine_took_before(tmp_path):
@@ -68,7 +70,7 @@ def test_repeats_of_a_prompt_in_one_pass_are_asked_with_seeds_of_their_own(tmp_p
 def test_the_context_has_room_for_every_turn_its_answers_and_tools(tmp_path):
     plan = plan_of(tmp_path)
     cells = served_cells(plan, "vllm")
-    longest = sum(len(text) for text in SIX[5]) // 2 + 2 * 32 + TEMPLATE_TOKENS
+    longest = sum(len(text) for text in SIX[5]) // 2 + 2 * MAX_NEW_TOKENS + TEMPLATE_TOKENS
     assert context_needed(plan, cells) == longest
     (workload,) = plan.workloads
     tool = {"type": "function", "function": {"name": "look", "description": "x" * 2_000}}
