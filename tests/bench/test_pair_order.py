@@ -1,4 +1,4 @@
-"""`pair` orders four drafts of one target as exhaustive measuring does.
+"""`pair` orders the drafts of one target as exhaustive measuring does.
 
 The drafts are the target's first layers, of two depths, as they are or with noise on their
 weights. Exhaustive measuring decodes every draft at every K. Its order is that of tokens a round
@@ -9,7 +9,7 @@ models are so short that a busy machine orders them as it likes.
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -75,9 +75,9 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def exhaustive_order(folder: Path) -> list[str]:
-    """Every draft at every K, by emitted tokens over the round's cost at the best K."""
-    drafters = "".join(f"      {n}: {{method: draft_model, model: ./{n}}}\n" for n in DRAFTS)
+def exhaustive_order(folder: Path, drafts: Sequence[str]) -> list[str]:
+    """Each draft at every K, by emitted tokens over the round's cost at the best K."""
+    drafters = "".join(f"      {n}: {{method: draft_model, model: ./{n}}}\n" for n in drafts)
     head = "targets:\n  target:\n    model: ./target\n    drafters:\n"
     (folder / "pairings.yaml").write_text(head + drafters)
     ran = specbench(
@@ -96,15 +96,22 @@ def exhaustive_order(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_four_drafts_are_ranked_as_exhaustive_measuring_ranks_them(shelf: Path) -> None:
+@pytest.mark.parametrize(
+    ("drafts", "num_measured"),
+    [(("large", "noisy"), 1), pytest.param(tuple(DRAFTS), 2, marks=pytest.mark.long)],
+)
+def test_drafts_are_ranked_as_exhaustive_measuring_ranks_them(
+    shelf: Path, drafts: tuple[str, ...], num_measured: int
+) -> None:
     ran = specbench(
-        *("pair", "./target", "--drafts", *(f"./{name}" for name in reversed(DRAFTS))),
-        *("-w", "prompts.jsonl", "-k", "1,3,5", "--measure", "2", "--json", *SMALL),
+        *("pair", "./target", "--drafts", *(f"./{name}" for name in reversed(drafts))),
+        *("-w", "prompts.jsonl", "-k", "1,3,5", "--measure", str(num_measured), "--json", *SMALL),
         cwd=shelf,
     )
     assert ran.code == 0, ran.err
     ranking = json.loads(ran.out)["ranking"]
     print([(one["drafter"], one["speedup"], one["gains"]) for one in ranking])
-    assert [one["drafter"] for one in ranking] == exhaustive_order(shelf)
-    assert [one["is_measured"] for one in ranking] == [True, True, False, False]
-    assert [one["drafter"] for one in ranking] == list(DRAFTS)
+    order = [one["drafter"] for one in ranking]
+    assert order == exhaustive_order(shelf, drafts) == list(drafts)
+    is_measured = [i < num_measured for i in range(len(drafts))]
+    assert [one["is_measured"] for one in ranking] == is_measured

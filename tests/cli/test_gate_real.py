@@ -86,6 +86,7 @@ def test_a_worse_draft_under_the_same_name_is_caught_by_counts(place: Path, usua
     assert "weights of demo/draft" in [change["name"] for change in document["changes"]]
 
 
+@pytest.mark.long
 def test_a_slower_forward_of_the_target_is_caught_as_a_slower_baseline(
     place: Path, usual: str, clock: WorkClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def wait_for_blocks(root, num_blocks, process):
     raise AssertionError("no block in time")
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_and_sigterm_keep_what_is_done_and_say_how_to_resume(tiny, tmp_path, number, code):

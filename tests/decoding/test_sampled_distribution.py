@@ -81,7 +81,6 @@ IN_EVERY_RUN = [
     ("draft_model without its distribution", 4, WARM),
     (CHAIN, 4, CUT),  # warm ones are in test_planted_bugs.py and test_planted_tree_bugs.py
     (TREE, 4, CUT),
-    ("dflash", 4, CUT),
 ]
 
 

@@ -41,6 +41,7 @@ def test_chains_are_the_plain_heads_after_any_number_of_kept_drafts(method: str)
     assert_chains(case.plain, seen)
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("method", METHODS)
 def test_static_trees_are_the_plain_heads_whatever_branch_is_kept(method: str) -> None:
     case = subject(method)
@@ -51,6 +52,7 @@ def test_static_trees_are_the_plain_heads_whatever_branch_is_kept(method: str) -
     assert_static_trees(case.plain, EAGLE_STATIC.cut(4), seen)
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("method", METHODS)
 def test_dynamic_trees_are_the_plain_heads_whatever_branch_is_kept(method: str) -> None:
     case = subject(method)
@@ -61,6 +63,7 @@ def test_dynamic_trees_are_the_plain_heads_whatever_branch_is_kept(method: str) 
     assert_dynamic_trees(case.plain, 3, 4, 8, seen)
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_beam_of_more_slots_than_drafts_stays_in_its_row(method: str) -> None:
     case = subject(method)

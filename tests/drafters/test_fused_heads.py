@@ -190,6 +190,7 @@ def test_layers_that_cannot_be_fused_run_stock_and_say_why(name: str) -> None:
         check_layers(layers, "fused", "h")
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.slow  # the interpreter runs program by program
 @pytest.mark.parametrize("kind", [KINDS["eagle3"], Kind("dflash", {"num_layers": 1})])
 def test_layers_on_kernels_of_ours_pass(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +242,7 @@ LAYER = 10
 CHAIN = {"tree": "chain"}
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     ("method", "parameters", "of_round", "of_parts"),
     [

@@ -171,6 +171,7 @@ def pair(request, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(target, draft, (own, other), prompts, texts)
 
 
+@pytest.mark.sampled(one_in=2, every=["method"])
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_greedy_texts_of_200_prompts_are_the_targets_own(pair: Pair, method: str) -> None:

@@ -113,6 +113,7 @@ def logs(results: list[Result]) -> list[Any]:
     return [(result.output_ids, result.rounds.num_accepted) for result in results]
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [StockRunner, FusedRunner])
 @pytest.mark.parametrize("tree", [(), (3, 2)])

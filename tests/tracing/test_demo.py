@@ -58,6 +58,7 @@ def assert_equal_counts(drafter: str, conversation: Sequence[Text]) -> None:
             assert replay_one(record, k) == counted([log], k), f"turn {record.turn}, K = {k}"
 
 
+@pytest.mark.sampled(one_in=4, every=["drafter"])
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("drafter", EVERYWHERE)
 def test_every_k_is_replayed_to_the_round_on_every_workload(drafter: str, workload: str):
@@ -65,6 +66,7 @@ def test_every_k_is_replayed_to_the_round_on_every_workload(drafter: str, worklo
         assert_equal_counts(drafter, conversation)
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     "drafter",
     [pytest.param(name, marks=pytest.mark.long if name in LIKE else ()) for name in ON_EDIT],

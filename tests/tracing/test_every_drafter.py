@@ -146,7 +146,7 @@ def test_greedy_drafting_is_replayed_exactly_at_any_temperature(name: str):
             assert replayed(records, k) == measured(variant, text, k, likeliest), f"K = {k}"
 
 
-@pytest.mark.sampled(one_in=3, every=["variant.method"])
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("variant", EXACT, ids=str)
 def test_rows_side_by_side_find_what_one_row_finds(variant: Variant, monkeypatch):
     together = traced(variant, texts()[0])
@@ -158,7 +158,7 @@ def test_rows_side_by_side_find_what_one_row_finds(variant: Variant, monkeypatch
         assert [r.num_drafted for r in alone] == [r.num_drafted for r in together]
 
 
-@pytest.mark.sampled(one_in=3, every=["variant.method"])
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("variant", TRACED, ids=str)
 def test_a_round_does_not_know_what_comes_after_its_drafts(variant: Variant):
     """Another ending changes nothing before it."""
