@@ -3,8 +3,8 @@
 Everything here is checked again where it is used.
 """
 
-import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,5 +64,10 @@ def require_writable(out: Path) -> None:
     place = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not place.is_dir():
         raise UsageError(f"--out {out}: {place} is a file; name a folder")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise UsageError(f"--out {out}: {place} is not writable; name another folder")
+    try:  # what a folder allows is not always what it takes: a full or special file system
+        with tempfile.TemporaryDirectory(prefix=".specbench-", dir=place):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"--out {out}: {place} is not writable ({error.strerror}); name another folder"
+        ) from None

@@ -146,7 +146,7 @@ def _tell(run: "StoredRun", *, as_json: bool) -> None:
 
     require_measured(run)
     document = build_document(run)
-    paths = write_report([run], ("html", "md", "csv"), run.folder)
+    paths = write_report([run], [document], ("html", "md", "csv"), run.folder)
     if as_json:
         print_json([document])
     else:

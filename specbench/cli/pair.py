@@ -243,7 +243,7 @@ def _measure(
     require_measured(run)
     document = build_document(run)
     ranked = rank(document.decisions, document.cells, run.forecasts)
-    paths = write_report([run], ("html", "md", "csv"), run.folder)
+    paths = write_report([run], [document], ("html", "md", "csv"), run.folder)
     from specbench.cli.pair_tables import has_evidence, pair_document, print_ranking
 
     if asked.as_json:

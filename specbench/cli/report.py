@@ -42,8 +42,8 @@ def report(
     from specbench.report.document import build_document
     from specbench.report.write import write_report
 
-    paths = write_report(stored, chosen, stored[-1].folder)
     documents = [build_document(run) for run in stored]
+    paths = write_report(stored, documents, chosen, stored[-1].folder)
     if as_json:
         print_json(documents)
     else:

@@ -1,15 +1,24 @@
 """What was measured: blocks, requests, rounds, memory."""
 
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, Literal
 
 ALL_PROMPTS = "*"  # prompt of a block that serves the whole list
 
 
+@cache
+def _columns(kind: type) -> tuple[str, ...]:
+    """Kept: to find them takes longer than to compare them."""
+    return tuple(field.name for field in fields(kind))
+
+
 def _require_equal_lengths(rounds: "RoundLog | RoundTimeline") -> None:
-    columns = {field.name: getattr(rounds, field.name) for field in fields(rounds)}
-    lengths = {name: len(column) for name, column in columns.items() if column is not None}
-    if len(set(lengths.values())) > 1:
+    names = _columns(type(rounds))
+    columns = [getattr(rounds, name) for name in names]
+    if len({len(column) for column in columns if column is not None}) > 1:
+        known = zip(names, columns, strict=True)
+        lengths = {name: len(column) for name, column in known if column is not None}
         raise ValueError(f"columns of rounds differ in length: {lengths}")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from specbench.decide.reasons import k_text
 from specbench.metrics.registry import all_metrics
 from specbench.records import NO_DRAFTER, CellSummary
-from specbench.report.columns import legend, name_of, note, page_columns, row, shown, union
+from specbench.report.columns import Column, legend, name_of, note, page_columns, row, shown, union
 from specbench.report.numbers import ABSENT, number, scalar, scale_of, series
 from specbench.report.sections import Section
 
@@ -48,11 +48,16 @@ def result_grid(section: Section) -> Grid:
     )
 
 
+def result_columns(every: Sequence[Section]) -> tuple[Column, ...]:
+    """The columns of the result tables whose headers need a word."""
+    columns = union(shown(page_columns(section), section.measured) for section in every)
+    return tuple(column for column in columns if column.meaning)
+
+
 def result_legend(every: Sequence[Section]) -> str:
-    """What the headers of the result tables mean."""
-    if not any(section.measured for section in every):
-        return "Nothing was measured."
-    return legend(union(shown(page_columns(section), section.measured) for section in every))
+    """What the headers of the result tables mean, in one paragraph."""
+    columns = result_columns(every)
+    return legend(columns) if columns else "Nothing was measured."
 
 
 def position_grid(section: Section) -> Grid | None:

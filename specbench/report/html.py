@@ -11,10 +11,11 @@ from specbench.plain_text import plain
 from specbench.report.answers import Answer, answer, compromise_lines, without_workload
 from specbench.report.charts.canvas import drawing
 from specbench.report.charts.several_runs import answers_charts
+from specbench.report.columns import Column
 from specbench.report.comparisons import comparison_grids
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_legend, forecast_lines
-from specbench.report.grids import Grid, metric_grids, position_grid, result_grid, result_legend
+from specbench.report.grids import Grid, metric_grids, position_grid, result_columns, result_grid
 from specbench.report.memory import memory_grid, memory_legend
 from specbench.report.notes import notes
 from specbench.report.numbers import listed, plural
@@ -52,7 +53,8 @@ class _Run:
     notes: dict[str, list[str]]  # by heading
     comparisons: tuple[Grid, ...]
     results: tuple[Grid, ...]
-    legend: str
+    columns: tuple[Column, ...]  # of the results
+    forecast_legend: str
     sessions: Grid | None
     sessions_legend: str
     positions: tuple[Grid, ...]
@@ -99,7 +101,8 @@ def _run(document: Document) -> _Run:
         notes=found,
         comparisons=comparison_grids(document),
         results=tuple(result_grid(section) for section in every if section.measured),
-        legend=" ".join(filter(None, (result_legend(every), forecast_legend(document)))),
+        columns=result_columns(every),
+        forecast_legend=forecast_legend(document),
         sessions=sessions_grid(document),
         sessions_legend=sessions_legend(document),
         positions=tuple(grid for grid in map(position_grid, every) if grid),

@@ -99,7 +99,7 @@ def pick_grid(
         headers=("configuration", "requests", _header(objective), "at least", ""),
         rows=tuple(
             (
-                _method(candidate.key),
+                _method(candidate.key) if candidate.key.draft.k else "without drafts",
                 str(candidate.key.condition.concurrency),
                 _value(candidate.value, objective),
                 f"{candidate.cautious_rate:,.0f} tok/s",
@@ -107,7 +107,9 @@ def pick_grid(
             )
             for candidate in one.candidates
         ),
-        marks=tuple("chosen" if c is one.best else "" for c in one.candidates),
+        marks=tuple(
+            "chosen" if c is one.best and chosen == "chosen" else "" for c in one.candidates
+        ),
     )
 
 
@@ -131,8 +133,10 @@ def reasons(document: Document, one: Pick) -> Iterator[str]:
 
 def _lost(document: Document, plain: CellKey) -> Iterator[str]:
     """Why the best of what was tried beside a K = 0 does not help."""
-    if found := list(_beside(document, plain)):
-        speedup, best = max(found, key=lambda one: one[0].estimate)
+    every = list(_beside(document, plain))
+    if every:
+        undecided = [found for found in every if is_undecided(found[1])]
+        speedup, best = _most_promising(document, undecided or every)
         is_lost = speedup.estimate <= 1 or judge(speedup) is Verdict.GAINS_NOTHING
         which = "runner-up" if is_lost else "best undecided"
         yield f"{which}: {_method(best.leader)}, {speedup_text(speedup)}"
@@ -155,7 +159,15 @@ def open_question(document: Document, one: Pick) -> Decision | None:
         return None
     beside = _beside(document, one.best.key)
     undecided = [found for found in beside if is_undecided(found[1])]
-    return max(undecided, key=lambda found: found[0].estimate)[1] if undecided else None
+    return _most_promising(document, undecided)[1] if undecided else None
+
+
+def _most_promising(
+    document: Document, found: Sequence[tuple[Interval, Decision]]
+) -> tuple[Interval, Decision]:
+    """The highest estimate of a valid cell; only where none is valid, of any."""
+    valid = {cell.key for cell in document.cells if cell.valid}
+    return max(found, key=lambda one: (one[1].leader in valid, one[0].estimate))
 
 
 def is_untried(document: Document, one: Pick) -> bool:

@@ -10,7 +10,7 @@ from specbench.report.sections import Section, sections
 
 STEPS_LEGEND = (
     "Each box is a round: underlined text was drafted and accepted, bold text is the target's own "
-    "next token, a struck-out number counts the drafted tokens that were not accepted. The plain "
+    "next token, a number after a minus sign counts the drafted tokens that were not accepted. The "
     "text before the first box came from prefill, or from checking a predicted output at once."
 )
 _MOST_ROUNDS = 150  # a reader has seen enough
@@ -24,6 +24,7 @@ class Step:
     accepted: str
     bonus: str
     num_rejected: int
+    after: str  # a line end that closes the round's text stands behind the box
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,15 +59,25 @@ def _steps(section: Section, one: Generation) -> Steps:
 
 
 def _step(number: int, one: Round) -> Step:
+    accepted, bonus = "".join(map(_visible, one.accepted)), _visible(one.bonus or "")
+    after = "\n" if (bonus or accepted).endswith("\n") else ""
+    if after:
+        accepted, bonus = (accepted, bonus[:-1]) if bonus else (accepted[:-1], "")
     return Step(
         says=(
             f"Round {number}: {one.num_drafted} drafted, {len(one.accepted)} accepted, "
             f"{measured(one.seconds, 's')}"
         ),
-        accepted="".join(map(_visible, one.accepted)),
-        bonus=_visible(one.bonus or ""),
+        accepted=_unbroken(accepted),
+        bonus=bonus if accepted else _unbroken(bonus),
         num_rejected=one.num_rejected,
+        after=after,
     )
+
+
+def _unbroken(text: str) -> str:
+    """A leading space as one at which no line ends: a box would be torn between it and its word."""
+    return f"\u00a0{text[1:]}" if text.startswith(" ") else text
 
 
 def _visible(piece: str) -> str:

@@ -1,4 +1,4 @@
-// Sorts and filters the page's tables. Without it they are as they are: nothing is hidden.
+// Sorts and filters the page's tables, and marks what scrolls. Without it nothing is hidden.
 (() => {
   const SIZES = { KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30 };
   const FEW = 8; // rows that one sees at a glance need no filter
@@ -66,13 +66,21 @@
     });
   };
 
-  // A chart that is wider than its place scrolls: by keyboard too.
-  document.querySelectorAll(".panel").forEach((panel) => {
-    if (panel.scrollWidth > panel.clientWidth) panel.tabIndex = 0;
-  });
+  // What is wider than its place scrolls, by keyboard too, and its edge shows that there is more.
+  const boxes = document.querySelectorAll(".panel, .wide");
+  const mark = (box) => {
+    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+    const rest = box.scrollWidth - box.clientWidth - box.scrollLeft;
+    box.classList.toggle("cut", rest > 1);
+  };
+  const markAll = () => boxes.forEach(mark);
+  boxes.forEach((box) => box.addEventListener("scroll", () => mark(box)));
+  addEventListener("resize", markAll);
 
   document.querySelectorAll("table.data").forEach((table) => {
     sortable(table);
     filterable(table, table.parentElement);
   });
+  document.querySelectorAll("details").forEach((one) => one.addEventListener("toggle", markAll));
+  markAll();
 })();

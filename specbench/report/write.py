@@ -11,7 +11,7 @@ from specbench.frames.requests import requests_frame
 from specbench.frames.rounds import rounds_frame
 from specbench.frames.servers import servers_frame
 from specbench.frames.tables import cells_csv, to_parquet
-from specbench.report.document import Document, build_document
+from specbench.report.document import Document
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.runs import StoredRun
@@ -32,14 +32,17 @@ PARQUET = "parquet"  # a file per table
 
 
 def write_report(
-    runs: Sequence[StoredRun], formats: Iterable[str], folder: Path
+    runs: Sequence[StoredRun],
+    documents: Sequence[Document],
+    formats: Iterable[str],
+    folder: Path,
 ) -> tuple[Path, ...]:
     """Write TEXTS and PARQUET of one or more runs into `folder`, each file whole or not at all.
 
-    An earlier report there is replaced. StoreError where the disk refuses; UsageError, before
+    `documents`: the runs after analysis, which takes long for a large run. An earlier report
+    in the folder is replaced. StoreError where the disk refuses; UsageError, before
     anything is written, for PARQUET without pyarrow.
     """
-    documents = [build_document(run) for run in runs]
     contents = {
         folder / name: content
         for wanted in formats

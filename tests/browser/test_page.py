@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from specbench.report.document import build_document
+from specbench.report.document import Document, build_document
 from specbench.report.html import to_html
 from tests.browser.axe import HOW, SCRIPT
 from tests.browser.chromium import Tab, tab
-from tests.report.served_runs import served_run
-from tests.report.stored_runs import SMALL, stored_run
+from tests.report.served_runs import context_run, served_run
+from tests.report.stored_runs import BROKEN, SMALL, renamed, stored_run, with_failure
 from tests.report.test_steps import with_text
+from tests.served_sessions import Sweep, served_sweep
 
 pytestmark = pytest.mark.browser
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
@@ -23,7 +24,32 @@ WIDTHS, SCHEMES = (1440, 820, 390), ("light", "dark")
 LOOKS = [(width, scheme, "screen") for width in WIDTHS for scheme in SCHEMES]
 LOOKS += [(820, "light", "print"), (820, "dark", "print")]  # paper is white for all
 LEGIBLE_PX = 9.0
+PAPER_PX = 718  # A4 within its margins
 GRAVE = ("serious", "critical")
+
+
+def broken() -> Document:
+    """Interrupted before its winner was measured again; two drafters failed."""
+    stored = stored_run(replace(SMALL, drafters=("draft",), is_complete=False))
+    other = replace(BROKEN, pairing="demo/other", workload="code", stage="decode", reason="x " * 90)
+    return build_document(with_failure(with_failure(stored, BROKEN), other))
+
+
+def long_names() -> Document:
+    """As people have them: nothing of it may push the page wider than its screen."""
+    stored = stored_run(replace(SMALL, drafters=("draft",)))
+    for old in ("demo", "draft", "creative"):
+        stored = renamed(stored, old, f"a-rather-long-name-for-{old}-with-no-space-in-it-at-all")
+    return build_document(stored)
+
+
+OTHERS = {
+    "broken": broken,
+    "long-names": long_names,
+    "server": lambda: build_document(served_sweep(Sweep(lost=((4, 3, 1),)))),
+    "contexts": lambda: build_document(context_run()),
+    "baseline-alone": lambda: build_document(stored_run(replace(SMALL, ks=(0,)))),
+}
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +99,22 @@ def test_it_says_nothing_asks_nobody_and_fits(
     assert paper == ("rgb(22, 24, 28)" if is_dark else "rgb(255, 255, 255)")
 
 
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "dark"), (390, "light")])
+def test_so_do_other_kinds_of_runs(
+    chromium: Tab, tmp_path: Path, kind: str, width: int, scheme: str
+) -> None:
+    place = tmp_path / "report.html"
+    place.write_text(to_html([OTHERS[kind]()]), encoding="utf-8")
+    chromium.look(width, scheme=scheme)
+    chromium.open(place)
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    chromium.screenshot(SCREENSHOTS / f"{kind}-{width}-{scheme}.png")
+    assert chromium.logged == []
+    assert chromium.requested == [place.as_uri()]
+    assert chromium.value("document.documentElement.scrollWidth") <= width
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "light"), (390, "dark")])
 def test_axe_finds_nothing_serious(
     chromium: Tab, page_of_one: Path, width: int, scheme: str
@@ -118,6 +160,20 @@ def test_on_a_phone_charts_are_one_a_row_and_legible(chromium: Tab, page: Path) 
     )
     assert len(heights) > 20
     assert min(heights) >= LEGIBLE_PX
+
+
+def test_what_scrolls_shows_it_and_is_reached_by_keyboard(chromium: Tab, page: Path) -> None:
+    chromium.look(390)
+    chromium.open(page)
+    chromium.value("window.boxes = [...document.querySelectorAll('.wide, .panel')]")
+    hidden = "boxes.filter((box) => box.scrollWidth > box.clientWidth + box.scrollLeft + 1)"
+    assert 0 < chromium.value(f"{hidden}.length") < chromium.value("boxes.length")
+    assert chromium.value(f"{hidden}.every((one) => one.tabIndex === 0)")
+    cut = "boxes.filter((box) => box.matches('.cut'))"
+    assert chromium.value(f"{cut}.length") == chromium.value(f"{hidden}.length")
+    chromium.value(f"window.first = {cut}[0]; first.scrollLeft = 9999")
+    chromium.value("new Promise((done) => setTimeout(done, 200))")
+    assert not chromium.value("first.matches('.cut')")
 
 
 def test_the_pointer_finds_the_name_of_a_prompt(chromium: Tab, page: Path) -> None:
@@ -205,8 +261,22 @@ def test_without_scripts_nothing_is_missing(chromium: Tab, page: Path) -> None:
         chromium.call("Emulation.setScriptExecutionDisabled", value=False)
 
 
+def test_on_paper_nothing_is_folded_or_cut(chromium: Tab, page: Path) -> None:
+    chromium.look(PAPER_PX, medium="print")
+    chromium.open(page)
+    folded = "[...document.querySelectorAll('details:not([open])')].filter((one) => one.{}).length"
+    assert chromium.value(folded.format("textContent")) > 5
+    assert chromium.value(folded.format("lastElementChild.getBoundingClientRect().height")) > 5
+    assert chromium.value(folded.format("lastElementChild.getBoundingClientRect().height < 9")) == 0
+    assert chromium.value("document.querySelector('.filter').getClientRects().length") == 0
+    rights = chromium.value(
+        "[...document.querySelectorAll('table')].map((one) => one.getBoundingClientRect().right)"
+    )
+    assert max(rights) <= PAPER_PX
+
+
 def test_it_prints_as_pages(chromium: Tab, page: Path) -> None:
-    chromium.look(820)
+    chromium.look(PAPER_PX, medium="print")
     chromium.open(page)
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     chromium.pdf(SCREENSHOTS / "print.pdf")

@@ -19,6 +19,7 @@ WRONG = {
     "verify demo/drafft": "no pairing 'demo/drafft'",
     "run demo/draft --kernels best": "--kernels",
     "run demo/draft -w chat --out ./file": "--out file: ",
+    "run demo/draft -w chat --out /proc/none": "--out /proc/none: ",
     "run --target ./nowhere --draft ngram": "the folder ./nowhere has no config.json",
     "report nothing": "no run",
     "list pairing": "pairing",

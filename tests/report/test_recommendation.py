@@ -11,7 +11,7 @@ from specbench.decide.scaling import Crossover, Point
 from specbench.records import NO_DRAFTER, Interval, MemoryRecord
 from specbench.report.charts.pareto import pareto_front
 from specbench.report.document import Document, build_document
-from specbench.report.recommendation import pick_grid, pick_lines, picks_of, reasons
+from specbench.report.recommendation import headline, pick_grid, pick_lines, picks_of, reasons
 from specbench.report.recommendation_json import recommendation_json
 from tests.cell_keys import with_axes
 from tests.report.served_runs import served_run
@@ -33,7 +33,8 @@ def test_every_workload_has_a_sentence_and_a_chosen_row(served: Document, name) 
     assert len(titles) >= len(picks)
     for one in picks:
         grid = pick_grid(served, one, objective)
-        assert grid.marks.count("chosen") == 1
+        is_open = headline(served, one, objective).startswith("undecided")
+        assert grid.marks.count("chosen") == (not is_open)
         assert len(grid.rows) == len(one.candidates)
 
 
@@ -105,6 +106,22 @@ def test_what_is_not_shown_to_help_has_not_lost() -> None:
     document = build_document(stored_run(wish))  # the winner was not measured again
     (one,) = picks_of(document, Objective())
     assert next(iter(reasons(document, one))).startswith("best undecided: ")
+
+
+def test_a_valid_cell_is_spoken_of_before_a_faster_one_that_is_not() -> None:
+    stored = stored_run(replace(SMALL, ks=(0, 1), workloads=("code",), is_complete=False))
+    fast = {plan.key.id for plan in stored.run.cells if plan.key.draft.drafter == "draft"}
+    first, *others = stored.blocks
+    cut = [
+        replace(b, requests=tuple(r for r in b.requests if r.cell_id not in fast)) for b in others
+    ]
+    document = build_document(replace(stored, blocks=(first, *cut)))
+    assert [c.valid for c in document.cells] == [True, False, True]  # fewer than 30 rounds
+    (one,) = picks = picks_of(document, Objective())
+    assert pick_lines(document, picks, Objective())[0].startswith("code: undecided: demo/poor, K=1")
+    assert next(iter(reasons(document, one))).startswith("runner-up: demo/poor, K=1, 0.97x")
+    grid = pick_grid(document, one, Objective())
+    assert (grid.rows[0][0], grid.rows[0][-1], grid.marks[0]) == ("without drafts", "undecided", "")
 
 
 def test_a_unit_is_said_once(served: Document) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from specbench.records import ReferenceRecord
 from specbench.report.document import Document, build_document
-from specbench.report.steps import steps
+from specbench.report.steps import Steps, steps
 from tests.report.stored_runs import SMALL, Wish, stored_run
 
 
@@ -32,6 +32,12 @@ def with_text(wish: Wish, pieces: Sequence[str]) -> Document:
     )
 
 
+def shown(one: Steps) -> str:
+    """The text as a reader sees it."""
+    boxes = [step.accepted + step.bonus + step.after for step in one.steps]
+    return (one.before + "".join(boxes)).replace("\u00a0", " ")
+
+
 def test_every_question_shows_the_generation_of_the_drafter_it_answers_with() -> None:
     document = with_text(SMALL, [" word"])
     code, creative = steps(document)
@@ -39,8 +45,7 @@ def test_every_question_shows_the_generation_of_the_drafter_it_answers_with() ->
     assert code.title == f"code: {winner.leader.source}, K=4, code-0"
     assert creative.title.startswith("creative: demo/draft, K=1")
     assert code.before == " word"
-    shown = [step.accepted + step.bonus for step in code.steps]
-    assert code.before + "".join(shown) == " word" * 49
+    assert shown(code) == " word" * 49
     assert any(step.num_rejected for step in creative.steps)
     assert code.steps[0].says.startswith("Round 1: 4 drafted, ")
 
@@ -48,9 +53,17 @@ def test_every_question_shows_the_generation_of_the_drafter_it_answers_with() ->
 def test_line_ends_are_shown_and_control_characters_do_nothing() -> None:
     document = with_text(SMALL, ["\x1b[31m", "a\n"])
     code, _ = steps(document)
-    text = code.before + "".join(step.accepted + step.bonus for step in code.steps)
+    text = shown(code)
     assert "\x1b" not in text
     assert text.startswith("\u241b[31ma\u21b5\n")
+
+
+def test_a_line_ends_behind_its_box_and_never_between_a_space_and_its_word() -> None:
+    code, _ = steps(with_text(SMALL, [" a", "b\n"]))
+    ending = [step for step in code.steps if step.after]
+    assert ending
+    assert all((step.bonus or step.accepted).endswith("b\u21b5") for step in ending)
+    assert not any((step.accepted + step.bonus).startswith(" ") for step in code.steps)
 
 
 def test_a_run_without_stored_text_has_no_such_view(cpu_document: Document) -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from specbench.errors import StoreError
 from specbench.frames.tables import TABLES, describe
 from specbench.report import write
+from specbench.report.document import build_document
 from specbench.report.write import TEXTS, write_report
 from specbench.runs import StoredRun
 from tests.report.stored_runs import SMALL, stored_run
@@ -20,15 +22,19 @@ def stored() -> StoredRun:
     return stored_run(replace(SMALL, drafters=("draft",)))
 
 
+def written(runs: list[StoredRun], formats: Iterable[str], folder: Path) -> tuple[Path, ...]:
+    return write_report(runs, [build_document(run) for run in runs], formats, folder)
+
+
 def test_each_format_is_a_file_in_the_folder(stored: StoredRun, tmp_path: Path) -> None:
-    paths = write_report([stored], TEXTS, tmp_path)
+    paths = written([stored], TEXTS, tmp_path)
     assert [path.name for path in paths] == ["report.html", "report.md", "cells.csv"]
     assert sorted(tmp_path.iterdir()) == sorted(paths)
     assert all(path.stat().st_size > 1000 for path in paths)
 
 
 def test_only_what_was_asked_for_is_written(stored: StoredRun, tmp_path: Path) -> None:
-    write_report([stored, stored], ["csv"], tmp_path)
+    written([stored, stored], ["csv"], tmp_path)
     (path,) = tmp_path.iterdir()
     assert len(path.read_text(encoding="utf-8").splitlines()) == 1 + 2 * 8
 
@@ -38,19 +44,19 @@ def test_parquet_is_a_file_per_table(
 ) -> None:
     # pyarrow is an extra: in its place the columns as text.
     monkeypatch.setattr(write, "to_parquet", lambda table: " ".join(table.columns).encode())
-    paths = write_report([stored], ["parquet"], tmp_path)
+    paths = written([stored], ["parquet"], tmp_path)
     assert [path.name for path in paths] == [f"{name}.parquet" for name in TABLES]
     for path, table in zip(paths, TABLES, strict=True):
         assert path.read_text().split() == describe(table)["name"].tolist()
 
 
 def test_a_report_is_replaced_whole(stored: StoredRun, tmp_path: Path) -> None:
-    (path,) = write_report([stored], ["csv"], tmp_path)
+    (path,) = written([stored], ["csv"], tmp_path)
     first = path.read_text(encoding="utf-8")
     path.write_text("an older report", encoding="utf-8")
     reader = tmp_path / "still-reading"
     reader.hardlink_to(path)
-    write_report([stored], ["csv"], tmp_path)
+    written([stored], ["csv"], tmp_path)
     assert path.read_text(encoding="utf-8") == first
     assert reader.read_text(encoding="utf-8") == "an older report"  # not written over in place
 
@@ -58,10 +64,10 @@ def test_a_report_is_replaced_whole(stored: StoredRun, tmp_path: Path) -> None:
 def test_a_refusing_disk_is_named_and_leaves_no_draft(stored: StoredRun, tmp_path: Path) -> None:
     (tmp_path / "cells.csv").mkdir()  # cannot be replaced by a file
     with pytest.raises(StoreError, match=r"cells\.csv: cannot write the report"):
-        write_report([stored], ["csv"], tmp_path)
+        written([stored], ["csv"], tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["cells.csv"]
     with pytest.raises(StoreError, match="cannot write the report"):
-        write_report([stored], ["csv"], tmp_path / "absent")
+        written([stored], ["csv"], tmp_path / "absent")
 
 
 @pytest.mark.slow
