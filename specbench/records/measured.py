@@ -1,24 +1,17 @@
 """What was measured: blocks, requests, rounds, memory."""
 
+from collections.abc import Sized
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import Any, Literal
 
 ALL_PROMPTS = "*"  # prompt of a block that serves the whole list
 
 
-@cache
-def _columns(kind: type) -> tuple[str, ...]:
-    """Kept: to find them takes longer than to compare them."""
-    return tuple(field.name for field in fields(kind))
-
-
-def _require_equal_lengths(rounds: "RoundLog | RoundTimeline") -> None:
-    names = _columns(type(rounds))
-    columns = [getattr(rounds, name) for name in names]
+def _require_equal_lengths(rounds: "RoundLog | RoundTimeline", *columns: Sized | None) -> None:
+    """`columns`: all of the rounds', as to look them up takes longer than to compare them."""
     if len({len(column) for column in columns if column is not None}) > 1:
-        known = zip(names, columns, strict=True)
-        lengths = {name: len(column) for name, column in known if column is not None}
+        named = ((field.name, getattr(rounds, field.name)) for field in fields(rounds))
+        lengths = {name: len(column) for name, column in named if column is not None}
         raise ValueError(f"columns of rounds differ in length: {lengths}")
 
 
@@ -41,7 +34,8 @@ class RoundLog:
 
     def __post_init__(self) -> None:
         """ValueError where the columns differ in length, as in a file that somebody changed."""
-        _require_equal_lengths(self)
+        counts = self.num_drafted, self.num_accepted, self.num_emitted
+        _require_equal_lengths(self, *counts, self.round_s, self.draft_s, self.verify_s)
 
     def __len__(self) -> int:
         return len(self.num_drafted)
@@ -163,7 +157,8 @@ class RoundTimeline:
     num_emitted: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        _require_equal_lengths(self)
+        counts = self.num_speculative_tokens, self.num_live, self.num_rows, self.num_emitted
+        _require_equal_lengths(self, self.at_s, self.seconds, *counts)
 
     def __len__(self) -> int:
         return len(self.at_s)
