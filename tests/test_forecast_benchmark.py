@@ -15,6 +15,7 @@ from specbench.shipped import PACKAGE
 NUM_BYTES = 20_000_000
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_small_run_says_how_far_off_its_forecasts_were(tmp_path: Path):
     out = tmp_path / "forecast.json"

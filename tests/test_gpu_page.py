@@ -186,6 +186,7 @@ def test_a_failure_that_spreads_is_a_missed_claim() -> None:
     assert [one["holds"] for one in found["claims"]] == [True, False]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_failures_that_never_came_are_missed() -> None:
     found = after_failures_of(FakeGraphs())
@@ -193,6 +194,7 @@ def test_failures_that_never_came_are_missed() -> None:
     assert found["claims"][1]["holds"] is False
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_captures_are_counted_by_what_they_are_for() -> None:
     graphs: Any = FakeGraphs()
@@ -208,6 +210,7 @@ def test_captures_are_counted_by_what_they_are_for() -> None:
     assert [one["holds"] for one in found["claims"]] == [True, False]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_watch_that_sees_no_planted_wait_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[str] = []

@@ -19,6 +19,7 @@ def ks(plan: dict[str, Any]) -> list[int]:
     return [cell["num_speculative_tokens"] for cell in plan["cells"]]
 
 
+@pytest.mark.long
 def test_a_default_range_ends_where_the_head_does(tmp_path: Path) -> None:
     words = ("sweep-k", "demo/medusa", *QUICK)
     shown = specbench(*words, "--dry-run", cwd=tmp_path)

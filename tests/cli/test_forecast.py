@@ -52,6 +52,7 @@ def test_run_can_forecast_too(tiny):
     assert load_run("latest", tiny / "run").forecasts[0].to_measure == (2,)
 
 
+@pytest.mark.long
 def test_an_exhaustive_run_measures_every_k_beside_what_was_forecast(tiny):
     options = ("-k", "0..3", "--forecast", "--exhaustive", "--out", "exhaustive")
     ran = specbench(*ASKED, *options, cwd=tiny)
@@ -121,6 +122,7 @@ def test_the_k_of_another_engine(tiny, told):
     assert made.points[2].cost == pytest.approx(1.35)
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     ("file", "told_ks", "ks", "shown", "said"),
     [

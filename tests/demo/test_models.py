@@ -73,6 +73,7 @@ def test_text_survives_the_tokenizer(tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_at_least_seven_of_ten_code_answers_are_valid_python(target, tokenizer) -> None:
     found = answers(target, prompts("code", tokenizer, 10), sampled=False)
@@ -80,12 +81,14 @@ def test_at_least_seven_of_ten_code_answers_are_valid_python(target, tokenizer) 
     assert sum(map(parses, texts)) >= 7
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_greedy_stories_do_not_run_in_circles(target, tokenizer) -> None:
     found = answers(target, prompts("creative", tokenizer, 5), sampled=False)
     assert sum(most_repeated(answer.ids) <= 3 for answer in found) >= 4
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_good_draft_fits_the_target_far_better_than_the_poor_one(target, tokenizer) -> None:
     ids = prompts("chat", tokenizer, 3)

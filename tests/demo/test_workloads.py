@@ -41,6 +41,7 @@ def test_no_prompt_is_among_a_sample_of_the_training_conversations(register: str
     assert not seen & {line["turns"][0] for line in lines(register)}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_shipped_workloads_are_what_the_script_writes(tmp_path) -> None:
     write_workloads(tmp_path, seed=SEED, trained_per_register=END)

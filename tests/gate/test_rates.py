@@ -99,6 +99,7 @@ def test_identical_single_runs_pass(greedy):
     assert found.inconclusive_counts == 0
 
 
+@pytest.mark.long
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("metric", ["decode_speedup", "decode_tokens_per_s"])
 def test_identical_single_runs_pass_at_a_tight_tolerance_too(metric, greedy):
@@ -144,6 +145,7 @@ def test_an_improvement_never_fails(greedy):
     assert run_gates("faster", greedy, SPEEDUP, slower(-0.30)).alarms == 0
 
 
+@pytest.mark.long
 def test_without_intervals_alarms_rise(greedy, monkeypatch):
     """Negative control: a loss beyond a tolerance that noise reaches, judged with and without."""
     close = {"decode_speedup": between_runs(greedy) / 4}

@@ -193,7 +193,7 @@ def simulated(
     return covered, helps
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NOISES)
 def test_intervals_cover_other_prompts_and_other_starts(name):
@@ -247,6 +247,7 @@ def until_it_is_significant(sweep: Sequence[Cells]) -> LogRatio:
     return ratio
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_number_of_cycles_may_be_chosen_on_the_way_but_not_by_the_answer():
     rng = np.random.default_rng(0)
