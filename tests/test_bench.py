@@ -52,7 +52,7 @@ def test_bench_compares_the_same_work_and_says_where_it_comes_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "bench.json"
-    arguments = ["--prompts", "1", "--samples", "6", "-k", "0", "4"]
+    arguments = ["--prompts", "1", "--samples", "6"]
     bench.main([*arguments, "--out", str(out), "--runs", str(tmp_path / "runs")])
     document = json.loads(out.read_text())
 
@@ -61,10 +61,16 @@ def test_bench_compares_the_same_work_and_says_where_it_comes_from(
         ("builtin K=0", "generate_static"),
         ("builtin K=4", "assisted K=4"),
         ("builtin K=4", "assisted_default K=20"),
+        ("builtin K=8", "assisted K=8"),
+        ("builtin K=8", "assisted_default K=20"),
+        ("builtin K=20", "assisted K=20"),
+        ("builtin K=20", "assisted_default K=20"),
     }
     assert all(pair["equal_text"] == 1 and pair["cpu"] for pair in document["side_by_side"])
     assert [pair["own"] for pair in document["side_by_side"] if pair["is_better_assisted"]] == [
         "builtin K=4",
+        "builtin K=8",
+        "builtin K=20",
     ]
     own = {cell["name"]: cell for cell in document["cells"] if "builtin" in cell["name"]}
     # A busy machine may be too unsteady to tell.
