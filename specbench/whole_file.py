@@ -1,18 +1,50 @@
 """A file that is there as a whole or as it was before."""
 
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace a file in one step; a device or a pipe is written to as it is. OSError."""
-    data = content.encode() if isinstance(content, str) else content
+    """Replace the file that a user named in one step, where a link leads to it too. OSError.
+
+    A device or a pipe is written to as it is.
+    """
     if path.exists() and not path.is_file():
-        path.write_bytes(data)
+        path.write_bytes(_data(content))
         return
-    draft = path.with_name(f".{path.name}.tmp")
+    with replaced(Path(os.path.realpath(path))) as file:
+        file.write(_data(content))
+
+
+def write_new(path: Path, content: str | bytes) -> None:
+    """A file that was not there before. FileExistsError where anything has its name; OSError."""
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    with replaced(path) as file:
+        file.write(_data(content))
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """What is written takes the place of whatever has the name: of a link, not of what it leads to.
+
+    Each writer has a draft of its own, so two at once do not mix. OSError.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        draft.write_bytes(data)
+        with draft.open("xb") as file:
+            yield file
         draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
         raise
+
+
+def _data(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content

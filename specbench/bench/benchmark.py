@@ -31,6 +31,7 @@ from specbench.runs import (
     SCHEMA_VERSION,
     StoredRun,
     create_run,
+    dated_later,
     new_run_id,
     resume_run,
 )
@@ -110,9 +111,13 @@ def run_benchmark(
     told: Sequence[EngineCost] = ()
     if resume is None:
         told = engine_costs(settings, plans)
+        run_id = new_run_id(datetime.now(UTC))
+        if later := dated_later(root, run_id):
+            warnings = (*warnings, _set_back(later, run_id))
+            watch.warn(warnings[-1])
         run = RunRecord(
             schema_version=SCHEMA_VERSION,
-            run_id=new_run_id(datetime.now(UTC)),
+            run_id=run_id,
             environment=environment,
             settings=settings,
             workload_sha256={w.name: w.sha256 for plan in plans for w in plan.workloads},
@@ -138,6 +143,13 @@ def run_benchmark(
         where.measure(plans, addresses_of(running), ledger)
         ledger.finish()
         return ledger.stored
+
+
+def _set_back(later: str, run_id: str) -> str:
+    return (
+        f"the clock was set back: run {later} is dated later than now and stays `latest`; refer to "
+        f"this one as {run_id}"
+    )
 
 
 def cores_needed(environment: Environment) -> int:

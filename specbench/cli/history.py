@@ -8,6 +8,7 @@ import typer
 
 from specbench.cli import options
 from specbench.errors import StoreError, UsageError
+from specbench.whole_file import write_whole
 
 if TYPE_CHECKING:
     from specbench.gate.history import History, PastRun
@@ -199,6 +200,6 @@ def _write(path: Path, found: "History") -> None:
 
     text = to_page(found)
     try:
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
     except OSError as error:
         raise StoreError(f"--html {path}: cannot write: {error.strerror}") from error

@@ -11,6 +11,7 @@ from specbench.cli.own_pair import OwnPair
 from specbench.errors import UsageError
 from specbench.settings import RunSettings, WorkloadSettings
 from specbench.settings.groups import DEFAULT_WORKLOADS
+from specbench.whole_file import write_new
 
 if TYPE_CHECKING:
     from specbench.inputs.pairing import Pairing
@@ -91,7 +92,7 @@ def init(own: OwnPair, folder: _Folder = Path()) -> None:
         file = folder / name
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
+            write_new(file, text)
         except OSError as error:
             raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
         typer.echo(f"written: {file}")

@@ -12,6 +12,7 @@ import typer
 from specbench.cli import options
 from specbench.errors import UsageError
 from specbench.exit_code import ExitCode
+from specbench.plain_text import inert_cell
 from specbench.settings.groups import DEFAULT_K, PairingsFile
 
 if TYPE_CHECKING:
@@ -258,7 +259,7 @@ def _print(columns: Mapping[str, str], rows: Sequence[dict[str, Any]]) -> None:
     texts = [[_entry(row, key) for key in columns.values()] for row in rows]
     if not is_terminal():
         for line in ([*columns], *texts):
-            typer.echo("\t".join(" ".join(cell.split()) for cell in line))
+            typer.echo("\t".join(inert_cell(" ".join(cell.split())) for cell in line))
         return
     from rich.table import Table
 

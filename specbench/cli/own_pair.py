@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.errors import UsageError
+from specbench.whole_file import write_whole
 
 if TYPE_CHECKING:
     from specbench.inputs.pairing import Drafter, Pairing, Target
@@ -107,16 +108,16 @@ def named_drafters(
 
 def own_file(target: "Target", drafters: "Sequence[Drafter]", out: Path) -> Path:
     """A pairings file for the run, so that an interrupted one is resumed like any other."""
-    from specbench.fit.pairings_file import write_pairings
+    from specbench.fit.pairings_file import pairings_text
     from specbench.runs import disk_errors_named
 
     facts = json.dumps([str(target.model), str(target.workloads), *map(str, drafters)]).encode()
     file = out / "pairings" / f"{target.name}-{sha256(facts).hexdigest()[:8]}.yaml"
     with disk_errors_named(file):
-        if file.exists():
-            return file
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_pairings(file, target, drafters, "made by specbench")
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            text = pairings_text(target, drafters, file.parent)
+            write_whole(file, f"# made by specbench\n{text}")
     return file
 
 

@@ -9,6 +9,7 @@ from specbench.errors import UsageError
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Pairings
 from specbench.model_files.hub_facts import HubFacts
+from specbench.whole_file import write_new
 
 GIB = 2**30
 TOLERANCE = 0.05  # of weights: files also hold MTP layers, which transformers leaves there
@@ -87,8 +88,7 @@ def _is_inside(line: str, indent: int) -> bool:
 def write_filled(file: Path, path: Path, facts: Mapping[str, HubFacts]) -> None:
     """A copy of a pairings file with what the hub tells; UsageError where it cannot be written."""
     try:
-        with path.open("x", encoding="utf-8") as stream:
-            stream.write(filled(file.read_text(encoding="utf-8"), facts))
+        write_new(path, filled(file.read_text(encoding="utf-8"), facts))
     except FileExistsError:
         raise UsageError(f"--write {path}: file exists; name a new one") from None
     except OSError as error:

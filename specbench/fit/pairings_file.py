@@ -11,6 +11,7 @@ from specbench.errors import UsageError
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Target
 from specbench.shipped import PACKAGE
+from specbench.whole_file import write_new
 
 
 def write_pairings(path: Path, target: Target, drafters: Sequence[Drafter], comment: str) -> None:
@@ -21,8 +22,7 @@ def write_pairings(path: Path, target: Target, drafters: Sequence[Drafter], comm
     text = pairings_text(target, drafters, path.parent)
     lines = "".join(f"# {line}\n" for line in comment.splitlines())
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(lines + text)
+        write_new(path, lines + text)
     except FileExistsError:
         raise UsageError(f"--write {path}: file exists; name a new one") from None
     except OSError as error:

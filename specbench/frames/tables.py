@@ -15,7 +15,7 @@ from specbench.frames.decisions import decision_columns
 from specbench.frames.requests import request_columns
 from specbench.frames.rounds import round_columns
 from specbench.frames.servers import server_columns
-from specbench.plain_text import plain
+from specbench.plain_text import inert_cell
 
 # Written as JSON writes them, from the first version of the file on; other flags as True, False.
 _JSON_FLAGS = ("synthetic", "valid")
@@ -28,14 +28,8 @@ def cells_csv(runs: Sequence[Analysed]) -> str:
         if name in _JSON_FLAGS or cells[name].dtype == LIST:
             cells[name] = [None if value is None else json.dumps(value) for value in cells[name]]
         elif not pd.api.types.is_numeric_dtype(cells[name]):
-            cells[name] = [_word(v) if isinstance(v, str) else None for v in cells[name]]
+            cells[name] = [inert_cell(v) if isinstance(v, str) else None for v in cells[name]]
     return cells.to_csv(index=False, lineterminator="\n")
-
-
-def _word(text: str) -> str:
-    """As a spreadsheet shows it: what would be a formula there begins with an apostrophe."""
-    shown = plain(text)
-    return f"'{shown}" if shown.startswith(("=", "+", "-", "@", "\t")) else shown
 
 
 def to_parquet(table: pd.DataFrame) -> bytes:

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from specbench.errors import CompatibilityError, ModelError, WorkloadError, first_line
 from specbench.model_files.spelling import spelling_of
 from specbench.model_files.vocabulary import Vocabulary, compare_vocabularies, mismatch_advice
+from specbench.models.work_limit import TooMuchWorkError, limited_work
 from specbench.records import Message
 
 # What transformers raises for files that nobody meant it to read, and its sandbox for templates.
@@ -68,19 +69,25 @@ class Tokenizer:
         """The ids that the model sees before it answers.
 
         A model without a chat template gets the messages' text, parted by empty lines. Raises
-        WorkloadError where the template refuses the conversation.
+        WorkloadError where the template refuses the conversation or does not come to an end.
         """
         if self._inner.chat_template is None:
             text = "\n\n".join(message.content for message in messages)
             return tuple(self._inner(text)["input_ids"])
         try:
-            ids = self._inner.apply_chat_template(
-                [{"role": m.role, "content": m.content, **m.extra} for m in messages],
-                tools=[dict(tool) for tool in tools] or None,
-                add_generation_prompt=True,
-                return_dict=True,
-                **(template_args or {}),
-            )["input_ids"]
+            with limited_work():
+                ids = self._inner.apply_chat_template(
+                    [{"role": m.role, "content": m.content, **m.extra} for m in messages],
+                    tools=[dict(tool) for tool in tools] or None,
+                    add_generation_prompt=True,
+                    return_dict=True,
+                    **(template_args or {}),
+                )["input_ids"]
+        except TooMuchWorkError as error:
+            raise WorkloadError(
+                f"the chat template of {self.location} takes more than {error} for one "
+                "conversation; mend chat_template.jinja or chat_template in tokenizer_config.json"
+            ) from error
         except _REFUSALS as error:
             raise WorkloadError(
                 f"the chat template of {self.location} refuses the conversation: {error}"

@@ -1,5 +1,6 @@
 """Report files in a run's folder. Imports matplotlib and pandas."""
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from specbench.report.document import Document
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.runs import StoredRun
-from specbench.whole_file import write_whole
+from specbench.whole_file import replaced
 
 
 class _Text(NamedTuple):
@@ -50,10 +51,18 @@ def write_report(
     }
     for path, content in contents.items():
         try:
-            write_whole(path, content)
+            with replaced(path) as file:
+                file.write(content)
         except OSError as error:
-            raise StoreError(f"{path}: cannot write the report: {error.strerror}") from error
+            raise StoreError(
+                f"{path}: cannot write the report: {error.strerror}. What was measured is kept; "
+                f"once there is room: {_again(runs)}"
+            ) from error
     return tuple(contents)
+
+
+def _again(runs: Sequence[StoredRun]) -> str:
+    return shlex.join(["specbench", "report", *(str(run.folder) for run in runs)])
 
 
 def _contents(

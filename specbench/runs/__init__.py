@@ -7,7 +7,7 @@ reads a run back.
 """
 
 from specbench.runs.codec import SCHEMA_VERSION, StoredRecord, StoredRun
-from specbench.runs.ledger import Ledger, create_run, new_run_id, resume_run
+from specbench.runs.ledger import Ledger, create_run, dated_later, new_run_id, resume_run
 from specbench.runs.reader import (
     LATEST,
     RunListing,
@@ -24,6 +24,7 @@ __all__ = [
     "StoredRecord",
     "StoredRun",
     "create_run",
+    "dated_later",
     "disk_errors_named",
     "list_runs",
     "load_run",

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 import secrets
 import shlex
 from collections.abc import Callable, Sequence, Set
@@ -50,6 +51,16 @@ def new_run_id(now: datetime) -> str:
     return f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
+def dated_later(root: Path, run_id: str) -> str | None:
+    """The last run under `root` whose id has a later time: the clock was set back since."""
+    later = [p.parent.name for p in root.glob(f"*/{RUN_FILE}") if _is_timed(p.parent.name)]
+    return max((name for name in later if name > run_id), default=None)
+
+
+def _is_timed(name: str) -> bool:
+    return re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", name) is not None
+
+
 Tell = Callable[[StoredRecord], None]
 
 
@@ -85,10 +96,12 @@ def resume_run(root: Path, run_id: str, depths: Depths = MappingProxyType({})) -
     """Go on with the run of an id (or `latest`); a torn last line is removed from it.
 
     `depths` of its drafters make an old plan final, those that its records have go first.
-    StoreError if the run is unknown, being written, damaged, or of a newer schema.
+    StoreError if the run is unknown, being written, damaged, of a newer schema, or if a link in its
+    folder could lead what is written elsewhere.
     """
     folder = find_run(run_id, root, also_empty=True)
     with disk_errors_named(folder), ExitStack() as undo:
+        _require_no_links(folder)
         lock = undo.enter_context(_lock(folder))
         read_run(folder)  # a newer schema is told before its records are taken for damaged ones
         contents = read_records(folder)
@@ -207,6 +220,14 @@ class Ledger:
                 with suppress(OSError):  # a torn line that stays is removed on resume
                     self._file.truncate(size_before)
             raise
+
+
+def _require_no_links(folder: Path) -> None:
+    if link := next((path for path in sorted(folder.rglob("*")) if path.is_symlink()), None):
+        raise StoreError(
+            f"{link} is a link, and a run is written in its own folder alone; put what it leads to "
+            "in its place, then resume"
+        )
 
 
 def _lock(folder: Path) -> FileIO:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, NamedTuple, get_args, get_origin, get_type_hints
 
 from specbench.errors import StoreError
 from specbench.records import BlockRecord, FailureRecord, RunRecord
@@ -151,8 +151,7 @@ def read_run(folder: Path, depths: Depths = MappingProxyType({})) -> RunRecord:
     `depths` make an old plan final.
     """
     path = folder / RUN_FILE
-    with disk_errors_named(path):
-        text = path.read_bytes()
+    text = _content(path)
     try:
         return decode_run(text, depths)
     except NewerSchemaError as error:
@@ -166,8 +165,7 @@ def read_records(folder: Path) -> Contents:
     path = folder / RECORDS_FILE
     if not path.exists():  # killed between run.json and the first record
         return Contents((), 0)
-    with disk_errors_named(path):
-        *lines, unfinished = path.read_bytes().split(b"\n")
+    *lines, unfinished = _content(path).split(b"\n")
     records: list[StoredRecord] = []
     first_lines: dict[str, int] = {}  # block id -> line
     num_bytes = 0
@@ -189,6 +187,21 @@ def read_records(folder: Path) -> Contents:
         records.append(record)
         num_bytes += len(line) + 1
     return Contents(tuple(records), num_bytes)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A file of a run; StoreError for a pipe or a device, which might never end."""
+    with disk_errors_named(path):
+        if path.exists() and not path.is_file():
+            raise StoreError(f"{path}: not a file; put the run's own file in its place")
+        with path.open("rb") as file:
+            yield file
+
+
+def _content(path: Path) -> bytes:
+    with _opened(path) as file:
+        return file.read()
 
 
 @contextmanager
@@ -219,7 +232,7 @@ def _list_run(folder: Path) -> RunListing:
     try:
         run = read_run(folder)
         if records.exists():
-            with disk_errors_named(records), records.open("rb") as file:
+            with _opened(records) as file:
                 for line in file:
                     types.append(line_type(line))
                     measured = measured or _has_measured(types[-1], line)

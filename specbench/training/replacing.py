@@ -1,25 +1,22 @@
 """Files of a training: there as a whole, or as they were before."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from specbench.errors import StoreError
+from specbench.whole_file import replaced as replaced_whole
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[BinaryIO]:
     """What is written takes the place of `path` at the end; StoreError where the disk refuses."""
-    temporary = path.with_name(f"{path.name}.tmp")
     try:
-        with temporary.open("wb") as stream:
+        with replaced_whole(path) as stream:
             yield stream
-        temporary.replace(path)
-    except BaseException as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        refusal = _of_the_disk(error) if isinstance(error, Exception) else None
+    except Exception as error:
+        refusal = _of_the_disk(error)
         if refusal is None:
             raise
         raise not_written(path, refusal) from error

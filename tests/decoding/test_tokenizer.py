@@ -1,10 +1,12 @@
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
 from specbench.errors import CompatibilityError, ModelError, WorkloadError
 from specbench.models.tokenizer import Tokenizer, require_same_vocabulary
+from specbench.models.work_limit import limited_work
 from specbench.records import Message
 from tests.tiny_pair import make_tokenizer
 
@@ -91,6 +93,29 @@ def test_a_broken_or_hostile_template_is_a_workload_error_and_runs_nothing(
     with pytest.raises(WorkloadError, match="refuses the conversation"):
         tokenizer.prompt_ids([said("user", "A")])
     assert not (tmp_path / "ran").exists()
+
+
+ENDLESS = "{% for i in range(9 ** 5) %}{% for j in range(9 ** 5) %}{% endfor %}{% endfor %}"
+DOUBLED = (
+    "{% set n = namespace(s='a' * 2 ** 20) %}"
+    "{% for i in range(99) %}{% set n.s = (n.s ~ n.s)[: 2 ** 27] %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [(ENDLESS, "0.3 s of processor time"), (DOUBLED, "0.0625 GiB of memory")],
+)
+def test_a_template_that_does_not_end_is_told_in_words(template, what, tmp_path, monkeypatch):
+    seconds = 0.3 if template == ENDLESS else 60.0
+    monkeypatch.setattr(limited_work.__wrapped__, "__defaults__", (seconds, 2**26))
+    tokenizer = write(tmp_path, template=template)
+    before = signal.getsignal(signal.SIGVTALRM)
+    with pytest.raises(WorkloadError, match=f"takes more than {what} for one conversation"):
+        tokenizer.prompt_ids([said("user", "A")])
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGVTALRM) is before or before == signal.SIG_DFL
+    PLAIN.decode(write(tmp_path, template="a").prompt_ids([said("user", "A")]))
 
 
 def test_without_a_template_the_text_itself_is_the_prompt(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specbench.cli.streams import _PlainStream
-from specbench.plain_text import plain
+from specbench.plain_text import inert_cell, plain
 from tests.cli.calls import specbench
 from tests.hostile.file_readers import RUN
 
@@ -52,6 +52,23 @@ def test_what_is_printed_does_no_more_than_be_read(command: str, root: Path) -> 
     assert ran.code in (0, 1, 3), ran.err
     assert not ACTIVE.search(ran.out + ran.err)
     assert ";owned" in ran.out + ran.err  # a name was shown at all
+    if command == "list runs":  # cells between tabs, which a spreadsheet opens too
+        cells = [word for line in ran.out.splitlines() for word in line.split("\t")]
+        assert not [word for word in cells if word.startswith(("=", "@", "+", "-"))]
+        assert any(word.startswith("'=1+1") for word in cells)
+
+
+FORMULAS = ("=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", " =1")
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_a_formula_becomes_text(text: str) -> None:
+    assert inert_cell(text) == f"'{text}"
+
+
+@pytest.mark.parametrize("text", ["-1", "+1.5", "-.5e-3", "-3%", "1..8", "a=1", "", "tiny/draft"])
+def test_numbers_and_words_stay_as_they_are(text: str) -> None:
+    assert inert_cell(text) == text
 
 
 def test_reports_show_the_names_and_do_nothing(root: Path) -> None:

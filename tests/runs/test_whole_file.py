@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench.whole_file import write_whole
+from specbench.whole_file import replaced, write_new, write_whole
 from tests.full_disk import file_size_limit
 
 
@@ -23,6 +23,30 @@ def test_a_disk_that_fills_up_leaves_the_file_as_it_was(tmp_path: Path) -> None:
         write_whole(place, "longer")
     assert place.read_text() == "two"
     assert list(tmp_path.iterdir()) == [place]
+
+
+@pytest.mark.parametrize("write", [write_whole, write_new])
+def test_a_disk_that_is_full_leaves_no_part_of_a_new_file(tmp_path: Path, write) -> None:
+    with file_size_limit(3), pytest.raises(OSError, match="too large"):
+        write(tmp_path / "a.json", "longer")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_that_write_at_once_do_not_mix(tmp_path: Path) -> None:
+    place = tmp_path / "a.json"
+    with replaced(place) as one, replaced(place) as other:
+        one.write(b"one, which is long")
+        other.write(b"other")
+    assert place.read_text() == "one, which is long"
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_new_file_takes_no_name_that_is_taken(tmp_path: Path) -> None:
+    place = tmp_path / "a.json"
+    write_new(place, "one")
+    with pytest.raises(FileExistsError, match=r"a\.json"):
+        write_new(place, "two")
+    assert place.read_text() == "one"
 
 
 def test_a_full_device_is_an_error_and_still_a_device() -> None:

@@ -1,0 +1,59 @@
+"""Damaged copies through the command line: exit code 2 with the place, never a traceback."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specbench.errors import SpecbenchError
+from tests.cli.calls import specbench
+from tests.hostile import file_readers, model_readers
+from tests.hostile.test_readers import patience
+
+READERS = {**file_readers.READERS, **model_readers.READERS}
+COMMANDS = {  # reader -> the command that is handed its file; {} is the file, {folder} its folder
+    "pairings.yaml": "list pairings --pairings {}",
+    "prompts of ours": "run demo/draft -w {} --dry-run",
+    "prompts in an array": "run demo/draft -w {} --dry-run",
+    "a table of costs": "run demo/draft --costs {} -k 1 --dry-run",
+    "a CSV of costs": "run demo/draft --costs {} -k 1 --dry-run",
+    "run.json": "report {folder} --format md",
+    "records.jsonl": "report {folder} --format csv",
+    "a baseline": "check {} latest",
+    "results, sglang.jsonl": "import {} --temperature 0",
+    "config.json of draft_model": "pair demo:target --drafts {folder} --dry-run",
+    "model.safetensors of medusa": "pair demo:target --drafts {folder} --dry-run",
+}
+
+
+@pytest.mark.parametrize("num_inputs", [3, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_damaged_file_is_a_sentence_that_names_it(name, num_inputs, tmp_path: Path):
+    (tmp_path / "read").mkdir()
+    case = READERS[name](tmp_path / "read")
+    (tmp_path / "reports").mkdir()
+    if name == "a baseline":
+        shutil.copytree(file_readers.RUN, tmp_path / "reports" / "sweep")
+    command = COMMANDS[name].format(case.file, folder=case.file.parent).split()
+    place = case.file.parent.name if "{folder}" in COMMANDS[name] else case.file.name
+    for seed in range(num_inputs):
+        content = case.mutated(case.content, random.Random(f"{name}/{seed}"))
+        case.file.write_bytes(content)
+        is_refused = is_refused_by(case.read)
+        with patience(f"{name}, copy {seed}"):
+            ran = specbench(*command, cwd=tmp_path)
+        what = f"{name}, copy {seed}: {ran} {content[:2000]!r}"
+        assert ran.code in range(5), what
+        assert "Traceback" not in ran.err, what
+        if is_refused:
+            assert ran.code == 2, what
+            assert place in ran.out + ran.err, what
+
+
+def is_refused_by(read) -> bool:
+    try:
+        read()
+    except SpecbenchError:
+        return True
+    return False

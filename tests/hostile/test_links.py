@@ -1,0 +1,106 @@
+"""Links are followed to read what the user named, never to write or remove what lies elsewhere."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specbench.errors import StoreError
+from specbench.inputs.config import load_pairings
+from specbench.inputs.workloads import load_workload
+from specbench.runs import list_runs, load_run, resume_run
+from specbench.whole_file import write_new, write_whole
+from tests.cli.calls import specbench
+from tests.hostile.file_readers import RUN
+
+RUN_ID = "20261121-010203-a1b2"
+PRECIOUS = "one line of somebody's, without an end"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A run, and a file beside it that it has nothing to do with."""
+    shutil.copytree(RUN, tmp_path / "reports" / RUN_ID)
+    (tmp_path / "precious").write_text(PRECIOUS)
+    return tmp_path / "reports"
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "run.json", "lock", "servers/vllm.log"])
+def test_a_run_with_a_link_in_it_is_not_resumed(name: str, root: Path) -> None:
+    link, precious = root / RUN_ID / name, root.parent / "precious"
+    link.parent.mkdir(exist_ok=True)
+    if link.exists():
+        shutil.move(link, precious)
+    before = precious.read_bytes()
+    link.symlink_to(precious)
+    with pytest.raises(StoreError, match=f"{name} is a link, and a run is written in its own"):
+        resume_run(root, RUN_ID)
+    assert precious.read_bytes() == before
+    if name != "lock":
+        assert load_run(RUN_ID, root).run  # it can be read
+
+
+def test_a_link_to_what_is_no_run_loses_nothing(root: Path) -> None:
+    records = root / RUN_ID / "records.jsonl"
+    records.unlink()
+    records.symlink_to(root.parent / "precious")
+    with pytest.raises(StoreError):
+        resume_run(root, RUN_ID)
+    assert (root.parent / "precious").read_text() == PRECIOUS
+
+
+def test_a_report_takes_the_place_of_a_link(root: Path) -> None:
+    names = ("report.md", "cells.csv")
+    for name in names:
+        (root / RUN_ID / name).symlink_to(root.parent / "precious")
+    assert specbench("report", RUN_ID, "--format", "md,csv", cwd=root.parent).code == 0
+    assert (root.parent / "precious").read_text() == PRECIOUS
+    for name in names:
+        assert not (root / RUN_ID / name).is_symlink()
+        assert len((root / RUN_ID / name).read_bytes()) > 1000
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "run.json"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_never_ends_is_no_file_of_a_run(kind: str, name: str, root: Path) -> None:
+    place = root / RUN_ID / name
+    place.unlink()
+    if kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to("/dev/zero")
+    with pytest.raises(StoreError, match=RUN_ID):
+        load_run(root / RUN_ID, root)
+    (listing,) = list_runs(root)
+    assert f"{name}: not a file" in listing.problem
+
+
+def test_what_the_user_names_may_be_a_link(root: Path) -> None:
+    folder = root.parent
+    (folder / "real").mkdir()
+    (folder / "real" / "p.jsonl").write_text('{"id": "a", "turns": ["One"]}\n')
+    (folder / "real" / "pairings.yaml").write_text(
+        "targets:\n  t:\n    model: owner/t\n    drafters:\n      n: {method: ngram}\n"
+    )
+    (folder / "run").symlink_to(root / RUN_ID)
+    for name in ("p.jsonl", "pairings.yaml"):
+        (folder / name).symlink_to(folder / "real" / name)
+    assert [prompt.id for prompt in load_workload(str(folder / "p.jsonl")).prompts] == ["a"]
+    assert [pairing.name for pairing in load_pairings(folder / "pairings.yaml").all] == ["t/n"]
+    assert load_run(folder / "run", root).run == load_run(RUN_ID, root).run
+
+
+def test_a_file_that_the_user_names_is_written_where_its_link_leads(tmp_path: Path) -> None:
+    shared, own = tmp_path / "shared" / "a.json", tmp_path / "a.json"
+    shared.parent.mkdir()
+    own.symlink_to(shared)
+    for text in ("new", "newer"):
+        write_whole(own, text)
+        assert (own.is_symlink(), shared.read_text()) == (True, text)
+    with pytest.raises(FileExistsError):
+        write_new(own, "newest")
+    shared.unlink()
+    with pytest.raises(FileExistsError):
+        write_new(own, "through a link that leads nowhere")
+    assert not shared.exists()
