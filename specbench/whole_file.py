@@ -33,14 +33,16 @@ def write_new(path: Path, content: str | bytes) -> None:
 def replaced(path: Path) -> Iterator[BinaryIO]:
     """What is written takes the place of whatever has the name: of a link, not of what it leads to.
 
-    Each writer has a draft of its own, so two at once do not mix. OSError.
+    Each writer has a draft of its own, so two at once do not mix. OSError, which names `path`.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with draft.open("xb") as file:
             yield file
         draft.replace(path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = str(path)
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise

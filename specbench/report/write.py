@@ -55,8 +55,8 @@ def write_report(
                 file.write(content)
         except OSError as error:
             raise StoreError(
-                f"{path}: cannot write the report: {error.strerror}. What was measured is kept; "
-                f"once there is room: {_again(runs)}"
+                f"{path}: cannot write the report: {error.strerror}. What was measured "
+                f"is kept; make room or mend the folder, then: {_again(runs)}"
             ) from error
     return tuple(contents)
 

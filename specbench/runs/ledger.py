@@ -39,6 +39,7 @@ from specbench.runs.reader import (
 )
 
 _LOCK_FILE = "lock"
+_TIMED = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")  # as new_run_id makes them
 _REMEDIES = {
     errno.ENOSPC: "make room on the disk",
     errno.EDQUOT: "make room in your quota",
@@ -53,12 +54,8 @@ def new_run_id(now: datetime) -> str:
 
 def dated_later(root: Path, run_id: str) -> str | None:
     """The last run under `root` whose id has a later time: the clock was set back since."""
-    later = [p.parent.name for p in root.glob(f"*/{RUN_FILE}") if _is_timed(p.parent.name)]
-    return max((name for name in later if name > run_id), default=None)
-
-
-def _is_timed(name: str) -> bool:
-    return re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", name) is not None
+    timed = (p.parent.name for p in root.glob(f"*/{RUN_FILE}") if _TIMED.fullmatch(p.parent.name))
+    return max((name for name in timed if name[:-5] > run_id[:-5]), default=None)
 
 
 Tell = Callable[[StoredRecord], None]

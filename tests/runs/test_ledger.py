@@ -13,6 +13,7 @@ from specbench.runs import (
     SCHEMA_VERSION,
     Ledger,
     create_run,
+    dated_later,
     load_run,
     new_run_id,
     resume_run,
@@ -271,3 +272,14 @@ def test_run_ids_sort_by_time_in_utc():
     assert re.fullmatch(r"20261121-120000-[0-9a-f]{4}", new_run_id(noon))
     assert new_run_id(later_elsewhere).startswith("20261121-173000-")
     assert new_run_id(noon) < new_run_id(noon + timedelta(seconds=1))
+
+
+def test_a_run_that_is_dated_later_is_known_by_its_id(tmp_path: Path):
+    now = "20261121-010203-a1b2"
+    for name in ("20261121-010203-ffff", now, "pinned", "20261121-010204-0000"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+    assert dated_later(tmp_path, now) == "20261121-010204-0000"
+    assert dated_later(tmp_path, "20261121-010204-0001") is None
+    assert dated_later(tmp_path, "20261121-010204-ffff") is None
+    assert dated_later(tmp_path / "none yet", now) is None

@@ -27,8 +27,9 @@ def test_a_disk_that_fills_up_leaves_the_file_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", [write_whole, write_new])
 def test_a_disk_that_is_full_leaves_no_part_of_a_new_file(tmp_path: Path, write) -> None:
-    with file_size_limit(3), pytest.raises(OSError, match="too large"):
+    with file_size_limit(3), pytest.raises(OSError, match="too large") as full:
         write(tmp_path / "a.json", "longer")
+    assert full.value.filename == str(tmp_path / "a.json")
     assert list(tmp_path.iterdir()) == []
 
 
