@@ -276,10 +276,10 @@ def test_run_ids_sort_by_time_in_utc():
 
 def test_a_run_that_is_dated_later_is_known_by_its_id(tmp_path: Path):
     now = "20261121-010203-a1b2"
-    for name in ("20261121-010203-ffff", now, "pinned", "20261121-010204-0000"):
+    for name in ("20261121-010203-ffff", now, "pinned", "20261121-010204-8888"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text("{}")
-    assert dated_later(tmp_path, now) == "20261121-010204-0000"
+    assert dated_later(tmp_path, now) == "20261121-010204-8888"
     assert dated_later(tmp_path, "20261121-010204-0001") is None
     assert dated_later(tmp_path, "20261121-010204-ffff") is None
     assert dated_later(tmp_path / "none yet", now) is None
