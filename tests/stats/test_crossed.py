@@ -248,7 +248,6 @@ def until_it_is_significant(sweep: Sequence[Cells]) -> LogRatio:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_the_number_of_cycles_may_be_chosen_on_the_way_but_not_by_the_answer():
     rng = np.random.default_rng(0)
     by_k = NOISES["noisy CPU"].sweeps(rng, SWEEPS, MOST_PLANNED, num_prompts=40, num_ks=3)
