@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specbench.errors import UsageError
+from specbench.fit.gpus import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specbench.inputs.pairing import Pairing, Pairings
-
-GIB = 2**30
 
 
 def fitting(pairings: "Sequence[Pairing]", gpu: str | None) -> "list[Pairing]":

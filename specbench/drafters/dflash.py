@@ -34,7 +34,7 @@ class DFlash(PlainDrafter):
     """A block-diffusion head fills in K masks at once (Chen et al. 2026, arXiv:2602.06036).
 
     The block is the current token and K masks, K below the head's block size (of some heads the
-    current token's place says the first draft, too: one mask less); the head sees the target's
+    current token's place says the first draft: one mask less); the head sees the target's
     hidden states at all tokens before. Drafts do not know of each other, so above
     temperature 0 each is drawn from a distribution of its own, whatever the others are.
     """

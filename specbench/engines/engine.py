@@ -195,7 +195,7 @@ class InProcess(Protocol):
 
 @runtime_checkable
 class Instrumented(InProcess, Protocol):
-    """One whose rounds can be taken apart into forwards, each of which runs alone, too."""
+    """One whose rounds can be taken apart into forwards, each of which also runs alone."""
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
         """The model forwards that one round at K = k contains; none where not all are known."""

@@ -117,7 +117,7 @@ def model_source(spec: ModelSpec, dtype: str | None, *, dummy: bool = False) -> 
 
 
 def bytes_read(loaded: LoadedModel, num_layers: int | None = None) -> int:
-    """Weights that a forward reads: all but an input embedding that is not the head, too.
+    """Weights that a forward reads: all but an input embedding that is not also the head.
 
     `num_layers` says that it stops after so many.
     """

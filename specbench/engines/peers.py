@@ -11,7 +11,7 @@ BASELINES = ("generate", "generate_static")
 # another number; the engine's record tells what it was.
 ASSISTED_DEFAULT_K = 20
 
-# Our drafting methods that it has, too, and what it calls them.
+# Our drafting methods that it also has, and what it calls them.
 COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
     "draft_model": ("assisted", ASSISTED_DEFAULT),
     "ngram": ("prompt_lookup",),

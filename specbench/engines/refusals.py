@@ -17,7 +17,7 @@ from specbench.errors import (
 from specbench.model_files.attention import ELSEWHERE
 from specbench.models.raised import is_of_device, raised_by_model
 
-# A refusal is a stored result, and the rest goes on.
+# A refusal is a stored result, and the rest of the run continues.
 REFUSALS = (
     *(ModelError, CompatibilityError, UsageError, WorkloadError, DeviceError),
     torch.OutOfMemoryError,

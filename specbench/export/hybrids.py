@@ -19,7 +19,7 @@ _KNOWN = {
         "copies the whole state in every round since then, which may cost more than drafts bring"
     ),
 }
-_UNKNOWN = "whether this engine rolls it back with this method was not read anywhere"
+_UNKNOWN = "no source that was read says whether this engine rolls it back with this method"
 
 
 def recurrent_type(spec: ModelSpec) -> str | None:

@@ -1,12 +1,11 @@
 """The published drafts and heads that come with the package, and which of them fit a machine."""
 
 from specbench.errors import UsageError
+from specbench.fit.gpus import GIB
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Drafter, Pairing
 from specbench.settings.words import nearest
 from specbench.shipped import shipped
-
-GIB = 2**30
 
 
 def catalogued(source: str) -> tuple[Drafter, ...]:

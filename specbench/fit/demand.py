@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from specbench.errors import ModelError
+from specbench.fit.gpus import GIB
 from specbench.fit.memory_plan import MemoryPlan, Place, plan_pair, plan_target
 from specbench.fit.weights import model_weights, planned_dtype
 from specbench.inputs.methods import find_method
@@ -16,7 +17,6 @@ from specbench.inputs.pairing import Drafter, Target
 from specbench.model_files.model import ModelFiles, open_model
 from specbench.model_files.sizes import require_sizes
 
-GIB = 2**30
 FEWEST_TOKENS = 256  # of context, below which nobody would measure
 _UNCOUNTABLE = (ModelError, TypeError, ValueError, LookupError, ArithmeticError)
 
@@ -194,7 +194,7 @@ def _counted(files: ModelFiles, plan: MemoryPlan | None, place: Place) -> int:
 
 
 def _alone_bytes(drafter: Drafter, place: Place) -> int:
-    """Of a drafter that could not be planned beside its target."""
+    """Bytes of a drafter that could not be planned beside its target."""
     if drafter.model is None or find_method(drafter.method).is_head:
         return 0
     try:

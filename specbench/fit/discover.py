@@ -26,7 +26,7 @@ _UNREADABLE = (ModelError, OSError, TypeError, ValueError, LookupError, Attribut
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftOut:
-    """Something that was found and cannot draft for anybody, or is no draft for this target."""
+    """Something that was found and cannot draft, for anybody or for this target."""
 
     source: str
     reason: str

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from specbench.errors import UsageError
+from specbench.fit.gpus import GIB
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Pairings
 from specbench.model_files.hub_facts import HubFacts
 from specbench.whole_file import write_new
 
-GIB = 2**30
 TOLERANCE = 0.05  # of weights: files also hold MTP layers, which transformers leaves there
 
 _MODEL = re.compile(r"(?P<indent> +)model: +[\"']?(?P<source>[^\s\"'#]+)")

@@ -134,7 +134,7 @@ def _model(
     dtype = planned_dtype(files, place.device, asked)
     weights = model_weights(files, dtype)
     if weights is None or is_hybrid(files.field):
-        # Of a hybrid's layers some keep keys and some a state: only building it tells which.
+        # Some of a hybrid's layers keep keys, others a state: only building it tells which.
         weights = _with_kept(weights, count(files, dtype) if count else None)
     layers = None if weights is None else _layers(files, files.vocab_size, place, dtype)
     if weights is None or layers is None:

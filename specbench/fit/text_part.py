@@ -1,4 +1,4 @@
-"""Of a multimodal model's files, what its text needs: the rest is never loaded."""
+"""What text needs of a multimodal model's files: the rest is never loaded."""
 
 from collections.abc import Collection
 

@@ -33,7 +33,7 @@ def vocabulary_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Findi
 
 
 def retokenized_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
-    """Of a draft whose tokenizer may be another: what both have in common, and what it costs."""
+    """What a draft with another tokenizer has in common with its target, and what it costs."""
     own, of_target = draft.vocabulary, target.vocabulary
     if own is None or of_target is None:
         yield _by_files(target, draft)

@@ -61,7 +61,7 @@ class Runner(Protocol):
 
     @property
     def most_drafts(self) -> int | None:
-        """Of a forward, how many tokens after the first may be taken back; None: any number.
+        """How many of a forward's tokens after the first may be taken back; None: any number.
 
         A number says that layers keep a state: they take chains alone, of rows whose prompts are
         not padded, and a row can be continued only where its state was kept.

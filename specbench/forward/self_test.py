@@ -37,7 +37,7 @@ TOLERANCE = {torch.float64: 3e-5, torch.float32: 3e-4, torch.float16: 0.02, torc
 def make_checked_runner(model: Any, forward: Forward = "auto") -> tuple[Runner, tuple[str, ...]]:
     """A runner whose logits equal the model's own, and what is to be said about it.
 
-    Two rows are prefilled one by one and go on together with ragged lengths; a wrong token is
+    Two rows are prefilled one by one and continue together with ragged lengths; a wrong token is
     written and rolled back. `auto` falls back from the fused forward to the stock one, and
     the notes say why. Raises ModelError when the forward asked for does not fit the model or
     its logits differ by more than rounding.

@@ -119,7 +119,7 @@ class SlotCache(Cache):  # type: ignore[misc]
             flat.index_copy_(0, here_N, flat.index_select(0, from_N.to(buffer.device)))
 
     def _buffers(self) -> Iterator[Tensor]:
-        """Of every layer that keeps keys and values of its own (not all of Gemma 3n's do)."""
+        """Keys and values of every layer that keeps its own (not all of Gemma 3n's do)."""
         for layer in self.layers:
             if layer.is_initialized:
                 yield from (layer.keys, layer.values)

@@ -144,7 +144,7 @@ def _pairings(targets: Sequence[Target]) -> tuple[Pairing, ...]:
 
 
 def _as_a_model(word: str) -> str:
-    """What to type where the word is no pairing and looks like a model."""
+    """What to type where the word looks like a model instead of a pairing."""
     if not set(word) & {"/", ":"} and not Path(word).is_dir():
         return ""
     return f"; to measure a model without a file: specbench run --target {word} --draft DRAFT"

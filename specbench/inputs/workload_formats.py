@@ -231,5 +231,8 @@ def _joined(parts: Sequence[Mapping[str, Any]], refuse: Refuse) -> str:
     """Content in parts as one text, a part per line, as vLLM hands it to templates of text."""
     for part in parts:
         if part.get("type") not in _TEXT_PARTS:
-            refuse(f"a part of type {part.get('type')!r} in a message; only text is measured")
+            refuse(
+                f"a part of type {part.get('type')!r} in a message; only text is measured: leave "
+                "such rows out"
+            )
     return "\n".join(text(part.get("text"), "a part of a message", refuse) for part in parts)

@@ -10,7 +10,7 @@ RECURRENT = (
     "a draft that have attention layers"
 )
 NO_TREES = (
-    "has recurrent layers, which check chains of drafts alone; choose a method without a tree"
+    "has recurrent layers, which can only check chains of drafts; choose a method without a tree"
 )
 ATTENTION_LAYERS = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "attention"}
@@ -35,7 +35,7 @@ _HYBRIDS = frozenset(
 
 def is_hybrid(fields: Fields) -> bool:
     """Whether layers keep a state beside keys and values, which is rolled back position by
-    position: such a model checks chains of drafts alone."""
+    position: such a model can only check chains of drafts."""
     if str(fields("model_type")).removesuffix("_text") not in _HYBRIDS:
         return False
     kinds = fields("layer_types")

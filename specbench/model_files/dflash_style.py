@@ -30,7 +30,7 @@ class DFlashStyle:
     reads_bare_output: bool  # of the target's last layer, not what its final norm makes of it
     mask_id: int
     block_size: int  # the current token and its drafts
-    drafts_from_current: bool  # the current token's place says a draft, too
+    drafts_from_current: bool  # the current token's place also gives a draft
     num_tokens: int | None  # that it can say; None: all of the target's
     windows: tuple[int | None, ...]  # by layer
     is_causal: tuple[bool, ...]  # by layer: of a block only what comes before is seen

@@ -1,6 +1,6 @@
 """Finds and reads files of a model's folder, none of which is trusted.
 
-A link may not lead out of the folder, and a config that is too large is no config.
+A link may not lead out of the folder, and a config that is too large is not read.
 """
 
 import json

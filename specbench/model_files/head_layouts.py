@@ -19,7 +19,7 @@ class Layout(NamedTuple):
     author: str
     source: str
     release: str | None = None
-    is_ours: bool = False  # `specbench train` writes it, too
+    is_ours: bool = False  # `specbench train` writes it as well
 
     @property
     def note(self) -> str:

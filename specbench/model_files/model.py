@@ -152,7 +152,7 @@ class ModelFiles:
 
     @cached_property
     def head(self) -> HeadFiles[TensorHeader]:
-        """Its files as those of a head; ModelError where its weights are no safetensors."""
+        """Its files as those of a head; ModelError where its weights are not safetensors."""
         names = tuple(name for name in HEAD_WEIGHTS if name.endswith((".safetensors", ".json")))
         tensors = weights_headers(self.folder, names)
         if tensors is None:

@@ -20,7 +20,7 @@ _MAY_BE_ZERO = ("intermediate_size", "num_key_value_heads")  # of layers that ha
 
 
 def require_sizes(model: ModelFiles) -> None:
-    """ModelError with field and value for a size that is no number, or that no model has.
+    """ModelError with field and value for a size that is not a number, or that no model has.
 
     A list has one number per layer.
     """

@@ -84,7 +84,7 @@ class Overlap(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of the target's tokens, 0 to 1."""
+        """The part of the target's tokens that they are, 0 to 1."""
         return len(self.draft_ids) / max(self.target_size, 1)
 
     @property

@@ -29,7 +29,7 @@ class Raised(NamedTuple):
 def raised_by_model(error: BaseException) -> Raised | None:
     """What a model's own code raised; None for errors of other code.
 
-    Errors of ours, of the device and lack of memory are none of a model's.
+    Our own errors, the device's and lack of memory are not the model's.
     """
     if isinstance(error, SpecbenchError | torch.OutOfMemoryError) or is_of_device(error):
         return None

@@ -52,7 +52,7 @@ class Encoder:
         return [i for word in _WORDS.split(text) for i in self.encode_word(word)]
 
     def encode_word(self, word: bytes) -> tuple[int, ...]:
-        """As the tokenizer has it; bytes that are no whole character by tokens of a byte."""
+        """As the tokenizer has it; the bytes of half a character one by one."""
         ids = self._words.get(word)
         if ids is None:
             if len(self._words) >= MOST_WORDS:

@@ -25,8 +25,8 @@ def served(folder: Path, k: int = 3, **config: object) -> Deployment:
     [
         ("vllm", "issues 39273"),
         ("llama_cpp", "pull request 19493"),
-        ("sglang", "was not read anywhere"),
-        ("tensorrt_llm", "was not read anywhere"),
+        ("sglang", "no source that was read says"),
+        ("tensorrt_llm", "no source that was read says"),
     ],
 )
 def test_each_server_says_what_becomes_of_the_state(engine: str, said: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 V, F, NUM_LAYERS, T = 97, 32, 6, 24
-# Of heads: drafts after one another, tokens of a window and of a block, tokens that one can say.
+# A head's steps, the tokens of its window and of its block, and how many tokens it can say.
 STEPS, WINDOW, BLOCK, D, MASK = 3, 6, 5, 24, V - 1
 SLIDING, FULL = "sliding_attention", "full_attention"
 SHAPE: dict[str, Any] = {

@@ -146,7 +146,7 @@ def check_second_turn(of: Subject, draft: Runner, ks: Sequence[int] = (3,)) -> N
 
 
 def check_as_draft(of: Subject) -> None:
-    """Of a target that has attention alone, whose text it must not change."""
+    """A target that has attention alone, whose text the hybrid must not change."""
     model = tiny_llama(seed=0)
     texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
     target = checked(model)

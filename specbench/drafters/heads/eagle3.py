@@ -81,8 +81,8 @@ class Eagle3Head(JoiningHead):
         )
 
     def masks(self, like_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a head that drafts all tokens at once: tokens [B, T] and states [B, T, F] of those
-        that nobody knows yet."""
+        """Tokens [B, T] and states [B, T, F] that stand for those not known yet, of a head that
+        drafts all tokens at once."""
         hidden_11F, tokens_BT = self._weights.mask_hidden, torch.full_like(like_BT, self.mask_id)
         masked = self.fuse(hidden_11F.chunk(len(self.features), -1))
         return tokens_BT, masked.expand(*like_BT.shape, -1)
@@ -155,7 +155,7 @@ class _FusingLayer(nn.Module):
         self._norm_before_residual = style.norm_before_residual
 
     def enter(self, embedded_BTF: Tensor, states_BTF: Tensor) -> tuple[Tensor, Tensor]:
-        """The states that go on [B, T, F], and what attention reads [B, T, 2 F]."""
+        """The residual [B, T, F], and what attention reads [B, T, 2 F]."""
         normed_BTF = self.hidden_norm(states_BTF)
         entry = torch.cat([self.input_layernorm(embedded_BTF), normed_BTF], -1)
         return normed_BTF if self._norm_before_residual else states_BTF, entry

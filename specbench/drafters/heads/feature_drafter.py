@@ -1,4 +1,4 @@
-"""What EAGLE and its relatives share: a head that goes on from the target's hidden states.
+"""What EAGLE and its relatives share: a head that starts from the target's hidden states.
 
 The head's input at position t is the token at t + 1 and the state at t: the target's own where
 it is known, else what the head made of it. Shape suffixes: B rows, T tokens, W nodes of a

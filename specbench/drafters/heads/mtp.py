@@ -242,7 +242,7 @@ def load_layers(layers: nn.ModuleList, checkpoint: Checkpoint, target: Runner) -
 
 
 def _is_same(one: Tensor, other: Tensor | None) -> bool:
-    """Plain tensors alone: packed ones are no one's copy."""
+    """Asked of plain tensors alone: a packed one is never taken for a copy."""
     if other is None or type(other.data) is not Tensor:
         return False
     return (one.shape, one.dtype) == (other.shape, other.dtype) and torch.equal(one, other)
