@@ -16,9 +16,9 @@ by `python -m tools.families`; `make test-models` holds it on both versions.
 
 - **identical**: greedy text over slots is that of transformers' own `generate`, with three ragged
   prompts together, without drafts, with wrong drafts, with right ones and with a tree of them
-  (recurrent layers can only check chains); windows and chunks are crossed. Multimodal models run their
-  text part alone. Beside it stands which forward ran: transformers' code over our slots (stock) or
-  our own (fused).
+  (recurrent layers can only check chains); windows and chunks are crossed. Multimodal models run
+  their text part alone. Beside it stands which forward ran: transformers' code over our slots
+  (stock) or our own (fused).
 - **refused**: loading says why, in these words, and the rest of a run continues.
 - **not built**: its default config does not become a tiny model here; nothing is known.
 
