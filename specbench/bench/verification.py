@@ -23,7 +23,7 @@ from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
 from specbench.records import Message, Prompt, Sampling
 from specbench.settings import BUILTIN, RunSettings
-from specbench.verify.collect import Collector, Question
+from specbench.verify.collect import Answered, Collector, Question
 from specbench.verify.evidence import Evidence
 from specbench.verify.examine import Amount, Job, examine
 from specbench.verify.judge import power_of_call
@@ -100,17 +100,21 @@ def _outlook(
     """How long it will take, by how long the answers of K = 0 did, and what it can find."""
     sampled = [job for job in jobs if job.sampling.temperature > 0]
     greedy = len(jobs) - len(sampled)
-    at_most = sum(question.max_new_tokens for question in questions)
-    token_s = answers_s / max(at_most, 1)
-    seconds = _BESIDE_ANSWERS * token_s * (greedy * at_most + len(sampled) * num_tokens)
-    told = f"about {duration(seconds)}: {len(questions)} greedy answers at each of {greedy} K"
+    answers = sum(question.expected_tokens for question in questions)
+    token_s = answers_s / max(answers, 1)
+    seconds = _BESIDE_ANSWERS * token_s * (greedy * answers + len(sampled) * num_tokens)
+    parts = []
+    if greedy:
+        parts.append(f"{len(questions)} greedy answers for each of {greedy} cells")
+    if sampled:
+        parts.append(f"{num_tokens:,} sampled tokens for each of {len(sampled)}")
+    told = f"about {duration(seconds)}: {', '.join(parts)}, K = 0 included"
     if not sampled:
         return told
     power = power_of_call(num_tokens, len(sampled))
     return (
-        f"{told}, {num_tokens:,} tokens sampled at each of {len(sampled)}. A fault that displaces "
-        f"{power.shift:.1%} of the tokens is found with a probability of 80 % "
-        "(--precision 1% finds smaller ones, and takes longer)"
+        f"{told}; 80 % power to detect {power.shift:.1%} of tokens shifted (--precision 1% "
+        "detects smaller faults and takes longer)"
     )
 
 
@@ -167,6 +171,7 @@ def _questions(plan: TargetPlan, engine: Engine, watch: Watch, num_rows: int) ->
                     max_new_tokens=one.max_new_tokens,
                     prediction_ids=nearly(answer.output_ids),
                     conversation=one.name if len(one.prompt.turns) > 1 else None,
+                    answer=Answered(engine.name, answer.output_ids),
                 )
             )
             text = engine.tokenizer.text(answer.output_ids)

@@ -1,8 +1,12 @@
-"""What else the host is doing: other processes' CPU time, time stolen by other machines, load."""
+"""What else the host is doing: other processes' CPU time, time stolen by other machines, load.
+
+And how fast it may go: a CPU's clock now says nothing before there is work, its limit does.
+"""
 
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -11,6 +15,8 @@ INTERVAL_S = 0.3
 SPARE = 0.25  # of a core that others may use before it is worth a word
 STEAL = 0.02  # of the time
 MOST_LOAD = 1.5  # per core, averaged over the last minute
+LIMITED = 0.9  # of a CPU's highest clock: power saving, or heat
+CPUS = Path("/sys/devices/system/cpu")
 _BUSIEST = 3  # processes that are named
 _NAME = 20  # letters of a name
 
@@ -23,6 +29,7 @@ class HostLoad(NamedTuple):
     steal_share: float  # of the time, taken by other guests of the same machine
     load_average: float  # of the last minute, this process included
     busiest: tuple[tuple[str, float], ...] = ()  # other processes by name, and their cores
+    clock_limit: tuple[int, int] | None = None  # MHz, of the highest; None where nobody tells
 
 
 def host_load(sleep: Callable[[float], None] = time.sleep) -> HostLoad:
@@ -43,7 +50,24 @@ def host_load(sleep: Callable[[float], None] = time.sleep) -> HostLoad:
         steal_share=max(0.0, stolen_s) / (seconds * (psutil.cpu_count() or 1)),
         load_average=os.getloadavg()[0],
         busiest=tuple(busiest[:_BUSIEST]),
+        clock_limit=clock_limit(CPUS),
     )
+
+
+def clock_limit(cpus: Path) -> tuple[int, int] | None:
+    """The lowest limit of a CPU's clock beside the highest one that it has, in MHz."""
+    found = []
+    for folder in cpus.glob("cpu[0-9]*/cpufreq"):
+        try:
+            limit, most = (
+                int((folder / f"{name}_max_freq").read_text()) // 1000
+                for name in ("scaling", "cpuinfo")
+            )
+        except (OSError, ValueError):  # of a core that was switched off
+            continue
+        if most > 0:
+            found.append((limit, most))
+    return min(found, key=lambda one: one[0] / one[1], default=None)
 
 
 def busy_now(num_needed: int) -> tuple[str, ...]:
@@ -63,6 +87,9 @@ def busy_facts(load: HostLoad, num_needed: int) -> tuple[str, ...]:
         facts.append(f"other guests of this host take {load.steal_share:.0%} of the CPU time")
     if facts or load.load_average > MOST_LOAD * load.num_cores:
         facts.append(f"load average {load.load_average:.1f} on {load.num_cores} cores")
+    if load.clock_limit is not None and load.clock_limit[0] < LIMITED * load.clock_limit[1]:
+        limit, most = load.clock_limit
+        facts.append(f"CPU clocks are limited to {limit / 1e3:.1f} of {most / 1e3:.1f} GHz")
     return tuple(facts)
 
 

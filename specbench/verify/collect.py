@@ -1,7 +1,6 @@
 """Has an engine of this process decode, and its texts read: evidence for the judge."""
 
 import hashlib
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -22,6 +21,7 @@ from specbench.verify.teacher import Teacher
 SMALL_VOCABULARY = 64  # up to here the joint distribution of a few tokens is enumerated, too
 _MOST_CELLS = 4096
 _MOST_JOINT_TOKENS = 4
+_AT_ONCE = 2**16  # tokens that are sampled before any is read
 _GREEDY = Sampling()
 
 
@@ -33,6 +33,13 @@ class LossyByChoice(Protocol):
         """The name of the option that `work` uses; None where it is lossless."""
 
 
+class Answered(NamedTuple):
+    """An answer, and who gave it."""
+
+    engine: str
+    output_ids: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question(AnsweredPrompt):
     """A prompt to decode.
@@ -42,14 +49,21 @@ class Question(AnsweredPrompt):
 
     prediction_ids: tuple[int, ...] = ()  # a text that the answer may resemble
     conversation: str | None = None
+    answer: Answered | None = None  # the greedy one at K = 0, where it is known
 
-    def asked(self, sampling: Sampling, seed: int) -> EngineRequest:
+    @property
+    def expected_tokens(self) -> int:
+        """About how long an answer will be."""
+        return self.max_new_tokens if self.answer is None else len(self.answer.output_ids)
+
+    def asked(self, sampling: Sampling, seed: int, repeat: int = 0) -> EngineRequest:
+        """`repeat`: how often it was asked before; each time it is another conversation."""
         return EngineRequest(
             prompt_ids=self.prompt_ids,
             max_new_tokens=self.max_new_tokens,
             sampling=sampling,
             seed=seed,
-            conversation=self.conversation,
+            conversation=None if self.conversation is None else f"{self.conversation} {repeat}",
             prediction_ids=self.prediction_ids,
         )
 
@@ -86,9 +100,24 @@ class Collector:
         self._seed = seed
 
     def greedy_texts(self, who: Examined) -> Texts:
-        """The answer to every question at temperature 0."""
-        requests = [question.asked(_GREEDY, seed=0) for question in self._questions]
-        return [result.output_ids for result in self._serve(who, requests)]
+        """The answer to every question at temperature 0.
+
+        At K = 0 an engine that has answered a question is not asked again, but for turns of a
+        conversation: there it may keep what it has read.
+        """
+        known = {
+            i: question.answer.output_ids
+            for i, question in enumerate(self._questions)
+            if question.answer is not None
+            and question.answer.engine == who.engine.name
+            and question.conversation is None
+            and not who.work.k
+        }
+        left = [i for i in range(len(self._questions)) if i not in known]
+        requests = [self._questions[i].asked(_GREEDY, seed=0) for i in left]
+        results = self._serve(who, requests) if requests else ()
+        known |= {i: result.output_ids for i, result in zip(left, results, strict=True)}
+        return [known[i] for i in range(len(self._questions))]
 
     def greedy(self, who: Examined, texts: Texts, baseline: Texts | None) -> GreedyEvidence:
         """Texts beside those of K = 0; without these, beside the target's best tokens."""
@@ -116,23 +145,25 @@ class Collector:
     ) -> Iterator[tuple[Question, tuple[int, ...]]]:
         """Every question in turn, again and again, each time with other noise.
 
-        No more are decoded at once than `num_tokens` take, or as the engine has rows for.
+        No more are decoded at once than `num_tokens` are expected to take, or as the engine has
+        rows for.
         """
-        left = num_tokens
-        for repeat in itertools.count():
-            asked = list(enumerate(self._questions))
-            while asked:
-                some = _begin(asked, left, who.num_rows)
-                asked = asked[len(some) :]
-                requests = [
-                    question.asked(
-                        sampling, self._draw(who, sampling, f"{i} {question.id}", repeat)
-                    )
-                    for i, question in some
-                ]
-                for (_, question), result in zip(some, self._serve(who, requests), strict=True):
-                    left -= len(result.output_ids)
-                    yield question, result.output_ids
+        begin, left = 0, num_tokens
+        while True:
+            end = _end(self._questions, begin, min(left, _AT_ONCE), who.num_rows)
+            some = [divmod(place, len(self._questions)) for place in range(begin, end)]
+            asked = [
+                self._questions[i].asked(
+                    sampling,
+                    self._draw(who, sampling, f"{i} {self._questions[i].id}", repeat),
+                    repeat,
+                )
+                for repeat, i in some
+            ]
+            for (_, i), result in zip(some, self._serve(who, asked), strict=True):
+                left -= len(result.output_ids)
+                yield self._questions[i], result.output_ids
+            begin = end
 
     def _joint(self, who: Examined, sampling: Sampling, num_tokens: int) -> JointCounts | None:
         """Counts of the first few tokens of many texts, where all such texts can be listed."""
@@ -176,15 +207,20 @@ class Collector:
         return int.from_bytes(digest[:8], "big") >> 1
 
 
-def _begin(
-    asked: Sequence[tuple[int, Question]], num_tokens: int, num_rows: int
-) -> Sequence[tuple[int, Question]]:
-    """The first questions: whole conversations, for so many tokens and rows at least."""
-    most = 0
-    for at, (_, question) in enumerate(asked):
-        before = asked[at - 1][1].conversation if at else None
-        is_new = question.conversation is None or question.conversation != before
-        if is_new and most >= num_tokens and at >= num_rows:
-            return asked[:at]
-        most += question.max_new_tokens
-    return asked
+def _end(questions: Sequence[Question], begin: int, num_tokens: int, num_rows: int) -> int:
+    """Where to stop that begins at a place of the questions in turn, again and again.
+
+    Whole conversations, for so many tokens and rows at least.
+    """
+    end, expected = begin, 0
+    while expected < num_tokens or end - begin < num_rows or not _is_new(questions, end):
+        expected += questions[end % len(questions)].expected_tokens
+        end += 1
+    return end
+
+
+def _is_new(questions: Sequence[Question], place: int) -> bool:
+    """Whether no conversation goes on there."""
+    at = place % len(questions)
+    own = questions[at].conversation
+    return own is None or at == 0 or own != questions[at - 1].conversation

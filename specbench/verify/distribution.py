@@ -4,6 +4,8 @@ It shares no code with round/sampling.py: a fault there must not be judged by it
 Shape suffixes: N tokens, V vocabulary.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,17 +15,30 @@ from specbench.records import Sampling
 def token_distribution(logits_NV: Tensor, sampling: Sampling) -> Tensor:
     """Probability of every token, float64 [N, V], at a temperature above 0."""
     scores_NV = logits_NV.double() / sampling.temperature
-    return scores_NV.masked_fill(~allowed(logits_NV, sampling), -torch.inf).softmax(-1)
+    if has_cuts(sampling):
+        scores_NV = scores_NV.masked_fill(~allowed(logits_NV, sampling), -torch.inf)
+    return scores_NV.softmax(-1)
 
 
-def log_likelihood(probs_NV: Tensor, tokens_N: Tensor, factor: float) -> float:
-    """Log-likelihood of all tokens, had the temperature been `factor` times what it is.
+def has_cuts(sampling: Sampling) -> bool:
+    """Whether top-k or top-p may leave tokens out."""
+    return sampling.top_k > 0 or sampling.top_p < 1
+
+
+def log_likelihoods(probs_NV: Tensor, tokens_N: Tensor, factors: Sequence[float]) -> list[float]:
+    """Log-likelihood of all tokens, had the temperature been each factor times what it is.
 
     The tokens that top-k and top-p leave are those of the distribution itself.
     """
-    scores_NV = probs_NV.log() / factor
-    chosen_N = scores_NV.gather(1, tokens_N[:, None])[:, 0]
-    return float((chosen_N - scores_NV.logsumexp(-1)).sum())
+    logs_NV = probs_NV.log()
+    chosen = float(logs_NV.gather(1, tokens_N[:, None]).sum())
+    found, powers_NV = [], torch.empty_like(logs_NV)
+    for factor in factors:
+        # Logarithms of probabilities are at most 0, and the largest near it: nothing overflows,
+        # and not everything underflows.
+        torch.mul(logs_NV, 1 / factor, out=powers_NV).exp_()
+        found.append(chosen / factor - float(powers_NV.sum(-1).log().sum()))
+    return found
 
 
 def allowed(logits_NV: Tensor, sampling: Sampling, slack_N1: Tensor | None = None) -> Tensor:

@@ -3,9 +3,8 @@
 Shape suffixes: N tokens, V vocabulary.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +13,8 @@ from torch import Tensor
 from specbench.records import Sampling
 from specbench.verify.distribution import (
     allowed,
-    log_likelihood,
+    has_cuts,
+    log_likelihoods,
     placed,
     surprise,
     token_distribution,
@@ -106,21 +106,23 @@ class Reader:
         """
         readings: list[_Reading] = []
         misshapen: list[str] = []
-        left = num_tokens
-        for prompt, text in answers:
-            if not _ends_well(text, prompt.max_new_tokens, eos_ids):
-                misshapen.append(prompt.id)
-            read = self._read(prompt, text[:left], sampling, len(readings), tally)
-            readings.append(read)
-            left -= len(text[:left])
-            if left <= 0:
-                break
+        for group in self._groups(answers, num_tokens):
+            begun = []
+            for prompt, text, counted in group:
+                if not _ends_well(text, prompt.max_new_tokens, eos_ids):
+                    misshapen.append(prompt.id)
+                noise = np.random.default_rng((self._seed, len(readings)))
+                begun.append(_Reading(prompt, counted, sampling, noise, tally))
+                readings.append(begun[-1])
+            texts = [(prompt.prompt_ids, counted) for prompt, _, counted in group]
+            for i, logits_NV in self._teacher.together(texts):
+                begun[i].add(logits_NV)
         return SampledEvidence(
             subject=subject,
-            surprise_N=np.concatenate([read.surprise_N for read in readings]),
-            identity_N=np.concatenate([read.identity_N for read in readings]),
+            surprise_N=np.concatenate([part for read in readings for part in read.surprise]),
+            identity_N=np.concatenate([part for read in readings for part in read.identity]),
             log_likelihoods={
-                factor: sum(read.log_likelihoods[i] for read in readings)
+                factor: sum(float(read.log_likelihoods[i]) for read in readings)
                 for i, factor in enumerate(TEMPERATURES)
             },
             num_texts=len(readings),
@@ -130,45 +132,61 @@ class Reader:
             joint=joint,
         )
 
-    def _read(
+    def _groups(
+        self, answers: Iterable[tuple[AnsweredPrompt, tuple[int, ...]]], num_tokens: int
+    ) -> Iterator[list[tuple[AnsweredPrompt, tuple[int, ...], tuple[int, ...]]]]:
+        """Texts that are read at once, whole and as far as they count; no more are asked for."""
+        group, longest, left = [], 0, num_tokens
+        for prompt, text in answers:
+            group.append((prompt, text, text[:left]))
+            left -= len(group[-1][2])
+            longest = max(longest, len(prompt.prompt_ids) + len(text))
+            if left <= 0:
+                break
+            if len(group) >= self._teacher.num_together(longest):
+                yield group
+                group, longest = [], 0
+        if group:
+            yield group
+
+
+class _Reading:
+    """Where each token of one text lies in the target's distribution given what precedes it."""
+
+    def __init__(
         self,
         asked: AnsweredPrompt,
         text: tuple[int, ...],
         sampling: Sampling,
-        place: int,
+        noise: np.random.Generator,
         tally: Tally | None,
-    ) -> "_Reading":
-        """Where each token lies in the target's distribution given what precedes it."""
-        noise = np.random.default_rng((self._seed, place))
-        likely: list[Tensor] = []
-        own: list[Tensor] = []
-        log_likelihoods = np.zeros(len(TEMPERATURES))
-        num_outside = num_at_edge = begin = 0
-        for logits_NV in self._teacher.logits(asked.prompt_ids, text):
-            tokens_N = torch.tensor(text[begin : begin + len(logits_NV)], device=logits_NV.device)
-            is_in_N = _of(allowed(logits_NV, sampling), tokens_N)
-            is_near_N = _of(allowed(logits_NV, sampling, edge_slack(logits_NV)), tokens_N)
-            num_outside += int((~is_near_N).sum())
-            num_at_edge += int((is_near_N & ~is_in_N).sum())
-            probs_NV = token_distribution(logits_NV, sampling)
-            if tally is not None:
-                tally.add(asked.id, begin, probs_NV.cpu().numpy(), tokens_N.cpu().numpy())
-            begin += len(logits_NV)
+    ) -> None:
+        self._asked, self._text, self._sampling = asked, text, sampling
+        self._noise, self._tally = noise, tally
+        self._begin = 0  # of the text, the first token that is still to be read
+        self.surprise: list[Floats] = []
+        self.identity: list[Floats] = []
+        self.log_likelihoods = np.zeros(len(TEMPERATURES))
+        self.num_outside = self.num_at_edge = 0
+
+    def add(self, logits_NV: Tensor) -> None:
+        """The target's logits for its next tokens."""
+        begin, self._begin = self._begin, self._begin + len(logits_NV)
+        tokens_N = torch.tensor(self._text[begin : self._begin], device=logits_NV.device)
+        probs_NV = token_distribution(logits_NV, self._sampling)
+        if self._tally is not None:
+            self._tally.add(self._asked.id, begin, probs_NV.cpu().numpy(), tokens_N.cpu().numpy())
+        if has_cuts(self._sampling):
+            is_in_N = _of(allowed(logits_NV, self._sampling), tokens_N)
+            slack_N1 = edge_slack(logits_NV)
+            is_near_N = _of(allowed(logits_NV, self._sampling, slack_N1), tokens_N)
+            self.num_outside += int((~is_near_N).sum())
+            self.num_at_edge += int((is_near_N & ~is_in_N).sum())
             probs_NV, tokens_N = probs_NV[is_in_N], tokens_N[is_in_N]
-            within = torch.from_numpy(noise.random((2, len(tokens_N)))).to(tokens_N.device)
-            likely.append(surprise(probs_NV, tokens_N, within[0]))
-            own.append(placed(probs_NV, tokens_N, within[1]))
-            log_likelihoods += [log_likelihood(probs_NV, tokens_N, f) for f in TEMPERATURES]
-        surprise_N, identity_N = (torch.cat(chunks).cpu().numpy() for chunks in (likely, own))
-        return _Reading(surprise_N, identity_N, tuple(log_likelihoods), num_outside, num_at_edge)
-
-
-class _Reading(NamedTuple):
-    surprise_N: Floats
-    identity_N: Floats
-    log_likelihoods: tuple[float, ...]
-    num_outside: int
-    num_at_edge: int
+        within = torch.from_numpy(self._noise.random((2, len(tokens_N)))).to(tokens_N.device)
+        self.surprise.append(surprise(probs_NV, tokens_N, within[0]).cpu().numpy())
+        self.identity.append(placed(probs_NV, tokens_N, within[1]).cpu().numpy())
+        self.log_likelihoods += log_likelihoods(probs_NV, tokens_N, TEMPERATURES)
 
 
 def _of(is_allowed_NV: Tensor, tokens_N: Tensor) -> Tensor:

@@ -19,11 +19,14 @@ from specbench.verify.evidence import Divergence
 
 _CHUNK = 512  # tokens of a text fed at once
 _ROWS = 64  # short texts fed at once
+_MOST_LOGITS = 2**23  # of texts fed at once, beyond those of a chunk
 # Rounding steps between two tokens that may change places. Logits of the demo target, fused
 # and five tokens at a time beside stock and all at once, were off by up to 18 in float32 and
 # up to 7 in the others.
 _TIE_STEPS = {torch.float32: 32.0, torch.float16: 8.0, torch.bfloat16: 8.0}
 _EDGE = 2  # times a tie: within that of a cut by top-k or top-p, where many logits have a part
+
+Text = tuple[Sequence[int], Sequence[int]]  # the tokens of a prompt, and those of its answer
 
 
 class Teacher:
@@ -57,16 +60,63 @@ class Teacher:
         # The prompt and the output share no chunk: of the prompt no logits are needed.
         begins = [*range(first if is_fed else 0, first, _CHUNK), *range(first, len(fed), _CHUNK)]
         for begin, end in itertools.pairwise([*begins, len(fed)]):
-            positions_1T = torch.arange(begin, end, device=self.device)[None]
-            last_1 = None if begin >= first else torch.zeros_like(positions_1T[0, :1])
-            out = self._runner.forward(
-                tokens_1T[:, begin:end], positions_1T, end, last_B=last_1, start=begin
-            )
+            last_1 = None if begin >= first else torch.zeros_like(tokens_1T[0, :1])
+            logits_1TV = self._forward(tokens_1T[:, begin:end], begin, last_1)
             if begin >= first:
                 self._fed = tuple(prompt_ids)
-                if bool(out.logits.isnan().any()):
-                    raise ModelError("the target's logits are not numbers (NaN); try another dtype")
-                yield out.logits[0]
+                yield _numbers(logits_1TV[0])
+
+    def together(self, texts: Sequence[Text]) -> Iterator[tuple[int, Tensor]]:
+        """Which text, and the logits [<= 512, V] of its next tokens, for one text after the other.
+
+        Short texts are fed together, as many as `num_together` says.
+        """
+        is_short = all(len(prompt) + len(output) <= _CHUNK for prompt, output in texts)
+        if len(texts) > 1 and is_short and self._runner.most_drafts is None:
+            yield from enumerate(self._side_by_side(texts))
+            return
+        for i, (prompt_ids, output_ids) in enumerate(texts):
+            for logits_NV in self.logits(prompt_ids, output_ids):
+                yield i, logits_NV
+
+    def num_together(self, length: int) -> int:
+        """How many texts of `length` tokens, prompt included, are best fed together."""
+        most = max(_CHUNK, _MOST_LOGITS // self.vocab_size)
+        return max(1, min(_ROWS, most // length))
+
+    @torch.inference_mode()
+    def _side_by_side(self, texts: Sequence[Text]) -> list[Tensor]:
+        """Logits [N, V] of each text. A prompt that all have in common is fed once.
+
+        Rows are filled up behind their last token, where no token of theirs looks.
+        """
+        first_prompt, _ = texts[0]
+        is_shared = all(tuple(prompt) == tuple(first_prompt) for prompt, _ in texts)
+        begin = len(first_prompt) - 1 if is_shared else 0
+        fed = [[*prompt, *output[:-1]][begin:] for prompt, output in texts]
+        R, T = len(texts), max(map(len, fed))
+        check_context(self._runner.max_position, begin + T)
+        self._fed = ()
+        self._runner.allocate(R, begin + T)
+        if begin:
+            prompt_1T = torch.tensor([first_prompt[:-1]], device=self.device)
+            self._forward(prompt_1T, 0, last_1=torch.zeros_like(prompt_1T[0, :1]))
+            for row in range(1, R):
+                self._runner.copy_row(0, row, begin)
+        tokens_RT = torch.tensor([[*ids, *[0] * (T - len(ids))] for ids in fed], device=self.device)
+        logits_RTV = self._forward(tokens_RT, begin)
+        found = []
+        for (prompt, output), logits_TV in zip(texts, logits_RTV, strict=True):
+            first = len(prompt) - 1 - begin
+            found.append(_numbers(logits_TV[first : first + len(output)]))
+        return found
+
+    def _forward(self, tokens_RT: Tensor, begin: int, last_1: Tensor | None = None) -> Tensor:
+        """Logits [R, T, V] of tokens that stand at `begin` and after."""
+        R, T = tokens_RT.shape
+        positions_RT = torch.arange(begin, begin + T, device=self.device).expand(R, -1)
+        out = self._runner.forward(tokens_RT, positions_RT, begin + T, last_B=last_1, start=begin)
+        return out.logits
 
     def divergence(
         self,
@@ -126,12 +176,16 @@ class Teacher:
         self, prompt_ids: Sequence[int], prefixes: Sequence[tuple[int, ...]], sampling: Sampling
     ) -> Tensor:
         tokens_RT = torch.tensor([[*prompt_ids, *prefix] for prefix in prefixes])
-        R, T = tokens_RT.shape
         self._fed = ()
-        self._runner.allocate(R, T)
-        positions_RT = torch.arange(T, device=self.device).expand(R, -1)
-        out = self._runner.forward(tokens_RT.to(self.device), positions_RT, T, start=0)
-        return token_distribution(out.logits[:, -1], sampling)
+        self._runner.allocate(*tokens_RT.shape)
+        logits_RTV = self._forward(tokens_RT.to(self.device), 0)
+        return token_distribution(logits_RTV[:, -1], sampling)
+
+
+def _numbers(logits_NV: Tensor) -> Tensor:
+    if bool(logits_NV.isnan().any()):
+        raise ModelError("the target's logits are not numbers (NaN); try another dtype")
+    return logits_NV
 
 
 def _divergence(

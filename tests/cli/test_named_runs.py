@@ -67,7 +67,7 @@ def test_in_a_pipe_lists_are_tabs_and_nothing_is_cut(folder: Path) -> None:
     assert [by_name[name][2] for name in ("demo/draft", "mine/ngram")] == ["5", "4"]
 
 
-@pytest.mark.parametrize("columns", [44, 80, 200])
+@pytest.mark.parametrize("columns", [24, 44, 80, 200])
 def test_on_a_terminal_nothing_is_cut_either(
     columns: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

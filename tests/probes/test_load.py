@@ -7,7 +7,7 @@ import pytest
 
 from specbench.metrics.noise import noise_warning
 from specbench.probes import load
-from specbench.probes.load import HostLoad, busy_facts, busy_now
+from specbench.probes.load import HostLoad, busy_facts, busy_now, clock_limit
 from tests.conftest import host_load
 
 QUIET = HostLoad(num_cores=2, others_cores=0.1, steal_share=0.0, load_average=1.1)
@@ -32,10 +32,28 @@ def test_others_are_named_only_where_they_leave_too_few_cores():
     [
         ({"steal_share": 0.12}, "other guests of this host take 12% of the CPU time"),
         ({"load_average": 5.2}, "load average 5.2 on 2 cores"),
+        ({"clock_limit": (2600, 3000)}, "CPU clocks are limited to 2.6 of 3.0 GHz"),
     ],
 )
 def test_stolen_time_and_load_are_said_by_themselves(changed, said):
     assert said in busy_facts(QUIET._replace(**changed), num_needed=1)
+
+
+@pytest.mark.parametrize("limit", [None, (2700, 3000), (3000, 3000)])
+def test_a_clock_that_is_hardly_limited_is_not_spoken_of(limit):
+    assert busy_facts(QUIET._replace(clock_limit=limit), num_needed=2) == ()
+
+
+def test_the_most_limited_core_is_told_where_the_system_tells(tmp_path):
+    assert clock_limit(tmp_path / "nowhere") is None
+    told = {"cpu0": (3_000_000, 4_000_000), "cpu1": (2_000_000, 2_500_000), "cpu10": (1, 0)}
+    for name, (limit, most) in told.items():
+        folder = tmp_path / name / "cpufreq"
+        folder.mkdir(parents=True)
+        (folder / "scaling_max_freq").write_text(f"{limit}\n")
+        (folder / "cpuinfo_max_freq").write_text(f"{most}\n")
+    (tmp_path / "cpu2" / "cpufreq").mkdir(parents=True)  # switched off
+    assert clock_limit(tmp_path) == (3000, 4000)
 
 
 def test_the_warning_says_what_noise_does_and_what_to_do():

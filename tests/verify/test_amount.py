@@ -1,11 +1,15 @@
 """How much is sampled, and what that can find."""
 
+from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, cast
 
+from specbench.bench.spent import duration
+from specbench.bench.verification import _BESIDE_ANSWERS, _outlook
 from specbench.records import Sampling
-from specbench.verify.collect import Collector, Examined, Question, _begin
+from specbench.verify.collect import Answered, Collector, Examined, Question, _end
+from specbench.verify.examine import Job
 from specbench.verify.judge import MOST_TOKENS, power_of_call, tokens_for
 
 
@@ -16,8 +20,9 @@ def question(name: str, conversation: str | None = None) -> Question:
 TALK = [question("a"), question("b1", "b"), question("b2", "b"), question("c"), question("d")]
 
 
-def taken(num_tokens: int, num_rows: int) -> str:
-    return " ".join(q.id for _, q in _begin(list(enumerate(TALK)), num_tokens, num_rows))
+def taken(num_tokens: int, num_rows: int, begin: int = 0, talk: list[Question] = TALK) -> str:
+    end = _end(talk, begin, num_tokens, num_rows)
+    return " ".join(talk[i % len(talk)].id for i in range(begin, end))
 
 
 def test_no_more_is_decoded_than_is_wanted_and_no_conversation_is_cut():
@@ -25,7 +30,20 @@ def test_no_more_is_decoded_than_is_wanted_and_no_conversation_is_cut():
     assert taken(num_tokens=101, num_rows=1) == "a b1 b2"
     assert taken(num_tokens=1, num_rows=2) == "a b1 b2"
     assert taken(num_tokens=301, num_rows=2) == "a b1 b2 c"
-    assert taken(num_tokens=9999, num_rows=2) == "a b1 b2 c d"
+    assert taken(num_tokens=501, num_rows=2) == "a b1 b2 c d a"
+    assert taken(num_tokens=101, num_rows=1, begin=9) == "d a"
+
+
+def test_a_conversation_ends_with_the_questions():
+    """Were there no other, its turns would follow each other for ever."""
+    assert taken(num_tokens=201, num_rows=1, talk=TALK[1:3]) == "b1 b2 b1 b2"
+
+
+def test_short_answers_are_expected_where_the_greedy_one_was():
+    answer = Answered("builtin", (7,) * 40)
+    talk = [replace(one, answer=answer) for one in TALK]
+    assert taken(num_tokens=41, num_rows=1, talk=talk) == "a b1 b2"
+    assert taken(num_tokens=121, num_rows=1, talk=talk) == "a b1 b2 c"
 
 
 class Served:
@@ -34,10 +52,12 @@ class Served:
     name = "builtin"
     num_decoded = 0
     seeds: tuple[int, ...] = ()
+    conversations: tuple[str | None, ...] = ()
 
     def serve(self, requests: Any, work: object, load: object) -> Any:  # noqa: ARG002
         self.num_decoded += sum(r.max_new_tokens for r in requests)
         self.seeds += tuple(r.seed for r in requests)
+        self.conversations += tuple(r.conversation for r in requests)
         results = tuple(SimpleNamespace(output_ids=(0,) * r.max_new_tokens) for r in requests)
         return SimpleNamespace(results=results)
 
@@ -52,11 +72,47 @@ def test_texts_are_the_same_however_many_are_asked_for_at_once():
         who = Examined("one/ngram", cast(Any, engine), work, rows)
         texts = collector._sampled_texts(who, Sampling(temperature=0.7), wanted)
         streams.append([q.id for q, _ in islice(texts, 7)])
-        assert engine.num_decoded == (800 if rows == 1 else 1000)
+        assert engine.num_decoded == (800 if rows == 1 else 1600)
+        twice = [c for c in engine.conversations if c]
+        assert twice[:4] == ["b 0", "b 0", "b 1", "b 1"]  # each time another one
         assert len(set(engine.seeds)) == len(engine.seeds)
         seeds.append(engine.seeds[:7])
     assert seeds[0] == seeds[1]
     assert streams[0] == streams[1] == ["a", "b1", "b2", "c", "d", "a", "b1"]
+
+
+def test_an_engine_at_k_0_is_not_asked_twice_but_within_conversations():
+    answer = Answered("builtin", (7,) * 40)
+    talk = [replace(one, answer=answer) for one in TALK]
+    collector = Collector(cast(Any, SimpleNamespace(vocab_size=1000)), talk, seed=0)
+    for name, k, asked in (("builtin", 0, 2), ("builtin", 4, 5), ("transformers", 0, 5)):
+        engine = Served()
+        engine.name = name
+        work = cast(Any, SimpleNamespace(method="ngram", k=k))
+        texts = collector.greedy_texts(Examined("one", cast(Any, engine), work))
+        assert len(engine.seeds) == asked
+        assert [len(text) for text in texts] == (
+            [40, 100, 100, 40, 40] if asked == 2 else [100] * 5
+        )
+
+
+def jobs(*temperatures: float) -> list[Job]:
+    work = cast(Any, SimpleNamespace(method="ngram", k=4))
+    return [Job("one/d", None, "builtin", work, Sampling(temperature=t)) for t in temperatures]
+
+
+def test_what_is_to_come_is_told_beforehand():
+    answer = Answered("builtin", (7,) * 40)
+    talk = [replace(one, answer=answer) for one in TALK]  # 200 tokens, which took 2 s
+    assert _outlook(jobs(0.0, 0.0), talk, 8192, 2.0) == (
+        "about 6s: 5 greedy answers for each of 2 cells, K = 0 included"
+    )
+    seconds = _BESIDE_ANSWERS * 0.01 * (2 * 200 + 2 * 8192)
+    assert _outlook(jobs(0.0, 0.7, 0.0, 0.7), talk, 8192, 2.0) == (
+        f"about {duration(seconds)}: 5 greedy answers for each of 2 cells, 8,192 sampled tokens "
+        "for each of 2, K = 0 included; 80 % power to detect 3.0% of tokens shifted (--precision "
+        "1% detects smaller faults and takes longer)"
+    )
 
 
 def test_a_precision_is_the_shift_that_so_many_tokens_find():

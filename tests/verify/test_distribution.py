@@ -10,7 +10,7 @@ from specbench.records import Sampling
 from specbench.round.sampling import Sampler
 from specbench.verify.distribution import (
     allowed,
-    log_likelihood,
+    log_likelihoods,
     placed,
     surprise,
     token_distribution,
@@ -90,4 +90,6 @@ def test_the_likelihood_at_another_temperature(sampling: Sampling) -> None:
         probs_NV > 0, torch.tensor(-torch.inf, dtype=torch.float64)
     )
     expected = scores_NV.log_softmax(-1).gather(1, tokens_N[:, None]).sum()
-    assert log_likelihood(probs_NV, tokens_N, 0.8) == pytest.approx(float(expected))
+    colder, own = log_likelihoods(probs_NV, tokens_N, (0.8, 1.0))
+    assert colder == pytest.approx(float(expected))
+    assert own == pytest.approx(float(probs_NV.amax(-1).log().sum()))

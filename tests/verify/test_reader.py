@@ -1,0 +1,121 @@
+"""Texts read together are read as each is alone, and no more of them are asked for."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from specbench.records import Sampling
+from specbench.verify import teacher as teacher_module
+from specbench.verify.evidence import SampledEvidence, Subject
+from specbench.verify.reader import TEMPERATURES, AnsweredPrompt, Reader
+from specbench.verify.teacher import Teacher, Text
+from tests.decoding.lossless import sampled_model
+
+WARM = Sampling(temperature=0.7)
+PROMPTS = [(1, 5, 2, 3, 1, 5), (4,), (2, 6, 4, 1), (3, 3, 1, 2, 6, 5, 4, 2, 1)]
+ANSWERS = [(3, 1, 4, 1, 5), (2,), (6, 5, 3, 5, 2, 4, 1, 3), (1, 2, 3), (5, 5), (2, 4, 6, 1)]
+MIXED: list[Text] = [(PROMPTS[i % 4], answer) for i, answer in enumerate(ANSWERS)]
+OF_ONE_PROMPT: list[Text] = [(PROMPTS[0], answer) for answer in ANSWERS]
+SUBJECT = Subject(
+    pairing="seven/d", engine="builtin", method="ngram", num_speculative_tokens=3, temperature=0.7
+)
+
+
+@pytest.fixture(scope="module")
+def teacher() -> Teacher:
+    return Teacher(sampled_model(0))
+
+
+def alone(teacher: Teacher, text: Text) -> torch.Tensor:
+    return torch.cat(list(teacher.logits(*text)))
+
+
+@pytest.mark.parametrize("texts", [MIXED, OF_ONE_PROMPT], ids=["mixed", "of one prompt"])
+def test_each_text_has_the_logits_that_it_has_alone(texts: list[Text], teacher: Teacher) -> None:
+    expected = [alone(teacher, text) for text in texts]
+    found = list(teacher.together(texts))
+    assert [i for i, _ in found] == list(range(len(texts)))
+    for (_, logits_NV), alone_NV in zip(found, expected, strict=True):
+        torch.testing.assert_close(logits_NV, alone_NV)
+    torch.testing.assert_close(alone(teacher, texts[0]), expected[0])  # and again after them
+
+
+def test_a_text_longer_than_a_chunk_comes_in_parts(
+    teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [alone(teacher, text) for text in MIXED]
+    monkeypatch.setattr(teacher_module, "_CHUNK", 4)
+    parts: list[list[torch.Tensor]] = [[] for _ in MIXED]
+    for i, logits_NV in teacher.together(MIXED):
+        parts[i].append(logits_NV)
+    assert max(map(len, parts)) == 2
+    for found, alone_NV in zip(parts, expected, strict=True):
+        torch.testing.assert_close(torch.cat(found), alone_NV)
+
+
+def test_fewer_texts_are_read_at_once_where_the_vocabulary_is_large(
+    teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [teacher.num_together(length) for length in (1, 4096)] == [64, 64]
+    monkeypatch.setattr(teacher, "vocab_size", 2**17)
+    assert [teacher.num_together(length) for length in (1, 100, 512, 4096)] == [64, 5, 1, 1]
+
+
+def asked() -> Iterator[tuple[AnsweredPrompt, tuple[int, ...]]]:
+    for i, (prompt_ids, answer) in enumerate(MIXED):
+        yield AnsweredPrompt(id=f"p{i}", prompt_ids=tuple(prompt_ids), max_new_tokens=8), answer
+
+
+def read(teacher: Teacher, num_together: int, sampling: Sampling = WARM) -> SampledEvidence:
+    class Told(Teacher):
+        def __init__(self) -> None:
+            self.__dict__ = teacher.__dict__
+
+        def num_together(self, length: int) -> int:  # noqa: ARG002
+            return num_together
+
+    return Reader(Told(), seed=0).sampled(SUBJECT, sampling, asked(), 20, eos_ids=())
+
+
+@pytest.mark.parametrize("sampling", [WARM, Sampling(temperature=0.7, top_k=3)], ids=str)
+def test_evidence_does_not_hang_on_how_many_are_read_at_once(
+    sampling: Sampling, teacher: Teacher
+) -> None:
+    one, three, all_at_once = (read(teacher, n, sampling) for n in (1, 3, 64))
+    assert one.num_texts == three.num_texts == all_at_once.num_texts == 6
+    for other in (three, all_at_once):
+        np.testing.assert_allclose(other.surprise_N, one.surprise_N, atol=1e-5)
+        np.testing.assert_allclose(other.identity_N, one.identity_N, atol=1e-5)
+        assert other.log_likelihoods == pytest.approx(one.log_likelihoods)
+        assert (other.num_outside, other.misshapen) == (one.num_outside, one.misshapen)
+    assert len(one.surprise_N) == 20 - one.num_outside
+
+
+def test_each_token_lies_where_the_targets_distribution_has_it(teacher: Teacher) -> None:
+    """By the logits of each text alone, at the temperature asked for."""
+    evidence = read(teacher, 64)
+    logits_NV = torch.cat([alone(teacher, text) for text in MIXED])[:20].double()
+    tokens_N = torch.tensor([token for _, answer in MIXED for token in answer])[:20]
+    for factor in TEMPERATURES:
+        logs_NV = (logits_NV / (0.7 * factor)).log_softmax(-1)
+        expected = float(logs_NV.gather(1, tokens_N[:, None]).sum())
+        assert evidence.log_likelihoods[factor] == pytest.approx(expected, abs=1e-4)
+    probs_NV = (logits_NV / 0.7).softmax(-1)
+    for at, (u, token) in enumerate(zip(evidence.identity_N, tokens_N.tolist(), strict=True)):
+        below = float(probs_NV[at, :token].sum())
+        assert below - 1e-5 <= u <= below + float(probs_NV[at, token]) + 1e-5
+
+
+def test_no_more_answers_are_asked_for_than_count(teacher: Teacher) -> None:
+    taken: list[str] = []
+
+    def lazily() -> Iterator[tuple[AnsweredPrompt, tuple[int, ...]]]:
+        for prompt, answer in asked():
+            taken.append(prompt.id)
+            yield prompt, answer
+
+    (group,) = Reader(teacher, seed=0)._groups(lazily(), 6)
+    assert taken == ["p0", "p1"]
+    assert [len(counted) for _, _, counted in group] == [5, 1]
