@@ -30,6 +30,7 @@ from specbench.verify.evidence import (
 from specbench.verify.tally import Tally
 from specbench.verify.teacher import Teacher, edge_slack
 
+_AT_ONCE = 64  # texts, of which those of like length are fed together
 TEMPERATURES = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # as shares of the one asked for
 
 Texts = Sequence[tuple[int, ...]]
@@ -136,16 +137,15 @@ class Reader:
         self, answers: Iterable[tuple[AnsweredPrompt, tuple[int, ...]]], num_tokens: int
     ) -> Iterator[list[tuple[AnsweredPrompt, tuple[int, ...], tuple[int, ...]]]]:
         """Texts that are read at once, whole and as far as they count; no more are asked for."""
-        group, longest, left = [], 0, num_tokens
+        group, left = [], num_tokens
         for prompt, text in answers:
             group.append((prompt, text, text[:left]))
             left -= len(group[-1][2])
-            longest = max(longest, len(prompt.prompt_ids) + len(text))
             if left <= 0:
                 break
-            if len(group) >= self._teacher.num_together(longest):
+            if len(group) >= _AT_ONCE:
                 yield group
-                group, longest = [], 0
+                group = []
         if group:
             yield group
 

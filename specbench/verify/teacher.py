@@ -19,7 +19,7 @@ from specbench.verify.evidence import Divergence
 
 _CHUNK = 512  # tokens of a text fed at once
 _ROWS = 64  # short texts fed at once
-_MOST_LOGITS = 2**23  # of texts fed at once, beyond those of a chunk
+_MOST_LOGITS = 2**22  # of texts fed together, where a chunk has fewer
 # Rounding steps between two tokens that may change places. Logits of the demo target, fused
 # and five tokens at a time beside stock and all at once, were off by up to 18 in float32 and
 # up to 7 in the others.
@@ -67,22 +67,26 @@ class Teacher:
                 yield _numbers(logits_1TV[0])
 
     def together(self, texts: Sequence[Text]) -> Iterator[tuple[int, Tensor]]:
-        """Which text, and the logits [<= 512, V] of its next tokens, for one text after the other.
+        """Which text, and the logits [<= 512, V] of its next tokens; texts come in any order.
 
-        Short texts are fed together, as many as `num_together` says.
+        Short texts are fed together, those of like length.
         """
-        is_short = all(len(prompt) + len(output) <= _CHUNK for prompt, output in texts)
-        if len(texts) > 1 and is_short and self._runner.most_drafts is None:
-            yield from enumerate(self._side_by_side(texts))
-            return
-        for i, (prompt_ids, output_ids) in enumerate(texts):
-            for logits_NV in self.logits(prompt_ids, output_ids):
-                yield i, logits_NV
+        lengths = [len(prompt) + len(output) for prompt, output in texts]
+        left = sorted(range(len(texts)), key=lengths.__getitem__, reverse=True)
+        while left:
+            num = self._num_together(lengths[left[0]])
+            some, left = left[:num], left[num:]
+            if len(some) > 1:
+                yield from zip(some, self._side_by_side([texts[i] for i in some]), strict=True)
+            else:
+                for logits_NV in self.logits(*texts[some[0]]):
+                    yield some[0], logits_NV
 
-    def num_together(self, length: int) -> int:
-        """How many texts of `length` tokens, prompt included, are best fed together."""
-        most = max(_CHUNK, _MOST_LOGITS // self.vocab_size)
-        return max(1, min(_ROWS, most // length))
+    def _num_together(self, length: int) -> int:
+        """How many texts of so many tokens, prompt included, are fed together."""
+        if length > _CHUNK or self._runner.most_drafts is not None:  # states take no padding
+            return 1
+        return max(1, max(_CHUNK, _MOST_LOGITS // self.vocab_size) // length)
 
     @torch.inference_mode()
     def _side_by_side(self, texts: Sequence[Text]) -> list[Tensor]:

@@ -53,7 +53,10 @@ def test_both_are_named_where_each_has_a_share():
 
 def test_a_small_share_is_not_named():
     # 33 % less acceptance, 2 % more time.
-    assert causes(figures(length=2.0, verify_s=0.0072)) == (Cause.ACCEPTANCE,)
+    after = figures(length=2.0, verify_s=0.0072)
+    found = attribute(figures(), after, ["decode_speedup"], same_hardware=True)
+    assert found.causes == (Cause.ACCEPTANCE,)
+    assert found.slower == ()
 
 
 def test_acceptance_that_rose_is_no_cause():
@@ -100,6 +103,30 @@ def test_on_other_hardware_rounds_are_counted_in_steps():
     assert found.causes == (Cause.ROUND_TIME,)
     assert found.round.unit == "steps"
     assert [(s.name, s.unit) for s in found.slower] == [("verify", "steps")]
+
+
+def test_seconds_of_other_hardware_are_not_compared():
+    """Not even where K = 0 takes as long there."""
+    after = figures(verify_s=0.012)
+    found = attribute(figures(), after, ["decode_speedup"], same_hardware=False)
+    assert (found.round.unit, found.step) == ("steps", None)
+
+
+@pytest.mark.parametrize("metric", ["tpot_s", "no_such_metric"])
+def test_a_metric_that_one_side_lacks_or_nobody_knows_makes_up_no_loss(metric):
+    """What rounds lost is then all there is to share."""
+    is_known = metric == "tpot_s"
+    assert causes(figures(length=2.4), metric) == ((Cause.ACCEPTANCE,) if is_known else ())
+
+
+def test_a_figure_that_was_none_has_no_share_of_a_loss():
+    before, after = (
+        cell({"decode_tokens_per_s": figure(value), "mean_acceptance_length": figure(length)})
+        for value, length in ((0.0, 3.0), (5.0, 2.4))
+    )
+    for one, other in ((before, after), (after, before)):
+        found = attribute(one, other, ["decode_tokens_per_s"], same_hardware=True)
+        assert found.causes == ((Cause.ACCEPTANCE,) if one is before else ())
 
 
 @pytest.mark.parametrize(

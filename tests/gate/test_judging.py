@@ -49,6 +49,13 @@ def test_a_loss_beyond_the_tolerance_never_passes_however_noisy_the_machine():
     assert check(before, slightly, asked).verdict is Verdict.PASS  # 35 %, within the tolerance
 
 
+def test_what_repeats_exactly_passes_where_nothing_is_tolerated():
+    exact = Tolerance(metric="launches_per_round", share=0.0)
+    for after, expected in ((40.0, Verdict.PASS), (40.1, Verdict.REGRESSION)):
+        sides = [side(cell({exact.metric: figure(n, 0.0)}), name=str(n)) for n in (40.0, after)]
+        assert check(*sides, [exact]).verdict is expected
+
+
 def test_what_could_be_found_is_what_the_whole_gate_would_find():
     # Of two tests 2.5 % each: (1.960 + 0.842) * 0.01414 = 0.0396.
     keys = [key(workload=name) for name in ("code", "chat")]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from specbench.records import Sampling
+from specbench.verify import reader as reader_module
 from specbench.verify import teacher as teacher_module
 from specbench.verify.evidence import SampledEvidence, Subject
 from specbench.verify.reader import TEMPERATURES, AnsweredPrompt, Reader
@@ -35,10 +36,10 @@ def alone(teacher: Teacher, text: Text) -> torch.Tensor:
 @pytest.mark.parametrize("texts", [MIXED, OF_ONE_PROMPT], ids=["mixed", "of one prompt"])
 def test_each_text_has_the_logits_that_it_has_alone(texts: list[Text], teacher: Teacher) -> None:
     expected = [alone(teacher, text) for text in texts]
-    found = list(teacher.together(texts))
-    assert [i for i, _ in found] == list(range(len(texts)))
-    for (_, logits_NV), alone_NV in zip(found, expected, strict=True):
-        torch.testing.assert_close(logits_NV, alone_NV)
+    found = dict(teacher.together(texts))
+    assert sorted(found) == list(range(len(texts)))
+    for i, alone_NV in enumerate(expected):
+        torch.testing.assert_close(found[i], alone_NV)
     torch.testing.assert_close(alone(teacher, texts[0]), expected[0])  # and again after them
 
 
@@ -58,9 +59,28 @@ def test_a_text_longer_than_a_chunk_comes_in_parts(
 def test_fewer_texts_are_read_at_once_where_the_vocabulary_is_large(
     teacher: Teacher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert [teacher.num_together(length) for length in (1, 4096)] == [64, 64]
+    assert [teacher._num_together(length) for length in (512, 513)] == [2**22 // 7 // 512, 1]
     monkeypatch.setattr(teacher, "vocab_size", 2**17)
-    assert [teacher.num_together(length) for length in (1, 100, 512, 4096)] == [64, 5, 1, 1]
+    assert [teacher._num_together(length) for length in (100, 512, 4096)] == [5, 1, 1]
+
+
+def test_texts_of_like_length_are_fed_together(
+    teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 11, 2, 12, 12, 8 and 5 tokens, 24 at once: 12 and 12, 11 and 8, 5 and 2."""
+    monkeypatch.setattr(teacher_module, "_CHUNK", 24)
+    monkeypatch.setattr(teacher_module, "_MOST_LOGITS", 0)
+    lengths = [len(prompt) + len(answer) for prompt, answer in MIXED]
+    fed = [lengths[i] for i, _ in teacher.together(MIXED)]
+    assert fed == sorted(lengths, reverse=True)
+    shapes: list[tuple[int, int]] = []
+    sound = teacher._forward
+    monkeypatch.setattr(
+        teacher, "_forward", lambda t, b, last_1=None: shapes.append(t.shape) or sound(t, b, last_1)
+    )
+    list(teacher.together(MIXED))
+    assert sum(rows for rows, _ in shapes) == len(MIXED)
+    assert len(shapes) == 3
 
 
 def asked() -> Iterator[tuple[AnsweredPrompt, tuple[int, ...]]]:
@@ -69,14 +89,9 @@ def asked() -> Iterator[tuple[AnsweredPrompt, tuple[int, ...]]]:
 
 
 def read(teacher: Teacher, num_together: int, sampling: Sampling = WARM) -> SampledEvidence:
-    class Told(Teacher):
-        def __init__(self) -> None:
-            self.__dict__ = teacher.__dict__
-
-        def num_together(self, length: int) -> int:  # noqa: ARG002
-            return num_together
-
-    return Reader(Told(), seed=0).sampled(SUBJECT, sampling, asked(), 20, eos_ids=())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader_module, "_AT_ONCE", num_together)
+        return Reader(teacher, seed=0).sampled(SUBJECT, sampling, asked(), 20, eos_ids=())
 
 
 @pytest.mark.parametrize("sampling", [WARM, Sampling(temperature=0.7, top_k=3)], ids=str)
