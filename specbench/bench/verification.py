@@ -31,7 +31,7 @@ from specbench.verify.teacher import Teacher
 
 # A round with drafts and the reading of its text, over a step without drafts; as measured with the
 # embedded drafters.
-_BESIDE_ANSWERS = 1.5
+_BESIDE_ANSWERS = 1.2
 
 
 def collect_evidence(

@@ -47,9 +47,10 @@ def test_short_answers_are_expected_where_the_greedy_one_was():
 
 
 class Served:
-    """An engine whose answers are as long as it was asked for; it counts what it decodes."""
+    """An engine that counts what it decodes; its answers are as long as it was asked for."""
 
     name = "builtin"
+    share = 1.0  # of what it was asked for
     num_decoded = 0
     seeds: tuple[int, ...] = ()
     conversations: tuple[str | None, ...] = ()
@@ -58,7 +59,9 @@ class Served:
         self.num_decoded += sum(r.max_new_tokens for r in requests)
         self.seeds += tuple(r.seed for r in requests)
         self.conversations += tuple(r.conversation for r in requests)
-        results = tuple(SimpleNamespace(output_ids=(0,) * r.max_new_tokens) for r in requests)
+        lengths = [int(self.share * r.max_new_tokens) for r in requests]
+        assert lengths, "nothing was asked"
+        results = tuple(SimpleNamespace(output_ids=(0,) * length) for length in lengths)
         return SimpleNamespace(results=results)
 
 
@@ -81,10 +84,25 @@ def test_texts_are_the_same_however_many_are_asked_for_at_once():
     assert streams[0] == streams[1] == ["a", "b1", "b2", "c", "d", "a", "b1"]
 
 
+def test_where_answers_are_shorter_than_expected_only_what_is_missing_is_asked_for():
+    """Of 50 tokens instead of 100: 8 texts for 700, 3 for the other 300, 2 for 150, 1 for 50."""
+    collector = Collector(cast(Any, SimpleNamespace(vocab_size=1000)), TALK, seed=0)
+    engine = Served()
+    engine.share = 0.5
+    work = cast(Any, SimpleNamespace(method="ngram", k=4))
+    who = Examined("one/ngram", cast(Any, engine), work, 1)
+    texts = [text for _, text in islice(collector._sampled_texts(who, Sampling(), 700), 14)]
+    assert sum(map(len, texts)) == 700
+    assert engine.num_decoded == 1400
+
+
 def test_an_engine_at_k_0_is_not_asked_twice_but_within_conversations():
     answer = Answered("builtin", (7,) * 40)
     talk = [replace(one, answer=answer) for one in TALK]
     collector = Collector(cast(Any, SimpleNamespace(vocab_size=1000)), talk, seed=0)
+    of_one_turn = Collector(cast(Any, SimpleNamespace(vocab_size=1000)), talk[:1], seed=0)
+    work = cast(Any, SimpleNamespace(method="none", k=0))
+    assert of_one_turn.greedy_texts(Examined("one", cast(Any, Served()), work)) == [(7,) * 40]
     for name, k, asked in (("builtin", 0, 2), ("builtin", 4, 5), ("transformers", 0, 5)):
         engine = Served()
         engine.name = name

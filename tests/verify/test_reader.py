@@ -70,17 +70,16 @@ def test_texts_of_like_length_are_fed_together(
     """Of 11, 2, 12, 12, 8 and 5 tokens, 24 at once: 12 and 12, 11 and 8, 5 and 2."""
     monkeypatch.setattr(teacher_module, "_CHUNK", 24)
     monkeypatch.setattr(teacher_module, "_MOST_LOGITS", 0)
-    lengths = [len(prompt) + len(answer) for prompt, answer in MIXED]
-    fed = [lengths[i] for i, _ in teacher.together(MIXED)]
-    assert fed == sorted(lengths, reverse=True)
-    shapes: list[tuple[int, int]] = []
-    sound = teacher._forward
-    monkeypatch.setattr(
-        teacher, "_forward", lambda t, b, last_1=None: shapes.append(t.shape) or sound(t, b, last_1)
-    )
-    list(teacher.together(MIXED))
-    assert sum(rows for rows, _ in shapes) == len(MIXED)
-    assert len(shapes) == 3
+    groups: list[list[int]] = []
+    sound = teacher._side_by_side
+
+    def noted(texts: list[Text]) -> list[torch.Tensor]:
+        groups.append([len(prompt) + len(answer) for prompt, answer in texts])
+        return sound(texts)
+
+    monkeypatch.setattr(teacher, "_side_by_side", noted)
+    assert len(dict(teacher.together(MIXED))) == len(MIXED)
+    assert groups == [[12, 12], [11, 8], [5, 2]]
 
 
 def asked() -> Iterator[tuple[AnsweredPrompt, tuple[int, ...]]]:
