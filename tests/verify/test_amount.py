@@ -123,7 +123,8 @@ def test_what_is_to_come_is_told_beforehand():
     answer = Answered("builtin", (7,) * 40)
     talk = [replace(one, answer=answer) for one in TALK]  # 200 tokens, which took 2 s
     assert _outlook(jobs(0.0, 0.0), talk, 8192, 2.0) == (
-        "about 6s: 5 greedy answers for each of 2 cells, K = 0 included"
+        f"about {duration(_BESIDE_ANSWERS * 4)}: 5 greedy answers for each of 2 cells, K = 0 "
+        "included"
     )
     seconds = _BESIDE_ANSWERS * 0.01 * (2 * 200 + 2 * 8192)
     assert _outlook(jobs(0.0, 0.7, 0.0, 0.7), talk, 8192, 2.0) == (
