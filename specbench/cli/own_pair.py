@@ -33,8 +33,8 @@ _Drafts = Annotated[
         "--draft",
         metavar="DRAFT",
         rich_help_panel=_PANEL,
-        help="With --target: a draft model or head (folder, hub id, demo:NAME) or a method such "
-        "as ngram; may be repeated.",
+        help="With --target: a draft model or head (folder, hub id, demo:NAME), METHOD=MODEL for "
+        "a draft with another tokenizer, or a method such as ngram; may be repeated.",
         show_default="methods that need no draft",
     ),
 ]

@@ -67,7 +67,7 @@ def take(pool: ModelPool, spec: ModelSpec, forward: Forward, kernels: KernelChoi
         pool.release(spec)
         raise
     pool.give_back()  # a layer's parts, of which joined matrices were made
-    return Held(spec, loaded, runner, tuple(f"{spec.source}: {note}" for note in notes))
+    return Held(spec, loaded, runner, tuple(f"{shown(spec)}: {note}" for note in notes))
 
 
 class LoadedDrafters:

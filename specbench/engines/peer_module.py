@@ -10,6 +10,7 @@ from transformers import GenerationConfig
 
 from specbench.engines.refusals import device_errors_told
 from specbench.errors import ModelError, SpecbenchError, first_line
+from specbench.forward.attention.stock import attend_by
 from specbench.models.raised import raised_by_model
 
 
@@ -35,9 +36,9 @@ def make_peer(model: Any) -> Any:
     config = module.config.get_text_config()
     has_cap = getattr(config, "attn_logit_softcapping", None) is not None
     try:
-        module.set_attn_implementation("eager" if has_cap else "sdpa")
+        attend_by(module, "eager" if has_cap else "sdpa")
     except ValueError:  # attention sinks, for example
-        module.set_attn_implementation("eager")
+        attend_by(module, "eager")
     module.generation_config = GenerationConfig()
     return module
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig
-from transformers.utils import logging
 
 from specbench.engines.assistant import Assistant, require_same_width
 from specbench.engines.engine import (
@@ -26,6 +25,7 @@ from specbench.engines.peers import BASELINES, COUNTERPARTS, peer_methods
 from specbench.errors import CompatibilityError, UsageError
 from specbench.forward.context import check_context, context_limit
 from specbench.inputs.pairing import Drafter, Target
+from specbench.models.library_log import quiet
 from specbench.models.loading import LoadedModel, eos_ids
 from specbench.models.tokenizer import require_same_vocabulary
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity
@@ -122,7 +122,7 @@ class TransformersEngine(InProcess):
         log = GenerationLog(num_prompt_tokens=len(request.prompt_ids))
         with (
             _seeded(request.seed, self._module.device),
-            _quiet(),
+            quiet(),  # it warns about the way in which it calls its own assistant
             self._fed_to(log, work),
             refusals_told(self._module, work.method),
         ):
@@ -275,14 +275,3 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
         if device.type == "cuda":
             torch.cuda.manual_seed_all(seed)
         yield
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """transformers warns about the way in which it calls its own assistant."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)

@@ -168,7 +168,7 @@ class StockRunner:
         )
         self._keeps_some = "logits_to_keep" in signature(model.forward).parameters
         self.max_position = context_limit(self.config)
-        model.set_attn_implementation(stock.NAME)
+        stock.attend_by(model, stock.NAME)
         run_over_slots(model)
 
     @property

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specbench.errors import ModelError
 from specbench.forward.attention.reach import field
+from specbench.forward.attention.stock import attend_by
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.fused_weights import can_fuse
 from specbench.forward.runner import Runner, StockRunner
@@ -114,12 +115,12 @@ def _positions(model: Any) -> str:
 def _plain(model: Any, tokens_BT: Tensor) -> list[Tensor]:
     """Logits [T, V] of each row from the model's own code, alone and without a cache."""
     attention = model.config._attn_implementation
-    model.set_attn_implementation("eager")
+    attend_by(model, "eager")
     rows = [
         model(input_ids=tokens_BT[row : row + 1, :length], use_cache=False).logits[0]
         for row, length in enumerate(_LENGTHS)
     ]
-    model.set_attn_implementation(attention)
+    attend_by(model, attention)
     return rows
 
 
@@ -130,7 +131,7 @@ def _stepped(model: Any, tokens_BT: Tensor) -> list[Tensor]:
     a scan.
     """
     attention = model.config._attn_implementation
-    model.set_attn_implementation("eager")
+    attend_by(model, "eager")
     places_1T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)[None]
     rows = []
     for row, length in zip(list(tokens_BT[:, None]), _LENGTHS, strict=True):
@@ -144,7 +145,7 @@ def _stepped(model: Any, tokens_BT: Tensor) -> list[Tensor]:
             )
             logits.append(out.logits[0])
         rows.append(torch.cat(logits))
-    model.set_attn_implementation(attention)
+    attend_by(model, attention)
     return rows
 
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from os.path import normpath
 from pathlib import Path
 
 from specbench.errors import UsageError
@@ -121,7 +122,7 @@ def read_folder(value: Value) -> Path:
     """A folder that exists; a relative one begins where the file lies."""
     written = value.text()
     path = Path.home() / written[2:] if written.startswith("~/") else Path(written)
-    folder = (value.file.parent / path).absolute()
+    folder = Path(normpath(value.file.parent.resolve() / path))  # so that it can be read
     try:
         is_there = folder.is_dir()
     except OSError as wrong:  # a name too long, a parent that may not be read

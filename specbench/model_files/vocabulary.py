@@ -121,7 +121,7 @@ def mismatch_advice(target: Vocabulary, draft: Vocabulary) -> str:
         return _ANOTHER
     return (
         f"{found.in_words}: method token_intersection drafts these, string_match whole texts, both "
-        f"lossless; or {_ANOTHER}"
+        f"lossless (METHOD=DRAFT on the command line); or {_ANOTHER}"
     )
 
 

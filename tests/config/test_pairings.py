@@ -151,6 +151,15 @@ def test_a_model_folder_is_found_from_the_file_that_names_it(tmp_path: Path) -> 
     assert model.location == str(tmp_path / "weights")
 
 
+def test_a_folder_above_the_file_is_told_without_the_way_to_it(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").touch()
+    (tmp_path / "reports" / "pairings").mkdir(parents=True)
+    text = "targets: {b: {model: ../../weights, drafters: {copy: {method: ngram}}}}"
+    model = read(tmp_path / "reports" / "pairings", text).targets[0].model
+    assert (model.source, model.location) == ("../../weights", str(tmp_path / "weights"))
+
+
 def test_a_target_may_have_a_folder_of_its_own_workloads(tmp_path: Path) -> None:
     (tmp_path / "prompts").mkdir()
     text = "targets: {b: {model: o/b, workloads: prompts, drafters: {copy: {method: ngram}}}}"

@@ -1,5 +1,6 @@
 """Of a multimodal model only what text needs is loaded, and its text stays what it was."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,20 @@ def test_the_text_part_says_what_the_whole_says(
     assert torch.equal(plain_logits(loaded.model, tokens_BT), plain_logits(whole[0], tokens_BT))
     runner, _ = make_checked_runner(loaded.model)
     assert runner.kind == "stock"
+
+
+def test_transformers_does_not_warn_of_the_parts_that_were_left_out(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    log = logging.getLogger("transformers.modeling_utils")
+    monkeypatch.setattr(log, "handle", lambda record: said.append(record.getMessage()))
+    loaded.model.set_attn_implementation("eager")
+    assert "vision_config" in said.pop()  # as it does
+
+    make_checked_runner(loaded.model)
+
+    assert not said
 
 
 def test_made_up_weights_are_of_the_text_part_alone(whole: tuple[Any, Path]) -> None:

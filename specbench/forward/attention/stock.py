@@ -13,8 +13,18 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from specbench.forward.attention.masks import additive_mask, visible
+from specbench.models.library_log import quiet
 
 NAME = "specbench_slots"
+
+
+def attend_by(model: Any, name: str) -> None:
+    """Have a model's code use an attention by its name in transformers.
+
+    Quietly: it warns of every part of a multimodal model that was left out.
+    """
+    with quiet():
+        model.set_attn_implementation(name)
 
 
 def slot_attention(
