@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "specbench"
 BASE = {"", "errors", "exit_code", "stats", "settings", "records", "footprint", "whole_file"}
-BASE |= {"json_text", "plain_text"}
+BASE |= {"json_text", "plain_text", "no_collection"}
 FILES = {"shipped", "inputs", "model_files", "drafting"}
 DECIDING = {*BASE, *FILES, "metrics", "decide"}
 ANALYSING = {*DECIDING, "runs", "gate", "importers", "fit", "forecast", "export"}
@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "whole_file": set(),
     "json_text": set(),
     "plain_text": set(),
+    "no_collection": set(),
     "arrivals": set(),
     "shipped": set(),
     "footprint": set(),

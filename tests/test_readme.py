@@ -10,6 +10,7 @@ from benchmarks import readme
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 DECISIONS = json.loads(readme.MADE_RUN.read_text(encoding="utf-8"))["decisions"]
 
 
@@ -44,6 +45,13 @@ def test_strokes_are_explained_only_where_something_is_struck_out(page):
 
 def test_the_front_page_is_short():
     assert len(readme.README.read_text(encoding="utf-8").splitlines()) < 150
+
+
+def test_readme_and_makefile_promise_the_same_minutes():
+    made = re.search(r"^run:.*\((about \d+ minutes)\)$", MAKEFILE, re.MULTILINE)
+    assert made is not None
+    front = readme.README.read_text(encoding="utf-8")
+    assert f"{made[1]} after installation" in " ".join(front.split())
 
 
 def test_every_drafter_is_named():

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from specbench.records import (
     CellKey,
@@ -87,6 +87,8 @@ class CellData:
     # any other is left: then this says why.
     num_bound_cycles: int = 0
     client_bound: str = ""
+    # What `once_a_baseline` keeps, of all cells with the same baseline.
+    shared: dict[str, tuple[object, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def k(self) -> int:
@@ -116,13 +118,9 @@ class CellData:
         return RoundCounts.of_rounds(log.num_drafted, log.num_accepted, log.num_emitted, self.k)
 
     @cached_property
-    def baseline_rounds(self) -> RoundLog | None:
-        return pooled_rounds(finished(self.baseline))
-
-    @cached_property
     def pairs(self) -> tuple[RequestPair, ...]:
         """Requests that finished on both sides, in the order of `requests`."""
-        return paired_requests(self.baseline, self.requests)
+        return _paired(_baseline_by_unit(self), self.finished)
 
     @cached_property
     def pass_pairs(self) -> tuple[PassPair, ...]:
@@ -169,6 +167,37 @@ def once_a_cell(function: Callable[[CellData], T]) -> Callable[[CellData], T]:
     return kept
 
 
+def once_a_baseline(function: Callable[[CellData], T]) -> Callable[[CellData], T]:
+    """Keeps what a function makes of a cell's baseline for all cells that have the same one.
+
+    The function must look at nothing else of the cell but its condition: cells of one baseline
+    differ in the rest. Each K of each drafter has the same one: half of all there is to look at.
+    """
+    name = f"{function.__module__}.{function.__qualname__}"
+
+    @wraps(function)
+    def kept(cell: CellData) -> T:
+        of, found = cell.shared.get(name, (None, None))
+        if of is not cell.baseline:
+            found = function(cell)
+            cell.shared[name] = cell.baseline, found
+        known: T = found
+        return known
+
+    return kept
+
+
+@once_a_baseline
+def finished_baseline(cell: CellData) -> tuple[RequestRecord, ...]:
+    """The baseline's requests that did not fail."""
+    return finished(cell.baseline)
+
+
+@once_a_baseline
+def _baseline_by_unit(cell: CellData) -> Mapping[tuple[str, int, int, int], RequestRecord]:
+    return {_unit(request): request for request in finished_baseline(cell)}
+
+
 def against(cell: CellData, other: CellData) -> CellData:
     """The cell with another one in place of its baseline."""
     return replace(
@@ -177,6 +206,7 @@ def against(cell: CellData, other: CellData) -> CellData:
         baseline_passes=other.passes,
         baseline_samples=other.samples,
         baseline_servers=other.servers,
+        shared={},
         cycles={},  # nothing balances the sessions of two engines
     )
 
@@ -185,12 +215,14 @@ def paired_requests(
     base: Iterable[RequestRecord], spec: Iterable[RequestRecord]
 ) -> tuple[RequestPair, ...]:
     """Requests that finished on both sides, in the order of `spec`."""
-    known = {_unit(request): request for request in finished(base)}
-    return tuple(
-        RequestPair(known[_unit(request)], request)
-        for request in finished(spec)
-        if _unit(request) in known
-    )
+    return _paired({_unit(request): request for request in finished(base)}, finished(spec))
+
+
+def _paired(
+    known: Mapping[tuple[str, int, int, int], RequestRecord], spec: Iterable[RequestRecord]
+) -> tuple[RequestPair, ...]:
+    pairs = ((known.get(_unit(request)), request) for request in spec)
+    return tuple(RequestPair(base, request) for base, request in pairs if base is not None)
 
 
 def have_same_text(one: RequestRecord, other: RequestRecord) -> bool:

@@ -1,6 +1,7 @@
 """From the records of a run to its cells."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from specbench.metrics.cell import CellData, Pass, Samples, finished, turn_of
@@ -47,7 +48,15 @@ def gather_cells(
     cells = (
         _gather(key, _baseline_of(key, keys), chosen, memories, forwards, limits) for key in keys
     )
-    return tuple(cell for cell in cells if cell.requests)
+    return tuple(_sharing([cell for cell in cells if cell.requests]))
+
+
+def _sharing(cells: Iterable[CellData]) -> Iterator[CellData]:
+    """Cells with the same baseline have one tuple of it, and share what is made of it."""
+    first: dict[tuple[int, ...], CellData] = {}
+    for cell in cells:
+        one = first.setdefault(tuple(map(id, cell.baseline)), cell)
+        yield replace(cell, baseline=one.baseline, shared=one.shared)
 
 
 def gather_run(stored: StoredRun, purpose: BlockPurpose = "explore") -> tuple[CellData, ...]:

@@ -5,9 +5,10 @@ round counts once for each row that it serves, as everywhere else.
 """
 
 from collections.abc import Iterable
+from itertools import chain
 from statistics import fmean, median
 
-from specbench.metrics.cell import CellData, finished, once_a_cell
+from specbench.metrics.cell import CellData, finished_baseline, once_a_baseline
 from specbench.metrics.registry import metric
 from specbench.records import RequestRecord
 from specbench.stats.percentiles import p95
@@ -110,11 +111,19 @@ def _model_forwards_s(cell: CellData) -> float:
     return sum(count * median(samples) for (*_, count), samples in seconds.items())
 
 
-@once_a_cell
 def _baseline_step_s(cell: CellData) -> float | None:
-    if cell.servers:
-        return _served_round_s(finished(cell.baseline))
-    return fmean(cell.baseline_rounds.round_s) if cell.baseline_rounds else None
+    return _served_baseline_step_s(cell) if cell.servers else _logged_baseline_step_s(cell)
+
+
+@once_a_baseline
+def _served_baseline_step_s(cell: CellData) -> float | None:
+    return _served_round_s(finished_baseline(cell))
+
+
+@once_a_baseline
+def _logged_baseline_step_s(cell: CellData) -> float | None:
+    logs = [request.rounds.round_s for request in finished_baseline(cell) if request.rounds]
+    return fmean([*chain.from_iterable(logs)]) if logs else None
 
 
 def _served_round_s(requests: Iterable[RequestRecord]) -> float | None:

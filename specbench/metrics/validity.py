@@ -10,7 +10,15 @@ from specbench.metrics.acceptance import (
     acceptance_rate_per_position,
     mean_acceptance_length,
 )
-from specbench.metrics.cell import CellData, Pass, Samples, finished, have_same_text
+from specbench.metrics.cell import (
+    CellData,
+    Pass,
+    Samples,
+    finished,
+    finished_baseline,
+    have_same_text,
+    once_a_baseline,
+)
 from specbench.metrics.counts import num_rounds
 from specbench.metrics.saturation import saturation
 from specbench.records import (
@@ -101,7 +109,7 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
     """
     if not cell.finished:
         return (*_failed(cell), "no request finished")
-    base = finished(cell.baseline)
+    base = finished_baseline(cell)
     return (
         *_failed(cell),
         *_too_few_rounds(cell),
@@ -111,7 +119,7 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
         *_broken_identities(cell.finished, cell.k),
         *_broken_passes(_all_passes(cell.passes, cell.samples), cell.k),
         *_broken_times(cell.finished, overlapping=cell.key.condition.overlaps),
-        *(f"baseline: {reason}" for reason in _broken_baseline(cell, base)),
+        *_broken_baseline(cell),
         *_broken_totals(cell),
     )
 
@@ -209,10 +217,15 @@ def _broken_times(requests: tuple[RequestRecord, ...], *, overlapping: bool) -> 
         yield f"identity broken: rounds take {round_s:.3g} s, decoding {decode_s:.3g} s"
 
 
-def _broken_baseline(cell: CellData, base: tuple[RequestRecord, ...]) -> Iterator[str]:
-    yield from _broken_identities(base, 0)
-    yield from _broken_passes(_all_passes(cell.baseline_passes, cell.baseline_samples), 0)
-    yield from _broken_times(base, overlapping=cell.key.condition.overlaps)
+@once_a_baseline
+def _broken_baseline(cell: CellData) -> tuple[str, ...]:
+    base = finished_baseline(cell)
+    found = (
+        *_broken_identities(base, 0),
+        *_broken_passes(_all_passes(cell.baseline_passes, cell.baseline_samples), 0),
+        *_broken_times(base, overlapping=cell.key.condition.overlaps),
+    )
+    return tuple(f"baseline: {reason}" for reason in found)
 
 
 def _broken_totals(cell: CellData) -> Iterator[str]:

@@ -24,6 +24,7 @@ from specbench.metrics.pairs import prompt_speedups
 from specbench.metrics.sessions import lost_sessions
 from specbench.metrics.summary import summarise
 from specbench.metrics.vllm_names import VllmCounts, vllm_counts
+from specbench.no_collection import no_collection
 from specbench.records import (
     CellKey,
     CellSummary,
@@ -90,6 +91,7 @@ class Document:
         return _mark(self.run.settings.decoder)
 
 
+@no_collection()
 def build_document(stored: StoredRun) -> Document:
     """Metrics, intervals and decisions of a stored run, finished or not."""
     explored = gather_run(stored)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple, get_args, get_origin, get_type_hints
 
 from specbench.errors import StoreError
+from specbench.no_collection import no_collection
 from specbench.records import BlockRecord, FailureRecord, RunRecord
 from specbench.runs.codec import (
     Done,
@@ -63,6 +64,7 @@ class Contents(NamedTuple):
     num_bytes: int  # up to the end of the last complete line
 
 
+@no_collection()
 def load_run(path_or_id: str | Path, root: Path, *, also_empty: bool = False) -> StoredRun:
     """The stored run at a path, of an id under `root`, or `latest`; also while it is written.
 

@@ -34,6 +34,8 @@ def test_pairings_are_those_of_the_working_folder(tiny):
         ("tiny/ngram", "ngram", None),
         ("demo/draft", "draft_model", "demo:draft"),  # the shipped ones follow
     ]
+    assert all(row["k"] for row in rows)  # that of a run without -k, where the file names none
+    assert not all(row["num_speculative_tokens"] for row in rows)
 
 
 def test_drafters_are_listed_with_their_parameters(tmp_path):

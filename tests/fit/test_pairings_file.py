@@ -45,15 +45,19 @@ def test_targets_and_drafters_read_back(tmp_path: Path):
     assert read.drafters == DRAFTERS
 
 
-def test_a_folder_is_written_with_its_whole_path(tmp_path: Path):
+def test_a_folder_is_written_as_the_file_sees_it_and_found_again(tmp_path: Path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     spec = ModelSpec(source="./model", folder=folder)
     target = Target(name="t", model=spec, drafters=())
-    write_pairings(tmp_path / "pairings.yaml", target, DRAFTERS[:1], "")
-    (read,) = load_pairings(tmp_path / "pairings.yaml").targets
-    assert read.model.folder == folder
+    for file, name in (("pairings.yaml", "./model"), ("ci/pairings.yaml", "../model")):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        write_pairings(tmp_path / file, target, DRAFTERS[:1], "")
+        assert f"    model: {name}\n" in (tmp_path / file).read_text()
+        (read,) = load_pairings(tmp_path / file).targets
+        assert read.model.folder is not None
+        assert read.model.folder.resolve() == folder
 
 
 def test_every_target_that_is_shipped_can_be_written(tmp_path: Path):

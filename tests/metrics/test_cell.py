@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.metrics.cell import CellData, against
+from specbench.metrics.cell import CellData, against, finished_baseline, once_a_baseline
 from specbench.metrics.gathering import gather_cells
 from specbench.records import (
     ForwardCost,
@@ -46,6 +46,32 @@ def test_a_cell_is_gathered_with_the_baseline_of_its_own_blocks(cell: CellData, 
     assert second.baseline == (base_a,)
     assert base.requests == (base_a, base_b, base_a)
     assert base.baseline == ()
+
+
+def test_what_is_made_of_a_baseline_is_made_once_for_all_cells_that_have_it(cell, baseline_cell):
+    spec_a, spec_b = cell.requests
+    base_a, base_b = cell.baseline
+    far_key = with_axes(cell.key, num_speculative_tokens=8)
+    alone_key = with_axes(cell.key, pairing="demo/poor", drafter="poor")
+    blocks = [
+        made_block("a", base_a, spec_a, replace(spec_a, cell_id=far_key.id)),
+        made_block("b", base_b, spec_b, replace(spec_b, cell_id=far_key.id)),
+        made_block("a", base_a, replace(spec_a, cell_id=alone_key.id), repeat=1),
+    ]
+    asked = []
+
+    @once_a_baseline
+    def num_tokens(one: CellData) -> int:
+        asked.append(one.key)
+        return sum(request.num_output_tokens for request in finished_baseline(one))
+
+    keys = [baseline_cell.key, cell.key, far_key, alone_key]
+    _, near, far, alone = gather_cells(keys, blocks)
+    assert num_tokens(near) == num_tokens(far) == sum(r.num_output_tokens for r in (base_a, base_b))
+    assert num_tokens(alone) == base_a.num_output_tokens
+    assert asked == [cell.key, alone_key]
+    assert num_tokens(replace(near, baseline=(base_b,))) == base_b.num_output_tokens
+    assert num_tokens(near) == num_tokens(far)
 
 
 def test_explored_and_confirmed_blocks_are_kept_apart(cell: CellData, baseline_cell):

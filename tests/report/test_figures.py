@@ -8,7 +8,16 @@ from xml.etree import ElementTree
 import pytest
 
 from specbench.decide.reasons import speedup_text
-from specbench.report.charts.canvas import DRAFT, REST, SERIES, VERIFY, Chart, Label, spread
+from specbench.report.charts.canvas import (
+    DRAFT,
+    REST,
+    SERIES,
+    VERIFY,
+    Chart,
+    Label,
+    fitting,
+    spread,
+)
 from specbench.report.charts.prompts import dots
 from specbench.report.charts.round_time import parts
 from specbench.report.document import Document, build_document
@@ -122,6 +131,19 @@ def test_a_chart_is_no_wider_than_a_phone(cpu_charts: tuple[Chart, ...]) -> None
     """In 1/72 inch: 390 pixels without the page's margins, text at its full size."""
     widths = [re.search(r'viewBox="0 0 ([\d.]+)', p) for c in cpu_charts for p in c.panels]
     assert max(float(width[1]) for width in widths if width) <= 0.75 * 358
+
+
+def test_a_long_name_loses_its_middle_and_no_figure() -> None:
+    assert fitting("demo/draft", 1.0) == "demo/draft"
+    assert fitting("a-long-name (step: 9 ms)", 1.0) == "a-long\u2026 9 ms)"
+    assert fitting("x" * 99, 0.0) == "x\u2026x"
+    long = renamed(stored_run(replace(SMALL, drafters=("draft",))), "demo", "d" * 60)
+    every = [text for chart in pictures(build_document(long)).all for text in texts(chart)]
+    (told,) = (text for text in every if "speculation costs" in text)
+    assert told.startswith("dd")
+    assert "\u2026" in told
+    assert told.endswith(": 1.76 GiB, speculation costs 16.0 MiB")
+    assert max(map(len, every)) <= 52
 
 
 def test_the_pointer_is_told_what_it_is_on(cpu_document: Document) -> None:

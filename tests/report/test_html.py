@@ -81,6 +81,22 @@ def test_every_drafter_has_its_reasons(html: str, cpu_document: Document) -> Non
             assert reason in why
 
 
+def test_where_every_drafter_loses_it_says_why_all_the_same() -> None:
+    document = build_document(stored_run(replace(SMALL, drafters=("poor",))))
+    page = to_html([document])
+    why = Page(page[page.index("<h2>Why</h2>") : page.index("<h2>What it costs</h2>")]).text
+    for decision in document.decisions:
+        assert decision.reasons
+        assert all(reason in why for reason in decision.reasons)
+
+
+def test_a_chip_and_its_sentence_do_not_say_the_same_twice(html: str) -> None:
+    poor = to_html([build_document(stored_run(replace(SMALL, drafters=("poor",))))])
+    for page in (html, poor):
+        assert re.findall(r'<span class="chip">([\w ]+)</span>', page)
+        assert not re.findall(r'<span class="chip">([\w ]+)</span>\1', page)
+
+
 def test_it_needs_nothing_from_anywhere(html: str) -> None:
     page = Page(html)
     assert "://" not in html

@@ -28,7 +28,8 @@ DRAFT, VERIFY, REST = "#b5851b", "#1a8fa8", "#7d8590"
 # the time of a chart.
 _PLOT_INCHES = (2.1, 1.7)  # where the data are drawn
 _LEFT_INCHES, _BOTTOM_INCHES, _TOP_INCHES = 0.75, 0.5, 0.3  # for the axis and the title
-_CHARACTER_INCHES = 0.082
+_CHARACTER_INCHES = 0.072
+_GAP_INCHES = 0.1  # between the plot and what stands at its right end
 _FONT_SIZE = 9.0
 _REACH = 11.0  # points: how close to an interval a pointer has to be
 _MARGIN = 0.45  # of the x axis, left of the first and right of the last number
@@ -115,7 +116,7 @@ class Panels:
             first = self.axes[0] if self.axes else None
             figure = Figure(figsize=(width, height))
             ax = figure.add_axes(place, sharex=first, sharey=first)
-            ax.set_title(title)
+            ax.set_title(fitting(title, plot_width))
             ax.grid(axis="y", color=INK, alpha=0.12, linewidth=0.6)
             ax.tick_params(length=2.5, width=0.6)
             self._figures.append(figure)
@@ -248,7 +249,16 @@ def chart(
 def text_inches(texts: Sequence[str]) -> float:
     """Room that the longest of the texts takes with its dot, generously."""
     longest = max(map(len, texts), default=0)
-    return longest * _CHARACTER_INCHES + _FONT_SIZE / 72 if longest else 0.0
+    return _GAP_INCHES + _FONT_SIZE / 72 + longest * _CHARACTER_INCHES if longest else 0.0
+
+
+def fitting(text: str, inches: float) -> str:
+    """The text, without its middle where it would take more room than this."""
+    most = max(int(inches / _CHARACTER_INCHES), 3)
+    if len(text) <= most:
+        return text
+    end = (most - 1) // 2
+    return f"{text[: most - 1 - end]}\u2026{text[len(text) - end :]}"
 
 
 def spread(labels: Sequence[Label], gap: float) -> list[Label]:

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from specbench.report.charts.canvas import DRAFT, REST, VERIFY, Chart, chart
+from specbench.report.charts.canvas import DRAFT, REST, VERIFY, Chart, chart, fitting, text_inches
 from specbench.report.charts.svg import INK, hover
 from specbench.report.memory import MemoryRow
 from specbench.report.numbers import measured
 
 # As wide as a phone: names stand above their bars, not beside them.
 _PLOT_INCHES, _SIDE_INCHES = 3.5, 0.1
+_TEXT_INCHES = 3.9  # digits are narrower than letters
 _BAR_INCHES, _TOP_INCHES, _BOTTOM_INCHES = 0.48, 0.35, 0.5
 _CAPTION = (
     "Weights and KV cache are computed, for the longest context of this run. Everything else: "
@@ -74,7 +75,7 @@ def memory_chart(rows: Sequence[MemoryRow]) -> Chart | None:
 
 def _text(row: MemoryRow) -> str:
     """The name and the table's figures."""
-    together = f"{row.name}: {measured(row.need.total, 'bytes')}"
-    if row.cost_bytes is None:
-        return together
-    return f"{together}, speculation costs {measured(row.cost_bytes, 'bytes')}"
+    figures = f": {measured(row.need.total, 'bytes')}"
+    if row.cost_bytes is not None:
+        figures += f", speculation costs {measured(row.cost_bytes, 'bytes')}"
+    return fitting(row.name, _TEXT_INCHES - text_inches([figures])) + figures
