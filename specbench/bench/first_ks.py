@@ -74,7 +74,7 @@ def told(
     groups, budget_s = _by_drafter(cells), plan.settings.effort.budget_s
     condition = cells[0].key.condition
     first = sorted({c.key.draft.k for g in groups for c in g if c.key.id not in later})
-    ks = ", ".join(map(str, first))
+    ks = " and ".join([", ".join(map(str, [0, *first][:-1])), str(first[-1])])
     place = f"{condition.target}, {condition.workload}"
     fewest = 1 + len(groups)
     if share.num_cells < fewest:
@@ -82,11 +82,11 @@ def told(
         needed_s = (spent_s + fewest * SECURED * share.cell_s * questions) / EXPLORE_SHARE
         yield (
             f"{place}: a budget of {budget_s:g} s is too small for the {SECURED} prompts that an "
-            f"interval needs, about {needed_s:,.0f} s would do; measuring K = 0 and {ks} alone"
+            f"interval needs, about {needed_s:,.0f} s would do; measuring K = {ks} alone"
         )
     else:
         yield (
-            f"{place}: the budget first pays for {SECURED} prompts at K = 0 and {ks}; K beside the "
+            f"{place}: the budget first pays for {SECURED} prompts at K = {ks}; K beside the "
             "best follow if time is left"
         )
 

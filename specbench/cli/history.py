@@ -80,6 +80,7 @@ def _why_nothing(
     metric: str, asked: dict[str, str | None], past: "list[PastRun]", found: "History"
 ) -> str:
     from specbench.report.history_lines import left_out_lines
+    from specbench.report.numbers import plural
 
     values = [run_cell.metrics.get(metric) for run in past for run_cell in run.cells]
     if any(isinstance(value, tuple) for value in values):
@@ -87,8 +88,8 @@ def _why_nothing(
     num_runs = len(past) - len({one.run_id for one in found.left_out})
     only = "".join(f" with {option} {word}" for option, word in asked.items() if word is not None)
     reason = (
-        f"{metric}: no valid cell in these {num_runs} runs{only} has it; `specbench list metrics` "
-        "lists all metrics, `specbench report` those of a run"
+        f"no valid cell of {plural(num_runs, 'run')}{only} has {' or '.join(metric.split(','))}; "
+        "`specbench list metrics` lists all metrics, `specbench report` those of a run"
     )
     return "\n".join((reason, *left_out_lines(found)))
 

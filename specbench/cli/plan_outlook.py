@@ -90,8 +90,8 @@ def outlook_lines(found: Sequence[PlanOutlook]) -> Iterator[str]:
     for one in found:
         parts = [_time(one)]
         if one.memory_bytes is not None:
-            free = "" if one.free_bytes is None else f", of {_gib(one.free_bytes)} free"
-            parts.append(f"{_gib(one.memory_bytes)} of memory in {one.dtype}{free}")
+            free = "" if one.free_bytes is None else f", of {_size(one.free_bytes)} free"
+            parts.append(f"{_size(one.memory_bytes)} of memory in {one.dtype}{free}")
         who = one.target
         if one.server is not None:
             who = f"{one.target} on {one.server}, per server"
@@ -109,5 +109,5 @@ def _time(one: PlanOutlook) -> str:
     return f"about {length} (a guess from the sizes of the models: it may be three times off)"
 
 
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / GIB:,.1f} GiB"
+def _size(nbytes: int) -> str:
+    return f"{nbytes / GIB:,.1f} GiB" if nbytes >= GIB else f"{nbytes / 2**20:,.0f} MiB"

@@ -114,7 +114,7 @@ def _decide(
 ) -> Decision:
     leader = choice.leader
     if leader is None:
-        return _decision(choice, Verdict.NOT_SHOWN, "undecided: no valid measurement")
+        return _decision(choice, Verdict.NOT_SHOWN, f"undecided: {_nothing_valid(choice.cells)}")
     if confirmed is not None and confirmed.key != leader.key:
         raise ValueError(f"{confirmed.key.id} was measured again, not {leader.key.id}")
     if choice.to_confirm is not None and confirmed is None:
@@ -155,6 +155,16 @@ def _leader(cells: Sequence[CellSummary], value: Callable[[CellSummary], float])
 
 def _estimate(cell: CellSummary) -> float:
     return cell.speedup.estimate if cell.speedup else 0.0
+
+
+def _nothing_valid(cells: Sequence[CellSummary]) -> str:
+    """What is missing; the reasons have all of it."""
+    invalid = [cell for cell in cells if not cell.valid]
+    if not invalid:
+        return "no valid measurement"
+    first, *others = invalid
+    more = f"; {len(others)} more excluded" if others else ""
+    return f"no valid measurement ({k_text(first)}: {'; '.join(first.invalid_reasons)}{more})"
 
 
 def _standing(choice: Choice) -> Iterator[str]:

@@ -114,7 +114,7 @@ _BOUND: Mapping[Bound, str] = {
         "verify-bound: verifying K + 1 tokens costs more than a step, which dominates the loss"
     ),
     "acceptance": "acceptance-bound: rejected drafts dominate the loss",
-    "overhead": "overhead-bound: time between forwards dominates; graphs may help",
+    "overhead": "overhead-bound: time between forwards dominates; on a GPU graphs may help",
 }
 
 

@@ -192,7 +192,9 @@ def _notes(
         if not side.is_complete:
             yield f"the {name} was interrupted: judging what it measured so far"
     if only_candidate:
-        yield f"{len(only_candidate)} candidate cells have no baseline and were not judged"
+        num = len(only_candidate)
+        are = "cell has no baseline and was" if num == 1 else "cells have no baseline and were"
+        yield f"{num} candidate {are} not judged"
     if any(cell.key.draft.is_adaptive for cell in baseline.cells):
         yield "counts at K = auto depend on the K it picked and are not judged"
     if baseline.num_runs == candidate.num_runs == 1:

@@ -47,7 +47,7 @@ class Comparable(NamedTuple):
 
     pairs: tuple[CellPair, ...]
     allowed: tuple[Difference, ...]  # differs, and the user said that it may
-    only_candidate: tuple[CellKey, ...]
+    only_candidate: tuple[CellKey, ...]  # measured there, and not in the baseline
 
 
 def pair_up(
@@ -92,7 +92,7 @@ def pair_up(
     _refuse([difference for difference in found if difference.name not in allowed])
     if not pairs:
         raise UsageError("baseline and candidate have no cell in common")
-    return Comparable(pairs, found, only)
+    return Comparable(pairs, found, tuple(key for key in only if key in measured))
 
 
 def _refuse(found: Sequence[Difference]) -> None:

@@ -83,4 +83,4 @@ def _waited(requests: Iterable[RequestRecord]) -> Iterator[str]:
     timed = [(r.cpu_s, r.total_s) for r in requests if r.cpu_s is not None and r.total_s]
     share = sum(cpu for cpu, _ in timed) / sum(total for _, total in timed) if timed else 1.0
     if share < WAITED:
-        yield f"it got the CPU for {share:.0%} of the time"
+        yield f"this process got the CPU for {share:.0%} of the time"

@@ -190,10 +190,13 @@ def _not_valid(document: Document, plain: CellKey) -> Iterator[str]:
             yield from (
                 f"{decision.leader.source}: {reason}" for reason in decision.reasons_and_warnings
             )
-    keys = (key for key in document.missing if key.condition == setting)
-    names = dict.fromkeys(key.source for key in keys if key.draft.k)
+    names: dict[str, list[str]] = {}
+    for key in document.missing:
+        if key.condition == setting and key.draft.k:
+            names.setdefault(key.source, []).append(key.draft.length.label)
     if names:
-        yield f"planned but not measured: {listed(list(names))}"
+        cells = [f"{source} at K = {listed(ks)}" for source, ks in names.items()]
+        yield f"planned but not measured: {'; '.join(cells)}"
 
 
 def headline(document: Document, one: Pick, objective: Objective) -> str:

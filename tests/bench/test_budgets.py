@@ -156,7 +156,7 @@ def test_a_budget_first_secures_five_prompts_at_few_spread_k_and_then_goes_on_be
     assert all(7 in ks and not {1, 3, 4} & set(ks) for ks in later)
     assert any(8 in ks for ks in later)
     (said,) = [w for w in watch.warnings if "the budget first pays" in w]
-    assert "5 prompts at K = 0 and 2, 5, 7; K beside the best follow" in said
+    assert "5 prompts at K = 0, 2, 5 and 7; K beside the best follow" in said
     (decision,) = build_document(run).decisions
     assert decision.leader.draft.k in (7, 8)
     assert decision.speedup is not None

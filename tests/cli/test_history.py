@@ -89,8 +89,11 @@ def test_the_page_is_written_where_asked(nightly, tmp_path):
     ("arguments", "complaint"),
     [
         (("--metric", "speed"), "did you mean 'cpu_speedup'? allowed are"),
-        (("--metric", "joules_per_token"), "no valid cell in these 10 runs has it"),
-        (("--pairing", "nobody/x", *METRIC), "runs with --pairing nobody/x has it"),
+        (("--metric", "joules_per_token"), "no valid cell of 10 runs has joules_per_token"),
+        (
+            ("--pairing", "nobody/x", *METRIC),
+            "runs with --pairing nobody/x has aggregate_tok",
+        ),
         (("--out", "elsewhere"), "no runs in elsewhere yet"),
         (("--run", "no-such-run"), "no run 'no-such-run'"),
         (("--html", "no/such/folder/h.html", *METRIC), "cannot write"),

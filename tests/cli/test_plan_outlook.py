@@ -44,7 +44,7 @@ def test_time_grows_with_the_plan_and_ends_with_the_budget(tmp_path: Path) -> No
     assert "demo: about " in ran.out
     words = " ".join(ran.out.split())  # where lines break depends on the free memory's digits
     assert "(a guess from the sizes of the models: it may be three times off)" in words
-    assert "GiB of memory in float32, of " in ran.out
+    assert "MiB of memory in float32, of " in ran.out
 
 
 def test_an_earlier_run_tells_what_a_token_takes(tmp_path: Path) -> None:

@@ -148,7 +148,10 @@ def test_an_invalid_cell_is_named_and_never_used(summarised):
 def test_when_every_cell_is_invalid_nothing_is_shown(summarised):
     cells = [summarised(k, 1.5, 1.6, 1.7, invalid=("throttled",)) for k in (2, 4)]
     decision = decide(choose(cells))
-    assert decision.sentence == "code: undecided: no valid measurement"
+    expected = "code: undecided: no valid measurement (K=2: throttled; 1 more excluded)"
+    assert decision.sentence == expected
+    alone = decide(choose(cells[1:]))
+    assert alone.sentence == "code: undecided: no valid measurement (K=4: throttled)"
     assert decision.reasons == ("K=2 excluded: throttled", "K=4 excluded: throttled")
     assert decision.leader.pairing == "demo/draft"
     assert decision.speedup is None

@@ -120,6 +120,10 @@ def test_only_the_cells_of_both_are_compared_where_that_is_allowed():
     assert "cells: " in refused(both, one)
     assert len(pair_up(both, one, {"cells"}).pairs) == 1
     assert pair_up(one, both).only_candidate == (key(workload="chat"),)
+    (note,) = [note for note in check(one, both).notes if "candidate cell" in note]
+    assert note == "1 candidate cell has no baseline and was not judged"
+    planned = side(cell(FIGURES), unmeasured=(key(workload="chat"),))
+    assert pair_up(one, planned).only_candidate == ()
 
 
 @pytest.mark.parametrize(

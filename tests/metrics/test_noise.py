@@ -40,7 +40,7 @@ def test_a_steady_machine_shows_nothing():
             "a round of K = 0 took 18.9 ms on average and 10 ms at the median",
         ),
         (plain(1.0, 1.5), "cpu", "K = 0 drifted by a factor of 1.50 between blocks of one prompt"),
-        (plain(1.0, cpu_share=0.6), "cpu", "it got the CPU for 60% of the time"),
+        (plain(1.0, cpu_share=0.6), "cpu", "this process got the CPU for 60% of the time"),
     ],
 )
 def test_each_sign_is_found_by_itself(cell, device, said):

@@ -98,7 +98,7 @@ def test_a_plan_without_a_measured_draft_says_which_is_missing() -> None:
     run = replace(stored.run, cells=stored_run(wish).run.cells)
     document = build_document(replace(stored, run=run))
     (one,) = picks_of(document, Objective())
-    assert "planned but not measured: demo/draft" in list(reasons(document, one))
+    assert "planned but not measured: demo/draft at K = 1, 2 and 4" in list(reasons(document, one))
 
 
 def test_what_is_not_shown_to_help_has_not_lost() -> None:
