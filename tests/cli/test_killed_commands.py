@@ -88,10 +88,8 @@ def test_kills_lose_no_stored_block_and_double_none(
         is_complete = bool(stored) and load_run("latest", root, also_empty=True).is_complete
         assert is_complete == (num_lines is None)
 
-    with session(*resume, cwd=tiny) as last:
-        last.process.join(PATIENCE_S)
-        assert last.process.exitcode == 0, last.err.read_text()
-        said = last.err.read_text()
+    last = specbench(*resume, cwd=tiny)
+    assert last.code == 0, last.err
     run = load_run("latest", root)
     assert stored_lines(root).startswith(stored)
     assert run.is_complete
@@ -102,7 +100,7 @@ def test_kills_lose_no_stored_block_and_double_none(
     assert len({block.block_id for block in run.blocks}) == len(run.blocks)
     answered = {(r.prompt_id, r.turn) for r in run.references}
     assert len(answered) == len(run.references) == num_prompts
-    if command == "pair" and "not written" not in said:
+    if command == "pair" and "not written" not in last.err:
         assert load_pairings(kept).all
 
 
