@@ -53,10 +53,15 @@ def test_what_was_checked_at_once_is_in_no_round() -> None:
 
 def test_the_first_request_with_a_stored_text_is_shown() -> None:
     other, failed = made_request(KEY.id, "other", ROUNDS), replace(REQUEST, finish_reason="failed")
-    cell = CellData(key=KEY, requests=(other, failed, REQUEST))
-    one = generation_of(cell, [REFERENCE])
+    few = replace(ROUNDS, num_drafted=(3, 1, 2), num_accepted=(2, 1, 1))
+    later = made_request(KEY.id, "later", few)
+    cell = CellData(key=KEY, requests=(other, failed, REQUEST, later))
+    upper = replace(REFERENCE, prompt_id="a-prompt-before", pieces=tuple("ABCDEFG"))
+    one = generation_of(cell, [upper, REFERENCE])
     assert one is not None
     assert one.prompt_id == "p"
+    assert (one.first, one.rounds[0].accepted) == ("a", ("b", "c"))
+    assert [own.num_drafted for own in one.rounds] == [3, 3, 2]
 
 
 def test_without_a_text_that_is_the_targets_own_nothing_is_shown() -> None:

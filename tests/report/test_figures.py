@@ -154,6 +154,16 @@ def test_the_pointer_is_told_what_it_is_on(cpu_document: Document) -> None:
     assert set(titles) == told
 
 
+def test_invalid_points_are_hollow_and_say_so(gpu_document: Document) -> None:
+    (proof,) = pictures(gpu_document).proof
+    found = re.compile(r'<use [^>]*style="([^"]*)"[^>]*><title>([^<]*)</title>')
+    points = [one for panel in proof.panels for one in found.findall(panel)]
+    invalid = [title for style, title in points if "fill-opacity: 0;" in style]
+    assert invalid == [title for _, title in points if title.endswith(", invalid")]
+    assert len(invalid) == 4  # K = 4 of two drafters and workloads
+    assert all("K=4" in title for title in invalid)
+
+
 def test_every_prompt_is_named_with_the_speed_that_its_answer_quotes(
     cpu_document: Document, cpu_charts: tuple[Chart, ...]
 ) -> None:
@@ -164,6 +174,10 @@ def test_every_prompt_is_named_with_the_speed_that_its_answer_quotes(
     speedups = cpu_document.prompts[winner.leader]
     assert {f"{prompt}: {speedup:.2f}x" for prompt, speedup in speedups.items()} <= set(drawn)
     assert winner.speedup is not None
+    dot = re.compile(r'<use [^>]*\bx="([\d.]+)"[^>]*><title>code-\d+: ([\d.]+)x</title>')
+    placed = sorted((float(x), float(speed)) for x, speed in dot.findall(chart.panels[0]))
+    assert len(placed) == 2 * 6
+    assert [speed for _, speed in placed] == sorted(speed for _, speed in placed)
     middle = sorted(speedups.values())[3]
     assert middle == pytest.approx(winner.speedup.estimate, rel=0.1)
 

@@ -1,12 +1,16 @@
 """Memory: the table, the chart and the reasons quote the same figures."""
 
+import re
 from dataclasses import replace
+
+import pytest
 
 from specbench.records import NO_DRAFTER, MemoryRecord
 from specbench.report.charts.canvas import drawing
 from specbench.report.charts.memory import memory_chart
-from specbench.report.document import Document
+from specbench.report.document import Document, build_document
 from specbench.report.memory import memory_grid, memory_legend, memory_rows, need
+from tests.report.stored_runs import SMALL, stored_run
 from tests.report.test_figures import texts
 
 
@@ -40,6 +44,30 @@ def test_every_figure_of_the_chart_is_in_the_table(cpu_document: Document) -> No
     assert drafted["speculation costs"] == "16.0 MiB"  # 12 of weights, 4 more at the peak
     assert "one request of 89 tokens" in memory_legend(cpu_document)
     assert "one request of 89 tokens" in chart.setting
+
+
+def test_each_pairing_has_its_own_cost_and_its_own_bar() -> None:
+    stored = stored_run(SMALL)
+    more = [
+        replace(m, weights_bytes=m.weights_bytes * 2, process_peak_bytes=m.process_peak_bytes * 2)
+        if m.drafter == "poor" and m.process_peak_bytes
+        else m
+        for m in stored.memory
+    ]
+    document = build_document(replace(stored, memory=tuple(more)))
+    rows = memory_rows(document)
+    alone, draft, poor = (row.record.process_peak_bytes for row in rows)
+    assert alone is not None
+    assert draft is not None
+    assert poor is not None
+    assert [row.cost_bytes for row in rows] == [None, draft - alone, poor - alone]
+    with drawing():
+        chart = memory_chart(rows)
+    assert chart is not None
+    bar = re.compile(r"<title>[^<]*, weights: [^<]*</title> ?<path d=\"M ([\d.]+) \S+ L ([\d.]+)")
+    widths = [float(right) - float(left) for left, right in bar.findall(chart.panels[0])]
+    needs = [row.need.weights for row in rows]
+    assert [w / widths[0] for w in widths] == pytest.approx([n / needs[0] for n in needs], rel=0.01)
 
 
 def test_the_reasons_quote_the_cost_that_the_table_has(cpu_document: Document) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specbench.records import ReferenceRecord
+from specbench.records import Interval, ReferenceRecord
 from specbench.report.document import Document, build_document
 from specbench.report.steps import Steps, steps
 from tests.report.stored_runs import SMALL, Wish, stored_run
@@ -48,6 +48,20 @@ def test_every_question_shows_the_generation_of_the_drafter_it_answers_with() ->
     assert shown(code) == " word" * 49
     assert any(step.num_rejected for step in creative.steps)
     assert code.steps[0].says.startswith("Round 1: 4 drafted, ")
+
+
+def test_where_none_helps_the_one_nearest_to_it_is_shown() -> None:
+    document = with_text(SMALL, [" word"])
+    speedups = {
+        "draft": Interval(estimate=0.9, low=0.85, high=0.95),
+        "poor": Interval(estimate=0.97, low=0.93, high=0.99),
+    }
+    decisions = tuple(
+        replace(one, speedup=speedups[one.leader.draft.drafter]) for one in document.decisions
+    )
+    code, creative = steps(replace(document, decisions=decisions))
+    assert code.title.startswith("code: demo/poor, ")
+    assert creative.title.startswith("creative: demo/poor, ")
 
 
 def test_line_ends_are_shown_and_control_characters_do_nothing() -> None:
