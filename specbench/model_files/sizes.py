@@ -1,9 +1,11 @@
 """Sizes that a config.json may tell: what no model has is refused before anyone counts by it."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from specbench.errors import ModelError
 from specbench.model_files.fields import MOST_LAYERS
+from specbench.model_files.headers import MODEL_WEIGHTS, weights_headers
 from specbench.model_files.model import ModelFiles
 
 # Far above any model; a number beyond is a slip of the pen or a trap.
@@ -36,3 +38,20 @@ def require_sizes(model: ModelFiles) -> None:
                     f"{shown if len(shown) <= 40 else shown[:37] + '...'}; it has to be a whole "
                     f"number, {least} to {most:,}"
                 )
+
+
+def require_width(folder: Path, width: int | None) -> None:
+    """ModelError where no tensor of plain weights there has the dimension `hidden_size`.
+
+    A config that has lost its sizes gets the library's defaults, those of a far larger model, for
+    which memory would be taken before a single shape is compared.
+    """
+    try:
+        tensors = weights_headers(folder, MODEL_WEIGHTS)
+    except ModelError:  # whoever loads them says why
+        return
+    if tensors and width is not None and not any(width in one.shape for one in tensors.values()):
+        raise ModelError(
+            f"with this config.json hidden_size is {width}, which no tensor of its weights has; "
+            "take the config.json that the weights came with"
+        )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from specbench.errors import ModelError, ModelMemoryError, first_line
+from specbench.model_files.sizes import require_width
 from specbench.models.digest import weights_sha256
 from specbench.models.dummy import fill, make_skeleton
 from specbench.models.placement import placing
@@ -96,6 +98,8 @@ def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
         placement = placement or str(device)  # most stored formats can only be placed once
     with _refusing(source, placement or str(device), stored):
         auto = text_class(config, trust_remote_code=source.trust_remote_code)
+        if stored is None:
+            require_width(Path(source.location), _width(config))
         if source.quantization is not None:
             require_packable(source.quantization, device, dtype or torch.float32)
         with placing(None if placement else device, source.quantization):
@@ -124,6 +128,11 @@ def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
             raise ModelError(f"its weights are stored as {stored}, which transformers cannot read")
     commit = getattr(config, "_commit_hash", None)
     return _loaded(model, source, config, weights_sha256(source.location, commit), dropped)
+
+
+def _width(config: PretrainedConfig) -> int | None:
+    width = getattr(config.get_text_config(decoder=True), "hidden_size", None)
+    return width if isinstance(width, int) else None
 
 
 def load_dummy(source: ModelSource, device: torch.device, *, seed: int = 0) -> LoadedModel:

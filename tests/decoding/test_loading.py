@@ -8,7 +8,7 @@ from transformers import modeling_utils
 from transformers.integrations import hub_kernels
 
 from specbench.errors import ModelError
-from specbench.models import digest
+from specbench.models import digest, loading
 from specbench.models.loading import ModelSource, eos_ids, load_model, planned_dtype
 from tests.decoding.models import tiny_llama
 
@@ -106,6 +106,15 @@ def test_weights_cut_off_by_a_broken_download_are_refused(folder):
     weights = (folder / "model.safetensors").read_bytes()
     damage(folder, "model.safetensors", weights[: len(weights) // 2])
     with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(source(folder), CPU)
+
+
+def test_a_config_that_lost_its_size_is_refused_before_memory_is_taken(folder, monkeypatch):
+    config = json.loads((folder / "config.json").read_text())
+    del config["hidden_size"]
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(loading, "placing", None)  # where memory would be taken
+    with pytest.raises(ModelError, match=r"hidden_size is 4096, which no tensor of its weights"):
         load_model(source(folder), CPU)
 
 
