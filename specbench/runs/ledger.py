@@ -1,6 +1,5 @@
 """Writes a run: append-only, a record on disk before the next is measured, one writer."""
 
-import errno
 import fcntl
 import os
 import re
@@ -28,6 +27,7 @@ from specbench.runs.codec import (
 from specbench.runs.old_plans import Depths, depths_found
 from specbench.runs.reader import (
     RECORDS_FILE,
+    REMEDIES,
     RUN_FILE,
     Contents,
     disk_errors_named,
@@ -40,11 +40,6 @@ from specbench.runs.reader import (
 
 _LOCK_FILE = "lock"
 _TIMED = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")  # as new_run_id makes them
-_REMEDIES = {
-    errno.ENOSPC: "make room on the disk",
-    errno.EDQUOT: "make room in your quota",
-    errno.EFBIG: "raise the limit on file sizes",
-}
 
 
 def new_run_id(now: datetime) -> str:
@@ -173,7 +168,7 @@ class Ledger:
         try:
             self._write(line)
         except OSError as error:
-            remedy = _REMEDIES.get(error.errno or 0, "repair the disk")
+            remedy = REMEDIES.get(error.errno or 0, "repair the disk")
             raise StoreError(
                 f"{self.folder}: cannot write: {error.strerror}. "
                 f"The finished blocks ({len(self._blocks)}) are kept; {remedy}, then "

@@ -1,5 +1,6 @@
 """Reads stored runs. A last line that a kill cut short is passed over; other damage is not."""
 
+import errno
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,12 @@ from specbench.runs.old_plans import Depths, depths_found
 LATEST = "latest"  # in place of a run id: the newest run that has measured something
 RUN_FILE = "run.json"
 RECORDS_FILE = "records.jsonl"
+
+REMEDIES = {
+    errno.ENOSPC: "make room on the disk",
+    errno.EDQUOT: "make room in your quota",
+    errno.EFBIG: "raise the limit on file sizes",
+}
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -212,7 +219,9 @@ def disk_errors_named(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{error.filename or place}: {error.strerror}") from error
+        remedy = REMEDIES.get(error.errno or 0)
+        what = f"{error.strerror}; {remedy}" if remedy else error.strerror
+        raise StoreError(f"{error.filename or place}: {what}") from error
 
 
 def _unsettled(records: Sequence[StoredRecord]) -> tuple[FailureRecord, ...]:

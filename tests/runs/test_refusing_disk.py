@@ -46,7 +46,7 @@ def test_a_full_disk_keeps_what_is_finished_and_says_how_to_go_on(tmp_path: Path
 
 
 def test_a_disk_that_is_full_from_the_start_is_a_store_error(tmp_path: Path):
-    with file_size_limit(10), pytest.raises(StoreError, match=RUN_ID):
+    with file_size_limit(10), pytest.raises(StoreError, match=f"{RUN_ID}.*; raise the limit"):
         create_run(tmp_path, run())
     assert list(tmp_path.iterdir()) == []
 
