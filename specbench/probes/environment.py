@@ -93,7 +93,10 @@ def git_commit(folder: Path) -> str | None:
     """
     if not _git(folder, "ls-files", "."):
         return None
-    return _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    commit = _git(folder, "describe", "--always", "--abbrev=40", "--exclude=*")
+    # Not `describe --dirty`: it locks the index, and killed with us it would leave it locked.
+    is_dirty = commit and _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}-dirty" if is_dirty else commit
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
@@ -103,6 +106,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
             capture_output=True,
             text=True,
             timeout=_GIT_TIMEOUT_S,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -25,15 +25,16 @@ from specbench.records import Environment
 from specbench.runs.codec import decode_line, encode_line
 
 FAKE_GIT = f"""#!{sys.executable}
-import json, pathlib, sys
+import json, os, pathlib, sys
+assert os.environ["GIT_OPTIONAL_LOCKS"] == "0"
 _, option, folder, verb, *rest = sys.argv
 assert option == "-C"
 if verb == "describe":
-    assert "--dirty" in rest and "--abbrev=40" in rest
+    assert "--dirty" not in rest and "--abbrev=40" in rest
 answers = pathlib.Path(folder, "answers.json")
 if not answers.exists():
     sys.exit("fatal: not a git repository")
-print(json.loads(answers.read_text())[verb])
+print(json.loads(answers.read_text()).get(verb, ""))
 """
 
 
@@ -122,8 +123,10 @@ def test_the_cpu_goes_by_its_model_name_else_by_its_architecture(tmp_path: Path)
 
 
 def test_the_commit_of_a_checkout_is_told_with_its_state(fake_git: Path):
-    (fake_git / "answers.json").write_text('{"ls-files": "a.py", "describe": "ab12-dirty"}')
-
+    (fake_git / "answers.json").write_text('{"ls-files": "a.py", "describe": "ab12"}')
+    assert git_commit(fake_git) == "ab12"
+    changed = '{"ls-files": "a.py", "describe": "ab12", "status": " M a.py"}'
+    (fake_git / "answers.json").write_text(changed)
     assert git_commit(fake_git) == "ab12-dirty"
 
 
