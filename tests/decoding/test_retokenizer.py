@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -9,7 +10,7 @@ from specbench.errors import CompatibilityError
 from specbench.model_files.spelling import text_of
 from specbench.model_files.vocabulary import Vocabulary, common_tokens
 from specbench.models import retokenizer
-from specbench.models.retokenizer import Retokenizer, require_common_tokens
+from specbench.models.retokenizer import Encoder, Retokenizer, require_common_tokens
 from specbench.models.tokenizer import Tokenizer
 from tests.other_tokenizers import SPECIALS, TEXTS, write_byte_level, write_pieces
 
@@ -123,6 +124,22 @@ def test_half_a_character_is_encoded_by_its_bytes(tokenizers):
     for kind in ("bytes", "pieces"):
         encoder = Retokenizer(tokenizers["bytes"], tokenizers[kind]).encoder
         assert encoder.text(encoder.encode(b" a\xe6\x97")) == b" a\xe6\x97"
+
+
+class Prepending(NamedTuple):
+    """As older SentencePiece tokenizers are: whatever the text, a space is put before it."""
+
+    vocabulary: Vocabulary
+    prefix_ids: tuple[int, ...] = ()
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        spelt = "\u2581" + text.replace(" ", "\u2581")
+        return tuple(self.vocabulary.ids_by_token[letter] for letter in spelt)
+
+
+def test_a_space_put_before_every_text_is_not_doubled_where_there_is_one() -> None:
+    encoder = Encoder(Prepending(vocabulary("\u2581", "a", "b", spelling="pieces")))
+    assert encoder.encode(b"a b") == [0, 1, 0, 2]
 
 
 def test_words_are_remembered_up_to_a_limit(tokenizers, monkeypatch):
