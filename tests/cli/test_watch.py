@@ -3,14 +3,17 @@
 from contextlib import chdir, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from specbench.bench.generation import Generation, WatchedRound
-from specbench.cli.watch import _Shown, summary
+from specbench.cli.watch import _k, _Shown, summary
 from specbench.inputs.config import load_pairings
 from specbench.settings import (
     DecoderSettings,
+    DraftSettings,
     MachineSettings,
     RunSettings,
     SamplingSettings,
@@ -69,6 +72,40 @@ def test_the_summary_has_the_k_of_every_round() -> None:
         "7 tokens in 2 rounds: 4 of 5 drafts accepted (80%), 3.00 tokens per round, K=3"
     )
     assert by_round == "accepted/drafted by round: 2/3 2/2"
+
+
+def test_a_part_of_a_character_is_shown_as_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tokens make one letter; the first alone has no text yet."""
+
+    def in_halves(ids: tuple[int, ...]) -> str:
+        whole, half = divmod(len(ids), 2)
+        return "\u00e9" * whole + "\ufffd" * half
+
+    monkeypatch.setattr("specbench.cli.console.is_terminal", lambda **_: False)
+    out = StringIO()
+    with redirect_stdout(out):
+        show = _Shown(lambda: None)
+        show(WatchedRound(0, (), (), 7, is_bonus=True), in_halves)
+        show(WatchedRound(1, (8,), (), None, is_bonus=False), in_halves)
+    assert out.getvalue().splitlines()[1:] == ["prefill: ='<7>'", "round 1, 1 of 1 accepted: +'é'"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "deepest", "k"),
+    [(3, 5, 9, 3), (None, 5, 3, 5), (None, None, None, 4), (None, None, 9, 4), (None, None, 2, 2)],
+)
+def test_k_is_the_one_asked_for_else_the_pairings_else_what_the_drafter_can(
+    asked: int | None,
+    own: int | None,
+    deepest: int | None,
+    k: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("specbench.bench.depth.deepest", lambda *_, **__: deepest)
+    ks = None if asked is None else (asked,)
+    settings: Any = SimpleNamespace(draft=DraftSettings(num_speculative_tokens=ks))
+    pairing: Any = SimpleNamespace(drafter=SimpleNamespace(num_speculative_tokens=own))
+    assert _k(settings, pairing) == k
 
 
 @pytest.mark.parametrize(

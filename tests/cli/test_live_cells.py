@@ -1,0 +1,70 @@
+"""What is shown of cells while they are measured, by hand."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from specbench.cli.live_cells import MOST_LINES, LiveCells
+from specbench.records import Fixed, PassRecord, RoundLog
+from tests.cell_keys import BASE_KEY, KEY
+from tests.made_records import made_block, made_request, steps
+
+# 2 rounds of 4 and 2 tokens after the prefill's first.
+ROUNDS = RoundLog(num_drafted=(4, 4), num_accepted=(3, 1), num_emitted=(4, 2), round_s=(0.1, 0.1))
+
+
+def block_of(*keys: Any) -> Any:
+    return cast(Any, SimpleNamespace(cells=[SimpleNamespace(key=key) for key in keys]))
+
+
+def test_prompts_add_up_and_a_prompt_measured_again_is_the_same_one() -> None:
+    cells = LiveCells()
+    for prompt, repeat in (("p1", 0), ("p1", 1), ("p2", 0)):
+        request = made_request(KEY.id, prompt, ROUNDS, decode_s=0.1 if repeat else 0.2)
+        cells.add(block_of(KEY), made_block(prompt, request, repeat=repeat))
+    assert cells.recent() == [f"{KEY.label}, 36.0 tok/s, 3.00 tokens per round, 2 prompts"]
+
+
+def test_concurrent_requests_are_timed_by_their_pass_with_every_token() -> None:
+    requests = [made_request(KEY.id, name, ROUNDS) for name in ("p1", "p2")]
+    told = PassRecord(cell_id=KEY.id, seconds=0.5, rounds=None)
+    alone = made_request(BASE_KEY.id, "p1", steps(9))
+    stray = PassRecord(cell_id="of another block", seconds=9.0, rounds=None)
+    cells = LiveCells()
+    block = made_block("all", alone, *requests, passes=(told, stray))
+    cells.add(block_of(KEY, BASE_KEY), block)
+    assert cells.recent() == [
+        f"{KEY.label}, 28.0 tok/s, 3.00 tokens per round, 2 prompts",
+        f"{BASE_KEY.label}, 10.0 tok/s, 1 prompt",
+    ]
+
+
+def test_a_request_that_failed_is_counted_and_has_no_speed() -> None:
+    cells = LiveCells()
+    lost = made_request(KEY.id, "p1", ROUNDS, error="out of memory")
+    cells.add(block_of(KEY), made_block("p1", lost))
+    assert cells.recent() == [f"{KEY.label}, 1 failed, 1 prompt"]
+
+
+def test_only_the_last_block_is_shown_and_no_more_than_fits() -> None:
+    keys = [KEY.at(Fixed(k)) for k in range(1, 17)]
+    cells = LiveCells()
+    cells.add(block_of(BASE_KEY), made_block("p1", made_request(BASE_KEY.id, "p1", steps(2))))
+    requests = [made_request(key.id, "p1", ROUNDS) for key in keys]
+    cells.add(block_of(*keys, BASE_KEY), made_block("p1", *requests))
+    lines = cells.recent()
+    assert len(lines) == MOST_LINES
+    assert [line.partition(",")[0] for line in lines] == [key.label for key in keys][:MOST_LINES]
+    cells.add(block_of(KEY), made_block("p2"))  # not begun
+    assert cells.recent() == []
+
+
+def test_a_cell_is_told_again_only_once_it_has_changed() -> None:
+    cells = LiveCells()
+    both = (made_request(KEY.id, "p1", ROUNDS), made_request(BASE_KEY.id, "p1", steps(2)))
+    cells.add(block_of(BASE_KEY, KEY), made_block("p1", *both))
+    assert len(list(cells.untold())) == 2
+    assert list(cells.untold()) == []
+    cells.add(block_of(KEY), made_block("p2", made_request(KEY.id, "p2", ROUNDS)))
+    (line,) = cells.untold()
+    assert line.startswith(f"{KEY.label}, ")
+    assert line.endswith("2 prompts")
