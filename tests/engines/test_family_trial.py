@@ -1,4 +1,4 @@
-"""What `doctor` asks of a small model is never held against sizes that it could not be given."""
+"""Which small model `doctor` asks for a family, and when it asks none."""
 
 from pathlib import Path
 from typing import NoReturn
@@ -8,6 +8,15 @@ from transformers import LlamaConfig
 
 from specbench.engines import family_trial
 from specbench.models.loading import ModelSource
+from specbench.models.small import HEADS, small_config
+
+
+def test_a_model_of_fewer_heads_than_a_small_one_keeps_them():
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
+    small = small_config(LlamaConfig(**heads))
+    assert (small.num_attention_heads, small.num_key_value_heads) == (2, 2)
+    many = small_config(LlamaConfig(num_attention_heads=32, num_key_value_heads=32))
+    assert (many.num_attention_heads, many.num_key_value_heads) == (HEADS, HEADS)
 
 
 def test_a_family_of_which_no_small_model_is_made_is_left_to_loading(
