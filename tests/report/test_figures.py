@@ -154,6 +154,15 @@ def test_the_pointer_is_told_what_it_is_on(cpu_document: Document) -> None:
     assert set(titles) == told
 
 
+def test_the_chosen_k_has_the_largest_point(cpu_charts: tuple[Chart, ...]) -> None:
+    panel = cpu_charts[0].panels[0]  # code
+    outlines = dict(re.findall(r'<path id="([^"]+)" d="([^"]+)"', panel))
+    points = re.findall(r'<use href="#([^"]+)"[^>]*><title>([^:]+)', panel)
+    sizes = {name: max(map(float, re.findall(r"[\d.]+", outlines[own]))) for own, name in points}
+    assert len(sizes) == 6  # three K of two drafters
+    assert [name for name, size in sizes.items() if size > 3] == ["draft, K=4"]
+
+
 def test_invalid_points_are_hollow_and_say_so(gpu_document: Document) -> None:
     (proof,) = pictures(gpu_document).proof
     found = re.compile(r'<use [^>]*style="([^"]*)"[^>]*><title>([^<]*)</title>')

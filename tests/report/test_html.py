@@ -69,6 +69,7 @@ def test_it_is_in_the_order_of_a_reader(html: str, cpu_document: Document) -> No
     parts = (headline, "Speed-up against K", "Why", "What it costs", "Evidence", "Not measured")
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
+    assert "A recommended K quotes a second measurement" in text
     assert html.count("<svg", 0, html.index("<h2>Why</h2>")) == 2  # the chart that proves it
     assert html.index("<h2>What it costs</h2>") < html.index("<table")
 
