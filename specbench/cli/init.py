@@ -1,6 +1,7 @@
 """`specbench init`: the three files of a project that measures its own pair."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -96,10 +97,10 @@ def init(own: OwnPair, folder: _Folder = Path()) -> None:
         except OSError as error:
             raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
         typer.echo(f"written: {file}")
-    typer.echo(
-        f"\nNext: put your own prompts into {PROMPTS} (ten or more), then"
-        f"\n  specbench run {pairings[0].name} -w ./{PROMPTS}"
-    )
+    typer.echo(f"\nNext: put your own prompts into {folder / PROMPTS} (ten or more), then")
+    if folder.resolve() != Path.cwd():
+        typer.echo(f"  cd {shlex.quote(str(folder))}")
+    typer.echo(f"  specbench run {pairings[0].name} -w ./{PROMPTS}")
 
 
 def _pairings(own: OwnPair) -> "Sequence[Pairing]":

@@ -20,6 +20,16 @@ def test_a_project_of_the_demo_pair_is_ready_to_run(tmp_path: Path) -> None:
     assert len(load_workload(str(tmp_path / "prompts.jsonl")).prompts) >= 5
     command = ran.out.splitlines()[-1].split()[1:]
     assert specbench(*command, "--dry-run", cwd=tmp_path).code == 0
+    assert "  cd " not in ran.out
+
+
+def test_what_comes_next_begins_in_the_folder_that_was_written(tmp_path: Path) -> None:
+    ran = specbench("init", "my gate", cwd=tmp_path)
+    assert ran.out.splitlines()[-3:] == [
+        "Next: put your own prompts into my gate/prompts.jsonl (ten or more), then",
+        "  cd 'my gate'",
+        "  specbench run target/draft -w ./prompts.jsonl",
+    ]
 
 
 def test_ones_own_pair_is_named_in_all_files(tiny: Path, tmp_path: Path) -> None:

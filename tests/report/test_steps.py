@@ -1,10 +1,12 @@
 """The page's view of one generation, round by round."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from specbench.records import Interval, ReferenceRecord
 from specbench.report.document import Document, build_document
+from specbench.report.html import to_html
 from specbench.report.steps import Steps, steps
 from tests.report.stored_runs import SMALL, Wish, stored_run
 
@@ -48,6 +50,9 @@ def test_every_question_shows_the_generation_of_the_drafter_it_answers_with() ->
     assert shown(code) == " word" * 49
     assert any(step.num_rejected for step in creative.steps)
     assert code.steps[0].says.startswith("Round 1: 4 drafted, ")
+    told = re.findall("<del>\u2212(\\d+)</del>", to_html([document]))
+    every = (*code.steps, *creative.steps)
+    assert list(map(int, told)) == [step.num_rejected for step in every if step.num_rejected]
 
 
 def test_where_none_helps_the_one_nearest_to_it_is_shown() -> None:
