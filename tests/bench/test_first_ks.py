@@ -64,6 +64,7 @@ def test_a_cell_that_takes_no_time_is_always_paid_for() -> None:
         (2, 9, [1, 3, 4]),
         (2, 2, [1, 3]),
         (5, 9, [3, 4, 6]),
+        (5, 2, [4, 6]),  # 3 is further off
         (5, 0, []),
         (5, -2, []),
     ],
@@ -76,12 +77,12 @@ def test_the_neighbours_of_the_best_come_back_the_nearest_first(
 
 
 def test_a_leader_brings_back_its_own_drafters_k_alone() -> None:
-    waiting = cells(*at(3, 5), *at(3, 5, of=OTHER))
-    measured = cells(BASE_KEY, *at(2, 4), *at(4, of=OTHER))
+    waiting = cells(*at(3, 5), *at(3, of=OTHER))
+    measured = cells(BASE_KEY, *at(2, 4), *at(5, of=OTHER))
     found = brought_back(waiting, measured, at(4), 9)
     assert (ks(found), ks(found, OTHER)) == ([3, 5], [])
-    both = brought_back(waiting, measured, [*at(2), *at(4, of=OTHER)], 9)
-    assert (ks(both), ks(both, OTHER)) == ([3], [3, 5])
+    both = brought_back(waiting, measured, [*at(2), *at(5, of=OTHER)], 9)
+    assert (ks(both), ks(both, OTHER)) == ([3], [3])
 
 
 def test_what_is_put_off_is_told_with_what_would_do() -> None:
