@@ -86,18 +86,18 @@ def test_a_leader_brings_back_its_own_drafters_k_alone() -> None:
 
 
 def test_what_is_put_off_is_told_with_what_would_do() -> None:
-    every = cells(BASE_KEY, *at(1, 2, 3, 4))
+    every = cells(BASE_KEY, *at(1, 2, 3, 4, 5))
     effort = SimpleNamespace(effort=SimpleNamespace(budget_s=60.0))
     plan = cast(Any, SimpleNamespace(settings=effort, conditions=[1, 2]))
     later = frozenset(key.id for key in at(1, 3))
     assert list(told(every, frozenset(), share(9), 10.0, plan)) == []
     assert list(told(every, later, share(2), 10.0, plan)) == [
-        "demo, code: the budget first pays for 5 prompts at K = 0, 2 and 4; K beside the best "
+        "demo, code: the budget first pays for 5 prompts at K = 0, 2, 4 and 5; K beside the best "
         "follow if time is left"
     ]
     # 10 s are spent, and two questions want 5 prompts of 2 cells that take 2 s: 50 / 0.8.
     (said,) = told(every, later, share(1), 10.0, plan)
     assert said == (
         "demo, code: a budget of 60 s is too small for the 5 prompts that an interval needs, "
-        "about 62 s would do; measuring K = 0, 2 and 4 alone"
+        "about 62 s would do; measuring K = 0, 2, 4 and 5 alone"
     )
