@@ -53,10 +53,12 @@ def test_what_is_made_of_a_baseline_is_made_once_for_all_cells_that_have_it(cell
     base_a, base_b = cell.baseline
     far_key = with_axes(cell.key, num_speculative_tokens=8)
     alone_key = with_axes(cell.key, pairing="demo/poor", drafter="poor")
+    other_a = replace(base_a, output_ids=base_a.output_ids[:-1])
     blocks = [
         made_block("a", base_a, spec_a, replace(spec_a, cell_id=far_key.id)),
         made_block("b", base_b, spec_b, replace(spec_b, cell_id=far_key.id)),
-        made_block("a", base_a, replace(spec_a, cell_id=alone_key.id), repeat=1),
+        made_block("a", other_a, replace(spec_a, cell_id=alone_key.id), repeat=1),
+        made_block("b", base_b, replace(spec_b, cell_id=alone_key.id), repeat=1),
     ]
     asked = []
 
@@ -68,7 +70,7 @@ def test_what_is_made_of_a_baseline_is_made_once_for_all_cells_that_have_it(cell
     keys = [baseline_cell.key, cell.key, far_key, alone_key]
     _, near, far, alone = gather_cells(keys, blocks)
     assert num_tokens(near) == num_tokens(far) == sum(r.num_output_tokens for r in (base_a, base_b))
-    assert num_tokens(alone) == base_a.num_output_tokens
+    assert num_tokens(alone) == num_tokens(near) - 1
     assert asked == [cell.key, alone_key]
     assert num_tokens(replace(near, baseline=(base_b,))) == base_b.num_output_tokens
     assert num_tokens(near) == num_tokens(far)
