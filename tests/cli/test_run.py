@@ -138,7 +138,7 @@ def test_a_dry_run_prints_the_plan_and_measures_nothing(command, tiny, tmp_path)
     # 2 workloads, 2 temperatures, 2 drafters: K = 0 once for both drafters.
     num_ks = 1 if command == "run" else 8
     assert f"{2 * 2 * (1 + 2 * num_ks)} cells. Nothing was measured.\n" in ran.out
-    assert " GiB of memory in float32" in ran.out.replace("\n ", "")
+    assert " MiB of memory in float32" in ran.out.replace("\n ", "")
     assert not (tmp_path / "out").exists()
 
 

@@ -14,7 +14,7 @@ from specbench.exit_code import ExitCode
 from specbench.inputs.config import load_pairings
 from specbench.report.document import build_document
 from tests.bench.served.running import running
-from tests.bench.served.served_runs import settings_for
+from tests.bench.served.served_runs import MAX_NEW_TOKENS, settings_for
 from tests.served_sessions import Sweep, served_sweep
 from tests.settings.flat_settings import changed, settings_of
 
@@ -95,4 +95,4 @@ def test_a_dry_run_plans_the_k_that_running_servers_have(tmp_path, capsys):
     assert [cell["num_speculative_tokens"] for cell in plan["cells"]] == [0, 3]
     (sessions,) = plan["sessions"]
     assert sessions["cycle"] == ["K=0", "lookup K=3", "lookup K=3", "K=0"]
-    assert sessions["seconds"] == pytest.approx(3 * 4 * 32 * 7 / TOKENS_PER_S)
+    assert sessions["seconds"] == pytest.approx(3 * 4 * MAX_NEW_TOKENS * 7 / TOKENS_PER_S)

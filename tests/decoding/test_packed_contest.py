@@ -111,8 +111,8 @@ def test_an_engine_notes_slower_weights_and_times_them_once(
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(choice_file, "_known", {})
-    tiny_llama(hidden_size=128, intermediate_size=256).save_pretrained(tmp_path / "model")
-    spec = ModelSpec(source="wide", folder=tmp_path / "model", quantization="int8")
+    tiny_llama(hidden_size=128, intermediate_size=256).save_pretrained(tmp_path / "wide")
+    spec = ModelSpec(source="wide", folder=tmp_path / "wide", quantization="int8")
     pool = ModelPool(CPU)
     clock = Metered(pool.load(spec).model, layer_s)
     monkeypatch.setattr(contests, "_seconds", lambda _, run: clock.seconds(run))
@@ -129,7 +129,7 @@ def test_an_engine_notes_slower_weights_and_times_them_once(
         else []
     )
     timed = [choice for choice in choices.contests.made.values() if choice.chosen == "int8"]
-    assert [c.subject for c in timed] == [f"int8 linear layer of model, T = {T}" for T in (1, 5)]
+    assert [c.subject for c in timed] == [f"int8 linear layer of wide, T = {T}" for T in (1, 5)]
 
     num_runs = clock.num_runs
     monkeypatch.setattr(choice_file, "_known", {})  # a later run: the file is left
