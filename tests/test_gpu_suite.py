@@ -58,6 +58,7 @@ def printed(
     return document
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("printed", ["correct"], indirect=True)
 def test_correct_finds_what_is_right(printed: Any) -> None:

@@ -37,6 +37,7 @@ def test_a_default_range_ends_where_the_head_does(tmp_path: Path) -> None:
     assert engine.max_k == {"medusa": 4}
 
 
+@pytest.mark.long
 def test_a_k_that_was_asked_for_is_planned_and_fails_as_ever(tmp_path: Path) -> None:
     words = ("run", "demo/medusa", "-k", "4,5", *QUICK)
     plan = json.loads(specbench(*words, "--dry-run", "--json", cwd=tmp_path).out)

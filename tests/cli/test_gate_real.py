@@ -66,6 +66,7 @@ def usual(place: Path) -> str:
     return measured(place)
 
 
+@pytest.mark.long
 def test_counts_and_text_of_a_second_run_are_the_same(place: Path, usual: str) -> None:
     counts = ("--fail-on", "mean_acceptance_length:2%")
     code, document = gate(place, usual, measured(place), *counts)

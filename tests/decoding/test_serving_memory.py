@@ -35,6 +35,7 @@ def test_memory_is_flat_while_requests_pass_through() -> None:
     assert peak(80) - peak(20) < 60 * 8 * 1024
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_tensors_do_not_grow_with_the_requests_that_passed_through() -> None:
     """What torch holds is no memory of Python's."""

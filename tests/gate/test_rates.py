@@ -155,6 +155,7 @@ def test_without_intervals_alarms_rise(greedy, monkeypatch):
     assert run_gates("close, by the estimate alone", greedy, close, None, RECIPE).alarms > 0.10
 
 
+@pytest.mark.long
 def test_without_the_deviation_between_runs_alarms_rise(greedy, monkeypatch):
     """Negative control: prompts of one run share its clocks, and do not show them."""
     close = {"decode_tokens_per_s": between_runs(greedy, of_ratio=False) / 4}
@@ -163,6 +164,7 @@ def test_without_the_deviation_between_runs_alarms_rise(greedy, monkeypatch):
     assert run_gates("close, over prompts alone", greedy, close, None, RECIPE).alarms > 0.10
 
 
+@pytest.mark.long
 def test_without_holm_alarms_rise(greedy, monkeypatch):
     """Negative control, at the limit: every cell lost just what is tolerated."""
     at_limit = slower(RECIPE_SPEEDUP["decode_speedup"])

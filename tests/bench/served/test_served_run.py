@@ -86,6 +86,7 @@ def test_what_an_engine_does_not_have_is_left_out_and_named(tmp_path, monkeypatc
         measured(tmp_path, settings_for(tmp_path, pairings=("big/turn",)))
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     ("fault", "said"),
     [

@@ -174,7 +174,8 @@ def test_a_fault_of_speculation_is_found_beside_a_wrong_k_0(tiny: Tiny) -> None:
     assert "in its answers at K = 0" in found[1].reason
 
 
-@pytest.mark.parametrize("has_ids", [pytest.param(True, marks=pytest.mark.long), False])
+@pytest.mark.long
+@pytest.mark.parametrize("has_ids", [True, False])
 def test_a_target_that_is_not_here_leaves_k_0_to_compare_with(tiny: Tiny, has_ids: bool) -> None:
     text = (tiny.folder / "pairings.yaml").read_text().replace("./target", "owner/far")
     (tiny.folder / "far.yaml").write_text(text)

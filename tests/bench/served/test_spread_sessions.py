@@ -84,6 +84,7 @@ def stop(_):
     raise Stopped
 
 
+@pytest.mark.long
 def test_an_interrupted_run_keeps_what_is_stored_and_is_completed_without_a_cluster(folder):
     watch = RecordingWatch(stop)  # told of a unit that is done
     with pytest.raises(Stopped):
