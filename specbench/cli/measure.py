@@ -164,9 +164,10 @@ def require_measured(run: "StoredRun") -> None:
 
 
 def require_complete(document: "Document") -> None:
-    """Exit 4 where something was not measured, or failed."""
+    """Exit 4 where something failed, or was not measured though the budget had not decided so."""
     has_failed = any(cell.metrics.get("num_failed") for cell in document.cells)
-    if document.failures or document.missing or has_failed:
+    is_missing = any(not document.is_unpaid(key) for key in document.missing)
+    if document.failures or is_missing or has_failed:
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 

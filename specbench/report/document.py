@@ -90,6 +90,17 @@ class Document:
         """What every answer of a synthetic run ends with; empty for a real one."""
         return _mark(self.run.settings.decoder)
 
+    def is_unpaid(self, key: CellKey) -> bool:
+        """Whether a missing cell is a K in whose place a budget paid for others of its drafter."""
+        return (
+            self.run.settings.effort.budget_s is not None
+            and self.is_complete
+            and any(
+                one.key.condition == key.condition and one.key.draft.drafter == key.draft.drafter
+                for one in self.cells
+            )
+        )
+
 
 @no_collection()
 def build_document(stored: StoredRun) -> Document:

@@ -114,11 +114,17 @@ def _unfinished(document: Document) -> Iterator[str]:
             "interrupted or still running: these are the results so far; resume an interrupted "
             f"run with --resume {run.run_id}"
         )
-    if missing:
+    unpaid = [key for key in missing if document.is_unpaid(key)]
+    if lost := [key for key in missing if key not in unpaid]:
         names = ", ".join(
-            dict.fromkeys(f"{key.pairing} on {key.condition.workload}" for key in missing)
+            dict.fromkeys(f"{key.pairing} on {key.condition.workload}" for key in lost)
         )
-        yield f"{len(missing)} of {len(run.cells)} planned cells were not measured: {names}"
+        yield f"{len(lost)} of {len(run.cells)} planned cells were not measured: {names}"
+    if unpaid:
+        names = ", ".join(
+            f"{key.pairing} K={key.draft.k} on {key.condition.workload}" for key in unpaid
+        )
+        yield f"the budget went to other K; not measured: {names}"
 
 
 def _resumed(document: Document) -> Iterator[str]:

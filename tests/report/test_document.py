@@ -1,9 +1,12 @@
 """A stored run, finished or not, as one analysed document."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+import typer
 
+from specbench.cli.measure import require_complete
 from specbench.report.document import Document, build_document
 from specbench.report.notes import run_warnings
 from specbench.runs import StoredRun
@@ -99,6 +102,44 @@ def test_planned_cells_without_a_request_are_missing(stored: StoredRun) -> None:
         "7 of 14 planned cells were not measured: "
         "demo on creative, demo/draft on creative, demo/poor on creative"
     ]
+
+
+def test_a_k_that_a_budget_did_not_pay_for_is_told_and_is_no_gap(stored: StoredRun) -> None:
+    (key,) = (
+        key
+        for key in stored.run.keys
+        if (key.pairing, key.draft.k, key.condition.workload) == ("demo/draft", 4, "code")
+    )
+    blocks = tuple(
+        replace(block, requests=tuple(r for r in block.requests if r.cell_id != key.id))
+        for block in stored.blocks
+    )
+    effort = replace(stored.run.settings.effort, budget_s=60.0)
+    run = replace(stored.run, settings=replace(stored.run.settings, effort=effort))
+    paid = replace(stored, blocks=blocks, failures=())
+    for one, gap in ((paid, True), (replace(paid, run=run), False)):
+        document = build_document(one)
+        assert document.missing == (key,)
+        assert document.is_unpaid(key) is not gap
+        told = "\n".join(run_warnings(document))
+        assert (
+            "the budget went to other K; not measured: demo/draft K=4 on code" in told
+        ) is not gap
+        with pytest.raises(typer.Exit) if gap else nullcontext():
+            require_complete(document)
+    assert not build_document(replace(paid, run=run, is_complete=False)).is_unpaid(key)
+    of_poor = {key.id for key in stored.run.keys if key.pairing == "demo/poor"}
+    rest = tuple(
+        replace(block, requests=tuple(r for r in block.requests if r.cell_id not in of_poor))
+        for block in blocks
+        if block.workload == "code"
+    )
+    document = build_document(replace(paid, run=run, blocks=rest))
+    lost = {key for key in document.missing if not document.is_unpaid(key)}
+    assert {(key.pairing, key.condition.workload) for key in lost} == {
+        ("demo/poor", "code"),
+        *((name, "creative") for name in ("demo", "demo/draft", "demo/poor")),
+    }
 
 
 def test_a_resume_under_other_conditions_is_a_warning(stored: StoredRun) -> None:
