@@ -44,6 +44,7 @@ _NOT_OURS = (
 
 # They tell of every kernel of torchao that is made for another device.
 _TALKATIVE = ("torchao", "torch.utils._pytree")
+_KERNEL_ADVICE = "transformers.integrations.hub_kernels"  # which packages to install for a hybrid
 _STORING = ("run", "sweep-k", "pair", "import", "train")  # what was typed is in the record
 
 app = typer.Typer(
@@ -100,8 +101,16 @@ def main() -> None:
     """
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger(_KERNEL_ADVICE).addFilter(_can_be_followed)
     with plain_streams():
         _run()
+
+
+def _can_be_followed(_: logging.LogRecord) -> bool:
+    """The advised packages hold kernels for GPUs alone."""
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _run() -> None:

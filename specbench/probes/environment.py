@@ -22,6 +22,9 @@ _GIT_TIMEOUT_S = 5.0
 _PACKAGES = (
     "accelerate",
     "bitsandbytes",
+    "causal-conv1d",
+    "flash-linear-attention",
+    "mamba-ssm",
     "numpy",
     "nvidia-ml-py",
     "pandas",
