@@ -24,7 +24,7 @@ def verified(tiny: Path) -> Ran:
 
 @pytest.fixture(scope="module")
 def as_json(tiny: Path) -> Ran:
-    changes = ("--engine", "builtin,transformers", "--tokens", "300")
+    changes = ("--engine", "builtin,transformers", "--tokens", "300", "--max-new-tokens", "12")
     return specbench("verify", "tiny/draft", *SMALL, *changes, "--json", cwd=tiny)
 
 

@@ -85,7 +85,7 @@ def test_the_compiler_knows_what_it_is_asked_for(options):
     compiled_steps._compiled(compiled_steps.after, options)  # raises at an option it has not
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @torch.inference_mode()
 def test_a_layer_is_four_fused_kernels_and_its_four_products_on_a_cpu(monkeypatch):
     monkeypatch.setattr(compiled_steps, "FIRST", (5,))

@@ -28,7 +28,7 @@ from tests.decoding.lossless import decode, make_drafter, sampled_model
 from tests.tiny_pair import make_pair, write_pair
 
 WARM = Sampling(temperature=0.7)
-NUM_TOKENS = 4096
+NUM_TOKENS = 3072
 NUM_ROWS = 16  # prompts that are decoded together
 DEMO = """\
 targets:
