@@ -58,7 +58,8 @@ _KEYS: Mapping[str, str] = {
     "quantization": f"{_codes(*QUANTIZATIONS)}: weights are packed when loaded; else as stored "
     "([more](pairings.md#quantisation))",
     "trust_remote_code": "`true` runs Python code that came with the model; else it is refused",
-    "needs_gib": "memory of the weights in GiB, for `doctor` and `list pairings --fits`",
+    "needs_gib": "memory of the weights in GiB (with dtype `auto`: in 16 bits), for `doctor` and "
+    "`list pairings --fits`",
     "workloads": "a folder of this target's own prompts, looked in first; `demo` is the embedded "
     "pair's ([prompt files](workloads.md))",
     "note": "a line for whoever reads the list",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from specbench.inputs.pairing import Pairing, Pairings
 
 
-def fitting(pairings: "Sequence[Pairing]", gpu: str | None) -> "list[Pairing]":
+def fitting(pairings: "Sequence[Pairing]", gpu: str | None) -> "tuple[Pairing, ...]":
     """Those whose weights fit this machine or the GPU; what was left out is told on stderr."""
     from specbench.cli.hardware import find_machine
     from specbench.fit.catalogue import fits
@@ -23,17 +23,23 @@ def fitting(pairings: "Sequence[Pairing]", gpu: str | None) -> "list[Pairing]":
     machine = find_machine(
         Place(device="cpu"), "auto", gpu=gpu, gpu_memory=None, gpu_bandwidth=None
     )
-    memory = machine.place.memory_bytes or 0
-    judged = [(pairing, fits(pairing, memory)) for pairing in pairings]
-    kept = [pairing for pairing, fit in judged if fit]
+    memory, device = machine.place.memory_bytes or 0, machine.place.device
+    judged = [(pairing, fits(pairing, memory, device)) for pairing in pairings]
+    kept = tuple(pairing for pairing, fit in judged if fit)
     num_unknown = sum(fit is None for _, fit in judged)
     num_large = len(judged) - len(kept) - num_unknown
-    typer.echo(
+    told = [
         f"{machine.name}, {memory / GIB:.1f} GiB: the weights of {len(kept)} pairings fit, those "
-        f"of {num_large} do not, of {num_unknown} the file does not tell. KV cache comes on top: "
-        "specbench pair TARGET --dry-run counts it.",
-        err=True,
-    )
+        f"of {num_large} do not, of {num_unknown} the file does not tell."
+    ]
+    if device == "cpu":
+        told.append(
+            "A CPU loads them in float32, twice the GiB shown, unless pairings.yaml gives a dtype."
+        )
+    if any(pairing.needs_gib is None for pairing in kept):
+        told.append(">=: without the draft, whose size the file does not tell.")
+    told.append("KV cache comes on top: specbench pair TARGET --dry-run counts it.")
+    typer.echo("\n".join(told), err=True)
     return kept
 
 

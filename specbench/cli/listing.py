@@ -157,9 +157,9 @@ def _pairings(file: Path | None, *, fits: bool, gpu: str | None) -> list[dict[st
     from specbench.inputs.config import load_pairings
 
     found = load_pairings(file)
-    pairings: Sequence[Pairing] = found.all if file else found.known
-    if fits:
-        pairings = fitting(pairings, gpu)
+    pairings = found.all if file else found.known
+    pairings = fitting(pairings, gpu) if fits else pairings
+    firsts = {pairing.target.name: pairing for pairing in reversed(pairings)}
     return [
         {
             "pairing": pairing.name,
@@ -171,11 +171,16 @@ def _pairings(file: Path | None, *, fits: bool, gpu: str | None) -> list[dict[st
             "lossy": str(pairing.drafter.lossy) if pairing.drafter.lossy else None,
             "needs_gib": pairing.needs_gib,
             "weights": _weights(pairing),
-            "note": pairing.drafter.note,
+            "note": _note(pairing, is_first=pairing is firsts[pairing.target.name]),
             **_origin(pairing.drafter),
         }
         for pairing in pairings
     ]
+
+
+def _note(pairing: "Pairing", *, is_first: bool) -> str:
+    """The drafter's, after the target's at the first of its pairings."""
+    return f"{pairing.target.note if is_first else ''} {pairing.drafter.note}".strip()
 
 
 def _origin(drafter: "Drafter") -> dict[str, str | None]:

@@ -3,6 +3,7 @@
 from specbench.errors import UsageError
 from specbench.fit.gpus import GIB
 from specbench.inputs.config import load_pairings
+from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Pairing
 from specbench.settings.words import nearest
 from specbench.shipped import shipped
@@ -26,11 +27,18 @@ def catalogued(source: str) -> tuple[Drafter, ...]:
     return tuple(found.values())
 
 
-def fits(pairing: Pairing, memory_bytes: int) -> bool | None:
+def fits(pairing: Pairing, memory_bytes: int, device: str) -> bool | None:
     """Whether the weights fit; None where the file does not tell enough.
 
     KV cache and activations come on top: `memory_plan.py` counts them once the files are here.
     """
-    if pairing.least_gib * GIB > memory_bytes:
+    least_gib = sum(_loaded_gib(model, device) for model in pairing.models)
+    if least_gib * GIB > memory_bytes:
         return False
     return None if pairing.target.model.needs_gib is None else True
+
+
+def _loaded_gib(model: ModelSpec, device: str) -> float:
+    """A CPU loads plain weights in float32, unless told otherwise; the file counts 16 bits."""
+    is_widened = device == "cpu" and model.dtype == "auto" and model.quantization is None
+    return (model.needs_gib or 0.0) * (2 if is_widened else 1)

@@ -221,6 +221,8 @@ targets:
     }
     # Beside the shipped ones.
     assert f"RTX-4090, 23.2 GiB: the weights of {len(rows)} pairings fit, those of" in ran.err
+    assert ">=: without the draft" in ran.err
+    assert "float32" not in ran.err
 
 
 def test_a_model_without_entry_has_nothing_in_the_catalogue() -> None:
@@ -249,5 +251,35 @@ def test_pair_takes_published_drafts_and_refuses_a_model_that_has_none(tmp_path:
 def test_fitting_is_of_what_the_file_tells(tmp_path: Path) -> None:
     (tmp_path / "pairings.yaml").write_text(PAIRINGS)
     head, copy = load_pairings(tmp_path / "pairings.yaml").all
-    assert fits(head, 16 * GIB)
-    assert fits(copy, 15 * GIB) is False
+    assert fits(head, 16 * GIB, "cuda")
+    assert fits(copy, 15 * GIB, "cuda") is False
+
+
+@pytest.mark.parametrize(
+    ("entry", "needed"),
+    [
+        ("needs_gib: 3", 6),
+        ("needs_gib: 3, dtype: bfloat16", 3),
+        ("needs_gib: 3, quantization: int8", 3),
+    ],
+)
+def test_a_cpu_needs_twice_the_room_where_it_loads_float32(
+    tmp_path: Path, entry: str, needed: int
+) -> None:
+    (tmp_path / "pairings.yaml").write_text(
+        f"targets: {{t: {{model: org/a, {entry}, drafters: {{copy: {{method: ngram}}}}}}}}"
+    )
+    (copy,) = load_pairings(tmp_path / "pairings.yaml").all
+    assert fits(copy, needed * GIB, "cpu")
+    assert fits(copy, needed * GIB - 1, "cpu") is False
+
+
+def test_a_targets_note_stands_beside_the_first_that_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "pairings.yaml").write_text(
+        "targets: {t: {model: org/a, needs_gib: 1, note: Slow., drafters: "
+        "{big: {method: eagle3, model: org/b, needs_gib: 99}, "
+        "a: {method: ngram, note: Old.}, b: {method: ngram, note: New.}}}}"
+    )
+    ran = specbench("list", "pairings", "--fits", "--gpu", "L4", "--json", cwd=tmp_path)
+    rows = [row for row in json.loads(ran.out) if row["pairing"].startswith("t/")]
+    assert [row["note"] for row in rows] == ["Slow. Old.", "New."]
