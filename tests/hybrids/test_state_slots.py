@@ -2,7 +2,10 @@
 
 import torch
 
+from specbench.footprint import STATES_BESIDE_DRAFTS
+from specbench.forward.runner import StockRunner
 from specbench.forward.state_slots import StateSlots
+from tests.hybrids.models import tiny_hybrid
 
 CPU = torch.device("cpu")
 
@@ -27,3 +30,38 @@ def test_a_token_is_fed_only_after_a_state_that_is_held() -> None:
     assert fed(slots, 0, 1, 2) == [True, True, True]
     assert fed(slots, 5) == [False]  # nobody fed tokens 3 and 4
     assert fed(slots, 1, 2) == [True, True]  # rolled back
+
+
+def test_a_cache_is_made_anew_for_more_drafts_than_it_has_states_for() -> None:
+    runner = StockRunner(tiny_hybrid("LFM2"))
+    for most_drafts in ((1,), (4, 2)):
+        for num_drafts in most_drafts:
+            runner.reserve(num_drafts)
+        runner.allocate(1, 8)
+    assert runner.cache.states is not None
+    assert runner.cache.states.num_slots == 4 + STATES_BESIDE_DRAFTS
+
+
+def test_a_token_that_is_not_fed_overwrites_no_keys_of_a_full_row() -> None:
+    runner = StockRunner(tiny_hybrid("LFM2"))
+    runner.allocate(1, 8)
+    positions_1T = torch.arange(8)[None]
+    runner.forward(positions_1T, positions_1T, 8, start=0)
+    keys = runner.cache.layers[1].keys
+    full = keys[:, :8].clone()
+    runner.forward(torch.tensor([[9]]), torch.tensor([[2]]), 8)  # the state before it is gone
+    assert keys[:, :8].equal(full)
+
+
+def test_layers_that_cannot_continue_with_many_tokens_are_fed_one_by_one() -> None:
+    runner = StockRunner(tiny_hybrid("LFM2"))
+    runner.allocate(1, 8)
+    num_pieces = []
+    for continues in (True, False):
+        runner.continues = continues
+        for start in (0, 2):
+            positions_1T = torch.arange(start, start + 2)[None]
+            runner.forward(positions_1T, positions_1T, 4, start=start)
+            assert runner.cache.states is not None
+            num_pieces.append(len(runner.cache.states.pieces))
+    assert num_pieces == [1, 1, 1, 2]
