@@ -12,10 +12,23 @@ SpecbenchError
 '- DeviceLostError   the device fails at everything since: only a new process helps; exit code 4
 """
 
+_LONGEST_LINE = 300
+
 
 def first_line(error: BaseException) -> str:
-    """What an error says, short enough for a table; its kind where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """What an error says, short enough for a table; its kind where the words alone say nothing.
+
+    A line that ends in a colon says what the next one is about, so that one is told as well.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    said = lines.pop(0)
+    while lines and said.endswith(":"):
+        said = f"{said} {lines.pop(0)}"
+    if isinstance(error, KeyError):  # the bare key
+        said = f"KeyError: {said}"
+    return said if len(said) <= _LONGEST_LINE else said[: _LONGEST_LINE - 3] + "..."
 
 
 class SpecbenchError(Exception):

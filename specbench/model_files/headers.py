@@ -53,7 +53,10 @@ def read_headers(file: Path) -> dict[str, TensorHeader]:
     """Every tensor of a file by name; ModelError where the header is not what it should be."""
     try:
         with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
+            start = opened.read(8)
+            if start == b"version ":
+                raise ModelError(f"{file} is a Git LFS pointer, not weights: run `git lfs pull`")
+            length = int.from_bytes(start, "little")
             if not 0 < length <= _LARGEST_HEADER:
                 raise ModelError(f"{file} cannot be read: its header would have {length} bytes")
             header = json.loads(opened.read(length))
@@ -122,7 +125,9 @@ def _tensor(file: Path, name: str, entry: Any, *, first: int, size: int) -> Tens
         is_right = min(shape, default=0) >= 0 <= begin and 8 * (end - begin) == bits
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{file} cannot be read: {name}: {error!r}") from error
-    if not is_right or first + end > size:
+    if is_right and first + end > size:
+        raise ModelError(f"{file} ends before its tensors do ({name}); download it again")
+    if not is_right:
         raise ModelError(f"{file} cannot be read: {name}: {dtype} {shape} at {begin} to {end}")
     return TensorHeader(dtype, shape, file, first + begin, end - begin)
 

@@ -14,9 +14,12 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from specbench.errors import ModelError, ModelMemoryError, first_line
+from specbench.model_files.headers import MODEL_WEIGHTS, weights_headers
 from specbench.model_files.sizes import require_width
 from specbench.models.digest import weights_sha256
 from specbench.models.dummy import fill, make_skeleton
+from specbench.models.library_log import quiet
+from specbench.models.load_advice import load_advice
 from specbench.models.placement import placing
 from specbench.models.quantization import (
     inner_tensors,
@@ -214,9 +217,15 @@ def _refusing(source: ModelSource, placement: str, stored: str | None) -> Iterat
     except Exception as error:  # a model's own code may raise anything
         if is_of_device(error):
             raise
+        try:  # our own reader has better words for damaged files
+            weights_headers(Path(source.location), MODEL_WEIGHTS)
+        except ModelError as told:
+            error = told
         install = missing_readers(stored) if stored else None
         kind = f" (stored as {stored})" if stored else ""
-        advice = f"{first_line(error)}; all that it needs: {install}" if install else _advice(error)
+        advice = (
+            f"{first_line(error)}; all that it needs: {install}" if install else load_advice(error)
+        )
         raise ModelError(f"{source.location}{kind}: cannot be loaded: {advice}") from error
 
 
@@ -224,11 +233,14 @@ def load_config(source: ModelSource) -> Any:
     """As the files have it, but for implementations: a name there may be that of a repository
     whose kernels transformers would fetch and run."""
     try:
-        config = AutoConfig.from_pretrained(
-            source.location, revision=source.revision, trust_remote_code=source.trust_remote_code
-        )
+        with quiet():
+            config = AutoConfig.from_pretrained(
+                source.location,
+                revision=source.revision,
+                trust_remote_code=source.trust_remote_code,
+            )
     except Exception as error:  # a config's own class may raise anything
-        raise ModelError(f"{source.location}: cannot be loaded: {_advice(error)}") from error
+        raise ModelError(f"{source.location}: cannot be loaded: {load_advice(error)}") from error
     for name in ("_attn_implementation", "_experts_implementation"):
         setattr(config, name, None)
     return config
@@ -271,26 +283,13 @@ def eos_ids(model: Any) -> tuple[int, ...]:
     ids = model.generation_config.eos_token_id
     if ids is None:
         ids = model.config.get_text_config().eos_token_id
-    if ids is None:
-        return ()
-    return tuple(ids) if isinstance(ids, list) else (ids,)
+    return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
 
 
 def _bytes_of(model: Any) -> int:
     """Bytes of parameters and buffers as they are kept; tied tensors count once."""
     kept = (t for outer in (*model.parameters(), *model.buffers()) for t in inner_tensors(outer))
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in kept}.values())
-
-
-def _advice(error: Exception) -> str:
-    text = first_line(error)
-    if "trust_remote_code" in str(error):
-        return f"{text}; set trust_remote_code: true only if you trust its authors' code"
-    if "safetensors" in str(error):
-        return f"{text}; pickled weights are not read, convert them to safetensors first"
-    if "local" in text or "connect" in text or "offline" in text.lower():
-        return f"{text}; download it once with `hf download`, or give a folder (./my-model)"
-    return text
 
 
 def _config_sha256(config: PretrainedConfig, seed: int) -> str:

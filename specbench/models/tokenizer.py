@@ -3,14 +3,17 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from specbench.errors import CompatibilityError, ModelError, WorkloadError, first_line
+from specbench.errors import CompatibilityError, ModelError, WorkloadError
 from specbench.model_files.spelling import spelling_of
 from specbench.model_files.vocabulary import Vocabulary, compare_vocabularies, mismatch_advice
+from specbench.models.load_advice import load_advice
+from specbench.models.loading import ModelSource, load_config
 from specbench.models.work_limit import TooMuchWorkError, limited_work
 from specbench.records import Message
 
@@ -30,11 +33,11 @@ class Tokenizer:
                 location, revision=revision, trust_remote_code=trust_remote_code
             )
         except Exception as error:
-            # The tokenizers library calls a damaged tokenizer.json a plain Exception.
-            if type(error) is not Exception and not isinstance(error, _REFUSALS):
-                raise
-            first = first_line(error)
-            raise ModelError(f"{location}: its tokenizer cannot be loaded: {first}") from error
+            if Path(location, "config.json").exists():  # read first, and its faults are its own
+                trust = trust_remote_code
+                load_config(ModelSource(location=location, trust_remote_code=trust))
+            told = load_advice(error)
+            raise ModelError(f"{location}: its tokenizer cannot be loaded: {told}") from error
         self.location = location
         self.ids_by_token: dict[str, int] = self._inner.get_vocab()
 

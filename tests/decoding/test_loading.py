@@ -105,7 +105,7 @@ def test_a_broken_model_folder_is_refused_by_name(folder, name, content):
 def test_weights_cut_off_by_a_broken_download_are_refused(folder):
     weights = (folder / "model.safetensors").read_bytes()
     damage(folder, "model.safetensors", weights[: len(weights) // 2])
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match=r"ends before its tensors do \(.*download it again"):
         load_model(source(folder), CPU)
 
 
@@ -200,3 +200,44 @@ def test_a_config_that_names_a_kernel_has_none_fetched(folder, monkeypatch, name
 
     assert not asked
     assert loaded.model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"rms_norm_eps": "x"}, "Field 'rms_norm_eps' expected float, got str"),
+        ({"num_attention_heads": 7}, "is not a multiple of the number of attention heads"),
+        ({"hidden_act": "nosuch"}, "KeyError: 'nosuch'; a value in its files is not what"),
+        ({"dtype": "float99"}, "has no attribute 'float99'; a value in its files is not what"),
+        ({"intermediate_size": 100}, "its weights have other shapes than its config.json says"),
+        ({"model_type": "nosuch"}, "does not know the model_type of its config.json"),
+        ({"model_type": None}, "its config.json has no model_type that transformers knows"),
+        (
+            {"model_type": "foreign", "auto_map": {"AutoConfig": "code.Config"}},
+            "set trust_remote_code: true for it in pairings.yaml only if you trust its authors",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_wrong_value_is_named_with_what_to_do(folder, changed, words):
+    config = {**json.loads((folder / "config.json").read_text()), **changed}
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v}))
+    with pytest.raises(ModelError) as refused:
+        load_model(source(folder), CPU)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer, not weights"),
+        (None, "names model-00001.safetensors, which is not there; download the whole model"),
+    ],
+)
+def test_weights_that_are_not_there_are_said_by_their_file(folder, content, words):
+    damage(folder, "model.safetensors", content)
+    if content is None:
+        index = {"weight_map": {"a": "model-00001.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=words):
+        load_model(source(folder), CPU)

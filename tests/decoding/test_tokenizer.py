@@ -160,6 +160,20 @@ def test_a_broken_or_missing_tokenizer_is_a_model_error(tmp_path, content):
         load(tmp_path)
 
 
+def test_a_missing_tokenizer_and_a_wrong_config_are_told_apart(tmp_path):
+    write(tmp_path)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "llama"}')
+    with pytest.raises(ModelError, match=r"there is no tokenizer.json, nor another"):
+        load(tmp_path)
+    config.write_text('{"model_type": "llama", "rms_norm_eps": "x"}')
+    with pytest.raises(ModelError, match="Field 'rms_norm_eps' expected float") as refused:
+        load(tmp_path)
+    assert "tokenizer" not in str(refused.value).replace(str(tmp_path), "")
+
+
 def test_equal_vocabularies_fit_whatever_their_templates(tmp_path):
     one, other = write(tmp_path / "one"), write(tmp_path / "other", template=None)
     assert require_same_vocabulary(one, other) == ()
