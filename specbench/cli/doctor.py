@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specbench.cli import options
-from specbench.errors import SpecbenchError
+from specbench.errors import ModelError, SpecbenchError
 from specbench.inputs.methods import find_method
 from specbench.settings.groups import PairingNames, PairingsFile
 
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from specbench.fit.memory_plan import Place
     from specbench.inputs.model_spec import ModelSpec
     from specbench.inputs.pairing import Pairing
+    from specbench.model_files.model import ModelFiles
 
 GIB = 2**30
+_FEW = 10  # pairings that nobody named and that are told in full all the same
 
 
 def doctor(
@@ -58,7 +60,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(document, indent=2))
     else:
-        _print(document)
+        _print(document, in_full=bool(pairings) or len(chosen) <= _FEW)
 
 
 def _checked(chosen: "Sequence[Pairing]", place: "Place", *, quiet: bool) -> list[dict[str, Any]]:
@@ -95,7 +97,7 @@ def _check(pairing: "Pairing", place: "Place") -> dict[str, Any]:
         problems.append("not downloaded")
     else:
         refusals, notes = _told(pairing)
-        problems += [one for one in refusals if one not in problems]
+        problems += [one for one in refusals if not any(told in one for told in problems)]
     return {
         "pairing": pairing.name,
         "needs_gib": needs,
@@ -154,16 +156,33 @@ def _of_model(model: "ModelSpec", findings: "Iterable[Finding]") -> list[str]:
 
     if said := [one.text for one in findings if one.level == "refused"]:
         return said
-    if is_proven(open_model(model)):
+    try:
+        files = open_model(model)
+        if not is_proven(files):
+            from specbench.engines.family_trial import family_refusal
+            from specbench.engines.model_pool import model_source
+
+            if refusal := family_refusal(model_source(model, None)):
+                return [refusal]
+        return _lacking(files)
+    except ModelError as error:
+        return [f"files: {error}"]
+
+
+def _lacking(files: "ModelFiles") -> list[str]:
+    """What planning does without, and measuring does not. ModelError."""
+    from specbench.model_files.tokenizer_files import OTHER_VOCABULARIES
+
+    if files.spec.is_shape:
         return []
-    from specbench.engines.family_trial import family_refusal
-    from specbench.engines.model_pool import model_source
+    lacking = [] if files.tensors else ["weights: there is no model.safetensors"]
+    if files.vocabulary is None and not any(map(files.tokenizer_file, OTHER_VOCABULARIES)):
+        lacking.append("tokenizer: there is no tokenizer.json")
+    return [f"{one}; download the whole model" for one in lacking]
 
-    refusal = family_refusal(model_source(model, None))
-    return [refusal] if refusal else []
 
-
-def _print(document: dict[str, Any]) -> None:
+def _print(document: dict[str, Any], *, in_full: bool) -> None:
+    """Of many pairings a line each; sentences for those that were asked about."""
     from rich.table import Table
 
     from specbench.cli.console import open_console
@@ -176,18 +195,26 @@ def _print(document: dict[str, Any]) -> None:
     console.print(f"probe: {document['probe']}")
     free = document["free_gib"]
     console.print(f"free memory: {'unknown' if free is None else f'{free:g} GiB'}")
-    table = Table("pairing", "needs GiB", "ready", "what is missing", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("pairing", no_wrap=True, overflow="fold")
+    for heading in ("needs GiB", "ready", "what is missing"):
+        table.add_column(heading)
     for row in document["pairings"]:
         needs = "" if row["needs_gib"] is None else f"{row['needs_gib']:g}"
-        table.add_row(
-            row["pairing"], needs, "yes" if row["ready"] else "no", "; ".join(row["problems"])
-        )
+        problems = row["problems"] if in_full else map(_in_short, row["problems"])
+        table.add_row(row["pairing"], needs, "yes" if row["ready"] else "no", "; ".join(problems))
     console.print(table)
     notes: dict[str, list[str]] = {}
-    for row in document["pairings"]:
+    for row in document["pairings"] if in_full else ():
         for note in row["notes"]:
             notes.setdefault(note, []).append(row["pairing"])
     for note, names in notes.items():
         console.print(f"{', '.join(names)}: {note}")
     num_ready = sum(row["ready"] for row in document["pairings"])
     console.print(f"{num_ready} of {len(document['pairings'])} pairings can run on this machine.")
+    if not in_full:
+        console.print("`specbench doctor PAIRING` says more about one.")
+
+
+def _in_short(problem: str) -> str:
+    return "too large" if problem.startswith("needs ") else problem.partition(":")[0]

@@ -41,7 +41,13 @@ _RECURRENT_TYPES = frozenset(
     {"mamba", "mamba2", "falcon_mamba", "mamba_hybrid", "rwkv", "xlstm", "recurrent_gemma"}
 )
 # Whole models of these run in tests/decoding; others are asked by a small model of theirs.
-_PROVEN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_PROVEN = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+_PLAIN_DTYPES = (None, "float32", "bfloat16", "float16")
 _PROVEN_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 _PAIR_CHECKS = (
     vocabulary_findings,
@@ -75,10 +81,24 @@ class Compatibility:
 def is_proven(model: ModelFiles) -> bool:
     """Whether the config alone says that the decoder runs the model: a dense family that is tested
     token by token, without a field that changes what a layer computes. ModelError."""
-    if model.architecture not in _PROVEN or model.field("quantization_config") is not None:
+    kind = _PROVEN.get(model.architecture or "")
+    if kind is None or kind != model.config.get("model_type"):
+        return False
+    if model.field("quantization_config") is not None or not _is_plain(model):
         return False
     kinds = {str(rope_type(rope) or "default") for rope in ropes(model.field)}
     return kinds <= _PROVEN_ROPES and not model.field("sliding_window")
+
+
+def _is_plain(model: ModelFiles) -> bool:
+    """Whether the values that transformers would check are such as it takes. ModelError."""
+    _ = model.eos_ids
+    return (
+        model.field("hidden_act") in (None, "silu")
+        and model.field("dtype") in _PLAIN_DTYPES
+        and isinstance(model.field("rms_norm_eps"), float | int | None)
+        and model.hidden_size % model.must("num_attention_heads") == 0
+    )
 
 
 def check_target(target: ModelFiles) -> tuple[Finding, ...]:

@@ -99,7 +99,9 @@ def shortage(
     if free is None or needed.total <= free:
         return None
     least = "at least" if needed.is_least else "about"
-    told = f"needs {least} {_gib(needed.total)} in {needed.dtype}"
+    told = f"needs {least} {_gib(needed.total)}"
+    if needed.dtype != "auto":
+        told += f" in {needed.dtype}"
     if needed.rest:
         rows = "1 request" if place.concurrency == 1 else f"{place.concurrency} requests"
         told += (
@@ -127,7 +129,8 @@ def _advice(target: Target, drafters: Sequence[Drafter], place: Place) -> str:
     if fitting:
         return "what would fit: " + ", or ".join(f"{r.words} ({_gib(r.total)})" for r in fitting)
     fewest = min((remedy.total for remedy in tried), default=0)
-    at_best = f"; the least that settings get it to is {_gib(fewest)}" if fewest else ""
+    helps = 0 < fewest < run.demand.total
+    at_best = f"; the least that settings get it to is {_gib(fewest)}" if helps else ""
     return f"choose a smaller model or a larger machine{at_best}"
 
 
@@ -149,10 +152,19 @@ def _smaller(run: _Run) -> Iterator[tuple[str, _Run]]:
     if len(drafters) > 1:
         one = min(drafters, key=lambda d: demand(target, [d], place).total)
         yield f"one drafter alone, {target.name}/{one.name}", run._replace(drafters=(one,))
-    if target.model.quantization is None and not target.model.is_shape:
+    if target.model.quantization is None and not target.model.is_shape and _is_here(target.model):
         models = [replace(target.model, quantization=q, needs_gib=None) for q in ("int8", "int4")]
         best = _largest_that_fits([run._replace(target=replace(target, model=m)) for m in models])
         yield f"quantization: {best.target.model.quantization} in pairings.yaml", best
+
+
+def _is_here(spec: ModelSpec) -> bool:
+    """Whether there are files to count by; the pairings file tells of one size alone."""
+    try:
+        open_model(spec)
+    except ModelError:
+        return False
+    return True
 
 
 def _halvings(value: int, least: int) -> Iterator[int]:

@@ -26,7 +26,8 @@ class Layout(NamedTuple):
         if self.release is not None:
             return f"as {self.author} writes it: logits are those of {self.release}'s own forward"
         ours = " (`specbench train` has it too)" if self.is_ours else ""
-        return f"{self.author}'s layout{ours}, read in {self.source}; never met a real one"
+        read = f"{self.author}'s layout{ours}, read in {self.source}"
+        return f"{read}; never tested with a published head"
 
 
 def layout_of(files: Files, method: str) -> Layout | None:

@@ -149,11 +149,11 @@ def test_doctor_of_one_pairing_looks_at_that_alone(tiny):
     assert [row["pairing"] for row in document["pairings"]] == ["tiny/ngram"]
 
 
-def test_doctor_says_whose_layout_a_head_has_and_that_no_real_one_was_met(tmp_path):
+def test_doctor_says_whose_layout_a_head_has_and_that_no_published_one_was_tested(tmp_path):
     (eagle,) = json.loads(specbench("doctor", "demo/eagle", "--json", cwd=tmp_path).out)["pairings"]
     (note,) = eagle["notes"]
     assert note.startswith("SafeAILab's layout")
-    assert note.endswith("never met a real one")
+    assert note.endswith("never tested with a published head")
     text = " ".join(specbench("doctor", "demo/eagle", cwd=tmp_path).out.split())
     assert f"demo/eagle: {note}" in text
 
@@ -191,3 +191,41 @@ targets:
     (note,) = other["notes"]
     assert note.startswith(share)
     assert "258 tokens in common" in specbench("doctor", cwd=tmp_path).out
+
+
+@pytest.mark.parametrize(
+    ("changed", "gone", "words"),
+    [
+        ({}, "model.safetensors", "weights: there is no model.safetensors; download"),
+        ({}, "tokenizer.json", "tokenizer: there is no tokenizer.json; download"),
+        ({"model_type": "nosuch"}, "", "does not know the model_type of its config.json"),
+        ({"rms_norm_eps": "x"}, "", "Field 'rms_norm_eps' expected float"),
+        ({"eos_token_id": "x"}, "", "eos_token_id is x; whole numbers are needed"),
+        ({"num_attention_heads": 7}, "", "is not a multiple of the number of attention heads"),
+        ({"hidden_size": -5}, "", "hidden_size is -5; it has to be a whole number"),
+    ],
+)
+def test_doctor_is_not_ready_where_loading_would_fail(tiny, tmp_path, changed, gone, words):
+    shutil.copytree(tiny / "target", tmp_path / "target")
+    file = tmp_path / "target" / "config.json"
+    config = json.loads(file.read_text()) | changed
+    file.write_text(json.dumps(config))
+    if "eos_token_id" in changed:
+        (tmp_path / "target" / "generation_config.json").unlink()
+    if gone:
+        (tmp_path / "target" / gone).unlink()
+    (tmp_path / "pairings.yaml").write_text(
+        "targets:\n  one:\n    model: ./target\n    drafters:\n      ngram: {method: ngram}\n"
+    )
+    (row,) = json.loads(specbench("doctor", "--json", cwd=tmp_path).out)["pairings"]
+    assert not row["ready"]
+    (problem,) = row["problems"]
+    assert words in problem
+
+
+def test_doctor_of_many_pairings_takes_a_line_for_each_and_cuts_no_name(tmp_path):
+    ran = specbench("doctor", cwd=tmp_path)
+    rows = [line for line in ran.out.splitlines() if "/" in line.partition(" ")[0]]
+    listed = json.loads(specbench("list", "pairings", "--json", cwd=tmp_path).out)
+    assert [row.split()[0] for row in rows] == [one["pairing"] for one in listed]
+    assert ran.out.endswith("`specbench doctor PAIRING` says more about one.\n")

@@ -106,7 +106,7 @@ def in_files(folder: Path, head: Checkpoint, read: str, method: str) -> Checkpoi
     assert kind_of(files).method == method
     assert layout is not None
     assert f"read in {read}" in layout.note
-    assert layout.note.endswith("never met a real one")
+    assert layout.note.endswith("never tested with a published head")
     return read_checkpoint(str(folder))
 
 

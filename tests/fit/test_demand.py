@@ -10,6 +10,7 @@ from specbench.errors import ModelError
 from specbench.fit.demand import GIB, demand, shortage
 from specbench.fit.memory_plan import Place
 from specbench.inputs.config import load_pairings
+from specbench.inputs.model_spec import model_spec
 from specbench.inputs.pairing import Drafter, Target
 from tests.cli.calls import specbench
 
@@ -48,6 +49,15 @@ def test_what_nothing_here_helps_says_so():
     told = shortage(target, drafters, HERE) or ""
     assert "choose a smaller model or a larger machine" in told
     assert "the least that settings get it to is 133.9 GiB" in told
+
+
+def test_a_model_that_is_not_here_is_no_smaller_for_being_packed():
+    spec = model_spec("owner/far-away")
+    target = Target(name="far", model=replace(spec, needs_gib=48.0), drafters=())
+    assert shortage(target, [], HERE) == (
+        "needs at least 48.0 GiB, and this machine has 21.0 GiB free; "
+        "choose a smaller model or a larger machine"
+    )
 
 
 def test_a_cpu_holds_all_drafters_at_once_and_a_gpu_one_after_the_other():

@@ -103,7 +103,7 @@ def test_a_head_says_which_layers_it_reads(target, tmp_path):
         ),
         ("dflash", {"dflash_config": {"causal": False}}, "as NVIDIA's modelopt writes it: logits"),
         ("dflash", {"num_target_layers": None}, "z-lab's layout, read in z-lab/dflash at 1012959"),
-        ("eagle", {}, "never met a real one"),
+        ("eagle", {}, "never tested with a published head"),
     ],
 )
 def test_a_head_says_whose_layout_it_has_and_whether_one_was_met(
