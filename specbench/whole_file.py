@@ -3,10 +3,14 @@
 import errno
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import BinaryIO
+
+_ABANDONED_S = 600.0
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -40,12 +44,21 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
         with draft.open("xb") as file:
             yield file
         draft.replace(path)
+        _clear_away(path)
     except BaseException as error:
         if isinstance(error, OSError):
             error.filename = str(path)
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
+
+
+def _clear_away(path: Path) -> None:
+    """Removes drafts of the file whose writers were killed; those of writers at work are newer."""
+    with suppress(OSError):
+        for draft in path.parent.glob(f".{escape(path.name)}.*.tmp"):
+            if time.time() - draft.stat().st_mtime > _ABANDONED_S:
+                draft.unlink()
 
 
 def _data(content: str | bytes) -> bytes:

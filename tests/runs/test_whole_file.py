@@ -1,5 +1,7 @@
 """A file is replaced whole; what is not a file is never replaced."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,20 @@ def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> Non
         write_whole(place, text)
         assert place.read_text() == text
     assert list(tmp_path.iterdir()) == [place]
+
+
+def test_the_next_writer_removes_drafts_of_writers_that_were_killed(tmp_path: Path) -> None:
+    killed, at_work, of_another = (
+        tmp_path / f".{name}.0123abcd.tmp" for name in ("a.json", "a.json.1", "b.json")
+    )
+    for draft in (killed, at_work, of_another):
+        draft.write_text("half")
+    at_work = at_work.rename(tmp_path / ".a.json.89ab0123.tmp")
+    long_ago = time.time() - 3600
+    os.utime(killed, (long_ago, long_ago))
+    os.utime(of_another, (long_ago, long_ago))
+    write_whole(tmp_path / "a.json", "one")
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "a.json", at_work, of_another])
 
 
 def test_a_disk_that_fills_up_leaves_the_file_as_it_was(tmp_path: Path) -> None:
