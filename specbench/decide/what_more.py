@@ -52,14 +52,18 @@ def what_would_decide(cell: CellSummary, limits: Limits, workload_prompts: int |
         if left is None:
             return ""
         if left < more.num:
-            return _beyond(more, cell, left, units)
+            return _beyond(more, cell, cell.speedup, left, units)
+    return _needed(more, cell.speedup)
+
+
+def _needed(more: _More, speedup: Interval) -> str:
     count = f"{float(f'{more.num:.2g}'):,.0f} more {more.units.noun(more.num)} needed"
-    if cell.speedup.low is None:
-        return f"at least {count} for an interval"
-    return f"about {count} to decide"
+    return (
+        f"at least {count} for an interval" if speedup.low is None else f"about {count} to decide"
+    )
 
 
-def _beyond(more: _More, cell: CellSummary, left: int, units: Units) -> str:
+def _beyond(more: _More, cell: CellSummary, speedup: Interval, left: int, units: Units) -> str:
     """What to do where the workload has fewer prompts left than would decide."""
     noun, every = more.units.noun, cell.num_prompts + left
     if more.num > MOST_PROMPTS:
@@ -70,8 +74,9 @@ def _beyond(more: _More, cell: CellSummary, left: int, units: Units) -> str:
             f"{every:,} {noun(every)} cannot decide this at such noise; {quieter} would narrow "
             "the interval"
         )
-    few = f"only {left:,} more {noun(left)}" if left else "no more prompts"
-    return f"the workload has {few}: add some{', or raise --repeats' if units.are_prompts else ''}"
+    few = f"only {left:,}" if left else "none"
+    what = "add some, or raise --repeats" if units.are_prompts else "add some"
+    return f"{_needed(more, speedup)}, and the workload has {few}: {what}"
 
 
 def _ways(cell: CellSummary, speedup: Interval, units: Units, limits: Limits) -> Iterator[_More]:

@@ -19,6 +19,7 @@ from tests.served_sessions import Sweep, key_of, served_sweep
 CYCLES_DIFFER = {"num_cycles": 4, "cycle_deviation": 0.08, "prompt_error": 0.005}
 PROMPTS_DIFFER = {"num_cycles": 4, "cycle_deviation": 0.01, "prompt_error": 0.04}
 BOTH_DIFFER = {"num_cycles": 4, "cycle_deviation": 0.2, "prompt_error": 0.1}
+ELEVEN_MORE = "about 11 more prompts needed to decide"
 
 
 def undecided(
@@ -35,9 +36,9 @@ def undecided(
         (CYCLES_DIFFER, 200, "about 5 more cycles needed to decide"),
         (CYCLES_DIFFER, 20, "about 5 more cycles needed to decide"),
         # 0.04 sqrt(20 / 31) with t(30) = 2.04 is 6.6 %, and cycles add 0.1 %.
-        (PROMPTS_DIFFER, 200, "about 11 more prompts needed to decide"),
-        (PROMPTS_DIFFER, 22, "the workload has only 2 more prompts: add some"),
-        (PROMPTS_DIFFER, 20, "the workload has no more prompts: add some"),
+        (PROMPTS_DIFFER, 200, ELEVEN_MORE),
+        (PROMPTS_DIFFER, 22, f"{ELEVEN_MORE}, and the workload has only 2: add some"),
+        (PROMPTS_DIFFER, 20, f"{ELEVEN_MORE}, and the workload has none: add some"),
         (BOTH_DIFFER, 200, "more cycles of more prompts needed to decide"),
     ],
 )

@@ -15,6 +15,8 @@ FAST = {
     "speculation_cost_tokens": 1200.4,
 }
 
+TWO_MORE = "about 2 more prompts needed to decide"
+
 
 def test_the_highest_lower_bound_wins_and_not_the_highest_estimate(summarised):
     cells = [summarised(2, 1.5, 1.6, 1.7), summarised(8, 1.2, 1.9, 3.0)]
@@ -106,10 +108,10 @@ def test_do_not_speculate_is_not_said_while_one_k_is_undecided(summarised):
 @pytest.mark.parametrize(
     ("workload_prompts", "hint"),
     [
-        (40, "; about 2 more prompts needed to decide"),
-        (10, "; about 2 more prompts needed to decide"),
-        (9, "; the workload has only 1 more prompt: add some, or raise --repeats"),
-        (8, "; the workload has no more prompts: add some, or raise --repeats"),
+        (40, f"; {TWO_MORE}"),
+        (10, f"; {TWO_MORE}"),
+        (9, f"; {TWO_MORE}, and the workload has only 1: add some, or raise --repeats"),
+        (8, f"; {TWO_MORE}, and the workload has none: add some, or raise --repeats"),
         (None, ""),  # a run of an earlier specbench does not say
     ],
 )
