@@ -14,7 +14,7 @@ from typing import Any
 from typer.main import get_command
 
 from specbench.cli import app
-from specbench.cli.help import panel_of
+from specbench.cli.help import panel_of, with_metavar
 from specbench.exit_code import ExitCode
 from specbench.inputs.config import DEFAULTS_KEYS, DRAFTER_KEYS, FILE_KEYS, MAX_K, TARGET_KEYS
 from specbench.inputs.methods import Method, Parameter, all_methods
@@ -150,7 +150,7 @@ def _records(command: Any) -> dict[str, tuple[str, str]]:
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
         if record is not None and not record[0].endswith("--help"):
-            found[record[0]] = (panel_of(parameter), " ".join(record[1].split()))
+            found[with_metavar(record[0])] = (panel_of(parameter), " ".join(record[1].split()))
     return found
 
 

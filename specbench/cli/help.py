@@ -1,5 +1,6 @@
 """Help as plain text: options under the heading of their group, then an example."""
 
+import re
 from typing import Any
 
 from typer.core import TyperCommand
@@ -10,7 +11,7 @@ EXAMPLES = {
     "pair": "specbench pair ./models/target --drafts ./models/draft ngram",
     "verify": "specbench verify demo/draft",
     "watch": 'specbench watch demo/draft --prompt "Write a function that adds two numbers"',
-    "train": "specbench train eagle --target demo:target --budget 5m",
+    "train": "specbench train eagle --target demo:target --out ./head --budget 5m",
     "report": "specbench report latest",
     "recommend": "specbench recommend latest",
     "export": "specbench export demo/draft --engine vllm",
@@ -37,6 +38,11 @@ Three things to do next:
 specbench --help lists every command."""
 
 
+# Types as typer writes them.
+_KIND = re.compile(r" <(?:list\[)?(int|float|path|Path|str)(?: range)?\]?>$")
+_METAVARS = {"int": "N", "float": "X", "path": "PATH", "Path": "PATH", "str": "TEXT"}
+
+
 class Grouped(TyperCommand):
     """A command whose help lists options by group."""
 
@@ -46,11 +52,23 @@ class Grouped(TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                panels.setdefault(panel_of(parameter), []).append(record)
+                names, words = record
+                panels.setdefault(panel_of(parameter), []).append((with_metavar(names), words))
         rest = panels.pop("Options", [])
         for heading, records in (*panels.items(), ("Options", rest)):
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+def with_metavar(names: str) -> str:
+    """An option's names with what it takes as people write it: N, not <int range>.
+
+    An argument has a name already, so its type is left out.
+    """
+    kind = _KIND.search(names)
+    if kind is None:
+        return names
+    return names[: kind.start()] + (f" {_METAVARS[kind[1]]}" if names.startswith("-") else "")
 
 
 def panel_of(parameter: Any) -> str:

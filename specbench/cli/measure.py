@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from specbench.records import ServerRecord
     from specbench.report.document import Document
     from specbench.runs import StoredRun
+
+_FAR_OVER = 1.5  # times the budget
 
 
 def read_methods(methods: str | None) -> tuple[str, ...]:
@@ -83,8 +86,21 @@ def measure(
     settings = of_pairings(settings, pairings)
     if nodes is None:
         look_first(settings, pairings, out, force=force)
+    began_s = time.monotonic()
     run = run_settings(settings, pairings, out, resume, nodes=nodes)
+    if told := over_budget(settings.effort.budget_s, time.monotonic() - began_s):
+        typer.echo(told, err=True)
     _tell(run, as_json=as_json)
+
+
+def over_budget(budget_s: float | None, took_s: float) -> str | None:
+    """What to say of a run that took far longer than it was to; None of any other."""
+    if budget_s is None or took_s <= _FAR_OVER * budget_s:
+        return None
+    return (
+        f"took {took_s:.0f} s with a budget of {budget_s:g} s: loading and warm-up are not cut "
+        "short, and take longer on a busy machine"
+    )
 
 
 def of_pairings(settings: RunSettings, pairings: "Sequence[Pairing]") -> RunSettings:

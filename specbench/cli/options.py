@@ -138,7 +138,7 @@ def _as_typer(
     elif option.read is not None or _choices(kind):
         kind, default = str | None, _typed(default)
     if option.is_argument:
-        made = typer.Argument(help=option.help, show_default=option.shown, metavar="[PAIRING]...")
+        made = typer.Argument(help=option.help, show_default=option.shown, metavar="PAIRING")
         return Annotated[kind, made], default
     made = typer.Option(
         *option.names_of(name),

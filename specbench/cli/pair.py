@@ -43,7 +43,8 @@ _Word = Annotated[
     ),
 ]
 _Target = Annotated[
-    str | None, typer.Option("--target", help="The same, as `run` takes it.", show_default=False)
+    str | None,
+    typer.Option("--target", help="TARGET by the name that `run` has for it.", show_default=False),
 ]
 
 

@@ -82,7 +82,7 @@ def watch(
 ) -> None:
     """Show one answer as it is decoded: which drafts are accepted, round by round.
 
-    Nothing is stored, and telling takes time: speeds are for `run` to measure.
+    Nothing is stored. Showing the rounds slows decoding down: `run` measures speed.
     """
     from specbench.cli.checks import checked
 

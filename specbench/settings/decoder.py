@@ -29,7 +29,7 @@ Compile = Annotated[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderSettings:
-    """How the built-in decoder runs."""
+    """The built-in decoder."""
 
     forward: Forward = "auto"
     graph: Graph = "auto"

@@ -98,7 +98,8 @@ BudgetS = Annotated[
     Option(
         names=("--budget",),
         read=parse_seconds,
-        help="Time to spend, such as 3m; sets prompts and repeats.",
+        help="Measure for about this long, such as 3m; sets prompts and repeats. Loading and "
+        "warm-up are not cut short.",
         shown=False,
     ),
 ]
@@ -116,7 +117,7 @@ Seed = Annotated[int, Option(min=0, help="Seed for prompts, order and sampling."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadSettings:
-    """What is measured, and on which texts."""
+    """Pairings and prompts."""
 
     pairings: PairingNames
     workloads: Workloads  # names or files
@@ -134,7 +135,7 @@ class WorkloadSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftSettings:
-    """How far drafters draft ahead."""
+    """Draft length."""
 
     num_speculative_tokens: tuple[int, ...] | None = None  # None: the pairing's own
     is_default_range: bool = False  # nobody asked for each of these K
@@ -143,7 +144,7 @@ class DraftSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingSettings:
-    """How tokens are drawn, and how many."""
+    """Sampling and answer length."""
 
     temperatures: Temperatures = (0.0,)
     top_k: Annotated[int, Option(min=0, help="Sample from the N most likely tokens; 0 is off.")] = 0
@@ -153,7 +154,7 @@ class SamplingSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EffortSettings:
-    """How much is measured, and what ends it."""
+    """How much to measure, and when to stop."""
 
     num_prompts: Annotated[int | None, PROMPTS] = None
     num_repeats: Annotated[
@@ -184,7 +185,7 @@ class EffortSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadSettings:
-    """What an engine has to do at a time."""
+    """Engine and load."""
 
     engines: Engines = (BUILTIN,)
     concurrency: Annotated[
@@ -221,7 +222,7 @@ class LoadSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForecastSettings:
-    """What is forecast before any K is measured for real."""
+    """Forecast before measuring."""
 
     forecast: Annotated[  # and then the best few K are measured alone
         bool,
@@ -260,7 +261,7 @@ class ForecastSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineSettings:
-    """Where models run, and in which numbers."""
+    """Device and precision."""
 
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1.")] = "auto"
     dtype: Annotated[

@@ -10,7 +10,7 @@ from specbench.settings.words import parse_engine_args
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
-    """How a serving engine is started, or where one runs."""
+    """Starting a serving engine, or reaching one that runs."""
 
     base_urls: Annotated[  # (): the engine is started
         tuple[str, ...],

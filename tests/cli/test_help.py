@@ -1,3 +1,4 @@
+import re
 import shlex
 from importlib.metadata import version
 
@@ -5,6 +6,7 @@ import pytest
 from typer.main import get_command
 
 from specbench.cli import app, prepared
+from specbench.cli.measure import over_budget
 from specbench.gate.check import default_tolerances
 from tests.cli.calls import specbench
 
@@ -23,6 +25,8 @@ COMMANDS = (
     "list",
     "doctor",
     "init",
+    "train",
+    "recommend",
 )
 
 
@@ -102,3 +106,18 @@ def test_the_gates_help_has_the_tolerances_that_it_judges_by(tmp_path):
     for one in {*gpu, *cpu}:
         assert f"{one.metric}:{100 * one.share:.3g}%" in said
     assert "onaCPU" in said
+
+
+def test_help_names_what_an_option_takes_as_people_do(tmp_path):
+    for command in COMMANDS:
+        out = specbench(command, "--help", cwd=tmp_path).out
+        assert not re.search(r"<(?:list|int|float|str|path)", out), command
+    out = specbench("run", "--help", cwd=tmp_path).out
+    assert "--top-k N " in out
+    assert "[[" not in out
+
+
+def test_a_run_far_over_its_budget_says_so():
+    assert over_budget(25, 37) is None
+    assert over_budget(None, 1000) is None
+    assert (over_budget(25, 133) or "").startswith("took 133 s with a budget of 25 s: loading and")
