@@ -71,8 +71,8 @@ def _beyond(more: _More, cell: CellSummary, speedup: Interval, left: int, units:
             "a quieter machine or more --repeats" if units.are_prompts else "a quieter machine"
         )
         return (
-            f"{every:,} {noun(every)} cannot decide this at such noise; {quieter} would narrow "
-            "the interval"
+            f"{every:,} {noun(every)} cannot decide this with so much noise; {quieter} would "
+            "narrow the interval"
         )
     few = f"only {left:,}" if left else "none"
     what = "add some, or raise --repeats" if units.are_prompts else "add some"

@@ -16,7 +16,7 @@ _COMPILERS = ("gcc", "clang")  # of which it takes one to build what starts a ke
 def why_not(device: torch.device) -> str | None:
     """The reason why torch's own operations run instead; None where Triton's kernels can."""
     if device.type != "cuda":
-        return f"Triton has no kernels for a {device.type}"
+        return f"Triton has no kernels for a {device.type.upper()}"
     return _missing()
 
 

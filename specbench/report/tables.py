@@ -23,6 +23,7 @@ from specbench.report.document import Document
 from specbench.report.forecasts import forecast_legend, forecast_lines
 from specbench.report.grids import Grid
 from specbench.report.notes import notes
+from specbench.report.prose import which_pass
 from specbench.report.sections import Section, sections
 from specbench.report.sessions import sessions_grid, sessions_legend
 
@@ -41,6 +42,8 @@ def terminal_report(document: Document, told: Collection[str] = ()) -> Group:
         parts += [_table(section, some), ""]
     if parts:
         parts += [Text(legend(union(columns)), style="dim"), ""]
+    if said := which_pass(document):
+        parts += [Text(said, style="dim"), ""]
     for grid in comparison_grids(document):
         parts += [grid_table(grid), ""]
     sessions = sessions_grid(document)

@@ -30,8 +30,8 @@ def test_a_number_of_prompts_that_nobody_has_is_no_advice(summarised):
     # Some 2,500 prompts would settle it, and the file has 6.
     choice = choose([summarised(4, 0.55, 1.005, 1.84, num_prompts=6)])
     assert decide(choice, workload_prompts=6).sentence == (
-        "code: undecided: K=4 measured 1.00x [0.55, 1.84]; 6 prompts cannot decide this at such "
-        "noise; a quieter machine or more --repeats would narrow the interval"
+        "code: undecided: K=4 measured 1.00x [0.55, 1.84]; 6 prompts cannot decide this with "
+        "so much noise; a quieter machine or more --repeats would narrow the interval"
     )
     assert "more prompts needed" in decide(choice, workload_prompts=2**20).sentence
 

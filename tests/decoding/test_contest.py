@@ -233,5 +233,5 @@ def test_whole_forwards_compete_too_and_a_wrong_one_loses(monkeypatch):
     assert winner == "stock"  # all take no time by this clock: the order decides
     reasons = [one.refusal for one in contenders]
     assert reasons[0].startswith("it is wrong: logits of 1 tokens are off by")
-    assert reasons[1:] == ["Triton has no kernels for a cpu", None, None]
+    assert reasons[1:] == ["Triton has no kernels for a CPU", None, None]
     assert runner.cache.max_len == 0  # its memory is given back

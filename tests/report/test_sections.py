@@ -1,11 +1,14 @@
 """What tells the settings of a run apart, in words; and which pass a report speaks of."""
 
 from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from specbench.report.document import build_document
 from specbench.report.prose import which_pass
+from specbench.report.tables import terminal_report
 from tests.cell_keys import KEY, with_axes
 from tests.report.stored_runs import SMALL, stored_run
 
@@ -48,3 +51,10 @@ def test_one_question_of_several_k_is_enough_to_tell_of_a_second_measurement():
     drafting = [c for c in document.cells if c.key.draft.k]
     single = replace(drafting[0], key=with_axes(drafting[0].key, workload="another"))
     assert which_pass(replace(document, cells=(*document.cells, single)))
+
+
+def test_a_terminal_says_which_pass_its_tables_show_as_the_page_does():
+    said = StringIO()
+    document = build_document(stored_run(SMALL))
+    Console(file=said, width=80).print(terminal_report(document))
+    assert which_pass(document) in " ".join(said.getvalue().split())
