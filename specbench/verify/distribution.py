@@ -41,6 +41,20 @@ def log_likelihoods(probs_NV: Tensor, tokens_N: Tensor, factors: Sequence[float]
     return found
 
 
+def ratio_to_expect(probs_NV: Tensor, factor: float) -> tuple[float, float]:
+    """Mean and variance of the log-likelihood ratio of a temperature `factor` times this one to
+    this one, were each token drawn at that other temperature after the same text; of all tokens.
+    """
+    logs_NV = probs_NV.log().clamp(min=-1e3)  # below what float64 has: a token left out adds 0
+    powers_NV = logs_NV / factor
+    total_N1 = powers_NV.logsumexp(-1, keepdim=True)
+    ratios_NV = powers_NV - logs_NV - total_N1
+    other_NV = powers_NV.sub_(total_N1).exp_()
+    mean_N = (other_NV * ratios_NV).sum(-1)
+    variance_N = (other_NV * ratios_NV**2).sum(-1) - mean_N**2
+    return float(mean_N.sum()), float(variance_N.sum())
+
+
 def allowed(logits_NV: Tensor, sampling: Sampling, slack_N1: Tensor | None = None) -> Tensor:
     """Tokens that top-k and then top-p leave, bool [N, V].
 

@@ -5,12 +5,22 @@ Shape suffixes: N tokens, C cells of a joint distribution.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Answer = tuple[str, tuple[int, ...]]  # its prompt's name, and its tokens
+
+CONTROL = 0.8  # a temperature so much lower must be what the tokens could have shown
+
+
+class Expected(NamedTuple):
+    """What a sum over tokens will be near."""
+
+    mean: float
+    variance: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +89,15 @@ class SampledEvidence:
     distribution. `surprise_N` is the mass of the tokens that are less likely than the one drawn,
     `identity_N` that of the tokens with smaller ids. `log_likelihoods` are of all tokens together,
     under the distribution at other temperatures: by the factor they are colder (below 1) or hotter,
-    1 being the distribution itself.
+    1 being the distribution itself. `colder` is what the ratio of two of them would be, were the
+    tokens drawn at the lower temperature.
     """
 
     subject: Subject
     surprise_N: Floats
     identity_N: Floats
     log_likelihoods: Mapping[float, float]
+    colder: Expected  # of the temperature that the judge's control is about
     num_texts: int
     num_outside: int  # tokens that top-k or top-p exclude
     num_at_edge: int  # excluded by no more than rounding; they are in no column

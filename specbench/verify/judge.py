@@ -21,6 +21,7 @@ from specbench.verify.finding import Finding, Verdict
 from specbench.verify.judge_served import beside_p_values, judge_served
 from specbench.verify.statistics import (
     Detectable,
+    control_p_value,
     detectable,
     joint_p_value,
     serial_p_value,
@@ -33,7 +34,6 @@ FALSE_ALARM = 1e-3
 EDGE_SHARE = 0.05  # of the tokens: with more where rounding decides on a cut, nothing is shown
 NUM_TESTS = 4  # of a cell's tokens; `joint` comes with small vocabularies alone
 MOST_TOKENS, _STEP = 10**8, 1024
-CONTROL = 0.8  # the same tokens are held to a temperature so much lower, and must fail
 
 
 def judge(evidence: Sequence[Evidence], false_alarm: float = FALSE_ALARM) -> tuple[Finding, ...]:
@@ -168,7 +168,7 @@ def _judge_sampled(
     subject, n = evidence.subject, len(evidence.surprise_N)
     named = {name: p for name, p in tests.items() if name in _SEEN_BY}
     p_value = min(adjusted[name] for name in named)
-    control = temperature_p_value(evidence.log_likelihoods, null=CONTROL)
+    control = control_p_value(evidence.colder, len(evidence.log_likelihoods) - 1)
     verdict: Verdict = "bug"
     if evidence.misshapen:
         reason = (
@@ -188,7 +188,7 @@ def _judge_sampled(
         )
     elif control >= level:
         verdict = "inconclusive"
-        reason = "the same tokens do not rule out a 20 % lower temperature; use more --tokens"
+        reason = "so many tokens would not surely show a 20 % lower temperature; use more --tokens"
     else:
         verdict, reason = "law", "the tokens follow the target's distribution"
     return Finding(

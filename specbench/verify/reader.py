@@ -16,11 +16,14 @@ from specbench.verify.distribution import (
     has_cuts,
     log_likelihoods,
     placed,
+    ratio_to_expect,
     surprise,
     token_distribution,
 )
 from specbench.verify.evidence import (
+    CONTROL,
     Divergence,
+    Expected,
     Floats,
     GreedyEvidence,
     JointCounts,
@@ -126,6 +129,7 @@ class Reader:
                 factor: sum(float(read.log_likelihoods[i]) for read in readings)
                 for i, factor in enumerate(TEMPERATURES)
             },
+            colder=Expected(*np.sum([read.colder for read in readings], axis=0)),
             num_texts=len(readings),
             num_outside=sum(read.num_outside for read in readings),
             num_at_edge=sum(read.num_at_edge for read in readings),
@@ -167,6 +171,7 @@ class _Reading:
         self.surprise: list[Floats] = []
         self.identity: list[Floats] = []
         self.log_likelihoods = np.zeros(len(TEMPERATURES))
+        self.colder = np.zeros(2)  # mean and variance
         self.num_outside = self.num_at_edge = 0
 
     def add(self, logits_NV: Tensor) -> None:
@@ -187,6 +192,7 @@ class _Reading:
         self.surprise.append(surprise(probs_NV, tokens_N, within[0]).cpu().numpy())
         self.identity.append(placed(probs_NV, tokens_N, within[1]).cpu().numpy())
         self.log_likelihoods += log_likelihoods(probs_NV, tokens_N, TEMPERATURES)
+        self.colder += ratio_to_expect(probs_NV, CONTROL)
 
 
 def _of(is_allowed_NV: Tensor, tokens_N: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from specbench.bench.spent import duration
-from specbench.bench.verification import _BESIDE_ANSWERS, _outlook
+from specbench.bench.verification import _READ, _SAMPLED, _outlook
+from specbench.cli.verify import PRECISION, enough_tokens
 from specbench.records import Sampling
 from specbench.verify.collect import Answered, Collector, Examined, Question, _end
 from specbench.verify.examine import Job
@@ -123,10 +124,9 @@ def test_what_is_to_come_is_told_beforehand():
     answer = Answered("builtin", (7,) * 40)
     talk = [replace(one, answer=answer) for one in TALK]  # 200 tokens, which took 2 s
     assert _outlook(jobs(0.0, 0.0), talk, 8192, 2.0) == (
-        f"about {duration(_BESIDE_ANSWERS * 4)}: 5 greedy answers for each of 2 cells, K = 0 "
-        "included"
+        f"about {duration(4.0)}: 5 greedy answers for each of 2 cells, K = 0 included"
     )
-    seconds = _BESIDE_ANSWERS * 0.01 * (2 * 200 + 2 * 8192)
+    seconds = 0.01 * (2 * 200 + 2 * (_SAMPLED + _READ) * 8192)
     assert _outlook(jobs(0.0, 0.7, 0.0, 0.7), talk, 8192, 2.0) == (
         f"about {duration(seconds)}: 5 greedy answers for each of 2 cells, 8,192 sampled tokens "
         "for each of 2, K = 0 included; 80 % power to detect 3.0% of tokens shifted (--precision "
@@ -142,3 +142,20 @@ def test_a_precision_is_the_shift_that_so_many_tokens_find():
             assert power_of_call(tokens - 1024, cells).shift > precision
     assert tokens_for(0.02, 28) > tokens_for(0.02, 2) > tokens_for(0.05, 2)
     assert tokens_for(1e-6, 2) <= MOST_TOKENS
+
+
+def test_more_cells_take_more_tokens_of_each():
+    """K = 0 is a cell, too; of a temperature of 0 nothing is sampled."""
+    one = cast(Any, SimpleNamespace(target=SimpleNamespace(name="one")))
+    for ks, temperatures, num_pairings, tokens in (
+        (None, (0.0, 0.7), 1, 8192),
+        ((1, 2, 3), (0.0, 0.7), 1, 8192),
+        ((1, 2, 3), (0.7, 1.0), 1, 9216),
+        (None, (0.0, 0.7), 16, 9216),
+    ):
+        settings = SimpleNamespace(
+            draft=SimpleNamespace(num_speculative_tokens=ks),
+            sampling=SimpleNamespace(temperatures=temperatures),
+            load=SimpleNamespace(engines=("builtin",)),
+        )
+        assert enough_tokens(PRECISION, cast(Any, settings), [one] * num_pairings) == tokens

@@ -12,6 +12,7 @@ from specbench.verify.distribution import (
     allowed,
     log_likelihoods,
     placed,
+    ratio_to_expect,
     surprise,
     token_distribution,
 )
@@ -93,3 +94,17 @@ def test_the_likelihood_at_another_temperature(sampling: Sampling) -> None:
     colder, own = log_likelihoods(probs_NV, tokens_N, (0.8, 1.0))
     assert colder == pytest.approx(float(expected))
     assert own == pytest.approx(float(probs_NV.amax(-1).log().sum()))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:5], ids=str)
+def test_what_colder_tokens_would_show(sampling: Sampling) -> None:
+    """Token after token of the vocabulary, those that are cut having no part in it."""
+    probs_NV = token_distribution(LOGITS_NV, sampling)
+    mean = variance = 0.0
+    for probs_V in probs_NV:
+        kept_V = probs_V[probs_V > 0]
+        colder_V = kept_V**1.25 / (kept_V**1.25).sum()
+        ratio_V = (colder_V / kept_V).log()
+        mean += float(colder_V @ ratio_V)
+        variance += float(colder_V @ ratio_V**2 - (colder_V @ ratio_V) ** 2)
+    assert ratio_to_expect(probs_NV, 0.8) == pytest.approx((mean, variance))

@@ -5,6 +5,7 @@ from specbench.verify.answer import document, exit_code, false_alarm_note, sente
 from specbench.verify.evidence import (
     Divergence,
     Evidence,
+    Expected,
     FailedEvidence,
     GreedyEvidence,
     SampledEvidence,
@@ -15,6 +16,7 @@ from specbench.verify.judge import FALSE_ALARM, judge
 from specbench.verify.statistics import detectable
 
 SOUND = {0.7: -1090.0, 0.8: -1060.0, 1.0: -1000.0, 1.25: -1030.0}
+SHARP, BLUNT = Expected(40.0, 70.0), Expected(4.0, 7.0)  # the second of a tenth of the tokens
 
 
 def subject(temperature: float, lossy: str | None = None, k: int = 4) -> Subject:
@@ -45,6 +47,7 @@ def sampled(seed: int = 0, *, lossy: str | None = None, k: int = 4, **changes: o
         "surprise_N": rng.random(4096),
         "identity_N": rng.random(4096),
         "log_likelihoods": SOUND,
+        "colder": SHARP,
         "num_texts": 40,
         "num_outside": 0,
         "num_at_edge": 0,
@@ -121,9 +124,10 @@ def test_many_tokens_where_rounding_decides_on_a_cut_leave_it_open(num_at_edge, 
     assert ("300 of 4396 tokens lie where rounding" in finding.reason) is (num_at_edge == 300)
 
 
-def test_a_control_that_does_not_fail_leaves_it_open() -> None:
-    finding = only(sampled(log_likelihoods={0.7: -1002.0, 0.8: -1001.0, 1.0: -1000.0}))
+def test_tokens_that_could_not_show_a_lower_temperature_leave_it_open() -> None:
+    finding = only(sampled(colder=BLUNT))
     assert (finding.verdict, finding.lossless) == ("inconclusive", None)
+    assert "would not surely show" in finding.reason
     assert exit_code([finding]) == 3
 
 
@@ -173,7 +177,7 @@ def test_a_lossy_option_is_called_by_its_name(evidence: Evidence) -> None:
 def test_the_gravest_finding_is_the_exit_code() -> None:
     good, bad = only(greedy()), only(greedy(divergence(steps=500)))
     failed = only(FailedEvidence(subject=subject(0.0), reason="no memory"))
-    open_end = only(sampled(log_likelihoods={0.8: 0.0, 1.0: 0.0}))
+    open_end = only(sampled(colder=BLUNT))
     assert (failed.verdict, failed.lossless) == ("failed", None)
     assert exit_code([good]) == 0
     assert exit_code([good, open_end]) == 3

@@ -9,7 +9,8 @@ import torch
 from specbench.records import Sampling
 from specbench.verify import reader as reader_module
 from specbench.verify import teacher as teacher_module
-from specbench.verify.evidence import SampledEvidence, Subject
+from specbench.verify.distribution import ratio_to_expect
+from specbench.verify.evidence import CONTROL, SampledEvidence, Subject
 from specbench.verify.reader import TEMPERATURES, AnsweredPrompt, Reader
 from specbench.verify.teacher import Teacher, Text
 from tests.decoding.lossless import sampled_model
@@ -103,6 +104,7 @@ def test_evidence_does_not_hang_on_how_many_are_read_at_once(
         np.testing.assert_allclose(other.surprise_N, one.surprise_N, atol=1e-5)
         np.testing.assert_allclose(other.identity_N, one.identity_N, atol=1e-5)
         assert other.log_likelihoods == pytest.approx(one.log_likelihoods)
+        assert other.colder == pytest.approx(one.colder, rel=1e-4)
         assert (other.num_outside, other.misshapen) == (one.num_outside, one.misshapen)
     assert len(one.surprise_N) == 20 - one.num_outside
 
@@ -117,6 +119,7 @@ def test_each_token_lies_where_the_targets_distribution_has_it(teacher: Teacher)
         expected = float(logs_NV.gather(1, tokens_N[:, None]).sum())
         assert evidence.log_likelihoods[factor] == pytest.approx(expected, abs=1e-4)
     probs_NV = (logits_NV / 0.7).softmax(-1)
+    assert evidence.colder == pytest.approx(ratio_to_expect(probs_NV, CONTROL), rel=1e-4)
     for at, (u, token) in enumerate(zip(evidence.identity_N, tokens_N.tolist(), strict=True)):
         below = float(probs_NV[at, :token].sum())
         assert below - 1e-5 <= u <= below + float(probs_NV[at, token]) + 1e-5

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, kstwo, multinomial
 
-from specbench.verify.evidence import Floats, JointCounts
+from specbench.verify.evidence import Expected, Floats, JointCounts
 from specbench.verify.statistics import (
     TAIL,
+    control_p_value,
     detectable,
     joint_p_value,
     serial_p_value,
@@ -88,8 +89,22 @@ def test_another_temperature_is_seen_and_the_right_one_is_not() -> None:
     assert alarms / NUM_CALLS <= 0.05
     cold = log_likelihoods(probs_V, rng.choice(20, 4 * NUM_TOKENS, p=cold_V))
     assert temperature_p_value(cold) < 1e-6
-    assert temperature_p_value(cold, null=0.8) > 0.05
-    assert temperature_p_value(sound, null=0.7) < 1e-3
+
+
+def test_the_control_is_what_colder_tokens_reach_in_80_percent_of_calls() -> None:
+    rng = np.random.default_rng(0)
+    probs_V = rng.dirichlet(np.ones(20))
+    cold_V = probs_V**1.25 / (probs_V**1.25).sum()
+    ratio_V = np.log(cold_V / probs_V)
+    mean = cold_V @ ratio_V
+    variance = cold_V @ ratio_V**2 - mean**2
+    control = control_p_value(Expected(NUM_TOKENS * mean, NUM_TOKENS * variance), 3)
+    calls = (rng.choice(20, NUM_TOKENS, p=cold_V) for _ in range(NUM_CALLS))
+    reached = [temperature_p_value(log_likelihoods(probs_V, call)) <= control for call in calls]
+    print(f"a control of {control:.2g} was reached in {np.mean(reached):.1%}")
+    assert 0.77 < np.mean(reached) < 0.90
+    assert control < 0.05
+    assert control_p_value(Expected(0.0, 0.0), 3) == 1.0
 
 
 def joint(observed_C: Floats, probs_C: Floats) -> float:

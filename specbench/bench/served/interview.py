@@ -19,7 +19,7 @@ from specbench.records import Draft, Prompt
 from specbench.servers.client import Client, ServerError
 from specbench.servers.streamed import Streamed
 from specbench.servers.traffic import Answered, ServerRequest, closed_loop
-from specbench.verify.judge import CONTROL
+from specbench.verify.evidence import CONTROL
 from specbench.verify.served_text import ServedText
 
 NUM_SAMPLED = 4  # prompts whose answers are sampled: few, so that each has many

@@ -236,7 +236,7 @@ def test_the_command_says_it_and_exits_as_it_says(tiny: Tiny) -> None:
     servers = [tiny.server(right, 1), tiny.server(wrong_later, 2)]
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(one)) for one in servers]
-        words = ["verify", "tiny/ngram", "--engine", "vllm", "--prompts", "3", "--tokens", "500"]
+        words = ["verify", "tiny/ngram", "--engine", "vllm", "--prompts", "3", "--tokens", "1000"]
         words += ["-w", "prompts.jsonl", "--temperature", "0,0.3", "--max-new-tokens", "24"]
         words += ["--base-url", f"{urls[0]}#k=0", "--base-url", f"{urls[1]}#k=2"]
         words += ["--device", "cpu", "--threads", "1"]
