@@ -126,6 +126,8 @@ def _lines(prepared: Prepared) -> Iterator[str]:
             continue
         if not candidate.fits:
             yield f"refused  {candidate.drafter.name}: memory: {_too_large(candidate)}"
+        elif candidate.plan is not None and candidate.plan.headroom_bytes is not None:
+            yield f"fits     {candidate.drafter.name}: compatible with the target; enough memory"
         for finding in candidate.compatibility.of_level("warning"):
             yield f"warning  {candidate.drafter.name}: {finding.text}"
     for finding in _of_target(prepared):
@@ -164,7 +166,7 @@ def _print_memory(prepared: Prepared, machine: Machine) -> None:
     typer.echo(
         f"{machine.name}: {rows} of {place.context:,} tokens, K={place.num_speculative_tokens}, "
         f"{alone.dtype if alone else place.dtype or 'auto'}. context: tokens each request can "
-        "hold; lost: to speculation"
+        "hold; lost: how many fewer than the target alone"
     )
     plans = [plan for plan in (alone, *(c.plan for c in prepared.candidates)) if plan]
     if states := max((_state_bytes(plan) for plan in plans), default=0):

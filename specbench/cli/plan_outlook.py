@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from specbench.bench.plan import TargetPlan
 
 GIB = 2**30
+_UNKNOWN = "no estimate: its files are not here or cannot be read"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +96,7 @@ def outlook_lines(found: Sequence[PlanOutlook]) -> Iterator[str]:
         who = one.target
         if one.server is not None:
             who = f"{one.target} on {one.server}, per server"
-        yield f"{who}: {'; '.join(filter(None, parts)) or 'no estimate without its files'}"
+        yield f"{who}: {'; '.join(filter(None, parts)) or _UNKNOWN}"
 
 
 def _time(one: PlanOutlook) -> str:

@@ -57,7 +57,9 @@ def _warnings(plans: Sequence[TargetPlan]) -> dict[str, None]:
 def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()) -> None:
     """One row per pairing and workload; nothing is loaded for it."""
     columns = ("pairing", "workload", "method", "T", "batch", "context", "K", "prompts", "repeats")
-    table = Table(*columns, box=None)
+    table = Table(box=None)
+    for column in columns:
+        table.add_column(column, overflow="fold")
     num_cells = 0
     for plan in plans:
         cells = plan.cell_plans()

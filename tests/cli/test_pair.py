@@ -36,8 +36,8 @@ def plan(*arguments: str, cwd: Path):
 def test_a_dry_run_tells_refusals_warnings_and_memory(shelf):
     ran = plan("tiny", "--drafts", "draft", "./drafts/other", "ngram", "--gpu", "L4", cwd=shelf)
     assert (ran.code, ran.err) == (0, "")
-    first = ran.out.splitlines()[0]
-    assert first.startswith("refused  other: tokenizer: 1 ids mean something else")
+    assert ran.out.startswith("refused  other: tokenizer: 1 ids mean something else")
+    assert [words[5:12].strip() for words in ran.out.split("\nfits")[1:]] == ["draft:", "ngram:"]
     assert "(target 259 tokens, draft 258 tokens)" in ran.out.replace("\n", " ")
     memory = [line.split()[0] for line in ran.out.splitlines() if "KiB" in line]
     assert memory == ["target", "draft", "ngram"]

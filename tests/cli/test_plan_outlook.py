@@ -83,3 +83,14 @@ def test_a_server_takes_the_checkpoints_dtype_and_llama_cpp_starts_soon(tmp_path
     assert found["vllm"] - found["llama_cpp"] > 600
     ran = specbench(*words[:-1], "--engine", "llama_cpp", cwd=tmp_path)
     assert "demo on llama_cpp, per server: " in ran.out
+
+
+def test_a_plan_folds_a_long_name_and_cuts_none(tmp_path: Path) -> None:
+    name = "a-target-with-a-name-of-some-length"
+    (tmp_path / "pairings.yaml").write_text(
+        f"targets:\n  {name}:\n    model: demo:target\n    drafters:\n      n: {{method: ngram}}\n"
+    )
+    ran = specbench("run", f"{name}/n", "-w", "chat", "--dry-run", "--device", "cpu", cwd=tmp_path)
+    folded = "".join(line.split("  ")[0].strip() for line in ran.out.splitlines())
+    assert f"{name}/n" in folded
+    assert "…" not in ran.out
