@@ -67,7 +67,7 @@ def _own(name: str, says: str, entry: Mapping[str, object]) -> BrokenInput:
 
 
 _PLACEHOLDER = json.dumps(
-    {"question_id": "q", "turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"]}
+    {"question_id": "q", "turns": ["a", "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"]}
 )
 _EMBEDDING = json.dumps({"custom_id": "a", "url": "/v1/embeddings", "body": {"input": "a"}})
 
@@ -185,6 +185,7 @@ BROKEN_WORKLOADS = [
     _card("a length of nothing", 5, "from 1 to 131072", _card_with(max_new_tokens=0)),
     _card("a card that is empty", 1, "the file is empty", ""),
     _own("a misspelt key", "'sytem', did you mean 'system'?", {"prompt": "a", "sytem": "b"}),
+    _own("a conversation of nothing", "at least one item", {"conversations": []}),
     _own("two prompts in one", "gives turns and prompt", {"prompt": "a", "turns": ["b"]}),
     BrokenInput(
         name="a workload without its card",

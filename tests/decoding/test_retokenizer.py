@@ -74,6 +74,10 @@ def test_a_special_token_is_in_common_with_a_special_one_alone():
         require_common_tokens(target, draft)
 
 
+def test_tokens_that_add_nothing_are_not_in_common():
+    assert common_tokens(vocabulary("", "a"), vocabulary("a", "")).draft_ids == {1: 0}
+
+
 def test_tokens_whose_text_is_not_told_are_not_in_common():
     told, untold = vocabulary("a", "b"), vocabulary("a", "b", spelling=None)
     assert common_tokens(told, untold).draft_ids == {}

@@ -15,6 +15,8 @@ from specbench.drafters.dflash import DFlash
 from specbench.drafters.heads.dflash import spread_layers
 from specbench.errors import ModelError
 from specbench.forward.runner import StockRunner
+from specbench.model_files.dflash_style import DFlashStyle
+from specbench.model_files.head_files import HeadFiles
 from specbench.models.checkpoint import Checkpoint
 from specbench.records import Sampling
 from specbench.round.round import run_round
@@ -36,6 +38,31 @@ from tests.drafters.plain_dflash import PlainDFlash
 VOCAB_SIZE, NUM_LAYERS, BLOCK_SIZE = 11, 2, 6
 PROMPTS = [random_prompt(n, n, VOCAB_SIZE) for n in (9, 1, 14)]
 WARM = Sampling(temperature=0.7)
+
+
+def style_of(**config: Any) -> DFlashStyle:
+    values = {"mask_token_id": 0, **config}
+    return DFlashStyle.of(HeadFiles(source="a head", config=values, tensors={}))
+
+
+def test_what_configs_leave_out_is_what_their_libraries_take_it_for() -> None:
+    own = style_of(target_layer_ids=[0, 2], num_hidden_layers=2)
+    assert (own.layer_ids, own.block_size, own.depth) == ((0, 2), 16, 15)
+    assert not own.reads_bare_output
+
+    mixed = {
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+    }
+    named = {"speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [1, 3]}
+    theirs = style_of(**named, transformer_layer_config=mixed)
+    assert (theirs.layer_ids, theirs.block_size, theirs.depth) == ((0, 2), 8, 7)
+    assert theirs.reads_bare_output
+    assert theirs.is_causal == (True, False)
+    told = {"sample_from_anchor": True, "sliding_window_non_causal": True}
+    theirs = style_of(**named, transformer_layer_config=mixed, **told)
+    assert (theirs.depth, theirs.is_causal) == (8, (False, False))
 
 
 class Subject(NamedTuple):

@@ -9,7 +9,7 @@ from benchmarks.gpu_suite.made_up_tokenizers import MadeUpTokenizer, made_up_tok
 from specbench.drafters.registry import Parts, build_drafter
 from specbench.forward.runner import Runner, StockRunner
 from specbench.model_files.vocabulary import Vocabulary, common_tokens
-from specbench.models.retokenizer import LONGEST_WORD, Retokenizer
+from specbench.models.retokenizer import LONGEST_WORD, Retokenizer, TextTokenizer
 from specbench.records import Sampling
 from specbench.round.drafter import Proposal
 from specbench.round.sampling import Sampler
@@ -17,6 +17,7 @@ from specbench.round.state import State
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import WARM
 from tests.decoding.models import plain_logits, tiny_llama
+from tests.decoding.test_retokenizer import Prepending
 
 VOCAB_SIZE = 10
 
@@ -30,7 +31,7 @@ def proposed(
     method: str,
     text: tuple[int, ...],
     runners: tuple[Runner, Runner],
-    tokenizers: tuple[MadeUpTokenizer, MadeUpTokenizer],
+    tokenizers: tuple[TextTokenizer, TextTokenizer],
     sampling: Sampling = Sampling(),  # noqa: B008 - frozen
 ) -> Proposal:
     """Three drafts after a text, of which the last token is the current one."""
@@ -111,3 +112,38 @@ def test_a_text_without_spaces_is_cut_into_words_of_limited_length() -> None:
     reading.extend([0, 1] * 200)
     assert 0 < len(reading.word) <= LONGEST_WORD
     assert reading.ids == [0, 1] * 200
+
+    full = Retokenizer(one, one).read()
+    full.extend([0] * LONGEST_WORD)
+    assert len(full.word) == LONGEST_WORD
+    full.extend([0])
+    assert len(full.word) == 1
+
+
+def test_spaces_that_come_one_by_one_are_one_words() -> None:
+    target, draft = tokenizer(" ", " a"), tokenizer("  ", " ", "a")
+    retokenizer = Retokenizer(target, draft)
+    reading = retokenizer.read()
+    reading.extend([0, 1])
+    assert reading.ids == retokenizer.encoder.encode(b"  a") == [0, 2]
+
+
+def test_drafts_go_on_with_the_open_word_where_a_space_is_put_before_every_text() -> None:
+    pieces = {"\u2581": 0, "a": 1, "b": 2, "c": 3}
+    target = Prepending(Vocabulary(pieces, frozenset(), "pieces"))
+    runners = (CountingRunner(4), CountingRunner(3))  # after ` a` come `b`, `c`, ` a`
+    runners[1].cache = type("Cache", (), {"max_len": 64})()  # type: ignore[assignment]
+
+    proposal = proposed("string_match", (0, 1), runners, (target, tokenizer(" a", "b", "c")))
+
+    assert proposal.tokens_BK[0].tolist() == [2, 3, 0]
+
+
+def test_tokens_that_the_draft_model_has_no_row_for_are_never_drafted() -> None:
+    both = tokenizer(" a", "b", "c", "d")
+    runners = (CountingRunner(4), CountingRunner(3))
+    runners[1].cache = type("Cache", (), {"max_len": 64})()  # type: ignore[assignment]
+
+    proposal = proposed("token_intersection", (0, 1), runners, (both, both))
+
+    assert proposal.tokens_BK[0].tolist() == [2, 0, 1]

@@ -82,3 +82,19 @@ def test_a_row_that_stands_further_back_ends_in_its_own_last_word(method: str) -
     whole = drafter.stand(state, 0).length_B1
     state.length_B1.fill_(4)
     assert (drafter.stand(state, 0).length_B1 < whole).all()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("method", METHODS)
+def test_a_row_that_begins_again_reads_its_new_text_alone(method: str) -> None:
+    used, fresh = filled(method, 9), filled(method, 9)
+    prompt = random_prompt(20, 7)
+    readings = []
+    for made, row in ((used, 0), (fresh, 1)):
+        fill = Fill(row=row, prompt_ids=prompt, max_new_tokens=30, seed=0)
+        made.rows.fill([fill], Sampler(Sampling()))
+        drafter = made.rows.drafter
+        assert isinstance(drafter, RetokenizedModel)
+        drafter.stand(made.rows.state.rows(row, 1), 0)
+        readings.append(drafter._rows[row].reading.ids)
+    assert readings[0] == readings[1]

@@ -155,6 +155,8 @@ def test_checking_fills_in_what_the_file_leaves_out_and_changes_nothing_else(
 @pytest.mark.usefixtures("hub")
 def test_checking_names_entries_that_the_hub_contradicts(tmp_path: Path) -> None:
     entry = yaml.safe_load(PAIRINGS)
+    entry["targets"]["packed"] = {**entry["targets"]["big"], "quantization": "int8", "needs_gib": 8}
+    entry["targets"]["packed"]["drafters"] = {"copy": {"method": "ngram"}}
     entry["targets"]["big"]["needs_gib"] = 12
     head = entry["targets"]["big"]["drafters"]["head"]
     head["licence"] = "mit"

@@ -39,6 +39,17 @@ def written(folder: Path, family: str) -> ModelFiles:
 
 
 @pytest.mark.parametrize(
+    ("kinds", "is_one"),
+    [(["attention", "full_attention"], False), (["conv", "full_attention"], True), (None, True)],
+)
+def test_a_class_of_hybrids_with_attention_alone_is_none(
+    kinds: list[str] | None, is_one: bool
+) -> None:
+    fields = {"model_type": "granitemoehybrid", "layer_types": kinds}
+    assert is_hybrid(fields.get) is is_one
+
+
+@pytest.mark.parametrize(
     "family",
     [pytest.param(f, marks=[] if f == "LFM2" else pytest.mark.long) for f in HYBRIDS],
 )

@@ -217,13 +217,6 @@ def test_a_field_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path
         load_workload(path, field="tale")
 
 
-def test_a_question_about_a_context_is_not_asked_without_it(tmp_path: Path) -> None:
-    row = {"question": "Who?", "answer": "Ann", "context": "Ann did."}
-    path = str(write(tmp_path, "qa.jsonl", lines(row)))
-    with pytest.raises(WorkloadError, match="it has: question, answer, context"):
-        load_workload(path)
-
-
 def test_another_field_of_a_file_is_another_workload(tmp_path: Path) -> None:
     path = str(write(tmp_path, "own.jsonl", lines({"prompt": "A", "story": "B"})))
     hashes = {load_workload(path, field=field).sha256 for field in (None, "prompt", "story")}
