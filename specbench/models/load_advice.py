@@ -1,6 +1,6 @@
 """What a library says of a model's files that it cannot load, in a line, and what to do."""
 
-from specbench.errors import first_line
+from specbench.errors import ModelError, first_line
 
 # By words in what transformers raises: its own text is about arguments that nobody here passes.
 _SAID = {
@@ -21,6 +21,8 @@ _PROGRAMMING = (LookupError, AttributeError, TypeError, AssertionError)
 def load_advice(error: Exception) -> str:
     """For an error that a library raised while it read a model's files."""
     whole, text = str(error), first_line(error)
+    if isinstance(error, ModelError):  # our own readers say what to do
+        return whole
     for words, told in _SAID.items():
         if words in whole:
             return told
