@@ -12,7 +12,8 @@ import yaml
 from huggingface_hub import close_session, constants
 
 from specbench.errors import UsageError
-from specbench.fit.catalogue import catalogued, fits
+from specbench.fit.catalogue import catalogued
+from specbench.fit.hub_check import filled
 from specbench.inputs.config import load_pairings
 from specbench.model_files.hub_facts import HubFacts, hub_facts
 from specbench.shipped import shipped
@@ -172,6 +173,26 @@ def test_checking_names_entries_that_the_hub_contradicts(tmp_path: Path) -> None
     assert REVISION[:12] in ran.out
 
 
+def test_an_entry_is_filled_in_beside_its_keys_above_and_below() -> None:
+    entry = (
+        "  a:\n    quantization: int8\n    model: org/a\n  b:\n    model: org/a\n    revision: v1\n"
+    )
+    tiny = HubFacts(source="org/a", revision=REVISION, weight_bytes=1000)
+    packed, plain = filled(entry, {"org/a": tiny}).split("  b:\n")
+    assert packed.endswith(f'int8\n    model: org/a\n    revision: "{REVISION}"\n')
+    assert plain == "    model: org/a\n    needs_gib: 0.1\n    revision: v1\n"
+
+
+@pytest.mark.usefixtures("hub")
+def test_every_revision_is_asked_for_and_one_that_is_not_there_fails(tmp_path: Path) -> None:
+    (tmp_path / "pairings.yaml").write_text(
+        "targets:\n  a: {model: org/bare, revision: v9, drafters: {copy: {method: ngram}}}\n"
+        "  b: {model: org/bare, drafters: {copy: {method: ngram}}}\n"
+    )
+    ran = specbench("list", "pairings", "--check-hub", cwd=tmp_path)
+    assert (ran.code, ran.err) == (1, "org/bare: has no revision v9\n")
+
+
 @pytest.mark.usefixtures("hub")
 def test_a_hub_out_of_reach_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -200,33 +221,6 @@ def test_options_that_do_not_go_together_are_refused(
     assert (ran.code, says in ran.err) == (2, True)
 
 
-def test_only_pairings_whose_weights_fit_are_listed(tmp_path: Path) -> None:
-    (tmp_path / "pairings.yaml").write_text(
-        """\
-targets:
-  small: {model: org/a, needs_gib: 20, drafters: {copy: {method: ngram}}}
-  tight: {model: org/b, needs_gib: 20, drafters: {
-    whole: {method: draft_model, model: org/c, needs_gib: 3},
-    too-much: {method: draft_model, model: org/c, needs_gib: 4},
-    untold: {method: eagle3, model: org/d}}}
-  untold: {model: org/e, drafters: {copy: {method: ngram}}}
-  large: {model: org/f, needs_gib: 30, drafters: {untold: {method: eagle3, model: org/d}}}
-"""
-    )
-    ran = specbench("list", "pairings", "--fits", "--gpu", "RTX-4090", "--json", cwd=tmp_path)
-    rows = {row["pairing"]: row["weights"] for row in json.loads(ran.out)}
-    own = [n for n in rows if n.partition("/")[0] in ("small", "tight", "untold", "large")]
-    assert {name: rows[name] for name in own} == {
-        "small/copy": "20",
-        "tight/whole": "23",
-        "tight/untold": ">=20",
-    }
-    # Beside the shipped ones.
-    assert f"RTX-4090, 23.2 GiB: the weights of {len(rows)} pairings fit, those of" in ran.err
-    assert ">=: without the draft" in ran.err
-    assert "float32" not in ran.err
-
-
 def test_a_model_without_entry_has_nothing_in_the_catalogue() -> None:
     with pytest.raises(UsageError, match="did you mean 'Qwen/Qwen3-8B'"):
         catalogued("Qwen/Qwen3-8b")
@@ -248,40 +242,3 @@ def test_pair_takes_published_drafts_and_refuses_a_model_that_has_none(tmp_path:
     assert {"eagle3", "medusa-tree", "ngram"} <= drafters
     ran = specbench("pair", "demo:draft", *words, cwd=tmp_path)
     assert (ran.code, "--catalogue has nothing for demo:draft" in ran.err) == (2, True)
-
-
-def test_fitting_is_of_what_the_file_tells(tmp_path: Path) -> None:
-    (tmp_path / "pairings.yaml").write_text(PAIRINGS)
-    head, copy = load_pairings(tmp_path / "pairings.yaml").all
-    assert fits(head, 16 * GIB, "cuda")
-    assert fits(copy, 15 * GIB, "cuda") is False
-
-
-@pytest.mark.parametrize(
-    ("entry", "needed"),
-    [
-        ("needs_gib: 3", 6),
-        ("needs_gib: 3, dtype: bfloat16", 3),
-        ("needs_gib: 3, quantization: int8", 3),
-    ],
-)
-def test_a_cpu_needs_twice_the_room_where_it_loads_float32(
-    tmp_path: Path, entry: str, needed: int
-) -> None:
-    (tmp_path / "pairings.yaml").write_text(
-        f"targets: {{t: {{model: org/a, {entry}, drafters: {{copy: {{method: ngram}}}}}}}}"
-    )
-    (copy,) = load_pairings(tmp_path / "pairings.yaml").all
-    assert fits(copy, needed * GIB, "cpu")
-    assert fits(copy, needed * GIB - 1, "cpu") is False
-
-
-def test_a_targets_note_stands_beside_the_first_that_is_listed(tmp_path: Path) -> None:
-    (tmp_path / "pairings.yaml").write_text(
-        "targets: {t: {model: org/a, needs_gib: 1, note: Slow., drafters: "
-        "{big: {method: eagle3, model: org/b, needs_gib: 99}, "
-        "a: {method: ngram, note: Old.}, b: {method: ngram, note: New.}}}}"
-    )
-    ran = specbench("list", "pairings", "--fits", "--gpu", "L4", "--json", cwd=tmp_path)
-    rows = [row for row in json.loads(ran.out) if row["pairing"].startswith("t/")]
-    assert [row["note"] for row in rows] == ["Slow. Old.", "New."]

@@ -1,0 +1,79 @@
+"""Which pairings are listed as fitting a machine, and with which words."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specbench.fit.catalogue import fits
+from specbench.inputs.config import load_pairings
+from tests.cli.calls import specbench
+
+GIB = 2**30
+
+
+def test_only_pairings_whose_weights_fit_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "pairings.yaml").write_text(
+        """\
+targets:
+  small: {model: org/a, needs_gib: 20, drafters: {copy: {method: ngram}}}
+  tight: {model: org/b, needs_gib: 20, drafters: {
+    whole: {method: draft_model, model: org/c, needs_gib: 3},
+    too-much: {method: draft_model, model: org/c, needs_gib: 4},
+    untold: {method: eagle3, model: org/d}}}
+  untold: {model: org/e, drafters: {copy: {method: ngram}}}
+  large: {model: org/f, needs_gib: 30, drafters: {untold: {method: eagle3, model: org/d}}}
+"""
+    )
+    ran = specbench("list", "pairings", "--fits", "--gpu", "RTX-4090", "--json", cwd=tmp_path)
+    rows = {row["pairing"]: row["weights"] for row in json.loads(ran.out)}
+    own = [n for n in rows if n.partition("/")[0] in ("small", "tight", "untold", "large")]
+    assert {name: rows[name] for name in own} == {
+        "small/copy": "20",
+        "tight/whole": "23",
+        "tight/untold": ">=20",
+    }
+    # Beside the shipped ones.
+    assert f"RTX-4090, 23.2 GiB: the weights of {len(rows)} pairings fit, those of" in ran.err
+    assert ">=: without the draft" in ran.err
+    assert "float32" not in ran.err
+
+
+def test_fitting_is_of_what_the_file_tells(tmp_path: Path) -> None:
+    (tmp_path / "pairings.yaml").write_text(
+        "targets: {big: {model: org/big, needs_gib: 15.1, drafters: "
+        "{head: {method: eagle3, model: org/head}, copy: {method: ngram}}}}"
+    )
+    head, copy = load_pairings(tmp_path / "pairings.yaml").all
+    assert fits(head, 16 * GIB, "cuda")
+    assert fits(copy, 15 * GIB, "cuda") is False
+
+
+@pytest.mark.parametrize(
+    ("entry", "needed"),
+    [
+        ("needs_gib: 3", 6),
+        ("needs_gib: 3, dtype: bfloat16", 3),
+        ("needs_gib: 3, quantization: int8", 3),
+    ],
+)
+def test_a_cpu_needs_twice_the_room_where_it_loads_float32(
+    tmp_path: Path, entry: str, needed: int
+) -> None:
+    (tmp_path / "pairings.yaml").write_text(
+        f"targets: {{t: {{model: org/a, {entry}, drafters: {{copy: {{method: ngram}}}}}}}}"
+    )
+    (copy,) = load_pairings(tmp_path / "pairings.yaml").all
+    assert fits(copy, needed * GIB, "cpu")
+    assert fits(copy, needed * GIB - 1, "cpu") is False
+
+
+def test_a_targets_note_stands_beside_the_first_that_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "pairings.yaml").write_text(
+        "targets: {t: {model: org/a, needs_gib: 1, note: Slow., drafters: "
+        "{big: {method: eagle3, model: org/b, needs_gib: 99}, "
+        "a: {method: ngram, note: Old.}, b: {method: ngram, note: New.}}}}"
+    )
+    ran = specbench("list", "pairings", "--fits", "--gpu", "L4", "--json", cwd=tmp_path)
+    rows = [row for row in json.loads(ran.out) if row["pairing"].startswith("t/")]
+    assert [row["note"] for row in rows] == ["Slow. Old.", "New."]
