@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -11,6 +12,7 @@ from specbench.bench.blocks import work_of
 from specbench.bench.hub import look_for_hub
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_targets
+from specbench.bench.shares import Share, shared_out
 from specbench.bench.spent import duration
 from specbench.bench.this_process import default_threads, find_device, open_engines, read_shapes
 from specbench.bench.watch import Watch
@@ -21,6 +23,7 @@ from specbench.engines.refusals import REFUSALS
 from specbench.errors import ModelError, SpecbenchError, WorkloadError, first_line
 from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
+from specbench.probes.load import num_cores
 from specbench.records import Message, Prompt, Sampling
 from specbench.settings import BUILTIN, RunSettings
 from specbench.verify.collect import Answered, Collector, Question
@@ -47,16 +50,39 @@ def collect_evidence(
     `num_tokens` are sampled for each, by the built-in decoder `num_rows` texts at once. Raises
     UsageError and WorkloadError before anything is loaded; a model that cannot run is evidence.
     """
+    work = partial(_collect, settings, tuple(pairings), num_tokens, num_rows)
+    return shared_out(work, _num_processes(settings, pairings), watch)
+
+
+def _num_processes(settings: RunSettings, pairings: Sequence[Pairing]) -> int:
+    """As many as there are cores, where a model is so small that its forwards use one core."""
+    if find_device(settings.machine.device).type != "cpu" or settings.machine.threads is not None:
+        return 1
+    return max(1, min(num_cores() // default_threads(pairings), len(pairings)))
+
+
+def _collect(
+    settings: RunSettings,
+    pairings: Sequence[Pairing],
+    num_tokens: int,
+    num_rows: int,
+    share: Share,
+    watch: Watch,
+) -> dict[tuple[int, int], Evidence]:
+    """A share of the pairings, a target's K = 0 being one of them; by target and job."""
     device = find_device(settings.machine.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(settings.machine.threads or default_threads(pairings))
     look_for_hub(pairings, watch.warn)
-    evidence: list[Evidence] = []
-    for plan in plan_targets(settings, pairings, lambda _: "", read_shapes):
+    evidence: dict[tuple[int, int], Evidence] = {}
+    for number, plan in enumerate(plan_targets(settings, pairings, lambda _: "", read_shapes)):
         for warning in (*peer_warnings(plan), *plan.left_out):
             watch.warn(warning)
         jobs = list(_jobs(plan))
+        own = set(_own(jobs, share))
+        # K = 0 answers in every share, at no cost: what drafters answer is held to it.
+        asked = [i for i, job in enumerate(jobs) if i in own or job.is_greedy_baseline]
         watch.stage(f"{plan.target.name}: loading")
         pool = ModelPool(device, settings.machine.dtype)
         try:
@@ -66,16 +92,27 @@ def collect_evidence(
             first = next(iter(engines.values()))
             began_s = time.monotonic()
             questions = list(_questions(plan, first, watch, rows[next(iter(engines))]))
-            answers_s = time.monotonic() - began_s
+            answers_s = (time.monotonic() - began_s) / share.of
         except REFUSALS as error:
-            evidence += [job.refused(error) for job in jobs]
+            evidence |= {(number, i): jobs[i].refused(error) for i in own}
             continue
         collector = Collector(teacher, questions, seed=settings.seed)
-        watch.tell(_outlook(jobs, questions, num_tokens, answers_s))
-        evidence += examine(engines, collector, jobs, Amount(num_tokens, rows), watch.stage)
+        if share.first == 0:
+            watch.tell(_outlook(jobs, questions, num_tokens, answers_s))
+        amount = Amount(num_tokens, rows)
+        found = examine(engines, collector, [jobs[i] for i in asked], amount, watch.stage)
+        evidence |= {(number, i): f for i, f in zip(asked, found, strict=True) if i in own}
         for note in dict.fromkeys(note for e in engines.values() for note in e.record.notes):
             watch.warn(note)
     return evidence
+
+
+def _own(jobs: Sequence[Job], share: Share) -> Iterator[int]:
+    """The numbers of the jobs of a share: pairing after pairing, each whole."""
+    pairings = list(dict.fromkeys(job.pairing for job in jobs))
+    for i, job in enumerate(jobs):
+        if share.has(pairings.index(job.pairing)):
+            yield i
 
 
 def _jobs(plan: TargetPlan) -> Iterator[Job]:

@@ -4,7 +4,6 @@ Open `measure.py` first; `options.py` makes options of settings.
 """
 
 import errno
-import logging
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -34,6 +33,7 @@ from specbench.cli.verify import verify
 from specbench.cli.watch import watch
 from specbench.errors import DeviceLostError, SpecbenchError, UsageError
 from specbench.exit_code import ExitCode
+from specbench.models import talkative
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What a path that the user named may meet, wherever it is first touched.
@@ -42,9 +42,6 @@ _NOT_OURS = (
     *(errno.ELOOP, errno.EIO, errno.ESTALE),
 )
 
-# They tell of every kernel of torchao that is made for another device.
-_TALKATIVE = ("torchao", "torch.utils._pytree")
-_KERNEL_ADVICE = "transformers.integrations.hub_kernels"  # which packages to install for a hybrid
 _STORING = ("run", "sweep-k", "pair", "import", "train")  # what was typed is in the record
 
 app = typer.Typer(
@@ -99,18 +96,9 @@ def main() -> None:
 
     Typer sees to Ctrl-C (exit code 130) and to a reader that went away, as in `| head`.
     """
-    for name in _TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    logging.getLogger(_KERNEL_ADVICE).addFilter(_can_be_followed)
+    talkative.silence()
     with plain_streams():
         _run()
-
-
-def _can_be_followed(_: logging.LogRecord) -> bool:
-    """The advised packages hold kernels for GPUs alone."""
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _run() -> None:

@@ -45,7 +45,7 @@ def host_load(sleep: Callable[[float], None] = time.sleep) -> HostLoad:
     used = ((name, (s - each.get(at, (name, s))[1]) / seconds) for at, (name, s) in _now(each))
     busiest = sorted((one for one in used if one[1] >= 0.05), key=lambda one: -one[1])
     return HostLoad(
-        num_cores=_num_cores(),
+        num_cores=num_cores(),
         others_cores=min(max(0.0, busy_s - own_s) / seconds, psutil.cpu_count() or 1),
         steal_share=max(0.0, stolen_s) / (seconds * (psutil.cpu_count() or 1)),
         load_average=os.getloadavg()[0],
@@ -108,7 +108,8 @@ def _process_seconds() -> dict[int, tuple[str, float]]:
     return found
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
+    """Those that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # not on every system

@@ -23,6 +23,10 @@ class Job(NamedTuple):
     work: Work
     sampling: Sampling
 
+    @property
+    def is_greedy_baseline(self) -> bool:
+        return self.drafter is None and self.sampling.temperature == 0
+
     def refused(self, error: Exception) -> FailedEvidence:
         """As evidence. Whether it is lossy follows from its drafter, which no engine may have."""
         rule = self.drafter.lossy if self.drafter else None

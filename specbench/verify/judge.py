@@ -188,7 +188,7 @@ def _judge_sampled(
         )
     elif control >= level:
         verdict = "inconclusive"
-        reason = "so many tokens would not surely show a 20 % lower temperature; use more --tokens"
+        reason = "too few tokens to detect a 20 % lower temperature reliably; use more --tokens"
     else:
         verdict, reason = "law", "the tokens follow the target's distribution"
     return Finding(

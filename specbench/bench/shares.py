@@ -1,0 +1,93 @@
+"""Work shared out over processes of this machine; their answers come together in one order."""
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple, cast
+
+from specbench.bench.watch import Watch
+from specbench.errors import DeviceError, SpecbenchError
+from specbench.models import talkative
+
+
+class Share(NamedTuple):
+    """Every `of`-th piece of work, from number `first` on."""
+
+    first: int
+    of: int
+
+    def has(self, piece: int) -> bool:
+        return piece % self.of == self.first
+
+
+ALL = Share(0, 1)
+Found = Mapping[Any, Any]  # by keys that say the order
+Work = Callable[[Share, Watch], Found]
+
+
+def shared_out(work: Work, num_processes: int, watch: Watch) -> list[Any]:
+    """What `work` finds, in the order of its keys. With several processes it is pickled.
+
+    Each starts without what this one has loaded. One that refuses ends all, and so does whatever
+    ends this function. What several tell is told once.
+    """
+    if num_processes == 1:
+        return _in_order([work(ALL, watch)])
+    context, finds, told = get_context("spawn"), [], set()
+    with ExitStack() as ending:
+        processes = {}
+        for first in range(num_processes):
+            mine, theirs = context.Pipe(duplex=False)
+            arguments = (work, Share(first, num_processes), theirs)
+            process = context.Process(target=_process, args=arguments, daemon=True)
+            process.start()
+            ending.callback(process.join)
+            ending.callback(process.kill)
+            theirs.close()
+            processes[mine] = process
+        while processes:
+            for one in wait(list(processes)):
+                assert isinstance(one, Connection)
+                try:
+                    what, *said = one.recv()
+                except EOFError:
+                    processes[one].join()
+                    raise DeviceError(
+                        f"a process ended with code {processes[one].exitcode} before it was done; "
+                        "with --threads 1 there is one alone"
+                    ) from None
+                if what == "found":
+                    finds.append(said[0])
+                    del processes[one]
+                elif what == "refused":
+                    raise said[0]
+                elif (what, *said) not in told:  # the same may strike all of them
+                    told.add((what, *said))
+                    getattr(watch, what)(*said)
+    return _in_order(finds)
+
+
+def _in_order(finds: Sequence[Found]) -> list[Any]:
+    together = {key: found for some in finds for key, found in some.items()}
+    return [together[key] for key in sorted(together)]
+
+
+def _process(work: Work, share: Share, to: Connection) -> None:
+    talkative.silence()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes to all; the parent ends the others
+    try:
+        to.send(("found", work(share, cast("Watch", _Passing(to)))))
+    except SpecbenchError as error:
+        to.send(("refused", error))
+
+
+class _Passing:
+    """A Watch whose calls are made in the parent."""
+
+    def __init__(self, to: Connection) -> None:
+        self._to = to
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *said: self._to.send((name, *said))

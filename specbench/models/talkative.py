@@ -1,0 +1,21 @@
+"""Libraries that log what a user cannot act on; imports none of them."""
+
+import logging
+
+# They tell of every kernel of torchao that is made for another device.
+_OF_OTHER_DEVICES = ("torchao", "torch.utils._pytree")
+_KERNEL_ADVICE = "transformers.integrations.hub_kernels"  # which packages to install for a hybrid
+
+
+def silence() -> None:
+    """For a whole process, before it imports them."""
+    for name in _OF_OTHER_DEVICES:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger(_KERNEL_ADVICE).addFilter(_can_be_followed)
+
+
+def _can_be_followed(_: logging.LogRecord) -> bool:
+    """The advised packages hold kernels for GPUs alone."""
+    import torch  # noqa: PLC0415 - it advises what has torch
+
+    return torch.cuda.is_available()

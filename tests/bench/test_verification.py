@@ -1,0 +1,77 @@
+"""Evidence that is collected in shares is that of one process."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specbench.bench import verification
+from specbench.bench.shares import ALL, Share
+from specbench.bench.verification import _collect, _num_processes
+from specbench.inputs.config import load_pairings
+from specbench.inputs.pairing import Pairing
+from specbench.settings import RunSettings
+from specbench.shipped import shipped
+from specbench.verify.evidence import GreedyEvidence, SampledEvidence
+from tests.bench.fakes import RecordingWatch
+from tests.settings.flat_settings import settings_of
+from tests.tiny_pair import write_pair
+
+
+@pytest.fixture
+def pairings(tmp_path: Path) -> tuple[Pairing, ...]:
+    return tuple(load_pairings(write_pair(tmp_path, num_prompts=2)).all)
+
+
+def settings(folder: Path, threads: int | None = 1) -> RunSettings:
+    return settings_of(
+        pairings=("tiny",),
+        workloads=(str(folder / "prompts.jsonl"),),
+        num_speculative_tokens=(2,),
+        temperatures=(0.0, 0.7),
+        max_new_tokens=8,
+        device="cpu",
+        threads=threads,
+    )
+
+
+@pytest.mark.slow
+def test_shares_have_together_what_one_process_finds(
+    pairings: tuple[Pairing, ...], tmp_path: Path
+) -> None:
+    watch = RecordingWatch()
+    whole = _collect(settings(tmp_path), pairings, 100, 4, ALL, watch)
+    shares = [
+        _collect(settings(tmp_path), pairings, 100, 4, Share(first, 2), watch) for first in (0, 1)
+    ]
+
+    assert [each.subject.pairing for each in whole.values()] == [
+        name for name in ("tiny", *(p.name for p in pairings)) for _ in (0.0, 0.7)
+    ]
+    assert not shares[0].keys() & shares[1].keys()
+    together = shares[0] | shares[1]
+    assert together.keys() == whole.keys()
+    for key, each in whole.items():
+        match each, together[key]:
+            case SampledEvidence() as own, SampledEvidence() as other:
+                assert own.subject == other.subject
+                assert np.array_equal(own.surprise_N, other.surprise_N)
+            case GreedyEvidence() as own, GreedyEvidence() as other:
+                assert own == other
+            case pair:
+                raise AssertionError(pair)
+    told = [text for text in watch.stages if "greedy answers" in text]
+    assert len(told) == 2  # of the whole, and of the first share
+
+
+def test_small_models_are_examined_on_every_core(
+    pairings: tuple[Pairing, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "num_cores", lambda: 3)
+    monkeypatch.setattr("psutil.cpu_count", lambda **_: 3)
+    embedded = load_pairings(shipped("pairings.yaml")).select(["demo"])
+    own = settings(tmp_path, threads=None)
+    assert _num_processes(own, embedded) == 3
+    assert _num_processes(own, embedded[:2]) == 2
+    assert _num_processes(own, pairings) == 1  # their forwards take all cores
+    assert _num_processes(settings(tmp_path), embedded) == 1
