@@ -1,18 +1,26 @@
 """Of a multimodal model only what text needs is loaded, and its text stays what it was."""
 
 import logging
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+from transformers import (
+    CLIPVisionConfig,
+    Florence2Config,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+)
 
 from specbench.bench.built_weights import built_weights
 from specbench.errors import ModelError
 from specbench.fit.memory_plan import Place, plan_target
 from specbench.forward.self_test import make_checked_runner
 from specbench.models.loading import LoadedModel, ModelSource, load_model
+from specbench.models.text_part import keep_text_part, text_class
 from tests.decoding.models import SHAPE, plain_logits
 from tests.tiny_models import files_of
 
@@ -41,6 +49,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 @pytest.fixture(scope="module")
 def loaded(whole: tuple[Any, Path]) -> LoadedModel:
     return load_model(ModelSource(location=str(whole[1])), CPU)
+
+
+def test_a_model_of_images_with_an_encoder_of_text_writes_none() -> None:
+    with pytest.raises(ModelError, match="florence2 has an encoder"):
+        text_class(Florence2Config())
+
+
+def test_modules_without_weights_stay_where_they_are(whole: tuple[Any, Path]) -> None:
+    model = deepcopy(whole[0])
+    model.model.scale = torch.nn.Identity()
+    assert keep_text_part(model) == DROPPED
+    assert isinstance(model.model.scale, torch.nn.Identity)
 
 
 def test_what_images_need_is_left_out_and_named(loaded: LoadedModel) -> None:

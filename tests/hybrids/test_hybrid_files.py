@@ -15,6 +15,7 @@ from specbench.fit.compatibility import check_drafter, check_target
 from specbench.fit.memory_plan import Place, plan_pair
 from specbench.footprint import STATES_BESIDE_DRAFTS
 from specbench.forward.runner import StockRunner
+from specbench.forward.state_layers import has_other_state
 from specbench.inputs.pairing import Drafter, Target
 from specbench.model_files.attention import is_hybrid
 from specbench.model_files.model import ModelFiles
@@ -38,15 +39,8 @@ def written(folder: Path, family: str) -> ModelFiles:
     return files_of(folder)
 
 
-@pytest.mark.parametrize(
-    ("kinds", "is_one"),
-    [(["attention", "full_attention"], False), (["conv", "full_attention"], True), (None, True)],
-)
-def test_a_class_of_hybrids_with_attention_alone_is_none(
-    kinds: list[str] | None, is_one: bool
-) -> None:
-    fields = {"model_type": "granitemoehybrid", "layer_types": kinds}
-    assert is_hybrid(fields.get) is is_one
+def test_attention_alone_keeps_no_state_in_a_class_that_may_keep_some() -> None:
+    assert not has_other_state(tiny_hybrid("Granite, all attention"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,46 @@
+"""What a config says of a model's attention: refused kinds, and how much context holds."""
+
+from typing import Any
+
+import pytest
+
+from specbench.model_files.attention import is_hybrid, longest_context, unsupported_attention
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"keep_window_size": 64}, "by an index of its own (keep_window_size)"),
+        ({"index_topk": 64}, "by an index of its own (index_topk)"),
+        ({"model_type": "mpt"}, "uses ALiBi"),
+        ({"model_type": "falcon", "alibi": True}, "uses ALiBi"),
+        ({"model_type": "llama", "layer_types": ["hybrid_sliding"]}, "type hybrid_sliding"),
+    ],
+)
+def test_attention_that_would_be_wrong_is_named(fields: dict[str, Any], words: str) -> None:
+    reason = unsupported_attention(fields.get)
+    assert reason is not None
+    assert words in reason
+
+
+def test_a_familys_own_kind_of_layer_is_known_in_that_family() -> None:
+    fields = {"model_type": "zaya", "layer_types": ["hybrid", "hybrid_sliding"]}
+    assert unsupported_attention(fields.get) is None
+
+
+@pytest.mark.parametrize(
+    ("kinds", "is_one"),
+    [(["attention", "full_attention"], False), (["conv", "full_attention"], True), (None, True)],
+)
+def test_a_class_of_hybrids_with_attention_alone_is_none(
+    kinds: list[str] | None, is_one: bool
+) -> None:
+    fields = {"model_type": "granitemoehybrid", "layer_types": kinds}
+    assert is_hybrid(fields.get) is is_one
+
+
+def test_context_ends_where_queries_begin_to_be_scaled() -> None:
+    fields = {"max_position_embeddings": 9000, "floor_scale": 8192}
+    assert longest_context(fields.get) == 9000
+    fields["attn_temperature_tuning"] = True
+    assert longest_context(fields.get) == 8191

@@ -1,0 +1,36 @@
+"""Whose layout a head has, by what each author alone writes."""
+
+from typing import Any
+
+import pytest
+
+from specbench.model_files.head_files import HeadFiles
+from specbench.model_files.head_layouts import layout_of
+
+SPECFORGES_EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"]}
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "tensor", "author"),
+    [
+        ("eagle3", {"speculators_model_type": "eagle3"}, "midlayer.x", "speculators"),
+        ("eagle3", {"eagle_config": {"next_layer_regular": True}}, "x", "NVIDIA's modelopt"),
+        ("eagle3", SPECFORGES_EAGLE3, "midlayer.x", "SpecForge"),
+        ("eagle3", SPECFORGES_EAGLE3, "layers.0.x", "SafeAILab"),
+        ("eagle3", {}, "midlayer.x", "SafeAILab"),
+        ("peagle", {"mask_token_id": 0}, "x", "SpecForge"),
+        ("peagle", {}, "x", "Amazon"),
+        ("dflash", {"dflash_config": {"causal": False}}, "x", "NVIDIA's modelopt"),
+        ("dflash", {"num_target_layers": 4}, "x", "SpecForge"),
+        ("dflash", {}, "x", "z-lab"),
+        ("medusa", {}, "medusa_heads.0.0.linear.weight", "NVIDIA's modelopt"),
+        ("medusa", {}, "blocks.0.layers.0.weight", "vLLM"),
+        ("medusa", {}, "0.0.linear.weight", "FasterDecoding"),
+    ],
+)
+def test_a_layout_is_known_by_what_its_author_alone_writes(
+    method: str, config: dict[str, Any], tensor: str, author: str
+) -> None:
+    layout = layout_of(HeadFiles(source="a head", config=config, tensors={tensor: Any}), method)
+    assert layout is not None
+    assert layout.author == author
