@@ -18,4 +18,7 @@ def no_collection() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            # Straight to the oldest generation, or the next collection of the youngest looks at it.
+            gc.freeze()
+            gc.unfreeze()
             gc.enable()

@@ -21,6 +21,12 @@ def test_nothing_is_collected_inside_and_all_is_as_before_afterwards():
     assert gc.isenabled()
 
 
+def test_what_was_made_inside_is_spared_the_next_collection_of_the_youngest():
+    with no_collection():
+        made: list[object] = []
+    assert not any(one is made for young in (0, 1) for one in gc.get_objects(generation=young))
+
+
 def test_a_collector_that_somebody_stopped_stays_stopped():
     gc.disable()
     try:
