@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from itertools import chain
 from statistics import fmean, median
 
-from specbench.metrics.cell import CellData, finished_baseline, once_a_baseline
+from specbench.metrics.cell import CellData, finished_baseline, once_a_baseline, once_a_cell
 from specbench.metrics.registry import metric
 from specbench.records import RequestRecord
 from specbench.stats.percentiles import p95
 
 
 @metric(unit="s", better="lower")
+@once_a_cell
 def round_s(cell: CellData) -> float | None:
     """Mean seconds of a round: propose, verify, emit; at K = 0 one baseline step. Of a server:
     decode seconds / the rounds that it counted in them.
@@ -25,6 +26,7 @@ def round_s(cell: CellData) -> float | None:
 
 
 @metric(unit="s", better="lower")
+@once_a_cell
 def round_s_p50(cell: CellData) -> float | None:
     """Median seconds of a round."""
     return median(cell.rounds.round_s) if cell.rounds else None
@@ -37,6 +39,7 @@ def round_s_p95(cell: CellData) -> float | None:
 
 
 @metric(unit="s", better="lower")
+@once_a_cell
 def draft_s(cell: CellData) -> float | None:
     """Mean seconds of a round spent on proposing."""
     rounds = cell.speculative_rounds
@@ -44,6 +47,7 @@ def draft_s(cell: CellData) -> float | None:
 
 
 @metric(unit="s", better="lower")
+@once_a_cell
 def verify_s(cell: CellData) -> float | None:
     """Mean seconds of a round spent on the target's forward and the acceptance test."""
     rounds = cell.speculative_rounds
