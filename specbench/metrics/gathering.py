@@ -7,7 +7,7 @@ from typing import NamedTuple
 from specbench.metrics.cell import CellData, Pass, Samples, finished, turn_of
 from specbench.metrics.client_bound import why_client_bound
 from specbench.metrics.sessions import usable_sessions
-from specbench.metrics.speed import seconds_per_token
+from specbench.metrics.timings import timings_of
 from specbench.records import (
     NO_DRAFTER,
     SESSIONS_PER_K,
@@ -209,7 +209,7 @@ def _reasons(shares: Sequence[_Share]) -> list[str]:
     if not any(share.servers for share in shares):
         return [""] * len(shares)  # no client, and none too slow
     requests = [request for share in shares for request in finished(share.requests)]
-    tpot_s = median_of(seconds_per_token(requests))
+    tpot_s = median_of(timings_of(requests).seconds_per_token)
     cell_id = requests[0].cell_id if requests else ""
     found = (why_client_bound(share.servers, cell_id, tpot_s) for share in shares)
     return [f"client-bound: {reason}" if reason else "" for reason in found]

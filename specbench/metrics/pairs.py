@@ -1,8 +1,8 @@
 """Seconds of the same work by a cell and by its baseline: what speed-ups are made of."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from operator import add
+from collections.abc import Callable, Hashable, Iterable
+from itertools import compress
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -16,10 +16,13 @@ from specbench.metrics.passes import (
     samples_span,
     whole_span,
 )
+from specbench.metrics.timings import Column, Timings, timings_of
 from specbench.records import RequestRecord
 from specbench.stats.crossed import crossed_speedup
 
 U = TypeVar("U", bound=Hashable)
+_Place = tuple[int | None, str]  # cycle of a server's sessions, None: in no whole one; and unit
+_NO_SPAN = Span(math.nan, math.nan)
 
 
 class PairedSeconds(NamedTuple):
@@ -47,13 +50,19 @@ class PairedSeconds(NamedTuple):
         return float(base_s / base_tokens / (spec_s / spec_tokens))
 
 
-class _Row(NamedTuple):
-    """What one request or pass adds to its unit."""
+class _Paired(NamedTuple):
+    """Requests that finished on both sides, and the unit that each pair is added to."""
 
-    unit: str
-    cycle: int | None  # of a server's sessions; None: in no whole cycle
-    base: Span | None
-    spec: Span | None
+    places: list[_Place]
+    base: Timings
+    spec: Timings
+
+
+class _Rows(NamedTuple):
+    """What requests or passes add to their units, a row each."""
+
+    places: list[_Place]
+    columns: NDArray[np.float64]  # of PairedSeconds; NaN where a side has no such time
 
 
 @once_a_cell
@@ -69,7 +78,7 @@ def paired_decode(cell: CellData) -> PairedSeconds | None:
     if cell.key.condition.is_stream and cell.key.condition.request_rate is None:
         rows = cell.key.condition.concurrency
         return _summed(cell, _passes(cell, lambda served: busy_span(served, rows)))
-    return _summed(cell, _requests(cell, _decode_span))
+    return _summed(cell, _requests(cell, _decoding))
 
 
 def prompt_speedups(cell: CellData) -> dict[str, float]:
@@ -78,13 +87,11 @@ def prompt_speedups(cell: CellData) -> dict[str, float]:
     """
     if cell.key.condition.overlaps:
         return {}
-    sums: dict[str, list[float]] = {}
-    for row in _requests(cell, _decode_span):
-        if row.base is not None and row.spec is not None:
-            _add(sums, row.unit, (*row.base, *row.spec))
+    places, columns = _requests(cell, _decoding)
+    sums = _sums([prompt for _, prompt in places], columns)
     return {
-        prompt: base_s / base_tokens / (spec_s / spec_tokens)
-        for prompt, (base_s, base_tokens, spec_s, spec_tokens) in sums.items()
+        prompt: float(base_s / base_tokens / (spec_s / spec_tokens))
+        for prompt, (base_s, spec_s, base_tokens, spec_tokens) in sums.items()
     }
 
 
@@ -99,71 +106,87 @@ def paired_end_to_end(cell: CellData) -> PairedSeconds | None:
         return _summed(cell, _samples(cell, samples_span))
     if cell.key.condition.is_stream and cell.key.condition.request_rate is None:
         return _summed(cell, _passes(cell, whole_span))
-    return _summed(cell, _requests(cell, lambda r: _span(r.total_s, r.num_output_tokens)))
+    return _summed(cell, _requests(cell, lambda known: (known.total_s, known.num_tokens)))
 
 
 def paired_cpu(cell: CellData) -> PairedSeconds | None:
     """Process CPU seconds of whole requests; None where requests overlap."""
     if cell.key.condition.overlaps:
         return None
-    return _summed(cell, _requests(cell, lambda r: _span(r.cpu_s, r.num_output_tokens)))
+    return _summed(cell, _requests(cell, lambda known: (known.cpu_s, known.num_tokens)))
 
 
-def _requests(cell: CellData, span: Callable[[RequestRecord], Span | None]) -> Iterator[_Row]:
-    """Requests that finished on both sides; where they overlap, those of a pass are a unit."""
+@once_a_cell
+def _paired(cell: CellData) -> _Paired:
+    """Where requests overlap, those of a pass are a unit."""
     if cell.key.condition.is_stream:
-        for passes in cell.pass_pairs:
-            for base, spec in paired_requests(passes.base.requests, passes.spec.requests):
-                yield _Row(passes.spec.block_id, _cycle(cell, spec), span(base), span(spec))
+        units = [
+            (passes.spec.block_id, pair)
+            for passes in cell.pass_pairs
+            for pair in paired_requests(passes.base.requests, passes.spec.requests)
+        ]
     else:
-        for base, spec in cell.pairs:
-            yield _Row(spec.prompt_id, _cycle(cell, spec), span(base), span(spec))
+        units = [(pair.spec.prompt_id, pair) for pair in cell.pairs]
+    return _Paired(
+        places=[_place(cell, unit, pair.spec) for unit, pair in units],
+        base=timings_of(pair.base for _, pair in units),
+        spec=timings_of(pair.spec for _, pair in units),
+    )
 
 
-def _passes(cell: CellData, span: Callable[[Pass], Span | None]) -> Iterator[_Row]:
-    for base, spec in cell.pass_pairs:
-        yield _Row(spec.block_id, _cycle(cell, spec.requests[0]), span(base), span(spec))
+def _requests(cell: CellData, span: Callable[[Timings], tuple[Column, Column]]) -> _Rows:
+    """A request without such time, such as one that ended with its first token, adds nothing."""
+    places, base, spec = _paired(cell)
+    columns = np.stack([span(base), span(spec)], axis=1).reshape(4, -1)
+    return _Rows(places, np.where(columns > 0, columns, np.nan))
 
 
-def _samples(cell: CellData, span: Callable[[Samples], Span]) -> Iterator[_Row]:
-    for base, spec in cell.samples_pairs:
-        spans = (span(base), span(spec))
-        used = (s if s.seconds and s.tokens else None for s in spans)
-        yield _Row(spec.record.prompt_id, None, *used)
+def _decoding(known: Timings) -> tuple[Column, Column]:
+    return known.decode_s, known.num_timed
 
 
-def _cycle(cell: CellData, request: RequestRecord) -> int | None:
-    return cell.cycles.get(request.repeat)
+def _passes(cell: CellData, span: Callable[[Pass], Span | None]) -> _Rows:
+    places = [_place(cell, spec.block_id, spec.requests[0]) for _, spec in cell.pass_pairs]
+    return _rows(places, ((span(base), span(spec)) for base, spec in cell.pass_pairs))
 
 
-def _summed(cell: CellData, rows: Iterable[_Row]) -> PairedSeconds | None:
+def _samples(cell: CellData, span: Callable[[Samples], Span]) -> _Rows:
+    places: list[_Place] = [(None, spec.record.prompt_id) for _, spec in cell.samples_pairs]
+    spans = ((span(base), span(spec)) for base, spec in cell.samples_pairs)
+    return _rows(places, ([s if s.seconds and s.tokens else None for s in both] for both in spans))
+
+
+def _rows(places: list[_Place], spans: Iterable[Iterable[Span | None]]) -> _Rows:
+    table = [[one or _NO_SPAN for one in both] for both in spans]
+    columns = np.array(table).reshape(-1, 4).T
+    return _Rows(places, columns[[0, 2, 1, 3]])  # seconds of both sides, then tokens
+
+
+def _place(cell: CellData, unit: str, request: RequestRecord) -> _Place:
+    cycle = cell.cycles.get(request.repeat)
+    return cycle, unit if cycle is None or not cell.key.condition.is_stream else ""
+
+
+def _summed(cell: CellData, rows: _Rows) -> PairedSeconds | None:
     """None where no row has both sides."""
-    units: dict[tuple[int, str], list[float]] = {}
-    for unit, cycle, base, spec in rows:
-        if base is None or spec is None or (cell.servers and cycle is None):
-            continue
-        place = (cycle or 0), unit if cycle is None or not cell.key.condition.is_stream else ""
-        _add(units, place, (base.seconds, spec.seconds, base.tokens, spec.tokens))
-    if not units:
+    sums = _sums(*rows)
+    if cell.servers:
+        sums = {place: own for place, own in sums.items() if place[0] is not None}
+    if not sums:
         return None
     if not cell.servers:
-        return PairedSeconds(*np.array(list(units.values()), dtype=np.float64).T)
-    cycles, names = ([*dict.fromkeys(part)] for part in zip(*units, strict=True))
+        return PairedSeconds(*np.array([*sums.values()]).T)
+    cycles, names = ([*dict.fromkeys(part)] for part in zip(*sums, strict=True))
     table = np.full((len(PairedSeconds._fields), len(cycles), len(names)), np.nan)
-    for (cycle, unit), sums in units.items():
-        table[:, cycles.index(cycle), names.index(unit)] = sums
+    for (cycle, unit), own in sums.items():
+        table[:, cycles.index(cycle), names.index(unit)] = own
     return PairedSeconds(*table)
 
 
-def _add(sums: dict[U, list[float]], unit: U, values: Sequence[float]) -> None:
-    known = sums.get(unit)
-    sums[unit] = [*values] if known is None else [*map(add, known, values)]
-
-
-def _decode_span(request: RequestRecord) -> Span | None:
-    return _span(request.decode_s, request.num_timed_tokens)
-
-
-def _span(seconds: float | None, tokens: int) -> Span | None:
-    """None for a request without such time, such as one that ended with its first token."""
-    return Span(seconds, tokens) if seconds and tokens > 0 else None
+def _sums(units: Iterable[U], columns: NDArray[np.float64]) -> dict[U, NDArray[np.float64]]:
+    """The columns summed over the rows of each unit that both sides have."""
+    used = ~np.isnan(columns.sum(axis=0))  # NaN where one of them is
+    known: dict[U, int] = {}
+    index = [known.setdefault(unit, len(known)) for unit in compress(units, used)]
+    sums = [np.bincount(np.array(index, dtype=np.intp), own[used]) for own in columns]
+    return dict(zip(known, np.array(sums).T, strict=True))

@@ -9,7 +9,7 @@ from statistics import fmean
 from specbench.metrics.cell import CellData
 from specbench.metrics.passes import Span, busy_span, whole_span
 from specbench.metrics.registry import metric
-from specbench.metrics.speed import seconds_per_token
+from specbench.metrics.timings import timings
 from specbench.stats.percentiles import median_of, p95
 
 
@@ -34,7 +34,9 @@ def aggregate_tokens_per_s(cell: CellData) -> float | None:
 @metric(unit="tokens/s", better="higher")
 def user_tokens_per_s(cell: CellData) -> float | None:
     """Median over requests of (n - 1) / decode seconds: the speed that one user sees."""
-    return median_of(r.num_timed_tokens / r.decode_s for r in cell.finished if r.decode_s)
+    known = timings(cell)
+    timed = known.decode_s > 0
+    return median_of((known.num_timed[timed] / known.decode_s[timed]).tolist())
 
 
 @metric(unit="fraction", better="higher")
@@ -71,7 +73,7 @@ def ttft_s_p95(cell: CellData) -> float | None:
 @metric(unit="s/token", better="lower")
 def tpot_s_p95(cell: CellData) -> float | None:
     """95th percentile over requests of tpot_s; absent below 20 requests."""
-    return p95(seconds_per_token(cell.finished))
+    return p95(timings(cell).seconds_per_token)
 
 
 @metric(unit="tokens/round", better=None)

@@ -1,19 +1,17 @@
 """Seconds as a user feels them, and how many fewer there are with speculation."""
 
-from collections.abc import Iterable
-
 from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import paired_cpu, paired_decode, paired_end_to_end
 from specbench.metrics.registry import metric
-from specbench.records import RequestRecord
+from specbench.metrics.timings import Column, timings
 from specbench.stats.percentiles import median_of
 
 
 @metric(unit="tokens/s", better="higher")
 def decode_tokens_per_s(cell: CellData) -> float | None:
     """Output tokens after the first / decode seconds, pooled over requests: speed of one."""
-    timed = [(r.num_timed_tokens, r.decode_s) for r in cell.finished if r.decode_s]
-    return sum(n for n, _ in timed) / sum(s for _, s in timed) if timed else None
+    known = timings(cell)
+    return _pooled(known.num_timed, known.decode_s)
 
 
 @metric(unit="s", better="lower")
@@ -25,7 +23,7 @@ def ttft_s(cell: CellData) -> float | None:
 @metric(unit="s/token", better="lower")
 def tpot_s(cell: CellData) -> float | None:
     """Median over requests of (last token - first token) / (n - 1); absent below 2 tokens."""
-    return median_of(seconds_per_token(cell.finished))
+    return median_of(timings(cell).seconds_per_token)
 
 
 @metric(unit="s", better="lower")
@@ -65,8 +63,8 @@ def end_to_end_tokens_per_s(cell: CellData) -> float | None:
     """
     if cell.key.condition.overlaps:
         return None
-    timed = [(r.num_output_tokens, r.total_s) for r in cell.finished if r.total_s]
-    return sum(n for n, _ in timed) / sum(s for _, s in timed) if timed else None
+    known = timings(cell)
+    return _pooled(known.num_tokens, known.total_s)
 
 
 @metric(unit="x", better="higher")
@@ -76,10 +74,7 @@ def cpu_speedup(cell: CellData) -> float | None:
     return None if seconds is None else seconds.speedup
 
 
-def seconds_per_token(requests: Iterable[RequestRecord]) -> list[float]:
-    """(last token - first token) / (n - 1) for each request with at least two tokens."""
-    return [
-        request.decode_s / request.num_timed_tokens
-        for request in requests
-        if request.decode_s is not None and request.num_timed_tokens > 0
-    ]
+def _pooled(tokens: Column, seconds: Column) -> float | None:
+    """Tokens per second of the requests that took any."""
+    timed = seconds > 0
+    return float(tokens[timed].sum() / seconds[timed].sum()) if timed.any() else None
