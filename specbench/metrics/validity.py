@@ -1,9 +1,7 @@
 """Whether a cell may be used: each reason why not, and what deserves a second look."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from operator import le, sub
-from typing import NamedTuple
+from collections.abc import Iterator
 
 from specbench.metrics.acceptance import (
     acceptance_histogram,
@@ -14,18 +12,16 @@ from specbench.metrics.cell import (
     CellData,
     Pass,
     Samples,
-    finished,
     finished_baseline,
     have_same_text,
     once_a_baseline,
 )
 from specbench.metrics.counts import num_rounds
+from specbench.metrics.identities import broken_identities, broken_passes
 from specbench.metrics.saturation import saturation
 from specbench.records import (
     DeviceSample,
     RequestRecord,
-    RoundLog,
-    RoundTimeline,
 )
 
 MIN_ROUNDS = 30
@@ -34,71 +30,6 @@ MAX_TIME_GAP = 0.10  # rounds and decode seconds may differ by their bookkeeping
 SUSPICIOUS_ACCEPTANCE = 0.995  # at position 1: repetitive or random prompts
 MIN_SEEDS = 3  # per prompt at temperature > 0
 MAX_LENGTH_GAP = 0.10  # of mean output lengths at temperature > 0
-
-
-class _Identity(NamedTuple):
-    """What must hold in every request of a correct decoder; `text` names the failure."""
-
-    text: str
-    holds: Callable[[RequestRecord, RoundLog, int], bool]
-
-
-_IDENTITIES = (
-    _Identity(
-        "num_accepted > num_drafted or num_accepted > K",
-        lambda _, log, k: (
-            all(map(le, log.num_accepted, log.num_drafted))
-            and all(0 <= accepted <= k for accepted in set(log.num_accepted))
-        ),
-    ),
-    _Identity(
-        "num_emitted outside num_accepted .. num_accepted + 1, or 0",
-        lambda _, log, __: (
-            {*map(sub, log.num_emitted, log.num_accepted)} <= {0, 1} and 0 not in log.num_emitted
-        ),
-    ),
-    _Identity(
-        "output tokens are not 1 + predicted-output tokens + sum of num_emitted",
-        lambda request, log, _: (
-            request.num_output_tokens == 1 + request.num_checked_at_once + sum(log.num_emitted)
-        ),
-    ),
-    _Identity(
-        "the check of a predicted output accepts more than it drafts or emits",
-        lambda request, _, __: (
-            (check := request.answer_check) is None
-            or 0 <= check.num_accepted <= min(check.num_drafted, check.num_emitted)
-        ),
-    ),
-)
-
-
-class _PassIdentity(NamedTuple):
-    """What must hold in every pass."""
-
-    text: str
-    holds: Callable[[Pass, RoundTimeline, int], bool]
-
-
-_PASS_IDENTITIES = (
-    _PassIdentity(
-        "a round exceeds the cell's K",
-        lambda _, rounds, k: all(0 <= n <= k for n in rounds.num_speculative_tokens),
-    ),
-    _PassIdentity(
-        "num_live > num_rows",
-        lambda _, rounds, __: all(
-            0 <= live <= rows for live, rows in zip(rounds.num_live, rounds.num_rows, strict=True)
-        ),
-    ),
-    _PassIdentity(
-        "tokens on the time line do not match its requests",
-        lambda served, rounds, _: (
-            sum(rounds.num_emitted)
-            == sum(r.num_output_tokens - 1 - r.num_checked_at_once for r in served.requests)
-        ),
-    ),
-)
 
 
 def judge_cell(cell: CellData) -> tuple[str, ...]:
@@ -116,8 +47,8 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
         *filter(None, [cell.client_bound]),
         *_throttled_servers(cell),
         *_device_reasons((*cell.finished, *base)),
-        *_broken_identities(cell.finished, cell.k),
-        *_broken_passes(_all_passes(cell.passes, cell.samples), cell.k),
+        *broken_identities(cell.finished, cell.k),
+        *broken_passes(_all_passes(cell.passes, cell.samples), cell.k),
         *_broken_times(cell.finished, overlapping=cell.key.condition.overlaps),
         *_broken_baseline(cell),
         *_broken_totals(cell),
@@ -183,26 +114,8 @@ def _clock_share(sample: DeviceSample) -> float:
     return sample.sm_clock_mhz / sample.sm_clock_default_mhz
 
 
-def _broken_identities(requests: tuple[RequestRecord, ...], k: int) -> Iterator[str]:
-    logged = [(request, request.rounds) for request in requests if request.rounds is not None]
-    for text, holds in _IDENTITIES:
-        broken = [request for request, log in logged if not holds(request, log, k)]
-        if broken:
-            where = f"{len(broken)} of {len(logged)} requests, first {broken[0].prompt_id}"
-            yield f"identity broken: {text} ({where})"
-
-
 def _all_passes(passes: tuple[Pass, ...], samples: tuple[Samples, ...]) -> tuple[Pass, ...]:
     return (*passes, *(Pass("", one.record.served, one.requests) for one in samples))
-
-
-def _broken_passes(passes: tuple[Pass, ...], k: int) -> Iterator[str]:
-    whole = [p for p in passes if len(finished(p.requests)) == len(p.requests)]
-    logged = [(p, p.record.rounds) for p in whole if p.record.rounds is not None]
-    for text, holds in _PASS_IDENTITIES:
-        broken = sum(not holds(served, rounds, k) for served, rounds in logged)
-        if broken:
-            yield f"identity broken: {text} ({broken} of {len(logged)} passes)"
 
 
 def _broken_times(requests: tuple[RequestRecord, ...], *, overlapping: bool) -> Iterator[str]:
@@ -221,8 +134,8 @@ def _broken_times(requests: tuple[RequestRecord, ...], *, overlapping: bool) -> 
 def _broken_baseline(cell: CellData) -> tuple[str, ...]:
     base = finished_baseline(cell)
     found = (
-        *_broken_identities(base, 0),
-        *_broken_passes(_all_passes(cell.baseline_passes, cell.baseline_samples), 0),
+        *broken_identities(base, 0),
+        *broken_passes(_all_passes(cell.baseline_passes, cell.baseline_samples), 0),
         *_broken_times(base, overlapping=cell.key.condition.overlaps),
     )
     return tuple(f"baseline: {reason}" for reason in found)
