@@ -194,16 +194,17 @@ class FusedLayers:
             attends[window] = kernel.attend, kernel.look(seen)
 
         states: dict[int, Tensor] = {}
-        hidden, last = x_NF, len(self.layers) - 1  # the cache may have more
-        for i in range(last + 1) if only is None else (only,):
+        numbers = range(len(self.layers)) if only is None else (only,)  # the cache may have more
+        hidden, lasting = x_NF, numbers[-1] if is_kept else None
+        before_attention, after_attention = steps.before_attention, steps.after_attention
+        for i in numbers:
             layer, kept = self.layers[i], view.layers[i]
             if i in features:
                 states[i] = hidden.clone()
-            steps.before_attention(work, hidden, layer, kept, places, entry_NW)
+            before_attention(work, hidden, layer, kept, places, entry_NW)
             attend, look = attends[layer.window]
             attend(work, kept, look)
-            lasts = is_kept and i == (last if only is None else only)
-            hidden, entry_NW = steps.after_attention(work, hidden, layer, lasts=lasts), None
+            hidden, entry_NW = after_attention(work, hidden, layer, lasts=i == lasting), None
         states[i + 1] = hidden
         return states
 

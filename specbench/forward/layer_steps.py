@@ -79,6 +79,7 @@ class TorchSteps:
 
     def __init__(self, sizes: Sizes, eps: float, *, mirrored: bool) -> None:
         self._sizes, self._eps, self._mirrored = sizes, eps, mirrored
+        self._normed = ((2 if mirrored else 1) * sizes.hidden,)
 
     def sized(self, num_tokens: int | None) -> Self:  # noqa: ARG002
         return self
@@ -101,7 +102,8 @@ class TorchSteps:
         if entry is None:
             weight = layer.input_norm
             entry = hidden if weight is None else self.norm(work, hidden, weight)
-        self.keys_alone(work, entry, layer, kept, places)
+        _product(entry, layer.qkv, layer.qkv_bias, work.qkv)
+        self.keep(work, layer, kept, places)
 
     def after_attention(
         self, work: Workspace, hidden: Tensor, layer: FusedLayer, *, lasts: bool = False
@@ -116,7 +118,7 @@ class TorchSteps:
         self, work: Workspace, x_NF: Tensor, layer: FusedLayer, kept: Kept, places: Any
     ) -> None:
         _product(x_NF, layer.qkv, layer.qkv_bias, work.qkv)
-        self.keep(work, layer, kept, *places)
+        self.keep(work, layer, kept, places)
 
     def final_norm(self, work: Workspace, hidden: Tensor, weight: Tensor) -> Tensor:
         return self.norm(work, hidden, weight)
@@ -125,18 +127,11 @@ class TorchSteps:
         """How far each token's heads are turned."""
         return rope_P.index_select(0, positions_N).unbind(1)
 
-    def keep(
-        self,
-        work: Workspace,
-        layer: FusedLayer,
-        kept: Kept,
-        slots_N: Tensor,
-        turns: Sequence[Tensor],
-    ) -> None:
+    def keep(self, work: Workspace, layer: FusedLayer, kept: Kept, places: Any) -> None:
         """Turn the heads of `work.qkv` and write keys and values to the slots."""
         if layer.head_norm is not None:
             torch.mul(self._unit_heads(work.heads), layer.head_norm, out=work.heads)
-        cos, sin = turns
+        slots_N, (cos, sin) = places
         swapped = work.halves.flip(2)
         work.halves.mul_(cos).addcmul_(swapped, sin)
         kept.buffer.index_copy_(0, slots_N, work.new_kv)
@@ -148,13 +143,12 @@ class TorchSteps:
         CPU, is an RMS norm of x.
         """
         if not self._mirrored:
-            return torch.rms_norm(hidden, (self._sizes.hidden,), weight, self._eps)
+            return torch.rms_norm(hidden, self._normed, weight, self._eps)
         if hidden is not work.hidden:
             work.hidden.copy_(hidden)
         torch.neg(work.hidden, out=work.mirror)
-        both = torch.layer_norm(work.pair, (2 * self._sizes.hidden,), weight, None, self._eps)
-        # A slice, at a third of its cost.
-        return both.as_strided(work.hidden.shape, work.hidden.stride())
+        both = torch.layer_norm(work.pair, self._normed, weight, None, self._eps)
+        return both.as_strided(*work.layout)  # a slice, at a third of its cost
 
     def gate(self, work: Workspace) -> Tensor:
         """silu(gate) * up [N, M]."""
@@ -182,14 +176,8 @@ class TritonSteps(TorchSteps):
     def turns(self, rope_P: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
         return rope_P, positions_N
 
-    def keep(
-        self,
-        work: Workspace,
-        layer: FusedLayer,
-        kept: Kept,
-        slots_N: Tensor,
-        turns: Sequence[Tensor],
-    ) -> None:
+    def keep(self, work: Workspace, layer: FusedLayer, kept: Kept, places: Any) -> None:
+        slots_N, turns = places
         self._rotary(
             work.qkv,
             kept.buffer,

@@ -34,6 +34,7 @@ class Workspace:
         )
         self.hidden = self.pair[:, : sizes.hidden]
         self.mirror = self.pair[:, sizes.hidden :]
+        self.layout = self.hidden.shape, self.hidden.stride()
         self.gate, self.up = torch.chunk(self.gate_up, 2, 1)
 
         self.new_kv = self.qkv[:, query:]
