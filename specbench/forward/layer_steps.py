@@ -103,7 +103,7 @@ class TorchSteps:
             weight = layer.input_norm
             entry = hidden if weight is None else self.norm(work, hidden, weight)
         _product(entry, layer.qkv, layer.qkv_bias, work.qkv)
-        self.keep(work, layer, kept, places)
+        self.keep(work, layer, kept, *places)
 
     def after_attention(
         self, work: Workspace, hidden: Tensor, layer: FusedLayer, *, lasts: bool = False
@@ -118,7 +118,7 @@ class TorchSteps:
         self, work: Workspace, x_NF: Tensor, layer: FusedLayer, kept: Kept, places: Any
     ) -> None:
         _product(x_NF, layer.qkv, layer.qkv_bias, work.qkv)
-        self.keep(work, layer, kept, places)
+        self.keep(work, layer, kept, *places)
 
     def final_norm(self, work: Workspace, hidden: Tensor, weight: Tensor) -> Tensor:
         return self.norm(work, hidden, weight)
@@ -127,11 +127,18 @@ class TorchSteps:
         """How far each token's heads are turned."""
         return rope_P.index_select(0, positions_N).unbind(1)
 
-    def keep(self, work: Workspace, layer: FusedLayer, kept: Kept, places: Any) -> None:
+    def keep(
+        self,
+        work: Workspace,
+        layer: FusedLayer,
+        kept: Kept,
+        slots_N: Tensor,
+        turns: Sequence[Tensor],
+    ) -> None:
         """Turn the heads of `work.qkv` and write keys and values to the slots."""
         if layer.head_norm is not None:
             torch.mul(self._unit_heads(work.heads), layer.head_norm, out=work.heads)
-        slots_N, (cos, sin) = places
+        cos, sin = turns
         swapped = work.halves.flip(2)
         work.halves.mul_(cos).addcmul_(swapped, sin)
         kept.buffer.index_copy_(0, slots_N, work.new_kv)
@@ -176,8 +183,14 @@ class TritonSteps(TorchSteps):
     def turns(self, rope_P: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
         return rope_P, positions_N
 
-    def keep(self, work: Workspace, layer: FusedLayer, kept: Kept, places: Any) -> None:
-        slots_N, turns = places
+    def keep(
+        self,
+        work: Workspace,
+        layer: FusedLayer,
+        kept: Kept,
+        slots_N: Tensor,
+        turns: Sequence[Tensor],
+    ) -> None:
         self._rotary(
             work.qkv,
             kept.buffer,
