@@ -15,6 +15,7 @@ from tests.cli.sessions import session
 
 MOST_LINES = 10  # before a kill
 LATE = 4  # lines that are stored at most until the kill comes
+MOST_DELAY_S = 0.05  # until the kill, in which no machine writes a whole report
 PATIENCE_S = 300.0
 TINY = ("--max-new-tokens", "4", "--threads", "1", "--device", "cpu")
 COMMANDS = {
@@ -80,7 +81,7 @@ def test_kills_lose_no_stored_block_and_double_none(
         moments[-1] = None
     stored = b""
     for num_lines in moments:
-        delay_s = rng.uniform(0, 0.05 if num_lines else 0.5)
+        delay_s = rng.uniform(0, MOST_DELAY_S)
         kill_in(resume if stored else start, tiny, root, num_lines, delay_s)
         now = stored_lines(root)
         assert now.startswith(stored)  # what was stored before a kill is there after the next

@@ -15,10 +15,12 @@ from tests.report.test_figures import texts
 DRAFTED = with_axes(BASE_KEY, drafter="draft", method="draft_model", num_speculative_tokens=3)
 
 
-def request(cell_id: str, prompt: str, *, slow: float = 1.0, clock: int = 1700) -> RequestRecord:
+def request(
+    cell_id: str, prompt: str, *, slow: float = 1.0, clock: int = 1700, cpu_s: float = 1.1
+) -> RequestRecord:
     log = steps(10, 0.1 * slow)
     device = DeviceSample(num_samples=1, sm_clock_mhz=clock, sm_clock_default_mhz=1755)
-    return made_request(cell_id, prompt, log, cpu_s=1.1, device=device)
+    return made_request(cell_id, prompt, log, cpu_s=cpu_s, device=device)
 
 
 def block(second: int, *requests: RequestRecord) -> BlockRecord:
@@ -69,3 +71,11 @@ def test_the_chart_marks_invalid_cells_by_name() -> None:
     assert "speed of K=0" not in texts(chart)  # one moment alone tells it
     assert all("<title>0 s: demo/draft K=3</title>" in panel for panel in chart.panels)
     assert all(panel.count(" s: ") == 1 for panel in chart.panels)  # no mark at the other moment
+
+
+def test_a_process_whose_work_took_no_time_that_is_counted_has_a_chart() -> None:
+    blocks = [block(i, request(BASE_KEY.id, f"p{i}", cpu_s=0.0)) for i in range(2)]
+    with drawing():
+        chart = machine_chart(moments(blocks, [BASE_KEY], []), "cpu")
+    assert chart is not None
+    assert "CPU of this process" in texts(chart)

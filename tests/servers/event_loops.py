@@ -41,7 +41,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class SkippingLoop(asyncio.SelectorEventLoop):
-    """Its time stands still, but for what is skipped: nothing times out on a slow machine."""
+    """Its time is what is skipped, and goes on by nothing else: a slow machine is no late one."""
 
     skipped_s = 0.0
 

@@ -22,6 +22,7 @@ KEY = "s3cret-key"
 SHARE_OF_FAULTS = 0.05
 MOST_HANGS = 30  # fewer than there are at once, so that they hold up nobody
 KEPT_BYTES = 2_000  # of an answer: its tokens, marks and text
+REQUEST_S = 0.001  # of the loop's time, so that connections settle and are used again
 
 
 def asks(prompt):
@@ -69,6 +70,7 @@ def served(num_requests, tmp_path, on_request=lambda _: None):
 
     def asks_and_tells(prompt):
         def body(_):
+            asyncio.get_running_loop().skipped_s += REQUEST_S
             on_request(next(numbers))
             return {"prompt": prompt}
 
@@ -88,6 +90,7 @@ def served(num_requests, tmp_path, on_request=lambda _: None):
     assert_accounted_for(prompts, traffic.answers)
     assert Counter(server.asked) == Counter(prompts)
     assert server.most_active <= 64
+    assert server.num_connections < num_requests / 4
 
     (tmp_path / "answers.txt").write_text(repr(traffic))
     assert "HTTP Request: POST" in (tmp_path / "everything.log").read_text()

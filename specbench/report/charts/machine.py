@@ -35,7 +35,7 @@ def _charts(found: Sequence[Moment], device: str) -> Iterator[Chart]:
         panels = Panels([title], [])
         (ax,) = panels.axes
         ax.plot(*zip(*known, strict=True), color=SERIES[0], linewidth=1.0)
-        low, high = 0.0, 1.08 * max(y for _, y in known)
+        low, high = 0.0, 1.08 * max(y for _, y in known) or 1.0
         marked = [moment for moment in found if moment.invalid]
         if marked:
             (line,) = ax.plot(
