@@ -9,6 +9,7 @@ import typer
 
 from specbench.cli import options
 from specbench.errors import ModelError, SpecbenchError
+from specbench.exit_code import ExitCode
 from specbench.inputs.methods import find_method
 from specbench.settings.groups import PairingNames, PairingsFile
 
@@ -31,7 +32,10 @@ def doctor(
     pairings_file: PairingsFile = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check versions, GPU, memory, tokenizers and the model cache."""
+    """Check versions, GPU, memory, tokenizers and the model cache.
+
+    Exit code 1 where a pairing that you name is not ready.
+    """
     from specbench.inputs.config import load_pairings
 
     file = load_pairings(pairings_file)
@@ -47,6 +51,7 @@ def doctor(
     probe = open_probe(device)
     facts = probe.gpu_facts()
     free_bytes = machine.place.memory_bytes
+    rows = _checked(chosen, machine.place, quiet=as_json)
     document = {
         "device": device,
         "gpu": facts.name,
@@ -55,12 +60,14 @@ def doctor(
         "python": platform.python_version(),
         "packages": package_versions(),
         "free_gib": None if free_bytes is None else round(free_bytes / GIB, 2),
-        "pairings": _checked(chosen, machine.place, quiet=as_json),
+        "pairings": rows,
     }
     if as_json:
         typer.echo(json.dumps(document, indent=2))
     else:
         _print(document, in_full=bool(pairings) or len(chosen) <= _FEW)
+    if pairings and not all(row["ready"] for row in rows):
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _checked(chosen: "Sequence[Pairing]", place: "Place", *, quiet: bool) -> list[dict[str, Any]]:

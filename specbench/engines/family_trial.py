@@ -1,11 +1,12 @@
-"""Would the decoder run models of this family? A small one with random weights is asked."""
+"""Would the decoder run such a model? A small one of its family, with random weights, is asked."""
 
 import torch
 
 from specbench.engines.refusals import failures_told
 from specbench.errors import ModelError
 from specbench.forward.self_test import make_checked_runner
-from specbench.models.loading import ModelSource, load_config
+from specbench.models.loading import ModelSource, load_config, refusing
+from specbench.models.quantization import require_readable, stored_format
 from specbench.models.small import small_config
 from specbench.models.text_part import keep_text_part, text_class
 
@@ -17,6 +18,8 @@ def family_refusal(source: ModelSource) -> str | None:
     """
     try:
         config = load_config(source)
+        with refusing(source, "cpu", stored_format(config)):
+            require_readable(config)
         auto = text_class(config, trust_remote_code=source.trust_remote_code)
     except ModelError as error:
         return str(error)

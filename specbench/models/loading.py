@@ -25,6 +25,7 @@ from specbench.models.quantization import (
     inner_tensors,
     missing_readers,
     require_packable,
+    require_readable,
     stored_format,
 )
 from specbench.models.raised import is_of_device
@@ -99,7 +100,8 @@ def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
     placement = source.device_map
     if stored is not None and device.type != "cpu":
         placement = placement or str(device)  # most stored formats can only be placed once
-    with _refusing(source, placement or str(device), stored):
+    with refusing(source, placement or str(device), stored):
+        require_readable(config)
         auto = text_class(config, trust_remote_code=source.trust_remote_code)
         if stored is None:
             require_width(Path(source.location), _width(config))
@@ -126,9 +128,6 @@ def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
             )
         if placement is None:
             model = model.to(device)  # the buffers
-        is_read = getattr(model, "hf_quantizer", None) is not None
-        if stored_format(model.config) is not None and not is_read:
-            raise ModelError(f"its weights are stored as {stored}, which transformers cannot read")
     commit = getattr(config, "_commit_hash", None)
     return _loaded(model, source, config, weights_sha256(source.location, commit), dropped)
 
@@ -153,7 +152,7 @@ def load_dummy(source: ModelSource, device: torch.device, *, seed: int = 0) -> L
             f"{source.location}: dummy weights cannot stand in for {what}; name a config of "
             "plain weights on one device (`quantization` may be set)"
         )
-    with _refusing(source, str(device), stored):
+    with refusing(source, str(device), stored):
         if source.quantization is not None:
             require_packable(source.quantization, device, dtype)
         model = make_skeleton(config, dtype, seed=seed, trust_remote_code=source.trust_remote_code)
@@ -165,7 +164,7 @@ def load_dummy(source: ModelSource, device: torch.device, *, seed: int = 0) -> L
 def load_skeleton(source: ModelSource, dtype: str) -> Any:
     """The model without its matrices, to be counted; ModelError where there is no such config."""
     config = load_config(source)
-    with _refusing(source, "meta", None):
+    with refusing(source, "meta", None):
         model = make_skeleton(config, _DTYPES[dtype], trust_remote_code=source.trust_remote_code)
         keep_text_part(model)
         return model
@@ -203,7 +202,7 @@ def _stored(source: ModelSource, config: PretrainedConfig) -> str | None:
 
 
 @contextmanager
-def _refusing(source: ModelSource, placement: str, stored: str | None) -> Iterator[None]:
+def refusing(source: ModelSource, placement: str, stored: str | None) -> Iterator[None]:
     """Turns what torch and transformers raise into a ModelError that says what to do."""
     try:
         yield

@@ -6,6 +6,7 @@ right: the verifier checks its guesses like any other's, so the text stays the t
 """
 
 from collections.abc import Iterator
+from copy import deepcopy
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
+from transformers.quantizers.auto import get_hf_quantizer
 
 from specbench.errors import ModelError
+from specbench.models.library_log import quiet
 
 # Input features that share an int4 scale: finer is truer, and stores more scales.
 _INT4_GROUP = 128
@@ -93,6 +96,20 @@ def stored_format(config: PretrainedConfig) -> str | None:
         return None  # transformers unpacks it: its kernels cannot run here
     method = facts.get("quant_method", "an unnamed format")
     return str(getattr(method, "value", method))  # an enumeration's member prints its class
+
+
+def require_readable(config: PretrainedConfig) -> None:
+    """ModelError, or what transformers raises, where a stored format cannot be read here.
+
+    No weight is read for it.
+    """
+    stored = stored_format(config)
+    if stored is None:
+        return
+    with quiet():
+        reader, *_ = get_hf_quantizer(deepcopy(config), None, None, True, {})
+    if reader is None:
+        raise ModelError(f"its weights are stored as {stored}, which transformers cannot read")
 
 
 def missing_readers(stored: str) -> str | None:

@@ -145,7 +145,9 @@ def test_doctor_says_what_loading_would_say(tmp_path, model_type, words):
 
 
 def test_doctor_of_one_pairing_looks_at_that_alone(tiny):
-    document = json.loads(specbench("doctor", "tiny/ngram", "--json", cwd=tiny).out)
+    ran = specbench("doctor", "tiny/ngram", "--json", cwd=tiny)
+    assert ran.code == 0
+    document = json.loads(ran.out)
     assert [row["pairing"] for row in document["pairings"]] == ["tiny/ngram"]
 
 
@@ -203,6 +205,12 @@ targets:
         ({"eos_token_id": "x"}, "", "eos_token_id is x; whole numbers are needed"),
         ({"num_attention_heads": 7}, "", "is not a multiple of the number of attention heads"),
         ({"hidden_size": -5}, "", "hidden_size is -5; it has to be a whole number"),
+        (
+            {"quantization_config": {"quant_method": "nonsense"}},
+            "",
+            "stored as nonsense, which transformers cannot read",
+        ),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "", "pip install gptqmodel"),
     ],
 )
 def test_doctor_is_not_ready_where_loading_would_fail(tiny, tmp_path, changed, gone, words):
@@ -217,10 +225,12 @@ def test_doctor_is_not_ready_where_loading_would_fail(tiny, tmp_path, changed, g
     (tmp_path / "pairings.yaml").write_text(
         "targets:\n  one:\n    model: ./target\n    drafters:\n      ngram: {method: ngram}\n"
     )
-    (row,) = json.loads(specbench("doctor", "--json", cwd=tmp_path).out)["pairings"]
+    ran = specbench("doctor", "one/ngram", "--json", cwd=tmp_path)
+    (row,) = json.loads(ran.out)["pairings"]
     assert not row["ready"]
     (problem,) = row["problems"]
     assert words in problem
+    assert ran.code == 1
 
 
 def test_doctor_of_many_pairings_takes_a_line_for_each_and_cuts_no_name(tmp_path):
