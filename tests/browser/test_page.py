@@ -3,7 +3,6 @@
 `make test-browser` runs it; the screenshots are in build/screenshots, to be looked at.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from specbench.report.document import Document, build_document
 from specbench.report.html import to_html
 from tests.browser.axe import HOW, SCRIPT
-from tests.browser.chromium import Tab, tab
+from tests.browser.chromium import Tab
 from tests.report.served_runs import context_run, served_run
 from tests.report.stored_runs import BROKEN, SMALL, renamed, stored_run, with_failure
 from tests.report.test_steps import with_text
@@ -74,12 +73,6 @@ def page_of_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("page") / "one.html"
     place.write_text(to_html([with_text(hot, [" word", " naïve\n"])]), encoding="utf-8")
     return place
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Tab]:
-    with tab() as found:
-        yield found
 
 
 @pytest.mark.parametrize(("width", "scheme", "medium"), LOOKS)

@@ -1,0 +1,11 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.browser.chromium import Tab, tab
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Tab]:
+    with tab() as found:
+        yield found
