@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.segment import Segment
@@ -38,7 +39,7 @@ def open_console(
     figures would be cut.
     """
     console = Console(
-        stderr=stderr,
+        file=_beneath(sys.stderr if stderr else sys.stdout),
         soft_wrap=soft_wrap,
         highlight=False,
         markup=False,
@@ -49,6 +50,13 @@ def open_console(
     if width is not None:
         console.width = max(width, console.width) if is_terminal(stderr=stderr) else width
     return console
+
+
+def _beneath(stream: TextIO) -> TextIO:
+    """Below what makes text plain, and what keeps it above a live view: colours stay colours."""
+    while (below := getattr(stream, "rich_proxied_file", None)) is not None:
+        stream = below
+    return stream
 
 
 def is_terminal(*, stderr: bool = False) -> bool:

@@ -13,6 +13,7 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -39,6 +40,13 @@ class _Live(Progress):
             yield Text(f"  {line}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
+class _Count(MofNCompleteColumn):
+    """Nothing where nobody can say of how many."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else super().render(task)
+
+
 class ProgressWatch:
     """Shows a run on a terminal, with its cells as they are measured; elsewhere one line a stage,
     and one a cell when a pass is done, so that logs stay short.
@@ -57,7 +65,7 @@ class ProgressWatch:
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
-            MofNCompleteColumn(),
+            _Count(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
             console=self._console,

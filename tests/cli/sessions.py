@@ -32,13 +32,17 @@ def server() -> ForkServerContext:
 
 
 @contextmanager
-def session(*arguments: str, cwd: Path, most_records: int | None = None):
+def session(
+    *arguments: str, cwd: Path, most_records: int | None = None, screen: Path | None = None
+):
     """`specbench ARGUMENTS` in a process of its own, killed at the latest at the end.
+
+    What it prints goes to files, or to a terminal's `screen`.
 
     Where `most_records` says so, it stores no more than that and then waits for its end: a test
     that is starved before it can interrupt or kill would else come too late.
     """
-    out, err = cwd / "session.out", cwd / "session.err"
+    out, err = (screen, screen) if screen else (cwd / "session.out", cwd / "session.err")
     process = server().Process(target=_main, args=(arguments, cwd, out, err, most_records))
     process.start()
     try:
