@@ -45,7 +45,7 @@ def lossy(tiny: Path) -> Path:
 @pytest.fixture(scope="module")
 def ran(lossy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
     out = tmp_path_factory.mktemp("lossy")
-    asked = ("-w", "prompts.jsonl", "--prompts", "3", "-k", "3,auto", "--concurrency", "2")
+    asked = ("-w", "prompts.jsonl", "--prompts", "5", "-k", "3,auto", "--concurrency", "2")
     return specbench("run", *ALL, *asked, *SMALL, "--repeats", "1", "--out", out, cwd=lossy), out
 
 
