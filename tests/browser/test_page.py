@@ -269,6 +269,7 @@ def test_on_paper_nothing_is_folded_or_cut(chromium: Tab, page: Path) -> None:
         "[...document.querySelectorAll('table')].map((one) => one.getBoundingClientRect().right)"
     )
     assert max(rights) <= PAPER_PX
+    assert chromium.value("getComputedStyle(document.querySelector('.steps')).maxHeight") == "none"
 
 
 def test_it_prints_as_pages(chromium: Tab, page: Path) -> None:
