@@ -1,5 +1,6 @@
 """Work shared out over processes of this machine; their answers come together in one order."""
 
+import pickle
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -40,7 +41,7 @@ def shared_out(work: Work, num_processes: int, watch: Watch) -> list[Any]:
         processes = {}
         for first in range(num_processes):
             mine, theirs = context.Pipe(duplex=False)
-            arguments = (work, Share(first, num_processes), theirs)
+            arguments = (pickle.dumps(work), Share(first, num_processes), theirs)
             process = context.Process(target=_process, args=arguments, daemon=True)
             process.start()
             ending.callback(process.join)
@@ -74,8 +75,9 @@ def _in_order(finds: Sequence[Found]) -> list[Any]:
     return [together[key] for key in sorted(together)]
 
 
-def _process(work: Work, share: Share, to: Connection) -> None:
-    talkative.silence()
+def _process(pickled: bytes, share: Share, to: Connection) -> None:
+    talkative.silence()  # before the work's modules import what talks
+    work: Work = pickle.loads(pickled)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes to all; the parent ends the others
     try:
         to.send(("found", work(share, cast("Watch", _Passing(to)))))

@@ -28,8 +28,8 @@ def killed(_: Share, __: Watch) -> dict[int, int]:
     return {}
 
 
-def waiting(folder: Path, share: Share, watch: Watch) -> dict[int, int]:
-    (folder / str(share.first)).write_text(str(os.getpid()))
+def waiting(folder: Path, _: Share, watch: Watch) -> dict[int, int]:
+    (folder / str(os.getpid())).touch()
     os.kill(os.getpid(), signal.SIGINT)  # as a terminal sends it to all of them
     watch.stage("here")
     time.sleep(600)

@@ -35,6 +35,15 @@ def test_one_that_dies_is_told() -> None:
         shared_out(killed, 2, RecordingWatch())
 
 
+def test_what_its_modules_log_while_they_are_imported_is_not_told(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    from tests.bench.talkative_work import nothing
+
+    assert shared_out(nothing, 2, RecordingWatch()) == []
+    assert "no kernel" not in capfd.readouterr().err
+
+
 def test_ctrl_c_is_for_the_parent_and_leaves_no_process(tmp_path: Path) -> None:
     class Interrupted(RecordingWatch):
         def stage(self, text: str) -> None:  # noqa: ARG002
@@ -46,4 +55,4 @@ def test_ctrl_c_is_for_the_parent_and_leaves_no_process(tmp_path: Path) -> None:
         shared_out(partial(waiting, tmp_path), 2, Interrupted())
     for path in tmp_path.iterdir():
         with pytest.raises(ProcessLookupError):
-            os.kill(int(path.read_text()), 0)
+            os.kill(int(path.name), 0)
