@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +13,7 @@ from specbench.errors import UsageError
 from specbench.exit_code import ExitCode
 from specbench.plain_text import inert_cell
 from specbench.settings.groups import DEFAULT_K, PairingsFile
+from specbench.settings.words import one_of
 
 if TYPE_CHECKING:
     from specbench.inputs.pairing import Drafter, Pairing
@@ -34,16 +34,6 @@ _Write = Annotated[
 ]
 
 
-class Kind(StrEnum):
-    """What can be listed."""
-
-    PAIRINGS = "pairings"
-    WORKLOADS = "workloads"
-    DRAFTERS = "drafters"
-    METRICS = "metrics"
-    RUNS = "runs"
-
-
 _HUB = {
     "model": "model",
     "revision": "revision",
@@ -53,28 +43,28 @@ _HUB = {
 
 # Header -> key of a row.
 _COLUMNS = {
-    Kind.PAIRINGS: {
+    "pairings": {
         "pairing": "pairing",
         "method": "method",
         "K": "k",
         "GiB": "weights",
         "note": "note",
     },
-    Kind.WORKLOADS: {
+    "workloads": {
         "workload": "workload",
         "for": "for",
         "prompts": "prompts",
         "tokens": "max_new_tokens",
         "description": "description",
     },
-    Kind.DRAFTERS: {
+    "drafters": {
         "method": "method",
         "model": "model",
         "parameters": "parameters",
         "summary": "summary",
     },
-    Kind.METRICS: {"metric": "metric", "unit": "unit", "better": "better", "formula": "formula"},
-    Kind.RUNS: {
+    "metrics": {"metric": "metric", "unit": "unit", "better": "better", "formula": "formula"},
+    "runs": {
         "run": "run",
         "state": "state",
         "blocks": "blocks",
@@ -85,7 +75,12 @@ _COLUMNS = {
 
 
 def list_things(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="What to list.", metavar="|".join(_COLUMNS), autocompletion=lambda: [*_COLUMNS]
+        ),
+    ],
     as_json: options.AsJson = False,
     out: options.Out = Path("reports"),
     pairings_file: PairingsFile = None,
@@ -95,21 +90,22 @@ def list_things(
     write: _Write = None,
 ) -> None:
     """List pairings, workloads, drafters, metrics or runs."""
+    one_of("list", kind, *_COLUMNS)
     _require_together(kind, fits=fits, gpu=gpu, check_hub=check_hub, write=write)
     if check_hub:
         _check_hub(pairings_file, write, as_json=as_json)
         return
     rows: Sequence[dict[str, Any]]
     match kind:
-        case Kind.PAIRINGS:
+        case "pairings":
             rows = _pairings(pairings_file, fits=fits, gpu=gpu)
-        case Kind.WORKLOADS:
+        case "workloads":
             rows = _workloads()
-        case Kind.DRAFTERS:
+        case "drafters":
             rows = _drafters()
-        case Kind.METRICS:
+        case "metrics":
             rows = _metrics()
-        case Kind.RUNS:
+        case "runs":
             rows = _runs(out)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
@@ -118,11 +114,11 @@ def list_things(
 
 
 def _require_together(
-    kind: Kind, *, fits: bool, gpu: str | None, check_hub: bool, write: Path | None
+    kind: str, *, fits: bool, gpu: str | None, check_hub: bool, write: Path | None
 ) -> None:
     """UsageError for options that would do nothing."""
-    if (fits or check_hub) and kind is not Kind.PAIRINGS:
-        raise UsageError(f"--fits and --check-hub are for list pairings, not list {kind.value}")
+    if (fits or check_hub) and kind != "pairings":
+        raise UsageError(f"--fits and --check-hub are for list pairings, not list {kind}")
     if fits and check_hub:
         raise UsageError("--check-hub looks at every pairing; leave out --fits")
     if gpu is not None and not fits:

@@ -1,20 +1,40 @@
 """The plan of a run, printed by --dry-run."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.outlook import Outlook, outlooks
 from specbench.cli.console import open_console
-from specbench.records import Length, ServerRecord
+from specbench.records import CellPlan, Length, ServerRecord
 from specbench.report.numbers import lengths
 
 # What a planned cell begins with, for machines; every other axis follows.
 _FIRST = (
     *("pairing", "workload", "method", "num_speculative_tokens", "temperature", "dtype", "engine"),
     *("concurrency", "context", "num_samples", "lossy", "adaptive"),
+)
+
+
+class _Column(NamedTuple):
+    """A heading, and the words where all rows have the same below it; without words it stays."""
+
+    name: str
+    once: str = ""
+
+
+_COLUMNS = (
+    _Column("pairing"),
+    _Column("workload"),
+    _Column("method"),
+    _Column("T", "temperature {}"),
+    _Column("batch", "batch {}"),
+    _Column("context", "context {}"),
+    _Column("prompts", "prompts {}"),
+    _Column("repeats", "repeats {}"),
+    _Column("K"),
 )
 
 
@@ -55,33 +75,31 @@ def _warnings(plans: Sequence[TargetPlan]) -> dict[str, None]:
 
 
 def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()) -> None:
-    """One row per pairing and workload; nothing is loaded for it."""
-    columns = ("pairing", "workload", "method", "T", "batch", "context", "K", "prompts", "repeats")
-    table = Table(box=None)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    num_cells = 0
-    for plan in plans:
-        cells = plan.cell_plans()
-        num_cells += len(cells)
-        rows: dict[tuple[str, ...], list[Length]] = {}
-        for cell in cells:
-            at, draft = cell.key.condition, cell.key.draft
-            row = (
-                cell.key.pairing,
-                at.workload,
-                draft.marked(draft.method),
-                f"{at.temperature:g}",
-                str(at.concurrency * at.num_samples),
-                "" if at.context is None else f"{at.context:,}",
-                str(cell.num_prompts),
-                str(cell.num_repeats),
-            )
-            rows.setdefault(row, []).append(draft.length)
-        for (*place, prompts, repeats), found in rows.items():
-            table.add_row(*place, lengths(found), prompts, repeats)
+    """One row per pairing and workload; nothing is loaded for it.
+
+    What is the same in all rows is said once below, so that names have room.
+    """
+    cells = [cell for plan in plans for cell in plan.cell_plans()]
+    found: dict[tuple[str, ...], list[Length]] = {}
+    for cell in cells:
+        found.setdefault(_row(cell), []).append(cell.key.draft.length)
+    rows = [(*row, lengths(ks)) for row, ks in found.items()]
+    values = list(map(set, zip(*rows, strict=True)))
+    shown = [i for i, column in enumerate(_COLUMNS) if not column.once or len(values[i]) > 1]
+    table = Table(box=None, pad_edge=False)
+    for i in shown:
+        table.add_column(_COLUMNS[i].name, overflow="fold")
+    for row in rows:
+        table.add_row(*(row[i] for i in shown))
     console = open_console()
     console.print(table)
+    same = [
+        column.once.format(*found)
+        for column, found in zip(_COLUMNS, values, strict=True)
+        if column.once and len(found) == 1 and found != {""}
+    ]
+    if same:
+        console.print(f"all: {', '.join(same)}")
     for warning in _warnings(plans):
         console.print(warning)
     for plan in plans:
@@ -89,7 +107,22 @@ def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()
             console.print(_sessions_text(one))
     open_ended = any(plan.settings.effort.is_open_ended for plan in plans)
     limit = " at most; --budget or --precision may end it earlier" if open_ended else ""
-    console.print(f"{num_cells} cells{limit}. Nothing was measured.")
+    console.print(f"{len(cells)} cells{limit}. Nothing was measured.")
+
+
+def _row(cell: CellPlan) -> tuple[str, ...]:
+    """What stands under the columns, but for the last."""
+    at, draft = cell.key.condition, cell.key.draft
+    return (
+        cell.key.pairing,
+        at.workload,
+        draft.marked(draft.method),
+        f"{at.temperature:g}",
+        str(at.concurrency * at.num_samples),
+        "" if at.context is None else f"{at.context:,}",
+        str(cell.num_prompts),
+        str(cell.num_repeats),
+    )
 
 
 def _sessions_text(one: Outlook) -> str:

@@ -78,15 +78,15 @@ def busy_now(num_needed: int) -> tuple[str, ...]:
 def busy_facts(load: HostLoad, num_needed: int) -> tuple[str, ...]:
     """What of it would disturb `num_needed` busy cores, in words; nothing on a quiet machine."""
     facts = []
+    cores = "1 core" if load.num_cores == 1 else f"{load.num_cores} cores"
     if load.others_cores > max(0, load.num_cores - num_needed) + SPARE:
-        names = ", ".join(f"{name} {cores:.1f}" for name, cores in load.busiest)
+        names = ", ".join(f"{name} {used:.1f}" for name, used in load.busiest)
         named = f" ({names})" if names else ""
-        of = f"of {load.num_cores} cores"
-        facts.append(f"other processes use {load.others_cores:.1f} {of}{named}")
+        facts.append(f"other processes use {load.others_cores:.1f} of {cores}{named}")
     if load.steal_share > STEAL:
         facts.append(f"other guests of this host take {load.steal_share:.0%} of the CPU time")
     if facts or load.load_average > MOST_LOAD * load.num_cores:
-        facts.append(f"load average {load.load_average:.1f} on {load.num_cores} cores")
+        facts.append(f"load average {load.load_average:.1f} on {cores}")
     if load.clock_limit is not None and load.clock_limit[0] < LIMITED * load.clock_limit[1]:
         limit, most = load.clock_limit
         facts.append(f"CPU clocks are limited to {limit / 1e3:.1f} of {most / 1e3:.1f} GHz")

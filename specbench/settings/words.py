@@ -83,7 +83,8 @@ def one_of(option: str, text: str, *allowed: Choice) -> Choice:
     for choice in allowed:
         if choice == text:
             return choice
-    raise UsageError(f"{option} {text!r}: allowed are {', '.join(allowed)}")
+    close = nearest(text, allowed) or ":"
+    raise UsageError(f"{option} {text!r}{close} allowed are {', '.join(allowed)}")
 
 
 def parse_acceptance(text: str) -> tuple[float, ...]:

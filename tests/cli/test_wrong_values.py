@@ -110,7 +110,11 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(command, arguments, says
         (["run", "--top-p", "nan"], "--top-p"),
         (["run", "--request-rate", "nan"], "--request-rate"),
         (["run", "--no-such-option"], "--no-such-option"),
-        (["list", "models"], "'pairings', 'workloads', 'drafters', 'metrics'"),
+        (
+            ["list", "models"],
+            "list 'models': allowed are pairings, workloads, drafters, metrics, runs",
+        ),
+        (["list", "pairing"], "list 'pairing', did you mean 'pairings'?"),
         (["list"], "Missing argument"),
         (["walk"], "walk"),
         (["report", "no-such-run"], "no run 'no-such-run' in reports; runs there: none yet"),
