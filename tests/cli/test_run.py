@@ -149,6 +149,18 @@ def test_a_dry_run_under_a_budget_says_that_it_may_end_earlier(tiny):
     )
 
 
+def test_a_dry_run_says_once_what_all_rows_have_and_cuts_no_name(tiny):
+    words = ("run", "tiny", "-w", "prompts.jsonl", "--dry-run")
+    same = specbench(*words, cwd=tiny).out
+    head, *rows = same.splitlines()
+    assert head.split() == ["pairing", "workload", "method", "K"]
+    assert rows[0].split() == ["tiny", "prompts.jsonl", "none", "0"]
+    assert "\nall: temperature 0, batch 1, prompts 6, repeats 1\n" in same
+    other = specbench(*words, "--concurrency", "1,2", cwd=tiny).out
+    assert other.split()[:5] == ["pairing", "workload", "method", "batch", "K"]
+    assert "\nall: temperature 0, prompts 6, repeats 1\n" in other
+
+
 def test_a_dry_run_in_json_lists_the_cells(tiny):
     ran = specbench("run", "tiny", "-k", "0,3", "-w", "talk.jsonl", "--dry-run", "--json", cwd=tiny)
     cells = json.loads(ran.out)["cells"]

@@ -32,6 +32,7 @@ def test_others_are_named_only_where_they_leave_too_few_cores():
     [
         ({"steal_share": 0.12}, "other guests of this host take 12% of the CPU time"),
         ({"load_average": 5.2}, "load average 5.2 on 2 cores"),
+        ({"load_average": 5.2, "num_cores": 1}, "load average 5.2 on 1 core"),
         ({"clock_limit": (2600, 3000)}, "CPU clocks are limited to 2.6 of 3.0 GHz"),
     ],
 )
