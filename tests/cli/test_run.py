@@ -156,9 +156,9 @@ def test_a_dry_run_says_once_what_all_rows_have_and_cuts_no_name(tiny):
     assert head.split() == ["pairing", "workload", "method", "K"]
     assert rows[0].split() == ["tiny", "prompts.jsonl", "none", "0"]
     assert "\nall: temperature 0, batch 1, prompts 6, repeats 1\n" in same
-    other = specbench(*words, "--concurrency", "1,2", cwd=tiny).out
+    other = specbench(*words, "--concurrency", "1,2", "--repeats", "2", cwd=tiny).out
     assert other.split()[:5] == ["pairing", "workload", "method", "batch", "K"]
-    assert "\nall: temperature 0, prompts 6, repeats 1\n" in other
+    assert "\nall: temperature 0, prompts 6, repeats 2\n" in other
 
 
 def test_a_dry_run_in_json_lists_the_cells(tiny):
