@@ -25,7 +25,6 @@ from specbench.model_files.attention import ATTENTION_LAYERS
 
 # What transformers' layers call on a cache to leave their state there.
 _LEAVES_STATE = {"update_recurrent_state", "update_conv_state", "set_linear_cache"}
-_PADDING = {"attention_mask", "conv_mask"}  # what says to a layer which tokens are real
 
 
 def state_layers(model: Any) -> list[nn.Module]:
@@ -108,8 +107,7 @@ class _OverSlots:
         states = given[name].states
         assert states is not None, "the runner's cache has state slots"
         hidden_BTF = given.pop(self._names[0])
-        # No token of a forward over slots is padding.
-        given |= {name: self._own.cache} | dict.fromkeys(_PADDING.intersection(self._names))
+        given[name] = self._own.cache
 
         def step(new_BTF: Tensor) -> Any:
             return self._plain(new_BTF, **given)
