@@ -11,6 +11,15 @@ from specbench.report.numbers import interval_text, ranges, value_text
 from specbench.report.sections import drafter_of
 
 _RULES = {"exact": "", "greedy_draft": "drafts greedily"}
+# By a word of the headers that need it.
+_LEGEND = {
+    "forecast": "Forecast: made before any K was measured, from traces of all prompts and round "
+    "costs. Measured: the first pass. AL: mean acceptance length. Brackets: 95% intervals over "
+    "prompts.",
+    "off": "Off: forecast / measured - 1, over the same prompts.",
+    "round costs": "Round costs: in steps at K=0.",
+    "there": "There: in the engine whose costs these are.",
+}
 
 
 def forecast_grid(document: Document) -> Grid | None:
@@ -71,16 +80,14 @@ def _there(points: Sequence[ForecastPoint]) -> dict[str, tuple[str, str]]:
     }
 
 
-def forecast_legend(document: Document) -> str:
-    """What the columns of `forecast_grid` mean; empty without a forecast."""
-    if not document.forecasts:
+def forecast_legend(document: Document, *, brief: bool = False) -> str:
+    """What the columns of `forecast_grid` mean, or those of them that a terminal shows; empty
+    without a forecast."""
+    grid = forecast_grid(document)
+    if grid is None:
         return ""
-    return (
-        "Forecast: made before any K was measured, from traces of all prompts and round costs. "
-        "Measured: the first pass. AL: mean acceptance length. Brackets: 95% intervals over "
-        "prompts. Off: forecast / measured - 1, over the same prompts. Round costs: in steps "
-        "at K=0. There: in the engine whose costs these are."
-    )
+    headers = " ".join(grid.headers[: grid.num_brief if brief else None])
+    return " ".join(text for word, text in _LEGEND.items() if word in headers)
 
 
 def forecast_lines(document: Document) -> list[str]:

@@ -54,7 +54,7 @@ def terminal_report(document: Document, told: Collection[str] = ()) -> Group:
             "",
         ]
     if document.forecasts:
-        parts += [Text(forecast_legend(document), style="dim"), ""]
+        parts += [Text(forecast_legend(document, brief=True), style="dim"), ""]
     for heading, lines in notes(document, told).items():
         style = "yellow" if heading == "Warnings" else "red"
         parts += [Text("\n".join((f"{heading}:", *lines)), style=style), ""]

@@ -80,6 +80,15 @@ def test_the_terminal_has_room_for_it(here):
     assert max(map(len, printed(here).splitlines())) <= 80
 
 
+def test_the_legend_is_of_the_columns_that_are_there(here, there):
+    told = [word for word in ("Off:", "Round costs:", "There:") if word in to_markdown([here])]
+    assert told == ["Off:", "Round costs:"]
+    assert "There:" in to_markdown([there])
+    terminal = printed(here)
+    assert "Forecast: made before" in terminal
+    assert not [word for word in ("Off:", "Round costs:", "There:") if word in terminal]
+
+
 def test_a_sentence_says_what_was_chosen_and_saved(here):
     good, bad = forecast_lines(here)
     assert good.startswith(
