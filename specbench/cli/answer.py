@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from specbench.cli.console import WIDTH, open_console
+from specbench.cli.console import WIDTH, open_console, say
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document
 from specbench.report.document_json import to_json
@@ -21,7 +21,7 @@ def print_answer(document: Document, paths: Sequence[Path], told: Sequence[str] 
     if paths:
         typer.echo("")
     for line in answer_lines(document):
-        typer.echo(line)
+        say(line)
 
 
 def print_json(documents: Sequence[Document]) -> None:

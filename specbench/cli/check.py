@@ -125,12 +125,12 @@ def parse_fail_on(text: str) -> tuple[Tolerance, ...]:
 
 
 def _print(gate: "Gate") -> None:
-    from specbench.cli.console import WIDTH, open_console
+    from specbench.cli.console import WIDTH, open_console, say
     from specbench.report.gate_table import gate_table
     from specbench.report.gate_words import headline
 
     open_console(width=WIDTH).print(gate_table(gate))
-    typer.echo(headline(gate))
+    say(headline(gate))
 
 
 def _write_files(

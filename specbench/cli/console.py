@@ -6,6 +6,7 @@ from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.segment import Segment
+from rich.text import Text
 
 from specbench.plain_text import plain
 
@@ -50,6 +51,11 @@ def open_console(
     if width is not None:
         console.width = max(width, console.width) if is_terminal(stderr=stderr) else width
     return console
+
+
+def say(line: str) -> None:
+    """Print a sentence: on a terminal broken between words, elsewhere a line."""
+    open_console(soft_wrap=not is_terminal()).print(Text(line))
 
 
 def _beneath(stream: TextIO) -> TextIO:

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from specbench.cli.console import WIDTH, open_console
+from specbench.cli.console import WIDTH, open_console, say
 from specbench.cli.hardware import Machine
 from specbench.decide.rank import Gain, Ranked, are_told_apart
 from specbench.decide.reasons import speedup_text
@@ -29,7 +29,7 @@ _WHAT_DECIDES = "use more --prompts or a quieter machine"
 def print_prepared(prepared: Prepared, machine: Machine) -> None:
     """Refusals first, then warnings, then memory."""
     for line in _lines(prepared):
-        typer.echo(line)
+        say(line)
     _print_memory(prepared, machine)
 
 
@@ -57,17 +57,17 @@ def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[
     open_console(width=WIDTH).print(table)
     several = max((len(one.gains) for one in ranked), default=0)
     if several > 1:
-        typer.echo(f"speed-up: geometric mean over {several} settings; K with the largest gain")
+        say(f"speed-up: geometric mean over {several} settings; K with the largest gain")
     for line in failure_lines(document):
-        typer.echo(line)
+        say(line)
     for path in paths:
         typer.echo(f"report: {path}")
     typer.echo("")
     for line in answer_lines(document):
-        typer.echo(line)
+        say(line)
     if note := undecided_order(ranked):
-        typer.echo(note)
-    typer.echo(verdict(ranked))
+        say(note)
+    say(verdict(ranked))
 
 
 def pair_document(
@@ -163,21 +163,21 @@ def _print_memory(prepared: Prepared, machine: Machine) -> None:
     typer.echo("")
     open_console(width=WIDTH).print(table)
     rows = plural(place.concurrency, "request")
-    typer.echo(
+    say(
         f"{machine.name}: {rows} of {place.context:,} tokens, K={place.num_speculative_tokens}, "
         f"{alone.dtype if alone else place.dtype or 'auto'}. context: tokens each request can "
         "hold; lost: how many fewer than the target alone"
     )
     plans = [plan for plan in (alone, *(c.plan for c in prepared.candidates)) if plan]
     if states := max((_state_bytes(plan) for plan in plans), default=0):
-        typer.echo(
+        say(
             f"each request takes up to {measured(states, 'bytes')} for recurrent states, however "
             "long it is: those of a round's tokens are kept to roll drafts back"
         )
     for note in dict.fromkeys((*machine.notes, *(n for plan in plans for n in plan.notes))):
-        typer.echo(note)
+        say(note)
     if alone is not None and alone.step_s is not None:
-        typer.echo(
+        say(
             "bound: lower bound on the tokens a round must emit to pay off, by bandwidth alone; a "
             f"step takes at least {measured(alone.step_s, 's')}"
         )

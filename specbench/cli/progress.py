@@ -21,7 +21,7 @@ from rich.text import Text
 
 from specbench.bench.blocks import Block
 from specbench.bench.spent import duration
-from specbench.cli.console import open_console
+from specbench.cli.console import is_terminal, open_console
 from specbench.cli.live_cells import LiveCells
 from specbench.exit_code import ExitCode
 from specbench.records import BlockRecord
@@ -58,7 +58,8 @@ class ProgressWatch:
     def __init__(self) -> None:
         self.id: str | None = None
         self.interrupted = ExitCode.INTERRUPTED
-        self._console = open_console(stderr=True, soft_wrap=True)
+        # Sentences are broken between words on a terminal, and are one line in a log.
+        self._console = open_console(stderr=True, soft_wrap=not is_terminal(stderr=True))
         self._cells = LiveCells()
         self._progress = _Live(
             self._cells,

@@ -72,7 +72,7 @@ def recommend(
         price_per_hour=price_per_hour,
     )
 
-    from specbench.cli.console import WIDTH, open_console
+    from specbench.cli.console import WIDTH, open_console, say
     from specbench.report.document import build_document
     from specbench.report.recommendation import (
         is_untried,
@@ -112,7 +112,7 @@ def recommend(
         for one in picks:
             console.print(grid_table(pick_grid(document, one, wanted, picks)))
         for line in pick_lines(document, picks, wanted, workloads=workload or ()):
-            typer.echo(line)
+            say(line)
     if any(is_untried(document, one) or open_question(document, one) for one in picks):
         raise typer.Exit(ExitCode.INCONCLUSIVE)
 

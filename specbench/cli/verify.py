@@ -241,7 +241,7 @@ def _print(findings: "Sequence[Finding]") -> None:
     """A row a finding, then what they add up to."""
     from rich.table import Table
 
-    from specbench.cli.console import WIDTH, open_console
+    from specbench.cli.console import WIDTH, open_console, say
     from specbench.verify.answer import false_alarm_note, sentences
     from specbench.verify.answer_served import divergence_lines
 
@@ -269,7 +269,7 @@ def _print(findings: "Sequence[Finding]") -> None:
     if note := false_alarm_note(findings):
         console.print(note)
     for line in divergence_lines([f for f in findings if f.subject.engine in SERVED]):
-        typer.echo(line)
+        say(line)
     typer.echo("")
     for line in sentences(findings):
-        typer.echo(line)
+        say(line)

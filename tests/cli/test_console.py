@@ -62,9 +62,7 @@ def table(text: str) -> list[str]:
     """The lines of the table of memory."""
     lines = text.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("memory  "))
-    last = next(
-        i for i, line in enumerate(lines) if ("context: tokens each request can hold") in line
-    )
+    last = next(i for i, line in enumerate(lines) if ": 1 request of " in line)
     return lines[first:last]
 
 

@@ -46,3 +46,6 @@ def test_a_live_view_is_drawn_and_what_a_name_holds_is_shown(tiny, tmp_path):
     name = b"odd" + SHOWN_ESCAPE + b"[31mname"
     assert name in seen
     assert seen.count(SHOWN_ESCAPE) == seen.count(name)
+    _, *said = seen.decode().rpartition("report: ")[2].splitlines()
+    assert " ".join(said).strip().startswith("odd")
+    assert 40 < max(map(len, said)) <= 80  # broken between words
