@@ -43,6 +43,7 @@ def test_a_live_view_is_drawn_and_what_a_name_holds_is_shown(tiny, tmp_path):
     )
     assert code == 0, seen[-2000:]
     assert seen.count(CLEAR_LINE) > 2
+    assert b"/?" not in seen  # before anybody can say of how many
     name = b"odd" + SHOWN_ESCAPE + b"[31mname"
     assert name in seen
     assert seen.count(SHOWN_ESCAPE) == seen.count(name)
