@@ -108,6 +108,21 @@ def test_a_series_without_noise_steps_where_it_changes():
     assert (step.run_index, step.before, step.after) == pytest.approx((9, 2.5, 2.4))
 
 
+def test_the_rarest_order_of_all_that_were_drawn_counts_as_one_itself():
+    assert course([2.5] * 9 + [2.4] * 9).steps[0].p_value == pytest.approx(1 / 1000)
+
+
+def test_orders_that_split_as_clearly_count_though_rounding_tells_them_apart():
+    exact, rounded = (course([3 * unit] * 3 + [unit] * 5).steps[0] for unit in (1.0, 0.1))
+    assert exact.p_value == rounded.p_value
+
+
+def test_stairs_have_their_places_whichever_end_is_split_first():
+    levels = [1.0] * 10 + [2.0] * 10 + [2.4] * 10 + [2.6] * 10
+    for series in (levels, levels[::-1]):
+        assert [step.run_index for step in course(series).steps] == [10, 20, 30]
+
+
 def test_equal_series_give_equal_answers():
     rng = np.random.default_rng(9)
     series = noisy(rng, [1.0] * 8 + [1.05] * 8)

@@ -42,6 +42,7 @@ def test_equal_ratios_leave_no_doubt():
 
 
 def test_fewer_than_five_prompts_give_an_estimate_and_no_interval():
+    assert speedup_interval([4], [2]) == Interval(estimate=2.0, low=None, high=None)
     assert speedup_interval([3, 3, 3], [3, 3, 3]) == Interval(estimate=1.0, low=None, high=None)
     assert minimum_detectable_effect(speedup_ratio([2, 2, 2], [1, 1, 1])) is None
 

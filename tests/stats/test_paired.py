@@ -37,9 +37,21 @@ def test_one_busy_visit_is_left_out() -> None:
     assert busy.num_prompts == 5
 
 
+def test_a_busy_visit_of_five_is_left_out_and_four_have_no_spread() -> None:
+    found = paired_log_ratio([1.6, 1.6, 4.8, 1.6, 1.6], 1.0)
+    assert (math.exp(found.log), found.spread) == (pytest.approx(1.6), None)
+
+
 def test_what_is_as_far_off_as_all_others_stays() -> None:
     spread = [0.5, 0.7, 1.0, 1.4, 2.0, 2.8]
     assert paired_log_ratio(spread, 1.0).num_prompts == 6
+
+
+@pytest.mark.parametrize(("far", "num_left"), [(0.73, 9), (0.75, 7)])
+def test_far_off_begins_at_five_standard_deviations(far: float, num_left: int) -> None:
+    """The median distance is 0.1, of normal errors that of a deviation of 0.148."""
+    logs = [-far, -0.1, -0.1, -0.1, 0.0, 0.1, 0.1, 0.1, far]
+    assert paired_log_ratio(np.exp(logs), 1.0).num_prompts == num_left
 
 
 def _coverage() -> float:

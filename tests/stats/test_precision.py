@@ -1,8 +1,9 @@
 import math
 
+from specbench.stats.crossed import NO_PROMPTS, SessionNoise, more_prompts_for
 from specbench.stats.interval import Interval
 from specbench.stats.precision import prompts_to_decide
-from specbench.stats.spread import student_t
+from specbench.stats.spread import Spread, student_t
 
 UNDECIDED = Interval(estimate=1.03, low=0.98, high=1.08)
 
@@ -39,3 +40,19 @@ def test_an_estimate_between_the_bars_is_decided_in_the_end():
 def test_without_an_interval_the_answer_is_what_an_interval_needs():
     none = Interval(estimate=1.3, low=None, high=None)
     assert prompts_to_decide(none, 3, helps_above=1.01, nothing_below=1.02) == 2
+
+
+def test_more_prompts_of_a_server_are_the_fewest_whose_spread_is_small_enough():
+    prompts = Spread(standard_error=0.2 / math.sqrt(5), degrees_of_freedom=4.0)
+    noise = SessionNoise(cycle_sd=0.0, prompts=prompts)
+
+    def half_width(num_prompts: int) -> float:
+        return student_t(num_prompts - 1, 0.975) * 0.2 / math.sqrt(num_prompts)
+
+    n = 5 + more_prompts_for(noise, 4, 5, 0.1)
+    assert half_width(n) <= 0.1 < half_width(n - 1)
+
+
+def test_no_number_of_prompts_makes_up_for_cycles_that_differ():
+    noise = SessionNoise(cycle_sd=0.2, prompts=NO_PROMPTS)
+    assert more_prompts_for(noise, 4, 5, 0.01) is None

@@ -46,6 +46,11 @@ def test_by_hand():
     assert found.regret == pytest.approx({"a": 0.1, "b": 1 / 12})
 
 
+def test_a_rate_above_the_best_is_no_reason_to_take_what_is_less_plain():
+    found = minimax_regret([{"a": 1.0}, {"a": 1.1}], {"a": 1.0}, tie=0.01)
+    assert found == (0, {"a": 0.0})
+
+
 def test_there_must_be_an_option():
     with pytest.raises(ValueError, match="empty"):
         minimax_regret([], {}, tie=0.01)
