@@ -1,6 +1,6 @@
 """What to run for an objective: one sentence a workload, the ways it was chosen from, and why."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from specbench.decide.compromise import losses_in_words
 from specbench.decide.objective import Objective, Pick, SharedPick, pick, shared_pick
@@ -43,12 +43,17 @@ def pick_lines(
         lines.append(f"{title(one, picks)}: {headline(document, one, objective)}{document.mark}")
         lines += (f"  {reason}" for reason in reasons(document, one))
     questions = [one.condition.without("workload") for one in picks]
-    for shared in shared_picks(picks):
+    open_ones = [
+        one.condition.workload
+        for one in picks
+        if is_untried(document, one) or open_question(document, one)
+    ]
+    for shared in shared_picks(picks) if len(open_ones) < len(picks) else ():
         setting = shared.key.condition.without("workload", "concurrency")
         where = "".join(f", {part}" for part in setting.told_apart(questions))
         lines.append(
             f"one configuration for all workloads{where}: {_way(shared.key)}, giving up "
-            f"{_given_up(shared)}"
+            f"{_given_up(shared, open_ones)}"
         )
     lines += (f"{name}: {why}" for name, why in unanswered(document, picks, workloads).items())
     return lines
@@ -238,8 +243,12 @@ def _value(value: float, objective: Objective) -> str:
     return measured(value, objective.unit)
 
 
-def _given_up(shared: SharedPick) -> str:
-    others = {name: _method(key) for name, key in shared.others.items()}
+def _given_up(shared: SharedPick, undecided: Collection[str]) -> str:
+    """`undecided`: workloads for which there is no evidence against it."""
+    others = {
+        name: "undecided" if name in undecided else _method(key)
+        for name, key in shared.others.items()
+    }
     return listed(losses_in_words(shared.regret, others))
 
 

@@ -6,14 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from specbench.decide.objective import Objective
+from specbench.decide.objective import Objective, SharedPick
 from specbench.decide.scaling import Crossover, Point
 from specbench.records import NO_DRAFTER, Interval, MemoryRecord
 from specbench.report.charts.pareto import pareto_front
 from specbench.report.document import Document, build_document
-from specbench.report.recommendation import headline, pick_grid, pick_lines, picks_of, reasons
+from specbench.report.recommendation import (
+    _given_up,
+    headline,
+    pick_grid,
+    pick_lines,
+    picks_of,
+    reasons,
+)
 from specbench.report.recommendation_json import recommendation_json
-from tests.cell_keys import with_axes
+from tests.cell_keys import BASE_KEY, KEY, with_axes
 from tests.report.served_runs import served_run
 from tests.report.stored_runs import SMALL, stored_run
 
@@ -106,6 +113,22 @@ def test_what_is_not_shown_to_help_has_not_lost() -> None:
     document = build_document(stored_run(wish))  # the winner was not measured again
     (one,) = picks_of(document, Objective())
     assert next(iter(reasons(document, one))).startswith("best undecided: ")
+
+
+def test_without_a_decided_workload_nothing_is_advised_for_all() -> None:
+    document = build_document(stored_run(replace(SMALL, num_prompts=3)))
+    picks = picks_of(document, Objective())
+    answers = [
+        line for line in pick_lines(document, picks, Objective()) if not line.startswith("  ")
+    ]
+    assert len(answers) == 2
+    assert all(": undecided: demo/draft, K=" in line for line in answers)
+
+
+def test_a_workload_that_is_undecided_alone_is_not_said_to_do_without() -> None:
+    shared = SharedPick(key=KEY, regret={"chat": 0.0}, others={"chat": BASE_KEY})
+    assert _given_up(shared, []) == "nothing measurable on chat (alone: do not speculate)"
+    assert _given_up(shared, ["chat"]) == "nothing measurable on chat (alone: undecided)"
 
 
 def test_a_valid_cell_is_spoken_of_before_a_faster_one_that_is_not() -> None:
