@@ -69,6 +69,7 @@ def test_fresh_repeats_are_what_counts_where_there_are_any():
     assert found.is_confirmed
     assert found.decode.estimate == pytest.approx(1.1)
     assert not only(compare_adaptive(first, again[:2])).is_confirmed  # auto was not repeated
+    assert not only(compare_adaptive(first, again[::2])).is_confirmed  # nor the K
 
 
 def test_an_invalid_k_is_not_the_best():

@@ -61,6 +61,15 @@ def test_an_answer_that_was_measured_again_counts(summarised):
     assert dict(found.own) == {"code": 0, "chat": 4}
 
 
+def test_where_nothing_is_decided_the_k_that_is_spoken_of_is_a_workloads_own(summarised):
+    code = sweep(summarised, "code", k2=1.01, k4=1.05)
+    undecided = decide(choose(code))
+    assert undecided.draft.k == 0
+    found = find_compromise([*code, *sweep(summarised, "chat", k2=1.5, k4=1.6)], [undecided])
+    assert found is not None
+    assert dict(found.own) == {"code": 4, "chat": 4}
+
+
 def test_not_speculating_takes_part(summarised):
     cells = [
         *sweep(summarised, "code", k2=1.05),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.rank import rank, shortlist
+from specbench.decide.rank import Gain, are_told_apart, rank, shortlist
 from specbench.decide.recommend import choose, decide
 from specbench.records import CellSummary, Decision, Fixed, ForecastPoint, ForecastRecord, Interval
 from tests.cell_keys import with_axes
@@ -91,8 +91,8 @@ def test_measured_goes_before_forecast_for_one_drafter():
 
 
 def test_those_that_gain_nothing_are_ranked_by_how_far_they_fall_short():
-    ranked = rank([], [], [forecast("worst", {1: 0.5}), forecast("bad", {1: 0.9, 2: 0.8})])
-    assert places(ranked) == ["bad", "worst"]
+    ranked = rank([], [], [forecast("awful", {1: 0.5}), forecast("bad", {1: 0.9, 2: 0.8})])
+    assert places(ranked) == ["bad", "awful"]
     assert [one.num_speculative_tokens for one in ranked] == [0, 0]
     assert [one.speedup for one in ranked] == [1.0, 1.0]
     assert ranked[0].potential == pytest.approx(0.9)
@@ -112,6 +112,25 @@ def test_over_several_workloads_the_geometric_mean_counts():
     assert places(ranked) == ["spread", "even"]
     assert ranked[0].speedup == pytest.approx(2.0)
     assert ranked[1].speedup == pytest.approx(1.9)
+
+
+def test_bounds_of_several_workloads_are_known_where_all_of_them_are():
+    lone = replace(
+        cell("draft", 4, 1.5, "chat"), speedup=Interval(estimate=1.5, low=None, high=None)
+    )
+    (one,) = rank([decided("draft", 4, 1.5), decide(choose([lone]))], [], [])
+    assert one.interval == Interval(estimate=pytest.approx(1.5), low=None, high=None)
+
+
+@pytest.mark.parametrize(("other", "apart"), [(1.50, True), (1.52, False)])
+def test_drafters_are_told_apart_whichever_comes_first(other, apart):
+    pair = interval(1.55), interval(other)
+    assert are_told_apart(*pair) is are_told_apart(*pair[::-1]) is apart
+
+
+def test_a_k_that_is_slower_gains_as_little_as_not_speculating():
+    slower = Gain(4, interval(0.9), 2.5, "measured")
+    assert (slower.value, slower._replace(speedup=interval(1.2)).value) == (1.0, 1.2)
 
 
 def test_only_the_best_few_of_every_setting_are_measured():

@@ -1,5 +1,7 @@
 """Refusals, causes and reasons of the gate where they border on others."""
 
+import math
+
 import pytest
 
 from specbench.errors import UsageError
@@ -7,7 +9,9 @@ from specbench.gate.attribution import Cause, attribute
 from specbench.gate.baseline import pool
 from specbench.gate.check import Tolerance, check
 from specbench.gate.comparable import pair_up
+from specbench.gate.comparison import Comparison
 from specbench.gate.figures import Figure
+from specbench.stats.spread import Spread
 from tests.gate.gate_sides import cell, figure, key, side
 from tests.gate.test_attribution import causes, figures
 from tests.gate.test_comparable import FIGURES, refused
@@ -64,6 +68,24 @@ def test_a_cell_beyond_those_of_the_other_side_is_named_by_what_tells_it_from_th
     both = side(cell(FIGURES), cell(FIGURES, of=key(dtype="bfloat16")))
     told = refused(both, side(cell(FIGURES), name="b"))
     assert "cells: demo/draft K=4 on code, dtype bfloat16 in the baseline" in told
+
+
+def test_what_one_prompt_alone_has_is_a_share_and_no_logarithm():
+    """A place that only one prompt's drafts reach: without that prompt it is 0."""
+    name = "acceptance_rate_per_position[4]"
+    before, after = (
+        side(cell({name: Figure(value=v, without=(0.0, v, v, v, v))}), name=run)
+        for run, v in (("a", 0.2), ("b", 0.1))
+    )
+    asked = [Tolerance(metric="acceptance_rate_per_position", share=0.05)]
+    (found,) = check(before, after, asked).judgements
+    assert found.change.estimate == pytest.approx(-0.5)
+
+
+def test_a_loss_without_bounds_is_a_number_still():
+    wide = Spread(standard_error=1e3, degrees_of_freedom=1.0)
+    worse = Comparison(loss=0.1, limit=0.05, spread=wide)
+    assert math.isfinite(worse.as_change(worse.bound(0.975), higher_is_better=False))
 
 
 def test_a_run_that_comes_again_after_another_is_refused_as_well():

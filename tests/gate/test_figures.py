@@ -150,7 +150,15 @@ def test_repeats_that_agree_are_hashed_once(steady):
     assert cell_figures(twice, set()).texts == cell_figures(steady, set()).texts
 
 
-@pytest.mark.parametrize("changed", [{"temperature": 0.7}, {"adaptive": True}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"temperature": 0.7},
+        {"adaptive": True},
+        {"request_rate": 2.0},
+        {"lossy": "typical 0.3 0.09"},
+    ],
+)
 def test_text_that_need_not_repeat_is_not_hashed(steady, changed):
     other = replace(steady, key=with_axes(steady.key, **changed))
     assert cell_figures(other, set()).texts == {}

@@ -59,8 +59,8 @@ def test_a_step_names_the_run_it_came_with():
     assert line.endswith(": worse")
 
 
-def test_points_are_in_time_whatever_the_order_of_the_runs():
-    shuffled = runs(STEPPED)[::-1]
+def test_points_are_in_time_whatever_the_order_and_the_ids_of_the_runs():
+    shuffled = [replace(one, run_id=f"z{90 - i}") for i, one in enumerate(runs(STEPPED))][::-1]
     (series,) = history(shuffled, ["decode_speedup"]).series
     assert series.values == tuple(STEPPED)
     assert (series.points[0].low, series.points[0].high) == pytest.approx((1.4, 1.6))
@@ -135,9 +135,10 @@ def test_a_history_needs_a_run():
         history([], ["decode_speedup"])
 
 
-def test_runs_over_fewer_prompts_are_left_out_and_said():
+@pytest.mark.parametrize("num_prompts", [3, 12])
+def test_runs_over_other_prompts_than_the_newest_are_left_out_and_said(num_prompts):
     whole = runs([1.5, 1.5, 1.5])
-    cut = run(4, replace(cell(1.1), num_prompts=3))
+    cut = run(4, replace(cell(1.1), num_prompts=num_prompts))
     found = history([cut, *runs([1.5], first=5), *whole], ["decode_speedup"])
     assert [point.run_id for point in found.series[0].points] == [
         *(r.run_id for r in whole),

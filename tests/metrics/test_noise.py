@@ -6,7 +6,7 @@ import pytest
 
 from specbench.metrics.cell import CellData
 from specbench.metrics.noise import noise_signs, noise_warning, with_results
-from tests.cell_keys import BASE_KEY, KEY
+from tests.cell_keys import BASE_KEY, KEY, with_axes
 from tests.made_records import made_request, steps
 
 PROMPTS = [f"p{i}" for i in range(6)]
@@ -29,6 +29,13 @@ def plain(*scales: float, cpu_share: float = 1.0, hiccup: float = 0.0, key=BASE_
 
 def test_a_steady_machine_shows_nothing():
     assert noise_signs([plain(1.0, 1.1)], device="cpu") == ()
+    assert noise_signs([plain(1.0, hiccup=0.02)], device="cpu") == ()  # 12 ms, and 10
+
+
+def test_a_later_turn_is_not_the_same_work():
+    cell = plain(1.0, 1.5)
+    turns = tuple(replace(r, turn=r.repeat, repeat=0) for r in cell.requests)
+    assert noise_signs([replace(cell, requests=turns)], device="cpu") == ()
 
 
 @pytest.mark.parametrize(
@@ -40,6 +47,7 @@ def test_a_steady_machine_shows_nothing():
             "a round of K = 0 took 18.9 ms on average and 10 ms at the median",
         ),
         (plain(1.0, 1.5), "cpu", "K = 0 drifted by a factor of 1.50 between blocks of one prompt"),
+        (plain(1.5, 1.0), "cpu", "K = 0 drifted by a factor of 1.50 between blocks of one prompt"),
         (plain(1.0, cpu_share=0.6), "cpu", "this process got the CPU for 60% of the time"),
     ],
 )
@@ -51,6 +59,12 @@ def test_both_measurements_of_a_winner_are_looked_at():
     assert noise_signs([plain(1.0), plain(1.6)], device="cpu") == (
         "K = 0 drifted by a factor of 1.60 between blocks of one prompt",
     )
+
+
+def test_what_was_measured_once_says_nothing_of_drift():
+    once = [plain(1.0, key=with_axes(BASE_KEY, workload=name)) for name in ("chat", "creative")]
+    (said,) = noise_signs([plain(1.0, 1.5), *once], device="cpu")
+    assert said == "K = 0 drifted by a factor of 1.50 between blocks of one prompt"
 
 
 def test_a_process_that_waits_for_a_gpu_is_not_disturbed():
