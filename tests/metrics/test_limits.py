@@ -74,6 +74,9 @@ def test_a_gpu_is_idle_between_its_rounds(cell):
     checked = (replace(requests[0], answer_check=check), requests[1])
     assert measure(replace(late, requests=checked))["device_idle_s"] == pytest.approx(0.2 / 5)
 
+    sooner = tuple(replace(r, decode_s=0.3) for r in cell.requests)  # by the host's clock
+    assert measure(replace(late, requests=sooner))["device_idle_s"] == 0.0
+
     assert "device_idle_s" not in measure(replace(late, limits=(replace(READ, device="cpu"),)))
     busy = with_axes(KEY, concurrency=4)
     assert "device_idle_s" not in measure(replace(late, key=busy))

@@ -35,7 +35,7 @@ def stream(load: float, num: int = 40, passes: int = 2, seed: int = 0, turns: in
                         steps(5),
                         repeat=i // 10,
                         turn=turn,
-                        arrived_s=arrived_s + turn,
+                        arrived_s=arrived_s + 60 * turn,
                         ttft_s=begun_s - arrived_s + 0.1 + turn,
                     )
                 )
@@ -85,6 +85,7 @@ def _arrival(request):
 
 
 def test_later_turns_that_take_longer_are_no_queue():
+    """They come when all first turns have been, so that the last third is of them alone."""
     assert not saturation(stream(0.3, turns=3))
 
 
