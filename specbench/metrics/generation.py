@@ -65,12 +65,11 @@ def _generation(
         log.num_drafted, log.num_accepted, log.num_emitted, log.round_s, strict=True
     ):
         own = pieces[done : done + emitted]
-        kept = min(accepted, emitted)
         rounds.append(
             Round(
                 num_drafted=drafted,
-                accepted=own[:kept],
-                bonus=own[kept] if emitted > kept else None,
+                accepted=own[:accepted],
+                bonus=own[accepted] if emitted > accepted else None,
                 seconds=seconds,
             )
         )

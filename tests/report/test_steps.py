@@ -7,7 +7,7 @@ from dataclasses import replace
 from specbench.records import Interval, ReferenceRecord
 from specbench.report.document import Document, build_document
 from specbench.report.html import to_html
-from specbench.report.steps import Steps, steps
+from specbench.report.steps import STEPS_LEGEND, Steps, steps
 from tests.report.stored_runs import SMALL, Wish, stored_run
 
 
@@ -95,3 +95,27 @@ def test_a_very_long_generation_is_cut_and_says_so() -> None:
     code, _ = steps(replace(document, generations=long))
     assert len(code.steps) == 150
     assert code.more.endswith("more rounds")
+
+
+def test_the_page_marks_every_part_of_a_round_and_says_it_under_the_pointer() -> None:
+    document = with_text(SMALL, [" The", " quick", " fox,\n", " jumps"])
+    long = {key: replace(one, rounds=one.rounds * 40) for key, one in document.generations.items()}
+    document = replace(document, generations=long)
+    page = to_html([document])
+    boxes = re.findall(r'<div class="steps"[^>]*>(.*?)</div>', page, re.DOTALL)
+    part = r"(?:<ins>(.*?)</ins>)?(?:<b>(.*?)</b>)?(?:<del>\u2212(\d+)</del>)?"
+    box = re.compile(rf'<span class="step" title="(.*?)">{part}</span>(\n?)', re.DOTALL)
+    told = steps(document)
+    assert len(boxes) == len(told)
+    for written, one in zip(boxes, told, strict=True):
+        assert written.startswith(f"{one.before}<span")
+        assert written.endswith(f'<span class="muted">{one.more}</span>')
+        assert box.findall(written) == [
+            (step.says, step.accepted, step.bonus, str(step.num_rejected or ""), step.after)
+            for step in one.steps
+        ]
+    assert any(step.accepted and step.bonus and step.num_rejected for step in told[0].steps)
+    for i, step in enumerate(told[0].steps):
+        number, drafted, accepted = map(int, re.findall(r"\d+", step.says)[:3])
+        assert (number, drafted - accepted) == (i + 1, step.num_rejected)
+    assert STEPS_LEGEND.split(",")[0] in page
