@@ -265,6 +265,13 @@ def test_on_paper_nothing_is_folded_or_cut(chromium: Tab, page: Path) -> None:
     assert len(below) > 5
     assert min(below) > 9
     assert chromium.value("document.querySelector('.filter').getClientRects().length") == 0
+    chromium.value(  # nobody sees on paper that rows were filtered
+        "(() => { const field = document.querySelector('.filter input');"
+        " field.value = 'poor'; field.dispatchEvent(new Event('input')) })()"
+    )
+    hidden = "[...document.querySelectorAll('tr[hidden]')]"
+    assert chromium.value(f"{hidden}.length") > 0
+    assert chromium.value(f"{hidden}.every((row) => row.getClientRects().length > 0)")
     rights = chromium.value(
         "[...document.querySelectorAll('table')].map((one) => one.getBoundingClientRect().right)"
     )
