@@ -151,12 +151,13 @@ def _model_findings(model: ModelFiles) -> Iterator[Finding]:
     spec, model_type = model.spec, model.config.get("model_type")
     kind = kind_of(model)
     if kind.method != "draft_model":
-        reason = f"does not generate text: {kind.method or 'unknown'} by {kind.reason}"
-        yield finding("kind", "refused", None, kind.method or "unknown", reason)
+        told = kind.reason if kind.method is None else f"{kind.reason} says it is a head"
+        reason = f"does not write text by itself: {told}; choose a decoder-only model"
+        yield finding("kind", "refused", draft=kind.method, reason=reason)
         return
     yield from _code_findings(model)
     if str(model_type) in _RECURRENT_TYPES:
-        yield finding("attention", "refused", reason=f"{model_type} {RECURRENT}")
+        yield finding("attention", "refused", reason=f"{spec.source} {RECURRENT}")
     elif unsupported := unsupported_attention(model.field):
         yield finding("attention", "refused", reason=f"{spec.source} {unsupported}")
     if spec.is_shape:
