@@ -37,7 +37,7 @@ targets:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder to write into")
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=800, help="training steps (800)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = train_tokenizer()
@@ -46,7 +46,9 @@ def main() -> None:
     folder = arguments.out / "draft"
     draft.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (arguments.out / "pairings.yaml").write_text(PAIRINGS)
+    pairings = arguments.out / "pairings.yaml"
+    pairings.write_text(PAIRINGS)
+    print(f"measure it: specbench run demo --pairings {pairings}")
 
 
 def train_tokenizer(conversations: int = 1000) -> PreTrainedTokenizerFast:
