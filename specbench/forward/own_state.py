@@ -24,13 +24,11 @@ class OwnState:
                 getattr(layer, f"{kind}_states")[i] = state
         for kind in KINDS:
             is_there = getattr(layer, f"is_{kind}_states_initialized")
-            for i in is_there:
-                is_there[i] = states is not None and (kind, i) in self._names
+            is_there.update(dict.fromkeys(is_there, states is not None))
         for other in self.cache.layers:  # some layers ask whether the last one has any
             if hasattr(other, "has_previous_state"):
-                other.has_previous_state = dict.fromkeys(
-                    other.has_previous_state, states is not None
-                )
+                had = other.has_previous_state
+                had.update(dict.fromkeys(had, states is not None))
 
     def left(self) -> list[Tensor]:
         """What the layer left."""

@@ -153,11 +153,7 @@ class _OverSlots:
             return see
 
         children = dict(self._module.named_children())
-        hooks = [
-            child.register_forward_hook(watch(name))
-            for name, child in children.items()
-            if not any(isinstance(part, nn.Conv1d) for part in child.modules())
-        ]
+        hooks = [child.register_forward_hook(watch(name)) for name, child in children.items()]
         self._own.load(states.read(self._layer, piece))
         out = _first(step(hidden_B1F))
         for hook in hooks:
