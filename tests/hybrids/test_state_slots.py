@@ -1,5 +1,8 @@
 """Which states a row holds, on slots that a reader can count."""
 
+from functools import partial
+from typing import Any
+
 import torch
 
 from specbench.footprint import STATES_BESIDE_DRAFTS
@@ -30,6 +33,37 @@ def test_a_token_is_fed_only_after_a_state_that_is_held() -> None:
     assert fed(slots, 0, 1, 2) == [True, True, True]
     assert fed(slots, 5) == [False]  # nobody fed tokens 3 and 4
     assert fed(slots, 1, 2) == [True, True]  # rolled back
+
+
+def test_a_token_that_is_not_fed_leaves_the_next_rows_state_alone() -> None:
+    slots = StateSlots(num_rows=2, num_slots=4, device=CPU)
+    slots.point(torch.arange(4).expand(2, -1), 0)
+    for piece in slots.pieces:
+        slots.write(0, piece, [torch.tensor([10, 20]) + piece.end])
+
+    assert fed(slots, 9) == [False]
+    slots.write(0, slots.pieces[0], [torch.tensor([99])])
+
+    slots.point(torch.tensor([[4], [4]]), 0)
+    (states_B,) = slots.read(0, slots.pieces[0]) or ()
+    assert states_B.tolist() == [14, 24]
+
+
+def test_products_of_a_round_run_once_over_all_of_its_tokens() -> None:
+    runner = StockRunner(tiny_hybrid("LFM2"))
+    runner.allocate(1, 8)
+    seen: list[tuple[str, int]] = []
+
+    def note(name: str, *called: Any) -> None:
+        seen.append((name, called[-1].shape[1]))
+
+    for name, product in runner.model.model.layers[0].conv.named_children():
+        product.register_forward_hook(partial(note, name))
+    for start in (0, 4):  # the first time, one step shows which products there are
+        seen.clear()
+        positions_1T = torch.arange(start, start + 4)[None]
+        runner.forward(positions_1T, positions_1T, 8)
+    assert [one for one in seen if one[0] != "conv"] == [("in_proj", 4), ("out_proj", 4)]
 
 
 def test_a_cache_is_made_anew_for_more_drafts_than_it_has_states_for() -> None:
