@@ -25,12 +25,11 @@ DRY = ("pair", "tiny", "--dry-run", "--gpu", "L4", "--drafts")
 LONG = "./named/" + "a-draft-whose-name-is-long-" * 3
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def named(tiny: Path) -> Path:
     """The tiny pair's draft under a name for which 80 columns are too few."""
     (tiny / LONG).parent.mkdir(exist_ok=True)
-    if not (tiny / LONG).exists():  # other files' tests may come between this file's
-        (tiny / LONG).symlink_to(tiny / "draft")
+    (tiny / LONG).symlink_to(tiny / "draft")
     return tiny
 
 

@@ -17,7 +17,7 @@ COSTS = "k,cost,unit,engine\n0,10,ms,vllm 0.32.0\n1,12,ms,vllm 0.32.0\n3,15,ms,v
 ASKED = ("sweep-k", "tiny/draft", "-w", "prompts.jsonl", *SMALL)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def forecast(tiny: Path) -> Ran:
     return specbench(*ASKED, "-k", "0..3", "--forecast", "--out", "forecasts", cwd=tiny)
 
@@ -91,7 +91,7 @@ def test_costs_without_a_fixed_k_to_forecast_are_refused(tiny, ks):
     assert not (tiny / "refused").exists()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def told(tiny: Path) -> Ran:
     (tiny / "costs.csv").write_text(COSTS)
     return specbench(

@@ -30,11 +30,11 @@ ALL = ("tiny/copy", "tiny/wild", "tiny/bold")
 SMALL = ("--threads", "1", "--device", "cpu", "--max-new-tokens", "24", "--pairings", "lossy.yaml")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def lossy(tiny: Path) -> Path:
     """The tiny pair, and a draft that seldom agrees with the target."""
     (tiny / "lossy.yaml").write_text(PAIRINGS)
-    shutil.copytree(tiny / "draft", tiny / "stranger", dirs_exist_ok=True)
+    shutil.copytree(tiny / "draft", tiny / "stranger")
     _, draft = make_pair(agreement=1.0)
     for parameter in draft.parameters():
         parameter.data.mul_(1.5)

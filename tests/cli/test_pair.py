@@ -18,7 +18,7 @@ from tests.workloads.test_workloads import write_workload
 HERE = ("--workload", "prompts.jsonl", *SMALL)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shelf(tiny: Path) -> Path:
     """The folder of the tiny pair with a draft that does not fit and a head beside it."""
     target = write_model(tiny / "drafts" / "other", num_hidden_layers=1)

@@ -89,7 +89,7 @@ def test_several_runs_are_reported_together(finished, tiny):
     assert [document["run_id"] for document in json.loads(ran.out)] == [name, name]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def as_json(tiny):
     """`specbench sweep-k --json` with a greedy and a sampled setting."""
     sizes = ("--prompts", "2", "--max-new-tokens", "8", "--threads", "1", "--device", "cpu")

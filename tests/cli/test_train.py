@@ -26,7 +26,7 @@ def trained(method: str, out: str, *more: str, cwd: Path) -> Ran:
     return specbench("train", method, "--target", "./target", "--out", out, *SMALL, *more, cwd=cwd)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def eagle(tiny) -> Ran:
     return trained("eagle", "heads/eagle", "--json", cwd=tiny)
 

@@ -17,12 +17,12 @@ SMALL += ("--threads", "1", "--device", "cpu")
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def verified(tiny: Path) -> Ran:
     return specbench("verify", "tiny", "-k", "3", *SMALL, cwd=tiny)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def as_json(tiny: Path) -> Ran:
     changes = ("--engine", "builtin,transformers", "--tokens", "300", "--max-new-tokens", "12")
     return specbench("verify", "tiny/draft", *SMALL, *changes, "--json", cwd=tiny)
