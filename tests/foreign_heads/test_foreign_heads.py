@@ -74,8 +74,8 @@ class Written:
 
 @cache
 def written_by(library: str) -> Path:
-    """The folder of all heads that a library's script writes, made once in its environment."""
-    out = PYTHON.parents[2] / "heads" / library
+    """The folder of all heads that a library's script writes, made once by each process."""
+    out = PYTHON.parents[2] / "heads" / os.environ.get("PYTEST_XDIST_WORKER", "alone") / library
     shutil.rmtree(out, ignore_errors=True)
     script = HERE / f"write_{library}.py"
     quiet = {"TORCHDYNAMO_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
