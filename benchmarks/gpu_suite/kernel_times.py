@@ -45,7 +45,7 @@ class Ran(NamedTuple):
 def ran_in(machine: Machine, work: Callable[[], object]) -> list[Ran]:
     """All that `work` did on the device, in any order."""
     gpu = (ProfilerActivity.CUDA,) if machine.is_cuda else ()
-    with profile(activities=(ProfilerActivity.CPU, *gpu)) as profiled:
+    with profile(activities=(ProfilerActivity.CPU, *gpu), acc_events=True) as profiled:
         work()
         machine.synchronize()
     events: Any = profiled.events()

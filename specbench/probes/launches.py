@@ -36,7 +36,8 @@ def count_host_calls(work: Callable[[], object]) -> HostCalls | None:
     profiler's own wait at the end is counted too: compare two runs of different length.
     """
     gpu = (ProfilerActivity.CUDA,) if torch.cuda.is_available() else ()
-    with profile(activities=(ProfilerActivity.CPU, *gpu)) as profiled:
+    # torch 2.11 warns of cycles that are not there where events are not to be kept over several.
+    with profile(activities=(ProfilerActivity.CPU, *gpu), acc_events=True) as profiled:
         work()
     calls = calls_of(event.name for event in profiled.events())
     return calls if calls.launches + calls.graph_launches else None

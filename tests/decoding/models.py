@@ -52,7 +52,12 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
     "Qwen3": _config("Qwen3", head_dim=8),
     "Mistral + window": _config("Mistral", sliding_window=WINDOW),
     "Gemma2 + window": _config(
-        "Gemma2", query_pre_attn_scalar=3, head_dim=8, attn_logit_softcapping=1.5, **_MIXED
+        "Gemma2",
+        attn_logit_softcapping=1.5,
+        attn_implementation="eager",  # transformers 5.17 would take a kernel that forgets the cap
+        query_pre_attn_scalar=3,
+        head_dim=8,
+        **_MIXED,
     ),
     "Gemma3 + window": _config("Gemma3Text", query_pre_attn_scalar=12, head_dim=8, **_MIXED),
     "Phi3": _config("Phi3"),

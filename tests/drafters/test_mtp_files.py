@@ -108,14 +108,12 @@ def test_files_that_lost_their_mtp_layers_are_refused_with_what_to_do() -> None:
         Mtp(parts_of(target_of("glm4_moe"), checkpoint=saved))
 
 
-KERNEL = "someone/kernel"
-IMPLEMENTATIONS = {
-    "attn_implementation": KERNEL,
-    "_attn_implementation": KERNEL,
-    "_attn_implementation_internal": KERNEL,
-    "experts_implementation": KERNEL,
-    "auto_map": {"AutoModel": "modeling_own.Own"},
-}
+IMPLEMENTATIONS = (
+    "attn_implementation",
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "experts_implementation",
+)
 
 
 @pytest.mark.parametrize("name", ["mimo", "deepseek_v3", "glm4_moe"])
@@ -134,12 +132,14 @@ def test_a_config_that_names_a_kernel_has_none_fetched(
             monkeypatch.setattr(module, loader, fetch, raising=False)
     target, own = target_of(name), checkpoint_for(name, family_of(name).config)
     before = MtpHead(own, target)
-    named = MtpHead(with_config(own, **IMPLEMENTATIONS), target)
+    kernel = f"someone/{name}"  # transformers 5.17 asks for each once in a process
+    config = {**dict.fromkeys(IMPLEMENTATIONS, kernel), "auto_map": {"AutoModel": "own.Own"}}
+    named = MtpHead(with_config(own, **config), target)
 
     assert not asked
     block: Any = named.layers.layers[0]
     assert block.self_attn.config._attn_implementation == stock.NAME
     assert [w.shape for w in named.weights] == [w.shape for w in before.weights]
-    evil = AutoConfig.for_model("qwen2", attn_implementation=KERNEL)
+    evil = AutoConfig.for_model("qwen2", attn_implementation=kernel)
     with torch.device("meta"), pytest.raises(AssertionError, match="a kernel was asked for"):
         AutoModel.from_config(evil)  # what the files' own config would have led to
