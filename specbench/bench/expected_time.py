@@ -98,7 +98,7 @@ def earlier_run(plan: TargetPlan, place: Place, root: Path) -> StoredRun | None:
     """The newest run there that measured this target on a device of this kind."""
     names = {f"{plan.target.name}/{pairing.drafter.name}" for pairing in plan.pairings}
     for listing in reversed(list_runs(root)):
-        if listing.problem or not listing.num_blocks or not names & set(listing.pairings):
+        if listing.problem or not listing.has_measured or not names & set(listing.pairings):
             continue
         stored = load_run(listing.run_id, root)
         if stored.run.environment.device.partition(":")[0] == place.device:

@@ -45,8 +45,14 @@ _WORKFLOW = """\
 # Make the baseline once on the same kind of runner and commit it as ci/baseline.json:
 #   for i in 1 2 3 4 5; do specbench run {pairing} -w ./{prompts}; done
 #   specbench baseline reports/*/ --to ci/baseline.json
+# GitHub reads this file in the root of a repository alone, and the runner needs the models where
+# {pairings} says that they are.
 name: specbench
 on: [pull_request]
+env:
+  # Where specbench is installed from: a checkout or a wheel in this repository, or git+https://...
+  # (the project that has this name on the public index is another one).
+  SPECBENCH: ./vendor/specbench
 jobs:
   gate:
     runs-on: ubuntu-latest  # a runner that has the GPU you serve with also judges seconds
@@ -54,8 +60,8 @@ jobs:
     steps:
       - uses: actions/checkout@v4
       - uses: actions/setup-python@v5
-        with: {{python-version: "3.12", cache: pip}}
-      - run: pip install specbench
+        with: {{python-version: "3.12"}}
+      - run: pip install "$SPECBENCH"
       - name: Measure
         run: |
           for i in 1 2 3; do specbench run {pairing} -w ./{prompts}; done
@@ -82,7 +88,7 @@ def init(own: OwnPair, folder: _Folder = Path()) -> None:
     texts = {
         PAIRINGS: _pairings_text(pairings, folder),
         PROMPTS: _prompts_text(),
-        WORKFLOW: _WORKFLOW.format(pairing=pairings[0].name, prompts=PROMPTS),
+        WORKFLOW: _WORKFLOW.format(pairing=pairings[0].name, prompts=PROMPTS, pairings=PAIRINGS),
     }
     if taken := [name for name in texts if (folder / name).exists()]:
         raise UsageError(
@@ -97,6 +103,7 @@ def init(own: OwnPair, folder: _Folder = Path()) -> None:
         except OSError as error:
             raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
         typer.echo(f"written: {file}")
+    typer.echo(f"For CI, say in {folder / WORKFLOW} where specbench is installed from (SPECBENCH).")
     typer.echo(f"\nNext: put your own prompts into {folder / PROMPTS} (ten or more), then")
     if folder.resolve() != Path.cwd():
         typer.echo(f"  cd {shlex.quote(str(folder))}")

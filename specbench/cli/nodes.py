@@ -43,5 +43,5 @@ class Nodes(NamedTuple):
         except ModuleNotFoundError as error:
             if error.name != "ray":
                 raise
-            raise UsageError("--ray needs Ray: python -m pip install 'specbench[ray]'") from error
+            raise UsageError("--ray needs Ray: python -m pip install ray") from error
         return ray_cluster(self.address, self.gpus_per_cell, settings.machine)

@@ -53,7 +53,8 @@ def recommend(
 ) -> None:
     """Recommend a configuration from a stored run.
 
-    That is a drafter, K and batch size, or no speculation. Exit code 3 if undecided.
+    That is a drafter, K and batch size, or no speculation. Exit code 1 if none
+    meets the limits, 3 if undecided.
     """
     from specbench.decide.objective import OBJECTIVES, Objective, parse_limits
 
@@ -115,6 +116,8 @@ def recommend(
             say(line)
     if any(is_untried(document, one) or open_question(document, one) for one in picks):
         raise typer.Exit(ExitCode.INCONCLUSIVE)
+    if any(one.best is None for one in picks):
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _require_measured(option: str, asked: Sequence[object], known: Sequence[object]) -> None:

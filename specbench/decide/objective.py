@@ -215,7 +215,7 @@ def _candidate(
         value=_value(rate, objective),
         rate=rate,
         cautious_rate=cautious_rate,
-        broken=tuple(_broken(cell, objective, pace)),
+        broken=tuple(_broken(cell, objective, rate, pace)),
     )
 
 
@@ -256,15 +256,21 @@ def _value(rate: float, objective: Objective) -> float:
     return objective.price_per_hour / (rate * 3600) * 1e6
 
 
-def _broken(cell: CellSummary, objective: Objective, pace: float) -> Iterator[str]:
-    """Limits that a cell does not keep; `pace`: its seconds a token / those of the first pass."""
+def _broken(cell: CellSummary, objective: Objective, rate: float, pace: float) -> Iterator[str]:
+    """Limits that a cell does not keep; `pace`: its seconds a token / those of the first pass.
+
+    A token of one user takes what `rate` says, as shown: cells may have had other prompts.
+    """
     names = {metric: name for name, metric in LIMITS.items()}
     for metric, limit in objective.limits.items():
         found = number_of(cell.metrics, metric)
         if found is None:
             yield f"{names[metric]} is not known"
             continue
-        found *= pace if metric.startswith("tpot_s") else 1.0
+        if metric == "tpot_s" and objective.name == "latency":
+            found = 1 / rate
+        elif metric.startswith("tpot_s"):
+            found *= pace
         if found > limit:
             yield f"{names[metric]} {found * 1e3:,.3g} ms, above {limit * 1e3:,.3g} ms"
 

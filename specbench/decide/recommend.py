@@ -173,10 +173,13 @@ def _standing(choice: Choice) -> Iterator[str]:
     if leader is None or len(usable) < 2:
         return
     tried = ", ".join(cell.key.draft.length.label for cell in usable)
-    if choice.to_confirm is not None:
-        yield f"{k_text(leader)} led the first pass over K = {tried}"
-        return
     judged = deciding(choice.cells)
+    if choice.to_confirm is not None:
+        yield f"{k_text(leader)} led the first pass over K = {tried}, by its lower bound"
+        if pruned := [cell for cell in usable if cell not in judged]:
+            left = ", ".join(cell.key.draft.length.label for cell in pruned)
+            yield f"dropped after too few prompts for an interval: K = {left}"
+        return
     lost = [c for c in judged if judge(c.speedup) is Verdict.GAINS_NOTHING and c is not leader]
     is_open = judge(leader.speedup) is not Verdict.GAINS_NOTHING
     if is_open and any(_estimate(cell) > _estimate(leader) for cell in lost):

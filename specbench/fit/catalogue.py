@@ -32,10 +32,14 @@ def fits(pairing: Pairing, memory_bytes: int, device: str) -> bool | None:
 
     KV cache and activations come on top: `memory_plan.py` counts them once the files are here.
     """
-    least_gib = sum(_loaded_gib(model, device) for model in pairing.models)
-    if least_gib * GIB > memory_bytes:
+    if loaded_gib(pairing, device) * GIB > memory_bytes:
         return False
     return None if pairing.target.model.needs_gib is None else True
+
+
+def loaded_gib(pairing: Pairing, device: str) -> float:
+    """The weights whose size the file tells, as they are loaded."""
+    return sum(_loaded_gib(model, device) for model in pairing.models)
 
 
 def _loaded_gib(model: ModelSpec, device: str) -> float:

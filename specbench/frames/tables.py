@@ -38,9 +38,7 @@ def to_parquet(table: pd.DataFrame) -> bytes:
     try:
         table.to_parquet(buffer, engine="pyarrow", index=False)
     except ImportError as error:
-        raise UsageError(
-            "Parquet needs pyarrow: python -m pip install 'specbench[parquet]'"
-        ) from error
+        raise UsageError("Parquet needs pyarrow: python -m pip install pyarrow") from error
     return buffer.getvalue()
 
 

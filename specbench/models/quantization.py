@@ -37,7 +37,7 @@ _READERS = {
 def require_packable(scheme: str, device: torch.device, dtype: torch.dtype) -> None:
     """ModelError where torchao is missing or has no kernel for this device and dtype."""
     if find_spec("torchao") is None:
-        raise ModelError(f"quantization {scheme} needs torchao; pip install 'specbench[quant]'")
+        raise ModelError(f"quantization {scheme} needs torchao; pip install torchao")
     if dtype is torch.float64:
         raise ModelError(f"quantization {scheme} has no float64 kernels; choose dtype float32")
     if scheme == "int4" and device.type == "cuda" and dtype is not torch.bfloat16:

@@ -18,7 +18,7 @@ from tests.frames.small_run import small_run
 from tests.report.stored_runs import SMALL, keep, stored_run
 
 WRITTEN_BY_0_1_0 = Path(__file__).with_name("cells_of_0_1_0.csv")
-MISSING = "Parquet needs pyarrow: python -m pip install 'specbench[parquet]'"
+MISSING = "Parquet needs pyarrow: python -m pip install pyarrow"
 WISH = replace(
     SMALL, ks=(0, 1), workloads=("code",), drafters=("draft",), device="gpu", throttled_k=1
 )
@@ -42,7 +42,7 @@ def test_a_script_that_reads_cells_csv_goes_on_working() -> None:
 def test_parquet_reads_back_or_says_what_to_install() -> None:
     table = rounds_frame([small_run()])
     if find_spec("pyarrow") is None:
-        with pytest.raises(UsageError, match="pip install 'specbench"):
+        with pytest.raises(UsageError, match="pip install pyarrow"):
             to_parquet(table)
     else:
         found = pd.read_parquet(io.BytesIO(to_parquet(table)))
