@@ -122,19 +122,19 @@ class TargetRun:
         """Load drafters beside the target, as many at once as there is memory for.
 
         Yields the names loaded, the baseline's among them, and their share of the time left:
-        drafters that are loaded together share blocks and a K = 0. The first names come even if
-        no drafter could be loaded.
+        drafters that are loaded together share blocks and a K = 0. Where none can be loaded there
+        are none: K = 0 alone is no comparison, and may take hours.
         """
         waiting = [p for p in self._plan.pairings if self._plan.largest_k(p)]
-        is_first = True
-        while waiting or is_first:
+        if not waiting:
+            yield frozenset({NO_DRAFTER}), 1.0
+        while waiting:
             loaded, waiting = self._load(session, prompt_ids, waiting)
-            if loaded or is_first:
-                share = len(loaded) / (len(loaded) + len(waiting)) if waiting else 1.0
+            if loaded:
+                share = len(loaded) / (len(loaded) + len(waiting))
                 yield frozenset({NO_DRAFTER, *loaded}), share
             for name in loaded:
                 session.remove_drafter(name)
-            is_first = False
 
     def _load(
         self, session: Session, prompt_ids: tuple[int, ...], pairings: Sequence[Pairing]

@@ -50,10 +50,10 @@ def test_a_drafter_that_is_refused_is_a_stored_failure_and_the_others_run(tmp_pa
     assert missing == {("bad", 2), ("bad", 4)}
 
 
-def test_without_any_drafter_the_target_is_measured_alone(tmp_path):
+def test_without_any_drafter_there_is_nothing_to_compare_and_nothing_is_measured(tmp_path):
     refuses = {name: ModelError("no") for name in ("good", "bad")}
     run = measure(make_plan(tmp_path, SETTINGS), FakeEngine(FakeClock(), refuses=refuses), tmp_path)
-    assert names_of(run) == {("none", 0)}
+    assert names_of(run) == set()
     assert len(run.failures) == 2
 
 
@@ -63,7 +63,7 @@ def test_a_drafter_that_does_not_even_fit_alone_is_a_failure(tmp_path):
         ("big/good", "load", "CUDA out of memory"),
         ("big/bad", "load", "CUDA out of memory"),
     ]
-    assert names_of(run) == {("none", 0)}
+    assert names_of(run) == set()
 
 
 def test_a_k_that_does_not_fit_is_left_out_and_the_smaller_ones_run(tmp_path):
