@@ -24,7 +24,7 @@ def fitting(pairings: "Sequence[Pairing]", gpu: str | None) -> "tuple[Pairing, .
         Place(device="cpu"), "auto", gpu=gpu, gpu_memory=None, gpu_bandwidth=None
     )
     memory, device = machine.place.memory_bytes or 0, machine.place.device
-    judged = [(pairing, fits(pairing, memory, device)) for pairing in pairings]
+    judged = [(pairing, fits(pairing, machine.place)) for pairing in pairings]
     kept = tuple(pairing for pairing, fit in judged if fit)
     num_unknown = sum(fit is None for _, fit in judged)
     num_large = len(judged) - len(kept) - num_unknown

@@ -86,19 +86,17 @@ def _checked(chosen: "Sequence[Pairing]", place: "Place", *, quiet: bool) -> lis
 
 
 def _check(pairing: "Pairing", place: "Place") -> dict[str, Any]:
-    from specbench.fit.catalogue import loaded_gib
     from specbench.fit.demand import demand, shortage
 
     is_here = all(_is_here(model) for model in pairing.models)
     problems: list[str] = []
     notes: list[str] = []
-    needs = None if pairing.needs_gib is None else round(loaded_gib(pairing, place.device), 1)
+    needs = None
     try:
         needed = demand(pairing.target, [pairing.drafter], place)
-        if needed.total and not needed.is_least:
+        if needed.total and (pairing.needs_gib is not None or not needed.is_least):
             needs = round(needed.total / GIB, 2)
-        told = shortage(pairing.target, [pairing.drafter], place)
-        if told := told or (None if is_here else _too_large(pairing, place)):
+        if told := shortage(pairing.target, [pairing.drafter], place):
             problems.append(told)
     except SpecbenchError as error:
         problems.append(str(error))
@@ -115,19 +113,6 @@ def _check(pairing: "Pairing", place: "Place") -> dict[str, Any]:
         "problems": problems,
         "notes": notes,
     }
-
-
-def _too_large(pairing: "Pairing", place: "Place") -> str | None:
-    """By the sizes that the file tells, of models that are not here."""
-    from specbench.fit.catalogue import fits, loaded_gib
-
-    free = place.memory_bytes
-    if free is None or fits(pairing, free, place.device) is not False:
-        return None
-    return (
-        f"needs about {loaded_gib(pairing, place.device):.1f} GiB for its weights alone, and this "
-        f"machine has {free / GIB:.1f} GiB free"
-    )
 
 
 def _is_here(model: "ModelSpec") -> bool:

@@ -74,7 +74,7 @@ def _beyond(more: _More, cell: CellSummary, speedup: Interval, left: int, units:
             f"{every:,} {noun(every)} cannot decide this with so much noise; {quieter} would "
             "narrow the interval"
         )
-    few = f"only {left:,}" if left else "none"
+    few = f"only {left:,} more" if left else "no more"
     what = "add some, or raise --repeats" if units.are_prompts else "add some"
     return f"{_needed(more, speedup)}, and the workload has {few}: {what}"
 

@@ -54,18 +54,18 @@ class _Run(NamedTuple):
 
 def demand(target: Target, drafters: Sequence[Drafter], place: Place) -> Demand:
     """ModelError for a config whose sizes no model has."""
-    declared = _declared(target.model)
     try:
         files = open_model(target.model)
     except ModelError:  # it is not here: the pairings file may tell
-        own = [_declared(d.model) if d.model else 0 for d in drafters]
+        own = [loaded_bytes(d.model, place) if d.model else 0 for d in drafters]
         return Demand(
             dtype=place.dtype or target.model.dtype,
-            weights=declared + _together(own, place),
+            weights=loaded_bytes(target.model, place) + _together(own, place),
             rest=0,
             is_least=True,
         )
     require_sizes(files)
+    declared = _declared(target.model)
     alone = _planned(files, Drafter(name="none", method="none"), place)
     weights = _counted(files, alone, place)
     beside: dict[object, int] = {}
@@ -223,6 +223,16 @@ def _rest(plan: MemoryPlan | None) -> int:
 def _together(own: Sequence[int], place: Place) -> int:
     # What a GPU has no room for is measured after the rest; a CPU's process would be killed.
     return sum(own) if place.device == "cpu" else max(own, default=0)
+
+
+def loaded_bytes(spec: ModelSpec, place: Place) -> int:
+    """By the pairings file, which counts plain weights at 16 bits; 0 where it does not tell.
+
+    A CPU loads them in float32 unless told otherwise.
+    """
+    is_widened = place.device == "cpu" and spec.quantization is None
+    is_widened = is_widened and (place.dtype or spec.dtype) in ("auto", "float32")
+    return _declared(spec) * (2 if is_widened else 1)
 
 
 def _declared(spec: ModelSpec) -> int:

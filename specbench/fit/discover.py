@@ -77,7 +77,9 @@ def drafter_of(word: str, option: str = "--drafts") -> Drafter:
     """
     methods = {method.name: method for method in all_methods()}
     told, _, source = word.partition("=")
-    if source and told in methods and methods[told].retokenizes:
+    if source and told in methods:
+        if not methods[told].retokenizes:
+            raise UsageError(f"{option} {word}: write {source}; its files tell the method")
         return Drafter(name=f"{plain_name(source)}-{told}", method=told, model=model_spec(source))
     if word in methods:
         if methods[word].model == "required":

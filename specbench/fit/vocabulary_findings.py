@@ -112,7 +112,7 @@ def eos_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
     elif not own or not of_target:
         yield finding("eos", "warning", *shown, "one of the two names no end of text")
     else:
-        reason = f"together {_ids(of_target | own)}; the target's end the text"
+        reason = "the target's end the text; those of the draft alone are tokens like any other"
         yield finding("eos", "warning", *shown, reason)
 
 

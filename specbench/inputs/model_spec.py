@@ -80,7 +80,10 @@ def model_spec(source: str) -> ModelSpec:
     if source.startswith(("./", "../", "/", "~/")):
         folder = Path(source).expanduser()
         if not (folder / "config.json").is_file():
-            raise UsageError(f"the folder {source} has no config.json, so it holds no model")
+            missing = (
+                "has no config.json, so it holds no model" if folder.is_dir() else "does not exist"
+            )
+            raise UsageError(f"the folder {source} {missing}")
         return ModelSpec(source=source, folder=folder.absolute())
     if not _HUB_ID.fullmatch(source):
         raise UsageError(

@@ -44,8 +44,10 @@ def parse_ks(text: str) -> Ks:
             )
         first = int(match[1])
         last = int(match[2]) if match[2] else first
-        if first > last or last > MAX_K:
-            raise UsageError(f"-k {text!r}: K must ascend, from 0 to {MAX_K}")
+        if last > MAX_K:
+            raise UsageError(f"-k {text!r}: K is at most {MAX_K}")
+        if first > last:
+            raise UsageError(f"-k {text!r}: a range ascends: {last}..{first}")
         ks |= set(range(first, last + 1))
     return Ks(tuple(sorted(ks)), adaptive)
 

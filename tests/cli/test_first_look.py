@@ -20,7 +20,7 @@ WRONG = {
     "run demo/draft --kernels best": "--kernels",
     "run demo/draft -w chat --out ./file": "--out file: ",
     "run demo/draft -w chat --out /proc/none": "--out /proc/none: ",
-    "run --target ./nowhere --draft ngram": "the folder ./nowhere has no config.json",
+    "run --target ./nowhere --draft ngram": "the folder ./nowhere does not exist",
     "report nothing": "no run",
     "list pairing": "pairing",
     "history --metric speed": "speed",

@@ -41,6 +41,10 @@ def test_ones_own_pair_is_named_in_all_files(tiny: Path, tmp_path: Path) -> None
     workflow = yaml.safe_load((tmp_path / FILES[2]).read_text())
     steps = [step.get("run", "") for step in workflow["jobs"]["gate"]["steps"]]
     assert any(f"specbench run {pairing.name} -w ./prompts.jsonl" in step for step in steps)
+    # The name alone is another project's.
+    assert 'pip install "$SPECBENCH"' in steps
+    assert workflow["env"]["SPECBENCH"].startswith("./")
+    assert "specbench.yml where specbench is installed from (SPECBENCH)" in ran.out
 
 
 @pytest.mark.parametrize("taken", FILES)

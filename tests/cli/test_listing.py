@@ -121,6 +121,21 @@ targets:
     assert text.out.endswith("0 of 4 pairings can run on this machine.\n")
 
 
+def test_doctor_counts_models_that_are_not_here_as_this_machine_would_load_them(tmp_path):
+    (tmp_path / "pairings.yaml").write_text(
+        "targets:\n  far:\n    model: owner/far\n    needs_gib: 900000\n"
+        "    drafters:\n      near: {method: draft_model, model: owner/near, needs_gib: 1}\n"
+    )
+    ran = specbench("doctor", "far", "--json", cwd=tmp_path)
+    told = json.loads(ran.out)
+    (row,) = told["pairings"]
+    gib = 900_001 * (2 if told["device"] == "cpu" else 1)  # a CPU loads them in float32
+    assert ran.code == 1
+    assert row["needs_gib"] == gib
+    assert row["problems"][0].startswith(f"needs at least {gib:,.0f} GiB, and this machine")
+    assert row["problems"][1:] == ["not downloaded"]
+
+
 @pytest.mark.parametrize(
     ("model_type", "words"),
     [

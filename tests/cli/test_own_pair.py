@@ -69,7 +69,7 @@ def test_a_dry_run_writes_nothing(tiny: Path, tmp_path: Path):
         (["--target", "./target", "--draft", ""], "--draft: expected a folder"),
         (["--draft", "./draft"], "--draft ./draft: say for which model, with --target"),
         (["tiny", "--target", "./target"], "--target ./target: leave out tiny"),
-        (["--target", "./nowhere"], "the folder ./nowhere has no config.json"),
+        (["--target", "./nowhere"], "the folder ./nowhere does not exist"),
         (["--target", "./target", "--draft", "eagle"], "--draft eagle: the method needs weights"),
         (["--resume", "latest", "--target", "./target"], "--resume keeps the pair of its run"),
     ],

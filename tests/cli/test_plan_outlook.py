@@ -70,6 +70,20 @@ def test_an_earlier_run_tells_what_a_token_takes(tmp_path: Path) -> None:
     assert least < plan["estimates"][0]["seconds"] < 15.1 + 1.3 * 2.5 * least
 
 
+def test_a_run_that_failed_tells_nothing(tmp_path: Path) -> None:
+    stored = served_run()
+    failed = [
+        replace(block, requests=tuple(replace(r, error="no") for r in block.requests))
+        for block in stored.blocks
+    ]
+    run = replace(stored.run, run_id="earlier", schema_version=SCHEMA_VERSION)
+    with create_run(tmp_path / "reports", run) as writer:
+        for block in failed:
+            writer.append(block)
+        writer.finish()
+    assert not outlook(tmp_path, "demo/draft", "-w", "chat", "-k", "4")["seconds_are_measured"]
+
+
 def test_a_server_takes_the_checkpoints_dtype_and_llama_cpp_starts_soon(tmp_path: Path) -> None:
     words = ("run", "demo/draft", "-w", "chat", "-k", "4", "--dry-run", "--json")
     found = {}

@@ -17,8 +17,8 @@ from tests.cli.calls import specbench
     ("arguments", "says"),
     [
         (["-k", "x"], "-k 'x': expected a number, a range, a list or auto: 4, 0..8, 1,2,4,auto"),
-        (["-k", "8..1"], "-k '8..1': K must ascend, from 0 to 64"),
-        (["-k", "65"], "K must ascend, from 0 to 64"),
+        (["-k", "8..1"], "-k '8..1': a range ascends: 1..8"),
+        (["-k", "65"], "-k '65': K is at most 64"),
         (["-k", "99999"], "expected a number, a range, a list or auto"),
         (["-k", ""], "-k '': expected a number"),
         (["-k", "-1"], "-k '-1': expected a number"),

@@ -37,8 +37,8 @@ def undecided(
         (CYCLES_DIFFER, 20, "about 5 more cycles needed to decide"),
         # 0.04 sqrt(20 / 31) with t(30) = 2.04 is 6.6 %, and cycles add 0.1 %.
         (PROMPTS_DIFFER, 200, ELEVEN_MORE),
-        (PROMPTS_DIFFER, 22, f"{ELEVEN_MORE}, and the workload has only 2: add some"),
-        (PROMPTS_DIFFER, 20, f"{ELEVEN_MORE}, and the workload has none: add some"),
+        (PROMPTS_DIFFER, 22, f"{ELEVEN_MORE}, and the workload has only 2 more: add some"),
+        (PROMPTS_DIFFER, 20, f"{ELEVEN_MORE}, and the workload has no more: add some"),
         (BOTH_DIFFER, 200, "more cycles of more prompts needed to decide"),
     ],
 )

@@ -137,3 +137,14 @@ def test_a_limit_on_a_token_is_held_against_what_was_measured_again(again, broke
     (one,) = pick(found, [decide(choose(found[1:]), winner)], limit)
     (way,) = (c for c in one.candidates if c.key.draft.k)
     assert bool(way.broken) is broken
+
+
+@pytest.mark.parametrize(("objective", "broken"), [(LATENCY, False), (THROUGHPUT, True)])
+def test_a_limit_on_a_token_is_held_against_the_time_that_is_shown(objective, broken):
+    """Its own requests took 6 ms a token: of other prompts than those of K = 0, which took 10."""
+    found = cells(1, 100, 100, {4: (2.4, 2.5, 2.6)})
+    found[1] = replace(found[1], metrics={**found[1].metrics, "tpot_s": 0.006})
+    limit = replace(objective, limits=parse_limits("tpot=4.5ms"))
+    (one,) = pick(found, [decide(choose(found[1:]), found[1])], limit)
+    (way,) = (c for c in one.candidates if c.key.draft.k)
+    assert bool(way.broken) is broken

@@ -3,7 +3,7 @@
 import pytest
 
 from specbench.decide.objective import Objective
-from specbench.decide.recommend import choose
+from specbench.decide.recommend import choose, decide
 from tests.decide.test_objective_choice import cells
 from tests.decide.test_winner import Asked, found, measured  # noqa: F401
 
@@ -14,12 +14,19 @@ def test_a_winner_picked_from_several_is_measured_again_though_the_others_were_p
     assert choose([won]).to_confirm is None
 
 
+def test_a_pruned_k_of_a_higher_estimate_is_said_to_be_dropped(summarised):
+    won, left = summarised(4, 1.4, 1.5, 1.6), summarised(8, None, 1.9, None)
+    assert decide(choose([won, left]), won).reasons[-3:-1] == (
+        "K=4 led the first pass over K = 4, 8, by its lower bound",
+        "dropped after too few prompts for an interval: K = 8",
+    )
+
+
 @pytest.mark.parametrize("name", ["latency", "throughput", "cost"])
 def test_a_pruned_k_is_no_way_to_serve(name):
     price = {"price_per_hour": 1.0} if name == "cost" else {}
     found = cells(1, 100, 100, {4: (1.4, 1.5, 1.6), 8: (None, 3.0, None)})
     from specbench.decide.objective import pick
-    from specbench.decide.recommend import decide
 
     drafting = [c for c in found if c.key.draft.k]
     (one,) = pick(found, [decide(choose(drafting), drafting[0])], Objective(name=name, **price))

@@ -110,8 +110,8 @@ def test_do_not_speculate_is_not_said_while_one_k_is_undecided(summarised):
     [
         (40, f"; {TWO_MORE}"),
         (10, f"; {TWO_MORE}"),
-        (9, f"; {TWO_MORE}, and the workload has only 1: add some, or raise --repeats"),
-        (8, f"; {TWO_MORE}, and the workload has none: add some, or raise --repeats"),
+        (9, f"; {TWO_MORE}, and the workload has only 1 more: add some, or raise --repeats"),
+        (8, f"; {TWO_MORE}, and the workload has no more: add some, or raise --repeats"),
         (None, ""),  # a run of an earlier specbench does not say
     ],
 )

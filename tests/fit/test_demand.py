@@ -55,7 +55,7 @@ def test_a_model_that_is_not_here_is_no_smaller_for_being_packed():
     spec = model_spec("owner/far-away")
     target = Target(name="far", model=replace(spec, needs_gib=48.0), drafters=())
     assert shortage(target, [], HERE) == (
-        "needs at least 48.0 GiB, and this machine has 21.0 GiB free; "
+        "needs at least 96.0 GiB, and this machine has 21.0 GiB free; "
         "choose a smaller model or a larger machine"
     )
 

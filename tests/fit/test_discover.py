@@ -143,7 +143,8 @@ def test_a_word_names_a_drafter(word, name, method):
     ("word", "said"),
     [
         ("eagle", "the method needs weights; name their folder"),
-        ("./nowhere", "has no config.json"),
+        ("eagle=./head", "eagle=./head: write ./head; its files tell the method"),
+        ("./nowhere", "the folder ./nowhere does not exist"),
         ("demo:nothing", "no embedded model 'nothing'"),
         ("a b", "is not a target in pairings.yaml"),
     ],
