@@ -17,6 +17,7 @@ class Compromise:
     num_speculative_tokens: int
     regret: Mapping[str, float]  # per workload, 0.05: 5 % slower than at that workload's own K
     own: Mapping[str, int]  # the K that each workload would choose for itself; 0: none
+    left_out: tuple[int, ...]  # of those K the ones that have no say in every workload
 
 
 def find_compromise(
@@ -52,7 +53,12 @@ def find_compromise(
     best = {workload: at_k[own[workload]] for workload, at_k in speedups.items()}
     options = [{workload: at_k[k] for workload, at_k in speedups.items()} for k in shared]
     found = minimax_regret(options, best, tie=TIE)
-    return Compromise(num_speculative_tokens=shared[found.place], regret=found.regret, own=own)
+    return Compromise(
+        num_speculative_tokens=shared[found.place],
+        regret=found.regret,
+        own=own,
+        left_out=tuple(sorted(set(own.values()) - set(shared))),
+    )
 
 
 def across_workloads(key: CellKey) -> CellKey:
@@ -73,6 +79,14 @@ def losses_in_words(regret: Mapping[str, float], others: Mapping[str, str]) -> l
         if loss < _SHOWN and name in others
     ]
     return [*found, *equal] or ["nothing"]
+
+
+def left_out_in_words(names: Sequence[str]) -> str:
+    """What follows the losses where a workload's own answer could not compete."""
+    if not names:
+        return ""
+    lack = "lacks" if len(names) == 1 else "lack"
+    return f"; {' and '.join(names)} {lack} an interval on some workload"
 
 
 def other_ks(own: Mapping[str, int], k: int) -> dict[str, str]:

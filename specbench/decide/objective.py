@@ -74,6 +74,7 @@ class SharedPick:
     key: CellKey  # of the first workload
     regret: Mapping[str, float]
     others: Mapping[str, CellKey]  # the answers of workloads that would choose another way
+    left_out: tuple[CellKey, ...] = ()  # of those answers the ones that have no say in every workload
 
 
 def parse_limits(text: str) -> dict[str, float]:
@@ -142,7 +143,11 @@ def shared_pick(picks: Sequence[Pick]) -> SharedPick | None:
     others = {
         p.condition.workload: p.best.key for p in picks if p.best and _way(p.best.key) != _way(key)
     }
-    return SharedPick(key=key, regret=found.regret, others=others)
+    compared = {_way(candidate.key) for way in complete for candidate in way.values()}
+    left_out = {_way(one): one for one in others.values() if _way(one) not in compared}
+    return SharedPick(
+        key=key, regret=found.regret, others=others, left_out=tuple(left_out.values())
+    )
 
 
 def _own_rate(one: Pick) -> float:

@@ -5,7 +5,12 @@ from itertools import groupby
 from statistics import fmean
 from typing import NamedTuple
 
-from specbench.decide.compromise import find_compromise, losses_in_words, other_ks
+from specbench.decide.compromise import (
+    find_compromise,
+    left_out_in_words,
+    losses_in_words,
+    other_ks,
+)
 from specbench.decide.recommend import (
     Verdict,
     by_question,
@@ -155,6 +160,7 @@ def _at_rows(decisions: list[Decision], cells: Sequence[CellSummary]) -> tuple[T
         return Tier(rows, 0), [*said, _NO_FIXED_K]
     k = shared.num_speculative_tokens
     losses = ", ".join(losses_in_words(shared.regret, other_ks(shared.own, k)))
+    losses += left_out_in_words([f"K={own}" for own in shared.left_out])
     return Tier(rows, k), [*said, f"one K for these workloads: K={k}, giving up {losses}"]
 
 

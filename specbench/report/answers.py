@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass
 
-from specbench.decide.compromise import across_workloads, losses_in_words, other_ks
+from specbench.decide.compromise import (
+    across_workloads,
+    left_out_in_words,
+    losses_in_words,
+    other_ks,
+)
 from specbench.decide.recommend import Verdict
 from specbench.records import Decision
 from specbench.report.document import Document
@@ -78,7 +83,8 @@ def compromise_lines(document: Document) -> list[str]:
         k = shared.num_speculative_tokens
         what = f"K={k}" if k else "do not speculate"
         losses = losses_in_words(shared.regret, other_ks(shared.own, k))
-        given_up = listed(losses) + document.mark
+        without = left_out_in_words([f"K={own}" for own in shared.left_out])
+        given_up = listed(losses) + without + document.mark
         lines.append(
             f"{shared.key.source}{at}: one K for all workloads, {what}, giving up {given_up}"
         )

@@ -52,6 +52,7 @@ class SharedK:
     num_speculative_tokens: int
     regret: Mapping[str, float]  # per workload, 0.05: 5 % slower than at that workload's own K
     own: Mapping[str, int]  # the K that each workload would choose for itself; 0: none
+    left_out: tuple[int, ...]  # of those K the ones that have no say in every workload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,6 +197,7 @@ def _compromises(
                 num_speculative_tokens=found.num_speculative_tokens,
                 regret=found.regret,
                 own=found.own,
+                left_out=found.left_out,
             )
 
 

@@ -65,7 +65,7 @@ def _decision_json(decision: Decision) -> dict[str, Any]:
 
 def _compromise_json(shared: SharedK) -> dict[str, Any]:
     """Without what is not the same for all of its cells."""
-    json: dict[str, Any] = to_jsonable_python(shared, exclude={"own"})
+    json: dict[str, Any] = to_jsonable_python(shared, exclude={"own", "left_out"})
     varies = ("target", "drafter", "workload", "num_speculative_tokens", "adaptive")
     key = json.pop("key")
     return {**{name: key[name] for name in key if name not in varies}, **json}

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from specbench.decide.compromise import losses_in_words
+from specbench.decide.compromise import left_out_in_words, losses_in_words
 from specbench.decide.objective import Objective, Pick, SharedPick, pick, shared_pick
 from specbench.decide.reasons import speedup_text
 from specbench.decide.recommend import Verdict, is_undecided, judge
@@ -249,7 +249,8 @@ def _given_up(shared: SharedPick, undecided: Collection[str]) -> str:
         name: "undecided" if name in undecided else _method(key)
         for name, key in shared.others.items()
     }
-    return listed(losses_in_words(shared.regret, others))
+    left_out = left_out_in_words([_method(key) for key in shared.left_out])
+    return listed(losses_in_words(shared.regret, others)) + left_out
 
 
 def _saturation(crossovers: Sequence[Crossover], one: Pick) -> Iterator[str]:

@@ -2,7 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.compromise import find_compromise, losses_in_words, other_ks
+from specbench.decide.compromise import (
+    find_compromise,
+    left_out_in_words,
+    losses_in_words,
+    other_ks,
+)
 from specbench.decide.recommend import choose, decide
 from tests.cell_keys import with_axes
 
@@ -23,6 +28,19 @@ def test_the_k_with_the_least_worst_regret_is_the_compromise(summarised):
     assert found is not None
     assert found.num_speculative_tokens == 4
     assert found.regret == pytest.approx({"code": 1 - 1.8 / 2.0, "chat": 1 - 1.1 / 1.2})
+
+
+def test_an_answer_that_could_not_compete_is_named(summarised):
+    code = sweep(summarised, "code", k4=2.0, k8=1.8)
+    chat = [*sweep(summarised, "chat", k8=1.4), summarised(4, None, 1.5, None, workload="chat")]
+    found = find_compromise([*code, *chat])
+    assert found is not None
+    assert (found.num_speculative_tokens, found.left_out) == (8, (4,))
+    assert left_out_in_words(["K=4"]) == "; K=4 lacks an interval on some workload"
+    complete = find_compromise([*code, *sweep(summarised, "chat", k4=1.5, k8=1.4)])
+    assert complete is not None
+    assert complete.left_out == ()
+    assert left_out_in_words([]) == ""
 
 
 def test_no_workload_loses_at_the_k_of_its_own_answer(summarised):
