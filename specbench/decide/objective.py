@@ -74,7 +74,7 @@ class SharedPick:
     key: CellKey  # of the first workload
     regret: Mapping[str, float]
     others: Mapping[str, CellKey]  # the answers of workloads that would choose another way
-    left_out: tuple[CellKey, ...] = ()  # of those answers the ones that have no say in every workload
+    left_out: tuple[CellKey, ...] = ()  # of those the ones without a say in every workload
 
 
 def parse_limits(text: str) -> dict[str, float]:
