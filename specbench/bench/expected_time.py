@@ -7,7 +7,6 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.spent import spent_s
 from specbench.errors import ModelError
 from specbench.fit.memory_plan import Place, plan_target
-from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
 from specbench.model_files.model import open_model
 from specbench.runs import StoredRun, list_runs, load_run
 from specbench.settings import SERVED
@@ -66,7 +65,6 @@ def expected_time(plan: TargetPlan, place: Place, earlier: StoredRun | None) -> 
 def _planned(plan: TargetPlan) -> tuple[float, float]:
     """Tokens to decode, and steps of whole batches that it takes without speculation."""
     workloads = {workload.name: workload for workload in plan.workloads}
-    asked = plan.settings.sampling.max_new_tokens
     tokens = steps = 0.0
     for cell in plan.cell_plans():
         at = cell.key.condition
@@ -74,8 +72,8 @@ def _planned(plan: TargetPlan) -> tuple[float, float]:
             continue
         workload = workloads[at.workload]
         turns = sum(len(prompt.turns) for prompt in workload.prompts) / len(workload.prompts)
-        answer = asked or workload.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
-        own = cell.num_prompts * cell.num_repeats * turns * answer * at.num_samples
+        answers = cell.num_prompts * cell.num_repeats * turns * at.num_samples
+        own = answers * plan.max_new_tokens(workload)
         tokens += own
         steps += own / (at.concurrency * at.num_samples)
     return tokens, steps

@@ -7,7 +7,7 @@ from specbench.bench.blocks import Block, Cell
 from specbench.bench.pruning import ENOUGH_PROMPTS
 from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, peer_methods
 from specbench.inputs.pairing import Drafter, Pairing, Target
-from specbench.inputs.workloads import Workload
+from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS, Workload
 from specbench.records import (
     ASSISTED_DEFAULT,
     SESSIONS_PER_K,
@@ -53,6 +53,11 @@ class TargetPlan:
         effort = self.settings.effort
         unsaid = len(workload.prompts) if effort.is_open_ended else DEFAULT_PROMPTS
         return workload.take(effort.num_prompts or unsaid, self.settings.seed)
+
+    def max_new_tokens(self, workload: Workload) -> int:
+        """Of an answer, at most."""
+        asked = self.settings.sampling.max_new_tokens
+        return asked or workload.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
 
     def measured(self, workload: Workload) -> tuple[Prompt, ...]:
         """The prompts of the first pass."""

@@ -20,7 +20,6 @@ from specbench.bench.references import GREEDY, References
 from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass
 from specbench.engines.refusals import REFUSALS
 from specbench.inputs.lengthening import TextSource, lengthen
-from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
 from specbench.probes.probe import Probe
 from specbench.records import (
     BlockRecord,
@@ -62,7 +61,7 @@ class Session:
         self.engine = next(iter(engines.values()))
         self._probe = probe
         self._ledger = ledger
-        self._max_new_tokens = plan.settings.sampling.max_new_tokens
+        self._plan = plan
         self._workloads = {workload.name: workload for workload in plan.workloads}
         self._seed = plan.settings.seed
         self._references = References(
@@ -105,8 +104,7 @@ class Session:
         return next(self._asked(block, cell)).request
 
     def max_new_tokens(self, workload: str) -> int:
-        own = self._workloads[workload].max_new_tokens
-        return self._max_new_tokens or own or DEFAULT_MAX_NEW_TOKENS
+        return self._plan.max_new_tokens(self._workloads[workload])
 
     def texts(self, block: Block, cell: Cell) -> list[Text]:
         """The target's own answers to a block's requests in a cell without drafts.

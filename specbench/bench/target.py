@@ -10,6 +10,7 @@ from specbench.bench.blocks import Cell, work_of
 from specbench.bench.deadline import Deadline
 from specbench.bench.forecasting import Forecasting
 from specbench.bench.limits import count_launches
+from specbench.bench.long_prompts import without_long_prompts
 from specbench.bench.lost_device import losses_kept
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.passes import Passes
@@ -73,6 +74,9 @@ class TargetRun:
         references = self._ledger.stored.references
         session = Session(engines, self._probe, self._ledger, references, self._plan)
         engine = session.engine
+        self._plan, left_out = without_long_prompts(self._plan, engine)
+        for failure in left_out:
+            self._keep_failure(failure, f"{failure.workload}: left out: {failure.reason}")
         self._ledger.append(engine.identity)
         self._watch.stage(f"{target}: warming up")
         try:
@@ -277,9 +281,8 @@ class TargetRun:
     def _fail(
         self, pairing: str, stage: Stage, error: Exception, cells: Sequence[Cell], at: str = ""
     ) -> None:
-        """Store and tell a refusal; one that an earlier session met too is stored once."""
+        """Store and tell a refusal."""
         reason = at + first_line(error)
-        self._watch.warn(f"{pairing}: {reason}")
         failure = FailureRecord(
             pairing=pairing,
             workload="",
@@ -287,5 +290,10 @@ class TargetRun:
             reason=reason,
             cell_ids=tuple(cell.key.id for cell in cells),
         )
+        self._keep_failure(failure, f"{pairing}: {reason}")
+
+    def _keep_failure(self, failure: FailureRecord, told: str) -> None:
+        """Tell it, and store what no earlier session has stored."""
+        self._watch.warn(told)
         if failure not in self._ledger.stored.failures:
             self._ledger.append(failure)

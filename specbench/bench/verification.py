@@ -10,6 +10,7 @@ import torch
 from specbench.bench.benchmark import peer_warnings
 from specbench.bench.blocks import work_of
 from specbench.bench.hub import look_for_hub
+from specbench.bench.long_prompts import without_long_prompts
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_targets
 from specbench.bench.shares import Share, shared_out
@@ -22,7 +23,6 @@ from specbench.engines.peers import BASELINES
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import ModelError, SpecbenchError, WorkloadError, first_line
 from specbench.inputs.pairing import Pairing
-from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
 from specbench.probes.load import num_cores
 from specbench.records import Message, Prompt, Sampling
 from specbench.settings import BUILTIN, RunSettings
@@ -175,11 +175,13 @@ def _questions(plan: TargetPlan, engine: Engine, watch: Watch, num_rows: int) ->
     """Every turn of every prompt; the turns before it are answered by the target itself.
 
     Each comes with a text that its answer resembles, so that drafters which want one draft from
-    it. A later turn that the target cannot take is left out, and said to be.
+    it. Prompts and later turns that the target cannot take are left out, and said to be.
     """
-    asked = plan.settings.sampling.max_new_tokens
+    plan, left_out = without_long_prompts(plan, engine)
+    for failure in left_out:
+        watch.warn(f"{failure.workload}: left out: {failure.reason}")
     every = [
-        _Conversation(w.name, prompt, asked or w.max_new_tokens or DEFAULT_MAX_NEW_TOKENS)
+        _Conversation(w.name, prompt, plan.max_new_tokens(w))
         for w in plan.workloads
         for prompt in plan.prompts(w)
     ]

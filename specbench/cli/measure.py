@@ -211,7 +211,7 @@ def _show_plan(
     from specbench.bench.planning import plan_targets
     from specbench.bench.served.host import require_startable
     from specbench.bench.served.running import running_ks, running_servers
-    from specbench.cli.memory import shortages
+    from specbench.cli.memory import shortages, too_long
     from specbench.cli.plan_outlook import outlook_lines, plan_outlook
     from specbench.cli.plan_table import plan_document, print_plan
 
@@ -232,6 +232,8 @@ def _show_plan(
         print_plan(plans, earlier)
         for line in outlook_lines(outlook):
             typer.echo(fill(line, 80, subsequent_indent="  ", break_on_hyphens=False))
+    for told in too_long(plans):
+        typer.echo(f"Warning: {told}", err=True)
     if is_here and not running:
         try:
             require_startable(plans)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from specbench.errors import UsageError
+from specbench.errors import ModelError, UsageError
 from specbench.settings import SERVED, RunSettings
 
 if TYPE_CHECKING:
@@ -37,6 +37,23 @@ def shortages(plans: "Sequence[TargetPlan]", settings: RunSettings) -> Iterator[
             yield f"{plan.target.name} {told}"
 
 
+def too_long(plans: "Sequence[TargetPlan]") -> Iterator[str]:
+    """Where a prompt with its answer may take more than the target's context, by its characters."""
+    from specbench.model_files.model import open_model
+
+    for plan in plans:
+        try:
+            context = open_model(plan.target.model).longest_context
+        except ModelError:  # not on this machine
+            continue
+        tokens = most_tokens(plan)
+        if context is not None and tokens > context:
+            yield (
+                f"{plan.target.name}: the longest prompt may take {tokens:,} tokens with its "
+                f"answer, and the target's context has {context:,}; a run leaves out what is longer"
+            )
+
+
 def placed(
     plans: "Sequence[TargetPlan]", settings: RunSettings
 ) -> "Iterator[tuple[TargetPlan, Place]]":
@@ -65,12 +82,9 @@ def placed(
 
 def most_tokens(plan: "TargetPlan") -> int:
     """Tokens of the longest conversation, prompts counted by their characters."""
-    from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
-
-    asked = plan.settings.sampling.max_new_tokens
     longest = 0
     for workload in plan.workloads:
-        answer = asked or workload.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
+        answer = plan.max_new_tokens(workload)
         for prompt in plan.prompts(workload):
             said = sum(len(message.content) for turn in prompt.turns for message in turn)
             context = max(plan.settings.load.contexts, default=0)

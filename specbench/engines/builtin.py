@@ -67,6 +67,7 @@ class BuiltinEngine(Instrumented):
         self._kernels = KernelChoices(options.kernels, contests, compiles=options.compile)
         held = take(pool, target.model, options.forward, self._kernels)
         self._target, self._runner = held.loaded, held.runner
+        self.context = held.runner.max_position
         self.eos_ids = eos_ids(self._target.model)
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
         self._name = target.name
@@ -131,11 +132,8 @@ class BuiltinEngine(Instrumented):
             lambda: self._decoder(work.drafter, False),
         )
         served = self._serve(requests, work, load, policy)
-        return replace(
-            served,
-            seconds=calibration_s + served.seconds,
-            calibration_s=calibration_s,
-        )
+        seconds = calibration_s + served.seconds
+        return replace(served, seconds=seconds, calibration_s=calibration_s)
 
     def _serve(
         self, requests: Sequence[EngineRequest], work: Work, load: Load, policy: Policy

@@ -154,6 +154,11 @@ class Engine(Protocol):
     identity: ModelIdentity  # the target's
 
     @property
+    def context(self) -> int | None:
+        """Tokens that the target was made for; None: as many as there is memory for."""
+        ...
+
+    @property
     def tokenizer(self) -> Tokenizer: ...
 
     @property

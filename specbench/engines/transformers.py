@@ -60,7 +60,7 @@ class TransformersEngine(InProcess):
         self.eos_ids = eos_ids(self._target.model)
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
         self._module = make_peer(self._target.model)
-        self._context = context_limit(self._module.config.get_text_config())
+        self.context = context_limit(self._module.config.get_text_config())
         self._static_tokens = 0  # the longest request that generate_static was made ready for
         self._assistants: dict[str, Assistant] = {}
         self._ngrams: dict[str, int | None] = {}  # longest suffix looked up; None: the library's
@@ -192,7 +192,7 @@ class TransformersEngine(InProcess):
         """Refuse what is too long; compile for a longer static cache now, not under the clock."""
         longest = max(requests, key=_num_tokens)
         num_tokens = _num_tokens(longest)
-        check_context(self._context, num_tokens)
+        check_context(self.context, num_tokens)
         if work.method == "generate_static" and num_tokens > self._static_tokens:
             self._static_tokens = num_tokens
             few = min(_FEW_TOKENS, longest.max_new_tokens)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class Tokenizer:
                 load_config(ModelSource(location=location, trust_remote_code=trust))
             told = load_advice(error)
             raise ModelError(f"{location}: its tokenizer cannot be loaded: {told}") from error
+        self._inner.model_max_length = sys.maxsize  # what is too long is for the model to say
         self.location = location
         self.ids_by_token: dict[str, int] = self._inner.get_vocab()
 

@@ -276,10 +276,11 @@ class FailureRecord:
 
     pairing: str
     workload: str  # "" where the failure is not about one workload
-    stage: Literal["load", "warm_up", "decode"]
+    stage: Literal["load", "prompts", "warm_up", "decode"]
     reason: str
     # What it kept from being measured; a later block with one of these settles it.
     cell_ids: tuple[str, ...] = field(default=(), compare=False)
+    num_prompts: int = 0  # of the workload, that are not asked
     ended_process: bool = False  # the device was lost: a resumed run tries it once more
 
 

@@ -28,6 +28,7 @@ from specbench.no_collection import no_collection
 from specbench.records import (
     CellKey,
     CellSummary,
+    Condition,
     Decision,
     EngineRecord,
     Environment,
@@ -103,6 +104,19 @@ class Document:
         )
 
 
+def num_usable(stored: StoredRun, condition: Condition) -> int | None:
+    """Prompts that a workload has for the target; None in runs that did not say it."""
+    in_file = stored.run.workload_prompts.get(condition.workload)
+    if in_file is None:
+        return None
+    too_long = (
+        failure.num_prompts
+        for failure in stored.failures
+        if (failure.pairing, failure.workload) == (condition.target, condition.workload)
+    )
+    return in_file - sum(too_long)
+
+
 @no_collection()
 def build_document(stored: StoredRun) -> Document:
     """Metrics, intervals and decisions of a stored run, finished or not."""
@@ -115,9 +129,7 @@ def build_document(stored: StoredRun) -> Document:
         decide(
             choice,
             confirmed.get(choice.to_confirm) if choice.to_confirm else None,
-            workload_prompts=stored.run.workload_prompts.get(
-                choice.cells[0].key.condition.workload
-            ),
+            workload_prompts=num_usable(stored, choice.cells[0].key.condition),
             is_synthetic=made_up,
         )
         for choice in map(choose, by_question(cells))

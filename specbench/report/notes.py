@@ -14,7 +14,12 @@ from specbench.report.numbers import lengths
 from specbench.report.sections import sections
 from specbench.report.sessions import lost_line, session_warnings
 
-_STAGES = {"load": "loading", "warm_up": "warming up", "decode": "decoding"}
+_STAGES = {
+    "load": "failed while loading",
+    "prompts": "left out",
+    "warm_up": "failed while warming up",
+    "decode": "failed while decoding",
+}
 
 
 def notes(document: Document, told: Collection[str] = ()) -> dict[str, list[str]]:
@@ -31,7 +36,7 @@ def failure_lines(document: Document) -> list[str]:
     """What could not be measured, and why."""
     return [
         f"{', '.join(filter(None, (failure.pairing, failure.workload)))}: "
-        f"failed while {_STAGES[failure.stage]}: {failure.reason}"
+        f"{_STAGES[failure.stage]}: {failure.reason}"
         for failure in document.failures
     ] + [line for line in [lost_line(document)] if line]
 

@@ -6,6 +6,7 @@ import torch
 from specbench.errors import CompatibilityError, ModelError, UsageError
 from specbench.records import FailureRecord
 from specbench.report.document import build_document
+from specbench.report.notes import notes
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import REFUSED, FakeClock, FakeEngine, RecordingWatch
 from tests.settings.flat_settings import changed
@@ -120,18 +121,45 @@ def test_a_turn_that_fails_fails_its_conversation_and_no_other(tmp_path):
     assert all(seen == [0, 1, 2] for seen in turns.values())
 
 
-def test_prompts_longer_than_the_context_fail_and_the_rest_are_measured(tmp_path):
-    # "user: ...\n" and 128 new tokens at most.
-    plan = make_plan(tmp_path, SETTINGS, ["x" * 400, "short", "brief"])
-    run = measure(plan, FakeEngine(FakeClock(), context=300), tmp_path)
+def test_prompts_longer_than_the_context_are_left_out_and_named_and_the_rest_is_valid(tmp_path):
+    # "user: ...\n" and 128 new tokens at most: 535 of p0, 435 of p3.
+    plan = make_plan(tmp_path, SETTINGS, ["x" * 400, "short", "brief", "y" * 300])
+    watch = RecordingWatch()
+    run = measure(plan, FakeEngine(FakeClock(), context=300), tmp_path, watch)
 
-    assert len(run.blocks) == 3
-    failed = failed_of(run)
-    assert {request.prompt_id for request in failed} == {"p0"}
-    assert len(failed) == 5  # every cell
-    assert failed[0].error == "prompt and output take 535 tokens of 300"
-    assert {cell.metrics["num_failed"] for cell in build_document(run).cells} == {1}
-    assert not any(cell.valid for cell in build_document(run).cells)
+    assert {block.prompt_id for block in run.blocks} == {"p1", "p2"}
+    assert failed_of(run) == []
+    assert {cell.metrics["num_failed"] for cell in build_document(run).cells} == {0}
+    (failure,) = run.failures
+    assert (failure.pairing, failure.workload, failure.stage) == ("big", "own.jsonl", "prompts")
+    assert failure.reason == (
+        "2 of 4 prompts: with answers of up to 128 tokens 'p0' takes 535, and the target's context "
+        "has 300; shorten them or choose a smaller --max-new-tokens"
+    )
+    assert f"own.jsonl: left out: {failure.reason}" in watch.warnings
+    assert notes(build_document(run))["Not measured"] == [
+        f"big, own.jsonl: left out: {failure.reason}"
+    ]
+    # A resumed run leaves out the same and says it once.
+    again = measure(plan, FakeEngine(FakeClock(), context=300), tmp_path)
+    assert again.failures == run.failures
+    assert len(again.blocks) == len(run.blocks)
+
+
+@pytest.mark.parametrize(("context", "asked"), [(290, {"p0", "p1"}), (289, {"p0"})])
+def test_all_turns_of_a_conversation_count_with_answers_of_full_length(tmp_path, context, asked):
+    # "user: Hi\n", "assistant: \n", "user: Ho\n": 30 tokens, and two answers of 130.
+    settings = changed(SETTINGS, max_new_tokens=130)
+    plan = make_plan(tmp_path, settings, ["Hello", ["Hi", "Ho"]])
+    run = measure(plan, FakeEngine(FakeClock(), context=context), tmp_path)
+    assert {block.prompt_id for block in run.blocks} == asked
+
+
+def test_a_prompt_that_the_template_refuses_is_told_where_it_is_asked(tmp_path):
+    plan = make_plan(tmp_path, SETTINGS, ["short", REFUSED])
+    run = measure(plan, FakeEngine(FakeClock(), context=300), tmp_path)
+    assert run.failures == ()
+    assert {request.prompt_id for request in failed_of(run)} == {"p1"}
 
 
 def test_a_context_too_short_for_every_prompt_is_one_failure_of_the_target(tmp_path):

@@ -92,16 +92,24 @@ def test_what_can_run_beside_it_is_measured(refusing):
     assert refusing.is_complete
 
 
-def test_a_prompt_longer_than_the_context_fails_and_the_others_do_not(tiny, tmp_path):
+def test_a_prompt_longer_than_the_context_is_left_out_and_nothing_fails(tiny, tmp_path, caplog):
     prompts = write_prompts(tmp_path / "long.jsonl", ["x" * 300, "short"])
     settings = settings_for(tiny, workloads=(prompts,), num_speculative_tokens=(2,))
     run = run_on(tiny, settings, tmp_path)
     requests = [r for block in run.blocks for r in block.requests]
-    failed = {(r.prompt_id, r.error) for r in requests if r.finish_reason == "failed"}
-    ((prompt_id, error),) = failed
-    assert prompt_id == "p0"
-    assert "the target's context has 256; choose shorter prompts" in error
-    assert sum(r.finish_reason != "failed" for r in requests) == 3
+    assert {(r.prompt_id, r.finish_reason == "failed") for r in requests} == {("p1", False)}
+    (failure,) = run.failures
+    assert (failure.stage, failure.num_prompts) == ("prompts", 1)
+    assert "'p0' takes" in failure.reason
+    assert "the target's context has 256" in failure.reason
+    assert "maximum sequence length" not in caplog.text  # transformers has nothing to add
+
+
+def test_prompts_that_are_all_longer_than_the_context_fail_in_words(tiny, tmp_path):
+    prompts = write_prompts(tmp_path / "long.jsonl", ["x" * 300, "y" * 301])
+    settings = settings_for(tiny, workloads=(prompts,), num_speculative_tokens=(2,))
+    (failure,) = run_on(tiny, settings, tmp_path).failures
+    assert "the target's context has 256; choose shorter prompts" in failure.reason
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:99", "mps", ""])

@@ -99,6 +99,18 @@ def test_a_server_takes_the_checkpoints_dtype_and_llama_cpp_starts_soon(tmp_path
     assert "demo on llama_cpp, per server: " in ran.out
 
 
+def test_a_prompt_that_may_exceed_the_context_is_said_before_a_run(tmp_path: Path) -> None:
+    def said(num_characters: int) -> str:
+        (tmp_path / "own.jsonl").write_text(json.dumps({"turns": ["a" * num_characters]}))
+        words = ("run", "demo/draft", "-w", "./own.jsonl", "--max-new-tokens", "24", "--dry-run")
+        ran = specbench(*words, "--device", "cpu", cwd=tmp_path)
+        assert ran.code == 0
+        return ran.err
+
+    assert said(3000) == ""  # 1,000 tokens, of 1,024 with the answer
+    assert "longest prompt may take 1,025 tokens with its answer" in said(3003)
+
+
 def test_a_plan_folds_a_long_name_and_cuts_none(tmp_path: Path) -> None:
     name = "a-target-with-a-name-of-some-length"
     (tmp_path / "pairings.yaml").write_text(

@@ -7,7 +7,8 @@ import pytest
 import typer
 
 from specbench.cli.measure import require_complete
-from specbench.report.document import Document, build_document
+from specbench.records import FailureRecord
+from specbench.report.document import Document, build_document, num_usable
 from specbench.report.notes import run_warnings
 from specbench.runs import StoredRun
 from tests.report.made_up_records import NUM_TOKENS, environment
@@ -173,3 +174,22 @@ def test_a_compromise_needs_several_workloads(cpu_document: Document) -> None:
 
 def test_the_longest_context_is_prompt_and_output_together(cpu_document: Document) -> None:
     assert cpu_document.longest_context == {"demo": 40 + NUM_TOKENS}
+
+
+def test_prompts_that_a_target_has_no_context_for_are_none_that_could_still_be_asked() -> None:
+    stored = stored_run(SMALL)
+    condition = stored.run.cells[0].key.condition
+    number = {condition.workload: 10}
+    stored = replace(stored, run=replace(stored.run, workload_prompts=number))
+    long = FailureRecord(
+        pairing=condition.target,
+        workload=condition.workload,
+        stage="prompts",
+        reason="too long",
+        num_prompts=4,
+    )
+    foreign = replace(long, pairing="another", num_prompts=3)
+    assert num_usable(stored, condition) == 10
+    assert num_usable(replace(stored, failures=(long, foreign)), condition) == 6
+    unsaid = replace(stored, run=replace(stored.run, workload_prompts={}))
+    assert num_usable(unsaid, condition) is None

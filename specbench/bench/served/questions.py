@@ -9,7 +9,6 @@ from specbench.bench.blocks import Cell, request_seed
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.sessions import Session
 from specbench.engines.served import Question
-from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
 from specbench.records import Message, Prompt, RequestRecord
 
 FEWEST_BYTES_PER_TOKEN = 2  # on average, with any usual tokenizer
@@ -109,9 +108,8 @@ def question(
 
 def most_tokens(plan: TargetPlan, cell: Cell) -> int:
     """How many tokens an answer may have."""
-    workload = next(w for w in plan.workloads if w.name == cell.key.condition.workload)
-    own = plan.settings.sampling.max_new_tokens or workload.max_new_tokens
-    return own or DEFAULT_MAX_NEW_TOKENS
+    workload = cell.key.condition.workload
+    return plan.max_new_tokens(next(w for w in plan.workloads if w.name == workload))
 
 
 def context_needed(plan: TargetPlan, cells: Sequence[Cell]) -> int:
