@@ -11,7 +11,7 @@ from rich.table import Table
 from specbench.cli.console import WIDTH, open_console, say
 from specbench.cli.hardware import Machine
 from specbench.decide.rank import Gain, Ranked, are_told_apart
-from specbench.decide.reasons import speedup_text
+from specbench.decide.reasons import range_text, speedup_text
 from specbench.decide.recommend import Verdict, judge
 from specbench.fit.candidates import Candidate, Prepared
 from specbench.fit.finding import Finding
@@ -284,5 +284,5 @@ def _undecided(ranked: Sequence[Ranked]) -> str | None:
     if len(best.gains) > 1:
         at += f" on {', '.join(setting.told_apart(list(best.gains), also='workload'))}"
     standing = "looks best" if estimate > 1 else "comes nearest to a gain"
-    text = speedup_text(gain.speedup) if gain.speedup else ""
-    return f"Undecided: {best.drafter}{at} {standing}, {text}; {_WHAT_DECIDES}."
+    text = range_text(gain.speedup) if gain.speedup else ""
+    return f"Undecided: {text} with {best.drafter}{at}, which {standing}; {_WHAT_DECIDES}."

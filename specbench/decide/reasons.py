@@ -81,6 +81,13 @@ def speedup_text(speedup: Interval, word: str = "") -> str:
     return f"{text} [{speedup.low:.2f}, {speedup.high:.2f}]"
 
 
+def range_text(speedup: Interval) -> str:
+    """Such as `0.60x to 6.60x`: what is known of an undecided speedup, without its estimate."""
+    if speedup.low is None or speedup.high is None:
+        return "no interval"
+    return f"{speedup.low:.2f}x to {speedup.high:.2f}x"
+
+
 def effect_text(effect: float) -> str:
     """Such as `4.1%`; beyond a doubling its size says nothing more."""
     return f"{effect:.1%}" if effect <= 1 else "more than 100%: the noise hides any speed-up"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
-from specbench.decide.reasons import k_text, reasons_for, speedup_text, units_of
-from specbench.decide.what_more import Limits, what_would_decide
+from specbench.decide.reasons import k_text, range_text, reasons_for, speedup_text, units_of
+from specbench.decide.what_more import what_would_narrow
 from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision, Fixed, Interval
 
 TIE = 0.01  # lower bounds this close are equal, and the smaller K wins
@@ -206,12 +206,11 @@ def _answer(
         return f"{k_text(cell)}, {speedup_text(speedup, ' faster')}"
     if verdict is Verdict.GAINS_NOTHING:
         return f"do not speculate, {k_text(cell)} measured {speedup_text(speedup)}"
-    text = f"undecided: {k_text(cell)} measured {speedup_text(speedup)}"
+    text = f"undecided: {range_text(speedup)} at {k_text(cell)}"
     if speedup.low is None:
         units = units_of(cell)
         text += f" from {units.count} {units.noun(units.count)}"
-    limits = Limits(helps_above=BEATS_BASELINE, nothing_below=GAINS_NOTHING)
-    return "; ".join(filter(None, (text, what_would_decide(cell, limits, workload_prompts))))
+    return "; ".join(filter(None, (text, what_would_narrow(cell, workload_prompts))))
 
 
 def _decision(

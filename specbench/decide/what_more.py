@@ -1,112 +1,74 @@
-"""What more to measure where nothing is decided: prompts, passes over them, or cycles."""
+"""What would narrow an undecided interval: prompts, passes over them, or cycles of a server.
 
-from collections.abc import Iterator
-from typing import NamedTuple
+No number of prompts that would decide is given. An undecided interval contains a limit, so their
+distance is not known within a factor of two, and the number follows from its square
+(tests/decide/test_what_more.py has how such a number varies over equal runs).
+"""
+
+import math
 
 from specbench.decide.reasons import Units, units_of
 from specbench.metrics.registry import number_of
 from specbench.records import CellSummary, Interval
-from specbench.stats.crossed import (
-    MIN_CYCLES,
-    SessionNoise,
-    more_cycles_for,
-    more_prompts_for,
-)
-from specbench.stats.precision import prompts_to_decide, settling_margin
-from specbench.stats.spread import MIN_UNITS, Spread
+from specbench.stats.crossed import MIN_CYCLES
+from specbench.stats.spread import MIN_UNITS, UPPER, student_t
 
-MOST_PROMPTS = 200  # that anybody is asked to add for one answer
+LARGEST_EFFECT = 1.0  # a minimum detectable effect above this: prompts alone decide nothing
 
 
-class Limits(NamedTuple):
-    """An interval above the first decides that it helps, one below the second that it does not."""
+def what_would_narrow(cell: CellSummary, workload_prompts: int | None) -> str:
+    """What to measure next; empty if the run does not say what there is.
 
-    helps_above: float
-    nothing_below: float
-
-
-class _More(NamedTuple):
-    """What would do."""
-
-    num: int
-    units: Units
-
-
-def what_would_decide(cell: CellSummary, limits: Limits, workload_prompts: int | None) -> str:
-    """What to measure for a decision; empty where the run does not say what there is.
-
-    Passes and cycles can be repeated without end; prompts only while there are more. A number of
-    prompts that nobody has is no advice.
+    `workload_prompts`: how many prompts the workload has for this target.
     """
     if cell.speedup is None:
         return ""
-    units = units_of(cell)
-    ways = list(_ways(cell, cell.speedup, units, limits))
-    if not ways:
-        return "more cycles of more prompts needed to decide"
-    left = None if workload_prompts is None else max(0, workload_prompts - cell.num_prompts)
-    more = next(
-        (way for way in ways if not way.units.are_prompts or way.num <= (left or 0)), ways[0]
-    )
-    if more.units.are_prompts:
-        if left is None:
-            return ""
-        if left < more.num:
-            return _beyond(more, cell, cell.speedup, left, units)
-    return _needed(more, cell.speedup)
+    units, prompts = units_of(cell), Units(count=cell.num_prompts, name="prompt")
+    left = None if workload_prompts is None else max(0, workload_prompts - prompts.count)
+    if cell.speedup.low is None:
+        return _for_an_interval(units, prompts, left)
+    option = "--cycles" if units.are_cycles else "--repeats"
+    quieter = f"a quieter machine or more {option}"
+    if (cell.minimum_detectable_effect or 0.0) > LARGEST_EFFECT:
+        return f"the noise hides any speedup: only {quieter} would narrow it"
+    if units.name == "pass" or (units.are_cycles and not _is_noise_of_prompts(cell, units.count)):
+        return f"more {option} would narrow it"
+    if left is None:
+        return ""
+    if not left:
+        return f"the workload has no more prompts: add some, or use {quieter}"
+    text = f"all {prompts.count + left:,} prompts of the workload would narrow it"
+    if units.are_cycles:
+        return text
+    width = _half_width(cell.speedup, prompts.count, prompts.count + left)
+    return f"{text} to about ±{float(f'{width:.1g}'):.0%}"
 
 
-def _needed(more: _More, speedup: Interval) -> str:
-    count = f"{float(f'{more.num:.2g}'):,.0f} more {more.units.noun(more.num)} needed"
-    return (
-        f"at least {count} for an interval" if speedup.low is None else f"about {count} to decide"
-    )
+def _for_an_interval(units: Units, prompts: Units, left: int | None) -> str:
+    missing, kind = MIN_UNITS - units.count, units
+    if units.are_cycles:
+        missing = MIN_CYCLES - units.count
+        if missing <= 0:
+            missing, kind = MIN_UNITS - prompts.count, prompts
+    missing = max(1, missing)
+    text = f"at least {missing} more {kind.noun(missing)} needed for an interval"
+    if kind.are_prompts and left is not None and left < missing:
+        text += f", and the workload has {f'only {left}' if left else 'no'} more: add some"
+    return text
 
 
-def _beyond(more: _More, cell: CellSummary, speedup: Interval, left: int, units: Units) -> str:
-    """What to do where the workload has fewer prompts left than would decide."""
-    noun, every = more.units.noun, cell.num_prompts + left
-    if more.num > MOST_PROMPTS:
-        quieter = (
-            "a quieter machine or more --repeats" if units.are_prompts else "a quieter machine"
-        )
-        return (
-            f"{every:,} {noun(every)} cannot decide this with so much noise; {quieter} would "
-            "narrow the interval"
-        )
-    few = f"only {left:,} more" if left else "no more"
-    what = "add some, or raise --repeats" if units.are_prompts else "add some"
-    return f"{_needed(more, speedup)}, and the workload has {few}: {what}"
+def _is_noise_of_prompts(cell: CellSummary, num_cycles: int) -> bool:
+    """Whether prompts, and not cycles, have the larger share in a server's interval."""
+    of_cycles = number_of(cell.metrics, "cycle_deviation")
+    of_prompts = number_of(cell.metrics, "prompt_error")
+    if of_cycles is None or of_prompts is None:
+        return False
+    return of_prompts > of_cycles / math.sqrt(num_cycles)
 
 
-def _ways(cell: CellSummary, speedup: Interval, units: Units, limits: Limits) -> Iterator[_More]:
-    """First more of what makes the most of the interval; none where neither alone would do."""
-    prompts = Units(count=cell.num_prompts, name="prompt")
-    noise = _noise(cell)
-    if not units.are_cycles:
-        yield _More(prompts_to_decide(speedup, units.count, **limits._asdict()), units)
-    elif units.count < MIN_CYCLES:
-        yield _More(MIN_CYCLES - units.count, units)
-    elif speedup.low is None or noise is None:
-        yield _More(max(1, MIN_UNITS - cell.num_prompts), prompts)
-    else:
-        margin = settling_margin(speedup.estimate, *limits)
-        found = [
-            (more_prompts_for(noise, units.count, cell.num_prompts, margin), prompts),
-            (more_cycles_for(noise, units.count, margin), units),
-        ]
-        for count, what in found if noise.is_of_prompts(units.count) else found[::-1]:
-            if count is not None:
-                yield _More(count, what)
-
-
-def _noise(cell: CellSummary) -> SessionNoise | None:
-    """As the cell's metrics tell it."""
-    deviation = number_of(cell.metrics, "cycle_deviation")
-    error = number_of(cell.metrics, "prompt_error")
-    if deviation is None or error is None:
-        return None
-    freedom = max(1.0, cell.num_prompts - 1.0)
-    return SessionNoise(
-        cycle_sd=deviation, prompts=Spread(standard_error=error, degrees_of_freedom=freedom)
-    )
+def _half_width(speedup: Interval, num: int, more: int) -> float:
+    """Relative half width that `more` prompts in all would give, were the spread to stay."""
+    assert speedup.low is not None and speedup.high is not None, "there is an interval"
+    half = math.log(speedup.high / speedup.low) / 2
+    narrower = math.sqrt(num / more) * student_t(more - 1, UPPER) / student_t(num - 1, UPPER)
+    return math.expm1(half * narrower)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from specbench.decide.compromise import left_out_in_words, losses_in_words
 from specbench.decide.objective import Objective, Pick, SharedPick, pick, shared_pick
-from specbench.decide.reasons import speedup_text
+from specbench.decide.reasons import range_text, speedup_text
 from specbench.decide.recommend import Verdict, is_undecided, judge
 from specbench.decide.scaling import Crossover
 from specbench.records import NO_DRAFTER, CellKey, Decision, Interval, MemoryRecord
@@ -144,7 +144,8 @@ def _lost(document: Document, plain: CellKey) -> Iterator[str]:
         speedup, best = _most_promising(document, undecided or every)
         is_lost = speedup.estimate <= 1 or judge(speedup) is Verdict.GAINS_NOTHING
         which = "runner-up" if is_lost else "best undecided"
-        yield f"{which}: {_method(best.leader)}, {speedup_text(speedup)}"
+        figure = range_text(speedup) if undecided else speedup_text(speedup)
+        yield f"{which}: {_method(best.leader)}, {figure}"
         yield from best.reasons_and_warnings
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from specbench.decide.reasons import speedup_text
+from specbench.decide.reasons import range_text, speedup_text
 from specbench.decide.recommend import Verdict
 from specbench.records import CellKey, Decision
 from specbench.report.document import Document
@@ -78,6 +78,8 @@ def _said(found: Decision | None) -> str:
         return ABSENT
     if found.speedup is None:
         return "undecided"
-    figure = f"{found.leader.draft.length.named}, {speedup_text(found.speedup)}"
-    said = {Verdict.GAINS_NOTHING: "do not speculate: ", Verdict.NOT_SHOWN: "undecided: "}
-    return said.get(verdict_of(found), "") + figure
+    k, verdict = found.leader.draft.length.named, verdict_of(found)
+    if verdict is Verdict.NOT_SHOWN:
+        return f"undecided: {k}, {range_text(found.speedup)}"
+    answer = "do not speculate: " if verdict is Verdict.GAINS_NOTHING else ""
+    return f"{answer}{k}, {speedup_text(found.speedup)}"

@@ -30,7 +30,6 @@ MIN_CYCLES = 2  # fewer give no spread
 FEWEST_PLANNED = 4  # from here on a variance over cycles is known well enough to be relied on
 MOST_PLANNED = 12
 NEAR_PROMPTS = 1.2  # times what cycles without end would show: more of them are not worth it
-MOST_MORE = 1_000  # cycles or prompts that anybody is told to add
 CYCLE_SD = 0.14  # vLLM on a loaded CPU: two sessions with speculation and two without (0.13, 0.14)
 NO_PROMPTS = Spread(standard_error=0.0, degrees_of_freedom=math.inf)  # they are taken together
 PROMPT_SD = 0.2  # prompts of one workload: 0.04 to 0.22 in tests/gate/gate_noise.json
@@ -52,10 +51,6 @@ class SessionNoise:
         if num_cycles < FEWEST_PLANNED:
             return cautiously_combined(cycles, self.prompts)
         return combined(cycles, self.prompts)
-
-    def is_of_prompts(self, num_cycles: int) -> bool:
-        """Whether prompts, and not cycles, have the larger share in it."""
-        return self.prompts.standard_error > self.cycle_sd / math.sqrt(num_cycles)
 
     def detectable_effect(self, num_cycles: int) -> float:
         """The relative effect (0.03: 3 %) that 80 % of sweeps of so many cycles would show."""
@@ -131,26 +126,6 @@ def _cycles_needed(noise: SessionNoise, effect: float) -> int | None:
     shown = max(effect, NEAR_PROMPTS * of_prompts)
     planned = range(FEWEST_PLANNED, MOST_PLANNED + 1)
     return next((n for n in planned if noise.detectable_effect(n) <= shown), None)
-
-
-def more_cycles_for(noise: SessionNoise, num_cycles: int, margin: float) -> int | None:
-    """How many more cycles bring the interval of the log ratio to +- `margin`; None: no number
-    of them, since prompts differ too much, or more than MOST_MORE."""
-    more = range(1, MOST_MORE + 1)
-    return next((n for n in more if noise.spread(num_cycles + n).margin() <= margin), None)
-
-
-def more_prompts_for(
-    noise: SessionNoise, num_cycles: int, num_prompts: int, margin: float
-) -> int | None:
-    """The same of prompts, in as many cycles as now."""
-    for more in range(1, MOST_MORE + 1):
-        num = num_prompts + more
-        error = noise.prompts.standard_error * math.sqrt(num_prompts / num)
-        prompts = Spread(standard_error=error, degrees_of_freedom=num - 1.0)
-        if replace(noise, prompts=prompts).spread(num_cycles).margin() <= margin:
-            return more
-    return None
 
 
 def _served_on_both_sides(*columns: ArrayLike) -> Floats:

@@ -93,7 +93,7 @@ class NothingFailed:
 
 def test_what_is_slower_than_nothing_is_never_said_to_look_best():
     both = [ranked("slow", (0.5, 0.7, 1.1)), ranked("ngram", (0.6, 0.85, 1.2))]
-    assert verdict(both) == (
-        "Undecided: ngram comes nearest to a gain, 0.85x [0.60, 1.20]; use more --prompts or a "
-        "quieter machine."
-    )
+    said = verdict(both)
+    assert "looks best" not in said
+    assert said.index("0.60x to 1.20x") < said.index("ngram")
+    assert "0.85" not in said

@@ -18,8 +18,6 @@ from tests.served_sessions import Sweep, key_of, served_sweep
 
 CYCLES_DIFFER = {"num_cycles": 4, "cycle_deviation": 0.08, "prompt_error": 0.005}
 PROMPTS_DIFFER = {"num_cycles": 4, "cycle_deviation": 0.01, "prompt_error": 0.04}
-BOTH_DIFFER = {"num_cycles": 4, "cycle_deviation": 0.2, "prompt_error": 0.1}
-ELEVEN_MORE = "about 11 more prompts needed to decide"
 
 
 def undecided(
@@ -30,38 +28,30 @@ def undecided(
 
 
 @pytest.mark.parametrize(
-    ("metrics", "workload_prompts", "more"),
+    ("metrics", "workload_prompts", "more", "less"),
     [
-        # Half width 6.7 % wanted. 0.08 / sqrt(8) with t(7) = 2.36 is 6.7 %, and prompts add 1 %.
-        (CYCLES_DIFFER, 200, "about 5 more cycles needed to decide"),
-        (CYCLES_DIFFER, 20, "about 5 more cycles needed to decide"),
-        # 0.04 sqrt(20 / 31) with t(30) = 2.04 is 6.6 %, and cycles add 0.1 %.
-        (PROMPTS_DIFFER, 200, ELEVEN_MORE),
-        (PROMPTS_DIFFER, 22, f"{ELEVEN_MORE}, and the workload has only 2 more: add some"),
-        (PROMPTS_DIFFER, 20, f"{ELEVEN_MORE}, and the workload has no more: add some"),
-        (BOTH_DIFFER, 200, "more cycles of more prompts needed to decide"),
+        (CYCLES_DIFFER, 200, "--cycles", "prompts"),
+        (CYCLES_DIFFER, 20, "--cycles", "prompts"),
+        (PROMPTS_DIFFER, 200, "all 200 prompts", "cycles"),
+        (PROMPTS_DIFFER, 20, "add some", "all 20"),
     ],
 )
 def test_more_of_what_makes_the_interval_wide_is_asked_for(
-    summarised, metrics, workload_prompts, more
+    summarised, metrics, workload_prompts, more, less
 ):
-    choice = choose([undecided(summarised, metrics)])
-    decision = decide(choice, workload_prompts=workload_prompts)
-    assert decision.sentence == f"code: undecided: K=4 measured 1.08x [0.98, 1.18]; {more}"
-
-
-def test_where_the_workload_has_no_more_prompts_cycles_are_asked_for_if_they_would_do(summarised):
-    metrics = {"num_cycles": 4, "cycle_deviation": 0.03, "prompt_error": 0.029}
-    cell = undecided(summarised, metrics)
-    assert "1 more prompt needed" in decide(choose([cell]), workload_prompts=200).sentence
-    assert "1 more cycle needed" in decide(choose([cell]), workload_prompts=20).sentence
+    sentence = decide(
+        choose([undecided(summarised, metrics)]), workload_prompts=workload_prompts
+    ).sentence
+    assert sentence.startswith("code: undecided: 0.98x to 1.18x at K=4; ")
+    assert more in sentence
+    assert less not in sentence
 
 
 def test_requests_served_together_ask_for_cycles_alone(summarised):
     metrics = {"num_cycles": 4, "num_passes": 8, "cycle_deviation": 0.08, "prompt_error": 0.0}
     cell = undecided(summarised, metrics)
     cell = replace(cell, key=with_axes(cell.key, concurrency=4))
-    assert "about 4 more cycles" in decide(choose([cell]), workload_prompts=20).sentence
+    assert "--cycles" in decide(choose([cell]), workload_prompts=20).sentence
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ def test_without_a_winner_the_best_estimate_is_spoken_of_and_the_reasons_are_its
         summarised(2, 0.70, 0.77, 1.05, metrics={**FAST, "mean_acceptance_length": 2.0}),
     ]
     decision = decide(choose(cells))
-    assert decision.sentence == "code: undecided: K=1 measured 0.97x [0.37, 2.63]"
+    assert decision.sentence.startswith("code: undecided: 0.37x to 2.63x at K=1")
     assert "acceptance length 3.12 at K=1, break-even 1.64" in decision.reasons
     assert "K=1 has the best estimate of K = 1, 2; none is shown to help" in decision.reasons
 
@@ -24,16 +24,6 @@ def test_a_sentence_about_another_k_than_the_best_says_why(summarised):
     assert decide(choose(cells)).reasons == (
         "K=8 is the best that is still open; shown to gain nothing: K = 1",
     )
-
-
-def test_a_number_of_prompts_that_nobody_has_is_no_advice(summarised):
-    # Some 2,500 prompts would settle it, and the file has 6.
-    choice = choose([summarised(4, 0.55, 1.005, 1.84, num_prompts=6)])
-    assert decide(choice, workload_prompts=6).sentence == (
-        "code: undecided: K=4 measured 1.00x [0.55, 1.84]; 6 prompts cannot decide this with "
-        "so much noise; a quieter machine or more --repeats would narrow the interval"
-    )
-    assert "more prompts needed" in decide(choice, workload_prompts=2**20).sentence
 
 
 def test_an_effect_beyond_a_doubling_is_not_given_in_percent(summarised):
