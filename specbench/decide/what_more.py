@@ -9,7 +9,7 @@ import math
 
 from specbench.decide.reasons import Units, units_of
 from specbench.metrics.registry import number_of
-from specbench.records import CellSummary, Interval
+from specbench.records import CellSummary
 from specbench.stats.crossed import MIN_CYCLES
 from specbench.stats.spread import MIN_UNITS, UPPER, student_t
 
@@ -25,7 +25,8 @@ def what_would_narrow(cell: CellSummary, workload_prompts: int | None) -> str:
         return ""
     units, prompts = units_of(cell), Units(count=cell.num_prompts, name="prompt")
     left = None if workload_prompts is None else max(0, workload_prompts - prompts.count)
-    if cell.speedup.low is None:
+    low, high = cell.speedup.low, cell.speedup.high
+    if low is None or high is None:
         return _for_an_interval(units, prompts, left)
     option = "--cycles" if units.are_cycles else "--repeats"
     quieter = f"a quieter machine or more {option}"
@@ -40,7 +41,7 @@ def what_would_narrow(cell: CellSummary, workload_prompts: int | None) -> str:
     text = f"all {prompts.count + left:,} prompts of the workload would narrow it"
     if units.are_cycles:
         return text
-    width = _half_width(cell.speedup, prompts.count, prompts.count + left)
+    width = _half_width(math.log(high / low) / 2, prompts.count, prompts.count + left)
     return f"{text} to about ±{float(f'{width:.1g}'):.0%}"
 
 
@@ -66,9 +67,7 @@ def _is_noise_of_prompts(cell: CellSummary, num_cycles: int) -> bool:
     return of_prompts > of_cycles / math.sqrt(num_cycles)
 
 
-def _half_width(speedup: Interval, num: int, more: int) -> float:
-    """Relative half width that `more` prompts in all would give, were the spread to stay."""
-    assert speedup.low is not None and speedup.high is not None, "there is an interval"
-    half = math.log(speedup.high / speedup.low) / 2
-    narrower = math.sqrt(num / more) * student_t(more - 1, UPPER) / student_t(num - 1, UPPER)
+def _half_width(half: float, num: int, total: int) -> float:
+    """Relative half width over `total` prompts, from that of the log over `num`; same spread."""
+    narrower = math.sqrt(num / total) * student_t(total - 1, UPPER) / student_t(num - 1, UPPER)
     return math.expm1(half * narrower)
