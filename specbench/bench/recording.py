@@ -7,7 +7,13 @@ from specbench.bench.blocks import Cell
 from specbench.engines.engine import EngineRequest, ServedPass
 from specbench.errors import first_line
 from specbench.forward.scoring import likeliest
-from specbench.records import DeviceSample, PassRecord, RequestRecord, SamplesRecord
+from specbench.records import (
+    DeviceSample,
+    PassRecord,
+    RequestRecord,
+    SamplesRecord,
+    ids_sha256,
+)
 
 
 class Turn(NamedTuple):
@@ -89,6 +95,7 @@ def make_records(
                 sample=turn.sample,
                 answer_check=result.answer_check,
                 graph=result.graph,
+                prompt_sha256=ids_sha256(turn.request.prompt_ids),
             )
         )
     return records

@@ -141,6 +141,8 @@ def identity(
         tokenizer_sha256=tokenizer.sha256,
         dtype=loaded.dtype,
         num_parameters=loaded.num_parameters,
+        template_sha256=tokenizer.template_sha256,
+        template_clock=tokenizer.template_clock,
     )
 
 

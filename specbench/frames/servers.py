@@ -25,6 +25,9 @@ DOCS = {
     "version": Doc("of the engine; empty where it did not come up"),
     "model": Doc("as the server calls it"),
     "addresses": Doc("of a server that was running; empty where we started it"),
+    "template_clock": Doc(
+        "date in its chat template, `server` for its own; absent if unknown", dtype=TEXT
+    ),
     "prefix_cache": Doc("whether it kept prefixes: `off`, `on`, `unknown` or `by request`"),
     "acceptance_rule": Doc("when a draft is accepted; absent where it is not known", dtype=TEXT),
     "num_gpus": Doc("that it ran on", "GPUs"),

@@ -188,7 +188,12 @@ def _pooled_cells(runs: Sequence[Snapshot]) -> Iterator[CellFigures]:
     others = [{cell.key: cell for cell in run.cells} for run in runs]
     for cell in runs[0].cells:
         same = [cells[cell.key] for cells in others if cell.key in cells]
-        valid = all(not one.problems and one.units == cell.units for one in same)
+        valid = all(
+            not one.problems
+            and one.units == cell.units
+            and (cell.shows_clock(one) or not cell.changed_prompts(one))
+            for one in same
+        )
         if len(same) == len(runs) and valid:
             yield _pooled_cell(same) if len(same) > 1 else cell
 

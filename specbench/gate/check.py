@@ -104,8 +104,21 @@ def check(
         notes=(
             *_not_judged(chosen, cases, usable),
             *_notes(baseline, candidate, found.only_candidate),
+            *dict.fromkeys(_clock_notes(usable)),
         ),
     )
+
+
+def _clock_notes(pairs: Sequence[CellPair]) -> Iterator[str]:
+    for before, after in pairs:
+        changed = before.changed_prompts(after) if after else ()
+        if after and changed and before.shows_clock(after):
+            at = before.key.condition
+            yield (
+                f"{at.engine}: {len(changed)} of {len(before.prompt_sha256)} prompts of "
+                f"{at.workload} differ: its chat template prints the server's own date, or has "
+                "changed; answers to these were not compared"
+            )
 
 
 def metric_of(tolerance: Tolerance) -> Metric:

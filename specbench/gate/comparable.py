@@ -6,7 +6,7 @@ from typing import NamedTuple
 from specbench.errors import UsageError
 from specbench.gate.baseline import Snapshot
 from specbench.gate.figures import CellFigures
-from specbench.gate.fingerprint import HARDWARE, SOFTWARE, Difference, differences
+from specbench.gate.fingerprint import HARDWARE, SOFTWARE, TOKENIZER, Difference, differences
 from specbench.records import CellKey
 from specbench.records.axes import AXES
 
@@ -25,7 +25,7 @@ WORDS = (
     PROMPTS,
     "workload",
     "model",
-    "tokenizer",
+    TOKENIZER,
     "sampling",
     "max-new-tokens",
     "synthetic",
@@ -89,6 +89,8 @@ def pair_up(
     matched = ((key, after[common]) for common, key in before.items() if common in after)
     found += tuple(dict.fromkeys(_allowed_in_keys(matched, allowed)))
     found += tuple(_other_prompts(pairs, is_complete=candidate.is_complete))
+    if not any(difference.name == TOKENIZER for difference in found):  # which explains other ids
+        found += tuple(_other_ids(pairs))
     _refuse([difference for difference in found if difference.name not in allowed])
     if not pairs:
         raise UsageError("baseline and candidate have no cell in common")
@@ -188,6 +190,21 @@ def _other_prompts(pairs: Sequence[CellPair], *, is_complete: bool) -> Iterator[
             yield Difference(
                 PROMPTS, _prompts_text(before, ours - theirs), _prompts_text(after, theirs - ours)
             )
+
+
+def _other_ids(pairs: Sequence[CellPair]) -> Iterator[Difference]:
+    """A difference per workload whose prompts became other token ids; not by a server's clock."""
+    seen = set()
+    for before, after in pairs:
+        workload = before.key.condition.workload
+        changed = before.changed_prompts(after) if after else ()
+        if after is None or not changed or workload in seen or before.shows_clock(after):
+            continue
+        seen.add(workload)
+        first = changed[0]
+        what = f"{len(changed)} of {len(before.prompt_sha256)} in {workload}, first {first}"
+        one, other = (f"token ids {cell.prompt_sha256[first]}" for cell in (before, after))
+        yield Difference(PROMPTS, f"{what}: {one}", other)
 
 
 def _prompts_text(cell: CellFigures, alone: set[str]) -> str:

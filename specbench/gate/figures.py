@@ -4,7 +4,7 @@ The leave-one-out values make a jackknife interval of any metric, present or fut
 ratio of two runs: no metric needs code of its own here.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -42,6 +42,8 @@ class CellFigures:
     texts: Mapping[str, str] = field(default_factory=dict)  # prompt -> digests of its output
     problems: tuple[str, ...] = ()  # why the cell is not valid
     prompts: tuple[str, ...] = ()  # that every cycle asked, of a server
+    prompt_sha256: Mapping[str, str] = field(default_factory=dict)  # of token ids, where known
+    has_server_clock: bool = False  # prompts may contain a date that the server chose
 
     def __post_init__(self) -> None:
         """ValueError where a column is not as long as the units, as in a file that was changed."""
@@ -53,6 +55,15 @@ class CellFigures:
     def has_cycles(self) -> bool:
         """Whether units are cycles of a server's sessions: no two of them belong together."""
         return bool(self.prompts)
+
+    def changed_prompts(self, other: "CellFigures") -> tuple[str, ...]:
+        """Prompts whose token ids both cells know, and that are not the same."""
+        common = self.prompt_sha256.keys() & other.prompt_sha256.keys()
+        return tuple(p for p in sorted(common) if self.prompt_sha256[p] != other.prompt_sha256[p])
+
+    def shows_clock(self, other: "CellFigures") -> bool:
+        """Whether other token ids may be the date that a server printed into its prompts."""
+        return self.has_server_clock or other.has_server_clock
 
     def value(self, name: str) -> float | None:
         figure = self.figures.get(name)
@@ -97,7 +108,18 @@ def cell_figures(cell: CellData, names: Collection[str] | None = None) -> CellFi
         texts=texts_of(cell),
         problems=judge_cell(cell),
         prompts=tuple(sorted({r.prompt_id for r in cell.finished})) if cell.servers else (),
+        prompt_sha256=dict(_prompt_sha256(cell.finished)),
+        has_server_clock=any(s.template_clock in (None, "server") for s in cell.servers),
     )
+
+
+def _prompt_sha256(requests: Sequence[RequestRecord]) -> Iterator[tuple[str, str]]:
+    """Hashes of first turns, whose ids do not depend on what the target answered before."""
+    found: dict[str, set[str]] = {}
+    for request in requests:
+        if request.turn == 0 and request.prompt_sha256 is not None:
+            found.setdefault(request.prompt_id, set()).add(request.prompt_sha256)
+    return ((prompt, " ".join(sorted(own))) for prompt, own in sorted(found.items()))
 
 
 def imported_figures(summary: CellSummary) -> CellFigures:

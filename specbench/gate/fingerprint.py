@@ -18,6 +18,7 @@ from specbench.settings import DecoderSettings
 HARDWARE = "hardware"
 SOFTWARE = "software"
 DRAFTER = "drafter"
+TOKENIZER = "tokenizer"
 # Facts of software that may differ among the runs of one baseline.
 _AROUND = ("specbench", "python", "commit", "driver")
 
@@ -42,6 +43,8 @@ class Fingerprint:
     torch: str
     max_new_tokens: int | None = None  # None: the workload's own
     synthetic: str = ""  # what was made up; empty for a real run
+    # target -> sha256 of its chat template, which the tokenizer's contains; "": it has none
+    templates: Mapping[str, str] = field(default_factory=dict)
     # Known and never refused: what may explain a change.
     drafters: Mapping[str, str] = field(default_factory=dict)  # pairing -> sha256 of its draft
     # driver, packages, forward, graph; a server's version, settings and arguments
@@ -74,6 +77,11 @@ def fingerprint_of(
             m.name: packed.get(m.name, "") + m.content_sha256 for m in models if m.name in targets
         },
         tokenizers={m.name: m.tokenizer_sha256 for m in models if m.name in targets},
+        templates={
+            m.name: m.template_sha256
+            for m in models
+            if m.name in targets and m.template_sha256 is not None
+        },
         workloads=dict(run.workload_sha256),
         sampling=f"top-k {asked.top_k or 'off'}, top-p {asked.top_p:g}",
         max_new_tokens=asked.max_new_tokens,
@@ -99,7 +107,7 @@ def differences(baseline: Fingerprint, candidate: Fingerprint) -> tuple[Differen
     )
     return (
         *_hashes("model", baseline.models, candidate.models),
-        *_hashes("tokenizer", baseline.tokenizers, candidate.tokenizers),
+        *_tokenizers(baseline, candidate),
         *_hashes("workload", baseline.workloads, candidate.workloads),
         *(d for d in plain if d.baseline != d.candidate),
         *(
@@ -155,6 +163,19 @@ def have_same_arithmetic(one: Fingerprint, other: Fingerprint) -> bool:
     around a serving engine."""
     same_engines = not any(is_of_a_server(d.name) for d in _changed(one.software, other.software))
     return not differences(one, other) and one.torch == other.torch and same_engines
+
+
+def _tokenizers(one: Fingerprint, other: Fingerprint) -> Iterator[Difference]:
+    """Targets with another tokenizer, and whether that is its chat template."""
+    for difference in _hashes(TOKENIZER, one.tokenizers, other.tokenizers):
+        name = difference.baseline.rpartition(" ")[0]
+        before, after = one.templates.get(name), other.templates.get(name)
+        if before is None or after is None or before == after:
+            yield difference
+        else:
+            what = f"chat template of {name}: "
+            shown = (what + (template[:12] or "none") for template in (before, after))
+            yield Difference(TOKENIZER, *shown)
 
 
 def _hashes(word: str, one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Difference]:

@@ -191,6 +191,8 @@ def judge_unusable(pair: CellPair, *, is_complete: bool) -> Judgement | None:
 def judge_text(pair: CellPair, *, is_binding: bool) -> Judgement | None:
     """Whether greedy output is the same, token for token; None where it need not repeat.
 
+    The answers to other prompts need not.
+
     `is_binding`: device, torch and model are the same, so that it has to be where the cells'
     dtype is, too.
     """
@@ -198,10 +200,13 @@ def judge_text(pair: CellPair, *, is_binding: bool) -> Judgement | None:
     if after is None or not before.texts or not after.texts:
         return None
     is_binding = is_binding and _arithmetic(before.key) == _arithmetic(after.key)
+    changed = before.changed_prompts(after)
     common = [
         prompt
         for prompt, text in before.texts.items()
-        if prompt in after.texts and are_comparable(text, after.texts[prompt])
+        if prompt in after.texts
+        and prompt not in changed
+        and are_comparable(text, after.texts[prompt])
     ]
     if not common:
         return None

@@ -1,6 +1,7 @@
 """A tokenizer's vocabulary and a chat template, read from their files; no code of theirs runs."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from specbench.model_files.vocabulary import Vocabulary
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 # Without tokenizer.json these make the vocabulary: equal files are equal vocabularies.
 OTHER_VOCABULARIES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+# The time at which chat templates are rendered, so that prompts are the same on every day. It is
+# the date that Llama 3's own template has if it is given none.
+TEMPLATE_CLOCK = datetime(2024, 7, 26, tzinfo=UTC)
 
 
 def read_vocabulary(folder: Path) -> Vocabulary | None:
@@ -58,6 +62,17 @@ def read_chat_template(folder: Path) -> str | None:
         named = {item.get("name"): item.get("template") for item in given if isinstance(item, dict)}
         given = named.get("default")
     return given if isinstance(given, str) else None
+
+
+def prints_clock(template: str) -> bool:
+    """Whether a chat template asks for the time."""
+    return "strftime_now" in template
+
+
+def clock_args(template: str) -> dict[str, str]:
+    """The arguments that fix the date of a chat template, if it takes such arguments."""
+    takes_date = prints_clock(template) and "date_string" in template
+    return {"date_string": f"{TEMPLATE_CLOCK:%d %b %Y}"} if takes_date else {}
 
 
 def _config(folder: Path) -> Mapping[str, Any]:

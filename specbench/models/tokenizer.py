@@ -4,14 +4,17 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
+from transformers.utils import chat_template_utils
 
 from specbench.errors import CompatibilityError, ModelError, WorkloadError
 from specbench.model_files.spelling import spelling_of
+from specbench.model_files.tokenizer_files import TEMPLATE_CLOCK, prints_clock
 from specbench.model_files.vocabulary import Vocabulary, compare_vocabularies, mismatch_advice
 from specbench.models.load_advice import load_advice
 from specbench.models.loading import ModelSource, load_config
@@ -23,6 +26,17 @@ _REFUSALS = (
     *(OSError, ValueError, ImportError, LookupError, TypeError, AttributeError),
     *(ArithmeticError, RecursionError, MemoryError, TemplateError),
 )
+
+
+class _TemplateClock(datetime):
+    """The clock that chat templates see."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]  # noqa: ARG003
+        return TEMPLATE_CLOCK
+
+
+chat_template_utils.datetime = _TemplateClock  # templates take no functions as arguments
 
 
 class Tokenizer:
@@ -65,6 +79,18 @@ class Tokenizer:
         facts = json.dumps([sorted(self.ids_by_token.items()), self._inner.chat_template])
         return hashlib.sha256(facts.encode()).hexdigest()
 
+    @property
+    def template_sha256(self) -> str:
+        """A hash of the chat template; "" without one."""
+        template = self._inner.chat_template
+        return hashlib.sha256(json.dumps(template).encode()).hexdigest() if template else ""
+
+    @property
+    def template_clock(self) -> str:
+        """The date at which the chat template is rendered; "" if it prints none."""
+        is_printed = prints_clock(json.dumps(self._inner.chat_template))
+        return f"{TEMPLATE_CLOCK:%Y-%m-%d}" if is_printed else ""
+
     def prompt_ids(
         self,
         messages: Sequence[Message],
@@ -73,8 +99,9 @@ class Tokenizer:
     ) -> tuple[int, ...]:
         """The ids that the model sees before it answers.
 
-        A model without a chat template gets the messages' text, parted by empty lines. Raises
-        WorkloadError where the template refuses the conversation or does not come to an end.
+        The template sees TEMPLATE_CLOCK as the time. A model without a chat template gets the
+        messages' text, parted by empty lines. Raises WorkloadError where the template refuses the
+        conversation or does not come to an end.
         """
         if self._inner.chat_template is None:
             text = "\n\n".join(message.content for message in messages)

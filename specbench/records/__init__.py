@@ -37,7 +37,7 @@ from specbench.records.measured import (
     RoundTimeline,
     SamplesRecord,
 )
-from specbench.records.prompts import Message, Prompt, Role, Sampling
+from specbench.records.prompts import Message, Prompt, Role, Sampling, ids_sha256
 from specbench.records.provenance import (
     CellPlan,
     Environment,
@@ -100,5 +100,6 @@ __all__ = [
     "Schedule",
     "ServerRecord",
     "TraceRecord",
+    "ids_sha256",
     "too_deep",
 ]

@@ -119,6 +119,7 @@ class RequestRecord:
     # How much of its rounds one graph held: off, step or round; all of them where rounds differ,
     # such as "off, round". None: without rounds, or the engine does not tell.
     graph: str | None = None
+    prompt_sha256: str | None = None  # `ids_sha256` of its prompt; None: a server gave no ids
 
     @classmethod
     def failed(cls, error: str, **asked: Any) -> "RequestRecord":

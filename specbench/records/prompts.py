@@ -1,6 +1,7 @@
 """What is asked: messages, prompts, and how tokens are picked."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,6 +32,11 @@ class Prompt:
     template_args: Mapping[str, Any] = field(default_factory=dict)
     category: str = ""
     predictions: tuple[str | None, ...] = ()
+
+
+def ids_sha256(ids: Iterable[int]) -> str:
+    """The first digits of a hash of a prompt's token ids."""
+    return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -56,6 +56,8 @@ class ModelIdentity:
     tokenizer_sha256: str
     dtype: str
     num_parameters: int
+    template_sha256: str | None = None  # of its chat template; "": it has none
+    template_clock: str = ""  # the date that its chat template printed; "": none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,6 +37,8 @@ class ServerRecord:
     addresses: tuple[str, ...]
     command: tuple[str, ...] = ()  # what started it; (): it was running
     settings: Mapping[str, str] = field(default_factory=dict)  # effective, as the server tells
+    # The date in its chat template: as sent, or "server" for its own. "": none; None: unknown.
+    template_clock: str | None = None
     prefix_cache: str = "unknown"  # off, on, unknown, by request
     acceptance_rule: str | None = None
     num_gpus: int | None = None  # visible on its machine: CUDA_VISIBLE_DEVICES names them

@@ -60,6 +60,11 @@ def provenance(document: Document) -> tuple[Fact, ...]:
             for choice in record.kernels
         ),
         *deployment_facts(document),
+        *(
+            (f"date in the chat template of {model.name}", model.template_clock)
+            for model in document.models
+            if model.template_clock and any(k.condition.target == model.name for k in run.keys)
+        ),
         ("seed", str(settings.seed) if is_own else None),
         ("sampling", _sampling(settings.sampling) if is_own else None),
         *(

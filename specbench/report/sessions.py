@@ -66,6 +66,8 @@ def deployment_facts(document: Document) -> Iterator[tuple[str, str]]:
             yield f"{_engine(first)}, version", ", ".join(versions)
             told = (f"{name} {value}" for name, value in first.settings.items())
             yield f"{_engine(first)}, settings", ", ".join(told)
+            if first.template_clock:
+                yield f"{_engine(first)}, date in its chat template", first.template_clock
         chosen = _is_best(document, first)
         if not first.num_speculative_tokens or chosen:
             best = ", the best" if chosen else ""

@@ -5,7 +5,7 @@ several, and servers merge events and hold back pieces of characters.
 """
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Annotated, Any, ClassVar
@@ -59,6 +59,7 @@ class _Event(Part):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     metrics: dict[str, Any] | None = None
+    prompt_token_ids: list[TokenId] | None = None
 
 
 class EventData:
@@ -90,6 +91,7 @@ class Streamed:
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))  # where the server tells
     num_tokens: int | None = None  # of the whole answer
     num_prompt_tokens: int | None = None
+    prompt_ids: Sequence[int] | None = None  # where the server tells
     finish_reason: str | None = None
     is_done: bool = False  # [DONE] came
     metrics: Mapping[str, Any] | None = None  # what the server says of this request
@@ -111,6 +113,7 @@ class Streamed:
         self.token_ids.extend(ids)
         self.finish_reason = choice.finish_reason or self.finish_reason
         self.metrics = event.metrics or self.metrics
+        self.prompt_ids = event.prompt_token_ids or self.prompt_ids
         if usage.completion_tokens is not None:
             self.num_tokens, self.num_prompt_tokens = usage.completion_tokens, usage.prompt_tokens
         if said or ids or (choice.finish_reason and self.num_events):

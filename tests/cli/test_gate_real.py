@@ -5,12 +5,14 @@ therefore those that this thread has the processor.
 """
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specbench import demo
 from specbench.runs import load_run
 from tests.cli.calls import specbench
 from tests.cli.clocks import WorkClock, work_clock
@@ -28,7 +30,44 @@ THREAD = ("--threads", "1")  # the one whose seconds are counted
 NUM_TARGET_LAYERS = 16
 PLANTED_S = 0.2  # some twenty times a forward
 
+DEMO_MODELS = Path(demo.__file__).parent / "models"
+
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def clocked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the demo target, whose chat template prints the time to the second."""
+    folder = tmp_path_factory.mktemp("clocked")
+    shutil.copytree(DEMO_MODELS / "target", folder / "target")
+    template = folder / "target" / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%d %b %Y %H:%M:%S.%f') }}" + template.read_text())
+    return folder
+
+
+def test_a_date_in_the_chat_template_is_the_same_in_every_run_and_another_template_is_refused(
+    clocked: Path,
+) -> None:
+    pair = ("--target", "./target", "--draft", "demo:draft")
+    ids = [
+        json.loads(specbench("run", *pair, *SMALL, *THREAD, "--json", cwd=clocked).out)["run_id"]
+        for _ in range(2)
+    ]
+    counts = ("--fail-on", "mean_acceptance_length:0%")
+    again = specbench("check", *ids, *counts, cwd=clocked)
+    assert again.code == 0, again.out + again.err
+    runs = [load_run(run_id, clocked / "reports") for run_id in ids]
+    prompts = [{r.prompt_sha256 for b in run.blocks for r in b.requests} for run in runs]
+    assert prompts[0] == prompts[1]
+    assert len(prompts[0]) == 5
+    assert {model.template_clock for model in runs[0].models} == {"2024-07-26", ""}
+
+    template = clocked / "target" / "chat_template.jinja"
+    template.write_text("Be brief." + template.read_text())
+    specbench("run", *pair, *SMALL, *THREAD, cwd=clocked)
+    changed = specbench("check", ids[0], "latest", *counts, cwd=clocked)
+    assert changed.code == 2
+    assert "chat template of target" in changed.err
 
 
 def measured(folder: Path, draft: str = "draft") -> str:

@@ -57,6 +57,35 @@ def test_the_model_sees_what_its_template_makes_of_all_turns(tokenizer):
     assert PLAIN.decode(ids) == "system=S;user=A;assistant=B;user=C;answer="
 
 
+@pytest.mark.parametrize(
+    ("template", "printed", "clock"),
+    [
+        ("{{ strftime_now('%d %b %Y %H:%M:%S.%f') }}", "26 Jul 2024 00:00:00.000000", "2024-07-26"),
+        ("{% set d = strftime_now('%Y-%m-%d').split('-') %}{{ d[0] }}", "2024", "2024-07-26"),
+        (
+            "{% if strftime_now is defined %}{{ strftime_now('%A') }}{% endif %}",
+            "Friday",
+            "2024-07-26",
+        ),
+        ("{{ date_string or strftime_now('%d') }}", "26", "2024-07-26"),
+        ("{{ date_string }}", "", ""),
+    ],
+)
+def test_a_template_sees_the_same_time_on_every_day(tmp_path, template, printed, clock):
+    tokenizer = write(tmp_path, template=template)
+    assert PLAIN.decode(tokenizer.prompt_ids([said("user", "A")])) == printed
+    assert tokenizer.template_clock == clock
+
+
+def test_the_hash_of_a_chat_template_is_empty_without_one(tmp_path):
+    hashes = [
+        write(tmp_path / str(i), template=template).template_sha256
+        for i, template in enumerate((TEMPLATE, TEMPLATE + " ", None))
+    ]
+    assert len({*hashes}) == 3
+    assert hashes[2] == ""
+
+
 def test_tools_arguments_and_further_fields_reach_the_template(tokenizer):
     messages = [said("user", "A"), said("assistant", "", tool_calls=[{"name": "now"}])]
     ids = tokenizer.prompt_ids(messages, TOOLS, {"think": True})

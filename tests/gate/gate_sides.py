@@ -38,6 +38,7 @@ def cell(
     texts: Mapping[str, str] | None = None,
     problems: tuple[str, ...] = (),
     units: Sequence[str] = ("p1", "p2", "p3", "p4", "p5"),
+    **changed: Any,
 ) -> CellFigures:
     return CellFigures(
         key=of or key(),
@@ -49,6 +50,7 @@ def cell(
         },
         texts=texts or {},
         problems=problems,
+        **changed,
     )
 
 

@@ -56,6 +56,48 @@ def test_another_cell_is_refused_by_what_tells_it_apart(changed, told):
     assert told in refused(one, other)
 
 
+def test_another_chat_template_is_named_as_such():
+    one, other = (
+        side(cell(FIGURES), tokenizers={"demo": mark * 64}, templates={"demo": mark * 64})
+        for mark in "bf"
+    )
+    assert f"chat template of demo: {'b' * 12}" in refused(one, other)
+    (found,) = pair_up(one, other, {"tokenizer"}).allowed
+    assert (found.name, found.candidate) == ("tokenizer", f"chat template of demo: {'f' * 12}")
+
+
+def test_prompts_of_other_token_ids_are_refused_unless_that_is_allowed():
+    ids = {"p1": "a", "p2": "b"}
+    one = side(cell(FIGURES, prompt_sha256=ids))
+    other = side(cell(FIGURES, prompt_sha256={**ids, "p2": "c"}), name="b")
+    told = refused(one, other)
+    assert "1 of 2 in code, first p2" in told
+    assert told.endswith("--allow-different prompts")
+    assert [d.name for d in pair_up(one, other, {"prompts"}).allowed] == ["prompts"]
+    tokenizer = side(other.cells[0], name="b", tokenizers={"demo": "f" * 64})  # explains them
+    assert [d.name for d in pair_up(one, tokenizer, {"tokenizer"}).allowed] == ["tokenizer"]
+
+
+@pytest.mark.parametrize("known", [{}, {"p3": "z"}, {"p1": "a"}])
+def test_prompts_whose_token_ids_are_not_known_are_compared(known):
+    one = side(cell(FIGURES, prompt_sha256={"p1": "a", "p2": "b"}))
+    assert pair_up(one, side(cell(FIGURES, prompt_sha256=known), name="b")).allowed == ()
+
+
+def test_answers_to_other_prompts_need_not_be_the_same():
+    """They are no regression: the prompts that both sides asked are compared, if there are any."""
+    texts = [{"p1": "aa", "p2": "bb"}, {"p1": "cc", "p2": "bb"}]
+    ids = [{"p1": "1", "p2": "2"}, {"p1": "3", "p2": "2"}]
+    sides = [
+        side(cell(FIGURES, texts=t, prompt_sha256=i), name=n)
+        for t, i, n in zip(texts, ids, "ab", strict=True)
+    ]
+    (found,) = (j for j in check(*sides, allowed={"prompts"}).judgements if j.unit == "texts")
+    assert (found.verdict, found.baseline, found.candidate) == (Verdict.PASS, 1, 1)
+    unknown = side(cell(FIGURES, texts=texts[1]), name="b")
+    assert check(sides[0], unknown).verdict is Verdict.REGRESSION
+
+
 def test_cells_of_another_k_are_compared_where_that_is_allowed():
     one, other = side(cell(FIGURES)), side(cell(FIGURES, of=key(5)), name="b")
     (pair,) = pair_up(one, other, {"K"}).pairs

@@ -40,6 +40,41 @@ def fingerprint(stored: StoredRun):
     return snapshot(stored, names=()).fingerprint
 
 
+def of_prompts(stored: StoredRun, sha256: str) -> StoredRun:
+    """The run of a server that told the token ids of its prompts."""
+    blocks = (
+        replace(b, requests=tuple(replace(r, prompt_sha256=sha256) for r in b.requests))
+        for b in stored.blocks
+    )
+    return replace(stored, blocks=tuple(blocks))
+
+
+@pytest.mark.parametrize("clock", ["server", None])
+def test_a_date_that_the_server_printed_is_a_note_and_its_answers_are_not_compared(clock):
+    runs = [of_prompts(told(served_sweep(ONE_ROW), template_clock=clock), day) for day in "ab"]
+    found = gate(*runs, SPEEDUP)
+    assert found.verdict is Verdict.PASS
+    assert OUTPUT_TOKENS not in {j.metric for j in found.judgements}
+    (note,) = (note for note in found.notes if "own date" in note)
+    assert note.startswith("vllm: 6 of 6 prompts of code differ")
+    assert [n for n in gate(runs[0], runs[0], SPEEDUP).notes if "own date" in n] == []
+    pooled = pool([snapshot(run) for run in (runs[0], replace_id(runs[1]))])
+    assert {c.key for c in pooled.cells} == {c.key for c in snapshot(runs[0]).cells}
+
+
+@pytest.mark.parametrize("clock", ["", "2024-07-26"])
+def test_other_prompts_are_refused_if_no_clock_of_the_server_explains_them(clock):
+    runs = [of_prompts(told(served_sweep(ONE_ROW), template_clock=clock), day) for day in "ab"]
+    with pytest.raises(UsageError, match="--allow-different prompts"):
+        gate(*runs, SPEEDUP)
+    with pytest.raises(UsageError):  # nor are they one baseline
+        pool([snapshot(run) for run in (runs[0], replace_id(runs[1]))])
+
+
+def replace_id(stored: StoredRun) -> StoredRun:
+    return replace(stored, run=replace(stored.run, run_id="20261123-010203-5e55"))
+
+
 @pytest.mark.parametrize("rows", [1, 4])
 def test_the_unit_is_a_cycle_and_what_is_left_out_is_all_of_it(rows):
     cell = cell_of(served_sweep(Sweep(wobble=0.1)), 4, rows)

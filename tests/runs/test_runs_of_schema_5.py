@@ -28,6 +28,7 @@ NEW_SETTINGS = {  # mostly of servers, which there were none of
 }
 NEW_OF_ENGINES: dict[str, Any] = {"num_captures": None, "capture_s": None}
 NEW_OF_ENGINES |= {"kernels": []}  # which there were no contests for
+NEW_OF_MODELS = {"template_sha256": None, "template_clock": ""}
 NEW_OF_ENVIRONMENT = {"node": None}  # of clusters
 
 
@@ -54,7 +55,8 @@ def test_it_has_the_cells_and_the_report_that_it_had() -> None:
     found = json.loads(json.dumps(to_json(build_document(stored))))
     then = EXPECTED["report"]
     engines = [{**engine, **NEW_OF_ENGINES} for engine in then["engines"]]
-    then_with_new = {**with_new(then), "servers": [], "engines": engines}
+    models = [{**model, **NEW_OF_MODELS} for model in then["models"]]
+    then_with_new = {**with_new(then), "servers": [], "engines": engines, "models": models}
     for decision in (*found["decisions"], *then_with_new["decisions"]):
         if decision["num_speculative_tokens"] == 0:  # it quotes the best K today
             del decision["speedup"]

@@ -17,6 +17,13 @@ def taken(monkeypatch, *timed):
     return answer
 
 
+def test_the_ids_of_the_prompt_come_in_any_event():
+    answer = Streamed()
+    answer.add({"choices": [{"delta": {"role": "assistant"}}], "prompt_token_ids": [5, 6]})
+    answer.add(ids(7))
+    assert (answer.prompt_ids, answer.num_events) == ([5, 6], 1)
+
+
 def ids(*token_ids):
     return {"choices": [{"delta": {"content": "a" * len(token_ids)}, "token_ids": [*token_ids]}]}
 

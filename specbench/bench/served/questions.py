@@ -2,13 +2,17 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from specbench.bench.blocks import Cell, request_seed
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.sessions import Session
 from specbench.engines.served import Question
+from specbench.errors import ModelError
+from specbench.model_files.model import open_model
+from specbench.model_files.tokenizer_files import TEMPLATE_CLOCK, clock_args, prints_clock
 from specbench.records import Message, Prompt, RequestRecord
 
 FEWEST_BYTES_PER_TOKEN = 2  # on average, with any usual tokenizer
@@ -95,15 +99,35 @@ def question(
     plan: TargetPlan, cell: Cell, asked: PlannedRequest, messages: tuple[Message, ...]
 ) -> Question:
     """The request as an engine is asked it."""
+    clock = template_clock(plan, cell.key.condition.engine)
     return Question(
         messages=messages,
         max_tokens=most_tokens(plan, cell),
         sampling=cell.sampling,
         seed=asked.seed,
         tools=asked.prompt.tools,
-        template_args=asked.prompt.template_args,
+        template_args={**clock.args, **asked.prompt.template_args},
         keeps_prefixes=plan.settings.servers.prefix_cache,
     )
+
+
+class TemplateClock(NamedTuple):
+    """The date that a server's chat template prints, as in a ServerRecord, and what it is sent."""
+
+    date: str | None
+    args: Mapping[str, str]
+
+
+def template_clock(plan: TargetPlan, engine: str) -> TemplateClock:
+    """By the target's own chat template; an API of OpenAI takes no arguments of templates."""
+    try:
+        template = open_model(plan.target.model).chat_template
+    except ModelError:
+        template = None
+    if template is None or not prints_clock(template):
+        return TemplateClock(None if template is None else "", {})
+    args = {} if engine == "openai" else clock_args(template)
+    return TemplateClock(f"{TEMPLATE_CLOCK:%Y-%m-%d}" if args else "server", args)
 
 
 def most_tokens(plan: TargetPlan, cell: Cell) -> int:

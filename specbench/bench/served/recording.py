@@ -10,7 +10,7 @@ from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import Session
 from specbench.engines.served import find_served
 from specbench.probes.gpus import GpuUse
-from specbench.records import ClientLoad, RequestRecord, ServerRecord
+from specbench.records import ClientLoad, RequestRecord, ServerRecord, ids_sha256
 from specbench.servers.client import ServerError
 from specbench.servers.metrics_page import Counters
 from specbench.servers.traffic import Answered
@@ -69,6 +69,7 @@ def _request(
         num_first=min(said.num_first or 1, num_tokens),
         text=said.text,
         counts=counts,
+        prompt_sha256=ids_sha256(said.prompt_ids) if said.prompt_ids else None,
     )
 
 

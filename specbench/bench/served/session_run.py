@@ -1,6 +1,7 @@
 """One session: warm up, ask, count and record."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import reduce
 from operator import add
@@ -13,6 +14,7 @@ from specbench.bench.served.questions import (
     PlannedRequest,
     asked_in,
     question,
+    template_clock,
     warm_up_questions,
 )
 from specbench.bench.served.recording import Served, request_records, server_record
@@ -55,7 +57,8 @@ class SessionRun:
             raise
         finally:
             used = self._gpus.stop()
-        return server_record(session, name, running, served, used)
+        record = server_record(session, name, running, served, used)
+        return replace(record, template_clock=template_clock(self._plan, session.engine).date)
 
     async def _warm_up(self, session: Session, running: Running) -> None:
         """As many requests at once as there will be, with texts that are never measured."""

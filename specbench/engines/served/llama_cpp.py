@@ -169,7 +169,7 @@ async def answer(client: Client, model: str, question: Question) -> Streamed:
         "cache_prompt": question.keeps_prefixes,
         "timings_per_token": True,
     }
-    found = _Answer(asked_s=perf_counter())
+    found = _Answer(asked_s=perf_counter(), prompt_ids=asked.tokens)
     await client.stream("/completion", body, found)
     if len(found.token_ids) != found.num_tokens:
         del found.token_ids[:]

@@ -2,12 +2,20 @@
 
 from dataclasses import replace
 
-from specbench.bench.served.questions import Answers, PlannedRequest
+import pytest
+
+from specbench.bench.served.questions import (
+    Answers,
+    PlannedRequest,
+    question,
+    template_clock,
+)
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.records import Message, Prompt
 from tests.bench.served.served_runs import plan_of
 from tests.made_records import made_request
 
+TAKES_DATE = "{% if not date_string %}{{ strftime_now('%d %b %Y') }}{% endif %}{{ date_string }}"
 FIRST, SECOND = (
     (Message(role="user", content="Say hello"),),
     (Message(role="user", content="And again"),),
@@ -42,6 +50,31 @@ def test_an_answer_is_of_its_temperature(tmp_path):
     answers.learn(cold[0], [made_request(cold[0].key.id, "p", None, text="Hello")])
     assert said(answers, cold[1], "its own") == "Hello"
     assert said(answers, warm[1], "its own") == "its own"
+
+
+@pytest.mark.parametrize(
+    ("template", "engine", "date", "args"),
+    [
+        ("{{ strftime_now('%d %b %Y') }}", "vllm", "server", {}),
+        (TAKES_DATE, "vllm", "2024-07-26", {"date_string": "26 Jul 2024"}),
+        (TAKES_DATE, "openai", "server", {}),  # its API has no arguments of templates
+        ("{{ date_string }}", "vllm", "", {}),  # a prompt without one has none on any day
+        (None, "vllm", None, {}),
+    ],
+)
+def test_the_date_of_a_chat_template_is_sent_if_it_takes_one(
+    tmp_path, template, engine, date, args
+):
+    plan = plan_of(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    if template is not None:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    model = replace(plan.target.model, source=str(tmp_path), folder=tmp_path)
+    plan = replace(plan, target=replace(plan.target, model=model))
+    assert template_clock(plan, engine) == (date, args)
+    (cell, *_) = served_cells(plan, "vllm")
+    asked = replace(LATER, prompt=replace(LATER.prompt, template_args={"date_string": "today"}))
+    assert question(plan, cell, asked, ()).template_args == {"date_string": "today"}
 
 
 def test_every_temperature_has_starts_of_its_own(tmp_path):

@@ -45,6 +45,14 @@ def test_times_are_from_sending_to_the_first_token_and_on_to_the_last(tmp_path):
     assert (one.arrived_s, one.repeat) == (None, 2)
 
 
+def test_a_prompt_is_known_by_its_token_ids_if_the_server_gives_them(tmp_path):
+    ids = [[1, 2, 3], [1, 2, 3], [12, 3], None]
+    said = [Answered(sent_s=SENT_S, streamed=replace(SAID, prompt_ids=own)) for own in ids]
+    one, same, other, unknown = (r.prompt_sha256 for r in recorded(tmp_path, *said))
+    assert one == same != other
+    assert unknown is None
+
+
 def test_without_ids_tokens_are_those_of_the_usage(tmp_path):
     silent = replace(SAID, token_ids=array("i"), num_first=None, finish_reason="length")
     (one,) = recorded(tmp_path, Answered(sent_s=SENT_S, streamed=silent))
