@@ -12,6 +12,7 @@ from specbench.bench.planning import plan_targets
 from specbench.bench.served.host import require_startable
 from specbench.bench.served.running import (
     addresses_of,
+    running_context,
     running_ks,
     running_servers,
     server_warnings,
@@ -95,6 +96,7 @@ def run_benchmark(
         where.dtype_of,
         where.read_head,
         running_ks=running_ks(running),
+        context=running_context(running),
     )
     if cluster is None and not running:  # nodes have programs of their own
         require_startable(plans)

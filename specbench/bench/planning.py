@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from specbench.bench.depth import ReadHead, any_shape, depths, headers_on_this_machine
+from specbench.bench.long_prompts import fitting
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.served.deployments import refusals
 from specbench.errors import UsageError
@@ -20,10 +21,12 @@ def plan_targets(
     dtype_of: Callable[[Target], str],
     read_head: ReadHead = headers_on_this_machine,
     running_ks: tuple[int, ...] | None = None,
+    context: int | None = None,
 ) -> tuple[TargetPlan, ...]:
     """One plan per target, in the order the pairings name them; nothing changes it afterwards.
 
-    `running_ks`: the K of servers that run already; None where servers are started. Raises
+    `running_ks`: the K of servers that run already; None where servers are started. `context`:
+    the tokens that these have room for. Prompts that do not fit are left out. Raises
     WorkloadError, and UsageError for two workloads of one name, engines that cannot draft so, and
     a K at which no server runs.
     """
@@ -46,19 +49,22 @@ def plan_targets(
     refused = _refused(settings, pairings) if running_ks is None else {}
     made_up = settings.decoder.dummy_weights or any_shape(pairings)
     return tuple(
-        TargetPlan(
-            target=group[0].target,
-            pairings=tuple(group),
-            workloads=load_workloads(
-                settings.workload.workloads,
-                folder=group[0].target.workloads,
-                field=settings.workload.prompt_field,
+        fitting(
+            TargetPlan(
+                target=group[0].target,
+                pairings=tuple(group),
+                workloads=load_workloads(
+                    settings.workload.workloads,
+                    folder=group[0].target.workloads,
+                    field=settings.workload.prompt_field,
+                ),
+                settings=settings,
+                dtype=dtype_of(group[0].target),
+                depths=depths(group, read_head, made_up=made_up),
+                running_ks=running_ks,
+                refused=refused,
             ),
-            settings=settings,
-            dtype=dtype_of(group[0].target),
-            depths=depths(group, read_head, made_up=made_up),
-            running_ks=running_ks,
-            refused=refused,
+            context,
         )
         for group in by_target.values()
     )

@@ -135,8 +135,10 @@ def _told(pairing: "Pairing") -> tuple[list[str], list[str]]:
     except SpecbenchError as error:
         return [str(error)], []
     drafter = check_drafter(target, pairing.drafter)
-    refusals = _of_model(pairing.target.model, check_target(target))
-    return refusals or _of_drafter(drafter), _notes(drafter)
+    findings = check_target(target)
+    refusals = _of_model(pairing.target.model, findings)
+    notes = [f.reason for f in findings if (f.field, f.level) == ("chat_template", "warning")]
+    return refusals or _of_drafter(drafter), notes + _notes(drafter)
 
 
 def _of_drafter(found: "Compatibility") -> list[str]:

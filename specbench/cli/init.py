@@ -39,6 +39,10 @@ _PROMPTS = (
     "List three things to check before a database migration.",
     "Explain to a new colleague what a load balancer does.",
     "Translate into German: The meeting has moved to Thursday at ten.",
+    "Write a SQL query that counts the orders of each customer in the last 30 days.",
+    "Name three causes of a slow web page, the most frequent first.",
+    "Write a commit message for a change that retries failed uploads twice.",
+    "Explain the difference between a process and a thread in two sentences.",
 )
 _WORKFLOW = """\
 # Measures {pairing} for every pull request and fails where speculative decoding got worse.
@@ -104,7 +108,7 @@ def init(own: OwnPair, folder: _Folder = Path()) -> None:
             raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
         typer.echo(f"written: {file}")
     typer.echo(f"For CI, say in {folder / WORKFLOW} where specbench is installed from (SPECBENCH).")
-    typer.echo(f"\nNext: put your own prompts into {folder / PROMPTS} (ten or more), then")
+    typer.echo(f"\nNext: put your own prompts into {folder / PROMPTS}, then")
     if folder.resolve() != Path.cwd():
         typer.echo(f"  cd {shlex.quote(str(folder))}")
     typer.echo(f"  specbench run {pairings[0].name} -w ./{PROMPTS}")

@@ -183,7 +183,8 @@ def require_complete(document: "Document") -> None:
     """Exit 4 where something failed, or was not measured though the budget had not decided so."""
     has_failed = any(cell.metrics.get("num_failed") for cell in document.cells)
     is_missing = any(not document.is_unpaid(key) for key in document.missing)
-    if document.failures or is_missing or has_failed:
+    has_failed |= any(failure.stage != "prompts" for failure in document.failures)
+    if is_missing or has_failed:
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 
@@ -210,8 +211,8 @@ def _show_plan(
     """And what on this machine (`is_here`) would keep its servers from being started."""
     from specbench.bench.planning import plan_targets
     from specbench.bench.served.host import require_startable
-    from specbench.bench.served.running import running_ks, running_servers
-    from specbench.cli.memory import shortages, too_long
+    from specbench.bench.served.running import running_context, running_ks, running_servers
+    from specbench.cli.memory import shortages, without_template
     from specbench.cli.plan_outlook import outlook_lines, plan_outlook
     from specbench.cli.plan_table import plan_document, print_plan
 
@@ -221,6 +222,7 @@ def _show_plan(
         pairings,
         lambda t: settings.machine.dtype or t.model.dtype,
         running_ks=running_ks(running),
+        context=running_context(running),
     )
     missing = list(shortages(plans, settings)) if is_here else []
     earlier = _earlier_sessions(out) if any(plan.served for plan in plans) else ()
@@ -232,7 +234,7 @@ def _show_plan(
         print_plan(plans, earlier)
         for line in outlook_lines(outlook):
             typer.echo(fill(line, 80, subsequent_indent="  ", break_on_hyphens=False))
-    for told in too_long(plans):
+    for told in without_template(plans):
         typer.echo(f"Warning: {told}", err=True)
     if is_here and not running:
         try:

@@ -1,11 +1,13 @@
 """Memory is asked for before it is taken: what a run needs against what this machine has free."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import typer
 
 from specbench.errors import ModelError, UsageError
+from specbench.records import no_template
 from specbench.settings import SERVED, RunSettings
 
 if TYPE_CHECKING:
@@ -37,21 +39,14 @@ def shortages(plans: "Sequence[TargetPlan]", settings: RunSettings) -> Iterator[
             yield f"{plan.target.name} {told}"
 
 
-def too_long(plans: "Sequence[TargetPlan]") -> Iterator[str]:
-    """Where a prompt with its answer may take more than the target's context, by its characters."""
+def without_template(plans: "Sequence[TargetPlan]") -> Iterator[str]:
+    """A line per target whose files are here and have no chat template."""
     from specbench.model_files.model import open_model
 
     for plan in plans:
-        try:
-            context = open_model(plan.target.model).longest_context
-        except ModelError:  # not on this machine
-            continue
-        tokens = most_tokens(plan)
-        if context is not None and tokens > context:
-            yield (
-                f"{plan.target.name}: the longest prompt may take {tokens:,} tokens with its "
-                f"answer, and the target's context has {context:,}; a run leaves out what is longer"
-            )
+        with suppress(ModelError):  # not on this machine
+            if open_model(plan.target.model).lacks_template:
+                yield no_template(plan.target.name)
 
 
 def placed(

@@ -19,6 +19,7 @@ from specbench.fit.vocabulary_findings import (
     eos_findings,
     padding_findings,
     retokenized_findings,
+    template_findings,
     vocabulary_findings,
 )
 from specbench.inputs.methods import find_method
@@ -103,7 +104,7 @@ def _is_plain(model: ModelFiles) -> bool:
 
 def check_target(target: ModelFiles) -> tuple[Finding, ...]:
     """What speaks against the target itself, whatever drafts for it."""
-    found = _read(partial(_model_findings, target))
+    found = (*_read(partial(_model_findings, target)), *_read(partial(template_findings, target)))
     return tuple(replace(one, target=one.draft, draft=None) for one in found)
 
 

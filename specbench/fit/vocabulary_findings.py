@@ -13,6 +13,7 @@ from specbench.model_files.vocabulary import (
     compare_vocabularies,
     mismatch_advice,
 )
+from specbench.records import no_template
 
 
 def vocabulary_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
@@ -86,6 +87,13 @@ def _by_files(target: ModelFiles, draft: ModelFiles) -> Finding:
 def _has_tokenizer(model: ModelFiles) -> str:
     names = ("tokenizer.json", *OTHER_VOCABULARIES)
     return "a tokenizer" if any(map(model.tokenizer_file, names)) else "none"
+
+
+def template_findings(target: ModelFiles) -> Iterator[Finding]:
+    """A target needs a template for its prompts to be those of a chat."""
+    if target.lacks_template:
+        reason = no_template(target.spec.source)
+        yield finding("chat_template", "warning", draft="none", reason=reason)
 
 
 def chat_template_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:

@@ -47,6 +47,15 @@ _ROLES: Mapping[str, Role] = {
 }
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _ENDPOINTS = ("/chat/completions", "/completions", "/responses")
+# Of a request's body: what it says in other fields of a Prompt, and what changes no answer.
+_READ_OF_BODY = {"messages", "prompt", "input", "instructions", "tools", "chat_template_kwargs"}
+_NO_SETTINGS = {"model", "stream", "stream_options", "user", "metadata", "store"}
+_SETTINGS = {  # of requests that are rows themselves, beside columns of any other name
+    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens"),
+    *("max_completion_tokens", "max_output_tokens", "output_tokens", "frequency_penalty"),
+    *("presence_penalty", "repetition_penalty", "logit_bias", "response_format", "tool_choice"),
+    *("reasoning", "reasoning_effort"),
+}
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # of SPEED-Bench, for texts of others
 
 _Turns = tuple[tuple[Message, ...], ...]
@@ -71,13 +80,13 @@ def read_prompt(
     answer itself. Without an id the row's number is the id. WorkloadError, and where it is not
     strict SkippedRow.
     """
-    entry = row_object(content, row)
+    entry, settings = row_object(content, row), None
     if strict:
         _refuse_unknown(entry, row)
     if field is None:
         known, told = known_set(entry), entry
         if known is not None and known.form == "request":
-            told = _request(entry, known, row)
+            told, settings = _request(entry, known, row)
             known = known_set(told)
     else:
         value, told = field_of(entry, field), entry
@@ -91,11 +100,13 @@ def read_prompt(
     id_ = _id(entry, known, row)
     if id_ in taken:
         refuse(f"a repeated id; {id_!r} is already on line {taken[id_]}")
+    args_key = "template_args" if "template_args" in entry else "chat_template_kwargs"
     return Prompt(
         id=id_,
         turns=turns,
         tools=tuple(objects(entry.get("tools", []), "tools", row.fail)),
-        template_args=mapping(entry.get("template_args", {}), "template_args", row.fail),
+        template_args=mapping(entry.get(args_key, {}), args_key, row.fail),
+        request_settings=settings or {key: entry[key] for key in entry if key in _SETTINGS},
         category=text(entry.get("category", ""), "category", row.fail),
         predictions=_predictions(entry.get("prediction"), len(turns), row.fail),
     )
@@ -124,20 +135,21 @@ def _unknown(entry: Mapping[str, Any], field: str | None) -> str:
     return f"no field known to hold a prompt ({known}); {has}; name one of them with --prompt-field"
 
 
-def _request(entry: Mapping[str, Any], known: KnownSet, row: Row) -> Mapping[str, Any]:
-    """A line of an OpenAI batch file as a row of our own."""
+def _request(
+    entry: Mapping[str, Any], known: KnownSet, row: Row
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """A line of an OpenAI batch file as a row of our own, and the settings that it asks for."""
     url = str(entry.get("url", _ENDPOINTS[0]))
     if not url.endswith(_ENDPOINTS):
         row.fail(f"url {url!r} does not ask for text; {', '.join(_ENDPOINTS)} do")
     body = without_nulls(mapping(entry["body"], "body", row.fail))
-    asked: dict[str, Any] = {
-        key: body[key] for key in ("messages", "prompt", "tools") if key in body
-    }
+    asked = {key: body[key] for key in _READ_OF_BODY - {"input", "instructions"} if key in body}
     if "input" in body:  # of /v1/responses
         asked["prompt" if isinstance(body["input"], str) else "messages"] = body["input"]
     if "instructions" in body:
         asked["system"] = body["instructions"]
-    return {**asked, "id": _id(entry, known, row)}
+    settings = {key: body[key] for key in body if key not in _READ_OF_BODY | _NO_SETTINGS}
+    return {**asked, "id": _id(entry, known, row)}, settings
 
 
 def _id(entry: Mapping[str, Any], known: KnownSet, row: Row) -> str:

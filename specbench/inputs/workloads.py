@@ -132,6 +132,7 @@ def _load_file(path: Path, field: str | None) -> Workload:
     prompts = _some(sample.prompts, path, notes)
     if sample.num_left_out:
         notes += (sample.note(path.name),)
+    notes += _not_applied(path.name, prompts)
     sha256 = _sha256(path)
     return Workload(
         name=path.name,
@@ -200,6 +201,16 @@ def _some(prompts: Sequence[Prompt], path: Path, notes: Sequence[str] = ()) -> t
     if not prompts:
         Row(file=path, line=1).fail("; ".join(("the file holds no prompts", *notes)))
     return tuple(prompts)
+
+
+def _not_applied(file: str, prompts: Sequence[Prompt]) -> tuple[str, ...]:
+    """Which settings rows ask for, as those of API requests do; the run's own are used."""
+    asked = Counter(key for prompt in prompts for key in prompt.request_settings)
+    if not asked:
+        return ()
+    named = ", ".join(f"{key} ({num:,})" for key, num in asked.most_common())
+    num_rows = sum(bool(prompt.request_settings) for prompt in prompts)
+    return (f"{file}: settings in {num_rows:,} of {len(prompts):,} rows are not applied: {named}",)
 
 
 def _skipped(file: str, skipped: Counter[str], num_rows: int) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """A model or a head as its files describe it, in a local folder or the hub's cache."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,11 @@ from specbench.model_files.headers import (
     TensorHeader,
     weights_headers,
 )
-from specbench.model_files.tokenizer_files import read_chat_template, read_vocabulary
+from specbench.model_files.tokenizer_files import (
+    read_chat_template,
+    read_tokenizer,
+    read_vocabulary,
+)
 from specbench.model_files.vocabulary import Vocabulary
 
 # What architectures call a size that most call otherwise.
@@ -134,9 +138,21 @@ class ModelFiles:
     def vocabulary(self) -> Vocabulary | None:
         return read_vocabulary(self._tokenizer_folder)
 
+    def num_tokens(self, texts: Sequence[str]) -> list[int] | None:
+        """How many tokens each text has; None without a tokenizer.json."""
+        inner = read_tokenizer(self._tokenizer_folder)
+        if inner is None:
+            return None
+        return [len(one.ids) for one in inner.encode_batch(texts, add_special_tokens=False)]
+
     @cached_property
     def chat_template(self) -> str | None:
         return read_chat_template(self._tokenizer_folder)
+
+    @property
+    def lacks_template(self) -> bool:
+        """Whether prompts are fed as they are; tokenizers of other files may have a template."""
+        return self.chat_template is None and self.tokenizer_file("tokenizer.json") is not None
 
     def tokenizer_file(self, name: str) -> Path | None:
         return local_file(self._tokenizer_folder, name)

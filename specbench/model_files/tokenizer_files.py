@@ -23,6 +23,20 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
 
     ModelError where it cannot be read.
     """
+    inner = read_tokenizer(folder)
+    if inner is None:
+        return None
+    ids_by_token: dict[str, int] = inner.get_vocab(with_added_tokens=True)
+    special = {i for i, token in inner.get_added_tokens_decoder().items() if token.special}
+    for i, content, is_special in _added(_config(folder)):
+        ids_by_token.setdefault(content, i)
+        if is_special:
+            special.add(i)
+    return Vocabulary(ids_by_token, frozenset(special), spelling_of(inner.decoder))
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """tokenizer.json as the tokenizers library has it; None if there is none. ModelError."""
     file = local_file(folder, "tokenizer.json")
     if file is None:
         return None
@@ -31,19 +45,12 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
     if file.stat().st_size > LARGEST_JSON:
         raise ModelError(f"{file} has more than {LARGEST_JSON} bytes; that is not a tokenizer")
     try:
-        inner = Tokenizer.from_file(str(file))
+        return Tokenizer.from_file(str(file))
     except Exception as error:
         # The tokenizers library calls a damaged file a plain Exception.
         if type(error) is not Exception:
             raise
         raise ModelError(f"{file} cannot be read: {error}") from error
-    ids_by_token: dict[str, int] = inner.get_vocab(with_added_tokens=True)
-    special = {i for i, token in inner.get_added_tokens_decoder().items() if token.special}
-    for i, content, is_special in _added(_config(folder)):
-        ids_by_token.setdefault(content, i)
-        if is_special:
-            special.add(i)
-    return Vocabulary(ids_by_token, frozenset(special), spelling_of(inner.decoder))
 
 
 def read_chat_template(folder: Path) -> str | None:

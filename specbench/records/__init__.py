@@ -43,6 +43,7 @@ from specbench.records.provenance import (
     Environment,
     ModelIdentity,
     RunRecord,
+    no_template,
     too_deep,
 )
 from specbench.records.servers import SESSIONS_PER_K, ClientLoad, ServerRecord
@@ -101,5 +102,6 @@ __all__ = [
     "ServerRecord",
     "TraceRecord",
     "ids_sha256",
+    "no_template",
     "too_deep",
 ]

@@ -30,6 +30,7 @@ class Prompt:
     turns: tuple[tuple[Message, ...], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     template_args: Mapping[str, Any] = field(default_factory=dict)
+    request_settings: Mapping[str, Any] = field(default_factory=dict)  # asked for, and not applied
     category: str = ""
     predictions: tuple[str | None, ...] = ()
 

@@ -69,6 +69,11 @@ class CellPlan:
     num_repeats: int
 
 
+def no_template(target: str) -> str:
+    """What a run and a check of files say of a target without a chat template."""
+    return f"{target} has no chat template: prompts are fed as they are"
+
+
 def too_deep(pairing: str, least: int) -> str:
     """What a run says of the K that nobody asked for and that its plan leaves out."""
     return f"{pairing} cannot draft K = {least} or more tokens ahead: these K were left out"

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 from specbench.metrics.imported import import_warnings
 from specbench.metrics.noise import with_results
-from specbench.records import CellKey, CellSummary, Environment
+from specbench.records import CellKey, CellSummary, Environment, no_template
 from specbench.report.document import Document
 from specbench.report.numbers import lengths
 from specbench.report.sections import sections
@@ -63,6 +63,7 @@ def run_warnings(document: Document) -> list[str]:
     """What a reader should know about the run as a whole."""
     return [
         *import_warnings(document.imported),
+        *map(no_template, _targets_without_template(document)),
         *_synthetic(document),
         *_lossy(document),
         *with_results(document.run.warnings, document.noise),
@@ -70,6 +71,11 @@ def run_warnings(document: Document) -> list[str]:
         *_resumed(document),
         *session_warnings(document),
     ]
+
+
+def _targets_without_template(document: Document) -> list[str]:
+    targets = {key.condition.target for key in document.run.keys}
+    return [m.name for m in document.models if m.name in targets and m.template_sha256 == ""]
 
 
 def _cell_lines(document: Document, texts_of: Callable[[CellSummary], Iterable[str]]) -> list[str]:

@@ -1,18 +1,21 @@
 """`--dry-run` says what the plan will take: time, and memory in the dtype of this device."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specbench import demo
 from specbench.bench.spent import block_seconds
 from specbench.runs import SCHEMA_VERSION, create_run
 from tests.cli.calls import specbench
 from tests.report.served_runs import served_run
 
 GIB = 2**30
+DEMO_MODELS = Path(demo.__file__).parent / "models"
 
 
 def outlook(folder: Path, *words: str) -> dict[str, Any]:
@@ -99,16 +102,37 @@ def test_a_server_takes_the_checkpoints_dtype_and_llama_cpp_starts_soon(tmp_path
     assert "demo on llama_cpp, per server: " in ran.out
 
 
-def test_a_prompt_that_may_exceed_the_context_is_said_before_a_run(tmp_path: Path) -> None:
-    def said(num_characters: int) -> str:
-        (tmp_path / "own.jsonl").write_text(json.dumps({"turns": ["a" * num_characters]}))
-        words = ("run", "demo/draft", "-w", "./own.jsonl", "--max-new-tokens", "24", "--dry-run")
-        ran = specbench(*words, "--device", "cpu", cwd=tmp_path)
-        assert ran.code == 0
-        return ran.err
+def test_prompts_that_exceed_the_context_are_counted_in_a_plan_and_not_planned(
+    tmp_path: Path,
+) -> None:
+    """Counted in tokens: 3,200 characters of one word are far fewer."""
+    long, short = "short " * 3000, "short " * 500
+    rows = [{"turns": [text]} for text in (long, short, "Hello", long)]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ("run", "demo/draft", "-w", "./own.jsonl", "--max-new-tokens", "24", "--dry-run")
+    ran = specbench(*words, "--device", "cpu", "--json", cwd=tmp_path)
+    assert ran.code == 0
+    plan = json.loads(ran.out)
+    assert {cell["num_prompts"] for cell in plan["cells"]} == {2}
+    (told,) = plan["warnings"]
+    for value in ("own.jsonl", "2 of 4 prompts", "1,024"):
+        assert value in told
 
-    assert said(3000) == ""  # 1,000 tokens, of 1,024 with the answer
-    assert "longest prompt may take 1,025 tokens with its answer" in said(3003)
+
+def test_a_plan_says_that_the_target_has_no_chat_template(tmp_path: Path) -> None:
+    shutil.copytree(DEMO_MODELS / "target", tmp_path / "bare")
+    words = ("run", "--target", "./bare", "--draft", "demo:draft", "-w", "chat", "--dry-run")
+    assert "chat template" not in specbench(*words, "--device", "cpu", cwd=tmp_path).err
+    (tmp_path / "bare" / "chat_template.jinja").unlink()
+    assert "bare has no chat template" in specbench(*words, "--device", "cpu", cwd=tmp_path).err
+
+    (tmp_path / "pairings.yaml").write_text(
+        "targets: {mine: {model: ./bare, drafters: {n: {method: ngram}}}}\n"
+    )
+    ran = specbench("doctor", "mine/n", "--json", cwd=tmp_path)
+    (row,) = json.loads(ran.out)["pairings"]
+    assert (ran.code, row["ready"]) == (0, True)
+    assert any("no chat template" in note for note in row["notes"])
 
 
 def test_a_plan_folds_a_long_name_and_cuts_none(tmp_path: Path) -> None:

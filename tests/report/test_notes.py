@@ -21,6 +21,17 @@ SHOWN: dict[str, Callable[[Document], str]] = {
 }
 
 
+def test_a_target_without_a_chat_template_is_warned_of_once(cpu_document: Document) -> None:
+    def lines(template: str | None) -> list[str]:
+        models = tuple(replace(m, template_sha256=template) for m in cpu_document.models)
+        document = replace(cpu_document, models=models)
+        return [line for line in warning_lines(document) if "no chat template" in line]
+
+    (line,) = lines("")
+    assert line.startswith("demo ")
+    assert lines(None) == lines("ab" * 32) == []
+
+
 @pytest.fixture
 def warned(cpu_document: Document) -> Document:
     """A winner that was warned about twice in the same words, and once in others."""

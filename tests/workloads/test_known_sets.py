@@ -138,6 +138,46 @@ def test_a_batch_file_is_read_as_what_it_asks_for(tmp_path: Path) -> None:
     assert said(workload.prompts[1]) == [[("system", "Be kind."), ("user", "Hello")]]
 
 
+def test_what_a_batch_file_asks_for_is_applied_or_named(tmp_path: Path) -> None:
+    asked = {"temperature": 0.7, "stop": ["x"], "new_setting": 1, "model": "m", "stream": True}
+    body = {**BATCH["body"], **asked, "chat_template_kwargs": {"enable_thinking": False}}
+    plain = {"custom_id": "request-2", "body": {"prompt": "Once"}}
+    file = write(tmp_path, "batch.jsonl", lines({**BATCH, "body": body}, plain))
+    workload = load_workload(str(file))
+    first, second = workload.prompts
+    assert first.template_args == {"enable_thinking": False}
+    assert first.request_settings == {
+        "max_tokens": 10,
+        "temperature": 0.7,
+        "stop": ["x"],
+        "new_setting": 1,
+    }
+    assert (second.template_args, second.request_settings) == ({}, {})
+    (note,) = workload.notes
+    for value in ("batch.jsonl", "1 of 2 rows", "max_tokens (1)", "new_setting (1)"):
+        assert value in note
+
+
+def test_rows_that_are_requests_themselves_ask_for_the_same(tmp_path: Path) -> None:
+    """Columns of any other name are not settings."""
+    message = {"role": "user", "content": "Hi"}
+    row = {"messages": [message], "max_tokens": 5, "answer": "no setting", "topic": "greetings"}
+    row |= {"chat_template_kwargs": {"think": True}}
+    workload = load_workload(str(write(tmp_path, "rows.jsonl", lines(row, row | {"seed": 1}))))
+    assert [p.template_args for p in workload.prompts] == [{"think": True}] * 2
+    (note,) = workload.notes
+    assert note.endswith("max_tokens (2), seed (1)")
+    bare = load_workload(str(write(tmp_path, "bare.jsonl", lines({"messages": [message]}))))
+    assert bare.notes == ()
+
+
+def test_template_arguments_of_a_batch_file_are_an_object(tmp_path: Path) -> None:
+    body = {"prompt": "Once", "chat_template_kwargs": "think"}
+    file = write(tmp_path, "batch.jsonl", lines({"custom_id": "c", "body": body}))
+    with pytest.raises(WorkloadError, match="chat_template_kwargs"):
+        load_workload(str(file))
+
+
 def test_share_gpt_skips_what_cannot_be_asked_and_says_how_much(tmp_path: Path) -> None:
     def row(id_: str, *speech: tuple[str, str]) -> Mapping[str, object]:
         return {"id": id_, "conversations": [{"from": who, "value": what} for who, what in speech]}

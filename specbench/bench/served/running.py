@@ -71,6 +71,7 @@ class RunningServer:
     model: str
     is_k_told: bool  # by its address or by itself
     is_engine_told: bool = True
+    context: int | None = None  # tokens of a request and its answer
 
 
 def running_servers(settings: RunSettings) -> tuple[RunningServer, ...]:
@@ -92,6 +93,16 @@ def addresses_of(running: Sequence[RunningServer]) -> tuple[Address, ...]:
 def running_ks(running: Sequence[RunningServer]) -> tuple[int, ...] | None:
     """The K that they have; None where servers are started."""
     return tuple(dict.fromkeys(one.address.k or 0 for one in running)) or None
+
+
+def running_context(running: Sequence[RunningServer]) -> int | None:
+    """The tokens of a request and its answer that all of them take; None if none says it."""
+    return min((one.context for one in running if one.context is not None), default=None)
+
+
+def _context(facts: ServerFacts) -> int | None:
+    told = (facts.settings.get(name) for name in ("max_model_len", "context_length", "n_ctx"))
+    return next((int(one) for one in told if one is not None and one.isdecimal()), None)
 
 
 def server_warnings(running: Sequence[RunningServer], engine: str, target: Target) -> Iterator[str]:
@@ -154,6 +165,7 @@ async def looked_at(engine: str, urls: Sequence[str]) -> tuple[RunningServer, ..
                 model=facts.model,
                 is_k_told=told is not None,
                 is_engine_told=bool(facts.version),
+                context=_context(facts),
             )
         )
     return tuple(found)

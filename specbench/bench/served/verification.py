@@ -16,6 +16,7 @@ from specbench.bench.served.host import host_of, require_startable
 from specbench.bench.served.interview import Heard, Interview
 from specbench.bench.served.running import (
     addresses_of,
+    running_context,
     running_ks,
     running_servers,
     server_warnings,
@@ -68,7 +69,11 @@ def collect_served_evidence(
             "http://localhost:8000#k=0"
         )
     plans = plan_targets(
-        settings, pairings, ServerBackend(settings).dtype_of, running_ks=running_ks(running)
+        settings,
+        pairings,
+        ServerBackend(settings).dtype_of,
+        running_ks=running_ks(running),
+        context=running_context(running),
     )
     if not running:
         require_startable(plans)

@@ -21,8 +21,10 @@ def launch(start: Start) -> Launch:  # noqa: ARG001
 
 async def facts(client: Client) -> ServerFacts:
     """K is what its address says after #k=."""
+    card = await client.model_card()
+    length = {name: str(card[name]) for name in ("max_model_len",) if name in card}
     return ServerFacts(
-        version=await client.version(), model=await client.model(), k=client.address.k
+        version=await client.version(), model=str(card["id"]), k=client.address.k, settings=length
     )
 
 

@@ -9,17 +9,62 @@ from statistics import fmean, median
 
 import pytest
 
-from specbench.bench.served.running import Attached, looked_at
+from specbench.bench.planning import plan_targets
+from specbench.bench.served.running import Attached, looked_at, running_context
 from specbench.bench.served.sessions import cycle_of, served_cells
+from specbench.engines.served import ServerFacts, find_served
 from specbench.errors import UsageError
 from specbench.inputs.address import Address
+from specbench.inputs.config import load_pairings
 from specbench.report.document import build_document
 from specbench.servers.client import ServerError
+from tests.bench.fake_runs import write_prompts
 from tests.bench.served.running import is_warm_up, running
 from tests.bench.served.served_runs import SIX, measured, plan_of, settings_for
 
 ROWS = 3
 MAX_TOKENS = 24
+LONG = ["word " * 2000, "word " * 200, "Hello"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "context"),
+    [
+        ({"max_model_len": "1024"}, 1024),
+        ({"context_length": "None", "n_ctx": "512"}, 512),
+        ({"max_model_len": "None"}, None),
+        ({}, None),
+    ],
+)
+def test_a_plan_counts_on_the_context_that_servers_report(monkeypatch, settings, context):
+    facts = ServerFacts(version="1", model="m", k=0, settings=settings)
+
+    async def reported(_client):
+        return facts
+
+    engine = find_served("openai")
+    monkeypatch.setattr(engine, "facts", reported)
+    servers = asyncio.run(looked_at("openai", ["http://127.0.0.1:1"]))
+    assert running_context(servers) == context
+    larger = replace(servers[0], context=10**6)
+    assert running_context([larger, *servers]) == (context or 10**6)
+
+
+def test_prompts_that_no_server_has_room_for_are_left_out_at_every_k(tmp_path):
+    """The target's context is 1,024: of 3 prompts, what is beyond that and beyond 300 tokens."""
+    own = {"pairings": ("demo/draft",), "workloads": (write_prompts(tmp_path / "p.jsonl", LONG),)}
+    settings = settings_for(tmp_path, **own, max_new_tokens=16)
+    pairings = load_pairings(None).select(("demo/draft",))
+
+    def planned(context):
+        (plan,) = plan_targets(settings, pairings, lambda _: "", running_ks=None, context=context)
+        return {cell.num_prompts for cell in plan.cell_plans()}, [*plan.left_out]
+
+    for context, num, told in ((None, 2, "1 of 3"), (10**6, 2, "1 of 3"), (300, 1, "2 of 3")):
+        numbers, (note,) = planned(context)
+        assert numbers == {num}
+        assert told in note
+    assert planned(10)[0] == {3}  # of none that is left the server says why
 
 
 class Visited:
