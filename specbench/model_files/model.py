@@ -1,6 +1,6 @@
 """A model or a head as its files describe it, in a local folder or the hub's cache."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -138,12 +138,10 @@ class ModelFiles:
     def vocabulary(self) -> Vocabulary | None:
         return read_vocabulary(self._tokenizer_folder)
 
-    def num_tokens(self, texts: Sequence[str]) -> list[int] | None:
-        """How many tokens each text has; None without a tokenizer.json."""
-        inner = read_tokenizer(self._tokenizer_folder)
-        if inner is None:
-            return None
-        return [len(one.ids) for one in inner.encode_batch(texts, add_special_tokens=False)]
+    def num_tokens(self, text: str) -> int | None:
+        """How many tokens a text has; None without a tokenizer.json."""
+        inner = self._tokenizer
+        return len(inner.encode(text, add_special_tokens=False).ids) if inner else None
 
     @cached_property
     def chat_template(self) -> str | None:
@@ -160,6 +158,10 @@ class ModelFiles:
     @property
     def _tokenizer_folder(self) -> Path:
         return Path(self.spec.tokenizer_location) if self.spec.is_shape else self.folder
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return read_tokenizer(self._tokenizer_folder)
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorHeader] | None:

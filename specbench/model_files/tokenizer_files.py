@@ -76,12 +76,6 @@ def prints_clock(template: str) -> bool:
     return "strftime_now" in template
 
 
-def clock_args(template: str) -> dict[str, str]:
-    """The arguments that fix the date of a chat template, if it takes such arguments."""
-    takes_date = prints_clock(template) and "date_string" in template
-    return {"date_string": f"{TEMPLATE_CLOCK:%d %b %Y}"} if takes_date else {}
-
-
 def _config(folder: Path) -> Mapping[str, Any]:
     file = local_file(folder, "tokenizer_config.json")
     return {} if file is None else read_json(file)

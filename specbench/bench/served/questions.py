@@ -4,15 +4,16 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
 
 from specbench.bench.blocks import Cell, request_seed
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.sessions import Session
 from specbench.engines.served import Question
 from specbench.errors import ModelError
+from specbench.inputs.model_spec import ModelSpec
 from specbench.model_files.model import open_model
-from specbench.model_files.tokenizer_files import TEMPLATE_CLOCK, clock_args, prints_clock
+from specbench.model_files.tokenizer_files import TEMPLATE_CLOCK, prints_clock
 from specbench.records import Message, Prompt, RequestRecord
 
 FEWEST_BYTES_PER_TOKEN = 2  # on average, with any usual tokenizer
@@ -99,35 +100,31 @@ def question(
     plan: TargetPlan, cell: Cell, asked: PlannedRequest, messages: tuple[Message, ...]
 ) -> Question:
     """The request as an engine is asked it."""
-    clock = template_clock(plan, cell.key.condition.engine)
+    _, clock_args = template_clock(plan.target.model, cell.key.condition.engine)
     return Question(
         messages=messages,
         max_tokens=most_tokens(plan, cell),
         sampling=cell.sampling,
         seed=asked.seed,
         tools=asked.prompt.tools,
-        template_args={**clock.args, **asked.prompt.template_args},
+        template_args={**clock_args, **asked.prompt.template_args},
         keeps_prefixes=plan.settings.servers.prefix_cache,
     )
 
 
-class TemplateClock(NamedTuple):
-    """The date that a server's chat template prints, as in a ServerRecord, and what it is sent."""
-
-    date: str | None
-    args: Mapping[str, str]
-
-
-def template_clock(plan: TargetPlan, engine: str) -> TemplateClock:
-    """By the target's own chat template; an API of OpenAI takes no arguments of templates."""
+@cache  # no file is read while a request is timed
+def template_clock(target: ModelSpec, engine: str) -> tuple[str | None, Mapping[str, str]]:
+    """The date that a server's chat template prints, as in a ServerRecord, and the template
+    arguments that fix it; OpenAI's API takes none."""
     try:
-        template = open_model(plan.target.model).chat_template
+        template = open_model(target).chat_template
     except ModelError:
         template = None
     if template is None or not prints_clock(template):
-        return TemplateClock(None if template is None else "", {})
-    args = {} if engine == "openai" else clock_args(template)
-    return TemplateClock(f"{TEMPLATE_CLOCK:%Y-%m-%d}" if args else "server", args)
+        return (None if template is None else ""), {}
+    if engine == "openai" or "date_string" not in template:
+        return "server", {}
+    return f"{TEMPLATE_CLOCK:%Y-%m-%d}", {"date_string": f"{TEMPLATE_CLOCK:%d %b %Y}"}
 
 
 def most_tokens(plan: TargetPlan, cell: Cell) -> int:

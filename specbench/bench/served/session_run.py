@@ -58,7 +58,8 @@ class SessionRun:
         finally:
             used = self._gpus.stop()
         record = server_record(session, name, running, served, used)
-        return replace(record, template_clock=template_clock(self._plan, session.engine).date)
+        clock, _ = template_clock(self._plan.target.model, session.engine)
+        return replace(record, template_clock=clock)
 
     async def _warm_up(self, session: Session, running: Running) -> None:
         """As many requests at once as there will be, with texts that are never measured."""

@@ -71,7 +71,7 @@ def test_the_date_of_a_chat_template_is_sent_if_it_takes_one(
         (tmp_path / "chat_template.jinja").write_text(template)
     model = replace(plan.target.model, source=str(tmp_path), folder=tmp_path)
     plan = replace(plan, target=replace(plan.target, model=model))
-    assert template_clock(plan, engine) == (date, args)
+    assert template_clock(model, engine) == (date, args)
     (cell, *_) = served_cells(plan, "vllm")
     asked = replace(LATER, prompt=replace(LATER.prompt, template_args={"date_string": "today"}))
     assert question(plan, cell, asked, ()).template_args == {"date_string": "today"}
