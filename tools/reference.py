@@ -60,6 +60,8 @@ _KEYS: Mapping[str, str] = {
     "trust_remote_code": "`true` runs Python code that came with the model; else it is refused",
     "needs_gib": "memory of the weights in GiB (with dtype `auto`: in 16 bits), for `doctor` and "
     "`list pairings --fits`",
+    "vocab_size": "rows of the embedding, padding included, for `export` of a model that is not on "
+    "this machine",
     "workloads": "a folder of this target's own prompts, looked in first; `demo` is the embedded "
     "pair's ([prompt files](workloads.md))",
     "note": "a line for whoever reads the list",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from specbench.bench.blocks import Block, Cell
 from specbench.bench.pruning import ENOUGH_PROMPTS
 from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, peer_methods
+from specbench.export.engines import vocabulary_notes
 from specbench.inputs.pairing import Drafter, Pairing, Target
 from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS, Workload
 from specbench.records import (
@@ -156,12 +157,19 @@ class TargetPlan:
 
     @property
     def left_out(self) -> Iterator[str]:
-        """Which rows of files, K of a default range and drafters are not in it, and why."""
+        """Which rows of files, K of a default range and drafters are not in it, and why.
+
+        Also what a server to be started does with a draft model's vocabulary.
+        """
         yield from (note for workload in self.workloads for note in workload.notes)
         for pairing in self.pairings if self.running_ks is None else ():
             ks = set(self.settings.draft.num_speculative_tokens or ())
             if deeper := ks.difference(self.ks(pairing)):
                 yield too_deep(pairing.name, min(deeper))
+            hottest = max(self.settings.sampling.temperatures)
+            for engine in self.served:
+                if (engine, pairing.drafter.name) not in self.refused:
+                    yield from vocabulary_notes(engine, pairing, hottest)
         yield from dict.fromkeys(self.refused.values())
 
     def largest_k(self, pairing: Pairing) -> int:

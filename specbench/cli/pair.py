@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specbench.cli.hardware import Machine
-    from specbench.fit.candidates import Prepared
+    from specbench.fit.candidates import Candidate, Prepared
     from specbench.fit.discover import LeftOut
     from specbench.fit.weights import Weights
     from specbench.inputs.pairing import Drafter, Target
@@ -63,7 +63,7 @@ def pair(asked: Paired, word: _Word = None, named: _Target = None) -> None:
     if asked.write is not None and asked.write.exists():
         raise UsageError(f"--write {asked.write}: file exists; name a new one")
     stored = interrupted_run(asked, settings)
-    chosen, known = find_target(target, asked.pairings_file)
+    chosen, known = find_target(target, asked.pairings_file, asked.out)
     if stored is None and not asked.dry_run:
         require_place(settings, asked.out)
         load_workloads(asked.workloads, folder=chosen.workloads, field=asked.prompt_field)
@@ -178,7 +178,7 @@ def _prepare(
     elif not asked.drafts and not asked.discover and not asked.catalogue:
         lossless = tuple(drafter for drafter in known if drafter.lossy is None)
         drafters += lossless or tuple(draftless(files))
-    return prepare(
+    prepared = prepare(
         target,
         files,
         with_own_names(drafters),
@@ -186,6 +186,29 @@ def _prepare(
         left_out=left_out,
         count=_built_hybrid if asked.dry_run else _built,
     )
+    candidates = tuple(
+        _with_engines(target, candidate, machine.place.temperature)
+        for candidate in prepared.candidates
+    )
+    return replace(prepared, candidates=candidates)
+
+
+def _with_engines(target: "Target", candidate: "Candidate", temperature: float) -> "Candidate":
+    """Also with what serving engines do with a draft model's vocabulary."""
+    from specbench.export.engines import engines, vocabulary_notes
+    from specbench.fit.finding import finding
+    from specbench.inputs.pairing import Pairing
+
+    if candidate.is_refused:
+        return candidate
+    pairing, checked = Pairing(target=target, drafter=candidate.drafter), candidate.compatibility
+    findings = [
+        finding(engine, "warning", reason=note)
+        for engine in engines()
+        for note in vocabulary_notes(engine, pairing, temperature)
+    ]
+    checked = replace(checked, findings=(*checked.findings, *findings))
+    return replace(candidate, compatibility=checked)
 
 
 def _built(files: "ModelFiles", dtype: str) -> "Weights | None":

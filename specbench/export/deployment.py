@@ -1,19 +1,23 @@
 """What is to be served, and how an engine is told so."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
 
-from specbench.errors import UsageError
+from specbench.errors import ModelError, UsageError
 from specbench.export.hybrids import hybrid_lost
 from specbench.inputs.methods import Setting, find_method
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Pairing
+from specbench.model_files.model import open_model
 
 GREEDY = "greedy: a draft is accepted if it is the target's argmax"
 MATCHED = "a draft is accepted if the target's own sample equals it"
 REJECTION = "min(1, p/q) with a residual (Leviathan et al. 2023, Alg. 1)"
+
+PAD = "pad the smaller embedding (and output) in a copy of its model, and its vocab_size"
 
 _HEADS_WITH_TREES = ("eagle", "eagle3", "medusa")
 
@@ -111,6 +115,39 @@ class Deployment:
         assert self.drafter is not None
         return self.drafter
 
+    @property
+    def vocab_sizes(self) -> tuple[int, int] | None:
+        """Rows of the embeddings of target and draft model, padding included.
+
+        None if another method drafts, or if neither files nor pairings.yaml give both sizes.
+        """
+        if self.method != "draft_model":
+            return None
+        target, draft = _vocab_size(self.target), _vocab_size(self.head)
+        return (target, draft) if target and draft else None
+
+    @property
+    def unequal_vocab_sizes(self) -> str:
+        """Both sizes in words; empty if they are equal or not known."""
+        target, draft = self.vocab_sizes or (0, 0)
+        if target == draft:
+            return ""
+        names = self.pairing.target.name, self.pairing.drafter.name
+        return f"vocab_size {target:,} of {names[0]}, {draft:,} of {names[1]}"
+
+    @property
+    def different_ids(self) -> list[int]:
+        """Ids of different tokens, or of a token in only one tokenizer; empty if not readable."""
+        if self.vocab_sizes is None:
+            return []
+        try:
+            target, draft = (open_model(spec).vocabulary for spec in (self.target, self.head))
+        except ModelError:
+            return []
+        if target is None or draft is None:
+            return []
+        return sorted({i for _, i in target.ids_by_token.items() ^ draft.ids_by_token.items()})
+
     def refuse(self, engine: str, nearest: str) -> NoReturn:
         """UsageError: the engine has no such method."""
         raise UsageError(
@@ -192,15 +229,32 @@ def exported(
         command=tuple(command),
         config=config,
         acceptance_rule=deployment.acceptance_rule if deployment.k else None,
-        not_expressed=(*lost, *(hybrid_lost(engine, deployment.target) if deployment.k else ())),
+        not_expressed=(*lost, *(_unknown(engine, deployment) if deployment.k else ())),
         basis=deployment.basis,
     )
+
+
+def _unknown(engine: str, deployment: Deployment) -> Iterator[str]:
+    """What cannot be promised of these models."""
+    yield from hybrid_lost(engine, deployment.target)
+    if deployment.method == "draft_model" and deployment.vocab_sizes is None:
+        yield (
+            f"vocab_size of {deployment.target.source} and {deployment.head.source}, which is not "
+            "known here: if they differ, this command may not start; download both and export again"
+        )
 
 
 class Exporter(Protocol):
     """A file of export/engines/: it is named as the engine."""
 
     CONFIG_NAME: str | None  # of the file beside the command, where there may be one
+
+    def vocabulary_notes(self, deployment: Deployment) -> list[str]:
+        """What the engine does with a draft model whose vocabulary is not the target's.
+
+        UsageError if it does not start, or serves without drafts. The docstrings name its source.
+        """
+        ...
 
     def export(self, deployment: Deployment, version: str | None, config_name: str) -> Export:
         """The command that serves the deployment; UsageError where the engine cannot.
@@ -210,15 +264,22 @@ class Exporter(Protocol):
         ...
 
 
+def _vocab_size(spec: ModelSpec) -> int | None:
+    try:
+        return open_model(spec).vocab_size
+    except ModelError:
+        return spec.vocab_size
+
+
 def model_name(spec: ModelSpec) -> str:
-    """As pairings.yaml names it; a place of its own that no other tool knows is spelt out.
+    """As pairings.yaml names it; a folder that other tools would not find so is spelled out.
 
     UsageError for a shape, which has no weights.
     """
     if spec.is_shape:
         raise UsageError(f"{spec.source} has no weights; only a real model can be served")
-    is_known_elsewhere = not spec.source.startswith(("demo:", "~/"))
-    return spec.source if is_known_elsewhere else spec.location
+    is_found = spec.folder is None or Path(spec.source).resolve() == spec.folder.resolve()
+    return spec.source if is_found else spec.location
 
 
 def server_flags(deployment: Deployment) -> list[str]:

@@ -82,5 +82,6 @@ def _model(spec: ModelSpec, folder: Path) -> Mapping[str, Any]:
         "quantization": spec.quantization,
         "trust_remote_code": spec.trust_remote_code or None,
         "needs_gib": spec.needs_gib,
+        "vocab_size": spec.vocab_size,
     }
     return entry | {name: value for name, value in given.items() if value is not None}

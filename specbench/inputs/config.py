@@ -6,7 +6,7 @@
     targets:
       NAME:
         model: demo:target         # folder, Hugging Face id, demo:NAME or shape:NAME
-        revision, dtype, device_map, quantization, trust_remote_code, needs_gib, note
+        revision, dtype, device_map, quantization, trust_remote_code, needs_gib, vocab_size, note
         workloads: demo            # a folder of this target's own prompts, or `demo`
         drafters:
           NAME:

@@ -6,7 +6,7 @@ from os.path import normpath
 from pathlib import Path
 
 from specbench.errors import UsageError
-from specbench.inputs.strict_yaml import Section, Value, number, one_of
+from specbench.inputs.strict_yaml import Section, Value, number, one_of, whole
 from specbench.settings.words import nearest
 from specbench.shipped import PACKAGE
 
@@ -20,6 +20,7 @@ MODEL_KEYS = (
     "quantization",
     "trust_remote_code",
     "needs_gib",
+    "vocab_size",
 )
 
 # As the hub's own client takes it: parts of at most 96 characters, no "--", no "..", no ".git".
@@ -42,6 +43,7 @@ class ModelSpec:
     quantization: str | None = None  # packed when loaded; None: as the checkpoint is stored
     trust_remote_code: bool = False
     needs_gib: float | None = None  # memory of the weights; 1 GiB is 2**30 bytes
+    vocab_size: int | None = None  # rows of the embedding, for a model that is not on this machine
 
     @property
     def location(self) -> str:
@@ -108,6 +110,7 @@ def read_model_spec(keys: Section, dtype: str, device_map: str | None) -> ModelS
         quantization=keys.may("quantization", one_of(QUANTIZATIONS), None),
         trust_remote_code=keys.may("trust_remote_code", Value.flag, False),
         needs_gib=keys.may("needs_gib", number(above=0), None),
+        vocab_size=keys.may("vocab_size", whole(1, 2**31 - 1), None),
     )
 
 

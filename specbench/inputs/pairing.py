@@ -151,9 +151,9 @@ def _as_a_model(word: str) -> str:
 
 
 def _weights(model: ModelSpec) -> dict[str, object]:
-    """A model's entry without what the same weights may differ by: place and memory told."""
-    facts = asdict(model)
-    return {key: value for key, value in facts.items() if key not in ("folder", "needs_gib")}
+    """A model's entry without what the same weights may differ by: place and sizes stated."""
+    stated = ("folder", "needs_gib", "vocab_size")
+    return {key: value for key, value in asdict(model).items() if key not in stated}
 
 
 def _is_named(pairing: Pairing, name: str) -> bool:

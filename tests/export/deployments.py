@@ -11,7 +11,8 @@ from specbench.inputs.methods import Setting
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Pairing, Target
 
-TARGET = Target(name="big", model=ModelSpec(source="org/Big-8B"), drafters=())
+ROWS = 32_000
+TARGET = Target(name="big", model=ModelSpec(source="org/Big-8B", vocab_size=ROWS), drafters=())
 MODELS = {
     "draft_model": "org/Small-1B",
     "token_intersection": "org/Other-1B",
@@ -39,7 +40,7 @@ def deployment(
     drafter = Drafter(
         name="drafter",
         method=method,
-        model=ModelSpec(source=source) if source else None,
+        model=ModelSpec(source=source, vocab_size=ROWS) if source else None,
         parameters=parameters,
     )
     return Deployment(

@@ -64,6 +64,8 @@ def test_every_shipped_pairing_is_taken_or_refused_with_what_comes_nearest(engin
             complaint = "no weights"
         elif pairing.drafter.method in LACKS[engine]:
             complaint = "nearest: "
+        elif made.unequal_vocab_sizes and engine in ("sglang", "tensorrt_llm"):
+            complaint = "vocab_size 152,064"
         else:
             parse(exported(engine, made))
             num_exported += 1

@@ -5,6 +5,7 @@ A start takes a minute: all drafters are in one sweep and share K = 0.
 
 import pytest
 
+from tests.padded_pair import write_padded_pair
 from tests.real_engines.environments import VLLM
 from tests.real_engines.sweeps import (
     ASKED,
@@ -79,3 +80,15 @@ def test_its_own_figure_is_never_below_ours(served):
 def test_a_draft_model_takes_room_for_context(served):
     for workload in WORKLOADS:
         assert int(served.cells["draft", workload, K]["kv_capacity_lost_tokens"]) > 0
+
+
+def test_a_padded_pair_is_started_as_exported_and_its_drafts_are_accepted(tmp_path):
+    folder = write_padded_pair(tmp_path)
+    started = ("--engine", "vllm", "--engine-python", VLLM, "--engine-args", EAGER)
+    asked = ("-k", f"0,{K}", "--cycles", "2", *started, *ASKED_OF_BOTH)
+    found = sweep("sweep-k", "padded/draft", *asked, cwd=folder, out=folder / "out", **ENVIRONMENT)
+    assert not [s.problems for s in found.run.servers if s.problems]
+    assert any("use_heterogeneous_vocab" in warning for warning in found.run.run.warnings)
+    for workload in WORKLOADS:
+        assert float(found.cells["draft", workload, K]["mean_acceptance_length"]) > 1.5
+    assert not texts_other_than_without_speculation(found, "draft", K)

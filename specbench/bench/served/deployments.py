@@ -39,7 +39,8 @@ def refusals(
         return
     for pairing in pairings:
         try:
-            exported(engine, pairing, PROBE_K, settings)
+            temperature = max(settings.sampling.temperatures)
+            exported(engine, pairing, PROBE_K, settings, temperature=temperature)
         except UsageError as error:
             yield pairing, str(error)
 

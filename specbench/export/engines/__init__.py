@@ -5,7 +5,8 @@ from importlib import import_module
 from typing import cast
 
 from specbench.errors import UsageError
-from specbench.export.deployment import Exporter
+from specbench.export.deployment import Deployment, Exporter, Tier
+from specbench.inputs.pairing import Pairing
 
 
 def engines() -> tuple[str, ...]:
@@ -18,3 +19,12 @@ def find_exporter(engine: str) -> Exporter:
     if engine not in engines():
         raise UsageError(f"--engine {engine!r}: allowed are {', '.join(engines())}")
     return cast(Exporter, import_module(f"{__name__}.{engine}"))
+
+
+def vocabulary_notes(engine: str, pairing: Pairing, temperature: float) -> list[str]:
+    """What an engine does with the draft model's vocabulary, or why it cannot draft with it."""
+    deployment = Deployment(pairing=pairing, tiers=(Tier(None, 1),), temperature=temperature)
+    try:
+        return find_exporter(engine).vocabulary_notes(deployment)
+    except UsageError as error:
+        return [str(error)]

@@ -11,7 +11,14 @@ from datetime import date
 from typing import NamedTuple
 
 from specbench.errors import UsageError
-from specbench.export.deployment import Deployment, Export, exported, model_name, settings_lost
+from specbench.export.deployment import (
+    PAD,
+    Deployment,
+    Export,
+    exported,
+    model_name,
+    settings_lost,
+)
 
 CONFIG_NAME = None
 
@@ -41,9 +48,27 @@ _NEAREST = {
 }
 
 
+_MAX_DIFFERENCE, _FIRST_COMPARED = 128, 5  # of vocab_size; id whose token is compared
+
+
 class _Dialect(NamedTuple):
     name: str
     is_new: bool
+
+
+def vocabulary_notes(deployment: Deployment) -> list[str]:
+    """common/speculative.cpp compares sizes and tokens; if they differ too much, the server logs
+    an error and serves without drafts."""
+    target, draft = deployment.vocab_sizes or (0, 0)
+    compared = range(_FIRST_COMPARED, min(target, draft))
+    if abs(target - draft) > _MAX_DIFFERENCE:
+        raise UsageError(
+            f"{deployment.unequal_vocab_sizes}: llama.cpp serves without drafts if they are more "
+            f"than {_MAX_DIFFERENCE} apart; {PAD}"
+        )
+    if ids := [i for i in deployment.different_ids if i in compared]:
+        raise UsageError(f"llama.cpp serves without drafts, as the token of id {ids[0]} differs")
+    return []
 
 
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:  # noqa: ARG001
@@ -59,6 +84,8 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         measured = ", in which it was measured" if deployment.measured_with else ""
         lost.append(f"{deployment.dtype}{measured}: convert with that --outtype")
     if deployment.k:
+        if dialect.is_new:  # earlier builds translated drafts
+            vocabulary_notes(deployment)
         command += _draft_flags(deployment, dialect)
         lost += _lost(deployment)
     return exported(deployment, "llama_cpp", dialect.name, command, lost)

@@ -6,7 +6,9 @@ chains of EAGLE and EAGLE3; elsewhere one K holds for every batch.
 
 import json
 
+from specbench.errors import UsageError
 from specbench.export.deployment import (
+    PAD,
     ConfigFile,
     Deployment,
     Export,
@@ -43,6 +45,15 @@ _NEAREST = {
 }
 
 
+def vocabulary_notes(deployment: Deployment) -> list[str]:
+    """speculative/standalone_worker_v2.py compares vocab_size, then the tokenizers' tokens."""
+    if sizes := deployment.unequal_vocab_sizes:
+        raise UsageError(f"{sizes}: SGLang starts only if they are equal; {PAD}")
+    if ids := deployment.different_ids:
+        raise UsageError(f"SGLang starts only with equal tokenizers, and id {ids[0]} differs")
+    return []
+
+
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:
     """A dynamic EAGLE tree is kept: SGLang grows the same one."""
     release = read_release("SGLang", version, oldest=_OLDEST, newest=_NEWEST)
@@ -66,7 +77,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
             config = ConfigFile(config_name, json.dumps(_tiers(deployment), indent=2) + "\n")
             command += ["--speculative-adaptive", "--speculative-adaptive-config", config.name]
         command += _acceptance_flags(deployment)
-        lost += _lost(deployment)
+        lost += [*vocabulary_notes(deployment), *_lost(deployment)]
     return exported(deployment, "sglang", dotted(release), command, lost, config)
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import yaml
 
+from specbench.errors import UsageError
 from specbench.export.deployment import (
+    PAD,
     ConfigFile,
     Deployment,
     Export,
@@ -46,6 +48,17 @@ _NEAREST = {
 }
 
 
+def vocabulary_notes(deployment: Deployment) -> list[str]:
+    """_torch/pyexecutor/sampler.py compares greedy drafts by id, and subtracts the probabilities
+    of drawn ones from the target's."""
+    sizes = deployment.unequal_vocab_sizes
+    if sizes and deployment.temperature > 0:
+        raise UsageError(
+            f"{sizes}: TensorRT-LLM fails at a rejected draft above temperature 0; {PAD}"
+        )
+    return [f"{sizes}: TensorRT-LLM's sources show no check, and it was not run"] if sizes else []
+
+
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:
     """A dynamic EAGLE-3 tree is kept from 1.3 on."""
     release = read_release("TensorRT-LLM", version or _DEFAULT, oldest=_OLDEST, newest=_NEWEST)
@@ -67,7 +80,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         deployment = deployment.flat
     if deployment.k:
         settings |= _settings(deployment, release)
-        lost += _lost(deployment, release)
+        lost += [*vocabulary_notes(deployment), *_lost(deployment, release)]
     config = None
     if settings:
         config = ConfigFile(config_name, yaml.safe_dump(settings, sort_keys=False))

@@ -59,9 +59,17 @@ _ASSISTANT = """\
 assistant = AutoModelForCausalLM.{model}
 assistant.generation_config = GenerationConfig({settings})
 """
+_RESIZED = "assistant.resize_token_embeddings({}, mean_resizing=False)\n"
 _ASSISTANTS_TOKENIZER = """\
 assistant_tokenizer = AutoTokenizer.from_pretrained({source})
 """
+
+
+def vocabulary_notes(deployment: Deployment) -> list[str]:
+    """generation/utils.py takes unequal sizes for different tokenizers, and asks for these."""
+    if sizes := deployment.unequal_vocab_sizes:
+        return [f"{sizes}: transformers asks that they are equal, so the draft model is resized"]
+    return []
 
 
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:
@@ -71,7 +79,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     deployment = deployment.flat
     if deployment.k:
         _refuse_states(deployment.target)
-        lost += _lost(deployment)
+        lost += [*vocabulary_notes(deployment), *_lost(deployment)]
     program = ConfigFile(config_name, _program(deployment))
     return exported(
         deployment,
@@ -108,6 +116,8 @@ def _program(deployment: Deployment) -> str:
     elif deployment.k and deployment.method in ("draft_model", "dflash", *_RETOKENIZING):
         model = _loading(deployment, is_drafter=True)
         assistant = _ASSISTANT.format(model=model, settings=_keywords(drafting))
+        if deployment.vocab_sizes and deployment.unequal_vocab_sizes:
+            assistant += _RESIZED.format(deployment.vocab_sizes[0])
         arguments = ", assistant_model=assistant"
         if deployment.method in _RETOKENIZING:
             assistant += _ASSISTANTS_TOKENIZER.format(source=_retokenized(deployment))

@@ -35,6 +35,13 @@ _NEAREST = {
 }
 
 
+def vocabulary_notes(deployment: Deployment) -> list[str]:
+    """config/speculative.py compares vocab_size, unless use_heterogeneous_vocab is set."""
+    if sizes := deployment.unequal_vocab_sizes:
+        return [f"{sizes}: vLLM starts only with use_heterogeneous_vocab, which drafts greedily"]
+    return []
+
+
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:  # noqa: ARG001
     """K per batch size becomes num_speculative_tokens_per_batch_size."""
     release = read_release("vLLM", version, oldest=_OLDEST, newest=_NEWEST)
@@ -47,7 +54,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     if deployment.k:
         config = _speculative_config(deployment, has_medusa=release < _WITHOUT_MEDUSA)
         command += ["--speculative-config", json.dumps(config)]
-        lost += _lost(deployment)
+        lost += [*vocabulary_notes(deployment), *_lost(deployment)]
     return exported(deployment, "vllm", dotted(release), command, lost)
 
 
@@ -59,7 +66,8 @@ def _speculative_config(deployment: Deployment, *, has_medusa: bool) -> dict[str
     config: dict[str, Any] = {"method": name, "num_speculative_tokens": deployment.k}
     if method == "peagle":
         config["parallel_drafting"] = True
-    if method == "token_intersection":
+    is_mapped = method == "token_intersection" or bool(deployment.unequal_vocab_sizes)
+    if is_mapped:
         config["use_heterogeneous_vocab"] = True
     if deployment.drafter is not None:
         config["model"] = model_name(deployment.drafter)
@@ -75,7 +83,7 @@ def _speculative_config(deployment: Deployment, *, has_medusa: bool) -> dict[str
         config["suffix_decoding_min_token_prob"] = deployment.setting("min_token_prob")
     if name in _WITH_MODEL and deployment.temperature > 0:
         # vLLM drafts greedily at any temperature unless told otherwise.
-        drawn = deployment.draws_drafts and method != "token_intersection"
+        drawn = deployment.draws_drafts and not is_mapped
         config["draft_sample_method"] = "probabilistic" if drawn else "greedy"
     if deployment.is_tiered:
         config["num_speculative_tokens_per_batch_size"] = _schedule(deployment)
