@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specbench.cli import options
+from specbench.cli.own_pair import known_pairings
 from specbench.errors import ModelError, SpecbenchError
 from specbench.exit_code import ExitCode
 from specbench.inputs.methods import find_method
@@ -36,9 +37,7 @@ def doctor(
 
     Exit code 1 where a pairing that you name is not ready.
     """
-    from specbench.inputs.config import load_pairings
-
-    file = load_pairings(pairings_file)
+    file = known_pairings(pairings or (), pairings_file)
     chosen = file.select(pairings) if pairings else file.all
 
     from specbench.cli.hardware import this_machine

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from specbench.cli import options
+from specbench.cli.own_pair import known_pairings
 from specbench.errors import StoreError, UsageError
 from specbench.exit_code import ExitCode
 from specbench.settings import BUILTIN, TRANSFORMERS
@@ -105,10 +106,9 @@ def export(
     from specbench.export.engines import find_exporter
     from specbench.export.measured_there import export_as_measured
     from specbench.export.winner import Asked
-    from specbench.inputs.config import load_pairings
 
     exporter, measured_version = find_exporter(engine), None
-    chosen = load_pairings(pairings_file).select([pairing])
+    chosen = known_pairings([pairing], pairings_file, runs).select([pairing])
     if len({one.target.name for one in chosen}) != 1:
         raise UsageError(f"{pairing!r} names several targets; export one of them")
     if num_speculative_tokens is not None:

@@ -14,7 +14,7 @@ import typer
 
 from specbench.cli.first_look import look_first
 from specbench.cli.nodes import Nodes
-from specbench.cli.own_pair import OwnPair, own_file, to_keep
+from specbench.cli.own_pair import OwnPair, known_pairings, own_file, to_keep
 from specbench.cli.resuming import require_as_asked
 from specbench.errors import DeviceLostError, UsageError
 from specbench.exit_code import ExitCode
@@ -64,12 +64,13 @@ def measure(
         from specbench.runs import load_run
 
         stored = load_run(resume, out, also_empty=True)
-        require_as_asked(stored.run, settings, methods)
+        require_as_asked(stored.run, settings, methods, out)
         settings, resume, out = stored.run.settings, stored.folder.name, stored.folder.parent
     pairings = own.pairings(settings, methods)
     if pairings is None:
         names = settings.workload.pairings
-        pairings = load_pairings(settings.pairings_file).select(names, methods)
+        known = known_pairings(names, settings.pairings_file, out)
+        pairings = known.select(names, methods)
     elif not dry_run:
         typer.echo(to_keep(pairings), err=True)
         drafters = [pairing.drafter for pairing in pairings]

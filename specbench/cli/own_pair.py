@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specbench.errors import UsageError
+from specbench.errors import ConfigError, UsageError
+from specbench.settings.words import nearest
 from specbench.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from specbench.inputs.pairing import Drafter, Pairing, Target
+    from specbench.inputs.pairing import Drafter, Pairing, Pairings, Target
     from specbench.settings import RunSettings
 
 _PANEL = "A pair of your own, without a pairings file"
@@ -79,10 +80,51 @@ class OwnPair:
         return own.select(names or [pairing.name for pairing in own.all], methods)
 
 
-def find_target(word: str, file: Path | None) -> "tuple[Target, tuple[Drafter, ...]]":
+def known_pairings(
+    names: Sequence[str], file: Path | None, out: Path = Path("reports")
+) -> "Pairings":
+    """The pairings of the file and the shipped ones; for names that are in neither, those of the
+    latest run in `out` that planned them with a file of its own. ConfigError, UsageError."""
+    from specbench.inputs.config import load_pairings
+
+    pairings = load_pairings(file)
+    known = {name for p in pairings.known for name in (p.name, p.target.name)}
+    of_runs = [_target_of_run(name, out) for name in names if name not in known]
+    return replace(pairings, shipped=(*pairings.shipped, *filter(None, of_runs)))
+
+
+def _target_of_run(name: str, out: Path) -> "Target | None":
+    """With the drafters that the name means; UsageError if its models cannot be found any more."""
+    from specbench.inputs.config import load_pairings
+    from specbench.runs import list_runs
+
+    listings = [one for one in reversed(list_runs(out)) if one.pairings_file is not None]
+    for listing in listings:
+        if name not in listing.pairings or listing.pairings_file is None:
+            continue
+        try:
+            targets = load_pairings(listing.pairings_file).targets
+        except ConfigError as error:
+            raise UsageError(
+                f"{name!r} is of run {listing.run_id}, whose pairings cannot be read: {error}. "
+                "Restore what is missing, or name the models: --target MODEL --draft DRAFT"
+            ) from error
+        for target in targets:
+            drafters = [
+                d for d in target.drafters if name in (target.name, f"{target.name}/{d.name}")
+            ]
+            if drafters:
+                return replace(target, drafters=tuple(drafters))
+    if near := nearest(name, [known for listing in listings for known in listing.pairings]):
+        raise UsageError(f"no pairing {name!r} in the pairings file or the runs in {out}{near}")
+    return None
+
+
+def find_target(
+    word: str, file: Path | None, out: Path = Path("reports")
+) -> "tuple[Target, tuple[Drafter, ...]]":
     """The target that a word names, and the drafters that the pairings file has for it."""
     from specbench.fit.discover import plain_name
-    from specbench.inputs.config import load_pairings
     from specbench.inputs.model_spec import model_spec
     from specbench.inputs.pairing import Target
     from specbench.shipped import PACKAGE
@@ -91,7 +133,7 @@ def find_target(word: str, file: Path | None) -> "tuple[Target, tuple[Drafter, .
         spec = model_spec(word)
         own = PACKAGE / "demo" / "workloads" if word.startswith("demo:") else None
         return Target(name=plain_name(word), model=spec, drafters=(), workloads=own), ()
-    found = load_pairings(file).target(word)
+    found = known_pairings([word], file, out).target(word)
     return found, found.drafters
 
 

@@ -36,7 +36,7 @@ def interrupted_run(asked: Paired, settings: RunSettings) -> "StoredRun | None":
             f"--measure {asked.measure}: run {stored.run.run_id} was started with "
             f"{was.forecasting.most_drafters}; leave it out"
         )
-    require_as_asked(stored.run, replace(settings, pairings_file=was.pairings_file), ())
+    require_as_asked(stored.run, replace(settings, pairings_file=was.pairings_file), (), asked.out)
     return stored
 
 

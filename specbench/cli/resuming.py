@@ -1,8 +1,10 @@
 """What may stand beside --resume: nothing that the run was not asked for."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specbench.cli.own_pair import known_pairings
 from specbench.errors import UsageError
 from specbench.settings import RunSettings, WorkloadSettings
 from specbench.settings.groups import DEFAULT_WORKLOADS
@@ -12,12 +14,14 @@ if TYPE_CHECKING:
     from specbench.records import RunRecord
 
 
-def require_as_asked(run: "RunRecord", asked: RunSettings, methods: Sequence[str]) -> None:
+def require_as_asked(
+    run: "RunRecord", asked: RunSettings, methods: Sequence[str], out: Path
+) -> None:
     """UsageError where names or options beside --resume are others than those of the run.
 
     Its own may be repeated; what is not said is as it was.
     """
-    _require_names(run, asked, methods)
+    _require_names(run, asked, methods, out)
     if others := list(dict.fromkeys(_other_options(run.settings, asked))):
         raise UsageError(
             f"run {run.run_id} was started with different settings ({', '.join(others)}), and a "
@@ -26,13 +30,12 @@ def require_as_asked(run: "RunRecord", asked: RunSettings, methods: Sequence[str
         )
 
 
-def _require_names(run: "RunRecord", asked: RunSettings, methods: Sequence[str]) -> None:
-    from specbench.inputs.config import load_pairings
-
+def _require_names(run: "RunRecord", asked: RunSettings, methods: Sequence[str], out: Path) -> None:
     names, was = asked.workload.pairings, run.settings.workload.pairings
     if not names and not methods:
         return
-    pairings = load_pairings(run.settings.pairings_file).select(names, methods)
+    known = known_pairings(names, run.settings.pairings_file, out)
+    pairings = known.select(names, methods)
     now = {pairing.name for pairing in pairings}
     if now != set(was):
         raise UsageError(

@@ -11,7 +11,7 @@ from specbench.cli import options
 from specbench.cli.checks import checked
 from specbench.cli.first_look import look_first
 from specbench.cli.measure import read_methods
-from specbench.cli.own_pair import OwnPair
+from specbench.cli.own_pair import OwnPair, known_pairings
 from specbench.errors import UsageError
 from specbench.settings import (
     BUILTIN,
@@ -184,13 +184,12 @@ def verify(
 
 
 def _chosen(settings: RunSettings, own: OwnPair) -> "Sequence[Pairing]":
-    from specbench.inputs.config import load_pairings
-
     methods = read_methods(settings.workload.methods)
     named = own.pairings(settings, methods)
     if named is not None:
         return named
-    return load_pairings(settings.pairings_file).select(settings.workload.pairings, methods)
+    names = settings.workload.pairings
+    return known_pairings(names, settings.pairings_file).select(names, methods)
 
 
 def enough_tokens(share: float, settings: RunSettings, chosen: "Sequence[Pairing]") -> int:

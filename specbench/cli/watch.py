@@ -9,7 +9,7 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.first_look import look_first
-from specbench.cli.own_pair import OwnPair
+from specbench.cli.own_pair import OwnPair, known_pairings
 from specbench.errors import UsageError
 from specbench.settings import (
     DecoderSettings,
@@ -110,14 +110,12 @@ def watch(
 
 
 def _chosen(settings: RunSettings, own: OwnPair) -> "Pairing":
-    from specbench.inputs.config import load_pairings
-
     found = own.pairings(settings, ())
     names = settings.workload.pairings
     if found is None and not names:
         raise UsageError("watch: name one pairing, as in `specbench watch demo/draft`")
     if found is None:
-        found = load_pairings(settings.pairings_file).select(names)
+        found = known_pairings(names, settings.pairings_file).select(names)
     if len(found) > 1:
         several = ", ".join(pairing.name for pairing in found)
         raise UsageError(f"watch shows one pairing; name one of {several}")

@@ -46,6 +46,7 @@ class RunListing:
     run_id: str
     created_at: str = ""
     pairings: tuple[str, ...] = ()
+    pairings_file: Path | None = None  # that defines them; None: the one of the working folder
     workloads: tuple[str, ...] = ()
     num_blocks: int = 0
     is_finished: bool = False  # came to its end
@@ -253,6 +254,7 @@ def _list_run(folder: Path) -> RunListing:
         run_id=folder.name,
         created_at=run.environment.created_at,
         pairings=tuple(dict.fromkeys(cell.key.pairing for cell in run.cells)),
+        pairings_file=run.settings.pairings_file,
         workloads=tuple(dict.fromkeys(cell.key.condition.workload for cell in run.cells)),
         num_blocks=types.count("block"),
         is_finished=bool(types) and types[-1] == "done",

@@ -1,7 +1,9 @@
 """A pair without a file: --target and --draft."""
 
+import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from specbench.inputs.config import load_pairings
 from specbench.runs import load_run
 from tests.cli.calls import specbench
 from tests.cli.conftest import SMALL
+from tests.tiny_pair import write_pair
 
 
 @pytest.mark.slow
@@ -86,3 +89,93 @@ def test_pair_takes_the_same_words(tiny: Path):
     assert ran.code == 0, ran.err
     assert "draft" in ran.out
     assert specbench("pair", cwd=tiny).code == 2
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose only run, in reports/, is of ./models/big with ./models/small."""
+    folder = tmp_path_factory.mktemp("own")
+    write_pair(folder)
+    (folder / "models").mkdir()
+    (folder / "target").rename(folder / "models" / "big")
+    (folder / "draft").rename(folder / "models" / "small")
+    (folder / "pairings.yaml").unlink()
+    pair = ("--target", "./models/big", "--draft", "./models/small", "--draft", "ngram")
+    ran = specbench("run", *pair, "-w", "prompts.jsonl", "-k", "2", *SMALL, cwd=folder)
+    assert ran.code in (0, 3), ran.err
+    return folder
+
+
+def exported(folder: Path, name: str = "big/small") -> str:
+    ran = specbench("export", name, "--engine", "vllm", "-k", "2", cwd=folder)
+    assert ran.code == 0, ran.err
+    return ran.out.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_its_name_is_known_to_every_command_that_takes_one(measured: Path):
+    for command in (
+        ["watch", "big/small", "--prompt", "Hello", "--max-new-tokens", "4", "-k", "1"],
+        ["doctor", "big/small"],
+        ["run", "big/small", "--dry-run"],
+        ["sweep-k", "big", "--dry-run"],
+        ["pair", "big", "--dry-run"],
+        ["export", "big/ngram", "--engine", "vllm"],
+    ):
+        ran = specbench(*command, cwd=measured)
+        assert ran.code in (0, 3), (command, ran.err)
+    dry = specbench("run", "big/small", "--dry-run", "--json", cwd=measured)
+    assert {one["pairing"] for one in json.loads(dry.out)["cells"]} == {"big", "big/small"}
+
+
+@pytest.mark.slow
+def test_what_is_exported_of_it_is_found_from_the_working_folder(measured: Path):
+    words = shlex.split(exported(measured))
+    config = json.loads(words[words.index("--speculative-config") + 1])
+    for model, name in ((words[2], "big"), (config["model"], "small")):
+        assert (measured / model / "config.json").is_file()
+        assert Path(model).name == name
+
+
+@pytest.mark.slow
+def test_the_pairings_file_goes_before_runs_and_the_latest_run_before_others(
+    measured: Path, tmp_path: Path
+):
+    folder = tmp_path / "copy"
+    shutil.copytree(measured, folder)
+    (first,) = folder.glob("reports/*/run.json")
+    second = folder / "reports" / "20990101-000000-beef"
+    shutil.copytree(first.parent, second)
+    entry = {"model": "../../models/big", "drafters": {"small": {"method": "suffix"}}}
+    file = folder / "reports" / "pairings" / "later.yaml"
+    file.write_text(yaml.safe_dump({"targets": {"big": entry}}))
+    run = json.loads((second / "run.json").read_text())
+    run["run_id"] = second.name
+    run["environment"]["created_at"] = "2099-01-01T00:00:00+00:00"
+    run["settings"]["pairings_file"] = str(file)
+    (second / "run.json").write_text(json.dumps(run))
+    assert '"suffix"' in exported(folder)
+    assert '"ngram"' in exported(folder, "big/ngram")  # the later file has none
+    entry = {"model": "./models/big", "drafters": {"small": {"method": "ngram"}}}
+    (folder / "pairings.yaml").write_text(yaml.safe_dump({"targets": {"big": entry}}))
+    assert '"ngram"' in exported(folder)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_gone_and_a_name_that_is_almost_right_are_said(
+    measured: Path, tmp_path: Path
+):
+    folder = tmp_path / "copy"
+    shutil.copytree(measured, folder)
+    ran = specbench("export", "big/smal", "--engine", "vllm", cwd=folder)
+    assert ran.code == 2
+    assert "did you mean 'big/small'" in ran.err
+    shutil.rmtree(folder / "models" / "small")
+    ran = specbench("export", "big/small", "--engine", "vllm", cwd=folder)
+    assert ran.code == 2
+    (run,) = folder.glob("reports/*/run.json")
+    assert run.parent.name in ran.err
+    assert "models/small" in ran.err
+    assert "--draft" in ran.err
+    other = specbench("export", "demo/draft", "--engine", "vllm", "-k", "2", cwd=folder)
+    assert other.code == 0, other.err
