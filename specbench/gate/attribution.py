@@ -1,7 +1,7 @@
-"""What a regression comes from: fewer drafts are accepted, or a round takes longer.
+"""What a regression comes from: something that changed, fewer accepted drafts, or longer rounds.
 
-Tokens a second = tokens a round / seconds a round, so the loss of logarithms splits into one
-share of each; a speed-up is the same with seconds in units of a K = 0 step.
+Tokens per second = tokens per round / seconds per round, so the loss of logarithms splits into one
+share of each; a speedup is the same with seconds in units of a K = 0 step.
 """
 
 import math
@@ -10,6 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from specbench.gate.figures import CellFigures
+from specbench.gate.fingerprint import (
+    DRAFTER,
+    HARDWARE,
+    Difference,
+    Fingerprint,
+    drafter_difference,
+    software_changes,
+)
 from specbench.gate.judging import OUTPUT_TOKENS
 from specbench.gate.kinds import Kind, kind_of
 from specbench.metrics.registry import all_metrics
@@ -41,14 +49,29 @@ _BEFORE_DECODING = {"ttft_s", "ttft_s_p95", "prefill_s", "queue_s"}
 
 
 class Cause(StrEnum):
-    """Where a regression comes from."""
+    """Where a regression comes from, in the order of evidence: what changed, then what it moved."""
 
-    ACCEPTANCE = "acceptance"  # the draft, or the arithmetic, changed
-    BASELINE = "slower K = 0"  # the machine, or the target's own forward: drafting is not to blame
-    ROUND_TIME = "round time"  # kernels, driver, clocks
-    PREFILL = "prefill"
+    WEIGHTS = "changed weights"  # of the target or its draft, or the draft's method or parameters
+    PROMPTS = "changed prompts"
+    PACKAGES = "changed packages"  # also the driver, the engine and its settings
+    ACCEPTANCE = "acceptance"
     TEXT = "text"  # the greedy output itself
+    DRAFT_COST = "draft cost"
+    VERIFICATION = "verification"
+    ROUND_TIME = "round time"  # its other parts, or none is known
+    PREFILL = "prefill"
     MEMORY = "memory"
+    MACHINE = "machine"  # K = 0 is slower too: driver, clocks, packages or the machine
+
+
+_CAUSE_OF_PART = {"draft": Cause.DRAFT_COST, "verify": Cause.VERIFICATION}
+# What neither a draft nor its parameters can do: both are absent at K = 0 and in a prefill.
+_WITHOUT_DRAFTS = {Cause.MACHINE, Cause.PREFILL}
+_CAUSE_OF_ALLOWED = {
+    **dict.fromkeys(("model", "target", "tokenizer", DRAFTER, "lossy"), Cause.WEIGHTS),
+    **dict.fromkeys(("prompts", "workload", "max-new-tokens"), Cause.PROMPTS),
+    HARDWARE: Cause.MACHINE,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,12 +101,30 @@ class Attribution:
     round: Shift | None  # seconds a round; on other hardware, or a slower one, K = 0 steps
     step: Shift | None  # seconds of a K = 0 step, on the same hardware
     slower: tuple[Shift, ...]  # parts of a round that make it slower: draft, verify, other
+    changes: tuple[Difference, ...] = ()  # those among the causes
+
+
+def changed_causes(
+    pairing: str, baseline: Fingerprint, candidate: Fingerprint, allowed: Sequence[Difference]
+) -> tuple[tuple[Cause, Difference], ...]:
+    """What changed between two runs and can explain a regression of a pairing's cells."""
+    drafter = drafter_difference(pairing, baseline, candidate)
+    return (
+        *([(Cause.WEIGHTS, drafter)] if drafter else []),
+        *((_CAUSE_OF_ALLOWED[d.name], d) for d in allowed if d.name in _CAUSE_OF_ALLOWED),
+        *((Cause.PACKAGES, d) for d in software_changes(baseline, candidate)),
+    )
 
 
 def attribute(
-    before: CellFigures, after: CellFigures, metrics: Sequence[str], *, same_hardware: bool
+    before: CellFigures,
+    after: CellFigures,
+    metrics: Sequence[str],
+    *,
+    same_hardware: bool,
+    changed: Sequence[tuple[Cause, Difference]] = (),
 ) -> Attribution:
-    """What the regression of some metrics of a cell comes from."""
+    """What the regression of some metrics of a cell comes from; `changed`: see `changed_causes`."""
     acceptance = _shift(before, after, "mean_acceptance_length")
     seconds = _shift(before, after, "round_s") if same_hardware else None
     steps = _shift(before, after, "break_even_length")
@@ -96,7 +137,15 @@ def attribute(
     # What slowed K = 0 as well slowed every part of a round: in its steps they can be told apart.
     if step is not None and seconds is not None and step.log > NAMED_SHARE * abs(seconds.log):
         seconds, same_hardware = None, False
-    slower = _slower(before, after, same_hardware=same_hardware)
+    slower = tuple(_slower(before, after, same_hardware=same_hardware))
+    if Cause.ROUND_TIME not in causes:
+        slower = ()
+    elif slower:
+        causes.remove(Cause.ROUND_TIME)
+        causes |= {_CAUSE_OF_PART.get(part.name, Cause.ROUND_TIME) for part in slower}
+    if causes and causes <= _WITHOUT_DRAFTS:
+        changed = [(cause, change) for cause, change in changed if change.name != DRAFTER]
+    causes |= {cause for cause, _ in changed}
     curves = tuple(cell.series("acceptance_rate_per_position") for cell in (before, after))
     return Attribution(
         cell=before.key,
@@ -106,7 +155,8 @@ def attribute(
         curve=(curves[0], curves[1]),
         round=seconds or steps,
         step=step,
-        slower=tuple(slower) if Cause.ROUND_TIME in causes else (),
+        slower=slower,
+        changes=tuple(change for _, change in changed),
     )
 
 
@@ -140,7 +190,7 @@ def _causes(
         is_ratio = kind_of(metric) is Kind.RATIO  # to K = 0, whose own time is not in it
         losses = {
             Cause.ACCEPTANCE: -acceptance.log if acceptance else 0.0,
-            Cause.BASELINE: step.log if step and not is_ratio else 0.0,
+            Cause.MACHINE: step.log if step and not is_ratio else 0.0,
             Cause.ROUND_TIME: round_.log if round_ else 0.0,
         }
         lost = max(lost, sum(max(0.0, loss) for loss in losses.values()))

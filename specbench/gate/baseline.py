@@ -21,6 +21,7 @@ from specbench.gate.fingerprint import (
 )
 from specbench.metrics.gathering import gather_run
 from specbench.metrics.imported import summarise_imported
+from specbench.metrics.noise import noise_facts, noise_signs
 from specbench.records import NO_DRAFTER, CellKey
 from specbench.runs import StoredRun
 
@@ -34,6 +35,7 @@ class Origin:
     specbench_version: str
     git_commit: str | None = None
     imported_sha256: tuple[str, ...] | None = None  # of other tools' result files
+    noise: tuple[str, ...] | None = None  # what showed that its machine was busy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,12 +57,20 @@ class Snapshot:
     def num_runs(self) -> int:
         return len(self.origins)
 
+    @property
+    def noise(self) -> tuple[str, ...]:
+        """Runs on a busy machine, each with what showed it."""
+        return tuple(f"{o.run_id}: {'; '.join(o.noise)}" for o in self.origins if o.noise)
+
 
 def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapshot:
     """The figures of one run; `names`: of cells measured here only of these metrics."""
     run, imported = stored.run, stored.imported
     keys = [plan.key for plan in run.cells]
-    figures = [cell_figures(cell, names) for cell in gather_run(stored)]
+    cells = gather_run(stored)
+    confirmed = gather_run(stored, "confirm")
+    signs = noise_signs((*cells, *confirmed), device=run.environment.device)
+    figures = [cell_figures(cell, names) for cell in cells]
     figures += map(imported_figures, summarise_imported(keys, imported))
     measured = {cell.key for cell in figures}
     return Snapshot(
@@ -71,6 +81,7 @@ def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapsho
                 specbench_version=run.environment.specbench_version,
                 git_commit=run.environment.git_commit,
                 imported_sha256=tuple(record.file_sha256 for record in imported) or None,
+                noise=noise_facts(run.warnings, signs) or None,
             ),
         ),
         fingerprint=fingerprint_of(run, stored.models, stored.engines, imported, stored.servers),

@@ -7,12 +7,15 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from specbench.errors import UsageError
-from specbench.gate.attribution import Attribution, attribute
+from specbench.gate.attribution import Attribution, attribute, changed_causes
 from specbench.gate.baseline import Snapshot
 from specbench.gate.comparable import CellPair, pair_up
 from specbench.gate.comparison import Runs
 from specbench.gate.fingerprint import Difference, changes, have_same_arithmetic
 from specbench.gate.judging import (
+    BASELINE,
+    CANDIDATE,
+    NOISY,
     Case,
     Judgement,
     Verdict,
@@ -67,6 +70,7 @@ def check(
     is_absolute = any(kind_of(metric_of(t)) is Kind.TIME for t in chosen)
     found = pair_up(baseline, candidate, allowed, absolute_times=is_absolute)
     pairs = [p for p in found.pairs if p.baseline.key.draft.drafter != NO_DRAFTER] or found.pairs
+    sides = {BASELINE: baseline, CANDIDATE: candidate}
     same_text = have_same_arithmetic(baseline.fingerprint, candidate.fingerprint)
     verdicts = [(pair, judge_unusable(pair, is_complete=candidate.is_complete)) for pair in pairs]
     usable = [pair for pair, missing in verdicts if missing is None]
@@ -82,6 +86,7 @@ def check(
             runs=Runs(baseline.num_runs, candidate.num_runs),
             devices=(baseline.fingerprint.device, candidate.fingerprint.device),
             same_hardware=baseline.fingerprint.hardware == candidate.fingerprint.hardware,
+            noisy=tuple(name for name, side in sides.items() if side.noise),
         )
     ]
     texts = [judge_text(pair, is_binding=same_text) for pair in usable]
@@ -97,7 +102,7 @@ def check(
         candidate=candidate,
         tolerances=chosen,
         judgements=tuple(judgements),
-        attributions=tuple(_attributions(judgements, pairs, baseline, candidate)),
+        attributions=tuple(_attributions(judgements, pairs, baseline, candidate, found.allowed)),
         num_tests=sum(case.is_test for case in cases),
         allowed=found.allowed,
         changes=changes(baseline.fingerprint, candidate.fingerprint),
@@ -105,6 +110,7 @@ def check(
             *_not_judged(chosen, cases, usable),
             *_notes(baseline, candidate, found.only_candidate),
             *dict.fromkeys(_clock_notes(usable)),
+            *_without_times(chosen, judgements),
         ),
     )
 
@@ -165,6 +171,7 @@ def _attributions(
     pairs: Sequence[CellPair],
     baseline: Snapshot,
     candidate: Snapshot,
+    allowed: Sequence[Difference],
 ) -> Iterator[Attribution]:
     same_hardware = baseline.fingerprint.hardware == candidate.fingerprint.hardware
     for before, after in pairs:
@@ -172,7 +179,9 @@ def _attributions(
             j.metric for j in judgements if j.cell == before.key and j.verdict is Verdict.REGRESSION
         ]
         if failed and after is not None:
-            yield attribute(before, after, failed, same_hardware=same_hardware)
+            fingerprints = baseline.fingerprint, candidate.fingerprint
+            changed = changed_causes(before.key.pairing, *fingerprints, allowed)
+            yield attribute(before, after, failed, same_hardware=same_hardware, changed=changed)
 
 
 def _not_judged(
@@ -189,6 +198,16 @@ def _not_judged(
             yield f"{tolerance.metric} is missing from the baseline and was not judged"
 
 
+def _without_times(
+    tolerances: Sequence[Tolerance], judgements: Sequence[Judgement]
+) -> Iterator[str]:
+    if any(judgement.reason.startswith(NOISY) for judgement in judgements):
+        rest = [t for t in tolerances if kind_of(metric_of(t)) is not Kind.TIME]
+        asked = ",".join(f"{t.metric}:{100 * t.share:g}%" for t in rest)
+        judging = f", or judge only ratios and counts: --fail-on {asked}" if rest else ""
+        yield f"measure again while nothing else runs{judging}"
+
+
 def _notes(
     baseline: Snapshot, candidate: Snapshot, only_candidate: Sequence[CellKey]
 ) -> Iterator[str]:
@@ -201,7 +220,9 @@ def _notes(
         )
     elif own & known:
         yield "the baseline includes the candidate's own run"
-    for name, side in (("baseline", baseline), ("candidate", candidate)):
+    for name, side in ((BASELINE, baseline), (CANDIDATE, candidate)):
+        for facts in side.noise:
+            yield f"the {name}'s machine was busy: {facts}"
         if not side.is_complete:
             yield f"the {name} was interrupted: judging what it measured so far"
     if only_candidate:

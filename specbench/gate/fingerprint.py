@@ -20,7 +20,8 @@ SOFTWARE = "software"
 DRAFTER = "drafter"
 TOKENIZER = "tokenizer"
 # Facts of software that may differ among the runs of one baseline.
-_AROUND = ("specbench", "python", "commit", "driver")
+_COMMIT = "commit"
+_AROUND = ("specbench", "python", _COMMIT, "driver")
 
 
 class Difference(NamedTuple):
@@ -149,6 +150,13 @@ def drafter_difference(
     return None
 
 
+def software_changes(baseline: Fingerprint, candidate: Fingerprint) -> tuple[Difference, ...]:
+    """Packages, driver and engines that changed and can explain a regression; each commit of a
+    pull request differs, so a commit explains nothing."""
+    changed = _changed(baseline.software, candidate.software)
+    return tuple(change for change in changed if change.name != _COMMIT)
+
+
 def other_decoders(one: Fingerprint, other: Fingerprint) -> tuple[Difference, ...]:
     """What decoded otherwise: forward, kernels, engine and the packages that they are from.
 
@@ -201,7 +209,7 @@ def _software(
     facts = {"specbench": environment.specbench_version, "python": environment.python}
     facts |= {f"package {name}": version for name, version in environment.packages.items()}
     if environment.git_commit:
-        facts["commit"] = environment.git_commit[:12]
+        facts[_COMMIT] = environment.git_commit[:12]
     if environment.driver:
         facts["driver"] = environment.driver
     for engine in engines:

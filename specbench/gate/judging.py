@@ -20,6 +20,8 @@ SPEED = "decode_tokens_per_s"
 SPEEDUP = "decode_speedup"  # which falls where K = 0 gets faster; no other metric is excused so
 BEYOND = "cannot tell on this machine: lost more than tolerated, and identical runs differ as much"
 CELL = "cell"  # stands for all metrics of a cell that cannot be used
+BASELINE, CANDIDATE = "baseline", "candidate"
+NOISY = "machine: busy"  # begins the reason of an absolute time that cannot be judged
 
 
 class Verdict(StrEnum):
@@ -59,12 +61,13 @@ class Case:
     tolerance: float
     comparison: Comparison | None  # None: absent on one side, or a baseline of 0
     speed: Comparison | None = None  # of a speed-up: the cell's own tokens a second, same hardware
+    noisy: tuple[str, ...] = ()  # of an absolute time: sides that were measured on a busy machine
 
     @property
     def is_test(self) -> bool:
         """Whether noise could fail it."""
         spread = self.comparison.spread if self.comparison else None
-        return spread is not None and spread.standard_error > 0
+        return spread is not None and spread.standard_error > 0 and not self.noisy
 
     @property
     def is_faster(self) -> bool:
@@ -89,11 +92,13 @@ def cases_of(
     runs: Runs,
     devices: Sequence[str],
     same_hardware: bool,
+    noisy: tuple[str, ...] = (),
 ) -> Iterator[Case]:
     """A case for the metric, or for every entry of one that is a list.
 
     None where the baseline does not have it: what is new is not judged. None of an adaptive K's
-    counts either: they follow the K that was picked, and that follows the clock.
+    counts either: they follow the K that was picked, and that follows the clock. `noisy`: those of
+    BASELINE and CANDIDATE whose machine was busy.
     """
     before, after = pair
     assert after is not None, "cases are of measured cells"
@@ -102,7 +107,7 @@ def cases_of(
     is_relative = metric.name == SPEEDUP and same_hardware
     is_timed = all(SPEED in side.figures for side in (before, after))
     speed = None
-    if is_relative and is_timed:
+    if is_relative and is_timed and BASELINE not in noisy:  # else the load went, not the code
         floor = max(deviation_floor(Kind.TIME, device) for device in devices)
         speed = compare(before, after, SPEED, 0.0, higher_is_better=True, floor=floor, runs=runs)
     for name in before.figures:
@@ -126,6 +131,7 @@ def cases_of(
             if is_on_both
             else None,
             speed=speed,
+            noisy=noisy if kind_of(metric) is Kind.TIME else (),
         )
 
 
@@ -137,13 +143,19 @@ def judge(case: Case, p_value: float | None, *, num_tests: int) -> Judgement:
     have been found in 80 % of such gates, or where the interval excludes any loss beyond the
     tolerance. Else INCONCLUSIVE: noise could hide, or make, what is not tolerated. A
     `decode_speedup` passes on the same hardware whenever the cell itself got faster, even if the
-    ratio fell or noise could hide a fall: K = 0 got faster, too.
+    ratio fell or noise could hide a fall: K = 0 got faster, too. An absolute time is INCONCLUSIVE
+    if a side's machine was busy, unless it passes and only the candidate's was.
     """
     before, after = case.pair.baseline, case.pair.candidate
     assert after is not None, "cases are of measured cells"
     comparison = case.comparison
     verdict, reason = _verdict(case, after, p_value, num_tests)
     effect = comparison.detectable(FALSE_ALARM / num_tests) if comparison else None
+    # Load only slows: what passes in spite of it on the candidate's side is not worse.
+    is_proven = verdict is Verdict.PASS and BASELINE not in case.noisy
+    if case.noisy and not is_proven and verdict is not Verdict.MISSING:
+        verdict, effect = Verdict.INCONCLUSIVE, None
+        reason = f"{NOISY} while {' and '.join(case.noisy)} ran, so times cannot be compared"
     is_higher_better = case.metric.better == "higher"
     return Judgement(
         cell=before.key,
@@ -244,11 +256,10 @@ def _verdict(
     if comparison.spread is None:
         fewest = min(case.pair.baseline, after, key=lambda cell: len(cell.units))
         return Verdict.INCONCLUSIVE, _why_no_spread(fewest, case.name)
-    if not case.is_test:
+    if comparison.spread.standard_error == 0:
         is_worse = comparison.loss > comparison.limit
         return (Verdict.REGRESSION if is_worse else Verdict.PASS), ""
-    assert p_value is not None, "a test has one"
-    if p_value <= FALSE_ALARM:
+    if p_value is not None and p_value <= FALSE_ALARM:
         if case.is_faster:
             return Verdict.PASS, "K = 0 got faster; so did this cell, but by less"
         return Verdict.REGRESSION, ""

@@ -31,8 +31,14 @@ def with_results(warnings: Sequence[str], signs: Sequence[str]) -> list[str]:
     """The warnings of a run's start, with what its results show added to the one about noise."""
     if not signs:
         return list(warnings)
-    early = [one.removeprefix(_NOISY).removesuffix(_SO) for one in warnings if _is_noise(one)]
-    return [noise_warning([*early, *signs]), *(one for one in warnings if not _is_noise(one))]
+    rest = (warning for warning in warnings if not _is_noise(warning))
+    return [noise_warning(noise_facts(warnings, signs)), *rest]
+
+
+def noise_facts(warnings: Sequence[str], signs: Sequence[str]) -> tuple[str, ...]:
+    """What showed that the machine was busy, at the start of a run and in its results."""
+    early = (w.removeprefix(_NOISY).removesuffix(_SO) for w in warnings if _is_noise(w))
+    return (*early, *signs)
 
 
 def _is_noise(warning: str) -> bool:

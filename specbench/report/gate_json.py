@@ -55,6 +55,7 @@ def _attribution(found: Attribution) -> dict[str, Any]:
     return {
         **document,
         "cell": found.cell.id,
+        "changes": [d._asdict() for d in found.changes],
         "curve": {"before": list(before), "after": list(after)},
         "sentence": cause_text(found),
     }

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 
 from specbench.gate.check import Gate
 from specbench.gate.judging import Judgement, Verdict
-from specbench.report.gate_words import REFUSED, cause_text, chance_note, headline, row
+from specbench.report.gate_words import REFUSED, cause_text, chance_note, first_cause, headline, row
 
 _ELEMENTS = {
     Verdict.REGRESSION: "failure",
@@ -51,7 +51,7 @@ def gate_junit(gate: Gate) -> str:
         )
         if judgement.verdict in _ELEMENTS:
             found = ET.SubElement(
-                case, _ELEMENTS[judgement.verdict], {"message": _message(judgement)}
+                case, _ELEMENTS[judgement.verdict], {"message": _message(gate, judgement)}
             )
             if judgement.verdict is Verdict.REGRESSION:
                 found.text = _printable(causes.get(judgement.cell, ""))
@@ -77,10 +77,11 @@ def _document(root: ET.Element) -> str:
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _message(judgement: Judgement) -> str:
+def _message(gate: Gate, judgement: Judgement) -> str:
     shown = row(judgement)
     values = f"{shown.before} -> {shown.after}, {shown.change}, limit {shown.limit}"
-    return _printable("; ".join(filter(None, (values, judgement.reason))))
+    whole = "; ".join(filter(None, (values, judgement.reason)))
+    return _printable(f"{whole}{first_cause(gate, judgement)}")
 
 
 def _printable(text: str) -> str:

@@ -27,6 +27,11 @@ def baseline_lines(baseline: Snapshot) -> Iterator[str]:
                 spread = "" if figure.deviation is None else f" +- {figure.deviation:.2%}"
                 told.append(f"{name} {measured(figure.value, metric.unit)}{spread}")
         yield f"{cell.key.label}: {', '.join(told)}"
+    for run in baseline.noise:
+        yield (
+            f"measured on a busy machine: {run}. `check` cannot judge absolute times against this "
+            "baseline; measure it again while nothing else runs"
+        )
     if baseline.num_runs == 1:
         floors = ((kind, deviation_floor(kind, device)) for kind in Kind)
         granted = ", ".join(f"{floor:.1%} of a {kind.value}" for kind, floor in floors if floor)
@@ -83,8 +88,16 @@ def headline(gate: Gate) -> str:
     count = f"{plural(len(gate.judgements), 'comparison')} of {plural(cells, 'cell')}"
     worst = by_verdict[gate.verdict]
     if gate.verdict is Verdict.PASS:
-        return f"PASS: {count}, none worse than tolerated"
-    return f"{gate.verdict.upper()}: {_first(worst, count)}"
+        tolerated = ", ".join(f"{t.metric} {100 * t.share:.3g}%" for t in gate.tolerances)
+        return f"PASS: {count}, none worse than tolerated ({tolerated})"
+    return f"{gate.verdict.upper()}: {_first(worst, count)}{first_cause(gate, worst[0])}"
+
+
+def first_cause(gate: Gate, judgement: Judgement) -> str:
+    """`; cause: changed weights` of a regression; empty if it is unknown."""
+    is_failed = judgement.verdict is Verdict.REGRESSION
+    causes = [c for a in gate.attributions if a.cell == judgement.cell for c in a.causes]
+    return f"; cause: {causes[0].value}" if is_failed and causes else ""
 
 
 def detail_lines(gate: Gate) -> tuple[str, ...]:
@@ -123,23 +136,25 @@ def cause_text(found: Attribution) -> str:
 
 
 def _why(found: Attribution) -> str:
-    told = []
-    is_in_steps = found.round is not None and found.round.unit == "steps"
-    if found.step and found.step.log > 0 and is_in_steps:
-        told.append(
-            f"a K = 0 step takes longer as well, {_moved(found.step)}, which is the machine or the "
-            "target's own forward, not the draft"
-        )
-    if found.acceptance and {Cause.ACCEPTANCE, Cause.ROUND_TIME} & set(found.causes):
+    """The evidence for each cause, in the order of `Cause`."""
+    causes = set(found.causes)
+    is_longer = bool(causes & {Cause.DRAFT_COST, Cause.VERIFICATION, Cause.ROUND_TIME})
+    told = [f"{d.name} {d.baseline} -> {d.candidate}" for d in found.changes]
+    if found.acceptance and (is_longer or Cause.ACCEPTANCE in causes):
         told.append(_acceptance(found, found.acceptance))
-    if Cause.ROUND_TIME in found.causes and found.round:
-        told.append(_round_time(found, found.round))
-    elif Cause.ACCEPTANCE in found.causes and found.round:
-        told.append(f"round time {_moved(found.round)}")
-    if Cause.TEXT in found.causes:
+    if Cause.TEXT in causes:
         told.append("greedy output changed")
-    if Cause.MEMORY in found.causes or Cause.PREFILL in found.causes:
+    if is_longer and found.round:
+        told.append(_round_time(found, found.round))
+    elif Cause.ACCEPTANCE in causes and found.round:
+        told.append(f"round time {_moved(found.round)}")
+    if causes & {Cause.MEMORY, Cause.PREFILL}:
         told.append(f"{', '.join(found.metrics)} rose")
+    if found.step and found.step.log > 0 and found.round and found.round.unit == "steps":
+        told.append(
+            f"K = 0 is slower too, {_moved(found.step)} per step: driver, clocks, packages or the "
+            "machine"
+        )
     return "; ".join(told)
 
 

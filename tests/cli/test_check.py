@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from specbench.cli.check import SUMMARY_VARIABLE
+from specbench.metrics.noise import noise_warning
 from specbench.plain_text import plain
 from specbench.records import BlockRecord
 from specbench.runs import StoredRun
@@ -67,6 +68,35 @@ def keeps_nothing(request):
     )
 
 
+def taking_three_times_as_long(block: BlockRecord) -> BlockRecord:
+    """K = 0 as well; still by the processor's own time."""
+
+    def slower(request):
+        log = request.rounds
+        seconds = {
+            name: tuple(3 * s for s in getattr(log, name))
+            for name in ("round_s", "draft_s", "verify_s")
+            if getattr(log, name) is not None
+        }
+        return replace(
+            request,
+            decode_s=3 * request.decode_s,
+            total_s=3 * request.total_s,
+            cpu_s=3 * request.total_s,
+            rounds=replace(log, **seconds),
+        )
+
+    return replace(block, requests=tuple(map(slower, block.requests)))
+
+
+def waiting(block: BlockRecord) -> BlockRecord:
+    """For other processes; a winner's second measurement did not."""
+    if block.purpose == "confirm":
+        return block
+    requests = (replace(one, cpu_s=one.total_s / 3) for one in block.requests)
+    return replace(block, requests=tuple(requests))
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of the same work: two alike, one with a slow verify, one whose drafts are all wrong."""
@@ -77,6 +107,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     keep(folder, "slow", changed(usual, slower_verify))
     keep(folder, "fast", changed(usual, lambda r: slower_verify(r, -0.003)))
     keep(folder, "wrong", changed(usual, keeps_nothing))
+    loaded = replace(usual, blocks=tuple(map(taking_three_times_as_long, usual.blocks)))
+    keep(folder, "slower", loaded)
+    keep(folder, "waited", replace(loaded, blocks=tuple(map(waiting, loaded.blocks))))
+    early = replace(loaded.run, warnings=(noise_warning(["load average 5.2 on 2 cores"]),))
+    keep(folder, "warned", replace(loaded, run=early))
     keep(folder, "few", stored_run(replace(WISH, num_prompts=3)))
     keep(folder, "other-k", stored_run(replace(WISH, ks=(0, 5))))
     keep(folder, "other-text", stored_run(replace(WISH, workloads=("chat",))))
@@ -90,19 +125,49 @@ def test_a_run_like_its_baseline_exits_0(made: Path) -> None:
     ran = specbench("check", "usual", "again", cwd=made)
     assert (ran.code, ran.err) == (0, "")
     *_, last = ran.out.splitlines()
-    assert last == "PASS: 4 comparisons of 1 cell, none worse than tolerated"
+    assert last.startswith("PASS: 4 comparisons of 1 cell")
+    assert "decode_speedup 40%, decode_tokens_per_s 40%" in last
     assert max(map(len, ran.out.splitlines())) <= 80 or "\n" in ran.out
     table = ran.out.partition("identical runs fail")[0]
     assert max(map(len, table.splitlines())) <= 80
 
 
-def test_a_slower_verify_exits_1_and_is_called_round_time(made: Path) -> None:
+def test_a_slower_verify_exits_1_and_is_called_verification(made: Path) -> None:
     ran = specbench("check", "usual", "slow", cwd=made)
     text = ran.out.replace("\n", " ")
     assert ran.code == 1
-    assert "demo/draft K=4 on code: round time: acceptance held" in text
+    assert "demo/draft K=4 on code: verification: acceptance held" in text
     assert "verify 11.6 -> 51.6 ms" in text
     assert ran.out.splitlines()[-1].startswith("REGRESSION: demo/draft K=4 on code: decode_")
+
+
+@pytest.mark.parametrize(
+    ("run_id", "fact"), [("waited", "got the CPU"), ("warned", "load average 5.2")]
+)
+@pytest.mark.parametrize("side", ["baseline", "candidate"])
+def test_a_run_that_was_warned_as_noisy_exits_3_and_says_why(
+    run_id: str, fact: str, side: str, made: Path, tmp_path: Path
+) -> None:
+    sides = (run_id, "usual") if side == "baseline" else ("usual", run_id)
+    junit = tmp_path / "gate.xml"
+    ran = specbench("check", *sides, "--json", "--junit", junit, cwd=made)
+    document = json.loads(ran.out)
+    assert (ran.code, document["verdict"]) == (3, "inconclusive")
+    verdicts = {j["metric"]: j["verdict"] for j in document["judgements"]}
+    assert verdicts["decode_tokens_per_s"] == "inconclusive"
+    assert verdicts["decode_speedup"] == "pass"
+    assert fact in document[side]["runs"][0]["noise"][0]
+    (skipped,) = ET.parse(junit).getroot().iter("skipped")
+    assert "machine" in (skipped.get("message") or "")
+    ratios = ("--fail-on", "mean_acceptance_length:2%,decode_speedup:40%")
+    assert specbench("check", *sides, *ratios, cwd=made).code == 0
+
+
+def test_a_quiet_machine_on_which_everything_is_slower_exits_1(made: Path) -> None:
+    ran = specbench("check", "usual", "slower", "--json", cwd=made)
+    document = json.loads(ran.out)
+    assert (ran.code, document["verdict"]) == (1, "regression")
+    assert [a["causes"] for a in document["attributions"]] == [["machine"]]
 
 
 def test_wrong_drafts_exit_1_and_are_called_acceptance(made: Path) -> None:

@@ -34,15 +34,45 @@ def gate() -> Gate:
         cell(figures, of=other, problems=(HOSTILE,)),
         name="b",
         drafters={"demo/draft": "e" * 64},
+        software={"package torch": "2.14.0"},
     )
     return check(before, after, TOLERANCES)
 
 
 def test_the_headline_names_the_first_regression_and_how_many_there_are(gate):
-    assert headline(gate) == (
-        "REGRESSION: demo/draft K=4 on code: decode_speedup 2.00x -> 1.50x, -25.0% where -5% "
-        "is tolerated (1 of 3 comparisons of 2 cells)"
-    )
+    text = headline(gate)
+    assert text.startswith("REGRESSION: demo/draft K=4 on code: decode_speedup 2.00x -> 1.50x")
+    assert "-25.0%" in text
+    assert "-5%" in text
+    assert "1 of 3" in text
+
+
+def test_the_first_cause_is_in_every_format(gate, capsys):
+    cause, weights = gate.attributions[0].causes[0].value, "e" * 12
+    assert [one.value for one in gate.attributions[0].causes] == [cause, "changed packages"]
+    (failure,) = ET.fromstring(gate_junit(gate)).iter("failure")
+    assert cause in failure.get("message")
+    assert weights in failure.text
+    markdown = gate_markdown(gate).splitlines()
+    (verdict,) = (line for line in markdown if line.startswith("**REGRESSION"))
+    assert cause in verdict
+    details = [line for line in markdown if line.startswith("- ")]
+    assert cause in details[0]
+    assert weights in details[0]
+    document = gate_json(gate)
+    assert cause in document["sentence"]
+    assert document["attributions"][0]["causes"][0] == cause
+    assert document["attributions"][0]["changes"][0]["candidate"].endswith(weights)
+    open_console(width=80).print(gate_table(gate))
+    printed = capsys.readouterr().out
+    assert printed.index(cause) < printed.index("changed since")
+
+
+def test_a_pass_says_what_it_tolerates():
+    same = side(cell({"decode_speedup": figure(2.0)}), hardware={"device": "cpu"})
+    text = headline(check(same, same))
+    assert text.startswith("PASS")
+    assert "decode_speedup 40%" in text
 
 
 def test_a_row_shows_what_was_decided_and_by_what(gate):
@@ -86,7 +116,7 @@ def test_junit_is_well_formed_and_counts_what_it_holds(gate):
     assert [int(suite.get(name)) for name in ("failures", "errors", "skipped")] == found
     assert int(suite.get("tests")) == sum(1 for _ in suite.iter("testcase"))
     (failure,) = suite.iter("failure")
-    assert failure.text.startswith("demo/draft K=4 on code: cause unknown")
+    assert failure.text.startswith("demo/draft K=4 on code: changed weights")
 
 
 def test_markdown_has_a_row_a_judgement_and_no_markup_of_names(gate):
