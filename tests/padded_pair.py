@@ -20,12 +20,12 @@ targets:
 """
 
 
-def write_padded_pair(folder: Path) -> Path:
+def write_padded_pair(folder: Path, padding: int = PADDING) -> Path:
     """pairings.yaml with `padded/draft`, and its target; returns the folder."""
     target = folder / "target"
     shutil.copytree(PACKAGE / "demo" / "models" / "target", target)
     weights = {
-        name: torch.cat([tensor, torch.zeros(PADDING, *tensor.shape[1:], dtype=tensor.dtype)])
+        name: torch.cat([tensor, torch.zeros(padding, *tensor.shape[1:], dtype=tensor.dtype)])
         if tensor.shape[0] == ROWS
         else tensor
         for name, tensor in load_file(target / "model.safetensors").items()
@@ -33,6 +33,6 @@ def write_padded_pair(folder: Path) -> Path:
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((target / "config.json").read_text())
     assert config["vocab_size"] == ROWS
-    (target / "config.json").write_text(json.dumps({**config, "vocab_size": ROWS + PADDING}))
+    (target / "config.json").write_text(json.dumps({**config, "vocab_size": ROWS + padding}))
     (folder / "pairings.yaml").write_text(_YAML)
     return folder

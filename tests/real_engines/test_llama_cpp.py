@@ -1,14 +1,21 @@
 """llama.cpp's own server, beside our decoder on the same prompts."""
 
+import json
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import Request, urlopen
 
 import pytest
 
 from specbench.servers.process import LOOPBACK, free_port
-from tests.real_engines.environments import GGUF, LLAMA_SERVER
+from tests.padded_pair import write_padded_pair
+from tests.real_engines import make_gguf
+from tests.real_engines.environments import GGUF, LLAMA_CPP, LLAMA_SERVER
 from tests.real_engines.sweeps import (
     ASKED,
     UNDECIDED,
@@ -111,6 +118,39 @@ def test_servers_that_run_already_are_measured(tmp_path):
     assert {s.addresses for s in found.run.servers} == {(plain,), (own,)}
     assert float(found.cells["draft", "code", K]["mean_acceptance_length"]) > 1
     assert not texts_other_than_without_speculation(found, "draft", K)
+
+
+@pytest.mark.parametrize(("padding", "drafts"), [(128, True), (129, False)])
+def test_a_padded_pair_drafts_exactly_if_it_is_exported(tmp_path, padding, drafts):
+    """Beyond 128 rows the server starts all the same, and drafts nothing."""
+    folder = write_padded_pair(tmp_path, padding)
+    target = tmp_path / "target.gguf"
+    make = (sys.executable, make_gguf.__file__, LLAMA_CPP, folder / "target", target)
+    subprocess.run(make, check=True, capture_output=True)
+    ran = specbench("export", "padded/draft", "--engine", "llama_cpp", "-k", str(K), cwd=folder)
+    assert ran.code == (0 if drafts else 2)
+    drafting = (*DRAFTING, "--spec-draft-n-max", str(K), "--spec-draft-n-min", "0")
+    with _server(tmp_path / "0.log", "--model", str(target)) as plain:
+        text, _ = _greedy(plain)
+    with _server(tmp_path / "4.log", "--model", str(target), *drafting) as server:
+        drafted_text, num_accepted = _greedy(server)
+    assert drafted_text == text
+    assert (num_accepted > 10) == drafts
+
+
+def _greedy(root: str) -> tuple[str, int]:
+    """The text of one greedy answer, and how many of its drafts were accepted."""
+    messages = [{"role": "user", "content": "Write a function that adds two numbers."}]
+    body = {"messages": messages, "max_tokens": 64, "temperature": 0, "cache_prompt": False}
+    request = Request(f"{root}/v1/chat/completions", json.dumps(body).encode())
+    for _ in range(60):
+        try:
+            with urlopen(request) as response:
+                found = json.load(response)
+            break
+        except URLError:  # not up yet
+            time.sleep(1)
+    return found["choices"][0]["message"]["content"], found["timings"].get("draft_n_accepted", 0)
 
 
 @contextmanager
