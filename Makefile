@@ -27,8 +27,12 @@ GPU_PACKAGES := jinja2 markupsafe nvidia-ml-py psutil pyyaml scipy
 help:  ## Say what the targets do
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
+# Exit code 3: an answer is undecided, as on a busy machine. That is an answer, and no failure to make.
+SWEEP := $(BIN)/specbench sweep-k demo/draft demo/poor --budget 3m || \
+  { code=$$?; [ $$code -eq 3 ] && echo "(exit code 3: undecided)"; }
+
 run: $(RUN_STAMP)  ## Set up, then sweep K on the embedded pairs (about 4 minutes)
-	$(BIN)/specbench sweep-k demo/draft demo/poor --budget 3m
+	$(SWEEP)
 	@echo
 	@echo "Next, your own pair (folders, hub ids or demo:NAME):"
 	@echo "  $(BIN)/specbench run --target TARGET --draft DRAFT"
@@ -81,7 +85,7 @@ format: $(DEV_STAMP)  ## Format and mend what lint can mend
 	$(BIN)/ruff check --fix .
 
 readme: $(RUN_STAMP)  ## Measure the front page's figures again, on an idle machine (about 4 minutes)
-	$(BIN)/specbench sweep-k demo/draft demo/poor --budget 3m
+	$(SWEEP)
 	$(BIN)/python -m benchmarks.readme --made-run latest
 
 docs: $(RUN_STAMP)  ## Write the generated pages again: commands, YAML, columns, figures

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specbench.cli.sides import read_run
+from specbench.exit_code import ExitCode
 from specbench.gate.baseline import Snapshot
 from specbench.runs import list_runs
 
@@ -57,7 +58,9 @@ def record_fault(folder: Path, *, draft: str = "draft", slow_target: bool = Fals
 
 def _run(folder: Path, code: str, arguments: Sequence[str]) -> None:
     command = ["run", PAIRING, *arguments, "--out", str(folder), "--json"]
-    subprocess.run([sys.executable, "-c", code, *command], check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run([sys.executable, "-c", code, *command], stdout=subprocess.DEVNULL)
+    if done.returncode not in (ExitCode.GOOD, ExitCode.INCONCLUSIVE):
+        done.check_returncode()
 
 
 def _complete(folder: Path) -> list[str]:

@@ -39,6 +39,14 @@ _EXIT_CODES: Mapping[ExitCode, str] = {
 }
 
 
+_UNDECIDED = """\
+Exit code 3 is one rule for all commands that answer: at least one of the answers that the command
+gives is undecided. `run`, `sweep-k` and `recommend` give one per workload and setting, from whatever
+engine. `pair` and `export` give one per target, and `verify` and `check` one verdict. "No speedup" is a
+decision. Codes 1 and 4 take precedence. Commands that show what is stored (`report`, `history`, `list`,
+`import`) and `--dry-run` answer nothing and end with 0."""
+
+
 def _codes(*values: object) -> str:
     return ", ".join(f"`{value}`" for value in values)
 
@@ -91,6 +99,7 @@ def commands_page() -> str:
         f"# Commands\n\n{_MADE}",
         "`specbench COMMAND --help` prints the same.",
         _table(("exit code", "meaning"), ((str(int(c)), _EXIT_CODES[c]) for c in ExitCode)),
+        _UNDECIDED,
         _table(
             ("command", "what it does"),
             ((f"[{name}](#{name})", _summary(group.commands[name])) for name in group.commands),

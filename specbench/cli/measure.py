@@ -18,7 +18,7 @@ from specbench.cli.own_pair import OwnPair, known_pairings, own_file, to_keep
 from specbench.cli.resuming import require_as_asked
 from specbench.errors import DeviceLostError, UsageError
 from specbench.exit_code import ExitCode
-from specbench.settings import SERVED, RunSettings
+from specbench.settings import RunSettings
 from specbench.settings.words import parse_names
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def measure(
     as_json: bool,
     own: OwnPair,
 ) -> None:
-    """Plan, measure, report, answer. Exits 4 when something could not be measured."""
+    """Plan, measure, report, answer. Exits 4 if something was not measured, 3 if undecided."""
     from specbench.inputs.config import load_pairings
 
     methods = read_methods(settings.workload.methods)
@@ -158,6 +158,7 @@ def _to_resume(
 
 def _tell(run: "StoredRun", *, as_json: bool) -> None:
     from specbench.cli.answer import print_answer, print_json
+    from specbench.report.answers import has_undecided
     from specbench.report.document import build_document
     from specbench.report.write import write_report
 
@@ -169,7 +170,7 @@ def _tell(run: "StoredRun", *, as_json: bool) -> None:
     else:
         print_answer(document, paths, told=run.run.warnings)  # told when measuring began
     require_complete(document)
-    _require_decided(document)
+    require_decided(has_undecided(document))
 
 
 def require_measured(run: "StoredRun") -> None:
@@ -189,15 +190,9 @@ def require_complete(document: "Document") -> None:
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 
-def _require_decided(document: "Document") -> None:
-    """Exit 3 where the sessions of a server decide nothing: more of them may."""
-    from specbench.decide.recommend import Verdict, judge
-
-    of_servers = [d for d in document.decisions if d.condition.engine in SERVED]
-    has_nothing = not document.decisions and any(
-        not cell.valid for cell in document.cells if cell.key.condition.engine in SERVED
-    )
-    if has_nothing or any(judge(one.speedup) is Verdict.NOT_SHOWN for one in of_servers):
+def require_decided(is_undecided: bool) -> None:
+    """Exit 3 if one of the answers that a command gives is undecided."""
+    if is_undecided:
         raise typer.Exit(ExitCode.INCONCLUSIVE)
 
 

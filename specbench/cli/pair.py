@@ -10,7 +10,13 @@ import typer
 
 from specbench.cli.checks import checked
 from specbench.cli.first_look import look_first, require_place
-from specbench.cli.measure import of_pairings, require_complete, require_measured, run_settings
+from specbench.cli.measure import (
+    of_pairings,
+    require_complete,
+    require_decided,
+    require_measured,
+    run_settings,
+)
 from specbench.cli.own_pair import find_target, named_drafters, own_file
 from specbench.cli.pair_options import Paired
 from specbench.cli.pair_resume import again_words, drafters_of, interrupted_run
@@ -49,7 +55,10 @@ _Target = Annotated[
 
 
 def pair(asked: Paired, word: _Word = None, named: _Target = None) -> None:
-    """Rank drafts and methods for a target by fit, cost and gain."""
+    """Rank drafts and methods for a target by fit, cost and gain.
+
+    Exit code 3 if undecided.
+    """
     from specbench.fit.demand import shortage
     from specbench.inputs.workloads import load_workloads
     from specbench.model_files.model import open_model
@@ -268,7 +277,12 @@ def _measure(
     document = build_document(run)
     ranked = rank(document.decisions, document.cells, run.forecasts)
     paths = write_report([run], [document], ("html", "md", "csv"), run.folder)
-    from specbench.cli.pair_tables import has_evidence, pair_document, print_ranking
+    from specbench.cli.pair_tables import (
+        has_evidence,
+        is_undecided,
+        pair_document,
+        print_ranking,
+    )
 
     if asked.as_json:
         typer.echo(json.dumps(pair_document(prepared, machine, ranked, run.run.run_id), indent=2))
@@ -286,6 +300,7 @@ def _measure(
     comment = f"measured by specbench pair, run {run.run.run_id}"
     _write(asked.write, prepared.target, best, comment, why_none)
     require_complete(document)
+    require_decided(is_undecided(ranked))
 
 
 def _show(prepared: "Prepared", machine: "Machine", asked: Paired) -> None:

@@ -246,9 +246,14 @@ def verdict(ranked: Sequence[Ranked]) -> str:
             text = speedup_text(gain.speedup, " faster") if gain.speedup else f"{gain.value:.2f}x"
             k = gain.num_speculative_tokens
             return f"Use {one.drafter} ({one.method}) with K={k}: {text}{_where(one, gain)}."
-    if not has_evidence(ranked):
-        return "Undecided: nothing valid was measured with drafts; the report says why."
     return _undecided(ranked) or "Do not speculate: nothing measured gains."
+
+
+def is_undecided(ranked: Sequence[Ranked]) -> bool:
+    """Whether the verdict names no drafter, and measurements do not show that none gains."""
+    gains = (one.measured for one in ranked)
+    is_found = any(gain is not None and gain.num_speculative_tokens for gain in gains)
+    return not is_found and _undecided(ranked) is not None
 
 
 def _where(one: Ranked, gain: Gain) -> str:
@@ -271,6 +276,8 @@ def has_evidence(ranked: Sequence[Ranked]) -> bool:
 
 def _undecided(ranked: Sequence[Ranked]) -> str | None:
     """The best that was measured and may gain; None where none may."""
+    if not has_evidence(ranked):
+        return "Undecided: nothing valid was measured with drafts; the report says why."
     found = [
         (gain.speedup.estimate, one, setting, gain)
         for one in ranked

@@ -74,6 +74,7 @@ def recommend(
     )
 
     from specbench.cli.console import WIDTH, open_console, say
+    from specbench.report.answers import has_undecided
     from specbench.report.document import build_document
     from specbench.report.recommendation import (
         is_untried,
@@ -81,6 +82,7 @@ def recommend(
         pick_grid,
         pick_lines,
         picks_of,
+        unanswered,
     )
     from specbench.report.recommendation_json import recommendation_json
     from specbench.report.tables import grid_table
@@ -96,10 +98,14 @@ def recommend(
     _require_measured("--concurrency", () if concurrency is None else (concurrency,), rows)
     picks = picks_of(document, wanted, concurrency=concurrency, workloads=workload or ())
     if not picks:
-        raise UsageError(
+        text = (
             f"run {document.run.run_id} has no valid K = 0 to compare with; see `specbench "
             "report` for what was measured"
         )
+        if has_undecided(document):
+            typer.echo(f"undecided: {text}")
+            raise typer.Exit(ExitCode.INCONCLUSIVE)
+        raise UsageError(text)
     if not document.is_complete:
         told = f"run {document.run.run_id} was interrupted: based on what it measured so far"
         typer.echo(told, err=True)
@@ -114,10 +120,11 @@ def recommend(
             console.print(grid_table(pick_grid(document, one, wanted, picks)))
         for line in pick_lines(document, picks, wanted, workloads=workload or ()):
             say(line)
-    if any(is_untried(document, one) or open_question(document, one) for one in picks):
-        raise typer.Exit(ExitCode.INCONCLUSIVE)
     if any(one.best is None for one in picks):
         raise typer.Exit(ExitCode.FAILED)
+    is_open = any(is_untried(document, one) or open_question(document, one) for one in picks)
+    if is_open or unanswered(document, picks, workload or ()):
+        raise typer.Exit(ExitCode.INCONCLUSIVE)
 
 
 def _require_measured(option: str, asked: Sequence[object], known: Sequence[object]) -> None:

@@ -21,7 +21,10 @@ def run(
     force: options.Force = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure pairings and say per workload whether to speculate."""
+    """Measure pairings and say per workload whether to speculate.
+
+    Exit code 3 if undecided.
+    """
     measure(
         checked(asked),
         out=out,

@@ -24,7 +24,10 @@ def sweep_k(
     force: options.Force = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure a range of K and report the best per workload."""
+    """Measure a range of K and report the best per workload.
+
+    Exit code 3 if undecided.
+    """
     draft = DEFAULT_KS if asked.draft == DraftSettings() else asked.draft
     settings = checked(replace(asked, command="sweep-k", draft=draft))
     measure(

@@ -54,6 +54,19 @@ def answer(section: Section) -> Answer:
     )
 
 
+def has_undecided(document: Document) -> bool:
+    """Whether the answer for a workload and setting is undecided, or has no valid K = 0.
+
+    A section in which only K = 0 was to be measured asks for no answer.
+    """
+    return any(
+        answer(section).verdict is Verdict.NOT_SHOWN
+        if section.decisions
+        else section.baseline is not None and not section.baseline.valid
+        for section in sections(document)
+    )
+
+
 def answer_lines(document: Document) -> list[str]:
     """A sentence for each question, and indented below it the drafters it does not quote.
 

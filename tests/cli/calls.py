@@ -9,6 +9,11 @@ from typing import NamedTuple
 import pytest
 
 from specbench.cli import main
+from specbench.exit_code import ExitCode
+
+
+# Of commands that measure for real: whether an answer is decided depends on the machine.
+MEASURED = (ExitCode.GOOD, ExitCode.INCONCLUSIVE)
 
 
 class Ran(NamedTuple):
@@ -17,6 +22,11 @@ class Ran(NamedTuple):
     code: int
     out: str
     err: str
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything was measured, decided or not."""
+        return self.code in MEASURED
 
 
 def specbench(*arguments: str | Path, cwd: Path) -> Ran:

@@ -110,7 +110,7 @@ def test_a_device_that_is_lost_ends_the_run_and_a_new_process_completes_it(
     again = resumed(tiny, ran)
 
     after = stored(tmp_path / "out")
-    assert again.code == 0
+    assert again.is_complete
     assert after.is_complete
     assert after.blocks[: len(run.blocks)] == run.blocks
     assert after.failures == ()  # the cell was measured after all

@@ -24,7 +24,8 @@ def commands(block: str) -> list[list[str]]:
     scripts = [step.get("run", "") for job in document["jobs"].values() for step in job["steps"]]
     lines = [line.strip() for script in scripts for line in script.splitlines()]
     calls = [line.removeprefix("venv/bin/") for line in lines]
-    return [shlex.split(line) for line in calls if line.startswith("specbench ")]
+    called = [line.partition(" || ")[0] for line in calls if line.startswith("specbench ")]
+    return [shlex.split(line) for line in called]
 
 
 def test_every_command_and_option_exists(tmp_path):

@@ -29,7 +29,7 @@ def test_a_default_range_ends_where_the_head_does(tmp_path: Path) -> None:
     assert plan["warnings"] == [REASON]
 
     ran = specbench(*words, "--json", cwd=tmp_path)
-    assert ran.code == 0, ran.err
+    assert ran.is_complete, ran.err
     stored = load_run("latest", tmp_path / "reports")
     assert [key.draft.k for key in stored.run.keys] == ks(plan)
     assert REASON in json.loads(ran.out)["warnings"]
@@ -54,7 +54,7 @@ def test_a_k_that_was_asked_for_is_planned_and_fails_as_ever(tmp_path: Path) -> 
 def test_a_run_that_an_earlier_specbench_began_goes_on(tmp_path: Path) -> None:
     """Its plan has the K that the head cannot draft, and no engine had said so yet."""
     words = ("sweep-k", "demo/medusa", *QUICK)
-    assert specbench(*words, cwd=tmp_path).code == 0
+    assert specbench(*words, cwd=tmp_path).is_complete
     folder = load_run("latest", tmp_path / "reports").folder
     run = json.loads((folder / "run.json").read_text())
     deepest = run["cells"][-1]
@@ -67,7 +67,7 @@ def test_a_run_that_an_earlier_specbench_began_goes_on(tmp_path: Path) -> None:
     (folder / "records.jsonl").write_bytes(b"")
 
     again = specbench("sweep-k", "--resume", folder.name, "--json", cwd=tmp_path)
-    assert again.code == 0, again.err
+    assert again.is_complete, again.err
     document = json.loads(again.out)
     assert sorted({c["num_speculative_tokens"] for c in document["cells"]}) == [0, 1, 2, 3, 4]
     assert document["warnings"].count(REASON) == 1

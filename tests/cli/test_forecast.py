@@ -23,7 +23,7 @@ def forecast(tiny: Path) -> Ran:
 
 
 def test_the_answer_comes_from_what_was_measured(tiny, forecast):
-    assert forecast.code == 0, forecast.err
+    assert forecast.is_complete, forecast.err
     assert "Forecast against measured" in forecast.out
     stored = load_run("latest", tiny / "forecasts")
     (made,) = stored.forecasts
@@ -38,7 +38,7 @@ def test_the_answer_comes_from_what_was_measured(tiny, forecast):
 
 
 def test_at_temperature_0_the_replayed_rounds_are_the_measured_ones(tiny, forecast):
-    assert forecast.code == 0
+    assert forecast.is_complete
     ran = specbench("report", "--out", "forecasts", "--json", cwd=tiny)
     (found,) = json.loads(ran.out)["forecasts"]
     measured = [p["measured"] for p in found["points"] if p["measured"]]
@@ -48,7 +48,7 @@ def test_at_temperature_0_the_replayed_rounds_are_the_measured_ones(tiny, foreca
 
 def test_run_can_forecast_too(tiny):
     ran = specbench("run", *ASKED[1:], "-k", "2", "--forecast", "--out", "run", cwd=tiny)
-    assert ran.code == 0, ran.err
+    assert ran.is_complete, ran.err
     assert load_run("latest", tiny / "run").forecasts[0].to_measure == (2,)
 
 
@@ -56,7 +56,7 @@ def test_run_can_forecast_too(tiny):
 def test_an_exhaustive_run_measures_every_k_beside_what_was_forecast(tiny):
     options = ("-k", "0..3", "--forecast", "--exhaustive", "--out", "exhaustive")
     ran = specbench(*ASKED, *options, cwd=tiny)
-    assert ran.code == 0, ran.err
+    assert ran.is_complete, ran.err
     stored = load_run("latest", tiny / "exhaustive")
     (made,) = build_document(stored).forecasts
     ks = {p.num_speculative_tokens for p in made.forecast.points} - {0}
@@ -73,7 +73,7 @@ def test_a_method_that_cannot_be_traced_is_measured(tiny):
     )
     options = ("--pairings", "lookahead.yaml", "--forecast", "--out", "lookahead", "-k", "0..2")
     ran = specbench("sweep-k", *ASKED[2:], *options, cwd=tiny)
-    assert ran.code == 0, ran.err
+    assert ran.is_complete, ran.err
     assert ran.err.count("cannot be forecast") == 1
     stored = load_run("latest", tiny / "lookahead")
     assert stored.forecasts == ()
@@ -109,7 +109,7 @@ def told(tiny: Path) -> Ran:
 
 
 def test_the_k_of_another_engine(tiny, told):
-    assert told.code == 0, told.err
+    assert told.is_complete, told.err
     last = told.out.strip().splitlines()[-1]
     assert last.startswith("prompts.jsonl: forecast ")
     assert last.endswith("with the costs of vllm 0.32.0 (costs.csv), which drafts greedily")
@@ -139,7 +139,7 @@ def test_a_k_beyond_the_costs_is_named_once(tiny, file, told_ks, ks, shown, said
     made = load_run("latest", tiny / file[:-4], also_empty=not shown).forecasts
     assert all({p.num_speculative_tokens for p in one.points} == {0, *shown} for one in made)
     assert len(made) == (2 if shown else 0)
-    assert ran.code == (0 if shown else 4)
+    assert ran.is_complete if shown else ran.code == 4
     if said is None:
         assert "left out" not in ran.err
     else:
@@ -148,14 +148,14 @@ def test_a_k_beyond_the_costs_is_named_once(tiny, file, told_ks, ks, shown, said
 
 
 def test_it_goes_on_without_the_file(tiny, told):
-    assert told.code == 0
+    assert told.is_complete
     stored = load_run("latest", tiny / "told")
     lines = (stored.folder / "records.jsonl").read_text().splitlines(keepends=True)
     kept = [line for line in lines if not line.startswith(('{"type":"forecast"', '{"type":"done"'))]
     (stored.folder / "records.jsonl").write_text("".join(kept))
     (tiny / "costs.csv").rename(tiny / "gone.csv")
     ran = specbench("sweep-k", "--out", "told", "--resume", "latest", cwd=tiny)
-    assert ran.code == 0, ran.err
+    assert ran.is_complete, ran.err
     (again,) = load_run("latest", tiny / "told").forecasts
     assert again.points == stored.forecasts[0].points
 
@@ -166,7 +166,7 @@ def test_the_costs_of_a_running_server(tiny):
     with serving(fake) as without, serving(FakeServer(k=3)) as with_k:
         sources = ("--costs", without, "--costs", with_k, "-w", "other.jsonl")
         ran = specbench(*ASKED, "-k", "0..3", *sources, "--out", "served", cwd=tiny)
-    assert ran.code == 0, ran.err
+    assert ran.is_complete, ran.err
     asked = [request["messages"][0]["content"] for request in fake.asked]
     assert asked[:2] == [asked[0], asked[0]]  # one warms up
     assert asked[2] == "of another workload"

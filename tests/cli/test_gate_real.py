@@ -74,7 +74,7 @@ def measured(folder: Path, draft: str = "draft") -> str:
     """The id of a run of demo/draft, whatever model plays the draft."""
     (folder / "pairings.yaml").write_text(PAIRINGS.format(draft=draft))
     ran = specbench("run", "demo/draft", *SMALL, *THREAD, "--json", cwd=folder)
-    assert ran.code == 0, ran.err
+    assert ran.is_complete, ran.err
     run_id: str = json.loads(ran.out)["run_id"]
     return run_id
 

@@ -62,7 +62,7 @@ def test_ctrl_c_and_sigterm_keep_what_is_done_and_say_how_to_resume(tiny, tmp_pa
     assert not before.is_complete
     (command,) = re.findall(r"Resume with: specbench (.*)$", err, re.MULTILINE)
     resumed = specbench(*shlex.split(command), cwd=tiny)
-    assert resumed.code == 0
+    assert resumed.is_complete
     after = load_run(folder, out)
     assert after.is_complete
     assert after.blocks[: len(before.blocks)] == before.blocks
@@ -76,7 +76,7 @@ class TestResume:
 
     @pytest.fixture
     def root(self, tiny, finished, tmp_path):
-        assert finished.code == 0
+        assert finished.is_complete
         (name,) = re.findall(r"^run (\S+)$", finished.err, re.MULTILINE)
         folder = tmp_path / name
         folder.mkdir()
@@ -98,7 +98,7 @@ class TestResume:
             "folder": ["--resume", str(folder)],
         }[how]
         ran = specbench("run", *resume, cwd=tiny)
-        assert ran.code == 0
+        assert ran.is_complete
         assert f"run {folder.name}\n" in ran.err
         assert load_run(folder, root).is_complete
         assert [path.name for path in root.iterdir()] == [folder.name]

@@ -39,7 +39,7 @@ def test_others_than_its_own_names_and_settings_are_refused(
 @pytest.mark.slow
 def test_its_own_may_be_repeated(run_id: str, tiny: Path) -> None:
     own = ("tiny", "-w", "prompts.jsonl", "-k", "2", *SMALL)
-    assert specbench("run", *own, "--resume", run_id, cwd=tiny).code == 0
+    assert specbench("run", *own, "--resume", run_id, cwd=tiny).is_complete
 
 
 def test_a_pairing_that_was_changed_since_is_refused(run_id: str, tiny: Path) -> None:

@@ -20,7 +20,7 @@ def run_folder(ran, tiny):
 
 
 def test_the_answer_is_the_last_thing_on_stdout(finished):
-    assert finished.code == 0
+    assert finished.is_complete
     *_, first, second = finished.out.splitlines()[-3:]
     assert re.match(r"prompts\.jsonl: ", finished.out.split("\n\n")[-1])
     assert re.match(r"(prompts\.jsonl: |  tiny/)", first)
@@ -99,7 +99,7 @@ def as_json(tiny):
 
 def test_json_is_one_document_with_progress_on_stderr(as_json):
     document = json.loads(as_json.out)
-    assert as_json.code == 0
+    assert as_json.is_complete
     assert "tiny: talk.jsonl" in as_json.err
     assert {cell["num_speculative_tokens"] for cell in document["cells"]} == {0, 1, 2}
     assert {cell["temperature"] for cell in document["cells"]} == {0, 1}

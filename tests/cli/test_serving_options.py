@@ -8,7 +8,7 @@ import typer
 
 from specbench.bench.served.outlook import TOKENS_PER_S
 from specbench.cli.checks import checked
-from specbench.cli.measure import _require_decided, _show_plan, require_complete
+from specbench.cli.measure import _show_plan, require_complete
 from specbench.errors import UsageError
 from specbench.exit_code import ExitCode
 from specbench.inputs.config import load_pairings
@@ -61,15 +61,6 @@ def code_of(check, document):
     except typer.Exit as left:
         return left.exit_code
     return 0
-
-
-def test_sessions_that_decide_nothing_end_with_code_3():
-    decided = build_document(served_sweep(Sweep(rows=(1,))))
-    noisy = build_document(served_sweep(Sweep(rows=(1,), wobble=1.0)))
-    assert code_of(_require_decided, decided) == 0
-    assert code_of(_require_decided, noisy) == ExitCode.INCONCLUSIVE == 3
-    elsewhere = served_sweep(Sweep(rows=(1,), wobble=1.0, engine="builtin"))
-    assert code_of(_require_decided, build_document(elsewhere)) == 0
 
 
 def test_a_session_that_was_lost_ends_with_code_4():

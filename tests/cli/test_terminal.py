@@ -5,6 +5,7 @@ import pty
 import threading
 
 from tests.bench.fake_runs import write_prompts
+from tests.cli.calls import MEASURED
 from tests.cli.sessions import session
 
 ESCAPE, SHOWN_ESCAPE = b"\x1b", "\u241b".encode()
@@ -41,7 +42,7 @@ def test_a_live_view_is_drawn_and_what_a_name_holds_is_shown(tiny, tmp_path):
         *("--max-new-tokens", "4", "--threads", "1", "--device", "cpu"),
         cwd=tiny,
     )
-    assert code == 0, seen[-2000:]
+    assert code in MEASURED, seen[-2000:]
     assert seen.count(CLEAR_LINE) > 2
     assert b"/?" not in seen  # before anybody can say of how many
     name = b"odd" + SHOWN_ESCAPE + b"[31mname"

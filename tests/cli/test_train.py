@@ -70,7 +70,7 @@ def test_a_pairing_names_the_folder_and_run_drafts_with_it(tiny_with_head):
         cwd=tiny_with_head,
     )
 
-    assert ran.code == 0, ran.err
+    assert ran.is_complete, ran.err
     assert "tiny/trained" in ran.out
 
 

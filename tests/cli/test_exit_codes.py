@@ -1,0 +1,104 @@
+"""One rule for every command that answers: 3 if an answer is undecided, 4 before it, else 0."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench.exit_code import ExitCode
+from specbench.runs import StoredRun, load_run
+from tests.cli.calls import specbench
+from tests.report.stored_runs import BROKEN, SMALL, keep, stored_run
+from tests.served_sessions import Sweep, served_sweep
+
+DRAFT = replace(SMALL, drafters=("draft",))
+MEASURING = {
+    "run": ("run", "demo/draft"),
+    "sweep-k": ("sweep-k", "demo/draft"),
+    "pair": ("pair", "demo", "--drafts", "demo:draft", "-k", "1,2,4"),
+}
+READING = {
+    "recommend": ("recommend", "made"),
+    "export": ("export", "demo/draft", "--engine", "vllm", "--run", "made"),
+}
+ONE_PER_TARGET = ("pair", "export")  # the others give an answer per workload
+GOOD, UNDECIDED, INCOMPLETE = ExitCode.GOOD, ExitCode.INCONCLUSIVE, ExitCode.INCOMPLETE
+
+
+def decided() -> StoredRun:
+    return stored_run(DRAFT)
+
+
+def of_three_prompts(*workloads: str) -> StoredRun:
+    """Below five prompts no interval exists, so nothing is decided on these workloads."""
+    stored = decided()
+    kept = tuple(
+        block
+        for block in stored.blocks
+        if block.workload not in workloads or block.prompt_id[-1] in "012"
+    )
+    return replace(stored, blocks=kept)
+
+
+def nothing_gained() -> StoredRun:
+    return stored_run(replace(SMALL, drafters=("poor",), workloads=("creative",)))
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, StoredRun], int]:
+    """The exit code of a command that measured this, or that reads it."""
+
+    def ended(command: str, stored: StoredRun) -> int:
+        keep(tmp_path / "reports", "made", stored)
+        measured = replace(load_run("made", tmp_path / "reports"), failures=stored.failures)
+        for name in ("measure", "pair"):  # the package has functions of these names
+            module = sys.modules[f"specbench.cli.{name}"]
+            monkeypatch.setattr(module, "run_settings", lambda *_, **__: measured)
+        words = (
+            (*MEASURING[command], "--device", "cpu") if command in MEASURING else READING[command]
+        )
+        ran = specbench(*words, cwd=tmp_path)
+        assert "error" not in ran.err, ran.err
+        return ran.code
+
+    return ended
+
+
+@pytest.mark.parametrize("command", [*MEASURING, *READING])
+def test_a_decided_answer_is_0(code, command):
+    assert code(command, decided()) == GOOD
+
+
+@pytest.mark.parametrize("command", [*MEASURING, *READING])
+def test_an_undecided_answer_is_3(code, command):
+    assert code(command, of_three_prompts("code", "creative")) == UNDECIDED
+
+
+@pytest.mark.parametrize("command", [*MEASURING, *READING])
+def test_of_several_workloads_one_undecided_is_3_unless_the_answer_is_one_for_all(code, command):
+    expected = GOOD if command in ONE_PER_TARGET else UNDECIDED
+    assert code(command, of_three_prompts("creative")) == expected
+
+
+@pytest.mark.parametrize("command", ["run", "sweep-k", "pair", "recommend"])
+def test_no_speedup_is_a_decision(code, command):
+    assert code(command, nothing_gained()) == GOOD
+
+
+@pytest.mark.parametrize("command", MEASURING)
+def test_what_is_missing_comes_before_what_is_undecided(code, command):
+    stored = of_three_prompts("code", "creative")
+    assert code(command, replace(stored, failures=(BROKEN,))) == INCOMPLETE
+
+
+def test_a_run_of_k_0_alone_asks_for_no_answer(code):
+    assert code("run", stored_run(replace(DRAFT, ks=(0,)))) == GOOD
+
+
+@pytest.mark.parametrize("engine", ["vllm", "builtin"])
+@pytest.mark.parametrize(("wobble", "expected"), [(0.01, GOOD), (1.0, UNDECIDED)])
+def test_a_server_and_the_built_in_decoder_end_alike(code, engine, wobble, expected):
+    sweep = Sweep(rows=(1,), wobble=wobble, engine=engine)
+    assert code("sweep-k", served_sweep(sweep)) == expected
