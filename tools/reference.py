@@ -41,10 +41,10 @@ _EXIT_CODES: Mapping[ExitCode, str] = {
 
 _UNDECIDED = """\
 Exit code 3 is one rule for all commands that answer: at least one of the answers that the command
-gives is undecided. `run`, `sweep-k` and `recommend` give one per workload and setting, from whatever
-engine. `pair` and `export` give one per target, and `verify` and `check` one verdict. "No speedup" is a
-decision. Codes 1 and 4 take precedence. Commands that show what is stored (`report`, `history`, `list`,
-`import`) and `--dry-run` answer nothing and end with 0."""
+gives is undecided. `run`, `sweep-k` and `recommend` give one per workload and setting, whatever the
+engine. `pair` and `export` give one per target, `verify` and `check` one verdict. "No speedup" is
+a decision. Codes 1 and 4 take precedence. Commands that show what is stored (`report`, `history`,
+`list`, `import`) and `--dry-run` answer nothing and end with 0."""
 
 
 def _codes(*values: object) -> str:

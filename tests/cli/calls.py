@@ -11,7 +11,6 @@ import pytest
 from specbench.cli import main
 from specbench.exit_code import ExitCode
 
-
 # Of commands that measure for real: whether an answer is decided depends on the machine.
 MEASURED = (ExitCode.GOOD, ExitCode.INCONCLUSIVE)
 

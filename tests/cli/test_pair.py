@@ -191,7 +191,7 @@ def test_the_embedded_pair_can_be_planned_from_any_folder(tmp_path):
     ("low", "high", "k", "said"),
     [
         (1.4, 1.6, 4, "Use draft (draft_model) with K=4: 1.50x faster [1.40, 1.60]."),
-        (0.9, 2.1, 0, "Undecided: draft at K=4 looks best, 1.50x [0.90, 2.10]; use more "),
+        (0.9, 2.1, 0, "Undecided: 0.90x to 2.10x with draft at K=4, "),
         (0.5, 0.9, 0, "Do not speculate: nothing measured gains."),
     ],
 )
@@ -294,7 +294,7 @@ def test_other_prompts_of_a_target_are_not_those_of_an_earlier_ranking(shelf, tm
             *(*SMALL, "--out", tmp_path),
             cwd=shelf,
         )
-        assert ran.code in (0, 4), ran.err
+        assert ran.is_complete or ran.code == 4, ran.err
     files = {run.run_id: load_run(run.run_id, tmp_path) for run in list_runs(tmp_path)}
     assert len({stored.run.settings.pairings_file for stored in files.values()}) == 2
     assert len({tuple(stored.run.workload_sha256.items()) for stored in files.values()}) == 2
