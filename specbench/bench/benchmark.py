@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
 
+from specbench.bench.backend import CPU
 from specbench.bench.depth import any_shape
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.planning import plan_targets
@@ -106,7 +107,8 @@ def run_benchmark(
         *server_warnings(running, settings.load.engines[0], plans[0].target),
     )
     here = cluster is None and not running
-    if here and (facts := busy_now(cores_needed(environment))):
+    threads = environment.threads if environment.device == CPU else None
+    if here and (facts := busy_now(cores_needed(environment), threads)):
         warnings = (*warnings, noise_warning(facts))
     for warning in warnings:
         watch.warn(warning)

@@ -105,7 +105,7 @@ def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
                 f"run {origin.run_id} was interrupted and cannot be a baseline; resume it: "
                 f"--resume {origin.run_id}"
             )
-        for found in differences(first.fingerprint, run.fingerprint):
+        for found in differences(first.fingerprint, run.fingerprint, threads=False):
             if found.name not in allowed:
                 raise UsageError(
                     f"runs {first.origins[0].run_id} and {origin.run_id} did different work: "

@@ -11,7 +11,13 @@ from specbench.gate.attribution import Attribution, attribute, changed_causes
 from specbench.gate.baseline import Snapshot
 from specbench.gate.comparable import CellPair, pair_up
 from specbench.gate.comparison import Runs
-from specbench.gate.fingerprint import Difference, changes, have_same_arithmetic
+from specbench.gate.fingerprint import (
+    HARDWARE,
+    Difference,
+    changes,
+    have_same_arithmetic,
+    thread_difference,
+)
 from specbench.gate.judging import (
     BASELINE,
     CANDIDATE,
@@ -67,6 +73,10 @@ def check(
     on neither side.
     """
     chosen = _applicable(tolerances, baseline, candidate)
+    threads = thread_difference(baseline.fingerprint, candidate.fingerprint)
+    notes: list[str] = []
+    if threads is not None and HARDWARE not in allowed:
+        chosen, notes = _without_seconds(chosen, threads)
     is_absolute = any(kind_of(metric_of(t)) is Kind.TIME for t in chosen)
     found = pair_up(baseline, candidate, allowed, absolute_times=is_absolute)
     pairs = [p for p in found.pairs if p.baseline.key.draft.drafter != NO_DRAFTER] or found.pairs
@@ -107,6 +117,7 @@ def check(
         allowed=found.allowed,
         changes=changes(baseline.fingerprint, candidate.fingerprint),
         notes=(
+            *notes,
             *_not_judged(chosen, cases, usable),
             *_notes(baseline, candidate, found.only_candidate),
             *dict.fromkeys(_clock_notes(usable)),
@@ -156,6 +167,25 @@ def _applicable(
                 f"--fail-on: {tolerance.metric} is missing on both sides: {metric.formula}"
             )
     return tuple(tolerance for tolerance in asked if tolerance.metric in names)
+
+
+def _without_seconds(
+    chosen: Sequence[Tolerance], threads: Difference
+) -> tuple[tuple[Tolerance, ...], list[str]]:
+    """Tolerances of counts and ratios, and a note that says so; UsageError if none are left."""
+    kept = tuple(t for t in chosen if kind_of(metric_of(t)) is not Kind.TIME)
+    numbers = f"threads: {threads.baseline} in the baseline, {threads.candidate} in the candidate"
+    remedy = "give the runs of both sides the same --threads"
+    if threads.baseline.isdigit():
+        remedy = f"`specbench run --threads {threads.baseline}` measures as the baseline did"
+    if not kept:
+        raise UsageError(
+            f"{numbers}: absolute times are not compared, and --fail-on names no other metric; "
+            f"{remedy}"
+        )
+    dropped = [t.metric for t in chosen if t not in kept]
+    without = f", not absolute times ({', '.join(dropped)})" if dropped else ""
+    return kept, [f"{numbers}: ratios and counts were compared{without}; {remedy}"]
 
 
 def _judged(cases: Sequence[Case]) -> Iterator[Judgement]:

@@ -59,11 +59,12 @@ def pair_up(
 ) -> Comparable:
     """The cells of both runs that are the same work.
 
-    `absolute_times`: seconds are to be compared, so the hardware must be the same, too. Raises
+    `absolute_times`: seconds are to be compared, so the hardware must be the same, too; other
+    numbers of threads are for the caller, who then compares no seconds. Raises
     UsageError that names every difference that is not allowed, and where `allowed` leaves it
     open which cell belongs to which.
     """
-    found = differences(baseline.fingerprint, candidate.fingerprint)
+    found = differences(baseline.fingerprint, candidate.fingerprint, threads=False)
     if not absolute_times:
         found = tuple(d for d in found if d.name != HARDWARE)
     measured = {cell.key: cell for cell in candidate.cells}

@@ -12,10 +12,12 @@ from specbench.records import (
     ModelIdentity,
     RunRecord,
     ServerRecord,
+    chosen_threads,
 )
 from specbench.settings import DecoderSettings
 
 HARDWARE = "hardware"
+THREADS = "threads"
 SOFTWARE = "software"
 DRAFTER = "drafter"
 TOKENIZER = "tokenizer"
@@ -87,7 +89,7 @@ def fingerprint_of(
         sampling=f"top-k {asked.top_k or 'off'}, top-p {asked.top_p:g}",
         max_new_tokens=asked.max_new_tokens,
         synthetic=_synthetic(settings.decoder),
-        hardware={**environment.hardware, **served.hardware},
+        hardware={**environment.hardware, **_threads(engines), **served.hardware},
         torch=environment.packages.get("torch", ""),
         drafters=dict(_drafters(models, targets)),
         software={**_software(environment, engines, imported), **served.software},
@@ -95,8 +97,13 @@ def fingerprint_of(
     )
 
 
-def differences(baseline: Fingerprint, candidate: Fingerprint) -> tuple[Difference, ...]:
-    """What must not differ and does; of targets and workloads that both sides have."""
+def differences(
+    baseline: Fingerprint, candidate: Fingerprint, *, threads: bool = True
+) -> tuple[Difference, ...]:
+    """What must not differ and does; of targets and workloads that both sides have.
+
+    Without `threads` their number may differ, which a default run chooses by itself.
+    """
     plain = (
         Difference("sampling", baseline.sampling, candidate.sampling),
         Difference(
@@ -114,8 +121,15 @@ def differences(baseline: Fingerprint, candidate: Fingerprint) -> tuple[Differen
         *(
             Difference(HARDWARE, f"{name} {one}", f"{name} {other}")
             for name, one, other in _changed(baseline.hardware, candidate.hardware)
+            if threads or name != THREADS
         ),
     )
+
+
+def thread_difference(baseline: Fingerprint, candidate: Fingerprint) -> Difference | None:
+    """The numbers of CPU threads if they differ: then only ratios and counts are compared."""
+    one, other = (side.hardware.get(THREADS, "unknown") for side in (baseline, candidate))
+    return Difference(THREADS, one, other) if one != other else None
 
 
 def changes(baseline: Fingerprint, candidate: Fingerprint) -> tuple[Difference, ...]:
@@ -201,6 +215,11 @@ def _changed(one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Diffe
     for name in dict.fromkeys((*one, *other)):
         if one.get(name) != other.get(name):
             yield Difference(name, one.get(name, "absent"), other.get(name, "absent"))
+
+
+def _threads(engines: Sequence[EngineRecord]) -> dict[str, str]:
+    numbers = chosen_threads(engines)
+    return {THREADS: " and ".join(map(str, numbers))} if numbers else {}
 
 
 def _software(

@@ -15,6 +15,7 @@ WAITED = 0.85  # CPU seconds per second of one busy thread
 FEWEST_ROUNDS = 30
 FEWEST_PROMPTS = 3
 
+_OPTION = "--threads"
 _NOISY = "noisy machine: "
 _SO = (
     ". Intervals get wider and small gains stay undecided: stop other programs, or measure later "
@@ -37,7 +38,9 @@ def with_results(warnings: Sequence[str], signs: Sequence[str]) -> list[str]:
 
 def noise_facts(warnings: Sequence[str], signs: Sequence[str]) -> tuple[str, ...]:
     """What showed that the machine was busy, at the start of a run and in its results."""
-    early = (w.removeprefix(_NOISY).removesuffix(_SO) for w in warnings if _is_noise(w))
+    early = [w.removeprefix(_NOISY).removesuffix(_SO) for w in warnings if _is_noise(w)]
+    if any(_OPTION in fact for fact in early):  # advice is given once
+        signs = [sign for sign in signs if _OPTION not in sign]
     return (*early, *signs)
 
 
@@ -45,20 +48,23 @@ def _is_noise(warning: str) -> bool:
     return warning.startswith(_NOISY)
 
 
-def noise_signs(cells: Sequence[CellData], *, device: str) -> tuple[str, ...]:
+def noise_signs(
+    cells: Sequence[CellData], *, device: str, threads: int | None = None
+) -> tuple[str, ...]:
     """What shows that the machine did not keep its speed, in words; nothing where it did.
 
-    Of both measurements of a winner; servers, which run elsewhere, are left out.
+    Of both measurements of a winner; servers, which run elsewhere, are left out. `threads` of a
+    CPU: several wait for the slowest of them, so fewer would help.
     """
     plain = [
         c for c in cells if c.key.draft.k == 0 and not c.servers and not c.key.condition.overlaps
     ]
     requests = [request for cell in plain for request in cell.finished]
-    return (
-        *_uneven(requests),
-        *_drifted(plain),
-        *(_waited(requests) if device.startswith("cpu") else ()),
-    )
+    is_cpu = device.startswith("cpu")
+    signs = (*_uneven(requests), *_drifted(plain), *(_waited(requests) if is_cpu else ()))
+    if signs and is_cpu and threads is not None and threads > 1:
+        return (*signs, f"{threads} threads wait for the slowest of them, {_OPTION} 1 does not")
+    return signs
 
 
 def _uneven(requests: Iterable[RequestRecord]) -> Iterator[str]:

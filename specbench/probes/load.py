@@ -70,19 +70,44 @@ def clock_limit(cpus: Path) -> tuple[int, int] | None:
     return min(found, key=lambda one: one[0] / one[1], default=None)
 
 
-def busy_now(num_needed: int) -> tuple[str, ...]:
+def physical_cores() -> int:
+    """Cores of this machine that this process may use; two hyperthreads are one core."""
+    return min(psutil.cpu_count(logical=False) or num_cores(), num_cores())
+
+
+def idle_cores(load: HostLoad) -> int:
+    """Physical cores that this process may use and that others leave idle; at least 1."""
+    everywhere = psutil.cpu_count(logical=False) or load.num_cores
+    return max(1, min(load.num_cores, int(everywhere - load.others_cores + SPARE)))
+
+
+def busy_now(num_needed: int, threads: int | None = None) -> tuple[str, ...]:
     """What would disturb a measurement now that keeps so many cores busy, in words."""
-    return busy_facts(host_load(), num_needed)
+    return busy_facts(host_load(), num_needed, threads)
 
 
-def busy_facts(load: HostLoad, num_needed: int) -> tuple[str, ...]:
-    """What of it would disturb `num_needed` busy cores, in words; nothing on a quiet machine."""
+def others_fact(load: HostLoad) -> str:
+    """How many cores other processes use, the busiest by name."""
+    names = ", ".join(f"{name} {used:.1f}" for name, used in load.busiest)
+    named = f" ({names})" if names else ""
+    return f"other processes use {load.others_cores:.1f} of {_cores(load)}{named}"
+
+
+def _cores(load: HostLoad) -> str:
+    return "1 core" if load.num_cores == 1 else f"{load.num_cores} cores"
+
+
+def busy_facts(load: HostLoad, num_needed: int, threads: int | None = None) -> tuple[str, ...]:
+    """What of it would disturb `num_needed` busy cores, in words; nothing on a quiet machine.
+
+    `threads`: how many of this process compute, if --threads can change that.
+    """
     facts = []
-    cores = "1 core" if load.num_cores == 1 else f"{load.num_cores} cores"
+    cores = _cores(load)
     if load.others_cores > max(0, load.num_cores - num_needed) + SPARE:
-        names = ", ".join(f"{name} {used:.1f}" for name, used in load.busiest)
-        named = f" ({names})" if names else ""
-        facts.append(f"other processes use {load.others_cores:.1f} of {cores}{named}")
+        facts.append(others_fact(load))
+        if threads is not None and threads > (idle := idle_cores(load)):
+            facts.append(f"{threads} threads wait for each other there, --threads {idle} does not")
     if load.steal_share > STEAL:
         facts.append(f"other guests of this host take {load.steal_share:.0%} of the CPU time")
     if facts or load.load_average > MOST_LOAD * load.num_cores:

@@ -7,7 +7,7 @@ that a machine or an engine cannot give is None: absent, never zero.
 """
 
 from specbench.records.answers import CellSummary, Decision
-from specbench.records.engines import Contender, EngineRecord, KernelChoice
+from specbench.records.engines import Contender, EngineRecord, KernelChoice, chosen_threads
 from specbench.records.extensions import ExtensionRecord
 from specbench.records.forecasts import (
     EngineCost,
@@ -101,6 +101,7 @@ __all__ = [
     "Schedule",
     "ServerRecord",
     "TraceRecord",
+    "chosen_threads",
     "ids_sha256",
     "no_template",
     "too_deep",

@@ -1,6 +1,6 @@
 """How an engine ran: what was chosen, and what the others gave that could have been."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -45,3 +45,10 @@ class EngineRecord:
     kernels: tuple[KernelChoice, ...] = ()  # of the target and its draft models
     # The drafters' deepest K, where they have one: what makes plans of schema 4 final.
     max_k: Mapping[str, int] = field(default_factory=dict)
+    # CPU threads and why; None: on a GPU, with --threads and in runs of an earlier specbench.
+    threads: KernelChoice | None = None
+
+
+def chosen_threads(engines: Iterable[EngineRecord]) -> tuple[int, ...]:
+    """The numbers of threads that trials chose; several if targets of a run differ."""
+    return tuple(dict.fromkeys(int(one.threads.chosen) for one in engines if one.threads))

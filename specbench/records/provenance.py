@@ -20,7 +20,7 @@ class Environment:
     platform: str
     cpu: str
     num_cpu_cores: int | None
-    threads: int | None
+    threads: int | None  # None: chosen per target, in its EngineRecord
     device: str  # "cpu" or "cuda:0"
     gpu: str | None = None
     gpu_memory_bytes: int | None = None

@@ -40,6 +40,7 @@ from specbench.records import (
     ReferenceRecord,
     RunRecord,
     ServerRecord,
+    chosen_threads,
 )
 from specbench.runs import StoredRun
 from specbench.settings import DecoderSettings
@@ -120,6 +121,7 @@ def num_usable(stored: StoredRun, condition: Condition) -> int | None:
 @no_collection()
 def build_document(stored: StoredRun) -> Document:
     """Metrics, intervals and decisions of a stored run, finished or not."""
+    environment, *sessions = _with_threads(stored)
     explored = gather_run(stored)
     repeated = gather_run(stored, "confirm")
     cells = summarise(explored)
@@ -139,7 +141,7 @@ def build_document(stored: StoredRun) -> Document:
     unmeasured = (plan.key for plan in stored.run.cells if plan.key not in measured)
     missing = tuple(key for key in unmeasured if not is_left_out(key, stored.forecasts))
     return Document(
-        run=stored.run,
+        run=replace(stored.run, environment=environment),
         is_complete=stored.is_complete,
         cells=(*cells, *imported),
         missing=missing,
@@ -168,9 +170,11 @@ def build_document(stored: StoredRun) -> Document:
         models=tuple(dict.fromkeys(stored.models)),  # each session of a run states them again
         memory=_newest(stored.memory),
         longest_context=_longest_context(explored),
-        sessions=stored.sessions,
+        sessions=tuple(sessions),
         vllm={cell.key: counts for cell in explored if (counts := vllm_counts(cell))},
-        noise=noise_signs((*explored, *repeated), device=stored.run.environment.device),
+        noise=noise_signs(
+            (*explored, *repeated), device=environment.device, threads=environment.threads
+        ),
         imported=stored.imported,
     )
 
@@ -211,6 +215,14 @@ def _compromises(
                 own=found.own,
                 left_out=found.left_out,
             )
+
+
+def _with_threads(stored: StoredRun) -> Iterator[Environment]:
+    """The machine of every session, with the number of threads that all its targets had."""
+    chosen = chosen_threads(stored.engines)
+    threads = chosen[0] if len(chosen) == 1 else stored.run.environment.threads
+    for environment in (stored.run.environment, *stored.sessions):
+        yield replace(environment, threads=environment.threads or threads)
 
 
 def _newest(memory: tuple[MemoryRecord, ...]) -> tuple[MemoryRecord, ...]:

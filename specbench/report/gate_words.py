@@ -6,6 +6,7 @@ from typing import NamedTuple
 from specbench.gate.attribution import Attribution, Cause, Shift
 from specbench.gate.baseline import Snapshot
 from specbench.gate.check import Gate
+from specbench.gate.fingerprint import THREADS
 from specbench.gate.judging import CELL, FALSE_ALARM, Judgement, Verdict
 from specbench.gate.kinds import Kind, deviation_floor
 from specbench.gate.tolerances import default_tolerances
@@ -31,6 +32,12 @@ def baseline_lines(baseline: Snapshot) -> Iterator[str]:
         yield (
             f"measured on a busy machine: {run}. `check` cannot judge absolute times against this "
             "baseline; measure it again while nothing else runs"
+        )
+    threads = baseline.fingerprint.hardware.get(THREADS, "")
+    if threads.count("|"):
+        yield (
+            f"threads: {threads}: a check with this baseline compares no absolute times; give "
+            "every run the same --threads"
         )
     if baseline.num_runs == 1:
         floors = ((kind, deviation_floor(kind, device)) for kind in Kind)

@@ -57,7 +57,7 @@ def provenance(document: Document) -> tuple[Fact, ...]:
         *(
             (choice.subject, kernel_text(choice))
             for record in document.engines
-            for choice in record.kernels
+            for choice in (*filter(None, [record.threads]), *record.kernels)
         ),
         *deployment_facts(document),
         *(

@@ -1,11 +1,13 @@
 import pytest
 
 from specbench.errors import UsageError
+from specbench.gate.baseline import pool
 from specbench.gate.check import Tolerance, check
 from specbench.gate.comparable import pair_up
 from specbench.gate.figures import Figure
 from specbench.gate.fingerprint import changes, differences, have_same_arithmetic
 from specbench.gate.judging import Verdict
+from specbench.report.gate_words import baseline_lines
 from tests.gate.gate_sides import cell, figure, fingerprint, key, side
 
 FIGURES = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(100.0)}
@@ -264,3 +266,49 @@ def test_a_metric_that_only_the_candidate_has_is_said_not_to_be_judged():
     more = {**FIGURES, "peak_allocated_bytes": figure(1e9)}
     gate = check(side(cell(FIGURES)), side(cell(more), name="b"))
     assert "peak_allocated_bytes is missing from the baseline and was not judged" in gate.notes
+
+
+THREADS = {"hardware": {"device": "cpu", "CPU": "EPYC, 2 cores", "threads": "2"}}
+FEWER = {"hardware": {**THREADS["hardware"], "threads": "1"}}
+SLOWER = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(10.0)}
+
+
+def test_runs_of_other_numbers_of_threads_are_compared_without_seconds():
+    baseline = side(cell(FIGURES), **THREADS)
+    gate = check(baseline, side(cell(SLOWER), name="b", **FEWER))
+    assert gate.verdict is not Verdict.REGRESSION
+    assert [j.metric for j in gate.judgements if "tokens_per_s" in j.metric] == []
+    assert "decode_speedup" in [j.metric for j in gate.judgements]
+    (note,) = [note for note in gate.notes if note.startswith("threads: ")]
+    assert all(word in note for word in ("2", "1", "decode_tokens_per_s", "--threads 2"))
+    worse = {**SLOWER, "decode_speedup": figure(0.2)}
+    assert check(baseline, side(cell(worse), name="b", **FEWER)).verdict is Verdict.REGRESSION
+
+
+def test_seconds_alone_over_other_numbers_of_threads_are_refused_unless_hardware_may_differ():
+    sides = side(cell(FIGURES), **THREADS), side(cell(SLOWER), name="b", **FEWER)
+    seconds = [Tolerance(metric="decode_tokens_per_s", share=0.1)]
+    with pytest.raises(UsageError, match="--threads 2"):
+        check(*sides, seconds)
+    assert check(*sides, seconds, {"hardware"}).verdict is Verdict.REGRESSION
+
+
+def test_another_cpu_is_refused_for_seconds_whatever_its_threads():
+    other = {"hardware": {**FEWER["hardware"], "CPU": "another, 2 cores"}}
+    with pytest.raises(UsageError, match="hardware: CPU"):
+        pair_up(
+            side(cell(FIGURES), **THREADS),
+            side(cell(FIGURES), name="b", **other),
+            absolute_times=True,
+        )
+
+
+def test_runs_of_other_numbers_of_threads_are_pooled_and_have_no_seconds_to_compare():
+    pooled = pool([side(cell(FIGURES), **THREADS), side(cell(FIGURES), name="b", **FEWER)])
+    assert pooled.fingerprint.hardware["threads"] == "2 | 1"
+    assert any("--threads" in line for line in baseline_lines(pooled))
+    gate = check(pooled, side(cell(SLOWER), name="c", **FEWER))
+    assert "decode_tokens_per_s" not in [j.metric for j in gate.judgements]
+    assert not have_same_arithmetic(
+        *(side(cell(FIGURES), **x).fingerprint for x in (THREADS, FEWER))
+    )

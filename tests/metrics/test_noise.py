@@ -83,3 +83,27 @@ def test_there_is_one_warning_of_start_and_results():
         noise_warning(["load average 5.2 on 2 cores", *signs]),
         "few prompts",
     ]
+
+
+@pytest.mark.parametrize(
+    ("cell", "device", "threads", "is_advised"),
+    [
+        (plain(1.0, 1.5), "cpu", 2, True),
+        (plain(1.0, 1.5), "cpu", 1, False),
+        (plain(1.0, 1.5), "cpu", None, False),
+        (plain(1.0, 1.5), "cuda:0", 8, False),
+        (plain(1.0, 1.1), "cpu", 2, False),  # quiet
+    ],
+)
+def test_fewer_threads_are_advised_if_they_would_help(cell, device, threads, is_advised):
+    signs = noise_signs([cell], device=device, threads=threads)
+    assert any("--threads 1" in sign for sign in signs) == is_advised
+
+
+def test_a_number_of_threads_is_advised_once():
+    signs = noise_signs([plain(1.0, 1.5)], device="cpu", threads=4)
+    early = noise_warning(["4 threads wait for each other there, --threads 2 does not"])
+    (warning,) = with_results([early], signs)
+    assert "drifted" in warning
+    assert warning.count("--threads") == 1
+    assert "--threads 2" in warning

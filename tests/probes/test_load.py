@@ -7,7 +7,14 @@ import pytest
 
 from specbench.metrics.noise import noise_warning
 from specbench.probes import load
-from specbench.probes.load import HostLoad, busy_facts, busy_now, clock_limit
+from specbench.probes.load import (
+    HostLoad,
+    busy_facts,
+    busy_now,
+    clock_limit,
+    idle_cores,
+    physical_cores,
+)
 from tests.conftest import host_load
 
 QUIET = HostLoad(num_cores=2, others_cores=0.1, steal_share=0.0, load_average=1.1)
@@ -25,6 +32,22 @@ def test_others_are_named_only_where_they_leave_too_few_cores():
         "other processes use 1.2 of 2 cores (cc1plus 0.8, chrome 0.4)",
         "load average 1.1 on 2 cores",
     )
+
+
+def test_more_threads_than_idle_cores_are_advised_against(monkeypatch):
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8 if logical else 4)
+    busy = QUIET._replace(num_cores=8, others_cores=2.4)
+    assert idle_cores(busy) == 1
+    assert idle_cores(busy._replace(others_cores=0.2)) == 4  # cores, not hyperthreads
+    assert idle_cores(busy._replace(others_cores=7.0)) == 1
+    assert idle_cores(busy._replace(num_cores=3, others_cores=0.0)) == 3  # of those allowed
+    assert physical_cores() <= 4
+    (advice,) = (fact for fact in busy_facts(busy, 8, threads=4) if "--threads" in fact)
+    assert "4 threads" in advice
+    assert "--threads 1" in advice
+    for threads in (1, None):
+        assert "--threads" not in " ".join(busy_facts(busy, 8, threads))
+    assert busy_facts(busy._replace(others_cores=0.1), 8, threads=4) == ()
 
 
 @pytest.mark.parametrize(
