@@ -58,8 +58,11 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def quiet_host() -> Iterator[None]:
-    """No run waits to see what else the machine does, nor warns of the tests beside it."""
-    quiet = load.HostLoad(num_cores=2, others_cores=0.0, steal_share=0.0, load_average=0.0)
+    """No run waits to see what else the machine does, nor warns of the tests beside it.
+
+    It has one core, so that no run tries several numbers of threads.
+    """
+    quiet = load.HostLoad(num_cores=1, others_cores=0.0, steal_share=0.0, load_average=0.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "host_load", lambda: quiet)
         yield

@@ -37,7 +37,7 @@ from specbench.runs import (
     new_run_id,
     resume_run,
 )
-from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
+from specbench.settings import BUILTIN, SERVED, TRANSFORMERS, RunSettings
 
 
 def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[EngineCost]:
@@ -108,7 +108,8 @@ def run_benchmark(
     )
     here = cluster is None and not running
     threads = environment.threads if environment.device == CPU else None
-    if here and (facts := busy_now(cores_needed(environment), threads)):
+    num_needed = cores_needed(environment, is_served=set(settings.load.engines) <= set(SERVED))
+    if here and (facts := busy_now(num_needed, threads)):
         warnings = (*warnings, noise_warning(facts))
     for warning in warnings:
         watch.warn(warning)
@@ -156,11 +157,14 @@ def _set_back(later: str, run_id: str) -> str:
     )
 
 
-def cores_needed(environment: Environment) -> int:
-    """That are busy while it measures: a GPU is kept busy by one."""
+def cores_needed(environment: Environment, *, is_served: bool) -> int:
+    """That are busy while it measures: a GPU is kept busy by one, a server on a CPU takes all.
+
+    1 if this process chooses its threads, which are no more than idle cores.
+    """
     if not environment.device.startswith("cpu"):
         return 1
-    return environment.threads or environment.num_cpu_cores or 1
+    return environment.threads or (environment.num_cpu_cores if is_served else 1) or 1
 
 
 def plan_warnings(plan: TargetPlan) -> tuple[str, ...]:

@@ -5,13 +5,15 @@ Shape suffixes: B rows, K drafts, N nodes, T tokens, V vocabulary.
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specbench.bench.hub import look_for_hub
-from specbench.bench.this_process import default_threads, find_device
+from specbench.bench.this_process import find_device
+from specbench.bench.threads import Facts, choose_threads, idle_threads, trial_of
 from specbench.bench.watch import Watch
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
@@ -102,13 +104,18 @@ def watched_generation(
     CompatibilityError as a run raises them.
     """
     device = find_device(settings.machine.device)
-    torch.set_num_threads(settings.machine.threads or default_threads([pairing]))
+    torch.set_num_threads(settings.machine.threads or idle_threads())
     look_for_hub([pairing], watch.warn)
     watch.stage(f"{pairing.name}: loading")
     decoder_settings = settings.decoder
     pool = ModelPool(device, settings.machine.dtype, dummy=decoder_settings.dummy_weights)
     engine = BuiltinEngine(pairing.target, pool, decoder_settings)
     engine.add_drafter(pairing.drafter)
+    drafting = Work(drafter=pairing.drafter.name, method=pairing.drafter.method, k=k)
+    if device.type == "cpu" and settings.machine.threads is None:
+        identity, works = engine.identity, (engine.baseline, drafting)
+        facts = Facts(identity.content_sha256, identity.dtype, engine.name, 1)
+        choose_threads(pairing.name, facts, partial(trial_of, engine, works, prompt, 1))
     ids = engine.tokenizer.prompt_ids([Message(role="user", content=prompt)])
     sampling = Sampling(temperature=settings.sampling.temperatures[0])
     most = settings.sampling.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
@@ -137,7 +144,7 @@ def watched_generation(
     told(WatchedRound(0, (), (), first[0], True))
     drafter = pairing.drafter
     # Refused by the engine, with its reasons, where the drafter cannot draft so deep.
-    engine.generate(alone, Work(drafter=drafter.name, method=drafter.method, k=k))
+    engine.generate(alone, drafting)
     decoder = Decoder(
         engine.runner,
         engine.drafting(drafter.name),

@@ -1,6 +1,7 @@
 """Measures one target with all its pairings: load, warm up, explore, confirm."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal, Protocol
 
@@ -24,7 +25,13 @@ from specbench.engines.refusals import REFUSALS, failures_told
 from specbench.errors import ModelMemoryError, first_line
 from specbench.inputs.pairing import Drafter, Pairing
 from specbench.probes.probe import Probe
-from specbench.records import NO_DRAFTER, FailureRecord, MemoryRecord, Sampling
+from specbench.records import (
+    NO_DRAFTER,
+    FailureRecord,
+    KernelChoice,
+    MemoryRecord,
+    Sampling,
+)
 from specbench.runs import Ledger
 from specbench.settings import BUILTIN
 from specbench.tracing.conversation import trace_conversation
@@ -59,6 +66,7 @@ class TargetRun:
         self._watch = watch
         self._deadline = deadline
         self._trace = trace
+        self.threads: KernelChoice | None = None  # what the engines run with, known once opened
         self._left_out: set[tuple[str, str]] = set()  # engines that refused a drafter
 
     def measure(self, open_engines: OpenEngines) -> None:
@@ -203,8 +211,9 @@ class TargetRun:
         for engine in engines.values():
             for note in engine.record.notes:
                 self._watch.warn(note)
-            if engine.record not in self._ledger.stored.engines:
-                self._ledger.append(engine.record)
+            record = replace(engine.record, threads=self.threads)
+            if record not in self._ledger.stored.engines:
+                self._ledger.append(record)
 
     def _warm_up(
         self,

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import psutil
 import torch
 
 from specbench.bench.deadline import Deadline
@@ -11,6 +10,7 @@ from specbench.bench.hub import look_for_hub
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.plan import TargetPlan
 from specbench.bench.target import TargetRun
+from specbench.bench.threads import Facts, Outcome, choose_threads, trial_of_plan
 from specbench.bench.watch import Watch
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.choice_file import remember
@@ -25,6 +25,7 @@ from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from specbench.models.loading import ModelSource, planned_dtype
 from specbench.probes.allocator import cuda_uuid
 from specbench.probes.environment import describe_environment
+from specbench.probes.load import num_cores, physical_cores
 from specbench.probes.nvml import open_probe
 from specbench.records import Environment
 from specbench.runs import Ledger
@@ -45,8 +46,11 @@ class ThisProcess:
         require_kernel(settings.decoder.kernels, self._device)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # events, streams and graphs are made on it
-        self._threads = settings.machine.threads or default_threads(pairings)
-        torch.set_num_threads(self._threads)
+        self._threads = settings.machine.threads
+        if self._threads is None and self._device.type != "cpu":
+            self._threads = physical_cores(num_cores())
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
         look_for_hub(pairings, watch.warn)
         self._probe = open_probe(str(self._device), uuid=cuda_uuid(str(self._device)))
 
@@ -74,7 +78,41 @@ class ThisProcess:
         remember(choice for engine in ledger.stored.engines for choice in engine.kernels)
         meter = MemoryMeter(plan.target.name, str(self._device), self._probe)
         target_run = TargetRun(plan, ledger, self._probe, meter, watch, deadline)
-        target_run.measure(partial(open_engines, plan.target, self._device, plan.settings))
+        target_run.measure(partial(self._open, plan, ledger, watch, target_run))
+
+    def _open(
+        self, plan: TargetPlan, ledger: Ledger, watch: Watch, target_run: TargetRun
+    ) -> dict[str, Engine]:
+        """The engines; their kernels are chosen with the threads that they run with."""
+        settings = plan.settings
+        machine, dummy = settings.machine, settings.decoder.dummy_weights
+        pool = ModelPool(self._device, machine.dtype, dummy=dummy)
+        opened = partial(open_engines, plan.target, self._device, settings, pool)
+        if (given := ledger.run.environment.threads) is not None:
+            torch.set_num_threads(given)
+            return opened()
+        records = (one for one in ledger.stored.engines if one.target == plan.target.name)
+        before = next((one.threads for one in records if one.threads is not None), None)
+        if before is not None:  # by an earlier session of this run
+            torch.set_num_threads(int(before.chosen))
+            target_run.threads = before
+            return opened()
+        loaded, load = pool.load(plan.target.model), settings.load
+        rows = load.concurrency[0]
+        tried: dict[int, dict[str, Engine]] = {}  # by the number of threads that they opened with
+
+        def trial(numbers: Sequence[int]) -> Outcome:
+            watch.stage(f"{plan.target.name}: choosing the number of threads")
+            engines = tried[torch.get_num_threads()] = opened()
+            return trial_of_plan(plan, next(iter(engines.values())), rows, numbers)
+
+        facts = Facts(loaded.content_sha256, loaded.dtype, load.engines[0], rows)
+        target_run.threads = choose_threads(plan.target.name, facts, trial)
+        if engines := tried.pop(torch.get_num_threads(), None):
+            return engines
+        tried.clear()
+        pool.collect()
+        return opened()
 
 
 def open_engines(
@@ -104,10 +142,3 @@ def find_device(name: str) -> torch.device:
     if int(index or 0) >= count:
         raise UsageError(f"--device {name}: this machine has {count} CUDA devices; try cpu")
     return torch.device("cuda", int(index or 0))
-
-
-def default_threads(pairings: Sequence[Pairing]) -> int:
-    """1 for the embedded pair, whose small matrices gain nothing from more; else all cores."""
-    if all(pairing.target.model.source.startswith("demo:") for pairing in pairings):
-        return 1
-    return psutil.cpu_count(logical=False) or 1

@@ -15,15 +15,17 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_targets
 from specbench.bench.shares import Share, shared_out
 from specbench.bench.spent import duration
-from specbench.bench.this_process import default_threads, find_device, open_engines, read_shapes
+from specbench.bench.this_process import find_device, open_engines, read_shapes
+from specbench.bench.threads import Facts, choose_threads, idle_threads, trial_of_plan
 from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine, EngineRequest, EngineResult, Load
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.peers import BASELINES
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import ModelError, SpecbenchError, WorkloadError, first_line
+from specbench.fit.weights import model_weights
 from specbench.inputs.pairing import Pairing
-from specbench.probes.load import num_cores
+from specbench.model_files.model import open_model
 from specbench.records import Message, Prompt, Sampling
 from specbench.settings import BUILTIN, RunSettings
 from specbench.verify.collect import Answered, Collector, Question
@@ -32,6 +34,7 @@ from specbench.verify.examine import Amount, Job, examine
 from specbench.verify.judge import power_of_call
 from specbench.verify.teacher import Teacher
 
+_SMALL = 32 * 2**20  # bytes of a target's weights in float32
 # Time per token over that of a greedy one without drafts: mean of the embedded drafters, of which
 # lookahead alone takes more than twice as long.
 _SAMPLED, _READ = 1.3, 0.4  # to draw it with drafts; to read any
@@ -56,9 +59,19 @@ def collect_evidence(
 
 def _num_processes(settings: RunSettings, pairings: Sequence[Pairing]) -> int:
     """As many as there are cores, where a model is so small that its forwards use one core."""
-    if find_device(settings.machine.device).type != "cpu" or settings.machine.threads is not None:
+    is_cpu = find_device(settings.machine.device).type == "cpu"
+    if not is_cpu or settings.machine.threads is not None or not _are_small(pairings):
         return 1
-    return max(1, min(num_cores() // default_threads(pairings), len(pairings)))
+    return min(idle_threads(), len(pairings))
+
+
+def _are_small(pairings: Sequence[Pairing]) -> bool:
+    """Whether a second thread would gain nothing: its share of a matrix takes microseconds."""
+    try:
+        found = [model_weights(open_model(one.target.model), "float32") for one in pairings]
+    except ModelError:
+        return False
+    return all(weights is not None and weights.nbytes <= _SMALL for weights in found)
 
 
 def _collect(
@@ -73,7 +86,8 @@ def _collect(
     device = find_device(settings.machine.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    torch.set_num_threads(settings.machine.threads or default_threads(pairings))
+    is_small = _are_small(pairings)
+    torch.set_num_threads(settings.machine.threads or (1 if is_small else idle_threads()))
     look_for_hub(pairings, watch.warn)
     evidence: dict[tuple[int, int], Evidence] = {}
     for number, plan in enumerate(plan_targets(settings, pairings, lambda _: "", read_shapes)):
@@ -90,6 +104,10 @@ def _collect(
             rows = {name: num_rows if name == BUILTIN else 1 for name in engines}
             teacher = Teacher(pool.load(plan.target.model).model)
             first = next(iter(engines.values()))
+            if not is_small and device.type == "cpu" and settings.machine.threads is None:
+                of, rows_of = first.identity, rows[first.name]
+                facts = Facts(of.content_sha256, of.dtype, first.name, rows_of)
+                choose_threads(of.name, facts, partial(trial_of_plan, plan, first, rows_of))
             began_s = time.monotonic()
             questions = list(_questions(plan, first, watch, rows[next(iter(engines))]))
             answers_s = (time.monotonic() - began_s) / share.of

@@ -99,11 +99,11 @@ def train(
         import torch
 
         from specbench.bench.this_process import find_device
+        from specbench.bench.threads import idle_threads
         from specbench.training.settings import TrainSettings
         from specbench.training.train_head import train_head
 
-        if machine.threads is not None or spec.source.startswith("demo:"):
-            torch.set_num_threads(machine.threads or 1)
+        torch.set_num_threads(machine.threads or idle_threads())
         settings = TrainSettings(
             method=method,
             target=spec,

@@ -59,12 +59,11 @@ def pair_up(
 ) -> Comparable:
     """The cells of both runs that are the same work.
 
-    `absolute_times`: seconds are to be compared, so the hardware must be the same, too; other
-    numbers of threads are for the caller, who then compares no seconds. Raises
+    `absolute_times`: seconds are to be compared, so the hardware must be the same, too. Raises
     UsageError that names every difference that is not allowed, and where `allowed` leaves it
     open which cell belongs to which.
     """
-    found = differences(baseline.fingerprint, candidate.fingerprint, threads=False)
+    found = differences(baseline.fingerprint, candidate.fingerprint)
     if not absolute_times:
         found = tuple(d for d in found if d.name != HARDWARE)
     measured = {cell.key: cell for cell in candidate.cells}

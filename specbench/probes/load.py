@@ -70,9 +70,9 @@ def clock_limit(cpus: Path) -> tuple[int, int] | None:
     return min(found, key=lambda one: one[0] / one[1], default=None)
 
 
-def physical_cores() -> int:
-    """Cores of this machine that this process may use; two hyperthreads are one core."""
-    return min(psutil.cpu_count(logical=False) or num_cores(), num_cores())
+def physical_cores(num_allowed: int) -> int:
+    """Cores of this machine, of which a process may use so many; two hyperthreads are one core."""
+    return min(psutil.cpu_count(logical=False) or num_allowed, num_allowed)
 
 
 def idle_cores(load: HostLoad) -> int:

@@ -270,5 +270,5 @@ class MachineSettings:
     ] = None
     threads: Annotated[
         int | None,
-        Option(min=1, help="CPU threads.", shown="1 for the demo pair, else all cores"),
+        Option(min=1, help="CPU threads.", shown="the fastest in a short trial"),
     ] = None

@@ -28,6 +28,7 @@ NEW_SETTINGS = {  # mostly of servers, which there were none of
 }
 NEW_OF_ENGINES: dict[str, Any] = {"num_captures": None, "capture_s": None}
 NEW_OF_ENGINES |= {"kernels": []}  # which there were no contests for
+NEW_OF_ENGINES |= {"threads": None}
 NEW_OF_MODELS = {"template_sha256": None, "template_clock": ""}
 NEW_OF_ENVIRONMENT = {"node": None}  # of clusters
 

@@ -6,7 +6,8 @@ import psutil
 import torch
 
 from specbench.bench.plan import TargetPlan
-from specbench.bench.this_process import default_threads, find_device
+from specbench.bench.this_process import find_device
+from specbench.bench.threads import idle_threads
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.served import Question
 from specbench.errors import ModelError
@@ -32,7 +33,7 @@ class AlongTarget:
         device = find_device(settings.machine.device)
         dtype = _dtype(plan)
         _require_room(plan, dtype, device)
-        torch.set_num_threads(settings.machine.threads or default_threads(plan.pairings))
+        torch.set_num_threads(settings.machine.threads or idle_threads())
         self._pool = ModelPool(device, dtype)
         loaded = self._pool.load(self._spec)
         self._eos_ids = eos_ids(loaded.model)

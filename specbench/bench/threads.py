@@ -1,0 +1,145 @@
+"""The number of CPU threads: the fastest of 1, half and all physical cores that are idle."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, cast
+
+import torch
+
+from specbench import __version__
+from specbench.bench.plan import TargetPlan, peers_of
+from specbench.engines import choice_file
+from specbench.engines.engine import Engine, EngineRequest, Load, Work
+from specbench.engines.refusals import REFUSALS
+from specbench.forward.contest import Candidate, Timing, fastest
+from specbench.inputs.pairing import Pairing
+from specbench.probes import load as host
+from specbench.probes.environment import cpu_model
+from specbench.probes.load import HostLoad, idle_cores, others_fact, physical_cores
+from specbench.records import Contender, KernelChoice, Sampling
+from specbench.settings import BUILTIN
+
+TRIAL_TOKENS = 12  # per answer; with each number of threads at most 7 answers of each K
+PROMPT_TOKENS = 64
+
+Outcome = tuple[str | None, list[Contender]]
+
+
+class Facts(NamedTuple):
+    """What a choice belongs to, next to hardware and versions."""
+
+    content_sha256: str  # of the target's weights
+    dtype: str
+    engine: str
+    concurrency: int
+
+
+def candidates(load: HostLoad) -> tuple[list[int], list[Contender]]:
+    """Numbers to try, the smallest first, and those that are out because others use the cores."""
+    every, idle = physical_cores(load.num_cores), idle_cores(load)
+    numbers = sorted({1, max(1, every // 2), every})
+    refused = [Contender(name=str(n), refusal=others_fact(load)) for n in numbers if n > idle]
+    return [n for n in numbers if n <= idle], refused
+
+
+def idle_threads() -> int:
+    """The largest of those numbers, for work that is not timed."""
+    numbers, _ = candidates(host.host_load())
+    return numbers[-1]
+
+
+def choose_threads(
+    target: str, facts: Facts, trial: Callable[[Sequence[int]], Outcome]
+) -> KernelChoice:
+    """Set torch's number of threads to the one that was chosen before, else by a trial.
+
+    A choice is kept for equal facts, hardware, versions and candidates. If no trial is possible,
+    all idle cores are used, and nothing is kept.
+    """
+    load = host.host_load()
+    numbers, refused = candidates(load)
+    machine = (cpu_model(), physical_cores(load.num_cores), torch.__version__, __version__)
+    key = "; ".join(map(repr, ("threads", *facts, tuple(numbers), *machine)))
+    subject = f"threads of {target}"
+    torch.set_num_threads(numbers[-1])
+    choice = KernelChoice(key=key, subject=subject, chosen=str(numbers[-1]))
+    if len(numbers) > 1:
+        if known := choice_file.find(key):
+            choice = replace(known, subject=subject)
+        else:
+            winner, contenders = trial(numbers)
+            if winner is not None:
+                choice = replace(choice, chosen=winner, contenders=tuple(contenders))
+                choice_file.keep(choice)
+    torch.set_num_threads(int(choice.chosen))
+    return replace(choice, contenders=(*choice.contenders, *refused))
+
+
+def trial_of(
+    engine: Engine, works: Sequence[Work], text: str, concurrency: int, numbers: Sequence[int]
+) -> Outcome:
+    """Decode a few tokens of each work with each number of threads, interleaved.
+
+    None wins if the engine refuses everything. Works that it refuses are left out.
+    """
+    request = EngineRequest(
+        prompt_ids=engine.tokenizer.ids(text)[:PROMPT_TOKENS] or engine.eos_ids[:1],
+        max_new_tokens=TRIAL_TOKENS,
+        sampling=Sampling(),
+        seed=0,
+        stop_at_eos=False,
+    )
+
+    def seconds(work: Work) -> float:
+        served = engine.serve([request] * concurrency, work, Load(concurrency=concurrency))
+        return sum(result.decode_s or result.total_s for result in served.results)
+
+    def possible() -> Iterator[Work]:
+        for work in works:
+            try:
+                seconds(work)
+            except REFUSALS:
+                continue
+            yield work
+
+    def decode(num_threads: int, works: Sequence[Work]) -> float:
+        torch.set_num_threads(num_threads)
+        return sum(map(seconds, works))
+
+    if not (able := list(possible())):
+        return None, []
+    runs = [Candidate(str(n), partial(decode, n, able)) for n in numbers]
+    return fastest(runs, Timing(seconds=lambda run: cast("float", run())))
+
+
+def trial_of_plan(
+    plan: TargetPlan, engine: Engine, concurrency: int, numbers: Sequence[int]
+) -> Outcome:
+    """K = 0 and the first pairing that can be loaded, at its largest K, on the first prompt."""
+    works = [engine.baseline]
+    for pairing in plan.pairings:
+        try:
+            if (work := _drafting(plan, pairing, engine)) is not None:
+                works.append(work)
+                break
+        except REFUSALS:  # which the run reports when it loads the drafter
+            engine.remove_drafter(pairing.drafter.name)
+    prompt = plan.prompts(plan.workloads[0])[0]
+    text = "\n".join(message.content for message in prompt.turns[0])
+    try:
+        return trial_of(engine, works, text, concurrency, numbers)
+    finally:
+        for work in works[1:]:
+            engine.remove_drafter(work.drafter)
+
+
+def _drafting(plan: TargetPlan, pairing: Pairing, engine: Engine) -> Work | None:
+    """The pairing's work after its drafter was loaded; None if this engine has no such method."""
+    drafter = pairing.drafter
+    methods = (drafter.method,) if engine.name == BUILTIN else peers_of(drafter)
+    k = plan.within_reach(drafter.name, plan.largest_k(pairing))
+    if not methods or not k:
+        return None
+    engine.add_drafter(drafter)
+    return Work(drafter=drafter.name, method=methods[0], k=k)
