@@ -5,6 +5,7 @@ agree often; `agreement` is that scale: 0 makes them equal, 1 leaves them unrela
 """
 
 import copy
+import shutil
 from pathlib import Path
 
 import torch
@@ -65,6 +66,17 @@ def make_pair(num_layers: int = 4, draft_layers: int = 1, agreement: float = 0.1
     kept = {k: v for k, v in target.state_dict().items() if k in draft.state_dict()}
     draft.load_state_dict(kept)
     return target, draft
+
+
+def write_refusing(target: Path, folder: Path) -> str:
+    """A copy of the target whose template refuses some prompts, and those; its name there."""
+    shutil.copytree(target, folder / "refusing")
+    (folder / "refusing" / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}"
+        "{% if 'refuse' in m.content %}{{ raise_exception('not this one') }}{% endif %}{% endfor %}"
+    )
+    (folder / "prompts.jsonl").write_text('{"prompt": "refuse me"}\n{"prompt": "short"}\n')
+    return "./refusing"
 
 
 def write_pair(folder: Path, num_prompts: int = 6) -> Path:

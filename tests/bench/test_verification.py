@@ -67,11 +67,12 @@ def test_shares_have_together_what_one_process_finds(
 def test_small_models_are_examined_on_every_core(
     pairings: tuple[Pairing, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verification, "num_cores", lambda: 3)
+    monkeypatch.setattr(verification, "idle_threads", lambda: 3)
     monkeypatch.setattr("psutil.cpu_count", lambda **_: 3)
     embedded = load_pairings(shipped("pairings.yaml")).select(["demo"])
     own = settings(tmp_path, threads=None)
     assert _num_processes(own, embedded) == 3
     assert _num_processes(own, embedded[:2]) == 2
-    assert _num_processes(own, pairings) == 1  # their forwards take all cores
     assert _num_processes(settings(tmp_path), embedded) == 1
+    monkeypatch.setattr(verification, "_SMALL", 0)
+    assert _num_processes(own, pairings) == 1  # each forward takes several cores

@@ -13,6 +13,7 @@ from tests.cli.calls import specbench
 from tests.cli.conftest import SMALL
 from tests.test_layering import modules_after
 from tests.tiny_models import change_json, write_head, write_model
+from tests.tiny_pair import write_refusing
 from tests.workloads.test_workloads import write_workload
 
 HERE = ("--workload", "prompts.jsonl", *SMALL)
@@ -270,12 +271,11 @@ def test_a_report_folder_that_cannot_be_one_is_named(shelf):
 
 @pytest.mark.slow
 def test_requests_that_failed_exit_4(shelf, tmp_path):
-    text = "x" * 400
-    (shelf / "longer.jsonl").write_text(f'{{"prompt": "{text}"}}\n{{"prompt": "short"}}\n')
+    refusing = write_refusing(shelf / "target", tmp_path)
     ran = specbench(
-        *("pair", "./target", "--drafts", "ngram", "-k", "1", "--workload", "longer.jsonl"),
+        *("pair", refusing, "--drafts", "ngram", "-k", "1", "--workload", "./prompts.jsonl"),
         *(*SMALL, "--out", tmp_path),
-        cwd=shelf,
+        cwd=tmp_path,
     )
     assert ran.code == 4, ran.err
 

@@ -10,6 +10,7 @@ from specbench.runs import load_run
 from tests.cli.calls import specbench
 from tests.cli.conftest import SMALL
 from tests.report.test_json import VALIDATOR
+from tests.tiny_pair import write_refusing
 
 ESCAPE = "\x1b"
 
@@ -162,8 +163,8 @@ def test_a_dry_run_says_once_what_all_rows_have_and_cuts_no_name(tiny):
 
 
 def test_a_dry_run_in_json_lists_the_cells(tiny):
-    ran = specbench("run", "tiny", "-k", "0,3", "-w", "talk.jsonl", "--dry-run", "--json", cwd=tiny)
-    cells = json.loads(ran.out)["cells"]
+    words = ("run", "tiny", "-k", "0,3", "-w", "talk.jsonl", *SMALL, "--dry-run", "--json")
+    cells = json.loads(specbench(*words, cwd=tiny).out)["cells"]
     assert [(cell["pairing"], cell["num_speculative_tokens"]) for cell in cells] == [
         ("tiny", 0),
         ("tiny/draft", 3),
@@ -197,11 +198,11 @@ def test_a_pairing_that_cannot_run_is_told_and_exits_4(tiny, tmp_path):
 
 
 def test_requests_that_failed_exit_4(tiny, tmp_path):
-    arguments = ("run", "tiny/ngram", "-w", "long.jsonl", "-k", "1", *SMALL, "--out", tmp_path)
-    text = "x" * 400
-    (tiny / "long.jsonl").write_text(f'{{"prompt": "{text}"}}\n{{"prompt": "short"}}\n')
-    ran = specbench(*arguments, cwd=tiny)
-    assert ran.code == 4
+    refusing = write_refusing(tiny / "target", tmp_path)
+    pair = ("--target", refusing, "--draft", "ngram")
+    arguments = ("run", *pair, "-w", "./prompts.jsonl", "-k", "1", *SMALL, "--out", tmp_path)
+    ran = specbench(*arguments, cwd=tmp_path)
+    assert ran.code == 4, ran.err
     assert "requests failed" in ran.out
 
 
