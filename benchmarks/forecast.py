@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.run import provenance, run, write
 from benchmarks.widened import write_wide_pair
-from specbench.bench.pruning import ENOUGH_PROMPTS
+from specbench.bench.plan import ENOUGH_PROMPTS
 from specbench.bench.spent import block_seconds
 from specbench.forecast.cost_curve import measured_here
 from specbench.forecast.forecast import forecast, replayed

@@ -1,6 +1,5 @@
 """How much of a time budget is left for exploring and for confirming."""
 
-import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -23,12 +22,11 @@ class Deadline:
         if self._budget_s is None:
             return None
         share = EXPLORE_SHARE if phase == "explore" else 1.0
-        return self._budget_s * share - (self._clock() - self._began_s)
+        return self._budget_s * share - self.spent_s
 
     @property
-    def explore_s(self) -> float:
-        """Seconds that exploring may take in all; infinite without a budget."""
-        return math.inf if self._budget_s is None else self._budget_s * EXPLORE_SHARE
+    def spent_s(self) -> float:
+        return self._clock() - self._began_s
 
     def part(self, share: float) -> "Deadline":
         """The deadline of work that may take this share of the seconds left."""

@@ -11,7 +11,7 @@ from specbench.bench.deadline import Deadline
 from specbench.bench.extensions import Extensions
 from specbench.bench.limits import BLOCKS, measure_forwards, measure_limits
 from specbench.bench.plan import TargetPlan
-from specbench.bench.race import Race, summaries
+from specbench.bench.pruning import BudgetPruner
 from specbench.bench.session import Session
 from specbench.bench.watch import Watch
 from specbench.decide.adaptive import best_fixed
@@ -19,6 +19,8 @@ from specbench.decide.recommend import by_question, choose
 from specbench.engines.engine import Engine, Instrumented
 from specbench.engines.refusals import REFUSALS, failures_told
 from specbench.errors import first_line
+from specbench.metrics.gathering import gather_cells
+from specbench.metrics.summary import summarise
 from specbench.probes.bandwidth import copy_bandwidth
 from specbench.records import (
     BlockRecord,
@@ -139,8 +141,7 @@ class Passes:
 
         Which those are is decided on the way where there is a `session`.
         """
-        num_begun: dict[CellKey, int] = {}
-        race = Race(
+        pruner = BudgetPruner(
             self._plan,
             self._ledger,
             self._watch,
@@ -149,14 +150,7 @@ class Passes:
             self._extensions,
             session,
         )
-        for planned in self._plan.explore_blocks():
-            block = planned.only(self._usable)
-            if not block.cells:  # no engine could run this condition
-                continue
-            question = block.cells[0]
-            begun = num_begun.get(question.key, 0)
-            num_begun[question.key] = begun + 1
-            yield block.only(self._usable - race.dropped(block, begun))
+        return pruner.blocks()
 
     def _is_precise(self, block: Block) -> bool:
         """Whether the best K of every pairing of the block's question is known well enough."""
@@ -171,6 +165,11 @@ class Passes:
             ids = frozenset(leader.key.id for leader in leaders if leader is not None)
             self._extensions.take("precise", lambda: ids, question)
         return True
+
+
+def summaries(cells: Sequence[Cell], blocks: Sequence[BlockRecord]) -> tuple[CellSummary, ...]:
+    """What some blocks say of some cells."""
+    return summarise(gather_cells([cell.key for cell in cells], blocks))
 
 
 def _again(group: Sequence[CellSummary]) -> Iterator[CellKey]:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from specbench.bench.blocks import Block, Cell
-from specbench.bench.pruning import ENOUGH_PROMPTS
 from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, peer_methods
 from specbench.export.engines import vocabulary_notes
 from specbench.inputs.pairing import Drafter, Pairing, Target
@@ -28,6 +27,7 @@ from specbench.settings.groups import DEFAULT_K
 from specbench.stats.crossed import FEWEST_PLANNED
 
 DEFAULT_PROMPTS = 10
+ENOUGH_PROMPTS = 6  # after a forecast: an interval needs five
 SEEDS_WHEN_SAMPLING = 3  # texts differ by seed at temperature > 0: one seed says little
 ADAPTIVE_K = 8  # the most that K = auto drafts when no K is named beside it
 PASSES = 6  # of the prompt list above one row: an interval needs five

@@ -1,46 +1,281 @@
-"""Under a time budget, which K are not worth more of it, or more than it can pay for."""
+"""Under a time budget, which K are measured: five prompts first, then successive halving.
 
-from collections.abc import Iterator, Mapping, Sequence
+A K is dropped only if its interval says that it cannot win, or if the budget cannot pay for it.
+Source: Karnin, Koren and Somekh 2013, Almost optimal exploration in multi-armed bandits.
+"""
 
-from specbench.decide.recommend import by_question
-from specbench.records import CellSummary
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
+from statistics import fmean
 
-CLEARLY_SLOWER = 0.8  # than K = 0, seen on one prompt
-BEHIND = 0.85  # of the drafter's best K, seen on a few
-A_FEW = 3
-ENOUGH_PROMPTS = 6  # an interval needs five
+import numpy as np
+
+from specbench.bench.blocks import Block, Cell
+from specbench.bench.deadline import EXPLORE_SHARE, Deadline
+from specbench.bench.extensions import Extensions
+from specbench.bench.plan import TargetPlan
+from specbench.bench.session import Session
+from specbench.bench.spent import block_seconds
+from specbench.bench.watch import Watch
+from specbench.engines.refusals import REFUSALS
+from specbench.metrics.cell import CellData, against
+from specbench.metrics.gathering import gather_cells
+from specbench.metrics.pairs import paired_decode
+from specbench.records import NO_DRAFTER, BlockRecord, Condition
+from specbench.runs import Ledger
+from specbench.stats.intervals import interval, speedup_ratio
+from specbench.stats.spread import MIN_UNITS
 
 
-def hopeless(cells: Sequence[CellSummary], num_prompts: int) -> frozenset[str]:
-    """Ids of the cells that are pruned after `num_prompts` prompts measured at every K.
+class BudgetPruner:
+    """One pass over the blocks of the cells that are `usable`.
 
-    The best K of every drafter stays in, so that "do not speculate" is said with an interval.
+    K are compared after 5, 10, 20 and more blocks of their condition. With a `session` it decides,
+    and records it; without one it follows what was decided.
     """
-    return frozenset(loser for group in by_question(cells) for loser in _losers(group, num_prompts))
+
+    def __init__(
+        self,
+        plan: TargetPlan,
+        ledger: Ledger,
+        watch: Watch,
+        deadline: Deadline,
+        usable: frozenset[str],
+        extensions: Extensions,
+        session: Session | None,
+    ) -> None:
+        self._ledger, self._watch, self._deadline = ledger, watch, deadline
+        self._extensions, self._session = extensions, session
+        self._has_budget = plan.settings.effort.budget_s is not None
+        every = (block.only(usable) for block in plan.explore_blocks())
+        self._blocks = [block for block in every if block.cells]  # no cells: no engine can run it
+        self._num_blocks = Counter(block.condition for block in self._blocks)
+        self._left_out: dict[Condition, frozenset[str]] = {}
+        self._began = deadline.spent_s, len(ledger.stored.blocks)
+
+    def blocks(self) -> Iterator[Block]:
+        """The planned blocks without the cells that are left out of them."""
+        num_begun: Counter[Condition] = Counter()
+        for block in self._blocks:
+            at, ids = block.condition, {cell.key.id for cell in block.cells}
+            num = num_begun[at]
+            if self._has_budget and (num < MIN_UNITS or _is_round(num)):
+                question, decide = block.cells[0], partial(self._decided, block, num)
+                decided = self._extensions.take("drop", decide, question, num)
+                if self._extensions.is_taken("drop", question, num):
+                    self._left_out[at] = decided
+            num_begun[at] += 1
+            yield block.only(ids - self._left_out.get(at, frozenset()))
+
+    def _decided(self, block: Block, num: int) -> frozenset[str] | None:
+        """What is left out from this block on, number `num` of its condition; None: no change."""
+        measured = self._measured(block)
+        if self._session is None or len(measured) != num or self._deadline.is_over("explore"):
+            return None
+        if num == 0:
+            return self._first(block)
+        left_out = self._left_out.get(block.condition, frozenset())
+        known = {cell_id for stored in measured for cell_id in stored.order}
+        cells = {c.key.id: c for c in gather_cells([c.key for c in block.cells], measured)}
+        active = [cell for cell in _fixed(block.cells) if cell.key.id not in left_out]
+        candidates, num_more = list(active), MIN_UNITS - num
+        if num >= MIN_UNITS:
+            lost = _losers(active, cells)
+            candidates = active = [cell for cell in active if cell.key.id not in lost]
+            num_more = min(num, self._num_blocks[block.condition] - num)
+            if num_more >= MIN_UNITS:
+                waiting = (cell for cell in _fixed(block.cells) if cell.key.id not in known)
+                candidates = [*active, *waiting]
+        seconds = self._seconds(block, measured)
+        behind = _behind(block, active, cells)
+        ranked = sorted(candidates, key=lambda cell: behind[cell.key.id])
+        others = [cell for cell in block.cells if cell not in _fixed(block.cells)]
+        left_s = self._room_s(block) / num_more - self._around_s()
+        left_s -= sum(seconds[cell.key.id] for cell in others)
+        kept: list[Cell] = []
+        half = -(-len(active) // 2) if num >= MIN_UNITS else 0
+        fewest = max(len(_groups(active)), half)
+        for cell in ranked:
+            left_s -= seconds[cell.key.id]
+            if left_s < 0 and len(kept) >= fewest:
+                break
+            kept.append(cell)
+        if cut := [cell for cell in active if cell not in kept]:
+            self._warn(block, f"the budget pays for no more than {num} prompts of {_names(cut)}")
+        decided = frozenset(cell.key.id for cell in _fixed(block.cells) if cell not in kept)
+        return None if decided == left_out else decided
+
+    def _first(self, block: Block) -> frozenset[str] | None:
+        """Before the first prompt: all but as many K, spread, as five prompts are paid of.
+
+        Every cell is taken to cost what K = 0 does.
+        """
+        groups = _groups(_fixed(block.cells))
+        try:
+            cell_s = self._baseline_s(block)
+        except REFUSALS:
+            return None  # the block will record it
+        if not groups or not cell_s:
+            return None
+        others = len(block.cells) - sum(map(len, groups)) + 1  # and a reference answer
+        each = (int(self._room_s(block) / (cell_s * MIN_UNITS)) - others) // len(groups)
+        first = [cell for group in groups for cell in _spread(group, max(each, 1))]
+        later = frozenset(c.key.id for group in groups for c in group if c not in first)
+        if later and each >= 1:
+            text = f"the budget first pays for {MIN_UNITS} prompts at K = 0 and {_names(first)}; "
+            self._warn(block, text + "K next to the best follow if time is left")
+        elif each < 1:
+            needed_s = cell_s * MIN_UNITS * (others + len(groups)) / self._share(block)
+            budget_s = (needed_s + self._deadline.spent_s) / EXPLORE_SHARE
+            text = f"the budget does not pay for the {MIN_UNITS} prompts that an interval needs, "
+            text += f"about {budget_s:,.0f} s would; measuring K = 0 and {_names(first)} alone"
+            self._warn(block, text)
+        return later or None
+
+    def _baseline_s(self, block: Block) -> float:
+        """Seconds of a block at K = 0: as measured, else by the target's own first answer."""
+        assert self._session is not None
+        own = block.baselines[0].key.id
+        if known := [s[own] for s in map(block_seconds, self._ledger.stored.blocks) if own in s]:
+            return fmean(known)
+        before_s, num_known = self._deadline.spent_s, len(self._ledger.stored.references)
+        request = self._session.request(block, block.cells[0])
+        if len(self._ledger.stored.references) == num_known:  # another condition had it decoded
+            self._session.engine.generate(request, self._session.engine.baseline)
+        times = len(block.prompts) / block.condition.concurrency
+        return (self._deadline.spent_s - before_s) * times
+
+    def _warn(self, block: Block, text: str) -> None:
+        self._watch.warn(f"{block.condition.target}, {block.condition.workload}: {text}")
+
+    def _room_s(self, block: Block) -> float:
+        return max(self._deadline.seconds_left("explore") or 0.0, 0.0) * self._share(block)
+
+    def _share(self, block: Block) -> float:
+        """The condition's part of the time left: as K = 0 takes there, once that is known."""
+        taken: dict[Condition, list[float]] = {at: [] for at in self._num_blocks}
+        ids = {b.baselines[0].key.id: b.condition for b in self._blocks}
+        for stored in self._ledger.stored.blocks:
+            for cell_id, seconds in block_seconds(stored).items():
+                if cell_id in ids and stored.purpose == "explore":
+                    taken[ids[cell_id]].append(seconds)
+        if not all(map(any, taken.values())):
+            return 1 / len(taken)
+        means = {at: fmean(seconds) for at, seconds in taken.items()}
+        return means[block.condition] / sum(means.values())
+
+    def _seconds(self, block: Block, measured: Sequence[BlockRecord]) -> dict[str, float]:
+        """Seconds of each cell per block; if not measured yet, of those next to it."""
+        taken: dict[str, list[float]] = {}
+        for stored in measured:
+            for cell_id, seconds in block_seconds(stored).items():
+                taken.setdefault(cell_id, []).append(seconds)
+        means = {cell_id: fmean(seconds) for cell_id, seconds in taken.items()}
+        for group in _groups(_fixed(block.cells)):
+            means |= _interpolated(group, means)
+        return {cell.key.id: means.get(cell.key.id, 0.0) for cell in block.cells}
+
+    def _around_s(self) -> float:
+        """Seconds per block that are none of its cells': references and other measurements."""
+        since = self._ledger.stored.blocks[self._began[1] :]
+        in_blocks_s = sum(sum(block_seconds(stored).values()) for stored in since)
+        spent_s = self._deadline.spent_s - self._began[0]
+        return max(spent_s - in_blocks_s, 0.0) / len(since) if since else 0.0
+
+    def _measured(self, block: Block) -> list[BlockRecord]:
+        """The stored blocks of the block's condition, of the first pass and with its drafters."""
+        drafted = {cell.key.id for cell in block.cells if cell.drafter != NO_DRAFTER}
+        return [
+            stored
+            for stored in self._ledger.stored.blocks
+            if stored.purpose == "explore" and drafted & set(stored.order)
+        ]
 
 
-def unaffordable(
-    cells: Sequence[CellSummary], seconds: Mapping[str, float], limit_s: float
-) -> frozenset[str]:
-    """Ids of the cells that go beyond `limit_s` seconds a prompt, the slowest-running first.
+def _is_round(num: int) -> bool:
+    """Whether K are compared after so many blocks: 5, 10, 20 and so on."""
+    times = num // MIN_UNITS
+    return num == times * MIN_UNITS and times & (times - 1) == 0
 
-    `seconds` is what each cell took for a prompt, K = 0 included. K = 0 and the best K of every
-    drafter always stay.
+
+def _fixed(cells: Iterable[Cell]) -> list[Cell]:
+    """Those that compete: K = auto is always measured."""
+    return [cell for cell in cells if cell.drafter != NO_DRAFTER and cell.key.draft.is_fixed]
+
+
+def _groups(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """The cells of each drafter and engine together, by K."""
+    groups: dict[object, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.key.condition, cell.key.draft.way), []).append(cell)
+    return [sorted(group, key=lambda cell: cell.key.draft.k) for group in groups.values()]
+
+
+def _spread(group: Sequence[Cell], num: int) -> Sequence[Cell]:
+    """So many of them, evenly over their range: of 1 to 8 three are 2, 5 and 7."""
+    if num >= len(group):
+        return group
+    return [group[int((i + 0.5) * len(group) / num)] for i in range(num)]
+
+
+def _losers(active: Iterable[Cell], cells: dict[str, CellData]) -> set[str]:
+    """What its interval shows to be slower than its drafter's best K, or than K = 0.
+
+    The best stays, so that "do not speculate" is said with an interval.
     """
-    groups = by_question(cells)
-    speedups = {c.key.id: c.speedup.estimate for g in groups for c in g if c.speedup}
-    best = {max((c.key.id for c in g), key=lambda i: speedups.get(i, 0.0)) for g in groups}
-    left_s = limit_s - sum(s for i, s in seconds.items() if i in best or i not in speedups)
-    out = []
-    for cell_id in sorted(speedups.keys() - best, key=lambda i: -speedups[i]):
-        left_s -= seconds[cell_id]
-        if left_s < 0:
-            out.append(cell_id)
-    return frozenset(out)
+    lost = set[str]()
+    for group in _groups(active):
+        known = [cells[cell.key.id] for cell in group if cell.key.id in cells]
+        best = max(known, key=_speedup, default=None)
+        lost |= {
+            cell.key.id
+            for cell in known
+            if best is not None and cell is not best
+            if _is_slower(cell) or _is_slower(against(cell, best))
+        }
+    return lost
 
 
-def _losers(group: Sequence[CellSummary], num_prompts: int) -> Iterator[str]:
-    speedups = {cell.key.id: cell.speedup.estimate for cell in group if cell.speedup}
-    best = max(speedups.values(), default=0.0)
-    bar = max(CLEARLY_SLOWER, BEHIND * best) if num_prompts >= A_FEW else CLEARLY_SLOWER
-    yield from (cell_id for cell_id, s in speedups.items() if s < min(bar, best))
+def _behind(
+    block: Block, active: Iterable[Cell], cells: dict[str, CellData]
+) -> dict[str, tuple[float, int]]:
+    """How far each K is behind its drafter's best, in speed and then in K.
+
+    K not measured yet are taken to lie between those next to them.
+    """
+    speedups = {cell_id: _speedup(cell) for cell_id, cell in cells.items()}
+    places: dict[str, tuple[float, int]] = {}
+    for group, left in zip(_groups(_fixed(block.cells)), _groups(active), strict=True):
+        own = _interpolated(group, speedups)
+        best = max(left, key=lambda cell: own[cell.key.id])
+        for cell in group:
+            behind = 1 - own[cell.key.id] / own[best.key.id] if own[best.key.id] else 0.0
+            places[cell.key.id] = behind, abs(cell.key.draft.k - best.key.draft.k)
+    return places
+
+
+def _interpolated(group: Sequence[Cell], known: dict[str, float]) -> dict[str, float]:
+    """A value of each K of a drafter; 0 where none is known."""
+    points = {c.key.draft.k: known[c.key.id] for c in group if c.key.id in known} or {0: 0.0}
+    values = np.interp([cell.key.draft.k for cell in group], [*points], [*points.values()])
+    return {cell.key.id: float(value) for cell, value in zip(group, values, strict=True)}
+
+
+def _speedup(cell: CellData) -> float:
+    seconds = paired_decode(cell)
+    return 0.0 if seconds is None else seconds.speedup
+
+
+def _is_slower(cell: CellData) -> bool:
+    """Whether the cell's interval is below its baseline's speed; not without an interval."""
+    seconds = paired_decode(cell)
+    high = None if seconds is None else interval(speedup_ratio(*seconds)).high
+    return high is not None and high < 1
+
+
+def _names(cells: Collection[Cell]) -> str:
+    return "; ".join(
+        f"{group[0].key.source} K={', '.join(cell.key.draft.length.label for cell in group)}"
+        for group in _groups(cells)
+    )

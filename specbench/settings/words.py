@@ -151,11 +151,16 @@ def parse_engine_args(items: list[str]) -> tuple[str, ...]:
 
 
 def parse_seconds(text: str) -> float:
-    """`90s`, `3m`, `1.5h`, or seconds without a unit."""
+    """`90s`, `3m` or `1.5h`; a number without a unit may mean either, and is refused."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)([smh]?)", text.strip())
     if match is None or float(match[1]) == 0:
         raise UsageError(f"--budget {text!r}: expected a time such as 90s, 3m or 1h")
-    return float(match[1]) * _SECONDS[match[2] or "s"]
+    if not match[2]:
+        raise UsageError(
+            f"--budget {text!r} has no unit: type --budget {match[1]}m for minutes or "
+            f"--budget {match[1]}s for seconds"
+        )
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def parse_precision(text: str) -> float:

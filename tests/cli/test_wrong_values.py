@@ -30,6 +30,7 @@ from tests.cli.calls import specbench
         (["--temperature", ""], "--temperature '': expected numbers"),
         (["--budget", "soon"], "--budget 'soon': expected a time such as 90s, 3m or 1h"),
         (["--budget", "0"], "--budget '0': expected a time"),
+        (["--budget", "2"], "--budget 2m"),
         (["--budget", ""], "--budget '': expected a time"),
         (["--budget", "-3m"], "--budget '-3m': expected a time"),
         (["--precision", "200%"], "--precision '200%': expected a share such as 2% or 0.02"),
@@ -194,10 +195,19 @@ def test_temperatures_are_numbers_each_once():
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("3m", 180), ("1.5h", 5400), (" 2m ", 120)]
+    ("text", "seconds"), [("90s", 90), ("3m", 180), ("1.5h", 5400), (" 2m ", 120)]
 )
 def test_a_budget_is_a_time(text, seconds):
     assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["2", "90", " 1.5 "])
+def test_a_budget_without_a_unit_is_refused_with_both_that_it_may_mean(text):
+    with pytest.raises(UsageError) as refused:
+        parse_seconds(text)
+    for meant in (f"--budget {text.strip()}m", f"--budget {text.strip()}s"):
+        assert meant in str(refused.value)
+        parse_seconds(meant.partition(" ")[2])
 
 
 @pytest.mark.parametrize(("text", "share"), [("2%", 0.02), ("0.02", 0.02), ("0.5%", 0.005)])
