@@ -5,6 +5,7 @@ Other files find out what is wrong with what they know; here it is collected and
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
+from functools import partial
 
 from specbench.metrics.imported import import_warnings
 from specbench.metrics.noise import with_results
@@ -13,6 +14,7 @@ from specbench.report.document import Document
 from specbench.report.numbers import lengths
 from specbench.report.sections import sections
 from specbench.report.sessions import lost_line, session_warnings
+from specbench.stats.spread import MIN_UNITS
 
 _STAGES = {
     "load": "failed while loading",
@@ -68,6 +70,8 @@ def run_warnings(document: Document) -> list[str]:
         *_lossy(document),
         *with_results(document.run.warnings, document.noise),
         *_unfinished(document),
+        *_cell_lines(document, partial(_few_prompts, document)),
+        *_unlike_prompts(document),
         *_resumed(document),
         *session_warnings(document),
     ]
@@ -136,6 +140,26 @@ def _unfinished(document: Document) -> Iterator[str]:
             f"{key.pairing} K={key.draft.k} on {key.condition.workload}" for key in unpaid
         )
         yield f"the budget went to other K; not measured: {names}"
+
+
+def _few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
+    """Of a budget that ended, or went to other K, before a K had the prompts of an interval."""
+    planned = next(plan.num_prompts for plan in document.run.cells if plan.key == cell.key)
+    is_limited = document.run.settings.effort.budget_s is not None and cell.key.draft.k > 0
+    if is_limited and cell.num_prompts < min(MIN_UNITS, planned):
+        yield f"the budget paid for {cell.num_prompts} of the {MIN_UNITS} prompts of an interval"
+
+
+def _unlike_prompts(document: Document) -> Iterator[str]:
+    """Of K that stand in one table and were not measured on the same prompts."""
+    for section in sections(document):
+        nums = sorted({cell.num_prompts for cell in section.measured})
+        if len(nums) > 1:
+            yield (
+                f"{section.title}: cells were measured on {nums[0]} to {nums[-1]} "
+                "prompts; each speed-up is over its own prompts, tok/s and rates of different "
+                "prompts do not compare"
+            )
 
 
 def _resumed(document: Document) -> Iterator[str]:
