@@ -11,7 +11,7 @@ from specbench.gate.baseline import Snapshot
 from specbench.runs import list_runs
 
 PAIRING = "demo/draft"
-RECIPE = ("-w", "chat,code,creative", "--prompts", "12")  # as docs/ci.md has it
+RECIPE = ("-w", "chat,code,creative", "--prompts", "12", "--threads", "1")  # as in docs/ci.md
 BASELINE_RUNS, CANDIDATE_RUNS = 5, 3
 TOLERANCES = {"mean_acceptance_length": 0.02, "decode_speedup": 0.25}
 PLANTED_S = 0.03  # in every forward of the target

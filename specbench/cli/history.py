@@ -53,7 +53,7 @@ def history(
 ) -> None:
     """Show metrics across runs, with change points.
 
-    Shows trends as well; runs that are not comparable are left out.
+    Shows trends as well; interrupted runs, and runs that are not comparable, are left out.
     """
     from specbench.cli.sides import parse_allowed
     from specbench.gate.history import WORDS
@@ -136,6 +136,7 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
                     stored.run, stored.models, stored.engines, stored.imported
                 ),
                 cells=cells,
+                is_complete=stored.is_complete,
             )
         )
     if not past:

@@ -47,7 +47,8 @@ _PROMPTS = (
 _WORKFLOW = """\
 # Measures {pairing} for every pull request and fails where speculative decoding got worse.
 # Make the baseline once on the same kind of runner and commit it as ci/baseline.json:
-#   for i in 1 2 3 4 5; do specbench run {pairing} -w ./{prompts}; done
+#   for i in 1 2 3 4 5; do specbench run {pairing} -w ./{prompts} --threads 1; done
+# Its --threads is also the candidate's, below: seconds of other numbers are not compared.
 #   specbench baseline reports/*/ --to ci/baseline.json
 # GitHub reads this file in the root of a repository alone, and the runner needs the models where
 # {pairings} says that they are.
@@ -69,7 +70,9 @@ jobs:
       - name: Measure
         run: |
           # Exit code 3: the answer is undecided. It is `check` that judges.
-          for i in 1 2 3; do specbench run {pairing} -w ./{prompts} || [ $? -eq 3 ]; done
+          for i in 1 2 3; do
+            specbench run {pairing} -w ./{prompts} --threads 1 || [ $? -eq 3 ]
+          done
           specbench baseline reports/*/ --to candidate.json
       - name: Judge
         run: >

@@ -16,10 +16,12 @@ from specbench.metrics.registry import Better, Metric, all_metrics
 from specbench.records import CellKey, CellSummary
 from specbench.stats.change_points import MIN_RUNS, Step, Trend, course
 
+INTERRUPTED = "interrupted"
+
 # What runs of one history may differ in, where that is asked for.
 WORDS = (
     *("model", "tokenizer", "workload", "sampling", "max-new-tokens", "synthetic"),
-    *(HARDWARE, PROMPTS, DRAFTER),
+    *(HARDWARE, PROMPTS, DRAFTER, INTERRUPTED),
 )
 
 
@@ -31,6 +33,7 @@ class PastRun:
     created_at: str
     fingerprint: Fingerprint
     cells: tuple[CellSummary, ...]
+    is_complete: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +66,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftOut:
-    """A run of another fingerprint, and in what it differs."""
+    """A run of another fingerprint, or an interrupted one, and in what it differs."""
 
     run_id: str
     differences: tuple[Difference, ...]
@@ -96,22 +99,23 @@ class History:
 def history(
     runs: Sequence[PastRun], metrics: Sequence[str], *, allowed: Iterable[str] = ()
 ) -> History:
-    """The metrics of every cell over the runs that share the newest one's fingerprint.
+    """The metrics of every cell over the runs that share the newest complete one's fingerprint.
 
     `allowed` names kinds of difference that are put up with (gate/fingerprint.py). Invalid cells
-    are no values. Raises ValueError without a run.
+    are no values, nor are cells of interrupted runs, whole or not. Raises ValueError without a run.
     """
     if not runs:
         raise ValueError("a history needs a run")
     in_time = sorted(runs, key=lambda run: (run.created_at, run.run_id))
     tolerated = set(allowed)
+    complete = [run for run in in_time if run.is_complete or INTERRUPTED in tolerated]
+    newest = (complete or in_time)[-1].fingerprint
     kept, left_out = [], []
     for run in in_time:
-        found = [
-            d
-            for d in differences(in_time[-1].fingerprint, run.fingerprint)
-            if d.name not in tolerated
-        ]
+        found = [d for d in differences(newest, run.fingerprint) if d.name not in tolerated]
+        if run not in complete:
+            part = f"measured in part (--resume {run.run_id} measures the rest)"
+            found.append(Difference(INTERRUPTED, "to the end", part))
         if found:
             left_out.append(LeftOut(run_id=run.run_id, differences=tuple(found)))
         else:
@@ -132,7 +136,7 @@ def history(
 
 
 def _drop_other_prompts(cells: dict[str, dict[CellKey, CellSummary]]) -> list[LeftOut]:
-    """Drop cells over fewer or more prompts than the newest run has, as interrupted runs leave."""
+    """Drop cells over fewer or more prompts than the newest run has."""
     newest = {key: cell.num_prompts for own in cells.values() for key, cell in own.items()}
     dropped = []
     for run_id, own in cells.items():

@@ -51,7 +51,7 @@ def change_lines(history: History) -> list[str]:
 
 
 def left_out_lines(history: History) -> list[str]:
-    """Runs of another fingerprint, and why."""
+    """Runs that are left out, and why."""
     return [
         f"{run.run_id} left out: "
         + "; ".join(f"{d.name}: {d.candidate}, here {d.baseline}" for d in run.differences)

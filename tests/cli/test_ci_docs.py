@@ -62,6 +62,13 @@ def test_the_hosted_recipe_is_the_one_that_is_measured():
     assert {tolerance.metric: tolerance.share for tolerance in asked} == TOLERANCES
 
 
+def test_every_run_of_a_workflow_names_its_number_of_threads():
+    for block in BLOCKS:
+        runs = [call for call in commands(block) if call[1] == "run"]
+        assert runs
+        assert all(int(call[call.index("--threads") + 1]) > 0 for call in runs)
+
+
 def test_every_word_of_allow_different_is_there():
     listed = TEXT.partition("The words are ")[2].partition(". ")[0]
     assert [re.sub(r" \(.*\)", "", word) for word in listed.split(", ")] == list(WORDS)

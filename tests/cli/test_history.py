@@ -77,6 +77,22 @@ def test_a_damaged_run_is_named_and_passed_over(nightly, tmp_path):
     assert "damaged" in ran.err
 
 
+def test_an_interrupted_run_is_left_out_and_named(nightly, tmp_path):
+    copy = shutil.copytree(nightly / "reports", tmp_path / "reports")
+    cut = sorted(path.parent for path in copy.glob("*/run.json"))[6]
+    lines = (cut / "records.jsonl").read_bytes().splitlines(keepends=True)
+    (cut / "records.jsonl").write_bytes(b"".join(lines[:-1]))
+    ran = specbench("history", *METRIC, "--json", cwd=tmp_path)
+    document = json.loads(ran.out)
+    assert len(document["series"][0]["points"]) == len(SPEEDS) - 1
+    (left,) = document["left_out"]
+    assert (left["run_id"], left["differences"][0][0]) == (cut.name, "interrupted")
+    joined = specbench(
+        "history", *METRIC, "--json", "--allow-different", "interrupted", cwd=tmp_path
+    )
+    assert len(json.loads(joined.out)["series"][0]["points"]) == len(SPEEDS)
+
+
 def test_the_page_is_written_where_asked(nightly, tmp_path):
     page = tmp_path / "history.html"
     ran = specbench("history", *METRIC, "--html", page, cwd=nightly)

@@ -1,5 +1,6 @@
 """`specbench init`: files that work as they are."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,10 @@ def test_ones_own_pair_is_named_in_all_files(tiny: Path, tmp_path: Path) -> None
     workflow = yaml.safe_load((tmp_path / FILES[2]).read_text())
     steps = [step.get("run", "") for step in workflow["jobs"]["gate"]["steps"]]
     assert any(f"specbench run {pairing.name} -w ./prompts.jsonl" in step for step in steps)
+    # The comment makes the baseline with the candidate's number of threads.
+    runs = re.findall(r"specbench run \S+ .*", (tmp_path / FILES[2]).read_text())
+    assert len(runs) == 2
+    assert len({re.search(r"--threads (\d+)", run)[1] for run in runs}) == 1
     # The name alone is another project's.
     assert 'pip install "$SPECBENCH"' in steps
     assert workflow["env"]["SPECBENCH"].startswith("./")

@@ -182,3 +182,36 @@ def test_another_drafters_weights_and_untold_ones_split_nothing():
     assert found.left_out == ()
     (own,) = [one for one in found.series if one.key == KEY]
     assert [point.run_id for point in own.points] == ["run-01", "run-03", "run-04"]
+
+
+def cut(day, value, **changed):
+    return replace(run(day, replace(cell(value), **changed)), is_complete=False)
+
+
+@pytest.mark.parametrize("num_prompts", [3, 8])
+@pytest.mark.parametrize("day", [1, 4, 9])
+def test_interrupted_runs_are_left_out_and_said_even_if_a_cell_is_whole(day, num_prompts):
+    whole = [one for one in runs([1.5] * 8) if one.run_id != f"run-{day:02}"]
+    found = history([*whole, cut(day, 1.1, num_prompts=num_prompts)], ["decode_speedup"])
+    assert [point.run_id for point in found.series[0].points] == [one.run_id for one in whole]
+    (left,) = found.left_out
+    assert (left.run_id, left.differences[0].name) == (f"run-{day:02}", "interrupted")
+    assert f"--resume run-{day:02}" in left_out_lines(found)[0]
+
+
+def test_an_interrupted_run_is_not_the_one_that_others_are_compared_with():
+    other = replace(HERE, hardware={"device": "cpu", "CPU": "a new one"})
+    newest = replace(cut(9, 1.1), fingerprint=other)
+    found = history([*runs(STEPPED[:8]), newest], ["decode_speedup"])
+    assert len(found.series[0].points) == 8
+    assert [difference.name for difference in found.left_out[0].differences] == [
+        "hardware",
+        "interrupted",
+    ]
+
+
+def test_interrupted_runs_join_if_asked_and_alone_are_no_history():
+    mixed = [*runs([1.5, 1.5]), cut(3, 1.1)]
+    assert len(history(mixed, ["decode_speedup"], allowed=["interrupted"]).series[0].points) == 3
+    alone = history([cut(3, 1.1)], ["decode_speedup"])
+    assert (alone.series, len(alone.left_out)) == ((), 1)
