@@ -89,13 +89,13 @@ class BudgetPruner:
                 candidates = [*active, *waiting]
         seconds = self._seconds(block, measured)
         behind = _behind(block, active, cells)
-        ranked = sorted(candidates, key=lambda cell: behind[cell.key.id])
+        left = (cell for cell in candidates if cell.key.id in behind)
+        ranked = sorted(left, key=lambda cell: behind[cell.key.id])
         others = [cell for cell in block.cells if cell not in _fixed(block.cells)]
         left_s = self._room_s(block) / num_more - self._around_s()
         left_s -= sum(seconds[cell.key.id] for cell in others)
         kept: list[Cell] = []
-        half = -(-len(active) // 2) if num >= MIN_UNITS else 0
-        fewest = max(len(_groups(active)), half)
+        fewest = -(-len(active) // 2) if num >= MIN_UNITS else 1
         for cell in ranked:
             left_s -= seconds[cell.key.id]
             if left_s < 0 and len(kept) >= fewest:
@@ -238,20 +238,25 @@ def _losers(active: Iterable[Cell], cells: dict[str, CellData]) -> set[str]:
 
 
 def _behind(
-    block: Block, active: Iterable[Cell], cells: dict[str, CellData]
-) -> dict[str, tuple[float, int]]:
-    """How far each K is behind its drafter's best, in speed and then in K.
+    block: Block, active: Collection[Cell], cells: dict[str, CellData]
+) -> dict[str, tuple[float, int, float]]:
+    """How far each K is behind its drafter's best, in speed and then in K; best drafters first.
 
-    K not measured yet are taken to lie between those next to them.
+    K not measured yet are taken to lie between those next to them. A drafter of which no K is
+    active has none here.
     """
     speedups = {cell_id: _speedup(cell) for cell_id, cell in cells.items()}
-    places: dict[str, tuple[float, int]] = {}
-    for group, left in zip(_groups(_fixed(block.cells)), _groups(active), strict=True):
+    places: dict[str, tuple[float, int, float]] = {}
+    for group in _groups(_fixed(block.cells)):
         own = _interpolated(group, speedups)
-        best = max(left, key=lambda cell: own[cell.key.id])
+        left = (cell for cell in group if cell in active)
+        best = max(left, key=lambda cell: own[cell.key.id], default=None)
+        if best is None:
+            continue
+        k, most = best.key.draft.k, own[best.key.id]
         for cell in group:
-            behind = 1 - own[cell.key.id] / own[best.key.id] if own[best.key.id] else 0.0
-            places[cell.key.id] = behind, abs(cell.key.draft.k - best.key.draft.k)
+            behind = 1 - own[cell.key.id] / most if most else 0.0
+            places[cell.key.id] = behind, abs(cell.key.draft.k - k), -most
     return places
 
 

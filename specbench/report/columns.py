@@ -68,6 +68,11 @@ def legend(columns: Sequence[Column]) -> str:
 
 
 _K = Column("K", "most tokens drafted per round; for auto the mean", k_of)
+_PROMPTS = Column(
+    "prompts",
+    "that the row is over; under a budget K that cannot win, or are not paid for, get fewer",
+    lambda cell: str(cell.num_prompts),
+)
 _TOKENS_PER_S = Column(
     "tok/s",
     "output tokens after the first / decode seconds",
@@ -160,6 +165,7 @@ _JOULES = Column("J/token", "energy per token", metric("joules_per_token", signi
 
 TERMINAL_COLUMNS = (
     _K,
+    _PROMPTS,
     _TOKENS_PER_S,
     *_IMPORTED,
     _SPEEDUP,
@@ -178,9 +184,7 @@ TERMINAL_STREAM_COLUMNS = (_K, _BUSY, *_IMPORTED, _SPEEDUP, _USER, _TTFT, _LENGT
 
 PAGE_COLUMNS = (
     _K,
-    Column(
-        "prompts", "clearly slower K are pruned and get fewer", lambda cell: str(cell.num_prompts)
-    ),
+    _PROMPTS,
     _CYCLES,
     _TOKENS_PER_S,
     *_IMPORTED,
@@ -265,8 +269,12 @@ PAGE_STREAM_COLUMNS = (
 
 
 def terminal_columns(section: Section) -> tuple[Column, ...]:
-    """What the terminal shows of a section."""
-    return TERMINAL_STREAM_COLUMNS if section.is_stream else TERMINAL_COLUMNS
+    """What the terminal shows of a section: the prompts if they differ, else the MDE."""
+    if section.is_stream:
+        return TERMINAL_STREAM_COLUMNS
+    is_alike = len({cell.num_prompts for cell in section.measured}) == 1
+    left_out = _PROMPTS if is_alike else _DETECTABLE
+    return tuple(column for column in TERMINAL_COLUMNS if column is not left_out)
 
 
 def page_columns(section: Section) -> tuple[Column, ...]:

@@ -8,7 +8,7 @@ from specbench.report.document import build_document
 from specbench.report.notes import warning_lines
 from tests.bench.curves import CurveEngine, curve
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
-from tests.bench.fakes import FakeClock, RecordingWatch
+from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
 from tests.settings.flat_settings import changed
 
 KS = tuple(range(9))
@@ -51,3 +51,13 @@ def ks_of(text):
     spans = re.match(r"[\d., ]+", text)[0].strip(" ,").split(",")
     ends = [[int(end) for end in span.split("..")] for span in spans]
     return [k for span in ends for k in range(span[0], span[-1] + 1)]
+
+
+def test_a_budget_that_does_not_pay_for_every_drafter_keeps_five_prompts_for_the_best(tmp_path):
+    settings = changed(SETTINGS, num_speculative_tokens=(0, 4), budget_s=660.0, num_repeats=1)
+    watch = RecordingWatch()
+    run = measure(make_plan(tmp_path, settings, FORTY), FakeEngine(FakeClock()), tmp_path, watch)
+    nums = {cell.key.source: cell.num_prompts for cell in build_document(run).cells}
+    assert nums["big/good"] >= 5
+    assert nums["big/bad"] < 5
+    assert any("big/bad K=4" in told for told in watch.warnings)

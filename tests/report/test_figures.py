@@ -163,6 +163,19 @@ def test_the_chosen_k_has_the_largest_point(cpu_charts: tuple[Chart, ...]) -> No
     assert [name for name, size in sizes.items() if size > 3] == ["draft, K=4"]
 
 
+def test_points_of_fewer_than_five_prompts_are_pale(cpu_document: Document) -> None:
+    nums = {2: 3, 4: 5}
+    cells = [
+        replace(cell, num_prompts=nums.get(cell.key.draft.k, 5)) for cell in cpu_document.cells
+    ]
+    (proof,) = pictures(replace(cpu_document, cells=tuple(cells))).proof
+    found = re.compile(r'<use [^>]*style="([^"]*)"[^>]*><title>([^<]*)</title>')
+    points = [one for panel in proof.panels for one in found.findall(panel)]
+    pale = {title for style, title in points if "opacity: 0.35" in style}
+    assert pale
+    assert pale == {title for _, title in points if "K=2:" in title}
+
+
 def test_invalid_points_are_hollow_and_say_so(gpu_document: Document) -> None:
     (proof,) = pictures(gpu_document).proof
     found = re.compile(r'<use [^>]*style="([^"]*)"[^>]*><title>([^<]*)</title>')

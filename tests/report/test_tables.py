@@ -125,3 +125,18 @@ def test_a_trees_share_is_of_nodes_and_a_chains_is_a_rate(cpu_document: Document
         assert texts["poor", "4"][1].endswith("%")
         assert "of nodes: accepted / drafted nodes of a tree" in result_legend([section])
     assert "of nodes" not in printed(cpu_document)  # chains alone have no such column
+
+
+def test_rows_over_different_prompts_say_over_how_many(cpu_document: Document) -> None:
+    assert "prompts" not in table_headers(printed(cpu_document))
+    first, *others = cpu_document.cells
+    fewer = [replace(cell, num_prompts=3) if cell.key.draft.k else cell for cell in others]
+    text = printed(replace(cpu_document, cells=(first, *fewer)))
+    assert "prompts" in table_headers(text)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def table_headers(text: str) -> set[str]:
+    return {
+        word for line in text.splitlines() if line.startswith("drafter") for word in line.split()
+    }

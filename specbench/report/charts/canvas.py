@@ -208,6 +208,7 @@ def draw_speedup(
     size: float,
     valid: bool,
     says: str,
+    alpha: float = 1.0,
     marker: str | None = None,
 ) -> None:
     """A point with its interval, hollow where it is invalid; `marker`: instead of the style's.
@@ -216,7 +217,7 @@ def draw_speedup(
     """
     told = f"{says}: {speedup_text(speedup)}{'' if valid else ', invalid'}"
     if speedup.low is not None and speedup.high is not None:
-        ax.vlines(x, speedup.low, speedup.high, color=style.colour, linewidth=1.0)
+        ax.vlines(x, speedup.low, speedup.high, color=style.colour, linewidth=1.0, alpha=alpha)
         reach = ax.vlines(x, speedup.low, speedup.high, color=INK, alpha=0, linewidth=_REACH)
         hover(reach, told)
     (point,) = ax.plot(
@@ -226,6 +227,7 @@ def draw_speedup(
         markersize=size,
         color=style.colour,
         markerfacecolor=style.colour if valid else "none",
+        alpha=alpha,
         zorder=4,
     )
     hover(point, told)

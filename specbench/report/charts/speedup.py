@@ -9,14 +9,17 @@ from specbench.records import CellSummary
 from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle, draw_speedup
 from specbench.report.numbers import scalar
 from specbench.report.sections import Section, drafter_of
+from specbench.stats.spread import MIN_UNITS
 
 _OF_REQUESTS = "Decode seconds at K=0 / decode seconds at K, over the same prompts."
 _OF_PASSES = "Tokens per second at K / at K=0 with a full batch."
 _OF_ARRIVALS = "Seconds per token of each request at K=0 / at K, with the same arrival times."
 _MARKS = (
     "Dashed: no speculation. The large point is the chosen K; hollow points are invalid and not "
-    "used. A star is an adaptive K, at its mean. All points are from the first pass."
+    "used; pale ones have fewer prompts than an interval needs. A star is an adaptive K, at its "
+    "mean. All points are from the first pass."
 )
+_PALE = 0.35
 
 
 def speedup_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -> Chart | None:
@@ -75,6 +78,7 @@ def _draw_line(ax: Axes, section: Section, label: str, style: SeriesStyle, shift
             size=size,
             valid=cell.valid,
             says=f"{drafter_of(label)}, {k_text(cell)}",
+            alpha=1.0 if section.is_stream or cell.num_prompts >= MIN_UNITS else _PALE,
             marker=star,
         )
         if is_chosen:
