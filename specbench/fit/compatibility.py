@@ -33,21 +33,15 @@ from specbench.model_files.attention import (
     unsupported_attention,
 )
 from specbench.model_files.kinds import kind_of
+from specbench.model_files.layer_config import PROVEN
 from specbench.model_files.model import ModelFiles, open_model
-from specbench.model_files.sizes import require_sizes
+from specbench.model_files.sizes import require_sizes, require_weights
 from specbench.model_files.tokenizer_files import TOKENIZER_FILES
 
 # Model types with nothing but state; transformers marks their classes.
 _RECURRENT_TYPES = frozenset(
     {"mamba", "mamba2", "falcon_mamba", "mamba_hybrid", "rwkv", "xlstm", "recurrent_gemma"}
 )
-# Whole models of these run in tests/decoding; others are asked by a small model of theirs.
-_PROVEN = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
 _PLAIN_DTYPES = (None, "float32", "bfloat16", "float16")
 _PROVEN_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 _PAIR_CHECKS = (
@@ -82,7 +76,7 @@ class Compatibility:
 def is_proven(model: ModelFiles) -> bool:
     """Whether the config alone says that the decoder runs the model: a dense family that is tested
     token by token, without a field that changes what a layer computes. ModelError."""
-    kind = _PROVEN.get(model.architecture or "")
+    kind = PROVEN.get(model.architecture or "")
     if kind is None or kind != model.config.get("model_type"):
         return False
     if model.field("quantization_config") is not None or not _is_plain(model):
@@ -129,6 +123,8 @@ def _drafter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Finding]
         return
     if method.is_head:
         yield from _read(partial(head_findings, target, draft, drafter.method))
+        if draft is not target:
+            yield from _read(partial(context_findings, target, draft))
         if draft is not target and any(map(draft.tokenizer_file, TOKENIZER_FILES)):
             yield from _read(partial(vocabulary_findings, target, draft))
         return
@@ -161,6 +157,7 @@ def _model_findings(model: ModelFiles) -> Iterator[Finding]:
         yield finding("attention", "refused", reason=f"{spec.source} {RECURRENT}")
     elif unsupported := unsupported_attention(model.field):
         yield finding("attention", "refused", reason=f"{spec.source} {unsupported}")
+    require_weights(model)
     if spec.is_shape:
         yield finding(
             "weights", "warning", None, spec.source, "made up, and its text means nothing"

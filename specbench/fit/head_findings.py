@@ -4,16 +4,34 @@ from collections.abc import Callable, Iterator, Mapping
 
 from specbench.errors import ModelError
 from specbench.fit.finding import Finding, finding
-from specbench.model_files.dflash_style import DFlashStyle, dflash_fit
-from specbench.model_files.eagle3_style import EAGLE3_NAMES, Style, eagle3_fit
+from specbench.model_files.dflash_style import DFlashStyle, dflash_fit, require_dflash_tensors
+from specbench.model_files.eagle3_style import (
+    EAGLE3_NAMES,
+    Style,
+    eagle3_fit,
+    require_eagle3_tensors,
+)
 from specbench.model_files.head_files import HeadFiles, Shaped
-from specbench.model_files.head_fit import EAGLE_NAMES, Fit, HeadTarget, eagle_fit
+from specbench.model_files.head_fit import (
+    EAGLE_NAMES,
+    Fit,
+    HeadTarget,
+    eagle_fit,
+    misfits,
+    require_eagle_tensors,
+)
 from specbench.model_files.head_layouts import layout_of
 from specbench.model_files.headers import TensorHeader
 from specbench.model_files.kinds import kind_of
 from specbench.model_files.medusa_layout import medusa_fit, medusa_tensors
 from specbench.model_files.model import ModelFiles
-from specbench.model_files.mtp_families import family_of, layer_tensors, mtp_fit, num_mtp_layers
+from specbench.model_files.mtp_families import (
+    family_of,
+    layer_tensors,
+    mtp_fit,
+    num_mtp_layers,
+    require_mtp_tensors,
+)
 
 Files = HeadFiles[TensorHeader]
 # What has to fit depends on which tensors a head has of its own; those of a pickle are not known.
@@ -46,6 +64,8 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: str) -> Iterator
             return  # its sizes are those of its tensors
     try:
         fit = _FITS[method](files, target)
+        is_whole = bool(files.tensors) and not misfits(fit)
+        ids = _require_tensors(files, target, method) if is_whole else None
     except ModelError as error:
         yield finding("head", "refused", reason=str(error))
         return
@@ -56,6 +76,9 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: str) -> Iterator
         if own != wanted:
             reason = "the head was made for another target; choose the one trained for this"
         yield finding(name, "ok" if own == wanted else "refused", wanted, own, reason)
+    if ids is not None and ids == list(range(len(ids))):
+        reason = "d2t is all 0, as one that was never filled in: only the first ids are drafted"
+        yield finding("d2t", "warning", target.vocab_size, len(ids), reason)
     if (layout := layout_of(files, method)) is not None:
         yield finding("layout", "ok", None, layout.author, layout.note)
     yield from _layers(files, target, method)
@@ -75,6 +98,20 @@ def _files(head: ModelFiles) -> Files | Finding:
             return finding("weights", "refused", reason=str(error))
         reason = "a pickle is not opened here; loading reads it where it holds tensors alone"
         return finding("weights", "warning", None, head.pickles[0], reason)
+
+
+def _require_tensors(files: Files, target: HeadTarget, method: str) -> list[int] | None:
+    """As loading asks of a head that fits; the target's ids that it says, None: all of them."""
+    if method == "eagle":
+        require_eagle_tensors(files.renamed(EAGLE_NAMES))
+    elif method in ("eagle3", "peagle"):
+        renamed, is_parallel = files.renamed(EAGLE3_NAMES), method == "peagle"
+        return require_eagle3_tensors(renamed, target, is_parallel=is_parallel)
+    elif method == "dflash":
+        return require_dflash_tensors(files, target)
+    elif method == "mtp":
+        require_mtp_tensors(files, target.hidden_size)
+    return None
 
 
 def _eagle(files: Files, target: HeadTarget) -> Fit:

@@ -2,17 +2,8 @@
 
 from collections.abc import Collection
 
+from specbench.model_files.headers import is_embedding, is_head
 from specbench.model_files.model import ModelFiles
-
-
-def is_embedding(name: str) -> bool:
-    """Whether a tensor's name is that of the table that tokens are looked up in."""
-    return name.endswith(("embed_tokens.weight", "embed_in.weight", "wte.weight"))
-
-
-def is_head(name: str) -> bool:
-    """Whether a tensor's name is that of the head over the vocabulary."""
-    return name.endswith(("lm_head.weight", "embed_out.weight"))
 
 
 def text_tensors(model: ModelFiles) -> tuple[Collection[str], tuple[str, ...]]:

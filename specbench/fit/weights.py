@@ -7,21 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from specbench.fit.text_part import is_embedding, is_head, text_tensors
+from specbench.fit.text_part import text_tensors
 from specbench.footprint import Sizes
-from specbench.model_files.headers import TensorHeader
+from specbench.model_files.headers import TensorHeader, is_embedding, is_head
+from specbench.model_files.layer_config import DENSE, PROVEN
 from specbench.model_files.model import ModelFiles
 
 DTYPE_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _PACKED_BITS: Mapping[str, float] = {"int8": 8, "fp8": 8, "int4": 4.25}  # docs/pairings.md
 
-# Architecture -> what a config that is silent means. Source: transformers' config classes.
-_DENSE: Mapping[str, Mapping[str, object]] = {
-    "LlamaForCausalLM": {},
-    "MistralForCausalLM": {"num_key_value_heads": 8},
-    "Qwen2ForCausalLM": {"num_key_value_heads": 32},
-    "Qwen3ForCausalLM": {"num_key_value_heads": 32, "head_dim": 128},
-}
+_DENSE = {architecture: DENSE[kind] for architecture, kind in PROVEN.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

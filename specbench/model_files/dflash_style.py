@@ -10,8 +10,15 @@ from typing import Any, TypeVar
 from specbench.errors import ModelError
 from specbench.model_files.fields import Fields
 from specbench.model_files.head_files import HeadFiles, Shaped
-from specbench.model_files.head_fit import SPECULATORS, Fit, HeadTarget, misfits
-from specbench.model_files.layer_config import SLIDING, layer_windows
+from specbench.model_files.head_fit import (
+    SPECULATORS,
+    Fit,
+    HeadTarget,
+    misfits,
+    table_shapes,
+    token_ids,
+)
+from specbench.model_files.layer_config import SLIDING, layer_fields, layer_shapes, layer_windows
 
 F = TypeVar("F", bound=HeadFiles[Any])
 
@@ -89,6 +96,24 @@ def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
             f"the target's {target.num_layers} layers and {target.vocab_size} tokens"
         )
     return fit
+
+
+def require_dflash_tensors(files: HeadFiles[Shaped], target: HeadTarget) -> list[int] | None:
+    """As `require_eagle3_tensors`, of a DFlash head."""
+    style, names = DFlashStyle.of(files), files.tensors.keys()
+    layer = layer_fields(with_layer_fields(files))
+    size, V = layer.must("hidden_size"), target.vocab_size
+    D = style.num_tokens or V
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (size, len(style.layer_ids) * size),
+        "hidden_norm.weight": (size,),
+        "norm.weight": (size,),
+    }
+    for i in range(layer.whole("num_hidden_layers") or 1):
+        shapes |= layer_shapes(layer, f"layers.{i}.", names)
+    beside = {"lm_head.weight": (D, size), **table_shapes(D, V)}
+    files.without("rotary_emb.inv_freq").require(shapes | beside, frozenset(beside))
+    return token_ids(files, D, V)
 
 
 def with_layer_fields(files: F) -> F:

@@ -5,8 +5,15 @@ from dataclasses import dataclass
 from specbench.errors import ModelError
 from specbench.model_files.fields import Fields
 from specbench.model_files.head_files import HeadFiles, Shaped
-from specbench.model_files.head_fit import SPECULATORS, Fit, HeadTarget, misfits
-from specbench.model_files.layer_config import layer_fields
+from specbench.model_files.head_fit import (
+    SPECULATORS,
+    Fit,
+    HeadTarget,
+    misfits,
+    table_shapes,
+    token_ids,
+)
+from specbench.model_files.layer_config import layer_fields, layer_shapes
 
 # SafeAILab and SpecForge, speculators, and the first form of one norm a captured state.
 EAGLE3_NAMES = {
@@ -144,3 +151,38 @@ def eagle3_fit(files: HeadFiles[Shaped], target: HeadTarget, *, is_parallel: boo
             f"{target.vocab_size} tokens"
         )
     return fit
+
+
+def require_eagle3_tensors(
+    files: HeadFiles[Shaped], target: HeadTarget, *, is_parallel: bool = False
+) -> list[int] | None:
+    """The target's id of each token that a fitting head can say; None: all of them.
+
+    ModelError for tensors that are missing, unknown or of another shape, and for tables that do
+    not lead to the target's tokens.
+    """
+    layer, names = layer_fields(files), files.tensors.keys()
+    style = Style.of(files, target.num_layers, is_parallel=is_parallel)
+    F, D, V = layer.must("hidden_size"), style.num_tokens, target.vocab_size
+    size, count = target.hidden_size, len(style.layer_ids)
+    if "d2t" in names and not files.fields.has("draft_vocab_size"):
+        (rows,) = files.shape("d2t")
+        raise ModelError(
+            f"{files.source}: d2t is for {rows} tokens, and config.json has no draft_vocab_size; "
+            f"set draft_vocab_size to {rows}"
+        )
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (F, count * size), "norm.weight": (F,)}
+    if "fc.bias" in names:
+        shapes["fc.bias"] = (F,)
+    if style.norm_before_fc:
+        shapes["input_norm.weight"] = (count * size,)
+    if style.fc_norm:
+        shapes |= {f"fc_norm.{i}.weight": (size,) for i in range(count)}
+    if style.mask_id is not None:
+        shapes["mask_hidden"] = (1, 1, count * size)
+    for i in range(layer.whole("num_hidden_layers") or 1):
+        shapes |= layer_shapes(layer, f"layers.{i}.", names, width=None if i else 2 * F)
+    shapes["layers.0.hidden_norm.weight"] = (F,)
+    beside = {"embed_tokens.weight": (V, F), "lm_head.weight": (D, F), **table_shapes(D, V)}
+    files.without("rotary_emb.inv_freq").require(shapes | beside, frozenset(beside))
+    return token_ids(files, D, V)

@@ -77,6 +77,17 @@ class HeadFiles(Generic[T_co]):
         """A tensor's shape; the tensor is not read where its file's header says it."""
         return shape_of(self.tensors, name)
 
+    def whole_numbers(self, name: str) -> list[int]:
+        """The values of a small table; ModelError if they are not whole numbers."""
+        table: Any = self.tensors[name]
+        try:
+            numbers: list[Any] = table.tolist()
+        except (TypeError, OSError):
+            numbers = [None]
+        if not all(isinstance(number, int) for number in numbers):
+            raise ModelError(f"{self.source}: {name} has to hold whole numbers")
+        return numbers
+
     def require(self, shapes: Mapping[str, tuple[int, ...]], optional: frozenset[str]) -> None:
         """ModelError lists every tensor that is missing, not known, or of another shape."""
         needed = set(shapes) - optional
@@ -90,7 +101,7 @@ class HeadFiles(Generic[T_co]):
         problems = [
             *([f"missing: {_listed(missing)}"] if missing else []),
             *([f"not known: {_listed(surplus)}"] if surplus else []),
-            *wrong,
+            *([_listed(wrong)] if wrong else []),
         ]
         if problems:
             raise ModelError(f"{self.source} does not fit: {'; '.join(problems)}")

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from specbench.errors import ModelError
 from specbench.model_files.head_files import HeadFiles, Shaped
-from specbench.model_files.layer_config import layer_fields
+from specbench.model_files.layer_config import layer_fields, layer_shapes
 
 Fit = Mapping[str, tuple[object, object]]  # field -> the head's value, the target's
 
@@ -43,6 +43,58 @@ def eagle_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
         "hidden_size": (layer.must("hidden_size"), target.hidden_size),
         "vocab_size": (layer.must("vocab_size"), target.vocab_size),
     }
+
+
+def require_eagle_tensors(files: HeadFiles[Shaped]) -> None:
+    """ModelError for tensors of an EAGLE head that are missing, unknown or of another shape."""
+    layer, names = layer_fields(files), files.tensors.keys()
+    F = layer.must("hidden_size")
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (F, 2 * F)}
+    if eagle_has_bias(files):
+        shapes["fc.bias"] = (F,)
+    for i in range(layer.whole("num_hidden_layers") or 1):
+        shapes |= layer_shapes(layer, f"layers.{i}.", names)
+    del shapes["layers.0.input_layernorm.weight"]  # the first layer's input is as fc made it
+    table = {"embed_tokens.weight": (layer.must("vocab_size"), F)}
+    files.without("rotary_emb.inv_freq").require(shapes | table, frozenset(table))
+
+
+def table_shapes(D: int, V: int) -> dict[str, tuple[int, ...]]:
+    """The tables beside a head's weights: d2t leads to the target's tokens, t2d marks them."""
+    return {"d2t": (D,), "t2d": (V,)}
+
+
+def token_ids(files: HeadFiles[Shaped], D: int, V: int) -> list[int] | None:
+    """The target's id of each of a head's D tokens; None: all V. d2t holds offsets, not ids.
+
+    ModelError if there is no such table, or if t2d, a mark for each of the target's ids, differs.
+    """
+    d2t, t2d = (
+        files.whole_numbers(name) if name in files.tensors else None for name in table_shapes(D, V)
+    )
+    if t2d is not None and D == V and not any(t2d):
+        t2d = None  # of SafeAILab's heads that say all tokens: never filled in
+    if d2t is None:
+        if D != V:
+            raise ModelError(
+                f"{files.source} does not fit: missing: d2t, for draft_vocab_size is {D} and "
+                f"vocab_size {V}"
+            )
+        if t2d is not None and not all(t2d):
+            raise ModelError(f"{files.source}: t2d leaves tokens out, and there is no d2t")
+        return None
+    ids = [i + offset for i, offset in enumerate(d2t)]
+    if min(ids) < 0 or max(ids) >= V or len(set(ids)) != D:
+        is_ids = sorted(set(d2t)) == d2t and min(d2t) >= 0 and max(d2t) < V
+        hint = "; it holds ids, and offsets are needed (d2t[i] = id - i)" if is_ids else ""
+        raise ModelError(
+            f"{files.source}: d2t does not lead to {D} different tokens of the target's {V}{hint}"
+        )
+    if t2d is not None and {i for i, is_said in enumerate(t2d) if is_said} != set(ids):
+        raise ModelError(
+            f"{files.source}: d2t and t2d name different tokens; one is of another head"
+        )
+    return ids
 
 
 def eagle_has_bias(files: HeadFiles[Shaped]) -> bool:

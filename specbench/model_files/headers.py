@@ -7,7 +7,9 @@ Source: https://github.com/huggingface/safetensors, the format.
 import json
 import math
 import re
+import struct
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +33,9 @@ _BITS = {
 }
 
 
+_WHOLE = {"I64": "q", "I32": "i", "I16": "h", "I8": "b", "U8": "B", "BOOL": "?"}
+
+
 class TensorHeader(NamedTuple):
     """One tensor of a file."""
 
@@ -47,6 +52,25 @@ class TensorHeader(NamedTuple):
     @property
     def is_float(self) -> bool:
         return self.dtype.startswith(("F", "BF"))
+
+    def tolist(self) -> list[int]:
+        """The whole numbers of a small tensor; TypeError if they are none. OSError."""
+        if self.dtype not in _WHOLE:
+            raise TypeError(self.dtype)
+        with self.file.open("rb") as opened:
+            opened.seek(self.begin)
+            read = opened.read(self.nbytes)
+        return list(struct.unpack(f"<{self.num_elements}{_WHOLE[self.dtype]}", read))
+
+
+def is_embedding(name: str) -> bool:
+    """Whether a tensor's name is that of the table that tokens are looked up in."""
+    return name.endswith(("embed_tokens.weight", "embed_in.weight", "wte.weight"))
+
+
+def is_head(name: str) -> bool:
+    """Whether a tensor's name is that of the head over the vocabulary."""
+    return name.endswith(("lm_head.weight", "embed_out.weight"))
 
 
 def read_headers(file: Path) -> dict[str, TensorHeader]:
@@ -95,11 +119,12 @@ def read_index(index: Path) -> dict[str, str]:
     return {name: str(file) for name, file in files.items()}
 
 
-def same_bytes(one: TensorHeader, other: TensorHeader) -> bool:
-    """Whether two tensors are equal, bit by bit; OSError where a file cannot be read."""
+def same_bytes(one: TensorHeader, other: TensorHeader, num_pieces: int | None = None) -> bool:
+    """Whether two tensors are equal, bit by bit, or their first pieces of 4 MiB; OSError."""
     if (one.dtype, one.shape, one.nbytes) != (other.dtype, other.shape, other.nbytes):
         return False
-    return all(a == b for a, b in zip(_pieces(one), _pieces(other), strict=True))
+    pairs = zip(_pieces(one), _pieces(other), strict=True)
+    return all(a == b for a, b in islice(pairs, num_pieces))
 
 
 def _of_index(index: Path) -> dict[str, TensorHeader]:

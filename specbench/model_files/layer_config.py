@@ -1,6 +1,7 @@
 """The config of a head's own decoder layers: read with care, and refused where it is not run."""
 
 import math
+from collections.abc import Collection, Mapping
 
 from specbench.errors import ModelError
 from specbench.model_files.attention import rope_type
@@ -15,6 +16,20 @@ _ATTENTION = {FULL, SLIDING}
 # What Qwen's config classes take for fields that a file leaves out. Source: transformers.
 _QWEN = ("qwen2", "qwen3")
 _FIRST_WINDOW, _QWEN_WINDOW = 28, 4096
+# Dense families whose whole models run in tests/decoding, by their class in transformers.
+PROVEN = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+# By the model type, what transformers' classes mean by a config that is silent.
+DENSE: Mapping[str, Mapping[str, int]] = {
+    "llama": {},
+    "mistral": {"num_key_value_heads": 8},
+    "qwen2": {"num_key_value_heads": 32},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+}
 # What would change the computation, with the value that does not.
 _NEUTRAL = {
     "partial_rotary_factor": 1.0,
@@ -55,6 +70,50 @@ def head_size(fields: Fields) -> int:
     """Numbers in a key of one attention head."""
     heads = fields.must("num_attention_heads", least=1)
     return fields.whole("head_dim", least=1) or fields.must("hidden_size", least=1) // heads
+
+
+def layer_shapes(
+    fields: Fields,
+    prefix: str,
+    names: Collection[str],
+    *,
+    width: int | None = None,
+    kind: str | None = None,
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of a dense decoder layer's tensors, biases as `names` has them.
+
+    `width` is how many numbers attention reads, if not the hidden size; `kind` the model type, if
+    it is no head: their layers are those of Llama or Qwen 3.
+    """
+    if kind is None:
+        kind = "qwen3" if fields.text("model_type") == "qwen3" else "llama"
+    silent = DENSE[kind]
+    F, inner = fields.must("hidden_size"), fields.must("intermediate_size")
+    heads = fields.must("num_attention_heads")
+    kv_heads = fields.whole("num_key_value_heads") or silent.get("num_key_value_heads") or heads
+    size = fields.whole("head_dim") or silent.get("head_dim") or head_size(fields)
+    linears = {
+        "self_attn.q_proj": (heads * size, width or F),
+        "self_attn.k_proj": (kv_heads * size, width or F),
+        "self_attn.v_proj": (kv_heads * size, width or F),
+        "self_attn.o_proj": (F, heads * size),
+        "mlp.gate_proj": (inner, F),
+        "mlp.up_proj": (inner, F),
+        "mlp.down_proj": (F, inner),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{prefix}{name}.weight": shape for name, shape in linears.items()
+    }
+    for name, shape in linears.items():
+        is_mlp = name.startswith("mlp.")
+        bias = f"{prefix}{name}.bias"
+        if fields.flag("mlp_bias") and kind != "qwen3" if is_mlp else bias in names:
+            shapes[bias] = shape[:1]
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        shapes[f"{prefix}{name}.weight"] = (F,)
+    if kind == "qwen3":
+        shapes |= {f"{prefix}self_attn.{name}.weight": (size,) for name in ("q_norm", "k_norm")}
+    return shapes
 
 
 def layer_windows(fields: Fields) -> tuple[int | None, ...]:

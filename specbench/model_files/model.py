@@ -59,7 +59,7 @@ class ModelFiles:
 
         `dtype` and `quantization_config` are the whole model's, where its config has them.
         """
-        nested = self.config.get("text_config")
+        nested = self.config.get("text_config") or self.config.get("transformer_layer_config")
         text = nested if isinstance(nested, dict) else self.config
         for config in (self.config, text) if name in _WHOLE else (text,):
             for known in (name, *_SYNONYMS.get(name, ())):
@@ -80,7 +80,7 @@ class ModelFiles:
         """A size that has to be there."""
         value = self.size(name)
         if value is None:
-            raise ModelError(f"{self.spec.source}: config.json lacks {name}")
+            raise ModelError(f"{self.spec.source}: config.json has no {name}")
         return value
 
     @property

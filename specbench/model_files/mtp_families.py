@@ -170,3 +170,19 @@ def mtp_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
         "num_hidden_layers": (fields.whole("num_hidden_layers", least=1), target.num_layers),
         "vocab_size": (fields.whole("vocab_size", least=1), target.vocab_size),
     }
+
+
+def require_mtp_tensors(files: HeadFiles[Shaped], F: int) -> None:
+    """ModelError if layers lack what joins a token with a state, or have it in another shape.
+
+    What a decoder layer holds depends on its family; loading has the last word on that.
+    """
+    shapes = {"token_norm": (F,), "state_norm": (F,), "join": (F, 2 * F), "out_norm": (F,)}
+    needed = {}
+    for i in range(num_mtp_layers(files)):
+        for module, shape in shapes.items():
+            if i == 0 or module not in family_of(files).shared:
+                needed[file_name(files, f"{i}.{module}.weight")] = shape
+    found = layer_tensors(files)
+    others = {name: found.shape(name) for name in found.tensors}
+    found.require(others | needed, frozenset())

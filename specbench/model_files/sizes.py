@@ -1,11 +1,12 @@
 """Sizes that a config.json may tell: what no model has is refused before anyone counts by it."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from specbench.errors import ModelError
-from specbench.model_files.fields import MOST_LAYERS
-from specbench.model_files.headers import MODEL_WEIGHTS, weights_headers
+from specbench.model_files.fields import MOST_LAYERS, Fields
+from specbench.model_files.head_files import HeadFiles
+from specbench.model_files.headers import TensorHeader, is_embedding, is_head, same_bytes
+from specbench.model_files.layer_config import PROVEN, layer_shapes
 from specbench.model_files.model import ModelFiles
 
 # Far above any model; a number beyond is a slip of the pen or a trap.
@@ -18,6 +19,8 @@ _MOST: Mapping[str, int] = {
     "head_dim": 2**16,
     "vocab_size": 2**24,
 }
+_MOST_PIECES = 4  # of two tables that are compared: the first rows tell
+_TAKE = "take the config.json that the weights came with"
 _MAY_BE_ZERO = ("intermediate_size", "num_key_value_heads")  # of layers that have none
 
 
@@ -40,18 +43,60 @@ def require_sizes(model: ModelFiles) -> None:
                 )
 
 
-def require_width(folder: Path, width: int | None) -> None:
-    """ModelError where no tensor of plain weights there has the dimension `hidden_size`.
+def require_weights(model: ModelFiles) -> None:
+    """ModelError if config.json lacks a size, or if the weights that are there are not its own.
 
     A config that has lost its sizes gets the library's defaults, those of a far larger model, for
     which memory would be taken before a single shape is compared.
     """
-    try:
-        tensors = weights_headers(folder, MODEL_WEIGHTS)
-    except ModelError:  # whoever loads them says why
+    source, is_flat = model.spec.source, not isinstance(model.config.get("text_config"), dict)
+    # Within a larger model's config, a vocabulary that is left out is that of its class.
+    for name in ("hidden_size", "num_hidden_layers", *(("vocab_size",) if is_flat else ())):
+        if model.field(name) is None:
+            model.must(name)
+    tensors = model.tensors
+    if not tensors or model.field("quantization_config") is not None:
         return
-    if tensors and width is not None and not any(width in one.shape for one in tensors.values()):
+    width = model.hidden_size
+    if not any(width in one.shape for one in tensors.values()):
         raise ModelError(
-            f"with this config.json hidden_size is {width}, which no tensor of its weights has; "
-            "take the config.json that the weights came with"
+            f"{source}: with this config.json hidden_size is {width}, which no tensor of its "
+            f"weights has; {_TAKE}"
         )
+    if not is_flat:
+        return
+    table = min(filter(is_embedding, tensors), key=len, default=None)
+    head = min(filter(is_head, tensors), key=len, default=None)
+    is_tied = model.field("tie_word_embeddings")
+    if is_tied is False and head is None and table is not None:
+        raise ModelError(
+            f"{source}: config.json: tie_word_embeddings is false, and its files have no "
+            "lm_head.weight; download it again, or set it to true if the model has no head"
+        )
+    if is_tied and head and table and not same_bytes(tensors[head], tensors[table], _MOST_PIECES):
+        raise ModelError(
+            f"{source}: config.json: tie_word_embeddings is true, and {head} differs from {table}: "
+            "which of them is the head is not clear; set it to false to use both"
+        )
+    kind = PROVEN.get(model.architecture or "")
+    if kind is not None and kind == model.config.get("model_type"):
+        _require_dense(model, tensors, kind)
+
+
+def _require_dense(model: ModelFiles, tensors: Mapping[str, TensorHeader], kind: str) -> None:
+    """ModelError for tensors of a dense model that are missing, or of another shape."""
+    source = f"{model.spec.source}: config.json"
+    fields, prefix = Fields(source=source, values=model.config), ""
+    if "embed_tokens.weight" not in tensors:
+        prefix = "model."
+    table = (model.vocab_size, model.hidden_size)
+    shapes = {f"{prefix}embed_tokens.weight": table, f"{prefix}norm.weight": table[1:]}
+    if "lm_head.weight" in tensors:
+        shapes["lm_head.weight"] = table
+    for i in range(model.num_layers):
+        shapes |= layer_shapes(fields, f"{prefix}layers.{i}.", tensors.keys(), kind=kind)
+    known = {name: tensor for name, tensor in tensors.items() if name in shapes}
+    try:
+        HeadFiles(source=source, config=model.config, tensors=known).require(shapes, frozenset())
+    except ModelError as error:
+        raise ModelError(f"{error}; {_TAKE}, or download the model again") from error

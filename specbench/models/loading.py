@@ -14,8 +14,10 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from specbench.errors import ModelError, ModelMemoryError, first_line
+from specbench.inputs.model_spec import ModelSpec
 from specbench.model_files.headers import MODEL_WEIGHTS, weights_headers
-from specbench.model_files.sizes import require_width
+from specbench.model_files.model import open_model
+from specbench.model_files.sizes import require_weights
 from specbench.models.digest import weights_sha256
 from specbench.models.dummy import fill, make_skeleton
 from specbench.models.library_log import quiet
@@ -95,6 +97,9 @@ def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
     if source.dummy:
         return load_dummy(source, device)
     config = load_config(source)
+    folder = Path(source.location) if Path(source.location).is_dir() else None
+    spec = ModelSpec(source=source.location, folder=folder, revision=source.revision)
+    require_weights(open_model(spec))
     dtype = _planned(source, config, device)
     stored = _stored(source, config)
     placement = source.device_map
@@ -103,8 +108,6 @@ def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
     with refusing(source, placement or str(device), stored):
         require_readable(config)
         auto = text_class(config, trust_remote_code=source.trust_remote_code)
-        if stored is None:
-            require_width(Path(source.location), _width(config))
         if source.quantization is not None:
             require_packable(source.quantization, device, dtype or torch.float32)
         with placing(None if placement else device, source.quantization):
@@ -130,11 +133,6 @@ def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
             model = model.to(device)  # the buffers
     commit = getattr(config, "_commit_hash", None)
     return _loaded(model, source, config, weights_sha256(source.location, commit), dropped)
-
-
-def _width(config: PretrainedConfig) -> int | None:
-    width = getattr(config.get_text_config(decoder=True), "hidden_size", None)
-    return width if isinstance(width, int) else None
 
 
 def load_dummy(source: ModelSource, device: torch.device, *, seed: int = 0) -> LoadedModel:

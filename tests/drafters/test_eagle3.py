@@ -253,8 +253,8 @@ def test_a_config_that_does_not_fit_is_refused_by_name(case: str) -> None:
             {"d2t": torch.zeros(29, dtype=torch.long).index_fill(0, torch.tensor(3), -1)},
             "29 different tokens",
         ),
-        ({"d2t": (torch.tensor(IDS) - torch.arange(29)).float()}, "d2t is of torch.float32"),
-        ({"t2d": torch.zeros(97)}, "t2d is of torch.float32"),
+        ({"d2t": (torch.tensor(IDS) - torch.arange(29)).float()}, "d2t has to hold whole"),
+        ({"t2d": torch.zeros(97)}, "t2d has to hold whole"),
         ({"t2d": torch.arange(97) < 29}, "d2t and t2d name different tokens"),
     ],
 )

@@ -1,5 +1,6 @@
 """Readers of models' files: config, tokenizer, tensor headers; of the demo's draft and heads."""
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -11,7 +12,7 @@ from specbench.fit.discover import discover
 from specbench.fit.memory_plan import Place, plan_pair
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter
-from specbench.model_files.headers import INDEX
+from specbench.model_files.headers import INDEX, read_headers
 from specbench.model_files.model import ModelFiles, open_model
 from specbench.model_files.sizes import require_sizes
 from specbench.records import Message
@@ -55,8 +56,10 @@ def _of_model(method: str, name: str) -> Make:
         shutil.copytree(whole, folder, dirs_exist_ok=True)
         path = folder / name
         if name == INDEX:
-            (folder / "model.safetensors").rename(folder / "model-1.safetensors")
-            path.write_text('{"weight_map": {"model.norm.weight": "model-1.safetensors"}}')
+            shard = (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+            path.write_text(
+                json.dumps({"weight_map": dict.fromkeys(read_headers(shard), shard.name)})
+            )
         return Case(
             file=path,
             content=path.read_bytes(),

@@ -22,7 +22,7 @@ from specbench.drafters.heads.layers import (
     require_fit,
     tensors_of,
 )
-from specbench.drafters.heads.own_vocabulary import spread, table_shapes, target_ids
+from specbench.drafters.heads.own_vocabulary import spread
 from specbench.forward.final_norm import state_features
 from specbench.forward.runner import Runner
 from specbench.forward.tree import Branches
@@ -30,6 +30,7 @@ from specbench.model_files.dflash_style import (
     DFLASH_ARCHITECTURE,
     DFlashStyle,
     dflash_fit,
+    require_dflash_tensors,
     with_layer_fields,
 )
 from specbench.models.checkpoint import Checkpoint
@@ -59,6 +60,7 @@ class DFlashHead:
         """ModelError says what is missing, does not fit the target or cannot be run."""
         self._style = style = DFlashStyle.of(checkpoint)
         require_fit(checkpoint, **dflash_fit(checkpoint, target))
+        ids = require_dflash_tensors(checkpoint, target)
         V, names = target.vocab_size, checkpoint.tensors.keys()
         self.features = tuple(i + 1 for i in style.layer_ids)
         if style.reads_bare_output:
@@ -72,9 +74,8 @@ class DFlashHead:
                 self.model.lm_head = nn.Linear(
                     config.hidden_size, style.num_tokens or V, bias=False
                 )
-        tables = table_shapes(style.num_tokens or V, V)
-        beside = load(self.model, checkpoint, target, tables)
-        self._target_ids_D = target_ids(checkpoint, beside, style.num_tokens or V, V)
+        load(self.model, checkpoint, target, {"d2t", "t2d"})
+        self._target_ids_D = None if ids is None else torch.tensor(ids, device=target.device)
         self.layers = layer_stack(config, self.model.layers, target)
 
     @property

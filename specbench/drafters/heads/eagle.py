@@ -22,7 +22,12 @@ from specbench.drafters.heads.layers import (
     token_embedding,
 )
 from specbench.forward.runner import Runner
-from specbench.model_files.head_fit import EAGLE_NAMES, eagle_fit, eagle_has_bias
+from specbench.model_files.head_fit import (
+    EAGLE_NAMES,
+    eagle_fit,
+    eagle_has_bias,
+    require_eagle_tensors,
+)
 from specbench.models.checkpoint import Checkpoint
 
 
@@ -39,11 +44,11 @@ class EagleHead(JoiningHead):
         fit = eagle_fit(checkpoint, target)
         config = layer_config(checkpoint, target.max_position)
         require_fit(checkpoint, **fit)
+        require_eagle_tensors(checkpoint)
         has_bias = eagle_has_bias(checkpoint)
         with torch.device("meta"):
             self._weights = EagleWeights(config, checkpoint.tensors.keys(), has_bias=has_bias)
-        table = {"embed_tokens.weight": (config.vocab_size, config.hidden_size)}
-        beside = load(self._weights, checkpoint, target, table)
+        beside = load(self._weights, checkpoint, target, {"embed_tokens.weight"})
         self._embed = token_embedding(target, beside.get("embed_tokens.weight"))
         self._target = target
         self.features: tuple[int, ...] = (target.num_layers,)

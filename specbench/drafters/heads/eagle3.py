@@ -23,10 +23,15 @@ from specbench.drafters.heads.layers import (
     token_embedding,
     wide_attention,
 )
-from specbench.drafters.heads.own_vocabulary import spread, table_shapes, target_ids
+from specbench.drafters.heads.own_vocabulary import spread
 from specbench.forward.final_norm import state_features
 from specbench.forward.runner import Runner
-from specbench.model_files.eagle3_style import EAGLE3_NAMES, Style, eagle3_fit
+from specbench.model_files.eagle3_style import (
+    EAGLE3_NAMES,
+    Style,
+    eagle3_fit,
+    require_eagle3_tensors,
+)
 from specbench.models.checkpoint import Checkpoint
 
 
@@ -45,19 +50,15 @@ class Eagle3Head(JoiningHead):
         names = checkpoint.tensors.keys()
         config = layer_config(checkpoint, target.max_position)
         self._style = style = Style.of(checkpoint, target.num_layers, is_parallel=is_parallel)
-        F, D, V = config.hidden_size, style.num_tokens, target.vocab_size
+        F, D = config.hidden_size, style.num_tokens
         require_fit(checkpoint, **eagle3_fit(checkpoint, target, is_parallel=is_parallel))
+        ids = require_eagle3_tensors(checkpoint, target, is_parallel=is_parallel)
         with torch.device("meta"):
             self._weights = Eagle3Weights(config, style, names, target.hidden_size)
             if "lm_head.weight" not in names:
                 del self._weights.lm_head
-        beside = load(
-            self._weights,
-            checkpoint,
-            target,
-            {"embed_tokens.weight": (V, F), **table_shapes(D, V)},
-        )
-        self._target_ids_D = target_ids(checkpoint, beside, D, V)
+        beside = load(self._weights, checkpoint, target, {"embed_tokens.weight", "d2t", "t2d"})
+        self._target_ids_D = None if ids is None else torch.tensor(ids, device=target.device)
         self._embed = token_embedding(target, beside.get("embed_tokens.weight"))
         self._target = target
         self.features = state_features(style.layer_ids, target.model, target.num_layers)

@@ -4,7 +4,7 @@ The layers are transformers' own Llama or Qwen 3, whatever the target is. Shape 
 B rows, T tokens, F hidden size, V vocabulary.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -133,16 +133,14 @@ def load(
     module: nn.Module,
     checkpoint: Checkpoint,
     target: Runner,
-    beside: Mapping[str, tuple[int, ...]],
+    beside: Collection[str],
 ) -> dict[str, Tensor]:
-    """Put the checkpoint's tensors into a module without weights; return those `beside` it.
+    """Put a fitting checkpoint's tensors into a module without weights; return those `beside` it.
 
-    They are used as they are where device and dtype are the target's already. The module
-    needs all of its own; ModelError lists what is missing, not known or of another shape.
+    They are used as they are where device and dtype are the target's already.
     """
     # Old transformers stored the rotary frequencies, which follow from the config.
     checkpoint = checkpoint.without("rotary_emb.inv_freq")
-    checkpoint.require(shapes_of(module) | dict(beside), frozenset(beside))
     tensors = {
         name: tensor.to(target.device, target.dtype if tensor.is_floating_point() else tensor.dtype)
         for name, tensor in checkpoint.tensors.items()
