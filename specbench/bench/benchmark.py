@@ -9,7 +9,7 @@ from pathlib import Path
 from specbench.bench.backend import CPU
 from specbench.bench.depth import any_shape
 from specbench.bench.plan import TargetPlan, peers_of
-from specbench.bench.planning import plan_targets
+from specbench.bench.planning import fit_warnings, plan_targets
 from specbench.bench.served.host import require_startable
 from specbench.bench.served.running import (
     addresses_of,
@@ -173,7 +173,7 @@ def plan_warnings(plan: TargetPlan) -> tuple[str, ...]:
         f"{name}: outside what {plan.target.name} was trained on; its figures mean little"
         for name in foreign_workloads(plan)
     )
-    return (*foreign, *peer_warnings(plan), *plan.left_out)
+    return (*foreign, *peer_warnings(plan), *fit_warnings(plan), *plan.left_out)
 
 
 def foreign_workloads(plan: TargetPlan) -> tuple[str, ...]:

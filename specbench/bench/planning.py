@@ -1,17 +1,22 @@
 """Makes the plans of a run, and refuses what no engine could measure. No tensors."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from math import inf
 
 from specbench.bench.depth import ReadHead, any_shape, depths, headers_on_this_machine
 from specbench.bench.long_prompts import fitting
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.served.deployments import refusals
-from specbench.errors import UsageError
+from specbench.errors import ModelError, UsageError
+from specbench.fit.compatibility import check_drafter
 from specbench.inputs.pairing import Pairing, Target
 from specbench.inputs.workloads import load_workloads
+from specbench.model_files.model import open_model
 from specbench.settings import BUILTIN, SERVED, TRANSFORMERS, RunSettings
 
+CHARACTERS_PER_TOKEN = 3  # fewer than most text has, so that prompts are rather over-counted
 SERVED_KS = (0, 1, 3, 5)  # the default range where every K costs a start of a server
 
 
@@ -136,3 +141,34 @@ def _refused(settings: RunSettings, pairings: Sequence[Pairing]) -> Mapping[tupl
     ):
         raise UsageError("; ".join(dict.fromkeys(found.values())))
     return found
+
+
+def most_tokens(plan: TargetPlan) -> int:
+    """Tokens of the longest conversation, prompts counted by their characters."""
+    longest = 0
+    for workload in plan.workloads:
+        answer = plan.max_new_tokens(workload)
+        for prompt in plan.prompts(workload):
+            said = sum(len(message.content) for turn in prompt.turns for message in turn)
+            context = max(plan.settings.load.contexts, default=0)
+            tokens = max(said // CHARACTERS_PER_TOKEN, context) + answer * len(prompt.turns)
+            longest = max(longest, tokens)
+    return longest
+
+
+def fit_warnings(plan: TargetPlan, *, is_dry: bool = False) -> Iterator[str]:
+    """What the files say against drafters that run all the same, for prompts of this length.
+
+    A tokenizer is only spoken of if the run `is_dry`: loading compares what it reads.
+    """
+    if plan.served or plan.settings.decoder.dummy_weights:
+        return
+    fields = {"vocab_size", "d2t", *(("tokenizer",) if is_dry else ())}
+    for pairing in plan.pairings:
+        with suppress(ModelError):  # not on this machine
+            files, spec = open_model(plan.target.model), pairing.drafter.model
+            limit = open_model(spec).longest_context if spec else None
+            told = fields | {"context"} if most_tokens(plan) > (limit or inf) else fields
+            for one in check_drafter(files, pairing.drafter).of_level("warning"):
+                if one.field in told:
+                    yield f"{pairing.name}: {one.text}"

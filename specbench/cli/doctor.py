@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from specbench.fit.memory_plan import Place
     from specbench.inputs.model_spec import ModelSpec
     from specbench.inputs.pairing import Pairing
-    from specbench.model_files.model import ModelFiles
 
 GIB = 2**30
 _FEW = 10  # pairings that nobody named and that are told in full all the same
@@ -141,17 +140,18 @@ def _told(pairing: "Pairing") -> tuple[list[str], list[str]]:
 
 
 def _of_drafter(found: "Compatibility") -> list[str]:
-    drafter, refused = found.drafter, found.of_level("refused")
-    if refused or drafter.model is None or find_method(drafter.method).is_head:
-        return [one.text for one in refused]
-    return _of_model(drafter.model, ())
+    drafter = found.drafter
+    if drafter.model is None or find_method(drafter.method).is_head:
+        return [one.text for one in found.findings if one.keeps_from_loading]
+    return _of_model(drafter.model, found.findings)
 
 
 def _notes(found: "Compatibility") -> list[str]:
-    """Whose layout a head has, whether a head by its author was ever met, and what another
-    tokenizer has in common with the target's."""
+    """Whose layout a head has, whether a head by its author was ever met, and which tokens the
+    drafter does not share with the target."""
     layouts = [one.reason for one in found.of_level("ok") if one.field == "layout"]
-    return layouts + [one.reason for one in found.of_level("warning") if one.field == "tokenizer"]
+    fields = ("tokenizer", "vocab_size", "d2t")
+    return layouts + [one.reason for one in found.of_level("warning") if one.field in fields]
 
 
 def _of_model(model: "ModelSpec", findings: "Iterable[Finding]") -> list[str]:
@@ -162,8 +162,8 @@ def _of_model(model: "ModelSpec", findings: "Iterable[Finding]") -> list[str]:
     from specbench.fit.compatibility import is_proven
     from specbench.model_files.model import open_model
 
-    if said := [one.text for one in findings if one.level == "refused"]:
-        return said
+    if refused := [one.text for one in findings if one.level == "refused"]:
+        return refused
     try:
         files = open_model(model)
         if not is_proven(files):
@@ -172,21 +172,9 @@ def _of_model(model: "ModelSpec", findings: "Iterable[Finding]") -> list[str]:
 
             if refusal := family_refusal(model_source(model, None)):
                 return [refusal]
-        return _lacking(files)
     except ModelError as error:
         return [f"files: {error}"]
-
-
-def _lacking(files: "ModelFiles") -> list[str]:
-    """What planning does without, and measuring does not. ModelError."""
-    from specbench.model_files.tokenizer_files import OTHER_VOCABULARIES
-
-    if files.spec.is_shape:
-        return []
-    lacking = [] if files.tensors else ["weights: there is no model.safetensors"]
-    if files.vocabulary is None and not any(map(files.tokenizer_file, OTHER_VOCABULARIES)):
-        lacking.append("tokenizer: there is no tokenizer.json")
-    return [f"{one}; download the whole model" for one in lacking]
+    return [one.text for one in findings if one.lacks_weights]
 
 
 def _print(document: dict[str, Any], *, in_full: bool) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.own_pair import known_pairings
-from specbench.errors import StoreError, UsageError
+from specbench.errors import CompatibilityError, StoreError, UsageError
 from specbench.exit_code import ExitCode
 from specbench.settings import BUILTIN, TRANSFORMERS
 from specbench.settings.groups import PairingsFile
@@ -106,6 +106,7 @@ def export(
     from specbench.export.engines import find_exporter
     from specbench.export.measured_there import export_as_measured
     from specbench.export.winner import Asked
+    from specbench.fit.candidates import refusals
 
     exporter, measured_version = find_exporter(engine), None
     chosen = known_pairings([pairing], pairings_file, runs).select([pairing])
@@ -125,6 +126,9 @@ def export(
         if len(chosen) > 1:
             names = ", ".join(one.name for one in chosen)
             raise UsageError(f"-k {num_speculative_tokens}: name one drafter: {names}")
+        refused = refusals(chosen, drafts=num_speculative_tokens > 0, ignored=("attention", "code"))
+        if refused:  # nothing was measured that would show otherwise
+            raise CompatibilityError("; ".join(refused.values()))
         deployment = Deployment(
             pairing=chosen[0],
             tiers=(Tier(None, num_speculative_tokens),),

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from specbench.cli.hardware import has_gpu_driver
-from specbench.errors import UsageError
-from specbench.settings import SERVED, RunSettings
+from specbench.errors import CompatibilityError, UsageError
+from specbench.settings import BUILTIN, SERVED, RunSettings
 
 if TYPE_CHECKING:
     from specbench.inputs.pairing import Pairing
@@ -40,6 +42,25 @@ def look_first(
     if not settings.servers.base_urls:  # else the plan hangs on what runs there
         plans = plan_targets(settings, pairings, lambda t: settings.machine.dtype or t.model.dtype)
         require_room(plans, settings, force=force)
+
+
+def require_loadable(settings: RunSettings, pairings: "Sequence[Pairing]") -> None:
+    """CompatibilityError if loading would refuse all pairings; a warning for each if it is some.
+
+    Servers read files of their own, and weights that are made up are none.
+    """
+    from specbench.fit.candidates import refusals
+
+    engines = settings.load.engines
+    if settings.decoder.dummy_weights or set(engines) & set(SERVED):
+        return
+    ignored = () if BUILTIN in engines else ("attention",)
+    drafts = settings.draft.adaptive or any(settings.draft.num_speculative_tokens or (1,))
+    told = refusals(pairings, drafts=drafts, ignored=ignored)
+    if told and len(told) == len(pairings):
+        raise CompatibilityError("; ".join(dict.fromkeys(told.values())))
+    for reason in told.values():
+        typer.echo(f"warning: {reason}", err=True)
 
 
 def require_place(settings: RunSettings, out: Path | None) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from specbench.cli.first_look import look_first
+from specbench.cli.first_look import look_first, require_loadable
 from specbench.cli.nodes import Nodes
 from specbench.cli.own_pair import OwnPair, known_pairings, own_file, to_keep
 from specbench.cli.resuming import require_as_asked
@@ -71,7 +71,9 @@ def measure(
         names = settings.workload.pairings
         known = known_pairings(names, settings.pairings_file, out)
         pairings = known.select(names, methods)
-    elif not dry_run:
+    if nodes is None:
+        require_loadable(settings, pairings)
+    if own.target is not None and not dry_run:
         typer.echo(to_keep(pairings), err=True)
         drafters = [pairing.drafter for pairing in pairings]
         file = own_file(pairings[0].target, drafters, out)
@@ -205,7 +207,7 @@ def _show_plan(
     as_json: bool,
 ) -> None:
     """And what on this machine (`is_here`) would keep its servers from being started."""
-    from specbench.bench.planning import plan_targets
+    from specbench.bench.planning import fit_warnings, plan_targets
     from specbench.bench.served.host import require_startable
     from specbench.bench.served.running import running_context, running_ks, running_servers
     from specbench.cli.memory import shortages, without_template
@@ -230,7 +232,10 @@ def _show_plan(
         print_plan(plans, earlier)
         for line in outlook_lines(outlook):
             typer.echo(fill(line, 80, subsequent_indent="  ", break_on_hyphens=False))
-    for told in without_template(plans):
+    for told in (
+        *without_template(plans),
+        *(w for plan in plans for w in fit_warnings(plan, is_dry=True)),
+    ):
         typer.echo(f"Warning: {told}", err=True)
     if is_here and not running:
         try:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from specbench.bench.plan import TargetPlan
     from specbench.fit.memory_plan import Place
 
-CHARACTERS_PER_TOKEN = 3  # fewer than most text has, so that prompts are rather over-counted
-
 
 def require_room(plans: "Sequence[TargetPlan]", settings: RunSettings, *, force: bool) -> None:
     """UsageError with the numbers where a target and its drafters need more than is free.
@@ -53,6 +51,7 @@ def placed(
     plans: "Sequence[TargetPlan]", settings: RunSettings
 ) -> "Iterator[tuple[TargetPlan, Place]]":
     """Each plan that is decoded in this process, with where and how large."""
+    from specbench.bench.planning import most_tokens
     from specbench.cli.hardware import this_machine
     from specbench.fit.memory_plan import Place
 
@@ -73,16 +72,3 @@ def placed(
                 temperature=max(settings.sampling.temperatures),
             ),
         )
-
-
-def most_tokens(plan: "TargetPlan") -> int:
-    """Tokens of the longest conversation, prompts counted by their characters."""
-    longest = 0
-    for workload in plan.workloads:
-        answer = plan.max_new_tokens(workload)
-        for prompt in plan.prompts(workload):
-            said = sum(len(message.content) for turn in prompt.turns for message in turn)
-            context = max(plan.settings.load.contexts, default=0)
-            tokens = max(said // CHARACTERS_PER_TOKEN, context) + answer * len(prompt.turns)
-            longest = max(longest, tokens)
-    return longest

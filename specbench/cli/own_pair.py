@@ -125,11 +125,11 @@ def find_target(
 ) -> "tuple[Target, tuple[Drafter, ...]]":
     """The target that a word names, and the drafters that the pairings file has for it."""
     from specbench.fit.discover import plain_name
-    from specbench.inputs.model_spec import model_spec
+    from specbench.inputs.model_spec import gguf_complaint, model_spec
     from specbench.inputs.pairing import Target
     from specbench.shipped import PACKAGE
 
-    if ":" in word or "/" in word or (Path(word) / "config.json").is_file():
+    if ":" in word or "/" in word or gguf_complaint(word) or (Path(word) / "config.json").is_file():
         spec = model_spec(word)
         own = PACKAGE / "demo" / "workloads" if word.startswith("demo:") else None
         return Target(name=plain_name(word), model=spec, drafters=(), workloads=own), ()

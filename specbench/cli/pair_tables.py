@@ -127,7 +127,9 @@ def _lines(prepared: Prepared) -> Iterator[str]:
         if not candidate.fits:
             yield f"refused  {candidate.drafter.name}: memory: {_too_large(candidate)}"
         elif candidate.plan is not None and candidate.plan.headroom_bytes is not None:
-            yield f"fits     {candidate.drafter.name}: compatible with the target; enough memory"
+            is_ok = candidate.compatibility.level == "ok"
+            fit = "compatible with the target" if is_ok else "usable, with warnings"
+            yield f"fits     {candidate.drafter.name}: {fit}; enough memory"
         for finding in candidate.compatibility.of_level("warning"):
             yield f"warning  {candidate.drafter.name}: {finding.text}"
     for finding in _of_target(prepared):
@@ -148,7 +150,7 @@ def _too_large(candidate: Candidate) -> str:
 def _print_memory(prepared: Prepared, machine: Machine) -> None:
     place, alone = machine.place, prepared.alone
     table = Table(box=None, pad_edge=False)
-    table.add_column("memory", overflow="fold")
+    table.add_column("memory", no_wrap=True, overflow="fold")
     for header in ("weights", "KV/token", "peak", "headroom", "context", "lost", "bound"):
         table.add_column(header, justify="right", no_wrap=True)
     if alone is not None:

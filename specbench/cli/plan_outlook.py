@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench.cli.memory import most_tokens, placed
+from specbench.bench.planning import most_tokens
+from specbench.cli.memory import placed
 from specbench.settings import RunSettings
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.checks import checked
-from specbench.cli.first_look import look_first
+from specbench.cli.first_look import look_first, require_loadable
 from specbench.cli.measure import read_methods
 from specbench.cli.own_pair import OwnPair, known_pairings
 from specbench.errors import UsageError
@@ -153,6 +153,7 @@ def verify(
         raise UsageError("--precision and --tokens both say how much is sampled; use one of them")
     share = None if precision is None else parse_precision(precision)
     chosen = _chosen(settings, own)
+    require_loadable(settings, chosen)
     look_first(settings, chosen, force=force)
     from specbench.cli.progress import ProgressWatch
 

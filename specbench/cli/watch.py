@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli import options
-from specbench.cli.first_look import look_first
+from specbench.cli.first_look import look_first, require_loadable
 from specbench.cli.own_pair import OwnPair, known_pairings
 from specbench.errors import UsageError
 from specbench.settings import (
@@ -92,6 +92,7 @@ def watch(
     question = sys.stdin.read() if prompt == "-" else prompt
     if not (question or "").strip():
         raise UsageError('--prompt: say what to ask, as in --prompt "Write a haiku"')
+    require_loadable(settings, [pairing])
     look_first(settings, [pairing], force=force)
     from specbench.cli.progress import ProgressWatch
 

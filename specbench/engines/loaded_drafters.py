@@ -2,7 +2,7 @@
 
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -23,7 +23,7 @@ from specbench.inputs.pairing import Drafter
 from specbench.json_text import parse_json
 from specbench.model_files.attention import NO_TREES
 from specbench.models.checkpoint import Checkpoint
-from specbench.models.loading import LoadedModel
+from specbench.models.loading import LoadedModel, first_not_finite, not_finite_words
 from specbench.models.retokenizer import require_common_tokens
 from specbench.models.tokenizer import Tokenizer, require_same_vocabulary
 from specbench.records import NO_DRAFTER, LossyRule, ModelIdentity
@@ -55,9 +55,15 @@ class Held(NamedTuple):
     notes: tuple[str, ...]
 
 
-def take(pool: ModelPool, spec: ModelSpec, forward: Forward, kernels: KernelChoices) -> Held:
+def take(
+    pool: ModelPool,
+    spec: ModelSpec,
+    forward: Forward,
+    kernels: KernelChoices,
+    role: Literal["target", "draft"] = "target",
+) -> Held:
     """The model from the pool, its runner checked and its kernels chosen; ModelError."""
-    loaded = pool.load(spec)
+    loaded = pool.load(spec, role)
     try:
         with failures_told():
             runner, notes = make_checked_runner(loaded.model, forward)
@@ -111,11 +117,15 @@ class LoadedDrafters:
             if means.retokenizes:
                 found = require_common_tokens(self._tokenizer.vocabulary, tokenizer.vocabulary)
                 self._note(f"{drafter.name}: {found.in_words}")
-            elif renamed := require_same_vocabulary(self._tokenizer, tokenizer):
-                self._note(
-                    f"{drafter.name}: {len(renamed)} special tokens have other names than the "
-                    f"target's, the first is id {renamed[0]}"
-                )
+            else:
+                difference = require_same_vocabulary(self._tokenizer, tokenizer)
+                if renamed := difference.renamed:
+                    self._note(
+                        f"{drafter.name}: {len(renamed)} special tokens have other names than the "
+                        f"target's, the first is id {renamed[0]}"
+                    )
+                if difference.unknown:
+                    self._note(f"{drafter.name}: {difference.unknown_words}")
         parts = Parts(
             target=self._target.runner,
             draft_runner=partial(self._draft_runner, drafter),
@@ -124,6 +134,9 @@ class LoadedDrafters:
         )
         method = build_drafter(drafter.method, parts, dict(drafter.parameters))
         _refuse_trees(drafter.name, method, self._target.runner)
+        if is_head and first_not_finite(("", tensor) for tensor in method.footprint.weights) == "":
+            name = first_not_finite(head().tensors.items())
+            raise ModelError(not_finite_words(f"the head {drafter.name}", name))
         if isinstance(layers := method.footprint.keeps, LayerStack):
             self._note(*self._kernels.settle_layers(layers, self._forward, drafter.name))
             self._pool.give_back()  # parts of which joined matrices were made
@@ -225,7 +238,7 @@ class LoadedDrafters:
     def _draft_runner(self, drafter: Drafter) -> Runner:
         if drafter.model is None:
             raise UsageError(f"{drafter.name}: method {drafter.method} needs `model:`")
-        held = take(self._pool, drafter.model, self._forward, self._kernels)
+        held = take(self._pool, drafter.model, self._forward, self._kernels, "draft")
         self._note(*held.notes)
         self._models[drafter.name] = held
         return held.runner

@@ -4,6 +4,7 @@ import gc
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +14,13 @@ from specbench.inputs.model_spec import ModelSpec
 from specbench.models.checkpoint import WEIGHT_KINDS, Checkpoint, has_tokenizer, read_checkpoint
 from specbench.models.digest import weights_sha256
 from specbench.models.first_layers import layers_of
-from specbench.models.loading import LoadedModel, ModelSource, load_model
+from specbench.models.loading import (
+    LoadedModel,
+    ModelSource,
+    first_not_finite,
+    load_model,
+    not_finite_words,
+)
 from specbench.models.placement import give_back_host_memory
 from specbench.models.tokenizer import Tokenizer
 from specbench.records import ModelIdentity
@@ -36,12 +43,13 @@ class ModelPool:
         self._num_holders: dict[ModelSpec, int] = {}
         self._tokenizers: dict[ModelSpec, Tokenizer] = {}
 
-    def load(self, spec: ModelSpec) -> LoadedModel:
+    def load(self, spec: ModelSpec, role: Literal["target", "draft"] = "target") -> LoadedModel:
         """The model, the same one for everybody; each call needs a `release`. ModelError."""
         if spec not in self._models:
-            self._models[spec] = load_model(
-                model_source(spec, self._dtype, dummy=self._dummy), self.device
-            )
+            loaded = load_model(model_source(spec, self._dtype, dummy=self._dummy), self.device)
+            if name := first_not_finite(loaded.model.named_parameters()):
+                raise ModelError(not_finite_words(f"the {role} {shown(spec)}", name))
+            self._models[spec] = loaded
             self._num_holders[spec] = 0
         self._num_holders[spec] += 1
         return self._models[spec]

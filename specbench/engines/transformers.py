@@ -90,7 +90,7 @@ class TransformersEngine(InProcess):
         # Vocabularies are compared before the weights go anywhere near the device.
         tokenizer = self._pool.tokenizer(drafter.model)
         require_same_vocabulary(self.tokenizer, tokenizer)
-        loaded = self._pool.load(drafter.model)
+        loaded = self._pool.load(drafter.model, "draft")
         try:
             require_same_width(self._target, loaded, drafter.name)
         except CompatibilityError:

@@ -1,20 +1,16 @@
 """Everything that can be said of a target and its drafters before one of them is loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from specbench.errors import CompatibilityError, ModelError
-from specbench.fit.compatibility import (
-    NO_WEIGHTS,
-    Compatibility,
-    check_drafter,
-    check_target,
-)
+from specbench.fit.compatibility import Compatibility, check_drafter, check_target
 from specbench.fit.discover import LeftOut
 from specbench.fit.finding import Finding, finding
 from specbench.fit.memory_plan import Count, MemoryPlan, Place, plan_pair, plan_target
-from specbench.inputs.pairing import Drafter, Target
-from specbench.model_files.model import ModelFiles
+from specbench.inputs.model_spec import ModelSpec
+from specbench.inputs.pairing import Drafter, Pairing, Target
+from specbench.model_files.model import ModelFiles, open_model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +31,7 @@ class Candidate:
     @property
     def has_weights(self) -> bool:
         """False where there is only a config."""
-        return not any(map(_lacks_weights, self.compatibility.findings))
+        return not any(one.lacks_weights for one in self.compatibility.findings)
 
     @property
     def fits(self) -> bool:
@@ -60,7 +56,7 @@ class Prepared:
     @property
     def measurable(self) -> tuple[Candidate, ...]:
         """Those that fit and can be loaded; none beside a target without weights."""
-        if any(map(_lacks_weights, self.findings)):
+        if any(one.lacks_weights for one in self.findings):
             return ()
         return tuple(candidate for candidate in self.fitting if candidate.has_weights)
 
@@ -86,8 +82,8 @@ def prepare(
     `count` counts the weights of architectures that no rule covers.
     """
     findings = check_target(files)
-    if refusals := [f.text for f in findings if f.level == "refused"]:
-        raise CompatibilityError(f"{target.name} cannot be a target: {'; '.join(refusals)}")
+    if refused := [f.text for f in findings if f.level == "refused"]:
+        raise CompatibilityError(_no_target(target, refused))
     return Prepared(
         target=target,
         findings=findings,
@@ -97,8 +93,50 @@ def prepare(
     )
 
 
-def _lacks_weights(one: Finding) -> bool:
-    return one.field == "weights" and NO_WEIGHTS in (one.target, one.draft)
+def refusals(
+    pairings: Sequence[Pairing], *, drafts: bool = True, ignored: Collection[str] = ()
+) -> dict[str, str]:
+    """What loading would refuse, by the pairing's name, but for findings on `ignored` fields.
+
+    Hub models that are not wholly in the cache pass: loading downloads them. Without `drafts`
+    targets alone are looked at.
+    """
+    told: dict[str, str] = {}
+    targets: dict[ModelSpec, tuple[ModelFiles, list[str]]] = {}
+
+    def reasons(findings: Iterable[Finding]) -> list[str]:
+        return [f.text for f in findings if f.keeps_from_loading and f.field not in ignored]
+
+    for pairing in pairings:
+        target, drafter = pairing.target, pairing.drafter
+        if not all(map(_is_whole, pairing.models)):
+            continue
+        if target.model not in targets:
+            files = open_model(target.model)
+            targets[target.model] = files, reasons(check_target(files))
+        files, of_target = targets[target.model]
+        if of_target:
+            told[pairing.name] = _no_target(target, of_target)
+        elif drafts and (found := reasons(check_drafter(files, drafter).findings)):
+            told[pairing.name] = (
+                f"{drafter.name} cannot draft for {target.name}: {'; '.join(found)}"
+            )
+    return told
+
+
+def _no_target(target: Target, refused: Sequence[str]) -> str:
+    return f"{target.name} cannot be a target: {'; '.join(refused)}"
+
+
+def _is_whole(spec: ModelSpec) -> bool:
+    """Whether all files are here that loading would read; those of a folder always are."""
+    if spec.folder is not None:
+        return True
+    try:
+        files = open_model(spec)
+        return files.tensors is not None or bool(files.head.tensors)
+    except ModelError:
+        return False
 
 
 def _candidate(files: ModelFiles, drafter: Drafter, place: Place, count: Count | None) -> Candidate:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specbench.errors import ModelError
 from specbench.fit.drafting import is_chain
-from specbench.fit.finding import Finding, Level, finding
+from specbench.fit.finding import NO_WEIGHTS, Finding, Level, finding
 from specbench.fit.head_findings import head_findings
 from specbench.fit.vocabulary_findings import (
     chat_template_findings,
@@ -20,6 +20,7 @@ from specbench.fit.vocabulary_findings import (
     padding_findings,
     retokenized_findings,
     template_findings,
+    tokenizer_findings,
     vocabulary_findings,
 )
 from specbench.inputs.methods import find_method
@@ -52,7 +53,6 @@ _PAIR_CHECKS = (
     context_findings,
 )
 _RETOKENIZED_CHECKS = (retokenized_findings, chat_template_findings, context_findings)
-NO_WEIGHTS = "none"
 _UNREADABLE = (ModelError, OSError, TypeError, ValueError, LookupError, AttributeError)
 
 
@@ -98,13 +98,16 @@ def _is_plain(model: ModelFiles) -> bool:
 
 def check_target(target: ModelFiles) -> tuple[Finding, ...]:
     """What speaks against the target itself, whatever drafts for it."""
-    found = (*_read(partial(_model_findings, target)), *_read(partial(template_findings, target)))
+    checks = (_model_findings, tokenizer_findings, template_findings)
+    found = (one for check in checks for one in _read(partial(check, target)))
     return tuple(replace(one, target=one.draft, draft=None) for one in found)
 
 
 def check_drafter(target: ModelFiles, drafter: Drafter) -> Compatibility:
     """Every rule about this drafter; files that are not what they should be are a refusal."""
-    return Compatibility(drafter=drafter, findings=tuple(_drafter_findings(target, drafter)))
+    return Compatibility(
+        drafter=drafter, findings=tuple(dict.fromkeys(_drafter_findings(target, drafter)))
+    )
 
 
 def _drafter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Finding]:
@@ -162,14 +165,12 @@ def _model_findings(model: ModelFiles) -> Iterator[Finding]:
         yield finding(
             "weights", "warning", None, spec.source, "made up, and its text means nothing"
         )
-    elif model.tensors is None and model.pickles:
-        reason = "pickled weights are not read; convert them to safetensors first"
-        yield finding("weights", "refused", None, model.pickles[0], reason)
-    elif model.tensors is None:
-        reason = "planned from the config alone; to measure it, its weights have to be here"
-        yield finding("weights", "warning", None, NO_WEIGHTS, reason)
+    elif (lacking := model.lacking_weights) and model.pickles:
+        yield finding("weights", "refused", None, model.pickles[0], lacking)
+    elif lacking:
+        yield finding("weights", "warning", None, NO_WEIGHTS, lacking)
     else:
-        yield finding("weights", "ok", None, f"{len(model.tensors)} tensors", "readable")
+        yield finding("weights", "ok", None, f"{len(model.tensors or ())} tensors", "readable")
 
 
 def _draft_findings(draft: ModelFiles, drafter: Drafter) -> Iterator[Finding]:

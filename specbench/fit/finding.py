@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Level = Literal["refused", "warning", "ok"]
+NO_WEIGHTS = "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,6 +16,15 @@ class Finding:
     target: str | None = None
     draft: str | None = None
     reason: str = ""
+
+    @property
+    def lacks_weights(self) -> bool:
+        """Whether there is only a config, which is enough to plan."""
+        return self.field == "weights" and NO_WEIGHTS in (self.target, self.draft)
+
+    @property
+    def keeps_from_loading(self) -> bool:
+        return self.level == "refused" or self.lacks_weights
 
     @property
     def text(self) -> str:

@@ -14,6 +14,7 @@ from specbench.model_files.eagle3_style import (
 from specbench.model_files.head_files import HeadFiles, Shaped
 from specbench.model_files.head_fit import (
     EAGLE_NAMES,
+    MISFIT,
     Fit,
     HeadTarget,
     eagle_fit,
@@ -74,9 +75,9 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: str) -> Iterator
             continue
         reason = "as the target's"
         if own != wanted:
-            reason = "the head was made for another target; choose the one trained for this"
+            reason = MISFIT
         yield finding(name, "ok" if own == wanted else "refused", wanted, own, reason)
-    if ids is not None and ids == list(range(len(ids))):
+    if ids is not None and ids == list(range(len(ids))) and len(ids) < target.vocab_size:
         reason = "d2t is all 0, as one that was never filled in: only the first ids are drafted"
         yield finding("d2t", "warning", target.vocab_size, len(ids), reason)
     if (layout := layout_of(files, method)) is not None:

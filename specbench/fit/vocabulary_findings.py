@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 from specbench.fit.finding import Finding, finding
 from specbench.model_files.model import ModelFiles
-from specbench.model_files.tokenizer_files import OTHER_VOCABULARIES
+from specbench.model_files.tokenizer_files import NO_TOKENIZER, OTHER_VOCABULARIES
 from specbench.model_files.vocabulary import (
     NOTHING_IN_COMMON,
     Vocabulary,
     common_tokens,
     compare_vocabularies,
-    mismatch_advice,
+    mismatch_words,
 )
 from specbench.records import no_template
 
@@ -25,12 +25,19 @@ def vocabulary_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Findi
     found = compare_vocabularies(of_target, own)
     sizes = f"{len(of_target.ids_by_token):,} tokens", f"{len(own.ids_by_token):,} tokens"
     if found.wrong:
-        number = f"{len(found.wrong):,} ids mean something else ({found.shown})"
-        advice = mismatch_advice(of_target, own)
-        yield finding("tokenizer", "refused", *sizes, f"{number}; {advice}")
+        yield finding("tokenizer", "refused", *sizes, mismatch_words(of_target, own, found))
         return
-    yield finding("tokenizer", "ok", *sizes, "every id means the same token")
+    if found.unknown:
+        yield finding("tokenizer", "warning", *sizes, found.unknown_words)
+    else:
+        yield finding("tokenizer", "ok", *sizes, "every id means the same token")
     yield _special(of_target, own, found.renamed)
+
+
+def tokenizer_findings(target: ModelFiles) -> Iterator[Finding]:
+    """Whether a target has a tokenizer that can be read; without weights it is only planned."""
+    if target.vocabulary is None and target.tensors is not None and not target.has_tokenizer:
+        yield finding("tokenizer", "refused", reason=NO_TOKENIZER)
 
 
 def retokenized_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
@@ -77,16 +84,10 @@ def _by_files(target: ModelFiles, draft: ModelFiles) -> Finding:
                 return finding("tokenizer", "ok", one, other, f"the same {name}")
             reason = f"{name} differs; loading compares the tokens"
             return finding("tokenizer", "warning", one, other, reason)
-    words = _has_tokenizer(target), _has_tokenizer(draft)
-    if words[1] == "none":
-        return finding("tokenizer", "refused", *words, "a draft model needs its tokenizer's files")
+    if not draft.has_tokenizer:
+        return finding("tokenizer", "refused", reason=NO_TOKENIZER)
     reason = "no tokenizer.json on both sides; loading compares the tokens"
-    return finding("tokenizer", "warning", *words, reason)
-
-
-def _has_tokenizer(model: ModelFiles) -> str:
-    names = ("tokenizer.json", *OTHER_VOCABULARIES)
-    return "a tokenizer" if any(map(model.tokenizer_file, names)) else "none"
+    return finding("tokenizer", "warning", reason=reason)
 
 
 def template_findings(target: ModelFiles) -> Iterator[Finding]:
@@ -129,9 +130,15 @@ def padding_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]
     rows, own = target.vocab_size, draft.vocab_size
     vocabulary = target.vocabulary
     num_ids = vocabulary.num_ids if vocabulary else min(rows, own)
-    if own < num_ids:
-        reason = f"the draft has no row for {num_ids - own:,} of the target's {num_ids:,} ids"
-        yield finding("vocab_size", "warning", rows, own, f"{reason}; it never guesses those")
+    known = draft.vocabulary.num_ids if draft.vocabulary else num_ids
+    if own < min(num_ids, known):
+        reason = (
+            f"the draft has rows for {own:,} of the target's {num_ids:,} ids "
+            f"({own / num_ids:.0%}): it never drafts the others, and reads each as its last one"
+        )
+        yield finding("vocab_size", "warning", rows, own, reason)
+    elif own < num_ids:
+        yield finding("vocab_size", "ok", rows, own, "a row for every token that the draft knows")
     elif rows != own:
         reason = f"padding of {num_ids:,} ids, and is cut or masked"
         yield finding("vocab_size", "ok", rows, own, reason)

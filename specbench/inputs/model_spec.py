@@ -69,8 +69,26 @@ class ModelSpec:
         return str(_DEMO_MODELS / "target") if self.is_shape else self.location
 
 
+def gguf_complaint(source: str, beside: Path = Path()) -> str | None:
+    """What to name instead of a GGUF file or a folder or repository of them; None for others."""
+    place = beside / Path(source).expanduser()
+    try:
+        is_model = (place / "config.json").exists()
+        is_gguf = source.lower().endswith((".gguf", "-gguf")) or any(place.glob("*.gguf"))
+    except (OSError, ValueError):  # too long to be a path
+        return None
+    if is_model or not is_gguf:
+        return None
+    return (
+        f"{source} is GGUF, which only llama.cpp reads: name the checkpoint that it was made from "
+        "(a hub id or a folder with config.json) and measure it with --engine llama_cpp"
+    )
+
+
 def model_spec(source: str) -> ModelSpec:
     """The model that a word on the command line names; UsageError where it can be none."""
+    if complaint := gguf_complaint(source):
+        raise UsageError(complaint)
     kind, _, name = source.partition(":")
     if kind == "demo" and name:
         known = sorted(path.parent.name for path in _DEMO_MODELS.glob("*/config.json"))
@@ -140,6 +158,8 @@ def read_folder(value: Value) -> Path:
 
 def _model_folder(value: Value) -> Path | None:
     source = value.text()
+    if complaint := gguf_complaint(source, value.file.parent):
+        value.fail(complaint)
     kind, _, name = source.partition(":")
     if kind == "demo":
         return _shipped_model(value, name, _DEMO_MODELS, "embedded model")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specbench.errors import UsageError
 from specbench.inputs.methods import Setting
-from specbench.inputs.model_spec import ModelSpec
+from specbench.inputs.model_spec import ModelSpec, gguf_complaint
 from specbench.inputs.origin import Origin
 from specbench.records import LossyRule
 from specbench.settings.words import nearest
@@ -110,6 +110,8 @@ class Pairings:
         for name in names or self.default:
             found = {p.name: p for p in self.known if _is_named(p, name)}
             if not found:
+                if complaint := gguf_complaint(name):
+                    raise UsageError(complaint)
                 known = [t.name for t in (*self.targets, *self.shipped)]
                 known += [p.name for p in self.known]
                 near = nearest(name, known)

@@ -152,6 +152,13 @@ class ModelFiles:
         """Whether prompts are fed as they are; tokenizers of other files may have a template."""
         return self.chat_template is None and self.tokenizer_file("tokenizer.json") is not None
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether there are files of any kind of tokenizer; code of its own may read others."""
+        kinds = ("tokenizer.json", "vocab.*", "tekken.json", "*.model", "*.tiktoken")
+        folder = self._tokenizer_folder
+        return self.needs_code or any(next(folder.glob(kind), None) for kind in kinds)
+
     def tokenizer_file(self, name: str) -> Path | None:
         return local_file(self._tokenizer_folder, name)
 
@@ -186,6 +193,15 @@ class ModelFiles:
         """Names of the files that only unpickling could read."""
         found = (path.name for pattern in _PICKLES for path in self.folder.glob(pattern))
         return tuple(sorted(found))
+
+    @property
+    def lacking_weights(self) -> str | None:
+        """Why there are no weights that could be loaded; None if there are."""
+        if self.tensors is not None:
+            return None
+        if self.pickles:
+            return "pickled weights are not read; convert them to safetensors first"
+        return "there is no model.safetensors; download the whole model"
 
 
 def open_model(spec: ModelSpec) -> ModelFiles:

@@ -49,15 +49,16 @@ def require_weights(model: ModelFiles) -> None:
     A config that has lost its sizes gets the library's defaults, those of a far larger model, for
     which memory would be taken before a single shape is compared.
     """
-    source, is_flat = model.spec.source, not isinstance(model.config.get("text_config"), dict)
-    # Within a larger model's config, a vocabulary that is left out is that of its class.
-    for name in ("hidden_size", "num_hidden_layers", *(("vocab_size",) if is_flat else ())):
+    source = model.spec.source
+    parts = [part for part in model.config.values() if isinstance(part, dict)]
+    # A part's class has defaults of its own, and so has a model's own code.
+    is_flat = not (model.needs_code or any("model_type" in part for part in parts))
+    for name in ("hidden_size", "num_hidden_layers", "vocab_size") if is_flat else ():
         if model.field(name) is None:
             model.must(name)
-    tensors = model.tensors
-    if not tensors or model.field("quantization_config") is not None:
+    tensors, width = model.tensors, model.size("hidden_size")
+    if not tensors or width is None or model.field("quantization_config") is not None:
         return
-    width = model.hidden_size
     if not any(width in one.shape for one in tensors.values()):
         raise ModelError(
             f"{source}: with this config.json hidden_size is {width}, which no tensor of its "

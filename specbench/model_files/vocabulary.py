@@ -46,11 +46,21 @@ class Difference(NamedTuple):
     """Where two vocabularies differ; `wrong` has id, the target's token and the draft's.
 
     `renamed` are special in both: a draft of a reserved token is checked like any other, so
-    they cannot change the text.
+    they cannot change the text. `unknown` are the target's at ids that the draft has no token for.
     """
 
-    wrong: tuple[tuple[int, str | None, str | None], ...]
+    wrong: tuple[tuple[int, str, str], ...]
     renamed: tuple[int, ...]
+    unknown: tuple[str, ...]
+
+    @property
+    def unknown_words(self) -> str:
+        """The unknown tokens by name, and what becomes of them."""
+        named, more = ", ".join(map(repr, self.unknown[:3])), len(self.unknown) - 3
+        return (
+            f"the draft does not know {len(self.unknown):,} of the target's tokens ({named}"
+            f"{f' and {more:,} more' if more > 0 else ''}) and is not expected to draft them"
+        )
 
     @property
     def shown(self) -> str:
@@ -59,19 +69,21 @@ class Difference(NamedTuple):
 
 
 def compare_vocabularies(target: Vocabulary, draft: Vocabulary) -> Difference:
-    """Ids that stand for other tokens, or for one in one of the two only.
+    """Ids that stand for other tokens, and the target's tokens that the draft does not know.
 
-    Padding of an embedding beyond the tokenizer's ids is not compared.
+    Padding of an embedding beyond the tokenizer's ids is not compared, nor what only the draft
+    has: the target never takes it.
     """
     if target.ids_by_token == draft.ids_by_token:
-        return Difference((), ())
+        return Difference((), (), ())
     targets = {i: token for token, i in target.ids_by_token.items()}
     drafts = {i: token for token, i in draft.ids_by_token.items()}
-    ids = sorted(i for i in targets.keys() | drafts.keys() if targets.get(i) != drafts.get(i))
+    ids = sorted(i for i in targets.keys() & drafts.keys() if targets[i] != drafts[i])
     special = target.special_ids & draft.special_ids
     return Difference(
-        wrong=tuple((i, targets.get(i), drafts.get(i)) for i in ids if i not in special),
+        wrong=tuple((i, targets[i], drafts[i]) for i in ids if i not in special),
         renamed=tuple(i for i in ids if i in special),
+        unknown=tuple(targets[i] for i in sorted(targets.keys() - drafts.keys())),
     )
 
 
@@ -114,14 +126,15 @@ def common_tokens(target: Vocabulary, draft: Vocabulary) -> Overlap:
     return Overlap(pairs, *sizes)
 
 
-def mismatch_advice(target: Vocabulary, draft: Vocabulary) -> str:
-    """What can be done with a draft model whose ids mean something else."""
+def mismatch_words(target: Vocabulary, draft: Vocabulary, difference: Difference) -> str:
+    """Which ids of a draft model mean something else, and what can be done with it."""
+    wrong = f"{len(difference.wrong):,} ids mean something else ({difference.shown})"
     found = common_tokens(target, draft)
     if not found.draft_ids:
-        return _ANOTHER
+        return f"{wrong}; {_ANOTHER}"
     return (
-        f"{found.in_words}: method token_intersection drafts these, string_match whole texts, both "
-        f"lossless (METHOD=DRAFT on the command line); or {_ANOTHER}"
+        f"{wrong}; {found.in_words}: method token_intersection drafts these, string_match whole "
+        f"texts, both lossless (METHOD=DRAFT on the command line); or {_ANOTHER}"
     )
 
 

@@ -1,6 +1,7 @@
 """What a library says of a model's files that it cannot load, in a line, and what to do."""
 
 from specbench.errors import ModelError, first_line
+from specbench.model_files.tokenizer_files import NO_TOKENIZER
 
 # By words in what transformers raises: its own text is about arguments that nobody here passes.
 _SAID = {
@@ -12,8 +13,7 @@ _SAID = {
     "take the config.json that the weights came with",
     "ignore_mismatched_sizes": "its weights have other shapes than its config.json says; take the "
     "config.json that the weights came with",
-    "backend tokenizer from one of": "there is no tokenizer.json, nor another tokenizer file that "
-    "the installed packages read; copy the tokenizer's files of the model it was made from",
+    "backend tokenizer from one of": NO_TOKENIZER,
 }
 _PROGRAMMING = (LookupError, AttributeError, TypeError, AssertionError)
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
@@ -99,7 +100,10 @@ def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
     config = load_config(source)
     folder = Path(source.location) if Path(source.location).is_dir() else None
     spec = ModelSpec(source=source.location, folder=folder, revision=source.revision)
-    require_weights(open_model(spec))
+    files = open_model(spec)
+    require_weights(files)
+    if folder is not None and (reason := files.lacking_weights):
+        raise ModelError(f"{source.location}: {reason}")
     dtype = _planned(source, config, device)
     stored = _stored(source, config)
     placement = source.device_map
@@ -273,6 +277,26 @@ def _num_parameters(model: Any, source: ModelSource, stored: str | None) -> int:
         del config.quantization_config
         model = make_skeleton(config, model.dtype, trust_remote_code=source.trust_remote_code)
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+@torch.no_grad()
+def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
+    """The name of the first tensor that holds NaN or an infinity; packed ones are passed by."""
+    plain = [
+        (n, t) for n, t in named if t.dtype in _DTYPES.values() and t.numel() and not t.is_meta
+    ]
+    plain = [(n, t) for n, t in plain if type(t.data) is Tensor]
+    extremes = [torch.stack(tensor.aminmax()).double().abs().sum() for _, tensor in plain]
+    for (name, _), extreme in zip(plain, extremes, strict=True):
+        if not extreme.isfinite():
+            return name
+    return None
+
+
+def not_finite_words(what: str, name: str | None) -> str:
+    """What to say of such a tensor of `what`, such as `the target NAME`."""
+    where = f", first in {name}" if name else ""
+    return f"{what} holds NaN or infinities{where}: its files are damaged; download it again"
 
 
 def eos_ids(model: Any) -> tuple[int, ...]:

@@ -15,7 +15,12 @@ from transformers.utils import chat_template_utils
 from specbench.errors import CompatibilityError, ModelError, WorkloadError
 from specbench.model_files.spelling import spelling_of
 from specbench.model_files.tokenizer_files import TEMPLATE_CLOCK, prints_clock
-from specbench.model_files.vocabulary import Vocabulary, compare_vocabularies, mismatch_advice
+from specbench.model_files.vocabulary import (
+    Difference,
+    Vocabulary,
+    compare_vocabularies,
+    mismatch_words,
+)
 from specbench.models.load_advice import load_advice
 from specbench.models.loading import ModelSource, load_config
 from specbench.models.work_limit import TooMuchWorkError, limited_work
@@ -136,16 +141,16 @@ class Tokenizer:
         return decoded
 
 
-def require_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> tuple[int, ...]:
-    """CompatibilityError with the first differing ids unless both map ids to the same tokens.
+def require_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> Difference:
+    """CompatibilityError unless every id that both know stands for the same token in both.
 
-    Returns the ids of special tokens that are named otherwise, which is allowed.
+    Special tokens may be named otherwise.
     """
-    found = compare_vocabularies(target.vocabulary, draft.vocabulary)
+    vocabularies = target.vocabulary, draft.vocabulary
+    found = compare_vocabularies(*vocabularies)
     if found.wrong:
         raise CompatibilityError(
-            f"{draft.location} cannot draft for {target.location}: {len(found.wrong)} token ids "
-            f"mean something else ({found.shown}); "
-            f"{mismatch_advice(target.vocabulary, draft.vocabulary)}"
+            f"{draft.location} cannot draft for {target.location}: "
+            f"{mismatch_words(*vocabularies, found)}"
         )
-    return found.renamed
+    return found

@@ -23,9 +23,12 @@ HERE = ("--workload", "prompts.jsonl", *SMALL)
 def shelf(tiny: Path) -> Path:
     """The folder of the tiny pair with a draft that does not fit and a head beside it."""
     target = write_model(tiny / "drafts" / "other", num_hidden_layers=1)
-    change_json(
-        target.folder / "tokenizer.json", lambda content: content["model"]["vocab"].pop("A")
-    )
+
+    def swap(content):
+        vocab = content["model"]["vocab"]
+        vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
+
+    change_json(target.folder / "tokenizer.json", swap)
     write_head(tiny / "drafts" / "eagle", "eagle", write_model(tiny / "wide", hidden_size=64))
     return tiny
 
@@ -37,9 +40,9 @@ def plan(*arguments: str, cwd: Path):
 def test_a_dry_run_tells_refusals_warnings_and_memory(shelf):
     ran = plan("tiny", "--drafts", "draft", "./drafts/other", "ngram", "--gpu", "L4", cwd=shelf)
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out.startswith("refused  other: tokenizer: 1 ids mean something else")
+    assert ran.out.startswith("refused  other: tokenizer: 2 ids mean something else")
     assert [words[5:12].strip() for words in ran.out.split("\nfits")[1:]] == ["draft:", "ngram:"]
-    assert "(target 259 tokens, draft 258 tokens)" in ran.out.replace("\n", " ")
+    assert "(target 259 tokens, draft 259 tokens)" in ran.out.replace("\n", " ")
     memory = [line.split()[0] for line in ran.out.splitlines() if "KiB" in line]
     assert memory == ["target", "draft", "ngram"]
     assert "22.5 GiB (vendor datasheet of L4)" in ran.out

@@ -24,7 +24,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Decode
 from specbench.errors import ModelError, first_line
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
-from specbench.model_files.head_fit import misfits
+from specbench.model_files.head_fit import MISFIT, misfits
 from specbench.model_files.layer_config import (
     FULL,
     LAYER_NEEDS,
@@ -81,10 +81,7 @@ def require_fit(checkpoint: Checkpoint, **fields: tuple[object, object]) -> None
             f"{name} is {own}, the target's is {wanted}"
             for name, (own, wanted) in differing.items()
         )
-        raise ModelError(
-            f"{checkpoint.source} was not made for this target: {what}; choose the head that its "
-            "authors trained for it"
-        )
+        raise ModelError(f"{checkpoint.source}: {what}: {MISFIT}")
 
 
 def decoder_layer(config: Any, i: int, names: Collection[str]) -> Any:

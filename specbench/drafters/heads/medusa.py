@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from specbench.drafters.heads.layers import require_fit
 from specbench.errors import ModelError
 from specbench.forward.runner import Runner
-from specbench.model_files.medusa_layout import TOKEN_MAP, MedusaLayout, medusa_tensors
+from specbench.model_files.medusa_layout import TOKEN_MAP, MedusaLayout, medusa_fit, medusa_tensors
 from specbench.models.checkpoint import Checkpoint
 
 
@@ -29,10 +30,10 @@ class MedusaHeads:
         checkpoint = medusa_tensors(checkpoint)
         tensors = checkpoint.tensors
         token_map_V = _token_map(checkpoint, target.vocab_size)
+        require_fit(checkpoint, **medusa_fit(checkpoint, target))
         layout = MedusaLayout.of(checkpoint, target)
         self.num_heads = layout.num_heads
         shapes = layout.shapes
-        checkpoint.require(shapes, layout.optional)
 
         def stacked(names: list[str]) -> Tensor:
             shape = (len(names), *shapes[names[0]])

@@ -1,0 +1,272 @@
+"""A pair that cannot be loaded is refused by every command, in the words of loading itself."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import chdir
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.model_pool import ModelPool
+from specbench.errors import SpecbenchError
+from specbench.fit.compatibility import check_drafter, check_target
+from specbench.inputs.config import load_pairings
+from specbench.model_files.headers import INDEX
+from specbench.model_files.model import open_model
+from tests.cli.calls import Ran, specbench
+from tests.cli.conftest import SMALL
+from tests.tiny_models import VOCAB_SIZE, change_json, write_head, write_model
+
+DRAFTED = 100  # of the target's tokens, by the heads with a vocabulary of their own
+RUN = ("-w", "prompts.jsonl", "-k", "2", *SMALL)
+
+
+class Case(NamedTuple):
+    """A fault of one of the pair's folders, and what every command has to say of it."""
+
+    method: str
+    change: Callable[[Path], object]
+    words: tuple[str, ...]
+    is_target: bool = False
+
+
+def configure(**fields: object) -> Callable[[Path], None]:
+    """Sets fields of config.json; None removes one."""
+
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text()) | fields
+        kept = {name: value for name, value in config.items() if value is not None}
+        (folder / "config.json").write_text(json.dumps(kept))
+
+    return change
+
+
+def rewrite(**changes: Callable[[torch.Tensor], torch.Tensor] | torch.Tensor | None):
+    """Replaces tensors; None removes one. Dots of a name are double underscores."""
+
+    def change(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        tensors = load_file(file)
+        for key, new in changes.items():
+            name = key.replace("__", ".")
+            if new is None:
+                del tensors[name]
+            else:
+                tensors[name] = new(tensors[name]) if callable(new) else new
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        save_file(tensors, file, metadata={"format": "pt"})
+
+    return change
+
+
+def remove(pattern: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        for file in folder.glob(pattern):
+            file.unlink()
+
+    return change
+
+
+def split(folder: Path) -> None:
+    """An index that names a second shard, which is not there."""
+    shard = (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    names = dict.fromkeys(load_file(shard), shard.name) | {"lm_head.weight": "model-2.safetensors"}
+    (folder / INDEX).write_text(json.dumps({"weight_map": names}))
+
+
+IDS = torch.arange(DRAFTED) * 2
+MARKS = torch.zeros(VOCAB_SIZE, dtype=torch.bool).index_fill(0, IDS, True)
+SMALL_HEAD = {"lm_head__weight": lambda weight: weight[IDS]}
+
+
+def small_vocabulary(d2t, t2d=MARKS, size: int | None = DRAFTED) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        tables = {name: t for name, t in (("d2t", d2t), ("t2d", t2d)) if t is not None}
+        rewrite(**SMALL_HEAD, **tables)(folder)
+        configure(draft_vocab_size=size)(folder)
+
+    return change
+
+
+OFFSETS = IDS - torch.arange(DRAFTED)
+ZEROS = torch.zeros(DRAFTED, dtype=torch.long)
+HEADS = {
+    "no d2t": Case("eagle3", small_vocabulary(None), ("d2t", "100", "272")),
+    "no draft_vocab_size": Case("eagle3", small_vocabulary(OFFSETS, size=None), ("100",)),
+    "ids for offsets": Case("eagle3", small_vocabulary(IDS + 60), ("d2t", "offsets")),
+    "d2t beyond the vocabulary": Case("eagle3", small_vocabulary(OFFSETS + 99), ("272",)),
+    "fractions in d2t": Case("eagle3", small_vocabulary(OFFSETS.float()), ("d2t", "whole")),
+    "d2t of another length": Case("eagle3", small_vocabulary(OFFSETS[1:]), ("(99,)", "(100,)")),
+    "d2t against t2d": Case("eagle3", small_vocabulary(OFFSETS, ~MARKS), ("d2t", "t2d")),
+    "zeros": Case("eagle3", small_vocabulary(ZEROS, ~MARKS), ("d2t", "t2d")),
+    "a missing layer": Case("eagle3", rewrite(fc__weight=None), ("missing", "fc.weight")),
+    "another width": Case("eagle", configure(hidden_size=64), ("hidden_size", "64", "32")),
+    "no width": Case("eagle", configure(hidden_size=None), ("hidden_size",)),
+    "a narrow product": Case(
+        "eagle", rewrite(fc__weight=lambda w: w[:, 1:]), ("fc.weight", "(32, 63)", "(32, 64)")
+    ),
+    "another vocabulary": Case("medusa", lambda _: None, ("272", "300")),
+}
+TAKE = "config.json that the weights came with"
+MODELS = {
+    "no hidden_size": Case("draft_model", configure(hidden_size=None), ("has no hidden_size",)),
+    "no vocab_size": Case("draft_model", configure(vocab_size=None), ("has no vocab_size",)),
+    "no layers": Case("draft_model", configure(num_hidden_layers=None), ("num_hidden_layers",)),
+    "fewer rows": Case("draft_model", configure(vocab_size=300), ("(272, 32)", "(300, 32)", TAKE)),
+    "another MLP": Case(
+        "draft_model", configure(intermediate_size=65), ("(48, 32)", "(65, 32)", TAKE)
+    ),
+    "more layers": Case(
+        "draft_model", configure(num_hidden_layers=9), ("missing", "layers.", TAKE)
+    ),
+    "a missing shard": Case("draft_model", split, ("model-2.safetensors", "download")),
+    "no weights": Case("draft_model", remove("*.safetensors"), ("model.safetensors",)),
+    "no tokenizer": Case("draft_model", remove("tokenizer*"), ("no tokenizer.json",)),
+    "tied in config alone": Case(
+        "draft_model",
+        configure(tie_word_embeddings=True),
+        ("tie_word_embeddings is true", "lm_head.weight"),
+    ),
+    "untied without a head": Case(
+        "draft_model",
+        rewrite(lm_head__weight=None),
+        ("tie_word_embeddings is false", "no lm_head.weight"),
+    ),
+}
+CASES = (
+    HEADS
+    | MODELS
+    | {
+        f"target: {name}": case._replace(method="ngram", is_target=True)
+        for name, case in MODELS.items()
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, a draft model of its family, and heads made for them."""
+    root = tmp_path_factory.mktemp("models")
+    untied = {"tie_word_embeddings": False}
+    target = write_model(root / "target", **untied)
+    write_model(root / "draft_model", num_hidden_layers=1, **untied)
+    for method in ("eagle", "eagle3"):
+        write_head(root / method, method, target)
+    write_head(root / "medusa", "medusa", write_model(root / "wide", vocab_size=300))
+    return root
+
+
+def write_case(models: Path, folder: Path, case: Case) -> Path:
+    """pairings.yaml with `case/x`, its folders with the fault, and some prompts."""
+    shutil.copytree(models / "target", folder / "target")
+    if case.method != "ngram":
+        shutil.copytree(models / case.method, folder / "x")
+    case.change(folder / ("target" if case.is_target else "x"))
+    model = "" if case.method == "ngram" else ", model: ./x"
+    (folder / "pairings.yaml").write_text(
+        "targets:\n  case:\n    model: ./target\n    drafters:\n"
+        f"      x: {{method: {case.method}{model}}}\n"
+    )
+    lines = (json.dumps({"id": f"p{i}", "turns": [f"prompt number {i}"]}) for i in range(6))
+    (folder / "prompts.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def plain(text: str) -> str:
+    """Without where lines are broken."""
+    return re.sub(r"\s+", "", text)
+
+
+def doors(folder: Path) -> dict[str, Ran]:
+    """What each command makes of the pair `case/x`."""
+    pair = ("pair", "case", "--drafts", "x", "--dry-run")
+    return {
+        "pair": specbench(*pair, cwd=folder),
+        "doctor": specbench("doctor", "case/x", cwd=folder),
+        "dry run": specbench("run", "case/x", *RUN, "--dry-run", cwd=folder),
+        "export": specbench("export", "case/x", "--engine", "vllm", "-k", "2", cwd=folder),
+        "run": specbench("run", "case/x", *RUN, cwd=folder),
+    }
+
+
+def refusal_of_loading(folder: Path) -> str:
+    """As the engine raises it, which no command was in front of."""
+    (target,) = load_pairings(folder / "pairings.yaml").targets
+    (drafter,) = target.drafters
+    with pytest.raises(SpecbenchError) as refused:
+        BuiltinEngine(target, ModelPool(torch.device("cpu"))).add_drafter(drafter)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_command_refuses_what_loading_refuses(models: Path, tmp_path: Path, name: str):
+    case = CASES[name]
+    folder = write_case(models, tmp_path, case)
+    for door, ran in doors(folder).items():
+        if door == "pair" and "no weights" in name:
+            assert "there is no model.safetensors" in ran.out  # a config is enough to plan
+            continue
+        assert ran.code == (1 if door == "doctor" else 2), (door, ran)
+        for word in case.words:
+            assert plain(word) in plain(ran.out + ran.err), (door, ran)
+    assert not list(tmp_path.glob("reports/*/run.json"))  # nothing was begun
+    said = refusal_of_loading(folder)
+    for word in case.words:
+        assert word in said
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_planning_and_loading_say_it_in_the_same_words(models: Path, tmp_path: Path, name: str):
+    case = CASES[name]
+    folder = write_case(models, tmp_path, case)
+    with chdir(folder):
+        (pairing,) = load_pairings(Path("pairings.yaml")).all
+        target = open_model(pairing.target.model)
+        checked = (
+            check_target(target)
+            if case.is_target
+            else check_drafter(target, pairing.drafter).findings
+        )
+        reasons = [one.reason for one in checked if one.keeps_from_loading]
+    assert len(reasons) == 1
+    said = refusal_of_loading(folder).replace(f"{folder}/", "")
+    assert reasons[0].replace("./", "").replace(f"{folder}/", "") in said
+
+
+WARNED = {
+    "added tokens": (
+        "target",
+        lambda folder: change_json(
+            folder / "tokenizer.json",
+            lambda content: content["added_tokens"].extend(
+                {**content["added_tokens"][0], "id": 259 + i, "content": text, "special": False}
+                for i, text in enumerate(("<think>", "</think>"))
+            ),
+        ),
+        ("<think>", "</think>"),
+    ),
+    "a short context": ("x", configure(max_position_embeddings=16), ("trained context", "16")),
+}
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_a_pair_that_loads_with_a_loss_is_warned_of_before_and_in_the_run(
+    models: Path, tmp_path: Path, name: str
+):
+    changed, change, words = WARNED[name]
+    folder = write_case(models, tmp_path, Case("draft_model", lambda _: None, ()))
+    change(folder / changed)
+    ran = doors(folder)
+    assert [one.code for one in ran.values()][:-1] == [0, 0, 0, 0], ran
+    for door in ("pair", "dry run", "run"):
+        for word in words:
+            assert word in ran[door].out + ran[door].err, (door, ran[door])
+    assert "None" not in ran["pair"].out
+    (report,) = (folder / "reports").glob("*/report.md")
+    assert all(plain(word.strip("</>")) in plain(report.read_text()) for word in words)
