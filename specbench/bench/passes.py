@@ -84,7 +84,7 @@ class Passes:
                     self._watch.warn(f"{block.condition.target}: {first_line(error)}")
                 if beside is not None:
                     beside(block, record)
-            self._watch.advance(done + 1, total, self._deadline.seconds_left("explore"))
+            self._watch.advance(done + 1, total, self._deadline.seconds_left("confirm"))
 
     def _measure_beside(
         self, session: Session, engine: Engine, block: Block, record: BlockRecord

@@ -16,6 +16,7 @@ from specbench.errors import CompatibilityError, UsageError
 from specbench.settings import BUILTIN, SERVED, RunSettings
 
 if TYPE_CHECKING:
+    from specbench.bench.plan import TargetPlan
     from specbench.inputs.pairing import Pairing
 
 
@@ -25,9 +26,11 @@ def look_first(
     out: Path | None = None,
     *,
     force: bool = False,
-) -> None:
-    """UsageError or WorkloadError for a device, a folder, a workload or a plan that cannot be, and
-    for models that this machine has no memory for; `force` lets those pass.
+) -> "tuple[TargetPlan, ...]":
+    """The plans. UsageError or WorkloadError for a device, a folder, a workload or a plan that
+    cannot be, and for models that this machine has no memory for; `force` lets those pass.
+
+    No plan if it hangs on what servers run.
     """
     from specbench.inputs.workloads import load_workloads
 
@@ -39,9 +42,11 @@ def look_first(
     from specbench.bench.planning import plan_targets
     from specbench.cli.memory import require_room
 
-    if not settings.servers.base_urls:  # else the plan hangs on what runs there
-        plans = plan_targets(settings, pairings, lambda t: settings.machine.dtype or t.model.dtype)
-        require_room(plans, settings, force=force)
+    if settings.servers.base_urls:
+        return ()
+    plans = plan_targets(settings, pairings, lambda t: settings.machine.dtype or t.model.dtype)
+    require_room(plans, settings, force=force)
+    return tuple(plans)
 
 
 def require_loadable(settings: RunSettings, pairings: "Sequence[Pairing]") -> None:

@@ -1,6 +1,5 @@
 """The cells of a run while they are measured: speed, acceptance and clocks so far."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from specbench.bench.blocks import Block
@@ -21,7 +20,6 @@ class _Cell:
     num_rounds: int = 0
     num_failed: int = 0
     clock_mhz: int | None = None
-    is_told: bool = True
 
     @property
     def line(self) -> str:
@@ -52,7 +50,6 @@ class LiveCells:
         passes = {one.cell_id: one.seconds for one in record.passes}
         for request in record.requests:
             cell = self._cells.setdefault(request.cell_id, _Cell(labels[request.cell_id]))
-            cell.is_told = False
             cell.prompts.add(request.prompt_id)
             _count(cell, request, is_alone=request.cell_id not in passes)
         for cell_id, seconds in passes.items():
@@ -62,13 +59,6 @@ class LiveCells:
     def recent(self) -> list[str]:
         """A line for each cell of the last block."""
         return [self._cells[one].line for one in self._recent if one in self._cells][:MOST_LINES]
-
-    def untold(self) -> Iterator[str]:
-        """A line for each cell that has changed since it was told; then it is told."""
-        for cell in self._cells.values():
-            if not cell.is_told:
-                cell.is_told = True
-                yield cell.line
 
 
 def _count(cell: _Cell, request: RequestRecord, *, is_alone: bool) -> None:

@@ -22,6 +22,7 @@ from specbench.settings import RunSettings
 from specbench.settings.words import parse_names
 
 if TYPE_CHECKING:
+    from specbench.bench.plan import TargetPlan
     from specbench.inputs.pairing import Pairing
     from specbench.records import ServerRecord
     from specbench.report.document import Document
@@ -88,12 +89,20 @@ def measure(
         )
     settings = of_pairings(settings, pairings)
     if nodes is None:
-        look_first(settings, pairings, out, force=force)
+        say_how_long(look_first(settings, pairings, out, force=force), settings, out)
     began_s = time.monotonic()
     run = run_settings(settings, pairings, out, resume, nodes=nodes)
     if told := over_budget(settings.effort.budget_s, time.monotonic() - began_s):
         typer.echo(told, err=True)
     _tell(run, as_json=as_json)
+
+
+def say_how_long(plans: "Sequence[TargetPlan]", settings: RunSettings, out: Path) -> None:
+    """What each target will take, and what limits that, before it begins."""
+    from specbench.cli.plan_outlook import plan_outlook, time_lines
+
+    for line in time_lines(plan_outlook(plans, settings, out)):
+        typer.echo(line, err=True)
 
 
 def over_budget(budget_s: float | None, took_s: float) -> str | None:

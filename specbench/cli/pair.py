@@ -16,6 +16,7 @@ from specbench.cli.measure import (
     require_decided,
     require_measured,
     run_settings,
+    say_how_long,
 )
 from specbench.cli.own_pair import find_target, named_drafters, own_file
 from specbench.cli.pair_options import Paired
@@ -268,7 +269,7 @@ def _measure(
             pairings_file=file,
             forecasting=ForecastSettings(forecast=True, most_drafters=asked.measure),
         )
-        look_first(settings, pairings, out, force=asked.force)
+        say_how_long(look_first(settings, pairings, out, force=asked.force), settings, out)
     else:
         pairings = load_pairings(settings.pairings_file).select(settings.workload.pairings, ())
         out, resume = stored.folder.parent, stored.folder.name

@@ -100,6 +100,14 @@ def outlook_lines(found: Sequence[PlanOutlook]) -> Iterator[str]:
         yield f"{who}: {'; '.join(filter(None, parts)) or _UNKNOWN}"
 
 
+def time_lines(found: Sequence[PlanOutlook]) -> Iterator[str]:
+    """A sentence per target whose time is known: how long, and what limits it."""
+    for one in found:
+        if time := _time(one):
+            limit = "" if one.is_ended_by_budget else "; all prompts at every K: --budget limits it"
+            yield f"{one.target}: {time}{limit}"
+
+
 def _time(one: PlanOutlook) -> str:
     if one.seconds is None:
         return ""

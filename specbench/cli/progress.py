@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Iterable
-from threading import current_thread, main_thread
+from threading import Event, Thread, current_thread, main_thread
 from types import FrameType
 from typing import Any, Self
 
@@ -26,6 +26,8 @@ from specbench.cli.live_cells import LiveCells
 from specbench.exit_code import ExitCode
 from specbench.records import BlockRecord
 
+MINUTE_S = 60.0
+
 
 class _Live(Progress):
     """The bar, and below it the cells that were just measured."""
@@ -41,15 +43,16 @@ class _Live(Progress):
 
 
 class _Count(MofNCompleteColumn):
-    """Nothing where nobody can say of how many."""
+    """Nothing where nobody can say of how many, or where the bar is of time."""
 
     def render(self, task: Task) -> Text:
-        return Text() if task.total is None else super().render(task)
+        is_none = task.total is None or task.fields["is_time"]
+        return Text() if is_none else super().render(task)
 
 
 class ProgressWatch:
-    """Shows a run on a terminal, with its cells as they are measured; elsewhere one line a stage,
-    and one a cell when a pass is done, so that logs stay short.
+    """Shows a run on a terminal, with its cells as they are measured; elsewhere one line per stage
+    and minute, so that logs stay short.
 
     Within it SIGTERM stops work as Ctrl-C does, by KeyboardInterrupt; `interrupted` is the exit
     code of whichever came.
@@ -73,11 +76,14 @@ class ProgressWatch:
             transient=True,
             disable=not self._console.is_terminal,
         )
-        self._task = self._progress.add_task("", total=None, left="")
+        self._task = self._progress.add_task("", total=None, left="", is_time=False)
         self._told: set[str] = set()
+        self._closed = Event()
 
     def __enter__(self) -> Self:
         self._progress.start()
+        if not self._console.is_terminal:
+            Thread(target=self._say_each_minute, daemon=True).start()
         if current_thread() is main_thread():
             self._before = signal.signal(signal.SIGTERM, self._terminate)
         return self
@@ -93,13 +99,17 @@ class ProgressWatch:
 
     def close(self) -> None:
         """Clear the display; may be called twice."""
+        self._closed.set()
         self._progress.stop()
-        self._tell_cells()
 
-    def _tell_cells(self) -> None:
-        """In a log, where nothing is overwritten, a line for each cell that was measured."""
-        for line in () if self._console.is_terminal else self._cells.untold():
-            self._console.print(line)
+    def _say_each_minute(self) -> None:
+        """In a log, where nothing is overwritten."""
+        while not self._closed.wait(MINUTE_S):
+            task = self._progress.tasks[self._task]
+            parts = [task.description, f"{duration(task.elapsed or 0.0)} so far"]
+            if task.total is not None and not task.fields["is_time"]:
+                parts.append(f"{task.completed:.0f} of {task.total:.0f} blocks")
+            self._console.print(", ".join(filter(None, [*parts, task.fields["left"]])))
 
     def run_id(self, run_id: str) -> None:
         self.id = run_id
@@ -113,13 +123,16 @@ class ProgressWatch:
 
     def advance(self, done: int, total: int, seconds_left: float | None) -> None:
         task = self._progress.tasks[self._task]
+        elapsed, is_time = task.elapsed or 0.0, seconds_left is not None
         if seconds_left is None:
-            elapsed = task.elapsed or 0.0
             seconds_left = elapsed / done * (total - done) if done else None
         left = "" if seconds_left is None else f"about {duration(max(seconds_left, 0))} left"
-        self._progress.update(self._task, completed=done, total=total, left=left)
-        if done == total:
-            self._tell_cells()
+        completed, most = float(done), float(total)
+        if is_time:
+            completed, most = elapsed, elapsed + max(seconds_left or 0.0, 0.0)
+        self._progress.update(
+            self._task, completed=completed, total=most, left=left, is_time=is_time
+        )
 
     def measured(self, block: Block, record: BlockRecord) -> None:
         self._cells.add(block, record)

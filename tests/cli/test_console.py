@@ -89,7 +89,7 @@ def test_what_is_piped_has_one_width_everywhere(named, monkeypatch, variable):
     assert specbench(*DRY, LONG, cwd=named).out == usual
 
 
-def test_a_cell_is_a_line_in_a_log_and_below_the_bar_on_a_terminal(capsys) -> None:
+def test_a_cell_is_a_line_below_the_bar_on_a_terminal_and_none_in_a_log(capsys) -> None:
     key, none = KEY, BASE_KEY
     block = SimpleNamespace(cells=[SimpleNamespace(key=one) for one in (none, key)])
     record = made_block(
@@ -111,11 +111,9 @@ def test_a_cell_is_a_line_in_a_log_and_below_the_bar_on_a_terminal(capsys) -> No
     with ProgressWatch() as watch:
         watch.measured(block, record)
         watch.advance(1, 2, None)
-        assert capsys.readouterr().err == ""
         watch.measured(block, record)
         watch.advance(2, 2, None)
-        assert capsys.readouterr().err.splitlines() == lines
-    assert capsys.readouterr().err == ""  # each once
+    assert capsys.readouterr().err == ""  # the results have a table
     cells = LiveCells()
     cells.add(block, record)
     shown = Console(width=80, file=StringIO())

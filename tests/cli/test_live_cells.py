@@ -56,15 +56,3 @@ def test_only_the_last_block_is_shown_and_no_more_than_fits() -> None:
     assert [line.partition(",")[0] for line in lines] == [key.label for key in keys][:MOST_LINES]
     cells.add(block_of(KEY), made_block("p2"))  # not begun
     assert cells.recent() == []
-
-
-def test_a_cell_is_told_again_only_once_it_has_changed() -> None:
-    cells = LiveCells()
-    both = (made_request(KEY.id, "p1", ROUNDS), made_request(BASE_KEY.id, "p1", steps(2)))
-    cells.add(block_of(BASE_KEY, KEY), made_block("p1", *both))
-    assert len(list(cells.untold())) == 2
-    assert list(cells.untold()) == []
-    cells.add(block_of(KEY), made_block("p2", made_request(KEY.id, "p2", ROUNDS)))
-    (line,) = cells.untold()
-    assert line.startswith(f"{KEY.label}, ")
-    assert line.endswith("2 prompts")

@@ -10,6 +10,7 @@ import pytest
 
 from specbench import demo
 from specbench.bench.spent import block_seconds
+from specbench.cli.plan_outlook import PlanOutlook, time_lines
 from specbench.runs import SCHEMA_VERSION, create_run
 from tests.cli.calls import specbench
 from tests.report.served_runs import served_run
@@ -144,3 +145,22 @@ def test_a_plan_folds_a_long_name_and_cuts_none(tmp_path: Path) -> None:
     folded = "".join(line.split("  ")[0].strip() for line in ran.out.splitlines())
     assert f"{name}/n" in folded
     assert "…" not in ran.out
+
+
+def test_a_run_begins_with_how_long_it_takes_and_what_limits_that() -> None:
+    whole = PlanOutlook(
+        target="big",
+        dtype="float32",
+        seconds=600.0,
+        seconds_are_measured=True,
+        is_ended_by_budget=False,
+        memory_bytes=None,
+        free_bytes=None,
+    )
+    (line,) = time_lines([whole])
+    assert line.startswith("big: about 10 minutes")
+    assert "--budget" in line  # what would shorten it
+    (ended,) = time_lines([replace(whole, seconds=75.0, is_ended_by_budget=True)])
+    assert "75 s" in ended
+    assert "--budget" in ended
+    assert list(time_lines([replace(whole, seconds=None)])) == []

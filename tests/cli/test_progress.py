@@ -1,0 +1,59 @@
+"""What a run says of its progress, on a terminal and in a log."""
+
+import time
+
+import pytest
+
+from specbench.cli import progress
+from specbench.cli.progress import ProgressWatch
+
+PATIENCE_S = 20.0
+
+
+def said(capsys: pytest.CaptureFixture[str], what: str) -> str:
+    """Standard error until it holds some words, or for as long as one has patience."""
+    text, until = "", time.monotonic() + PATIENCE_S
+    while what not in text and time.monotonic() < until:
+        time.sleep(0.01)
+        text += capsys.readouterr().err
+    return text
+
+
+def test_without_a_terminal_a_line_each_minute_says_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "MINUTE_S", 0.02)
+    with ProgressWatch() as watch:
+        watch.stage("big: own")
+        watch.advance(3, 12, None)
+        text = said(capsys, "3 of 12 blocks")
+    line = next(line for line in text.splitlines() if "3 of 12 blocks" in line)
+    assert line.startswith("big: own, ")
+    assert line.endswith(" left")
+
+
+def test_without_a_terminal_nothing_is_said_before_a_minute_or_after_the_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ProgressWatch() as watch:
+        watch.stage("big: own")
+        watch.advance(3, 12, None)
+    monkeypatch.setattr(progress, "MINUTE_S", 0.01)
+    with ProgressWatch() as watch:
+        watch.stage("big: other")
+    capsys.readouterr()
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_bar_of_a_budget_is_of_time_and_full_at_its_end() -> None:
+    watch = ProgressWatch()
+    (task,) = watch._progress.tasks
+    watch.advance(1, 40, None)
+    assert (task.completed, task.total) == (1, 40)
+    watch.advance(1, 40, 30.0)
+    assert task.total - task.completed == pytest.approx(30)
+    watch.advance(9, 40, 0.0)
+    assert task.completed == task.total
+    watch.advance(10, 40, -2.0)
+    assert task.completed == task.total
