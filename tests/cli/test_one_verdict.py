@@ -13,12 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.engine import EngineRequest, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import SpecbenchError
 from specbench.fit.compatibility import check_drafter, check_target
 from specbench.inputs.config import load_pairings
 from specbench.model_files.headers import INDEX
 from specbench.model_files.model import open_model
+from specbench.records import Sampling
 from tests.cli.calls import Ran, specbench
 from tests.cli.conftest import SMALL
 from tests.tiny_models import VOCAB_SIZE, change_json, write_head, write_model
@@ -239,6 +241,11 @@ def test_planning_and_loading_say_it_in_the_same_words(models: Path, tmp_path: P
     assert reasons[0].replace("./", "").replace(f"{folder}/", "") in said
 
 
+def fewer_rows(folder: Path) -> None:
+    rewrite(lm_head__weight=lambda w: w[:77], model__embed_tokens__weight=lambda w: w[:77])(folder)
+    configure(vocab_size=77)(folder)
+
+
 WARNED = {
     "added tokens": (
         "target",
@@ -252,6 +259,9 @@ WARNED = {
         ("<think>", "</think>"),
     ),
     "a short context": ("x", configure(max_position_embeddings=16), ("trained context", "16")),
+    "a head's context": ("x", configure(max_position_embeddings=16), ("trained context", "16")),
+    "a short table": ("x", fewer_rows, ("77 of", "(30%)")),
+    "an empty d2t": ("x", small_vocabulary(ZEROS, None), ("d2t is all 0",)),
 }
 
 
@@ -260,7 +270,8 @@ def test_a_pair_that_loads_with_a_loss_is_warned_of_before_and_in_the_run(
     models: Path, tmp_path: Path, name: str
 ):
     changed, change, words = WARNED[name]
-    folder = write_case(models, tmp_path, Case("draft_model", lambda _: None, ()))
+    method = "eagle3" if name in ("a head's context", "an empty d2t") else "draft_model"
+    folder = write_case(models, tmp_path, Case(method, lambda _: None, ()))
     change(folder / changed)
     ran = doors(folder)
     assert [one.code for one in ran.values()][:-1] == [0, 0, 0, 0], ran
@@ -270,3 +281,77 @@ def test_a_pair_that_loads_with_a_loss_is_warned_of_before_and_in_the_run(
     assert "None" not in ran["pair"].out
     (report,) = (folder / "reports").glob("*/report.md")
     assert all(plain(word.strip("</>")) in plain(report.read_text()) for word in words)
+
+
+def test_tokens_that_the_draft_does_not_know_change_no_text(models: Path, tmp_path: Path):
+    """The target says them often: greedy texts with drafts are those without."""
+    changed, change, _ = WARNED["added tokens"]
+    folder = write_case(models, tmp_path, Case("draft_model", lambda _: None, ()))
+    change(folder / changed)
+    file = folder / "target" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"][259:261] = 3 * tensors["lm_head.weight"][100:102]
+    save_file(tensors, file, metadata={"format": "pt"})
+    (target,) = load_pairings(folder / "pairings.yaml").targets
+    (drafter,) = target.drafters
+    engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
+    engine.add_drafter(drafter)
+    said = set()
+    for seed in range(8):
+        request = EngineRequest(
+            prompt_ids=tuple(range(3 + seed, 23 + seed)),
+            max_new_tokens=24,
+            sampling=Sampling(),
+            seed=0,
+        )
+        plain_ids = engine.generate(request, engine.baseline).output_ids
+        work = Work(drafter=drafter.name, method=drafter.method, k=3)
+        assert engine.generate(request, work).output_ids == plain_ids
+        said |= set(plain_ids)
+    assert said & {259, 260}
+
+
+@pytest.mark.parametrize("role", ["target", "draft", "head"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_numbers_that_are_not_finite_are_named_with_the_role_of_their_model(
+    models: Path, tmp_path: Path, role: str, value: float
+):
+    method = "eagle3" if role == "head" else "draft_model"
+    folder = write_case(models, tmp_path, Case(method, lambda _: None, ()))
+    file = folder / ("target" if role == "target" else "x") / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("mlp.up_proj.weight"))
+    tensors[name][1, 2] = value
+    save_file(tensors, file, metadata={"format": "pt"})
+    said = refusal_of_loading(folder)
+    assert f"the {role} " in said
+    assert "NaN or infinities" in said
+    assert name in said
+
+
+@pytest.mark.parametrize("source", ["m.gguf", "ggufs", "owner/Some-7B-GGUF"])
+def test_gguf_is_refused_in_words_wherever_a_model_can_be_named(
+    models: Path, tmp_path: Path, source: str
+):
+    folder = write_case(models, tmp_path, Case("draft_model", lambda _: None, ()))
+    (folder / "ggufs").mkdir()
+    for name in ("m.gguf", "ggufs/m-00001-of-00002.gguf"):
+        (folder / name).write_bytes(b"GGUF\x03\x00\x00\x00")
+    word = source if "/" in source else f"./{source}"
+    commands = [
+        ("pair", word, "--drafts", "./x", "--dry-run"),
+        ("pair", "./target", "--drafts", word, "--dry-run"),
+        ("run", "--target", word, "--draft", "ngram", *RUN),
+        ("run", "--target", "./target", "--draft", word, *RUN, "--dry-run"),
+        ("verify", "--target", "./target", "--draft", word),
+        ("watch", "--target", word, "--draft", "ngram", "--prompt", "Hi"),
+        ("train", "eagle", "--target", word, "--out", "head"),
+    ]
+    change = (folder / "pairings.yaml").read_text().replace("./x", word)
+    (folder / "pairings.yaml").write_text(change)
+    commands += [("doctor", "case/x"), ("export", "case/x", "--engine", "vllm", "-k", "2")]
+    for command in commands:
+        ran = specbench(*command, cwd=folder)
+        assert ran.code == 2, (command, ran)
+        for expected in ("GGUF", "config.json", "--engine llama_cpp"):
+            assert plain(expected) in plain(ran.err), (command, ran)
