@@ -21,7 +21,7 @@ from specbench.gate.fingerprint import (
 )
 from specbench.metrics.gathering import gather_run
 from specbench.metrics.imported import summarise_imported
-from specbench.metrics.noise import noise_facts, noise_signs
+from specbench.metrics.noise import cpu_share, noise_facts, noise_signs
 from specbench.records import NO_DRAFTER, CellKey
 from specbench.runs import StoredRun
 
@@ -36,6 +36,7 @@ class Origin:
     git_commit: str | None = None
     imported_sha256: tuple[str, ...] | None = None  # of other tools' result files
     noise: tuple[str, ...] | None = None  # what showed that its machine was busy
+    cpu_share: float | None = None  # CPU seconds of its process per second of K = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +63,12 @@ class Snapshot:
         """Runs on a busy machine, each with what showed it."""
         return tuple(f"{o.run_id}: {'; '.join(o.noise)}" for o in self.origins if o.noise)
 
+    @property
+    def cpu_share(self) -> float | None:
+        """CPU seconds per second of K = 0, over the runs that know it."""
+        known = [o.cpu_share for o in self.origins if o.cpu_share is not None]
+        return fmean(known) if known else None
+
 
 def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapshot:
     """The figures of one run; `names`: of cells measured here only of these metrics."""
@@ -70,6 +77,7 @@ def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapsho
     cells = gather_run(stored)
     confirmed = gather_run(stored, "confirm")
     signs = noise_signs((*cells, *confirmed), device=run.environment.device)
+    share = cpu_share((*cells, *confirmed))
     figures = [cell_figures(cell, names) for cell in cells]
     figures += map(imported_figures, summarise_imported(keys, imported))
     measured = {cell.key for cell in figures}
@@ -82,6 +90,7 @@ def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapsho
                 git_commit=run.environment.git_commit,
                 imported_sha256=tuple(record.file_sha256 for record in imported) or None,
                 noise=noise_facts(run.warnings, signs) or None,
+                cpu_share=None if share is None else rounded(share),
             ),
         ),
         fingerprint=fingerprint_of(run, stored.models, stored.engines, imported, stored.servers),

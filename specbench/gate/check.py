@@ -4,7 +4,7 @@ One-sided: an improvement never fails. Counts come first, seconds second.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specbench.errors import UsageError
 from specbench.gate.attribution import Attribution, attribute, changed_causes
@@ -32,10 +32,13 @@ from specbench.gate.judging import (
 )
 from specbench.gate.kinds import Kind, kind_of
 from specbench.gate.tolerances import Tolerance, default_tolerances
+from specbench.metrics.noise import WAITED, share_fact
 from specbench.metrics.registry import Metric, all_metrics
 from specbench.records import NO_DRAFTER, CellKey
 from specbench.settings.words import nearest
 from specbench.stats.multiple_testing import holm
+
+WAITS = 0.9  # of the baseline's share of the CPU; fewer slow a run by more than 10%
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +83,7 @@ def check(
     is_absolute = any(kind_of(metric_of(t)) is Kind.TIME for t in chosen)
     found = pair_up(baseline, candidate, allowed, absolute_times=is_absolute)
     pairs = [p for p in found.pairs if p.baseline.key.draft.drafter != NO_DRAFTER] or found.pairs
-    sides = {BASELINE: baseline, CANDIDATE: candidate}
+    sides = {BASELINE: baseline, CANDIDATE: _with_waiting(baseline, candidate)}
     same_text = have_same_arithmetic(baseline.fingerprint, candidate.fingerprint)
     verdicts = [(pair, judge_unusable(pair, is_complete=candidate.is_complete)) for pair in pairs]
     usable = [pair for pair, missing in verdicts if missing is None]
@@ -119,11 +122,23 @@ def check(
         notes=(
             *notes,
             *_not_judged(chosen, cases, usable),
-            *_notes(baseline, candidate, found.only_candidate),
+            *_notes(sides[BASELINE], sides[CANDIDATE], found.only_candidate),
             *dict.fromkeys(_clock_notes(usable)),
             *_without_times(chosen, judgements),
         ),
     )
+
+
+def _with_waiting(baseline: Snapshot, candidate: Snapshot) -> Snapshot:
+    """The candidate, noisy also if its process got the CPU for less time than a baseline that was
+    always busy: by more than times of a GPU tolerate, and too little for a warning.
+    """
+    one, other = baseline.cpu_share, candidate.cpu_share
+    if candidate.noise or one is None or other is None or one < WAITED or other > WAITS * one:
+        return candidate
+    fact = f"{share_fact(other)}, and for {one:.0%} in the baseline"
+    origins = tuple(replace(origin, noise=(fact,)) for origin in candidate.origins)
+    return replace(candidate, origins=origins)
 
 
 def _clock_notes(pairs: Sequence[CellPair]) -> Iterator[str]:

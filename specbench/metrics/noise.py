@@ -56,15 +56,35 @@ def noise_signs(
     Of both measurements of a winner; servers, which run elsewhere, are left out. `threads` of a
     CPU: several wait for the slowest of them, so fewer would help.
     """
-    plain = [
-        c for c in cells if c.key.draft.k == 0 and not c.servers and not c.key.condition.overlaps
-    ]
+    plain = _plain(cells)
     requests = [request for cell in plain for request in cell.finished]
     is_cpu = device.startswith("cpu")
-    signs = (*_uneven(requests), *_drifted(plain), *(_waited(requests) if is_cpu else ()))
+    share = cpu_share(cells) if is_cpu else None  # on a GPU a process may wait for its kernels
+    waited = () if share is None or share >= WAITED else (share_fact(share),)
+    signs = (*_uneven(requests), *_drifted(plain), *waited)
     if signs and is_cpu and threads is not None and threads > 1:
         return (*signs, f"{threads} threads wait for the slowest of them, {_OPTION} 1 does not")
     return signs
+
+
+def cpu_share(cells: Iterable[CellData]) -> float | None:
+    """CPU seconds of this process per second of K = 0; None if no request has them.
+
+    A process that decodes on the CPU is always busy, unless others have the cores.
+    """
+    requests = (request for cell in _plain(cells) for request in cell.finished)
+    timed = [(r.cpu_s, r.total_s) for r in requests if r.cpu_s is not None and r.total_s]
+    return sum(cpu for cpu, _ in timed) / sum(total for _, total in timed) if timed else None
+
+
+def share_fact(share: float) -> str:
+    return f"this process got the CPU for {share:.0%} of the time"
+
+
+def _plain(cells: Iterable[CellData]) -> list[CellData]:
+    return [
+        c for c in cells if c.key.draft.k == 0 and not c.servers and not c.key.condition.overlaps
+    ]
 
 
 def _uneven(requests: Iterable[RequestRecord]) -> Iterator[str]:
@@ -88,11 +108,3 @@ def _drifted(cells: Iterable[CellData]) -> Iterator[str]:
     ratios = [max(some) / min(some) for some in times.values() if len(some) > 1]
     if len(ratios) >= FEWEST_PROMPTS and median(ratios) > DRIFTED:
         yield f"K = 0 drifted by a factor of {median(ratios):.2f} between blocks of one prompt"
-
-
-def _waited(requests: Iterable[RequestRecord]) -> Iterator[str]:
-    """A process that decodes on the CPU is always busy, unless others have the cores."""
-    timed = [(r.cpu_s, r.total_s) for r in requests if r.cpu_s is not None and r.total_s]
-    share = sum(cpu for cpu, _ in timed) / sum(total for _, total in timed) if timed else 1.0
-    if share < WAITED:
-        yield f"this process got the CPU for {share:.0%} of the time"

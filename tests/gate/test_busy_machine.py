@@ -1,19 +1,23 @@
 """Absolute times of a busy machine decide nothing; ratios and counts still do."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from specbench.gate.baseline import Snapshot, pool
+from specbench.gate.baseline import Snapshot, pool, snapshot
 from specbench.gate.baseline_file import read_baseline, write_baseline
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.judging import Verdict
 from specbench.report.gate_words import baseline_lines, detail_lines
+from specbench.runs import load_run
 from tests.gate.gate_sides import cell, figure, side
 
 SPEED, SPEEDUP = "decode_tokens_per_s", "decode_speedup"
 NOISE = ("this process got the CPU for 38% of the time",)
 FACT = "38%"
+RUNS = Path(__file__).parents[1] / "runs"
 
 
 def busy(snapshot: Snapshot) -> Snapshot:
@@ -122,3 +126,88 @@ def test_a_pool_and_its_file_keep_which_run_was_noisy(tmp_path):
     assert verdicts(check(stored, quiet))[SPEED] is Verdict.INCONCLUSIVE
     (warning,) = (line for line in baseline_lines(stored) if FACT in line)
     assert "b0" in warning
+
+
+# A cell of a GPU, with the default tolerances, 5% and 10%.
+GATES = 300
+MOST_FALSE_ALARMS = 0.05
+POWER = 0.80
+
+
+def simulated(
+    slower: float, speedup_lost: float, rng: np.random.Generator, share: float | None
+) -> Verdict:
+    """The verdict on a run whose K = 0 and drafts are `slower`, and whose drafts lose a speed-up.
+
+    `share`: for how much of the time the candidate's process got the CPU; None: unknown.
+    """
+    drawn = rng.normal(0.0, 0.01, size=4)
+    before = {SPEED: 100.0 * np.exp(drawn[0]), SPEEDUP: 2.0 * np.exp(drawn[1] / 2)}
+    after = {
+        SPEED: 100.0 * (1 - slower) * (1 - speedup_lost) * np.exp(drawn[2]),
+        SPEEDUP: 2.0 * (1 - speedup_lost) * np.exp(drawn[3] / 2),
+    }
+    sides = []
+    for name, figures, cpu in (("a", before, 0.99), ("b", after, share)):
+        one = side(cell({n: figure(v, 0.01) for n, v in figures.items()}), name=name)
+        origins = tuple(replace(origin, cpu_share=cpu) for origin in one.origins)
+        sides.append(replace(one, origins=origins))
+    return check(*sides).verdict
+
+
+def regressions(slower: float, lost: float, share: float | None, num: int = GATES) -> float:
+    rng = np.random.default_rng(11)
+    found = [simulated(slower, lost, rng, share) for _ in range(num)]
+    rate = sum(verdict is Verdict.REGRESSION for verdict in found) / num
+    print(f"slower {slower:.0%}, drafts lose {lost:.0%}, CPU share {share}: regression {rate:.1%}")
+    return rate
+
+
+@pytest.mark.parametrize("load", [0.0, 0.05, 0.09, 0.11, 0.14, 0.16, 0.24, 0.4, 0.6])
+def test_load_on_the_candidates_gpu_host_is_no_regression_however_light(load):
+    """A/A: load takes a share of the CPU, which slows all; no run was warned as noisy."""
+    assert regressions(load, 0.0, 0.99 * (1 - load)) <= MOST_FALSE_ALARMS
+
+
+@pytest.mark.parametrize("load", [0.16, 0.24, 0.4])
+def test_without_the_share_of_the_cpu_such_load_is_a_false_alarm(load):
+    """Negative control."""
+    assert regressions(load, 0.0, None) > 0.5
+
+
+@pytest.mark.parametrize(("slower", "lost"), [(0.4, 0.0), (0.0, 0.4)])
+def test_a_true_loss_on_quiet_machines_is_found(slower, lost):
+    """By a driver that slows everything, and by a verification that got slower."""
+    assert regressions(slower, lost, 0.99) >= POWER
+
+
+def test_a_process_that_always_waited_for_its_gpu_is_not_taken_for_a_busy_machine():
+    rng = np.random.default_rng(1)
+    before, after = sides(60.0)
+    waiting = [
+        replace(one, origins=tuple(replace(origin, cpu_share=share) for origin in one.origins))
+        for one, share in ((before, 0.5), (after, 0.3))
+    ]
+    assert check(*waiting).verdict is Verdict.REGRESSION
+    assert simulated(0.4, 0.0, rng, 0.99) is Verdict.REGRESSION
+
+
+def test_the_share_of_the_cpu_is_the_reason_and_is_said_for_both_sides():
+    before, after = sides(60.0)
+    one, other = (
+        replace(x, origins=tuple(replace(origin, cpu_share=share) for origin in x.origins))
+        for x, share in ((before, 0.99), (after, 0.61))
+    )
+    gate = check(one, other)
+    assert verdicts(gate) == {SPEED: Verdict.INCONCLUSIVE, SPEEDUP: Verdict.PASS}
+    assert reasons(gate)[SPEED].startswith("machine: busy")
+    (line,) = (line for line in detail_lines(gate) if "61%" in line)
+    assert "99%" in line
+
+
+def test_a_snapshot_and_its_file_keep_the_share_of_the_cpu(tmp_path):
+    taken = snapshot(load_run(RUNS / "runs_of_schema_5" / "sweep", tmp_path))
+    assert taken.cpu_share is not None
+    assert 0 < taken.cpu_share < 1.5
+    write_baseline(taken, tmp_path / "baseline.json")
+    assert read_baseline(tmp_path / "baseline.json").cpu_share == taken.cpu_share
