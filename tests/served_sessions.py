@@ -3,7 +3,7 @@
 import heapq
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from tests.settings.flat_settings import settings_of
 NUM_TOKENS = 25  # the first comes with the prompt
 TTFT_S = 0.05
 # Rounds that accept 0, 1 .. K: with each round's own token they make 24.
-ACCEPTED = {2: (4, 4, 4), 4: (2, 2, 1, 1, 2)}
+ACCEPTED = {2: (4, 4, 4), 4: (1, 3, 1, 1, 2)}
 SECONDS = {0: 0.48, 2: 0.36, 4: 0.24}  # of 24 tokens of one request
 MOST_KV_TOKENS = 20_000
 KV_TOKENS_LOST = 500  # by each drafted token
@@ -144,13 +144,6 @@ def _held(
     requests = [request for block in blocks for request in block.requests]
     speculation = f'--speculative-config={{"num_speculative_tokens": {k}}}'
     command = ("vllm", "serve", "models/target", *((speculation,) if k else ()), "--port", "41207")
-    counts = [request.counts for request in requests if request.counts]
-    counted = {
-        "num_rounds": float(sum(own.num_rounds for own in counts)),
-        "num_draft_tokens": float(sum(own.num_drafted for own in counts)),
-        "num_accepted": float(sum(own.num_accepted + own.num_overshot for own in counts)),
-    }
-    tokens = float(sum(request.num_output_tokens for request in requests))
     server = ServerRecord(
         session=name,
         place=place,
@@ -171,7 +164,7 @@ def _held(
         kv_tokens=MOST_KV_TOKENS - KV_TOKENS_LOST * k,
         start_s=20.0 + k,
         seconds=10.0 * len(blocks),
-        counters={"num_tokens": tokens, **(counted if k else {})},
+        counters=counters_of(requests),
         num_preemptions=leg,
         queue_s=0.5,
         power_w=300.0,
@@ -183,6 +176,8 @@ def _held(
                 cpu_s=0.5,
                 num_events=500,
                 mean_lag_s=0.0001,
+                counters=counters_of(block.requests),
+                num_accepted_at=accepted_at(block.requests, k),
             )
             for block in blocks
         ),
@@ -190,6 +185,30 @@ def _held(
         log=None if sweep.is_attached else f"servers/{cycle}-{k}-{leg}.log",
     )
     return server, blocks
+
+
+def counters_of(requests: Sequence[RequestRecord]) -> dict[str, float]:
+    """What a server counts while it serves them."""
+    counted = {
+        "num_tokens": float(sum(request.num_output_tokens for request in requests)),
+        "num_requests": float(len(requests)),
+    }
+    counts = [request.counts for request in requests if request.counts]
+    if counts:
+        counted |= {
+            "num_rounds": float(sum(own.num_rounds for own in counts)),
+            "num_draft_tokens": float(sum(own.num_drafted or 0 for own in counts)),
+            "num_accepted": float(sum(own.num_accepted + own.num_overshot for own in counts)),
+        }
+    return counted
+
+
+def accepted_at(requests: Sequence[RequestRecord], k: int) -> tuple[float, ...]:
+    """Drafts that a server counts as accepted at position 1 .. K; what is past an end, at 1."""
+    counts = [request.counts for request in requests if request.counts]
+    histogram = [sum((own.num_by_accepted or ())[i] for own in counts) for i in range(k + 1)]
+    at = [float(sum(histogram[i:])) for i in range(1, k + 1)]
+    return (at[0] + sum(own.num_overshot for own in counts), *at[1:]) if counts else ()
 
 
 def _block(

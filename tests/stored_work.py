@@ -10,7 +10,7 @@ from specbench.runs.codec import Done, encode_line
 
 # Beside what ends in `_s`: names of attempts, and what is of a machine, a start or a moment.
 OF_A_TIME = {"block_id", "command", "client", "finished_at", "log", "node", "queue_s", "seconds"}
-OF_A_TIME |= {"session", "started_at"}
+OF_A_TIME |= {"attempt", "session", "started_at"}
 OF_A_MACHINE = {"memory_bytes", "num_gpus", "power_w", "throttle_reasons", "device"}
 OF_A_MACHINE |= {"device_peak_bytes", "process_peak_bytes"}
 

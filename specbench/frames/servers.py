@@ -33,6 +33,8 @@ DOCS = {
     "num_gpus": Doc("that it ran on", "GPUs"),
     "kv_tokens": Doc("that its KV cache has room for", "tokens"),
     "start_s": Doc("until it was healthy", "s"),
+    "started_s": Doc("when its process started, in Unix seconds, as its counters report", "s"),
+    "attempt": Doc("at its cycle, from 1: the sessions of the last one count, together"),
     "seconds": Doc("of the measured requests", "s"),
     "num_preemptions": Doc("requests put off for lack of room", "requests"),
     "queue_s": Doc("that requests waited inside it, summed", "s"),
@@ -50,6 +52,8 @@ _COUNTERS = {
     "num_draft_tokens": Doc("drafted in them", "tokens"),
     "num_accepted": Doc("of them accepted, also past the ends of answers", "tokens"),
     "num_tokens": Doc("emitted, for whatever client", "tokens"),
+    "num_prompt_tokens": Doc("read, for whatever client", "tokens"),
+    "num_requests": Doc("finished, for whatever client", "requests"),
 }
 
 

@@ -19,7 +19,7 @@ from specbench.metrics.registry import metric
 from specbench.stats.acceptance import mean_length
 
 
-@metric(unit="tokens/round", better="higher")
+@metric(unit="tokens/round", better="higher", low=1)
 def mean_acceptance_length(cell: CellData) -> float | None:
     """1 + sum(a) / N, pooled over all rounds; range 1 .. K+1.
 
@@ -28,7 +28,7 @@ def mean_acceptance_length(cell: CellData) -> float | None:
     return cell.acceptance.mean_acceptance_length if cell.acceptance else None
 
 
-@metric(unit="tokens/round", better="higher")
+@metric(unit="tokens/round", better="higher", low=1)
 def mean_acceptance_length_per_request(cell: CellData) -> float | None:
     """Mean over requests of 1 + sum(a) / N of each request; never quoted alone."""
     if cell.acceptance is None:
@@ -39,7 +39,7 @@ def mean_acceptance_length_per_request(cell: CellData) -> float | None:
     return fmean(lengths) if lengths else None
 
 
-@metric(unit="tokens/round", better="higher")
+@metric(unit="tokens/round", better="higher", low=1)
 def mean_acceptance_length_when_drafted(cell: CellData) -> float | None:
     """1 + sum(a) / (rounds with d > 0): over the rounds that vLLM's server counts.
 
@@ -48,7 +48,7 @@ def mean_acceptance_length_when_drafted(cell: CellData) -> float | None:
     return cell.acceptance.mean_acceptance_length_when_drafted if cell.acceptance else None
 
 
-@metric(unit="fraction", better="higher")
+@metric(unit="fraction", better="higher", low=0, high=1)
 def acceptance_rate(cell: CellData) -> float | None:
     """sum(a) / sum(d): vLLM's draft acceptance rate, but for what it counts past answers' ends.
 
@@ -69,13 +69,13 @@ def num_draft_nodes(cell: CellData) -> int | None:
     return None if rounds is None else max(rounds.num_drafted)
 
 
-@metric(unit="fraction", better="higher")
+@metric(unit="fraction", better="higher", low=0, high=1)
 def acceptance_rate_per_position(cell: CellData) -> tuple[float, ...] | None:
     """#(a >= i) / N for i = 1 .. K: the joint rate; vLLM's is over the rounds that drafted."""
     return (cell.acceptance.acceptance_rate_per_position or None) if cell.acceptance else None
 
 
-@metric(unit="fraction", better="higher")
+@metric(unit="fraction", better="higher", low=0, high=1)
 def conditional_acceptance_rate(cell: CellData) -> tuple[float, ...] | None:
     """#(a >= i) / #(a >= i-1) for i = 1, 2 ..; ends before the first i that no round reached.
 
@@ -96,7 +96,7 @@ def acceptance_histogram(cell: CellData) -> tuple[float, ...] | None:
     return tuple(here - more for here, more in pairwise((*cell.acceptance.reached, 0)))
 
 
-@metric(unit="fraction", better="higher")
+@metric(unit="fraction", better="higher", low=0, high=1)
 def alpha(cell: CellData) -> float | None:
     """sum(a) / (sum(a) + rounds with a < d and e > a): the chance that one draft token is accepted.
 

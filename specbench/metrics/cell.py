@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
-from itertools import chain
+from itertools import chain, pairwise, zip_longest
 from typing import Any, NamedTuple, TypeVar
 
 from specbench.records import (
     CellKey,
+    ClientLoad,
     ForwardCost,
     LimitRecord,
     MemoryRecord,
@@ -114,7 +115,9 @@ class CellData:
         """Counts of the rounds of a cell that speculates."""
         log = self.speculative_rounds
         if log is None:
-            return pooled_counts(self.finished, self.k) if self.k else None
+            if not self.k:
+                return None
+            return pooled_counts(self.finished, self.k) or counted_by_server(self)
         return RoundCounts.of_rounds(log.num_drafted, log.num_accepted, log.num_emitted, self.k)
 
     @cached_property
@@ -139,6 +142,12 @@ class CellData:
             for spec in self.samples
             if turn_of(spec.record) in base
         )
+
+    @property
+    def loads(self) -> tuple[ClientLoad, ...]:
+        """What asking took and the servers counted, of each session that served this cell."""
+        loads = (load for server in self.servers for load in server.client)
+        return tuple(load for load in loads if load.cell_id == self.key.id)
 
     @property
     def time_lines(self) -> tuple[RoundTimeline, ...]:
@@ -273,6 +282,44 @@ def pooled_counts(requests: Sequence[RequestRecord], k: int) -> RoundCounts | No
         num_rejecting=_sum_of_all(own.num_rejecting for own in known),
         by_accepted=[sum(own[i] for own in histograms if i < len(own)) for i in range(k + 1)]
         if len(histograms) == len(known)
+        else None,
+    )
+
+
+def counted_by_server(cell: CellData) -> RoundCounts | None:
+    """Rounds by the server's own counters, if it gives no counts per request.
+
+    They include what the last round of an output accepts past its end. Rounds that drafted
+    nothing are not counted by most servers: those are what is left of the output tokens.
+    """
+    counters = [load.counters for load in cell.loads]
+
+    def total(name: str) -> int | None:
+        known = [sums[name] for sums in counters if name in sums]
+        return round(sum(known)) if known and len(known) == len(counters) else None
+
+    tokens, drafting, accepted = total("num_tokens"), total("num_rounds"), total("num_accepted")
+    if not tokens or (drafting is None and accepted is None):
+        return None
+    num_requests = total("num_requests")
+    later = tokens - (len(cell.requests) if num_requests is None else num_requests)
+    if accepted is None:  # such a server counts all rounds
+        accepted = max(later - (drafting or 0), 0)
+    num_rounds = max(later - accepted, drafting or 0)
+    if num_rounds <= 0:
+        return None
+    positions = (load.num_accepted_at for load in cell.loads)
+    at = [sum(entries) for entries in zip_longest(*positions, fillvalue=0.0)]
+    reached = [*map(round, at), *[0] * (cell.k - len(at)), 0]
+    return RoundCounts.of_sums(
+        num_rounds=num_rounds,
+        num_drafted=total("num_draft_tokens"),
+        num_accepted=accepted,
+        num_emitted=later,
+        num_drafting=drafting,
+        num_rejecting=None,
+        by_accepted=[num_rounds - reached[0], *(a - b for a, b in pairwise(reached))]
+        if at
         else None,
     )
 

@@ -1,31 +1,38 @@
 """Whether the client, and not the server, set the pace."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from specbench.records import ClientLoad, ServerRecord
+from specbench.records import ClientLoad, RequestRecord
 
 MAX_CLIENT_SHARE = 0.5  # of its core
-MAX_CLIENT_LAG = 0.05  # of the seconds per token
+MAX_CLIENT_LAG = 0.05  # of the seconds between two events of one stream
 
 
-def why_client_bound(servers: Iterable[ServerRecord], cell_id: str, tpot_s: float | None) -> str:
-    """What kept the client from keeping up while these sessions served a cell that takes so many
-    seconds per token; empty where nothing did."""
-    loads = (load for server in servers for load in server.client if load.cell_id == cell_id)
-    return next(filter(None, (why_bound(load, tpot_s) for load in loads)), "")
+def why_client_bound(loads: Sequence[ClientLoad], requests: Iterable[RequestRecord]) -> list[str]:
+    """What kept the client from keeping up in each of a setting's loads; empty: nothing did.
+
+    Tokens of one round come in one event, so the lag is compared with the interval of events. That
+    is the mean over all loads: by its own, a fast one would be called client-bound sooner than a
+    slow one, and the speedup of the rest would be off.
+    """
+    num_events = sum(load.num_events for load in loads)
+    streamed_s = sum(request.decode_s or 0.0 for request in requests)
+    interval_s = streamed_s / num_events if num_events and streamed_s else None
+    return [why_bound(load, interval_s) for load in loads]
 
 
-def why_bound(load: ClientLoad, tpot_s: float | None) -> str:
-    """Why the client was too slow for a server of so many seconds per token; empty: it was not."""
+def why_bound(load: ClientLoad, event_interval_s: float | None) -> str:
+    """Why the client was too slow for streams with this interval between events; empty: it was
+    not."""
     if load.cpu_s > MAX_CLIENT_SHARE * load.seconds:
         return (
             f"the client used {load.cpu_s / load.seconds:.0%} of a core, more than "
             f"{MAX_CLIENT_SHARE:.0%}; ask fewer at once, or from a faster machine"
         )
-    if tpot_s is not None and load.mean_lag_s > MAX_CLIENT_LAG * tpot_s:
+    if event_interval_s is not None and load.mean_lag_s > MAX_CLIENT_LAG * event_interval_s:
         return (
             f"the client's event loop lagged by {load.mean_lag_s * 1e3:.1f} ms on average, more "
-            f"than {MAX_CLIENT_LAG:.0%} of the {tpot_s * 1e3:.1f} ms per output token; keep a "
-            "core free for it"
+            f"than {MAX_CLIENT_LAG:.0%} of the {event_interval_s * 1e3:.1f} ms between two events; "
+            "keep a core free for it"
         )
     return ""

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import NamedTuple
 
 from specbench.metrics.cell import CellData, Pass, Samples, finished, turn_of
 from specbench.metrics.client_bound import why_client_bound
 from specbench.metrics.sessions import usable_sessions
-from specbench.metrics.timings import timings_of
 from specbench.records import (
     NO_DRAFTER,
     SESSIONS_PER_K,
@@ -22,7 +22,6 @@ from specbench.records import (
 )
 from specbench.runs import StoredRun
 from specbench.stats.crossed import MIN_CYCLES
-from specbench.stats.percentiles import median_of
 
 
 def gather_cells(
@@ -192,11 +191,7 @@ def _gather(
 
 
 def _bound_by(sides: Sequence[_Sides]) -> list[str]:
-    """Of each cycle, why its client was too slow; empty where it kept up.
-
-    Seconds per token are those of all cycles together: by its own a fast cycle would be left out
-    sooner than a slow one, and the speed-up of the rest would be off.
-    """
+    """Of each cycle, why its client was too slow; empty where it kept up."""
     own = _reasons([one.own for one in sides])
     base = _reasons([one.base for one in sides])
     return [
@@ -206,13 +201,16 @@ def _bound_by(sides: Sequence[_Sides]) -> list[str]:
 
 
 def _reasons(shares: Sequence[_Share]) -> list[str]:
-    if not any(share.servers for share in shares):
-        return [""] * len(shares)  # no client, and none too slow
+    """Of each share, why its client was too slow; empty if it kept up."""
     requests = [request for share in shares for request in finished(share.requests)]
-    tpot_s = median_of(timings_of(requests).seconds_per_token)
     cell_id = requests[0].cell_id if requests else ""
-    found = (why_client_bound(share.servers, cell_id, tpot_s) for share in shares)
-    return [f"client-bound: {reason}" if reason else "" for reason in found]
+    loads = [
+        [load for server in share.servers for load in server.client if load.cell_id == cell_id]
+        for share in shares
+    ]
+    reasons = iter(why_client_bound(list(chain.from_iterable(loads)), requests))
+    first = (next(filter(None, islice(reasons, len(some))), "") for some in loads)
+    return [f"client-bound: {reason}" if reason else "" for reason in first]
 
 
 def _whole_cycles(own: Sequence[_Share], base: Sequence[_Share]) -> Iterator[tuple[int, int]]:

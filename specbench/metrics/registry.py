@@ -5,9 +5,9 @@ import math
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 from specbench.metrics.cell import CellData
 
@@ -26,20 +26,37 @@ class Metric:
     better: Better | None  # None: a description, neither good nor bad
     formula: str  # first paragraph of the function's docstring
     function: MetricFunction
+    low: float = -math.inf
+    high: float = math.inf
 
 
 _FOLDER = "specbench.metrics"
 _METRICS: dict[str, Metric] = {}
 
 
-def metric(*, unit: str, better: Better | None) -> Callable[[F], F]:
+def metric(
+    *, unit: str, better: Better | None, low: float = -math.inf, high: float = math.inf
+) -> Callable[[F], F]:
     """Register a pure function of a cell under its own name.
 
-    It returns None where the cell cannot give the value: absent, never zero. The docstring's
-    first paragraph is its formula and convention, as the report prints it.
+    It returns None if the cell cannot give the value: absent, never zero. A value outside `low` ..
+    `high`, which no sound measurement gives, is absent as well. The docstring's first paragraph is
+    its formula and convention, as the report prints it.
     """
 
+    def in_range(function: F) -> F:
+        @wraps(function)
+        def checked(cell: CellData) -> Value | None:
+            value = function(cell)
+            if value is None or is_between(value, low, high):
+                return value
+            return None
+
+        return cast(F, checked)
+
     def register(function: F) -> F:
+        if (low, high) != (-math.inf, math.inf):
+            function = in_range(function)
         name = function.__name__
         known = _METRICS.get(name)
         if known is not None and known.function.__module__ != function.__module__:
@@ -53,10 +70,18 @@ def metric(*, unit: str, better: Better | None) -> Callable[[F], F]:
             better=better,
             formula=" ".join(paragraph.split()),
             function=function,
+            low=low,
+            high=high,
         )
         return function
 
     return register
+
+
+def is_between(value: Value, low: float, high: float) -> bool:
+    """Whether a number, or each entry of a list, is in the range; NaN is not."""
+    numbers = value if isinstance(value, tuple) else (value,)
+    return all(low <= number <= high for number in numbers)
 
 
 def all_metrics() -> Mapping[str, Metric]:

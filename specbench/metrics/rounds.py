@@ -11,17 +11,20 @@ from statistics import fmean, median
 from specbench.metrics.cell import CellData, finished_baseline, once_a_baseline, once_a_cell
 from specbench.metrics.registry import metric
 from specbench.records import RequestRecord
+from specbench.stats.acceptance import RoundCounts
 from specbench.stats.percentiles import p95
 
+_STEADY = 0.95  # a round contains its forwards, and a baseline step: less was not a steady machine
 
-@metric(unit="s", better="lower")
+
+@metric(unit="s", better="lower", low=0)
 @once_a_cell
 def round_s(cell: CellData) -> float | None:
-    """Mean seconds of a round: propose, verify, emit; at K = 0 one baseline step. Of a server:
-    decode seconds / the rounds that it counted in them.
+    """Mean seconds of a round: propose, verify, emit; at K = 0 one baseline step. For a server:
+    decode seconds / the rounds that it counted in them, per request or in all.
     """
     if cell.servers:
-        return _served_round_s(cell.finished)
+        return _served_round_s(cell.finished, cell.acceptance) if cell.k else _step_s(cell.finished)
     return fmean(cell.rounds.round_s) if cell.rounds else None
 
 
@@ -63,7 +66,7 @@ def other_s(cell: CellData) -> float | None:
     return whole - draft - verify
 
 
-@metric(unit="steps/token", better="lower")
+@metric(unit="steps/token", better="lower", low=0)
 def draft_cost_ratio(cell: CellData) -> float | None:
     """c = draft_s / (K * baseline step): the cost of one of the K draft tokens.
 
@@ -75,35 +78,34 @@ def draft_cost_ratio(cell: CellData) -> float | None:
     return draft / (cell.k * step)
 
 
-@metric(unit="steps", better="lower")
+@metric(unit="steps", better="lower", low=0)
 def verify_cost_ratio(cell: CellData) -> float | None:
     """v = verify_s / baseline step: the cost of checking K + 1 tokens at once."""
     step, verify = _baseline_step_s(cell), verify_s(cell)
     return None if step is None or verify is None else verify / step
 
 
-@metric(unit="tokens/round", better="lower")
+@metric(unit="tokens/round", better="lower", low=_STEADY)
 def break_even_length(cell: CellData) -> float | None:
-    """K c + v + h = round_s / baseline step: speculation pays above this acceptance length."""
+    """K c + v + h = round_s / baseline step: speculation pays above this acceptance length.
+
+    Absent below 0.95: then the machine was not steady enough.
+    """
     step, whole = _baseline_step_s(cell), round_s(cell)
     return None if step is None or whole is None or cell.k == 0 else whole / step
 
 
-@metric(unit="x", better="lower")
+@metric(unit="x", better="lower", low=_STEADY)
 def overhead_ratio(cell: CellData) -> float | None:
     """Seconds of a round / seconds of its model forwards, each measured alone in turns with such
     rounds: for a draft model K of the drafter's over 1 token and the target's over K + 1, for a
     head the parts of its work in the drafter's place.
 
-    Absent below 0.95: a round contains its forwards, so the machine was not steady enough.
+    Absent below 0.95: then the machine was not steady enough.
     """
     rounds = [cost.round_s for cost in cell.forwards if cost.round_s is not None]
     forwards_s = _model_forwards_s(cell)
-    ratio = median(rounds) / forwards_s if rounds and forwards_s else 0.0
-    return ratio if ratio >= _STEADY else None
-
-
-_STEADY = 0.95
+    return median(rounds) / forwards_s if rounds and forwards_s else None
 
 
 def _model_forwards_s(cell: CellData) -> float:
@@ -121,7 +123,7 @@ def _baseline_step_s(cell: CellData) -> float | None:
 
 @once_a_baseline
 def _served_baseline_step_s(cell: CellData) -> float | None:
-    return _served_round_s(finished_baseline(cell))
+    return _step_s(finished_baseline(cell))
 
 
 @once_a_baseline
@@ -130,13 +132,27 @@ def _logged_baseline_step_s(cell: CellData) -> float | None:
     return fmean([*chain.from_iterable(logs)]) if logs else None
 
 
-def _served_round_s(requests: Iterable[RequestRecord]) -> float | None:
-    """A token is a round without speculation; rounds with the first token are not timed."""
+def _step_s(requests: Iterable[RequestRecord]) -> float | None:
+    """Seconds per token without speculation."""
+    timed = [request for request in requests if request.decode_s and request.num_timed_tokens]
+    tokens = sum(request.num_timed_tokens for request in timed)
+    return sum(request.decode_s or 0.0 for request in timed) / tokens if tokens else None
+
+
+def _served_round_s(requests: Iterable[RequestRecord], counts: RoundCounts | None) -> float | None:
+    """Rounds with the first token are not timed, and in proportion to their tokens not counted.
+
+    None if neither the requests nor the server's counters give rounds.
+    """
+    if counts is None or not counts.num_emitted:
+        return None
     seconds, rounds = 0.0, 0.0
     for request in requests:
         later = request.num_output_tokens - 1
         if request.decode_s and later:
-            whole = request.counts.num_rounds if request.counts else later
+            whole = later * counts.num_rounds / counts.num_emitted
+            if request.counts is not None:
+                whole = request.counts.num_rounds
             seconds += request.decode_s
             rounds += whole * request.num_timed_tokens / later
     return seconds / rounds if rounds else None

@@ -4,10 +4,10 @@ own acceptance length, the load of the client.
 
 from collections.abc import Iterable
 
-from specbench.metrics.cell import CellData
+from specbench.metrics.cell import CellData, counted_by_server
 from specbench.metrics.pairs import paired_decode
 from specbench.metrics.registry import metric
-from specbench.records import RequestRecord, ServerRecord
+from specbench.records import RequestRecord
 from specbench.stats.acceptance import mean_length
 from specbench.stats.crossed import SessionNoise, session_noise
 
@@ -66,22 +66,23 @@ def num_overshot(cell: CellData) -> int | None:
     return sum(one.num_overshot for one in counts) if counts else None
 
 
-@metric(unit="tokens/round", better=None)
+@metric(unit="tokens/round", better=None, low=1)
 def mean_acceptance_length_of_engine(cell: CellData) -> float | None:
     """1 + accepted / rounds that drafted, as the server counts: the engine's convention, which has
     what is accepted past the ends of answers.
     """
     if not cell.k:
         return None
-    return _length_by_requests(cell.finished) or _length_by_sessions(cell)
+    by_requests = _length_by_requests(cell.finished)
+    counts = None if by_requests else counted_by_server(cell)
+    return counts.mean_acceptance_length_when_drafted if counts else by_requests
 
 
 @metric(unit="s/event", better="lower")
 def client_cpu_s_per_event(cell: CellData) -> float | None:
     """CPU seconds of the client / events that were streamed to it."""
-    own = [load for server in cell.servers for load in server.client if load.cell_id == cell.key.id]
-    events = sum(load.num_events for load in own)
-    return sum(load.cpu_s for load in own) / events if events else None
+    events = sum(load.num_events for load in cell.loads)
+    return sum(load.cpu_s for load in cell.loads) / events if events else None
 
 
 def _noise(cell: CellData) -> SessionNoise | None:
@@ -102,18 +103,3 @@ def _length_by_requests(requests: tuple[RequestRecord, ...]) -> float | None:
         accepted += request.counts.num_accepted + request.counts.num_overshot
         rounds += request.counts.num_drafting
     return mean_length(accepted, rounds) if rounds else None
-
-
-def _length_by_sessions(cell: CellData) -> float | None:
-    """None where a session also served other cells: its counters have all of them together."""
-    if any({load.cell_id for load in server.client} != {cell.key.id} for server in cell.servers):
-        return None
-    rounds, accepted = _total(cell.servers, "num_rounds"), _total(cell.servers, "num_accepted")
-    return mean_length(accepted, rounds) if rounds and accepted is not None else None
-
-
-def _total(servers: tuple[ServerRecord, ...], name: str) -> float | None:
-    """A counter summed over sessions; None where one of them lacks it."""
-    found = [server.counters.get(name) for server in servers]
-    known = [value for value in found if value is not None]
-    return sum(known) if known and len(known) == len(found) else None

@@ -31,7 +31,7 @@ def aggregate_tokens_per_s(cell: CellData) -> float | None:
     )
 
 
-@metric(unit="tokens/s", better="higher")
+@metric(unit="tokens/s", better="higher", low=0)
 def user_tokens_per_s(cell: CellData) -> float | None:
     """Median over requests of (n - 1) / decode seconds: the speed that one user sees."""
     known = timings(cell)
@@ -39,7 +39,7 @@ def user_tokens_per_s(cell: CellData) -> float | None:
     return median_of((known.num_timed[timed] / known.decode_s[timed]).tolist())
 
 
-@metric(unit="fraction", better="higher")
+@metric(unit="fraction", better="higher", low=0, high=1)
 def busy_share(cell: CellData) -> float | None:
     """Seconds between the first and the last round in which the batch was full / seconds of
     the passes; the rest is ramp and drain.
@@ -50,7 +50,7 @@ def busy_share(cell: CellData) -> float | None:
     return busy_s / sum(served.record.seconds for served in cell.passes)
 
 
-@metric(unit="fraction", better="higher")
+@metric(unit="fraction", better="higher", low=0, high=1)
 def padding_efficiency(cell: CellData) -> float | None:
     """Sum of live rows / sum of computed rows, over rounds: 1 where no idle row is computed."""
     rounds = cell.time_lines if cell.key.condition.is_stream else ()

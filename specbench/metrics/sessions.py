@@ -6,17 +6,17 @@ from specbench.records import NO_DRAFTER, FailureRecord, ServerRecord
 
 
 def usable_sessions(servers: Sequence[ServerRecord]) -> Mapping[str, ServerRecord]:
-    """The last attempt at each session, by name, unless it has a problem.
+    """The last try of each session, by name, unless it has a problem.
 
-    Of a cycle only the sessions on the node that held it last are usable, so that K = 0 and every
-    K have the same machine.
+    Of a cycle only the sessions of its last attempt are usable, on the node that held it last, so
+    that K = 0 and every K have the same machine and the same time.
     """
     last = {server.place: server for server in servers}
-    nodes = {_cycle(server): server.node for server in servers}
+    latest = {_cycle(server): (server.node, server.attempt) for server in servers}
     return {
         server.session: server
         for server in last.values()
-        if not server.problems and server.node == nodes[_cycle(server)]
+        if not server.problems and (server.node, server.attempt) == latest[_cycle(server)]
     }
 
 

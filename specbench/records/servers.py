@@ -8,20 +8,25 @@ SESSIONS_PER_K = 2  # in a cycle: on the way up, and on the way down
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientLoad:
-    """What asking took of the client while one condition was served."""
+    """What asking took of the client while one condition was served, and what the server counted.
+
+    `counters` are differences over the condition's requests, by the names of `servers.Counters`.
+    """
 
     cell_id: str
     seconds: float
     cpu_s: float
     num_events: int
     mean_lag_s: float  # how long an event waited on average until it was read
+    counters: Mapping[str, float] = field(default_factory=dict)
+    num_accepted_at: tuple[float, ...] = ()  # draft tokens accepted at position 1, 2 .. K
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerRecord:
     """One session; a figure that the server does not tell is None or absent.
 
-    `counters` are differences over the measured requests, by the names of `servers.Counters`.
+    `counters` are the sums of those of its conditions.
     """
 
     session: str
@@ -44,6 +49,8 @@ class ServerRecord:
     num_gpus: int | None = None  # visible on its machine: CUDA_VISIBLE_DEVICES names them
     kv_tokens: int | None = None  # tokens that its KV cache has room for
     start_s: float | None = None  # until it was healthy
+    started_s: float | None = None  # when its process started, in Unix seconds, by its counters
+    attempt: int = 1  # at its cycle, whose sessions count only together
     seconds: float = 0.0  # of the measured requests
     counters: Mapping[str, float] = field(default_factory=dict)
     num_preemptions: int | None = None

@@ -104,11 +104,16 @@ def session_warnings(document: Document) -> Iterator[str]:
                 "seen, and would have slowed what was measured"
             )
         if not all(server.command for server in own):
+            restarted = _restarted_ks(own)
+            told = f"was restarted between sessions at K = {', '.join(map(str, restarted))}"
             yield (
-                f"{engine} was running and was not restarted: the noise between its processes is "
-                "not in the intervals"
+                f"{engine} was running and {told if restarted else 'was not restarted'}: the noise "
+                "between its processes is not in the intervals"
             )
-        if any(server.prefix_cache == "on" for server in own):
+        if any(
+            server.counters.get("num_cached_tokens", 1.0) and server.prefix_cache == "on"
+            for server in own
+        ):
             yield f"{engine} kept prefixes of earlier prompts: prompts that share one start faster"
     warned: dict[str, list[ServerRecord]] = {}
     for server in sound:
@@ -119,14 +124,23 @@ def session_warnings(document: Document) -> Iterator[str]:
         yield f"{servers[0].engine}, K={servers[0].num_speculative_tokens}{more}: {text}"
 
 
+def _restarted_ks(servers: Iterable[ServerRecord]) -> list[int]:
+    """K whose server had more than one start, as far as their counters report starts."""
+    starts: dict[int, set[float]] = {}
+    for server in servers:
+        if server.started_s is not None:
+            starts.setdefault(server.num_speculative_tokens, set()).add(server.started_s)
+    return sorted(k for k, times in starts.items() if len(times) > 1)
+
+
 def lost_line(document: Document) -> str | None:
     """What to do about sessions that cannot be used; None where there are none."""
     num_lost = sum(1 for _ in lost_sessions(document.servers))
     if not num_lost:
         return None
     return (
-        f"{plural(num_lost, 'session')} lost: --resume {document.run.run_id} holds "
-        f"{'it' if num_lost == 1 else 'them'} again, and nothing else"
+        f"{plural(num_lost, 'session')} lost: --resume {document.run.run_id} measures "
+        f"{'its cycle' if num_lost == 1 else 'their cycles'} again"
     )
 
 

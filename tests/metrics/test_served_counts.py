@@ -16,7 +16,7 @@ from specbench.records import RequestCounts
 from tests.metrics.test_sessions import cell_of
 from tests.served_sessions import Sweep, served_sweep
 
-# 24 tokens after the first in 8 rounds that accept 2, 2, 1, 1 and 2 times 0, 1, 2, 3 and 4 drafts.
+# 24 tokens after the first in 8 rounds that accept 1, 3, 1, 1 and 2 times 0, 1, 2, 3 and 4 drafts.
 NUM_REQUESTS = 8 * 6
 
 
@@ -35,11 +35,11 @@ def with_sessions(cell: CellData, **changed: object) -> CellData:
 
 
 def test_acceptance_is_that_of_the_requests_own_counts(cell):
-    assert acceptance.mean_acceptance_length(cell) == 1 + 15 / 8
-    assert acceptance.mean_acceptance_length_per_request(cell) == 1 + 15 / 8
-    assert acceptance.acceptance_rate(cell) == 15 / 32
-    assert acceptance.acceptance_histogram(cell) == tuple(NUM_REQUESTS * n for n in (2, 2, 1, 1, 2))
-    assert acceptance.acceptance_rate_per_position(cell) == (6 / 8, 4 / 8, 3 / 8, 2 / 8)
+    assert acceptance.mean_acceptance_length(cell) == 1 + 16 / 8
+    assert acceptance.mean_acceptance_length_per_request(cell) == 1 + 16 / 8
+    assert acceptance.acceptance_rate(cell) == 16 / 32
+    assert acceptance.acceptance_histogram(cell) == tuple(NUM_REQUESTS * n for n in (1, 3, 1, 1, 2))
+    assert acceptance.acceptance_rate_per_position(cell) == (7 / 8, 4 / 8, 3 / 8, 2 / 8)
     assert counts.num_rounds(cell) == NUM_REQUESTS * 8
     found = vllm_counts(cell)
     assert (found.num_spec_steps, found.num_spec_tokens) == (NUM_REQUESTS * 8, 4)
@@ -48,16 +48,16 @@ def test_acceptance_is_that_of_the_requests_own_counts(cell):
 def test_rounds_that_drafted_nothing_count_though_an_engine_s_histogram_lacks_them(cell):
     """Two rounds more than the histogram has, as of a lookup that found nothing."""
     other = counted(cell, lambda own: replace(own, num_rounds=10))
-    assert acceptance.mean_acceptance_length(other) == 1 + 15 / 10
-    assert acceptance.mean_acceptance_length_when_drafted(other) == 1 + 15 / 8
-    assert acceptance.acceptance_rate_per_position(other)[0] == 6 / 10
-    assert acceptance.acceptance_histogram(other)[0] == NUM_REQUESTS * 4
+    assert acceptance.mean_acceptance_length(other) == 1 + 16 / 10
+    assert acceptance.mean_acceptance_length_when_drafted(other) == 1 + 16 / 8
+    assert acceptance.acceptance_rate_per_position(other)[0] == 7 / 10
+    assert acceptance.acceptance_histogram(other)[0] == NUM_REQUESTS * 3
     assert not judge_cell(other)
 
 
 def test_without_a_histogram_nothing_is_known_by_position(cell):
     other = counted(cell, lambda own: replace(own, num_by_accepted=None))
-    assert acceptance.mean_acceptance_length(other) == 1 + 15 / 8
+    assert acceptance.mean_acceptance_length(other) == 1 + 16 / 8
     assert acceptance.acceptance_rate_per_position(other) is None
     assert acceptance.conditional_acceptance_rate(other) is None
     assert acceptance.acceptance_histogram(other) is None
@@ -65,30 +65,64 @@ def test_without_a_histogram_nothing_is_known_by_position(cell):
     assert vllm_counts(other) is None
 
 
-def test_a_request_without_counts_leaves_the_cell_without_acceptance(cell):
+def test_a_request_without_counts_leaves_the_cell_to_the_servers_counters(cell):
     first, *rest = cell.requests
     other = replace(cell, requests=(replace(first, counts=None), *rest))
-    assert acceptance.mean_acceptance_length(other) is None
-    assert counts.num_rounds(other) is None
+    assert acceptance.mean_acceptance_length(other) == pytest.approx(1 + 16.5 / 8)
+    assert acceptance.mean_acceptance_length_per_request(other) == 1 + 16 / 8
+    assert counts.num_rounds(other) == NUM_REQUESTS * 8
     assert not judge_cell(other)
 
 
 def test_the_engines_own_figure_counts_past_the_ends_of_answers(cell):
-    """Every other prompt accepts one draft past its end: 15.5 a request instead of 15."""
-    assert servers.mean_acceptance_length_of_engine(cell) == pytest.approx(1 + 15.5 / 8)
+    """Every other prompt accepts one draft past its end: 16.5 a request instead of 16."""
+    assert servers.mean_acceptance_length_of_engine(cell) == pytest.approx(1 + 16.5 / 8)
     assert servers.num_overshot(cell) == NUM_REQUESTS / 2
-    assert acceptance.mean_acceptance_length(cell) == 1 + 15 / 8
+    assert acceptance.mean_acceptance_length(cell) == 1 + 16 / 8
 
 
-def test_where_requests_do_not_tell_it_the_servers_counters_do_if_they_are_of_this_cell_alone():
-    stored = served_sweep(Sweep(rows=(1,)))
-    cell = counted(cell_of(stored, 4), lambda own: replace(own, num_drafting=None))
-    assert servers.mean_acceptance_length_of_engine(cell) == pytest.approx(1 + 15.5 / 8)
-    one, *rest = cell.servers
-    untold = replace(cell, servers=(replace(one, counters={}), *rest))
-    assert servers.mean_acceptance_length_of_engine(untold) is None
-    both = counted(cell_of(served_sweep(), 4), lambda own: replace(own, num_drafting=None))
-    assert servers.mean_acceptance_length_of_engine(both) is None
+def without_counts(cell: CellData) -> CellData:
+    """As a server is run by default: no counts per request, only counters."""
+    return replace(cell, requests=tuple(replace(r, counts=None) for r in cell.requests))
+
+
+def test_counters_give_acceptance_and_rounds_if_requests_do_not(cell):
+    plain = without_counts(cell)
+    # Every other request of 8 rounds accepts one draft past its end: 16.5 on average.
+    assert acceptance.mean_acceptance_length(plain) == pytest.approx(1 + 16.5 / 8)
+    assert servers.mean_acceptance_length_of_engine(plain) == pytest.approx(1 + 16.5 / 8)
+    assert acceptance.acceptance_rate(plain) == pytest.approx(16.5 / 32)
+    assert acceptance.acceptance_rate_per_position(plain) == pytest.approx(
+        (7.5 / 8, 4 / 8, 3 / 8, 2 / 8)
+    )
+    assert counts.num_rounds(plain) == NUM_REQUESTS * 8
+    assert round_s(plain) == pytest.approx(round_s(cell))
+    assert break_even_length(plain) == pytest.approx(break_even_length(cell))
+    assert not judge_cell(plain)
+
+
+def test_counters_are_those_of_the_cells_own_setting():
+    """Four concurrent requests ask twice as much; the other setting's counters stay out."""
+    for rows, num_requests in ((1, NUM_REQUESTS), (4, 2 * NUM_REQUESTS)):
+        plain = without_counts(cell_of(served_sweep(), 4, rows))
+        assert counts.num_rounds(plain) == num_requests * 8
+        assert acceptance.mean_acceptance_length(plain) == pytest.approx(1 + 16.5 / 8)
+
+
+def test_without_counts_and_counters_there_is_no_figure_of_rounds(cell):
+    loads = tuple(replace(load, counters={}, num_accepted_at=()) for load in cell.loads)
+    plain = without_counts(with_sessions(cell, client=loads))
+    for figure in (round_s, break_even_length, acceptance.mean_acceptance_length):
+        assert figure(plain) is None
+    assert round_s(cell_of(served_sweep(), 0)) is not None
+
+
+def test_a_failed_request_of_ours_leaves_the_rounds_per_token_of_the_counters(cell):
+    """Counters have 48 requests, of which one failed at our end."""
+    plain = without_counts(cell)
+    first, *rest = plain.requests
+    torn = replace(plain, requests=(replace(first, finish_reason="failed"), *rest))
+    assert round_s(torn) == pytest.approx(round_s(replace(plain, requests=tuple(rest))))
 
 
 def test_a_round_takes_decode_seconds_by_the_rounds_in_them():

@@ -170,6 +170,14 @@ def test_a_cycle_counts_on_the_last_node_alone_that_held_it():
     assert usable_sessions(on_a + on_b).keys() == {server.session for server in on_b}
 
 
+def test_a_cycle_that_is_held_again_has_no_session_of_its_first_attempt():
+    """K = 0 of a quiet hour is no baseline of a K that was cut and measured again in a busy one."""
+    first = [server for server in served_sweep().servers if server.cycle == 0]
+    again = [replace(s, attempt=2, session=f"{s.session} again") for s in first]
+    assert usable_sessions(first[:4] + again[:1]).keys() == {again[0].session}
+    assert usable_sessions(first[:4] + again).keys() == {server.session for server in again}
+
+
 def test_of_two_attempts_at_a_session_the_last_one_makes_the_figures():
     stored = served_sweep()
     first = stored.servers[0]

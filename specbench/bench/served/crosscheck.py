@@ -14,12 +14,20 @@ class Checked(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def checked(requests: Sequence[RequestRecord], counted: Counters, k: int) -> Checked:
-    """Holds the requests of one condition at K against what the server counted meanwhile."""
-    return Checked(tuple(_problems(requests, counted, k)), tuple(_warnings(requests, counted)))
+def checked(
+    requests: Sequence[RequestRecord], counted: Counters, k: int, most_tokens: int
+) -> Checked:
+    """Compares the requests of one condition at K with what the server counted meanwhile.
+
+    `most_tokens`: the limit of an output, which a request that failed may have taken as well.
+    """
+    problems = tuple(_problems(requests, counted, k, most_tokens))
+    return Checked(problems, tuple(_warnings(requests, counted)))
 
 
-def _problems(requests: Sequence[RequestRecord], counted: Counters, k: int) -> Iterator[str]:
+def _problems(
+    requests: Sequence[RequestRecord], counted: Counters, k: int, most_tokens: int
+) -> Iterator[str]:
     if k == 0 and counted.num_draft_tokens:
         yield (
             f"it drafted {counted.num_draft_tokens:,.0f} tokens, and is measured as K = 0; "
@@ -28,21 +36,46 @@ def _problems(requests: Sequence[RequestRecord], counted: Counters, k: int) -> I
     failed = [request for request in requests if request.finish_reason == "failed"]
     if len(failed) == len(requests):
         yield f"no request was answered: {failed[0].error}"
-    if counted.is_of_a_restart:
-        yield "the server restarted while it was measured: its counters began anew"
-    elif counted.num_tokens is not None and not failed:
-        ours = sum(request.num_output_tokens for request in requests)
-        # A last token that ends the text may be counted and not be sent.
-        if counted.num_tokens > ours + len(requests):
-            yield (
-                f"another client was served meanwhile: the server counted "
-                f"{counted.num_tokens:,.0f} tokens, our requests have {ours:,}"
-            )
-        elif counted.num_tokens < ours - len(requests):
-            yield (
-                f"the server counted {counted.num_tokens:,.0f} tokens, our requests have "
-                f"{ours:,}: its counters miss some (a router in front of several servers?)"
-            )
+    elif counted.is_of_a_restart:
+        yield "the server restarted while it was measured: its counters began again"
+    else:
+        yield from _other_traffic(requests, counted, len(failed), most_tokens)
+
+
+def _other_traffic(
+    requests: Sequence[RequestRecord], counted: Counters, num_failed: int, most_tokens: int
+) -> Iterator[str]:
+    """Counts that exceed, or miss, what our requests account for.
+
+    A last token that ends the text may be counted and not be sent, and a template may add a token
+    that usage does not have: one per request. A failed request may have been served to its end,
+    and a preempted one prefilled twice.
+    """
+    num = len(requests)
+    excess = []
+    ours = sum(request.num_output_tokens for request in requests)
+    most = ours + num + num_failed * most_tokens
+    if counted.num_tokens is not None and counted.num_tokens > most:
+        excess.append(f"{counted.num_tokens:,.0f} output tokens (ours: {ours:,})")
+    prompts = [r.num_prompt_tokens for r in requests if r.finish_reason != "failed"]
+    prefilled_again = (num_failed + (counted.num_preemptions or 0.0)) * max(prompts)
+    if (
+        counted.num_prompt_tokens is not None
+        and all(prompts)  # else usage does not report them
+        and counted.num_prompt_tokens > sum(prompts) + num + prefilled_again
+    ):
+        excess.append(f"{counted.num_prompt_tokens:,.0f} prompt tokens (ours: {sum(prompts):,})")
+    if counted.num_requests is not None and counted.num_requests > num:
+        excess.append(f"{counted.num_requests:,.0f} finished requests (ours: {num:,})")
+    if counted.num_in_progress:
+        excess.append(f"{counted.num_in_progress:,.0f} requests still in progress (ours: 0)")
+    if excess:
+        yield f"another client was served meanwhile: the server counted {', '.join(excess)}"
+    if counted.num_tokens is not None and counted.num_tokens < ours - num:
+        yield (
+            f"the server counted {counted.num_tokens:,.0f} output tokens, our requests have "
+            f"{ours:,}: its counters miss some (a router in front of several servers?)"
+        )
 
 
 def _warnings(requests: Sequence[RequestRecord], counted: Counters) -> Iterator[str]:

@@ -26,7 +26,7 @@ TRIES = 2  # sessions in a row that break off before a K is given up
 
 
 class CycleRun:
-    """Holds the sessions of a cycle that are not stored yet."""
+    """Holds the sessions of a cycle."""
 
     def __init__(
         self,
@@ -50,16 +50,26 @@ class CycleRun:
         self._run = SessionRun(plan, ledger, answers, Gpus())
 
     def hold(self, sessions: Sequence[Session], purpose: BlockPurpose) -> None:
-        """Those of a cycle that are not stored yet, until the deadline."""
+        """The sessions of a cycle, unless all of it is stored, until the deadline."""
         if self._plan.running_ks is None:
             self._read_models()
-        left = sessions_left(sessions, self._ledger.stored.servers, self._ledger.node)
+        left = sessions_left(sessions, self._ledger.stored.servers)
+        attempt = 1 + max(
+            (
+                server.attempt
+                for server in self._ledger.stored.servers
+                for session in left[:1]
+                if (server.target, server.engine, server.cycle)
+                == (session.target, session.engine, session.cycle)
+            ),
+            default=0,
+        )
         for done, session in enumerate(left):
             if self._deadline.is_over(purpose):
                 return
             if self._failures[session.draft.label] < TRIES:
                 self._watch.stage(f"{session.target}: {session.label}")
-                self._hold_one(session)
+                self._hold_one(session, attempt)
             self._watch.advance(done + 1, len(left), self._deadline.seconds_left(purpose))
 
     def _read_models(self) -> None:
@@ -69,13 +79,13 @@ class CycleRun:
             with suppress(ModelError):  # the engine will say what is wrong with it
                 read_once(folder)
 
-    def _hold_one(self, session: Session) -> None:
+    def _hold_one(self, session: Session, attempt: int) -> None:
         name = next_name(session, self._ledger.stored)
         try:
             record = asyncio.run(self._measure(session, name))
         except (SpecbenchError, OSError) as error:
             record = unusable(session, name, (_on_one_line(error),))
-        self._ledger.append(replace(record, node=self._ledger.node))
+        self._ledger.append(replace(record, node=self._ledger.node, attempt=attempt))
         for text in (*record.problems, *record.warnings):
             self._watch.warn(f"{session.label}: {text}")
         self._failures[session.draft.label] += 1
@@ -90,14 +100,18 @@ class CycleRun:
                 return broken_off(session, name, running, (_on_one_line(error),))
 
 
-def sessions_left(
-    sessions: Sequence[Session], servers: Sequence[ServerRecord], node: str | None
-) -> list[Session]:
-    """Those of a cycle not held yet; all of them where some were held on another node."""
-    held = {server.place: server.node for server in usable_sessions(servers).values()}
-    left = [session for session in sessions if session.place not in held]
-    is_elsewhere = any(held.get(session.place, node) != node for session in sessions)
-    return list(sessions) if left and is_elsewhere else left
+def sessions_left(sessions: Sequence[Session], servers: Sequence[ServerRecord]) -> list[Session]:
+    """All sessions of a cycle, unless each was held: then none.
+
+    A K that is measured again needs its baseline from the same time, server and node.
+    """
+    return list(sessions) if sessions_missing(sessions, servers) else []
+
+
+def sessions_missing(sessions: Sequence[Session], servers: Sequence[ServerRecord]) -> list[Session]:
+    """Those of a cycle that have no usable record."""
+    held = {server.place for server in usable_sessions(servers).values()}
+    return [session for session in sessions if session.place not in held]
 
 
 def next_name(session: Session, stored: StoredRun) -> str:

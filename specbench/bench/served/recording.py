@@ -1,7 +1,8 @@
 """A server's answers and counters as records."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 from specbench.bench.blocks import Cell
@@ -89,13 +90,16 @@ def server_record(
     session: Session, name: str, running: Running, served: Sequence[Served], used: GpuUse
 ) -> ServerRecord:
     """The record of a session that was held to its end."""
-    counted = _summed([one.counted for one in served])
+    counted: dict[str, float] = {}
+    for counter, value in chain.from_iterable(one.client.counters.items() for one in served):
+        counted[counter] = counted.get(counter, 0.0) + value
     return replace(
         broken_off(session, name, running, ()),
         seconds=sum(one.client.seconds for one in served),
         counters=counted,
         num_preemptions=round(counted["num_preemptions"]) if "num_preemptions" in counted else None,
         queue_s=counted.get("queue_s"),
+        started_s=max(filter(None, (one.counted.started_s for one in served)), default=None),
         client=tuple(one.client for one in served),
         sees_others=all(one.counted.num_tokens is not None for one in served),
         problems=tuple(dict.fromkeys(p for one in served for p in one.problems)),
@@ -143,14 +147,3 @@ def unusable(session: Session, name: str, problems: Sequence[str]) -> ServerReco
         addresses=(),
         problems=tuple(problems),
     )
-
-
-def _summed(counted: Sequence[Counters]) -> dict[str, float]:
-    """Each counter's difference, summed over conditions; what the server lacks is left out."""
-    sums: dict[str, float] = {}
-    for one in counted:
-        for name in (field.name for field in fields(one)):
-            value = getattr(one, name)
-            if isinstance(value, float):
-                sums[name] = sums.get(name, 0.0) + value
-    return sums

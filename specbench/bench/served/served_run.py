@@ -13,6 +13,7 @@ from specbench.bench.served.cycle_run import (
     CycleRun,
     next_name,
     sessions_left,
+    sessions_missing,
     was_held,
 )
 from specbench.bench.served.host import host_of
@@ -78,7 +79,7 @@ class Cycle:
                 yield record
 
     def lost(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:
-        for session in sessions_left(self.sessions, stored.servers, None):
+        for session in sessions_missing(self.sessions, stored.servers):
             yield unusable(session, next_name(session, stored), (reason,))
 
 
@@ -125,7 +126,7 @@ class ServedRun:
                 purpose=purpose,
                 failures=self._failures(),
             )
-            left = sessions_left(cycle.sessions, self._ledger.stored.servers, self._ledger.node)
+            left = sessions_left(cycle.sessions, self._ledger.stored.servers)
             is_due = any(cycle.failures.get(session.draft.label, 0) < TRIES for session in left)
             if is_due and not self._has_time(len(left), len(cycle.sessions) * num_running, purpose):
                 return None

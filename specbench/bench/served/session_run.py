@@ -1,10 +1,12 @@
 """One session: warm up, ask, count and record."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import reduce
 from operator import add
+from time import perf_counter
 
 from specbench.bench.blocks import Cell, request_seed
 from specbench.bench.plan import TargetPlan
@@ -13,6 +15,7 @@ from specbench.bench.served.questions import (
     Answers,
     PlannedRequest,
     asked_in,
+    most_tokens,
     question,
     template_clock,
     warm_up_questions,
@@ -37,6 +40,7 @@ from specbench.servers.traffic import ServerRequest, Traffic, closed_loop, open_
 
 WARM_UP_TOKENS = 32
 WARM_UPS = 2  # batches of as many requests as there will be at once
+IDLE_S, POLL_S = 5.0, 0.05  # how long a server may take to finish what is in progress
 
 
 class SessionRun:
@@ -93,9 +97,12 @@ class SessionRun:
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         asked = asked_in(self._plan, session, cell)
         path = find_served(session.engine).COUNTERS
-        before = await _counters(running.clients, path)
+        before = await _idle_counters(running.clients, path)
+        if before.num_in_progress:
+            at = running.clients[0].address.root
+            raise ServerError(f"{at}: another client's requests are in progress, and do not end")
         done = await self._send(session, cell, asked, running)
-        counted = (await _counters(running.clients, path)).since(before)
+        counted = (await _idle_counters(running.clients, path)).since(before)
         if any(one.error for one in done.answers):
             running.require()
         requests = request_records(session, cell, asked, done.answers)
@@ -123,8 +130,11 @@ class SessionRun:
             cpu_s=done.load.cpu_s,
             num_events=done.load.num_events,
             mean_lag_s=done.load.mean_lag_s,
+            counters=counted.sums,
+            num_accepted_at=counted.num_accepted_at,
         )
-        return Served(counted, load, *checked(requests, counted, session.draft.k))
+        limit = most_tokens(self._plan, cell)
+        return Served(counted, load, *checked(requests, counted, session.draft.k, limit))
 
     async def _send(
         self, session: Session, cell: Cell, asked: Sequence[PlannedRequest], running: Running
@@ -147,6 +157,16 @@ class SessionRun:
         return await open_loop(
             requests, running.clients, request_rate=condition.request_rate, seed=seed
         )
+
+
+async def _idle_counters(clients: Sequence[Client], path: str | None) -> Counters:
+    """The counters once no request is in progress, or as they are after `IDLE_S`."""
+    ends_s = perf_counter() + IDLE_S
+    while (counters := await _counters(clients, path)).num_in_progress:
+        if perf_counter() > ends_s:
+            break
+        await asyncio.sleep(POLL_S)
+    return counters
 
 
 async def _counters(clients: Sequence[Client], path: str | None) -> Counters:

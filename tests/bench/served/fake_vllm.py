@@ -21,6 +21,7 @@ FAULTS = {
     "dies": "ends in the middle of the second measured answer",
     "restarts": "counts from nothing after the second answer",
     "foreign": "serves another client's 500 tokens beside the second answer",
+    "prefill": "reads another client's prompt of 1,000 tokens beside the second answer",
     "hides": "counts fewer accepted drafts on its page than in its answers",
 }
 ROUND_S, DRAFT_S = 0.001, 0.00005
@@ -39,6 +40,9 @@ class Engine:
         self.lock = threading.Lock()
         self.num_measured = 0
         self.num_tokens = self.num_drafts = self.num_accepted = 0
+        self.num_prompt_tokens = self.num_requests = 0
+        self.accepted_at = [0] * k
+        self.started_s = time.time()
 
     def rounds(self, prompt: str, most: int) -> list[int]:
         """Accepted drafts of each round, the same for a prompt whatever asks; the last may pass
@@ -64,7 +68,12 @@ class Engine:
             done += len(new)
         with self.lock:
             self.num_tokens += len(ids)
+            self.num_prompt_tokens += len(prompt.split())
+            self.num_requests += 1
             if self.k:
+                for one in accepted:
+                    for position in range(one):
+                        self.accepted_at[position] += 1
                 self.num_drafts += len(accepted)
                 self.num_accepted += sum(accepted) - (self.fault == "hides")
         finish = "length" if len(ids) == most else "stop"
@@ -92,17 +101,26 @@ class Engine:
                 self.num_tokens = -1_000
             if self.fault == "foreign":
                 self.num_tokens += 500
+            if self.fault == "prefill":
+                self.num_prompt_tokens += 1_000
 
     def page(self) -> str:
-        lines = [f"vllm:generation_tokens_total {1_000 + self.num_tokens}.0"]
+        lines = [
+            f"vllm:generation_tokens_total {1_000 + self.num_tokens}.0",
+            f"vllm:generation_tokens_created {self.started_s}",
+            f"vllm:prompt_tokens_total {500 + self.num_prompt_tokens}.0",
+            f'vllm:request_success_total{{finished_reason="stop"}} {40 + self.num_requests}.0',
+            "vllm:num_requests_running 0.0",
+            "vllm:num_requests_waiting 0.0",
+        ]
         if self.k:
             lines += [
                 f"vllm:spec_decode_num_drafts_total {self.num_drafts}.0",
                 f"vllm:spec_decode_num_draft_tokens_total {self.k * self.num_drafts}.0",
                 f"vllm:spec_decode_num_accepted_tokens_total {self.num_accepted}.0",
                 *(
-                    f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}} 1.0'
-                    for i in range(self.k)
+                    f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}} {at}.0'
+                    for i, at in enumerate(self.accepted_at)
                 ),
             ]
         blocks = 1_000 - 100 * bool(self.k)

@@ -1,5 +1,7 @@
 """What the server counted beside what was asked of it."""
 
+from dataclasses import replace
+
 import pytest
 
 from specbench.bench.served.crosscheck import checked
@@ -11,35 +13,74 @@ COUNTS = RequestCounts(num_rounds=4, num_drafted=8, num_accepted=5, num_drafting
 
 
 def requests(num, counts=None):
-    """Of 10 tokens each."""
-    return [
-        made_request("cell", f"p{i}", None, output_ids=tuple(range(10)), counts=counts)
-        for i in range(num)
-    ]
+    """Of 10 tokens each, to prompts of 20."""
+    asked = {"output_ids": tuple(range(10)), "num_prompt_tokens": 20}
+    return [made_request("cell", f"p{i}", None, counts=counts, **asked) for i in range(num)]
+
+
+MOST_TOKENS = 12
+FOREIGN = "another client"
+
+
+def problems(some, k=0, **counted):
+    return checked(some, Counters(engine="vllm", **counted), k, MOST_TOKENS).problems
 
 
 @pytest.mark.parametrize(
     ("num_tokens", "said"),
     [
-        (26.0, "the server counted 26 tokens, our requests have 30"),
+        (26.0, "26 output tokens"),
         (27.0, None),  # a request's end may be counted or not
         (33.0, None),
-        (34.0, "another client was served meanwhile: the server counted 34 tokens"),
-        (-5.0, "the server restarted"),
+        (34.0, FOREIGN),
         (None, None),
     ],
 )
-def test_tokens_that_nobody_here_asked_for_are_another_clients(num_tokens, said):
-    found = checked(requests(3), Counters(engine="vllm", num_tokens=num_tokens), 0).problems
-    assert [said in problem for problem in found] == ([True] if said else [])
+def test_output_tokens_beyond_ours_are_another_clients(num_tokens, said):
+    assert [said in text for text in problems(requests(3), num_tokens=num_tokens)] == (
+        [True] if said else []
+    )
 
 
-def test_a_failed_request_leaves_the_count_unchecked_and_all_of_them_are_a_problem():
+@pytest.mark.parametrize(
+    ("counted", "is_foreign"),
+    [
+        ({"num_prompt_tokens": 63.0}, False),  # 20 each, and one more per request
+        ({"num_prompt_tokens": 64.0}, True),
+        ({"num_prompt_tokens": 5.0}, False),  # the rest was cached
+        ({"num_prompt_tokens": 83.0, "num_preemptions": 1.0}, False),  # one prefilled twice
+        ({"num_prompt_tokens": 84.0, "num_preemptions": 1.0}, True),
+        ({"num_requests": 3.0}, False),
+        ({"num_requests": 4.0}, True),
+        ({"num_in_progress": 0.0}, False),
+        ({"num_in_progress": 1.0}, True),
+    ],
+)
+def test_prefill_and_requests_beyond_ours_are_another_clients(counted, is_foreign):
+    found = problems(requests(3), num_tokens=30.0, **counted)
+    assert [FOREIGN in text for text in found] == [True] * is_foreign
+
+
+def test_a_server_that_does_not_report_prompt_tokens_per_request_is_not_accused():
+    some = [replace(request, num_prompt_tokens=0) for request in requests(3)]
+    assert problems(some, num_prompt_tokens=900.0) == ()
+
+
+def test_a_restart_is_named_and_counts_after_it_are_not_compared():
+    (problem,) = problems(requests(3), num_tokens=-5.0, is_of_a_restart=True)
+    assert "restarted" in problem
+
+
+def test_our_failed_requests_may_have_been_served_and_no_more_than_that():
     failed = made_request("cell", "p", None, finish_reason="failed", error="broke off")
-    foreign = Counters(engine="vllm", num_tokens=500.0)
-    assert checked([*requests(3), failed], foreign, 0).problems == ()
-    (problem,) = checked([failed, failed], foreign, 0).problems
-    assert problem == "no request was answered: broke off"
+    some = [*requests(3), failed]
+    served = {"num_tokens": 30.0 + MOST_TOKENS, "num_prompt_tokens": 80.0, "num_requests": 4.0}
+    assert problems(some, **served) == ()
+    for name, most in (("num_tokens", 46.0), ("num_prompt_tokens", 84.0), ("num_requests", 4.0)):
+        assert problems(some, **{name: most}) == ()
+        assert [FOREIGN in text for text in problems(some, **{name: most + 1})] == [True]
+    (problem,) = problems([failed, failed], num_tokens=500.0)
+    assert "broke off" in problem
 
 
 @pytest.mark.parametrize(
@@ -54,12 +95,12 @@ def test_a_failed_request_leaves_the_count_unchecked_and_all_of_them_are_a_probl
 )
 def test_counts_of_requests_are_compared_with_the_servers(accepted, rounds, said):
     counted = Counters(engine="vllm", num_tokens=20.0, num_accepted=accepted, num_rounds=rounds)
-    assert checked(requests(2, COUNTS), counted, 2) == ((), said)
-    assert checked([*requests(1, COUNTS), *requests(1)], counted, 2).warnings == ()
+    assert checked(requests(2, COUNTS), counted, 2, MOST_TOKENS) == ((), said)
+    some = [*requests(1, COUNTS), *requests(1)]
+    assert checked(some, counted, 2, MOST_TOKENS).warnings == ()
 
 
 def test_a_server_that_drafts_is_no_baseline():
-    counted = Counters(engine="vllm", num_draft_tokens=12.0)
-    (problem,) = checked(requests(3), counted, 0).problems
+    (problem,) = problems(requests(3), 0, num_draft_tokens=12.0)
     assert problem.startswith("it drafted 12 tokens, and is measured as K = 0")
-    assert checked(requests(3), counted, 4).problems == ()
+    assert problems(requests(3), 4, num_draft_tokens=12.0) == ()

@@ -98,11 +98,10 @@ def test_an_interrupted_run_keeps_what_is_stored_and_is_completed_without_a_clus
     assert len(explored) == 8  # those of the first cycle were not held again
 
 
-def test_a_cycle_that_was_begun_on_another_node_is_held_again_as_a_whole(folder):
+def test_a_cycle_that_was_begun_is_held_again_as_a_whole(folder):
     pairings = load_pairings(folder.path / "pairings.yaml").select(("big/lookup",))
     (plan,) = plan_targets(folder.settings, pairings, lambda target: target.model.dtype)
     sessions = list(cycle_of(served_cells(plan, "vllm"), 0))
     held = [server for server in folder.here.servers if server.cycle == 0]
-    assert sessions_left(sessions, held, "b") == []  # all of them were held
-    assert sessions_left(sessions, held[:3], None) == sessions[3:]
-    assert sessions_left(sessions, held[:3], "b") == sessions
+    assert sessions_left(sessions, held) == []
+    assert sessions_left(sessions, held[:3]) == sessions
