@@ -180,6 +180,7 @@ def _measured(
     from specbench.export.measured_there import basis_there, version_there
     from specbench.export.winner import winner
     from specbench.report.document import build_document
+    from specbench.report.notes import noise_warnings
 
     stored = _find_run({one.name for one in chosen}, run, runs)
     document = build_document(stored)
@@ -193,7 +194,8 @@ def _measured(
     engine, servers = asked.engine or "", document.servers
     arguments = document.run.settings.servers.engine_args
     own = basis_there(deployment, engine, servers, arguments)
-    basis = (f"run {document.run.run_id}{cut}", *own, *deployment.basis)
+    noise = noise_warnings(document)
+    basis = (f"run {document.run.run_id}{cut}", *noise, *own, *deployment.basis)
     if _is_default_of_a_cpu(deployment, document.run):
         # Nobody asked for float32, and a GPU engine would serve at a fraction of its speed.
         basis = (*basis, _CPU_DTYPE)

@@ -76,6 +76,7 @@ def recommend(
     from specbench.cli.console import WIDTH, open_console, say
     from specbench.report.answers import has_undecided
     from specbench.report.document import build_document
+    from specbench.report.notes import noise_warnings
     from specbench.report.recommendation import (
         is_untried,
         open_question,
@@ -109,6 +110,8 @@ def recommend(
     if not document.is_complete:
         told = f"run {document.run.run_id} was interrupted: based on what it measured so far"
         typer.echo(told, err=True)
+    for warning in noise_warnings(document):
+        typer.echo(f"warning: {warning}", err=True)
     if as_json:
         import json
 

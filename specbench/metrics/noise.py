@@ -32,19 +32,20 @@ def with_results(warnings: Sequence[str], signs: Sequence[str]) -> list[str]:
     """The warnings of a run's start, with what its results show added to the one about noise."""
     if not signs:
         return list(warnings)
-    rest = (warning for warning in warnings if not _is_noise(warning))
+    rest = (warning for warning in warnings if not is_noise(warning))
     return [noise_warning(noise_facts(warnings, signs)), *rest]
 
 
 def noise_facts(warnings: Sequence[str], signs: Sequence[str]) -> tuple[str, ...]:
     """What showed that the machine was busy, at the start of a run and in its results."""
-    early = [w.removeprefix(_NOISY).removesuffix(_SO) for w in warnings if _is_noise(w)]
+    early = [w.removeprefix(_NOISY).removesuffix(_SO) for w in warnings if is_noise(w)]
     if any(_OPTION in fact for fact in early):  # advice is given once
         signs = [sign for sign in signs if _OPTION not in sign]
     return (*early, *signs)
 
 
-def _is_noise(warning: str) -> bool:
+def is_noise(warning: str) -> bool:
+    """Whether a warning is the one about noise."""
     return warning.startswith(_NOISY)
 
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import partial
 
 from specbench.metrics.imported import import_warnings
-from specbench.metrics.noise import with_results
+from specbench.metrics.noise import is_noise, with_results
 from specbench.records import CellKey, CellSummary, Environment, no_template
 from specbench.report.document import Document
 from specbench.report.numbers import lengths
@@ -75,6 +75,11 @@ def run_warnings(document: Document) -> list[str]:
         *_resumed(document),
         *session_warnings(document),
     ]
+
+
+def noise_warnings(document: Document) -> list[str]:
+    """The run warning about a noisy machine, if there is one: it goes before any advice."""
+    return [warning for warning in run_warnings(document) if is_noise(warning)]
 
 
 def _targets_without_template(document: Document) -> list[str]:
