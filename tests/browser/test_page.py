@@ -25,6 +25,10 @@ LOOKS += [(820, "light", "print"), (820, "dark", "print")]  # paper is white for
 LEGIBLE_PX = 9.0
 PAPER_PX = 718  # A4 within its margins
 GRAVE = ("serious", "critical")
+CUT = (
+    "[...document.querySelectorAll('.wide')].filter((box) => box.scrollWidth > box.clientWidth)"
+    ".map((box) => box.ariaLabel)"
+)
 
 
 def broken() -> Document:
@@ -87,6 +91,7 @@ def test_it_says_nothing_asks_nobody_and_fits(
     assert chromium.requested == [page.as_uri()]
     if medium == "screen":
         assert chromium.value("document.documentElement.scrollWidth") <= width
+        assert (chromium.value(CUT) == []) is (width == 1440)  # narrower screens scroll the box
     paper = chromium.value("getComputedStyle(document.body).backgroundColor")
     is_dark = scheme == "dark" and medium == "screen"
     assert paper == ("rgb(22, 24, 28)" if is_dark else "rgb(255, 255, 255)")
@@ -106,6 +111,8 @@ def test_so_do_other_kinds_of_runs(
     assert chromium.logged == []
     assert chromium.requested == [place.as_uri()]
     assert chromium.value("document.documentElement.scrollWidth") <= width
+    if width == 1440:
+        assert chromium.value(CUT) == []
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "light"), (390, "dark")])
