@@ -1,5 +1,6 @@
 """Evidence for a whole `verify`: target after target, through the engines that a run has."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,12 +29,13 @@ from specbench.inputs.pairing import Pairing
 from specbench.model_files.model import open_model
 from specbench.records import Message, Prompt, Sampling
 from specbench.settings import BUILTIN, RunSettings
-from specbench.verify.collect import Answered, Collector, Question
+from specbench.verify.collect import Answered, Collector, Examined, Question
 from specbench.verify.evidence import Evidence
 from specbench.verify.examine import Amount, Job, examine
-from specbench.verify.judge import power_of_call
+from specbench.verify.judge import MOST_TOKENS, level_of_call, power_of_call
 from specbench.verify.teacher import Teacher
 
+FEWEST_TOKENS = 100  # of each cell, whatever the budget
 _SMALL = 32 * 2**20  # bytes of a target's weights in float32
 # Time per token over that of a greedy one without drafts: mean of the embedded drafters, of which
 # lookahead alone takes more than twice as long.
@@ -46,14 +48,17 @@ def collect_evidence(
     watch: Watch,
     *,
     num_tokens: int,
+    budget_s: float | None,
     num_rows: int,
 ) -> list[Evidence]:
     """Every pairing at every K and temperature, K = 0 of its target before it.
 
-    `num_tokens` are sampled for each, by the built-in decoder `num_rows` texts at once. Raises
-    UsageError and WorkloadError before anything is loaded; a model that cannot run is evidence.
+    `num_tokens` are sampled for each, by the built-in decoder `num_rows` texts at once. With a
+    budget, as many more as the target's distributions need to show anything, within that time.
+    Raises UsageError and WorkloadError before anything is loaded; a model that cannot run is
+    evidence.
     """
-    work = partial(_collect, settings, tuple(pairings), num_tokens, num_rows)
+    work = partial(_collect, settings, tuple(pairings), num_tokens, budget_s, num_rows)
     return shared_out(work, _num_processes(settings, pairings), watch)
 
 
@@ -78,6 +83,7 @@ def _collect(
     settings: RunSettings,
     pairings: Sequence[Pairing],
     num_tokens: int,
+    budget_s: float | None,
     num_rows: int,
     share: Share,
     watch: Watch,
@@ -90,7 +96,9 @@ def _collect(
     torch.set_num_threads(settings.machine.threads or (1 if is_small else idle_threads()))
     look_for_hub(pairings, watch.warn)
     evidence: dict[tuple[int, int], Evidence] = {}
-    for number, plan in enumerate(plan_targets(settings, pairings, lambda _: "", read_shapes)):
+    plans = list(plan_targets(settings, pairings, lambda _: "", read_shapes))
+    num_sampled = sum(job.sampling.temperature > 0 for plan in plans for job in _jobs(plan))
+    for number, plan in enumerate(plans):
         for warning in (*peer_warnings(plan), *plan.left_out):
             watch.warn(warning)
         jobs = list(_jobs(plan))
@@ -111,13 +119,21 @@ def _collect(
             began_s = time.monotonic()
             questions = list(_questions(plan, first, watch, rows[next(iter(engines))]))
             answers_s = (time.monotonic() - began_s) / share.of
+            collector = Collector(teacher, questions, seed=settings.seed)
+            enough = num_tokens
+            if budget_s is not None:
+                who = Examined(plan.target.name, first, first.baseline)
+                for sampling in {job.sampling for job in jobs if job.sampling.temperature > 0}:
+                    needed = collector.tokens_for_control(who, sampling, level_of_call(num_sampled))
+                    enough = max(enough, math.ceil(min(needed, MOST_TOKENS)))
         except REFUSALS as error:
             evidence |= {(number, i): jobs[i].refused(error) for i in own}
             continue
-        collector = Collector(teacher, questions, seed=settings.seed)
+        limit_s = math.inf if budget_s is None else budget_s / len(plans)
+        num_each, told = _outlook(jobs, questions, answers_s, enough, limit_s, num_sampled)
         if share.first == 0:
-            watch.tell(_outlook(jobs, questions, num_tokens, answers_s))
-        amount = Amount(num_tokens, rows)
+            watch.tell(told)
+        amount = Amount(num_each, rows)
         found = examine(engines, collector, [jobs[i] for i in asked], amount, watch.stage)
         evidence |= {(number, i): f for i, f in zip(asked, found, strict=True) if i in own}
         for note in dict.fromkeys(note for e in engines.values() for note in e.record.notes):
@@ -150,26 +166,40 @@ def _jobs(plan: TargetPlan) -> Iterator[Job]:
 
 
 def _outlook(
-    jobs: Sequence[Job], questions: Sequence[Question], num_tokens: int, answers_s: float
-) -> str:
-    """How long it will take, by how long the answers of K = 0 did, and what it can find."""
+    jobs: Sequence[Job],
+    questions: Sequence[Question],
+    answers_s: float,
+    enough: int,
+    limit_s: float,
+    num_sampled: int,
+) -> tuple[int, str]:
+    """Tokens to sample for each cell; in words how long that takes and what it can find.
+
+    They are `enough`, or what fits into the limit if answers take as long as those of K = 0 did.
+    `num_sampled` cells of the whole call share its false alarms.
+    """
     sampled = [job for job in jobs if job.sampling.temperature > 0]
     greedy = len(jobs) - len(sampled)
     answers = sum(question.expected_tokens for question in questions)
     token_s = answers_s / max(answers, 1)
     drafted = sum(_SAMPLED if job.work.k else 1.0 for job in sampled)
-    seconds = token_s * (greedy * answers + (drafted + _READ * len(sampled)) * num_tokens)
+    greedy_s, cells_s = token_s * greedy * answers, token_s * (drafted + _READ * len(sampled))
+    affordable = (limit_s - greedy_s) / cells_s if cells_s else math.inf
+    num_tokens = int(min(enough, max(affordable, FEWEST_TOKENS)))
     parts = []
     if greedy:
         parts.append(f"{len(questions)} greedy answers for each of {greedy} cells")
     if sampled:
-        parts.append(f"{num_tokens:,} sampled tokens for each of {len(sampled)}")
-    told = f"about {duration(seconds)}: {', '.join(parts)}, K = 0 included"
+        needed = f" of the needed {enough:,}" if num_tokens < enough else ""
+        parts.append(f"{num_tokens:,}{needed} sampled tokens for each of {len(sampled)}")
+    limit = f" (--budget: {duration(limit_s)})" if sampled and limit_s < math.inf else ""
+    seconds = greedy_s + cells_s * num_tokens
+    told = f"about {duration(seconds)}{limit}: {', '.join(parts)}, K = 0 included"
     if not sampled:
-        return told
-    power = power_of_call(num_tokens, len(sampled))
-    return (
-        f"{told}; 80 % power to detect {power.shift:.1%} of tokens shifted (--precision 1% "
+        return num_tokens, told
+    power = power_of_call(num_tokens, num_sampled)
+    return num_tokens, (
+        f"{told}; 80% power to detect {power.shift:.1%} of tokens shifted (--precision 1% "
         "detects smaller faults and takes longer)"
     )
 

@@ -34,7 +34,7 @@ from specbench.settings.groups import (
     PairingsFile,
     Seed,
 )
-from specbench.settings.words import MAX_CONCURRENCY, parse_precision
+from specbench.settings.words import MAX_CONCURRENCY, parse_precision, parse_seconds
 
 if TYPE_CHECKING:
     from specbench.cli.progress import ProgressWatch
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 # What 8,192 tokens of each of four cells find: with more cells a fault has to be plainer to be
 # called one, which takes more tokens of each. docs/verify.md has what they find.
 PRECISION = 0.0305
+BUDGET = "30m"
 TOKENS_OF_SERVERS = 16384  # of each K and temperature
 ROWS, ROWS_OF_SERVERS = 16, 4  # at once; a server's context may be shared by its requests
 
@@ -66,7 +67,7 @@ _Tokens = Annotated[
         min=100,
         max=10**8,
         help="Tokens to sample for each K and temperature above 0.",
-        show_default=f"8,192 in the built-in decoder, some more for more than 4 of them; "
+        show_default=f"as many as a verdict needs within --budget, at least 8,192; "
         f"{TOKENS_OF_SERVERS:,} on a server",
     ),
 ]
@@ -82,6 +83,16 @@ _Precision = Annotated[
 
 _SHOWN = {"law": "distribution"}  # a stored verdict, by the word for people
 _SAMPLING = SamplingSettings(temperatures=(0.0, 0.7))
+
+
+_Budget = Annotated[
+    str | None,
+    typer.Option(
+        help="Time within which it samples as many tokens as a verdict needs, such as 1h; not of "
+        "servers.",
+        show_default=BUDGET,
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +141,7 @@ def verify(
     asked: Examined,
     tokens: _Tokens = None,
     precision: _Precision = None,
+    budget: _Budget = None,
     concurrency: _Concurrency = None,
     rows: _OldConcurrency = None,
     force: options.Force = False,
@@ -151,6 +163,11 @@ def verify(
 
     if tokens is not None and precision is not None:
         raise UsageError("--precision and --tokens both say how much is sampled; use one of them")
+    if budget is not None and (tokens is not None or precision is not None):
+        raise UsageError(
+            "--budget bounds how much is sampled, --tokens and --precision set it; use one of them"
+        )
+    budget_s = parse_seconds(budget or BUDGET)
     share = None if precision is None else parse_precision(precision)
     chosen = _chosen(settings, own)
     require_loadable(settings, chosen)
@@ -162,7 +179,7 @@ def verify(
         try:
             if share is not None:
                 tokens = enough_tokens(share, settings, chosen)
-            evidence = _collect(settings, chosen, watch, tokens, rows or concurrency)
+            evidence = _collect(settings, chosen, watch, tokens, budget_s, rows or concurrency)
         except KeyboardInterrupt:
             watch.close()
             typer.echo("interrupted: evidence is judged as a whole, so nothing was kept", err=True)
@@ -208,6 +225,7 @@ def _collect(
     chosen: "Sequence[Pairing]",
     watch: "ProgressWatch",
     num_tokens: int | None,
+    budget_s: float,
     concurrency: int | None,
 ) -> "list[Evidence]":
     """Of the engines in this process, then of servers, for which it needs no torch."""
@@ -222,6 +240,7 @@ def _collect(
             chosen,
             watch,
             num_tokens=num_tokens or enough_tokens(PRECISION, settings, chosen),
+            budget_s=None if num_tokens else budget_s,
             num_rows=concurrency or ROWS,
         )
     if here != settings.load.engines:

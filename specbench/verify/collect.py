@@ -16,6 +16,7 @@ from specbench.verify.evidence import (
     Subject,
 )
 from specbench.verify.reader import AnsweredPrompt, Reader, Texts
+from specbench.verify.statistics import tokens_for_control
 from specbench.verify.teacher import Teacher
 
 SMALL_VOCABULARY = 64  # up to here the joint distribution of a few tokens is enumerated, too
@@ -139,6 +140,18 @@ class Collector:
             eos_ids=who.engine.eos_ids,
             joint=self._joint(who, sampling, num_tokens),
         )
+
+    def tokens_for_control(self, who: Examined, sampling: Sampling, level: float) -> float:
+        """About how many sampled tokens would show a lower temperature at a level.
+
+        A power calculation from the target's distributions along the greedy answers of K = 0. No
+        sampled token and no p-value enters, so the number cannot prefer one verdict to another.
+        """
+        texts = [(q, q.answer.output_ids) for q in self._questions if q.answer is not None]
+        num, subject = sum(len(ids) for _, ids in texts), who.at(sampling.temperature)
+        along = self._reader.sampled(subject, sampling, texts, num, eos_ids=who.engine.eos_ids)
+        num_others = len(along.log_likelihoods) - 1
+        return tokens_for_control(along.colder, len(along.surprise_N), num_others, level)
 
     def _sampled_texts(
         self, who: Examined, sampling: Sampling, num_tokens: int

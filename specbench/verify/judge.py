@@ -27,6 +27,7 @@ from specbench.verify.statistics import (
     serial_p_value,
     tail_p_value,
     temperature_p_value,
+    tokens_for_control,
     uniform_p_value,
 )
 
@@ -70,7 +71,12 @@ def judge(evidence: Sequence[Evidence], false_alarm: float = FALSE_ALARM) -> tup
 
 def power_of_call(num_tokens: int, num_sampled: int) -> Detectable:
     """What a call over so many sampled cells will be able to find in each of them."""
-    return detectable(num_tokens, FALSE_ALARM / max(NUM_TESTS * num_sampled, 1))
+    return detectable(num_tokens, level_of_call(num_sampled))
+
+
+def level_of_call(num_sampled: int) -> float:
+    """What the smallest p-value of a call over so many sampled cells must be below."""
+    return FALSE_ALARM / max(NUM_TESTS * num_sampled, 1)
 
 
 def tokens_for(precision: float, num_sampled: int) -> int:
@@ -168,7 +174,8 @@ def _judge_sampled(
     subject, n = evidence.subject, len(evidence.surprise_N)
     named = {name: p for name, p in tests.items() if name in _SEEN_BY}
     p_value = min(adjusted[name] for name in named)
-    control = control_p_value(evidence.colder, len(evidence.log_likelihoods) - 1)
+    num_others = len(evidence.log_likelihoods) - 1
+    control = control_p_value(evidence.colder, num_others)
     verdict: Verdict = "bug"
     if evidence.misshapen:
         reason = (
@@ -188,7 +195,14 @@ def _judge_sampled(
         )
     elif control >= level:
         verdict = "inconclusive"
-        reason = "too few tokens to detect a 20 % lower temperature reliably; use more --tokens"
+        needed = tokens_for_control(evidence.colder, n, num_others, level)
+        reason = (
+            f"{n:,} tokens are too few to detect a 20% lower temperature reliably: raise --budget, "
+            f"or set --tokens {math.ceil(needed)}"
+            if needed <= MOST_TOKENS
+            else "the target is too sure of its tokens for any number of them to show a 20% lower "
+            "temperature; raise --temperature"
+        )
     else:
         verdict, reason = "law", "the tokens follow the target's distribution"
     return Finding(

@@ -18,6 +18,7 @@ from specbench.verify.evidence import Expected, Floats, JointCounts
 POWER = 0.80
 NUM_TAILS = 20  # shares of 1/2, 1/4 .. 2**-20
 TAIL = 2.0**-10  # the one whose detectable excess is told
+_SPARE = 1.1  # texts of one cell show a little less than those of another
 _CONCENTRATIONS = 4.0 ** np.arange(1, 11)  # from distributions far from the stated one to near ones
 
 
@@ -65,6 +66,18 @@ def control_p_value(colder: Expected, num_others: int) -> float:
     """
     ratio = colder.mean - norm.ppf(POWER) * math.sqrt(colder.variance)
     return float(np.exp(min(0.0, math.log(num_others) - ratio)))
+
+
+def tokens_for_control(colder: Expected, num_tokens: int, num_others: int, alpha: float) -> float:
+    """How many tokens bring `control_p_value` below `alpha`, if `colder` is the sum over so many.
+
+    Infinite if no number does.
+    """
+    mean, deviation = colder.mean, norm.ppf(POWER) * math.sqrt(colder.variance)
+    if mean <= 0:
+        return math.inf
+    root = math.sqrt(deviation**2 + 4 * mean * math.log(num_others / alpha))
+    return _SPARE * num_tokens * ((deviation + root) / (2 * mean)) ** 2
 
 
 def uniform_p_value(identity_N: Floats) -> float:

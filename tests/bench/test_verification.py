@@ -40,9 +40,10 @@ def test_shares_have_together_what_one_process_finds(
     pairings: tuple[Pairing, ...], tmp_path: Path
 ) -> None:
     watch = RecordingWatch()
-    whole = _collect(settings(tmp_path), pairings, 100, 4, ALL, watch)
+    whole = _collect(settings(tmp_path), pairings, 100, None, 4, ALL, watch)
     shares = [
-        _collect(settings(tmp_path), pairings, 100, 4, Share(first, 2), watch) for first in (0, 1)
+        _collect(settings(tmp_path), pairings, 100, None, 4, Share(first, 2), watch)
+        for first in (0, 1)
     ]
 
     assert [each.subject.pairing for each in whole.values()] == [

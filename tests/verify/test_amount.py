@@ -1,12 +1,15 @@
 """How much is sampled, and what that can find."""
 
+import math
 from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from specbench.bench.spent import duration
-from specbench.bench.verification import _READ, _SAMPLED, _outlook
+from specbench.bench.verification import _READ, _SAMPLED, FEWEST_TOKENS, _outlook
 from specbench.cli.verify import PRECISION, enough_tokens
 from specbench.records import Sampling
 from specbench.verify.collect import Answered, Collector, Examined, Question, _end
@@ -123,15 +126,26 @@ def jobs(*temperatures: float) -> list[Job]:
 def test_what_is_to_come_is_told_beforehand():
     answer = Answered("builtin", (7,) * 40)
     talk = [replace(one, answer=answer) for one in TALK]  # 200 tokens, which took 2 s
-    assert _outlook(jobs(0.0, 0.0), talk, 8192, 2.0) == (
-        f"about {duration(4.0)}: 5 greedy answers for each of 2 cells, K = 0 included"
-    )
+    num_tokens, told = _outlook(jobs(0.0, 0.0), talk, 2.0, 8192, math.inf, 0)
+    assert told.startswith(f"about {duration(4.0)}: 5 greedy answers for each of 2 cells")
     seconds = 0.01 * (2 * 200 + 2 * (_SAMPLED + _READ) * 8192)
-    assert _outlook(jobs(0.0, 0.7, 0.0, 0.7), talk, 8192, 2.0) == (
-        f"about {duration(seconds)}: 5 greedy answers for each of 2 cells, 8,192 sampled tokens "
-        "for each of 2, K = 0 included; 80 % power to detect 3.0% of tokens shifted (--precision "
-        "1% detects smaller faults and takes longer)"
-    )
+    mixed = jobs(0.0, 0.7, 0.0, 0.7)
+    num_tokens, told = _outlook(mixed, talk, 2.0, 8192, math.inf, 2)
+    assert num_tokens == 8192
+    assert told.startswith(f"about {duration(seconds)}: ")
+    assert "8,192 sampled tokens for each of 2" in told
+    assert f"{power_of_call(8192, 2).shift:.1%}" in told
+
+
+def test_a_budget_bounds_what_is_sampled_and_says_what_was_needed():
+    talk = [replace(one, answer=Answered("builtin", (7,) * 40)) for one in TALK]
+    mixed = jobs(0.0, 0.7, 0.0, 0.7)  # 4 s of greedy answers, 34 ms a sampled token of both
+    num_tokens, told = _outlook(mixed, talk, 2.0, 20_000, 38.0, 2)
+    assert num_tokens == pytest.approx(1000, abs=1)
+    assert told.startswith("about 38s (--budget: 38s): ")
+    assert f"{num_tokens:,} of the needed 20,000 sampled tokens" in told
+    assert _outlook(mixed, talk, 2.0, 20_000, 1e6, 2)[0] == 20_000
+    assert _outlook(mixed, talk, 2.0, 20_000, 1.0, 2)[0] == FEWEST_TOKENS
 
 
 def test_a_precision_is_the_shift_that_so_many_tokens_find():

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ from specbench.verify.evidence import (
 )
 from specbench.verify.finding import Finding
 from specbench.verify.judge import FALSE_ALARM, judge
-from specbench.verify.statistics import detectable
+from specbench.verify.statistics import control_p_value, detectable
 
 SOUND = {0.7: -1090.0, 0.8: -1060.0, 1.0: -1000.0, 1.25: -1030.0}
 SHARP, BLUNT = Expected(40.0, 70.0), Expected(4.0, 7.0)  # the second of a tenth of the tokens
@@ -127,7 +129,14 @@ def test_many_tokens_where_rounding_decides_on_a_cut_leave_it_open(num_at_edge, 
 def test_tokens_that_could_not_show_a_lower_temperature_leave_it_open() -> None:
     finding = only(sampled(colder=BLUNT))
     assert (finding.verdict, finding.lossless) == ("inconclusive", None)
-    assert "too few tokens to detect" in finding.reason
+    # So many tokens like these would decide.
+    (needed,) = re.findall(r"--tokens (\d+)", finding.reason)
+    assert "--budget" in finding.reason
+    more = Expected(*(value * int(needed) / 4096 for value in BLUNT))
+    assert control_p_value(more, 3) < FALSE_ALARM / 4 <= control_p_value(BLUNT, 3)
+    sure = only(sampled(colder=Expected(0.0, 0.0)))
+    assert "--temperature" in sure.reason
+    assert "--tokens" not in sure.reason
     assert exit_code([finding]) == 3
 
 

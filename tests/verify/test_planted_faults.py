@@ -19,7 +19,7 @@ from specbench.records import Sampling
 from specbench.round import verifier
 from specbench.round.sampling import Purpose, Sampler, uniform
 from specbench.serving.request import Request
-from specbench.verify.collect import Collector, Examined, Question
+from specbench.verify.collect import Answered, Collector, Examined, Question
 from specbench.verify.evidence import Evidence
 from specbench.verify.finding import Finding
 from specbench.verify.judge import judge
@@ -276,6 +276,23 @@ def test_the_number_of_tokens_is_the_one_asked_for(tiny: Bench) -> None:
     evidence = tiny.make(0).sampled(tiny.who(), WARM, 777)
     assert len(evidence.surprise_N) == len(evidence.identity_N) == 777
     assert evidence.num_texts >= 777 // 64
+
+
+def test_how_many_tokens_a_verdict_needs_is_the_same_for_a_broken_sampler(
+    tiny: Bench, plant: Callable[[str], None]
+) -> None:
+    """No sampled token enters: the number cannot prefer a verdict."""
+
+    def needed(seed: int) -> float:
+        collector, who = tiny.make(seed), tiny.who(0)
+        texts = zip(collector._questions, collector.greedy_texts(who), strict=True)
+        collector._questions = [replace(q, answer=Answered("builtin", ids)) for q, ids in texts]
+        return collector.tokens_for_control(who, WARM, 1e-4)
+
+    sound = needed(0)
+    plant("temperature applied twice")
+    assert needed(0) == needed(1) == sound
+    assert 100 < sound < 100_000
 
 
 @pytest.mark.long

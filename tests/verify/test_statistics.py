@@ -15,6 +15,7 @@ from specbench.verify.statistics import (
     serial_p_value,
     tail_p_value,
     temperature_p_value,
+    tokens_for_control,
     uniform_p_value,
 )
 
@@ -159,6 +160,16 @@ def test_another_distribution_of_short_texts_is_seen() -> None:
     found = [joint(rng.multinomial(5000, cold_C).astype(float), probs_C) < 2e-4 for _ in range(800)]
     print(f"a distribution that is 17 % colder: found in {np.mean(found):.0%} of calls")
     assert np.mean(found) > 0.8
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 1e-5])
+def test_the_tokens_for_a_control_bring_it_below_alpha_and_a_fifth_fewer_do_not(
+    alpha: float,
+) -> None:
+    needed = tokens_for_control(Expected(4.0, 7.0), 4096, 6, alpha)
+    enough, fewer = (Expected(4.0 * s, 7.0 * s) for s in (needed / 4096, 0.8 * needed / 4096))
+    assert control_p_value(enough, 6) < alpha <= control_p_value(fewer, 6)
+    assert tokens_for_control(Expected(0.0, 0.0), 4096, 6, alpha) == np.inf
 
 
 def test_a_text_that_cannot_be_has_probability_0() -> None:
