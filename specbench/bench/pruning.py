@@ -77,7 +77,8 @@ class BudgetPruner:
             return self._first(block)
         left_out = self._left_out.get(block.condition, frozenset())
         known = {cell_id for stored in measured for cell_id in stored.order}
-        cells = {c.key.id: c for c in gather_cells([c.key for c in block.cells], measured)}
+        gathered, enough = gather_cells([c.key for c in block.cells], measured), min(num, MIN_UNITS)
+        cells = {cell.key.id: cell for cell in gathered if len(cell.requests) >= enough}
         active = [cell for cell in _fixed(block.cells) if cell.key.id not in left_out]
         candidates, num_more = list(active), MIN_UNITS - num
         if num >= MIN_UNITS:
@@ -102,7 +103,7 @@ class BudgetPruner:
                 break
             kept.append(cell)
         if cut := [cell for cell in active if cell not in kept]:
-            self._warn(block, f"the budget pays for no more than {num} prompts of {_names(cut)}")
+            self._warn(block, f"the budget does not pay for more of {_names(cut)}, prompts: {num}")
         decided = frozenset(cell.key.id for cell in _fixed(block.cells) if cell not in kept)
         return None if decided == left_out else decided
 
@@ -255,7 +256,7 @@ def _behind(
             continue
         k, most = best.key.draft.k, own[best.key.id]
         for cell in group:
-            behind = 1 - own[cell.key.id] / most if most else 0.0
+            behind = max(1 - own[cell.key.id] / most, 0.0) if most else 0.0
             places[cell.key.id] = behind, abs(cell.key.draft.k - k), -most
     return places
 
