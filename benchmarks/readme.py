@@ -88,7 +88,7 @@ def standalone(panels: Sequence[str]) -> str:
 
 
 def answer_block(document: Mapping[str, Any]) -> str:
-    """The program's sentences, a line each."""
+    """The program's sentences, a line each, and whose figures they are."""
     several = len({d["temperature"] for d in document["decisions"]}) > 1
     lines = [
         f"{d['pairing']}, temperature {d['temperature']:g}, {d['sentence']}"
@@ -96,7 +96,13 @@ def answer_block(document: Mapping[str, Any]) -> str:
         else f"{d['pairing']}, {d['sentence']}"
         for d in document["decisions"]
     ]
-    return "```\n" + "\n".join(lines) + "\n```"
+    machine = document["environment"]
+    threads = f"{machine['threads']} thread{'s' if machine['threads'] != 1 else ''}"
+    return (
+        "```\n" + "\n".join(lines) + "\n```\n\n"
+        f"These are the figures of one machine ({machine['cpu']}, {threads}). Yours will show "
+        "others, and intervals are wider on a busy one."
+    )
 
 
 def table_block(document: Mapping[str, Any]) -> str:

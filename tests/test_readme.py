@@ -11,6 +11,7 @@ from benchmarks import readme
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+FRONT = (ROOT / "README.md").read_text(encoding="utf-8")
 DECISIONS = json.loads(readme.MADE_RUN.read_text(encoding="utf-8"))["decisions"]
 
 
@@ -79,3 +80,11 @@ def _headings(text: str) -> set[str]:
     """The anchors that a page's headings have."""
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_first_figures_are_called_those_of_the_machine_that_measured_them():
+    machine = json.loads(readme.MADE_RUN.read_text(encoding="utf-8"))["environment"]
+    (block,) = re.findall("<!-- begin answer -->(.*?)<!-- end answer -->", FRONT, re.DOTALL)
+    *_, said = block.strip().splitlines()
+    assert machine["cpu"] in said
+    assert f"{machine['threads']} thread" in said
