@@ -64,6 +64,7 @@ class ProgressWatch:
         # Sentences are broken between words on a terminal, and are one line in a log.
         self._console = open_console(stderr=True, soft_wrap=not is_terminal(stderr=True))
         self._cells = LiveCells()
+        self._warnings: set[str] = set()
         self._progress = _Live(
             self._cells,
             SpinnerColumn(),
@@ -141,4 +142,7 @@ class ProgressWatch:
         self._console.print(text)
 
     def warn(self, text: str) -> None:
-        self._console.print(f"warning: {text}", style="yellow")
+        """Each text is printed once."""
+        if text not in self._warnings:
+            self._warnings.add(text)
+            self._console.print(f"warning: {text}", style="yellow")

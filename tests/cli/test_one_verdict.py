@@ -279,6 +279,7 @@ def test_a_pair_that_loads_with_a_loss_is_warned_of_before_and_in_the_run(
         for word in words:
             assert word in ran[door].out + ran[door].err, (door, ran[door])
     assert "None" not in ran["pair"].out
+    assert ran["run"].err.count(words[0]) == 1
     (report,) = (folder / "reports").glob("*/report.md")
     assert all(plain(word.strip("</>")) in plain(report.read_text()) for word in words)
 
