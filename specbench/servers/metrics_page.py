@@ -14,7 +14,9 @@ from prometheus_client.samples import Sample
 class _Page(NamedTuple):
     prefix: str
     fields: Mapping[str, str]  # of Counters, by what the engine calls them
-    in_progress: tuple[str, str]  # gauges of the requests that run, and that wait
+    # Gauges of the requests that run, and that wait. Empty for engines that set them only while
+    # they compute: idle, SGLang's (for 30 s) and TensorRT-LLM's show requests that have ended.
+    in_progress: tuple[str, ...] = ()
 
 
 # vLLM and llama.cpp count drafts, rounds in which something was drafted; SGLang counts all
@@ -62,7 +64,6 @@ _PAGES = {
             "queue_time_seconds_sum": "queue_s",
             "cached_tokens": "num_cached_tokens",
         },
-        ("num_running_reqs", "num_queue_reqs"),
     ),
     "tensorrt_llm": _Page(
         "trtllm_",
@@ -74,7 +75,6 @@ _PAGES = {
             "request_queue_time_seconds_sum": "queue_s",
             "prompt_cached_tokens": "num_cached_tokens",
         },
-        ("num_requests_running", "num_requests_waiting"),
     ),
 }
 _SUMS = tuple(dict.fromkeys(name for page in _PAGES.values() for name in page.fields.values()))

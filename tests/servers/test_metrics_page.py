@@ -50,6 +50,21 @@ def test_tokens_that_were_emitted_are_counted_for_every_client():
     assert read_counters("vllm:num_requests_running 0\n").num_tokens is None
 
 
+@pytest.mark.parametrize(
+    ("page", "num"),
+    [
+        ("vllm:num_requests_running 2\nvllm:num_requests_waiting 1\n", 3),
+        ("llamacpp:requests_processing 1\nllamacpp:requests_deferred 0\n", 1),
+        ("vllm:generation_tokens_total 96\n", None),
+        # These stay where they were when the last request ends.
+        ("sglang:num_running_reqs 4\nsglang:num_queue_reqs 0\n", None),
+        ("trtllm_num_requests_running 1\ntrtllm_num_requests_waiting 0\n", None),
+    ],
+)
+def test_requests_in_progress_are_those_of_gauges_that_follow_every_request(page, num):
+    assert read_counters(page).num_in_progress == num
+
+
 def test_a_server_that_counts_from_nothing_again_was_restarted():
     page = "vllm:generation_tokens_total {}\n"
     before, after = (read_counters(page.format(n)) for n in (900, 30))
