@@ -15,7 +15,7 @@ from specbench.runs import StoredRun
 
 DOCS = {
     "session": Doc("this attempt at it, as in `requests`"),
-    "place": Doc("the same for every attempt; the last one counts"),
+    "place": Doc("the same for every attempt; one of them counts"),
     "target": Doc("name of the target"),
     "engine": Doc("what served"),
     "drafter": Doc("name of the drafter; `none` at K = 0"),
@@ -34,7 +34,9 @@ DOCS = {
     "kv_tokens": Doc("that its KV cache has room for", "tokens"),
     "start_s": Doc("until it was healthy", "s"),
     "started_s": Doc("when its process started, in Unix seconds, as its counters report", "s"),
-    "attempt": Doc("at its cycle, from 1: the sessions of the last one count, together"),
+    "attempt": Doc(
+        "at its cycle, from 1: the sessions of one count, together: of the one that held the most"
+    ),
     "seconds": Doc("of the measured requests", "s"),
     "num_preemptions": Doc("requests put off for lack of room", "requests"),
     "queue_s": Doc("that requests waited inside it, summed", "s"),

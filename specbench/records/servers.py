@@ -30,7 +30,7 @@ class ServerRecord:
     """
 
     session: str
-    place: str  # the same for every attempt at this session; the last one counts
+    place: str  # the same for every attempt at this session
     target: str
     engine: str
     drafter: str  # NO_DRAFTER without speculation

@@ -161,12 +161,13 @@ def test_a_pass_that_never_was_full_has_no_busy_time():
     assert busy_tokens_per_s(cell_of(stored, 0, rows=16)) is None
 
 
-def test_a_cycle_counts_on_the_last_node_alone_that_held_it():
+def test_a_cycle_counts_on_one_node_alone_the_last_of_those_that_held_as_much():
     own = [server for server in served_sweep().servers if server.cycle == 0]
     on_a = [replace(server, node="a") for server in own]
     on_b = [replace(server, node="b", session=f"{server.session} again") for server in own]
     assert usable_sessions(on_a).keys() == {server.session for server in own}
-    assert usable_sessions(on_a + on_b[:2]).keys() == {server.session for server in on_b[:2]}
+    assert usable_sessions(on_a[:2] + on_b[:2]).keys() == {server.session for server in on_b[:2]}
+    assert usable_sessions(on_a + on_b[:2]).keys() == {server.session for server in on_a}
     assert usable_sessions(on_a + on_b).keys() == {server.session for server in on_b}
 
 
@@ -174,8 +175,30 @@ def test_a_cycle_that_is_held_again_has_no_session_of_its_first_attempt():
     """K = 0 of a quiet hour is no baseline of a K that was cut and measured again in a busy one."""
     first = [server for server in served_sweep().servers if server.cycle == 0]
     again = [replace(s, attempt=2, session=f"{s.session} again") for s in first]
-    assert usable_sessions(first[:4] + again[:1]).keys() == {again[0].session}
     assert usable_sessions(first[:4] + again).keys() == {server.session for server in again}
+
+
+def test_an_attempt_that_was_cut_or_failed_takes_nothing_from_the_one_before():
+    """One K of a cycle had a problem, a resumed run began the cycle again and did not get far."""
+    once = served_sweep(Sweep(lost=(LOST,)))
+    first = [server for server in once.servers if server.cycle == LOST[1]]
+    again = [replace(s, attempt=2, session=f"{s.session} again", problems=()) for s in first]
+    no_plain = [replace(again[0], problems=("port 41207 is taken",)), *again[1:-1]]
+    for later in (again[:1], no_plain):
+        servers = (*once.servers, *later)
+        assert usable_sessions(servers) == usable_sessions(once.servers)
+        (failure,) = lost_sessions(servers)
+        assert "K=4, cycle 4" in failure.reason
+    assert not list(lost_sessions((*once.servers, *again)))
+
+
+def test_a_session_that_the_counted_attempt_does_not_have_is_lost():
+    first = [server for server in served_sweep().servers if server.cycle == 0]
+    again = [replace(s, attempt=2, session=f"{s.session} again") for s in first]
+    rest = [s for s in first if s.num_speculative_tokens != 4]
+    (one, other) = lost_sessions(rest + [s for s in again if s.num_speculative_tokens != 2])
+    assert {one.stage, other.stage} == {"decode"}
+    assert all("K=2, cycle 1" in failure.reason for failure in (one, other))
 
 
 def test_of_two_attempts_at_a_session_the_last_one_makes_the_figures():
