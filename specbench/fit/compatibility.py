@@ -34,7 +34,6 @@ from specbench.model_files.attention import (
     unsupported_attention,
 )
 from specbench.model_files.kinds import kind_of
-from specbench.model_files.layer_config import PROVEN
 from specbench.model_files.model import ModelFiles, open_model
 from specbench.model_files.sizes import require_sizes, require_weights
 from specbench.model_files.tokenizer_files import TOKENIZER_FILES
@@ -76,10 +75,8 @@ class Compatibility:
 def is_proven(model: ModelFiles) -> bool:
     """Whether the config alone says that the decoder runs the model: a dense family that is tested
     token by token, without a field that changes what a layer computes. ModelError."""
-    kind = PROVEN.get(model.architecture or "")
-    if kind is None or kind != model.config.get("model_type"):
-        return False
-    if model.field("quantization_config") is not None or not _is_plain(model):
+    is_quantized = model.field("quantization_config") is not None
+    if model.dense_kind is None or is_quantized or not _is_plain(model):
         return False
     kinds = {str(rope_type(rope) or "default") for rope in ropes(model.field)}
     return kinds <= _PROVEN_ROPES and not model.field("sliding_window")

@@ -1,30 +1,18 @@
 """Whether a head was made for a target: the rules of its method, held against the headers."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from specbench.errors import ModelError
 from specbench.fit.finding import Finding, finding
-from specbench.model_files.dflash_style import DFlashStyle, dflash_fit, require_dflash_tensors
-from specbench.model_files.eagle3_style import (
-    EAGLE3_NAMES,
-    Style,
-    eagle3_fit,
-    require_eagle3_tensors,
-)
+from specbench.model_files.dflash_style import DFlashStyle, dflash_fit
+from specbench.model_files.eagle3_style import TENSOR_NAMES, Style, eagle3_fit
 from specbench.model_files.head_files import HeadFiles, Shaped
-from specbench.model_files.head_fit import (
-    EAGLE_NAMES,
-    MISFIT,
-    Fit,
-    HeadTarget,
-    eagle_fit,
-    misfits,
-    require_eagle_tensors,
-)
+from specbench.model_files.head_fit import MISFIT, Fit, HeadTarget, eagle_fit, misfits
 from specbench.model_files.head_layouts import layout_of
 from specbench.model_files.headers import TensorHeader
 from specbench.model_files.kinds import kind_of
-from specbench.model_files.medusa_layout import medusa_fit, medusa_tensors
+from specbench.model_files.medusa_layout import medusa_fit
 from specbench.model_files.model import ModelFiles
 from specbench.model_files.mtp_families import (
     family_of,
@@ -41,9 +29,11 @@ _BY_TENSORS = ("hidden_size", "draft_vocab_size")
 
 def head_findings(target: ModelFiles, head: ModelFiles, method: str) -> Iterator[Finding]:
     """Sizes, layers and whose head it is. ModelError says what cannot be read."""
+    files = _files(head)
+    is_pickle = isinstance(files, Finding) and files.level == "warning"
     if method != "mtp":
         kind = kind_of(head)
-        if kind.method == "draft_model" and not _has_headers(head) and head.pickles:
+        if kind.method == "draft_model" and is_pickle:
             reason = f"{kind.reason}: could be any model; loading checks its tensors"
             yield finding("kind", "warning", method, kind.method, reason)
         elif kind.method != method:
@@ -55,7 +45,6 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: str) -> Iterator
             return
         else:
             yield finding("kind", "ok", method, kind.method, f"by {kind.reason}")
-    files = _files(head)
     if isinstance(files, Finding):
         yield files
         if files.level == "refused":
@@ -64,9 +53,8 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: str) -> Iterator
         if method == "medusa":
             return  # its sizes are those of its tensors
     try:
-        fit = _FITS[method](files, target)
-        is_whole = bool(files.tensors) and not misfits(fit)
-        ids = _require_tensors(files, target, method) if is_whole else None
+        renamed = files.renamed(TENSOR_NAMES.get(method, {}))
+        fit = _FITS[method](renamed, target)
     except ModelError as error:
         yield finding("head", "refused", reason=str(error))
         return
@@ -77,17 +65,15 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: str) -> Iterator
         if own != wanted:
             reason = MISFIT
         yield finding(name, "ok" if own == wanted else "refused", wanted, own, reason)
-    if ids is not None and ids == list(range(len(ids))) and len(ids) < target.vocab_size:
-        reason = "d2t is all 0, as one that was never filled in: only the first ids are drafted"
-        yield finding("d2t", "warning", target.vocab_size, len(ids), reason)
+    if "d2t" in renamed.tensors and not misfits(fit):
+        offsets = renamed.whole_numbers("d2t")
+        if len(offsets) < target.vocab_size and not any(offsets):
+            reason = "d2t is all 0, as one that was never filled in: only the first ids are drafted"
+            yield finding("d2t", "warning", target.vocab_size, len(offsets), reason)
     if (layout := layout_of(files, method)) is not None:
         yield finding("layout", "ok", None, layout.author, layout.note)
     yield from _layers(files, target, method)
     yield from _verifier(head, target)
-
-
-def _has_headers(head: ModelFiles) -> bool:
-    return not isinstance(_files(head), Finding)
 
 
 def _files(head: ModelFiles) -> Files | Finding:
@@ -101,48 +87,21 @@ def _files(head: ModelFiles) -> Files | Finding:
         return finding("weights", "warning", None, head.pickles[0], reason)
 
 
-def _require_tensors(files: Files, target: HeadTarget, method: str) -> list[int] | None:
-    """As loading asks of a head that fits; the target's ids that it says, None: all of them."""
-    if method == "eagle":
-        require_eagle_tensors(files.renamed(EAGLE_NAMES))
-    elif method in ("eagle3", "peagle"):
-        renamed, is_parallel = files.renamed(EAGLE3_NAMES), method == "peagle"
-        return require_eagle3_tensors(renamed, target, is_parallel=is_parallel)
-    elif method == "dflash":
-        return require_dflash_tensors(files, target)
-    elif method == "mtp":
-        require_mtp_tensors(files, target.hidden_size)
-    return None
-
-
-def _eagle(files: Files, target: HeadTarget) -> Fit:
-    return eagle_fit(files.renamed(EAGLE_NAMES), target)
-
-
-def _eagle3(files: Files, target: HeadTarget) -> Fit:
-    return eagle3_fit(files.renamed(EAGLE3_NAMES), target)
-
-
-def _peagle(files: Files, target: HeadTarget) -> Fit:
-    return eagle3_fit(files.renamed(EAGLE3_NAMES), target, is_parallel=True)
-
-
-def _medusa(files: Files, target: HeadTarget) -> Fit:
-    return medusa_fit(medusa_tensors(files), target)
-
-
 def _mtp(files: Files, target: HeadTarget) -> Fit:
     family_of(files)
     if files.tensors:
         layer_tensors(files)
-    return mtp_fit(files, target)
+    fit = mtp_fit(files, target)
+    if files.tensors and not misfits(fit):
+        require_mtp_tensors(files, target.hidden_size)
+    return fit
 
 
 _FITS: Mapping[str, Callable[[Files, HeadTarget], Fit]] = {
-    "eagle": _eagle,
-    "eagle3": _eagle3,
-    "peagle": _peagle,
-    "medusa": _medusa,
+    "eagle": eagle_fit,
+    "eagle3": eagle3_fit,
+    "peagle": partial(eagle3_fit, is_parallel=True),
+    "medusa": medusa_fit,
     "dflash": dflash_fit,
     "mtp": _mtp,
 }

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 
 from specbench.errors import ModelError
 from specbench.fit.weights import DTYPE_BYTES, Weights, kv_elements_per_token
-from specbench.model_files.eagle3_style import EAGLE3_NAMES
+from specbench.model_files.eagle3_style import TENSOR_NAMES
 from specbench.model_files.head_files import HeadFiles
-from specbench.model_files.head_fit import EAGLE_NAMES
 from specbench.model_files.headers import TensorHeader, same_bytes
 from specbench.model_files.layer_config import head_size, layer_fields
 from specbench.model_files.medusa_layout import MedusaLayout, medusa_tensors
@@ -15,11 +14,6 @@ from specbench.model_files.model import ModelFiles
 from specbench.model_files.mtp_families import layer_tensors, num_mtp_layers
 
 Files = HeadFiles[TensorHeader]
-_NAMES: Mapping[str, Mapping[str, str]] = {
-    "eagle": EAGLE_NAMES,
-    "eagle3": EAGLE3_NAMES,
-    "peagle": EAGLE3_NAMES,
-}
 _NOT_KEPT = ("d2t", "t2d")  # of EAGLE-3: a table of ids, and a mask that only training needs
 
 
@@ -45,7 +39,7 @@ def head_weights(target: ModelFiles, head: ModelFiles, method: str, dtype: str) 
         kv = kv_elements_per_token(head)
         per_layer = 0 if kv is None else kv // head.num_layers
         return _weights(_floats(kept), size, kv_elements=per_layer * layers)
-    tensors = files.renamed(_NAMES.get(method, {})).tensors
+    tensors = files.renamed(TENSOR_NAMES.get(method, {})).tensors
     kept = _without_copies(tensors, target)
     own = {name: header for name, header in kept.items() if name.endswith("embed_tokens.weight")}
     return _weights(_floats(kept), size, kv_elements=_layers_kv(files), looked_up=_floats(own))

@@ -3,20 +3,20 @@
 Shape suffixes: F hidden size, V vocabulary.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from specbench.fit.text_part import text_tensors
 from specbench.footprint import Sizes
+from specbench.model_files.fields import Fields
 from specbench.model_files.headers import TensorHeader, is_embedding, is_head
-from specbench.model_files.layer_config import DENSE, PROVEN
+from specbench.model_files.layer_config import DENSE, layer_shapes
 from specbench.model_files.model import ModelFiles
 
 DTYPE_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _PACKED_BITS: Mapping[str, float] = {"int8": 8, "fp8": 8, "int4": 4.25}  # docs/pairings.md
-
-_DENSE = {architecture: DENSE[kind] for architecture, kind in PROVEN.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class Count:
 
 def sizes_of(model: ModelFiles) -> Sizes | None:
     """What its layers' shapes are made of; None where the config does not tell."""
-    defaults = _DENSE.get(model.architecture or "", {})
+    defaults = DENSE.get(model.dense_kind or "", {})
     kv_heads = model.size("num_key_value_heads") or defaults.get("num_key_value_heads")
     heads = model.size("num_attention_heads")
     hidden, mlp = model.size("hidden_size"), model.size("intermediate_size")
@@ -103,30 +103,21 @@ def sizes_of(model: ModelFiles) -> Sizes | None:
 
 def dense_parameters(model: ModelFiles) -> Count | None:
     """Parameters of a dense Llama (Llama, Mistral, Qwen 2, Qwen 3); None for other families."""
-    name = model.architecture or ""
-    sizes = sizes_of(model)
-    if name not in _DENSE or sizes is None or model.size("intermediate_size") is None:
+    kind, sizes = model.dense_kind, sizes_of(model)
+    if kind is None or sizes is None or model.size("intermediate_size") is None:
         return None
-    F, head = sizes.hidden, sizes.head
-    query, kv = sizes.query_heads * head, sizes.kv_heads * head
-    linears = F * (query + 2 * kv) + query * F + 3 * F * sizes.mlp
-    vectors = 2 * F
-    if name == "Qwen2ForCausalLM":
-        vectors += query + 2 * kv
-    elif name != "MistralForCausalLM" and model.field("attention_bias"):
-        vectors += query + 2 * kv + F
-    if name == "LlamaForCausalLM" and model.field("mlp_bias"):
-        vectors += 2 * sizes.mlp + F
-    if name == "Qwen3ForCausalLM":
-        vectors += 2 * head
-    table = model.vocab_size * F
+    has_bias = kind in ("llama", "qwen3") and model.field("attention_bias")
+    biased = "qkv" if kind == "qwen2" else "qkvo" if has_bias else ""
+    names = {f"layers.{i}.self_attn.{p}_proj.bias" for i in range(model.num_layers) for p in biased}
+    fields = Fields(source=model.spec.source, values=model.config)
+    shapes = layer_shapes(fields, names, kind=kind).values()
+    table = model.vocab_size * sizes.hidden
     is_tied = bool(model.field("tie_word_embeddings"))
-    layers = model.num_layers
     return Count(
-        total=layers * (linears + vectors) + F + table * (1 if is_tied else 2),
-        in_linears=layers * linears,
+        total=sum(map(math.prod, shapes)) + sizes.hidden + table * (1 if is_tied else 2),
+        in_linears=sum(math.prod(shape) for shape in shapes if len(shape) == 2),
         looked_up=0 if is_tied else table,
-        float32_buffers=2 * (head // 2),  # rotary frequencies, and a copy of them
+        float32_buffers=2 * (sizes.head // 2),  # rotary frequencies, and a copy of them
     )
 
 

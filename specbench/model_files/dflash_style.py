@@ -15,6 +15,7 @@ from specbench.model_files.head_fit import (
     Fit,
     HeadTarget,
     misfits,
+    require_tensors,
     table_shapes,
     token_ids,
 )
@@ -81,7 +82,8 @@ class DFlashStyle:
 
 
 def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
-    """A DFlash head's fit; ModelError also where it names layers or tokens the target lacks."""
+    """A DFlash head's fit; ModelError also where it names layers or tokens the target lacks, and
+    if tensors do not fit, as of `eagle3_fit`."""
     given, style = _fields(files), DFlashStyle.of(files)
     num_layers = given.whole("num_target_layers", least=1) or target.num_layers
     fit: Fit = {
@@ -90,30 +92,25 @@ def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
         "num_target_layers": (num_layers, target.num_layers),
     }
     ids, mask_id = list(style.layer_ids), style.mask_id
-    if not misfits(fit) and (max(ids) >= target.num_layers or mask_id >= target.vocab_size):
+    if misfits(fit):
+        return fit
+    if max(ids) >= target.num_layers or mask_id >= target.vocab_size:
         raise ModelError(
             f"{files.source}: target_layer_ids {ids} and mask_token_id {mask_id} must lie within "
             f"the target's {target.num_layers} layers and {target.vocab_size} tokens"
         )
+    if files.tensors:
+        size, V = target.hidden_size, target.vocab_size
+        D = style.num_tokens or V
+        shapes = {
+            "fc.weight": (size, len(ids) * size),
+            "hidden_norm.weight": (size,),
+            "norm.weight": (size,),
+            **layer_shapes(layer_fields(with_layer_fields(files)), files.tensors.keys()),
+        }
+        require_tensors(files, shapes, {"lm_head.weight": (D, size), **table_shapes(D, V)})
+        token_ids(files, D, V)
     return fit
-
-
-def require_dflash_tensors(files: HeadFiles[Shaped], target: HeadTarget) -> list[int] | None:
-    """As `require_eagle3_tensors`, of a DFlash head."""
-    style, names = DFlashStyle.of(files), files.tensors.keys()
-    layer = layer_fields(with_layer_fields(files))
-    size, V = layer.must("hidden_size"), target.vocab_size
-    D = style.num_tokens or V
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (size, len(style.layer_ids) * size),
-        "hidden_norm.weight": (size,),
-        "norm.weight": (size,),
-    }
-    for i in range(layer.whole("num_hidden_layers") or 1):
-        shapes |= layer_shapes(layer, f"layers.{i}.", names)
-    beside = {"lm_head.weight": (D, size), **table_shapes(D, V)}
-    files.without("rotary_emb.inv_freq").require(shapes | beside, frozenset(beside))
-    return token_ids(files, D, V)
 
 
 def with_layer_fields(files: F) -> F:

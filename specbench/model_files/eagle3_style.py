@@ -1,15 +1,18 @@
 """What a head of EAGLE-3 says of itself, in the layouts that there are, and whether it fits."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specbench.errors import ModelError
 from specbench.model_files.fields import Fields
 from specbench.model_files.head_files import HeadFiles, Shaped
 from specbench.model_files.head_fit import (
+    EAGLE_NAMES,
     SPECULATORS,
     Fit,
     HeadTarget,
     misfits,
+    require_tensors,
     table_shapes,
     token_ids,
 )
@@ -23,6 +26,12 @@ EAGLE3_NAMES = {
     "aux_norm_low.": "fc_norm.0.",
     "aux_norm_mid.": "fc_norm.1.",
     "aux_norm_high.": "fc_norm.2.",
+}
+# By method, prefixes of a head's tensors with those of today.
+TENSOR_NAMES: Mapping[str, Mapping[str, str]] = {
+    "eagle": EAGLE_NAMES,
+    "eagle3": EAGLE3_NAMES,
+    "peagle": EAGLE3_NAMES,
 }
 MASK_IDS = ("mask_token_id", "pard_token", "ptd_token_id")
 
@@ -130,48 +139,40 @@ def _mask_id(config: Fields) -> int:
 
 
 def eagle3_fit(files: HeadFiles[Shaped], target: HeadTarget, *, is_parallel: bool = False) -> Fit:
-    """Sizes that have to be the target's; tensors go by the names of today. ModelError."""
-    names, layer = files.tensors.keys(), layer_fields(files)
-    size = layer.must("hidden_size")
-    style = Style.of(files, target.num_layers, is_parallel=is_parallel)
-    needs_targets = not {"embed_tokens.weight", "lm_head.weight"} <= names
-    of_target = files.fields.whole("target_hidden_size") or size
-    fit: Fit = {
-        "vocab_size": (layer.must("vocab_size"), target.vocab_size),
-        "target_hidden_size": (of_target, target.hidden_size),
-        "hidden_size": (size if needs_targets else target.hidden_size, target.hidden_size),
-        "draft_vocab_size": (
-            style.num_tokens if "lm_head.weight" not in names else target.vocab_size,
-            target.vocab_size,
-        ),
-    }
-    if style.mask_id is not None and style.mask_id >= target.vocab_size and not misfits(fit):
-        raise ModelError(
-            f"{files.source}: mask_token_id {style.mask_id} must be one of the target's "
-            f"{target.vocab_size} tokens"
-        )
-    return fit
+    """Sizes that have to be the target's; tensors go by the names of today.
 
-
-def require_eagle3_tensors(
-    files: HeadFiles[Shaped], target: HeadTarget, *, is_parallel: bool = False
-) -> list[int] | None:
-    """The target's id of each token that a fitting head can say; None: all of them.
-
-    ModelError for tensors that are missing, unknown or of another shape, and for tables that do
-    not lead to the target's tokens.
+    ModelError, also if the sizes fit and tensors do not, as of `eagle_fit`, or tables do not lead
+    to the target's tokens.
     """
-    layer, names = layer_fields(files), files.tensors.keys()
+    names, layer = files.tensors.keys(), layer_fields(files)
+    F, V = layer.must("hidden_size"), target.vocab_size
     style = Style.of(files, target.num_layers, is_parallel=is_parallel)
-    F, D, V = layer.must("hidden_size"), style.num_tokens, target.vocab_size
-    size, count = target.hidden_size, len(style.layer_ids)
+    D, size, count = style.num_tokens, target.hidden_size, len(style.layer_ids)
+    needs_targets = not {"embed_tokens.weight", "lm_head.weight"} <= names
+    fit: Fit = {
+        "vocab_size": (layer.must("vocab_size"), V),
+        "target_hidden_size": (files.fields.whole("target_hidden_size") or F, size),
+        "hidden_size": (F if needs_targets else size, size),
+        "draft_vocab_size": (D if "lm_head.weight" not in names else V, V),
+    }
+    if misfits(fit):
+        return fit
+    if style.mask_id is not None and style.mask_id >= V:
+        raise ModelError(
+            f"{files.source}: mask_token_id {style.mask_id} must be one of the target's {V} tokens"
+        )
     if "d2t" in names and not files.fields.has("draft_vocab_size"):
         (rows,) = files.shape("d2t")
         raise ModelError(
             f"{files.source}: d2t is for {rows} tokens, and config.json has no draft_vocab_size; "
             f"set draft_vocab_size to {rows}"
         )
-    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (F, count * size), "norm.weight": (F,)}
+    shapes = {
+        "fc.weight": (F, count * size),
+        "norm.weight": (F,),
+        "layers.0.hidden_norm.weight": (F,),
+        **layer_shapes(layer, names, width=2 * F),
+    }
     if "fc.bias" in names:
         shapes["fc.bias"] = (F,)
     if style.norm_before_fc:
@@ -180,9 +181,8 @@ def require_eagle3_tensors(
         shapes |= {f"fc_norm.{i}.weight": (size,) for i in range(count)}
     if style.mask_id is not None:
         shapes["mask_hidden"] = (1, 1, count * size)
-    for i in range(layer.whole("num_hidden_layers") or 1):
-        shapes |= layer_shapes(layer, f"layers.{i}.", names, width=None if i else 2 * F)
-    shapes["layers.0.hidden_norm.weight"] = (F,)
-    beside = {"embed_tokens.weight": (V, F), "lm_head.weight": (D, F), **table_shapes(D, V)}
-    files.without("rotary_emb.inv_freq").require(shapes | beside, frozenset(beside))
-    return token_ids(files, D, V)
+    if names:
+        beside = {"embed_tokens.weight": (V, F), "lm_head.weight": (D, F), **table_shapes(D, V)}
+        require_tensors(files, shapes, beside)
+        token_ids(files, D, V)
+    return fit

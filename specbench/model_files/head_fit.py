@@ -9,6 +9,7 @@ from specbench.model_files.layer_config import layer_fields, layer_shapes
 
 MISFIT = "made for another target; choose the head that its authors trained for this one"
 Fit = Mapping[str, tuple[object, object]]  # field -> the head's value, the target's
+Shapes = Mapping[str, tuple[int, ...]]
 
 SPECULATORS = "speculators_model_type"
 # What checkpoints call an EAGLE head's tensors; the last two are those of speculators.
@@ -32,32 +33,33 @@ def misfits(fit: Fit) -> Fit:
 
 
 def eagle_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
-    """An EAGLE head's fit, also for what speculators calls eagle. ModelError."""
+    """An EAGLE head's fit, also for what speculators calls eagle.
+
+    ModelError, also if the sizes fit and tensors are missing, unknown or of another shape; those
+    of a pickle, which is not opened, are none.
+    """
     if files.fields.flag("layernorms"):
         raise ModelError(
             f"{files.source}: heads with layernorms: true are not supported; choose one "
             "of EAGLE's own layout"
         )
-    layer = layer_fields(files)
-    eagle_has_bias(files)
-    return {
-        "hidden_size": (layer.must("hidden_size"), target.hidden_size),
-        "vocab_size": (layer.must("vocab_size"), target.vocab_size),
-    }
-
-
-def require_eagle_tensors(files: HeadFiles[Shaped]) -> None:
-    """ModelError for tensors of an EAGLE head that are missing, unknown or of another shape."""
-    layer, names = layer_fields(files), files.tensors.keys()
-    F = layer.must("hidden_size")
-    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (F, 2 * F)}
-    if eagle_has_bias(files):
+    layer, has_bias = layer_fields(files), eagle_has_bias(files)
+    F, V = layer.must("hidden_size"), layer.must("vocab_size")
+    fit = {"hidden_size": (F, target.hidden_size), "vocab_size": (V, target.vocab_size)}
+    shapes = {"fc.weight": (F, 2 * F), **layer_shapes(layer, files.tensors.keys())}
+    if has_bias:
         shapes["fc.bias"] = (F,)
-    for i in range(layer.whole("num_hidden_layers") or 1):
-        shapes |= layer_shapes(layer, f"layers.{i}.", names)
     del shapes["layers.0.input_layernorm.weight"]  # the first layer's input is as fc made it
-    table = {"embed_tokens.weight": (layer.must("vocab_size"), F)}
-    files.without("rotary_emb.inv_freq").require(shapes | table, frozenset(table))
+    if files.tensors and not misfits(fit):
+        require_tensors(files, shapes, {"embed_tokens.weight": (V, F)})
+    return fit
+
+
+def require_tensors(files: HeadFiles[Shaped], shapes: Shapes, optional: Shapes) -> None:
+    """ModelError unless a head has all these tensors, and beside them only `optional` ones."""
+    # Old transformers stored the rotary frequencies, which follow from the config.
+    files = files.without("rotary_emb.inv_freq")
+    files.require({**shapes, **optional}, frozenset(optional))
 
 
 def table_shapes(D: int, V: int) -> dict[str, tuple[int, ...]]:

@@ -16,14 +16,8 @@ _ATTENTION = {FULL, SLIDING}
 # What Qwen's config classes take for fields that a file leaves out. Source: transformers.
 _QWEN = ("qwen2", "qwen3")
 _FIRST_WINDOW, _QWEN_WINDOW = 28, 4096
-# Dense families whose whole models run in tests/decoding, by their class in transformers.
-PROVEN = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-# By the model type, what transformers' classes mean by a config that is silent.
+# Dense families whose whole models run in tests/decoding, by their model type: what transformers'
+# classes mean by a config that is silent.
 DENSE: Mapping[str, Mapping[str, int]] = {
     "llama": {},
     "mistral": {"num_key_value_heads": 8},
@@ -74,16 +68,16 @@ def head_size(fields: Fields) -> int:
 
 def layer_shapes(
     fields: Fields,
-    prefix: str,
     names: Collection[str],
+    prefix: str = "",
     *,
     width: int | None = None,
     kind: str | None = None,
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of a dense decoder layer's tensors, biases as `names` has them.
+    """Shapes of the tensors of dense decoder layers, biases of attention as `names` has them.
 
-    `width` is how many numbers attention reads, if not the hidden size; `kind` the model type, if
-    it is no head: their layers are those of Llama or Qwen 3.
+    `width` is how many numbers the first layer's attention reads, if not the hidden size; `kind`
+    the model type, if it is no head: their layers are those of Llama or Qwen 3.
     """
     if kind is None:
         kind = "qwen3" if fields.text("model_type") == "qwen3" else "llama"
@@ -92,27 +86,28 @@ def layer_shapes(
     heads = fields.must("num_attention_heads")
     kv_heads = fields.whole("num_key_value_heads") or silent.get("num_key_value_heads") or heads
     size = fields.whole("head_dim") or silent.get("head_dim") or head_size(fields)
-    linears = {
-        "self_attn.q_proj": (heads * size, width or F),
-        "self_attn.k_proj": (kv_heads * size, width or F),
-        "self_attn.v_proj": (kv_heads * size, width or F),
-        "self_attn.o_proj": (F, heads * size),
-        "mlp.gate_proj": (inner, F),
-        "mlp.up_proj": (inner, F),
-        "mlp.down_proj": (F, inner),
-    }
-    shapes: dict[str, tuple[int, ...]] = {
-        f"{prefix}{name}.weight": shape for name, shape in linears.items()
-    }
-    for name, shape in linears.items():
-        is_mlp = name.startswith("mlp.")
-        bias = f"{prefix}{name}.bias"
-        if fields.flag("mlp_bias") and kind != "qwen3" if is_mlp else bias in names:
-            shapes[bias] = shape[:1]
-    for name in ("input_layernorm", "post_attention_layernorm"):
-        shapes[f"{prefix}{name}.weight"] = (F,)
-    if kind == "qwen3":
-        shapes |= {f"{prefix}self_attn.{name}.weight": (size,) for name in ("q_norm", "k_norm")}
+    has_mlp_bias = kind == "llama" and fields.flag("mlp_bias")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i in range(fields.whole("num_hidden_layers") or 1):
+        layer, read = f"{prefix}layers.{i}.", F if i else width or F
+        linears = {
+            "self_attn.q_proj": (heads * size, read),
+            "self_attn.k_proj": (kv_heads * size, read),
+            "self_attn.v_proj": (kv_heads * size, read),
+            "self_attn.o_proj": (F, heads * size),
+            "mlp.gate_proj": (inner, F),
+            "mlp.up_proj": (inner, F),
+            "mlp.down_proj": (F, inner),
+        }
+        for name, shape in linears.items():
+            shapes[f"{layer}{name}.weight"] = shape
+            bias = f"{layer}{name}.bias"
+            if has_mlp_bias if name.startswith("mlp.") else bias in names:
+                shapes[bias] = shape[:1]
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"{layer}{name}.weight"] = (F,)
+        for name in ("q_norm", "k_norm") if kind == "qwen3" else ():
+            shapes[f"{layer}self_attn.{name}.weight"] = (size,)
     return shapes
 
 

@@ -151,6 +151,7 @@ class MedusaLayout:
 
 def medusa_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
     """Sizes that have to be the target's; all shapes are those of `MedusaLayout`. ModelError."""
+    files = medusa_tensors(files)
     layout = MedusaLayout.of(files, target)
     if layout.weights[0][0] not in files.tensors:
         files.require(layout.shapes, layout.optional)

@@ -16,6 +16,7 @@ from specbench.model_files.headers import (
     TensorHeader,
     weights_headers,
 )
+from specbench.model_files.layer_config import DENSE
 from specbench.model_files.tokenizer_files import (
     read_chat_template,
     read_tokenizer,
@@ -114,6 +115,13 @@ class ModelFiles:
         return str(names[0]) if isinstance(names, list) and names else None
 
     @property
+    def dense_kind(self) -> str | None:
+        """The model type of a dense family whose whole models are tested; None for others."""
+        kind = str(self.config.get("model_type"))
+        is_proven = kind in DENSE and self.architecture == f"{kind.title()}ForCausalLM"
+        return kind if is_proven else None
+
+    @property
     def needs_code(self) -> bool:
         """Whether the model's own Python would have to run."""
         return bool(self.config.get("auto_map"))
@@ -180,7 +188,7 @@ class ModelFiles:
         """Its files as those of a head; ModelError where its weights are not safetensors."""
         names = tuple(name for name in HEAD_WEIGHTS if name.endswith((".safetensors", ".json")))
         tensors = weights_headers(self.folder, names)
-        if tensors is None:
+        if not tensors:
             raise ModelError(
                 f"{self.spec.source}: its weights are {self.pickles[0]}, which only loading reads"
                 if self.pickles

@@ -6,7 +6,7 @@ from specbench.errors import ModelError
 from specbench.model_files.fields import MOST_LAYERS, Fields
 from specbench.model_files.head_files import HeadFiles
 from specbench.model_files.headers import TensorHeader, is_embedding, is_head, same_bytes
-from specbench.model_files.layer_config import PROVEN, layer_shapes
+from specbench.model_files.layer_config import layer_shapes
 from specbench.model_files.model import ModelFiles
 
 # Far above any model; a number beyond is a slip of the pen or a trap.
@@ -79,23 +79,20 @@ def require_weights(model: ModelFiles) -> None:
             f"{source}: config.json: tie_word_embeddings is true, and {head} differs from {table}: "
             "which of them is the head is not clear; set it to false to use both"
         )
-    kind = PROVEN.get(model.architecture or "")
-    if kind is not None and kind == model.config.get("model_type"):
-        _require_dense(model, tensors, kind)
+    if model.dense_kind is not None:
+        _require_dense(model, tensors)
 
 
-def _require_dense(model: ModelFiles, tensors: Mapping[str, TensorHeader], kind: str) -> None:
+def _require_dense(model: ModelFiles, tensors: Mapping[str, TensorHeader]) -> None:
     """ModelError for tensors of a dense model that are missing, or of another shape."""
     source = f"{model.spec.source}: config.json"
-    fields, prefix = Fields(source=source, values=model.config), ""
-    if "embed_tokens.weight" not in tensors:
-        prefix = "model."
+    fields = Fields(source=source, values=model.config)
+    prefix = "" if "embed_tokens.weight" in tensors else "model."
     table = (model.vocab_size, model.hidden_size)
     shapes = {f"{prefix}embed_tokens.weight": table, f"{prefix}norm.weight": table[1:]}
     if "lm_head.weight" in tensors:
         shapes["lm_head.weight"] = table
-    for i in range(model.num_layers):
-        shapes |= layer_shapes(fields, f"{prefix}layers.{i}.", tensors.keys(), kind=kind)
+    shapes |= layer_shapes(fields, tensors.keys(), prefix, kind=model.dense_kind)
     known = {name: tensor for name, tensor in tensors.items() if name in shapes}
     try:
         HeadFiles(source=source, config=model.config, tensors=known).require(shapes, frozenset())

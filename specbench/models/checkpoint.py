@@ -73,14 +73,12 @@ def read_checkpoint(
     file = _find(location, revision, *HEAD_WEIGHTS)
     if file is None:
         raise ModelError(f"{location}: no weights; one of {', '.join(HEAD_WEIGHTS)} is read")
-    return Checkpoint(
-        source=location,
-        config=read_json(config_file),
-        tensors=_read_tensors(
-            file, partial(_find, location, revision), "meta" if shapes_only else "cpu"
-        ),
-        revision=revision,
-    )
+    device = "meta" if shapes_only else "cpu"
+    tensors = _read_tensors(file, partial(_find, location, revision), device)
+    if not tensors:
+        raise ModelError(f"{location}: there are no weights in {file.name}")
+    config = read_json(config_file)
+    return Checkpoint(source=location, config=config, tensors=tensors, revision=revision)
 
 
 def has_tokenizer(location: str, revision: str | None = None) -> bool:

@@ -20,9 +20,10 @@ from specbench.drafters.heads.layers import (
     new_layer_fields,
     output_weights,
     require_fit,
+    spread,
     tensors_of,
+    token_table,
 )
-from specbench.drafters.heads.own_vocabulary import spread
 from specbench.forward.final_norm import state_features
 from specbench.forward.runner import Runner
 from specbench.forward.tree import Branches
@@ -30,7 +31,6 @@ from specbench.model_files.dflash_style import (
     DFLASH_ARCHITECTURE,
     DFlashStyle,
     dflash_fit,
-    require_dflash_tensors,
     with_layer_fields,
 )
 from specbench.models.checkpoint import Checkpoint
@@ -60,8 +60,7 @@ class DFlashHead:
         """ModelError says what is missing, does not fit the target or cannot be run."""
         self._style = style = DFlashStyle.of(checkpoint)
         require_fit(checkpoint, **dflash_fit(checkpoint, target))
-        ids = require_dflash_tensors(checkpoint, target)
-        V, names = target.vocab_size, checkpoint.tensors.keys()
+        D, names = style.num_tokens or target.vocab_size, checkpoint.tensors.keys()
         self.features = tuple(i + 1 for i in style.layer_ids)
         if style.reads_bare_output:
             self.features = state_features(self.features, target.model, target.num_layers)
@@ -71,11 +70,9 @@ class DFlashHead:
         self.model = make_layers(config, len(self.features), names)
         if "lm_head.weight" in names:
             with torch.device("meta"):
-                self.model.lm_head = nn.Linear(
-                    config.hidden_size, style.num_tokens or V, bias=False
-                )
+                self.model.lm_head = nn.Linear(config.hidden_size, D, bias=False)
         load(self.model, checkpoint, target, {"d2t", "t2d"})
-        self._target_ids_D = None if ids is None else torch.tensor(ids, device=target.device)
+        self._target_ids_D = token_table(checkpoint, D, target)
         self.layers = layer_stack(config, self.model.layers, target)
 
     @property

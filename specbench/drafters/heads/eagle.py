@@ -22,12 +22,7 @@ from specbench.drafters.heads.layers import (
     token_embedding,
 )
 from specbench.forward.runner import Runner
-from specbench.model_files.head_fit import (
-    EAGLE_NAMES,
-    eagle_fit,
-    eagle_has_bias,
-    require_eagle_tensors,
-)
+from specbench.model_files.head_fit import EAGLE_NAMES, eagle_fit, eagle_has_bias
 from specbench.models.checkpoint import Checkpoint
 
 
@@ -44,7 +39,6 @@ class EagleHead(JoiningHead):
         fit = eagle_fit(checkpoint, target)
         config = layer_config(checkpoint, target.max_position)
         require_fit(checkpoint, **fit)
-        require_eagle_tensors(checkpoint)
         has_bias = eagle_has_bias(checkpoint)
         with torch.device("meta"):
             self._weights = EagleWeights(config, checkpoint.tensors.keys(), has_bias=has_bias)

@@ -19,19 +19,15 @@ from specbench.drafters.heads.layers import (
     load,
     output_weights,
     require_fit,
+    spread,
     tensors_of,
     token_embedding,
+    token_table,
     wide_attention,
 )
-from specbench.drafters.heads.own_vocabulary import spread
 from specbench.forward.final_norm import state_features
 from specbench.forward.runner import Runner
-from specbench.model_files.eagle3_style import (
-    EAGLE3_NAMES,
-    Style,
-    eagle3_fit,
-    require_eagle3_tensors,
-)
+from specbench.model_files.eagle3_style import EAGLE3_NAMES, Style, eagle3_fit
 from specbench.models.checkpoint import Checkpoint
 
 
@@ -52,13 +48,12 @@ class Eagle3Head(JoiningHead):
         self._style = style = Style.of(checkpoint, target.num_layers, is_parallel=is_parallel)
         F, D = config.hidden_size, style.num_tokens
         require_fit(checkpoint, **eagle3_fit(checkpoint, target, is_parallel=is_parallel))
-        ids = require_eagle3_tensors(checkpoint, target, is_parallel=is_parallel)
         with torch.device("meta"):
             self._weights = Eagle3Weights(config, style, names, target.hidden_size)
             if "lm_head.weight" not in names:
                 del self._weights.lm_head
         beside = load(self._weights, checkpoint, target, {"embed_tokens.weight", "d2t", "t2d"})
-        self._target_ids_D = None if ids is None else torch.tensor(ids, device=target.device)
+        self._target_ids_D = token_table(checkpoint, D, target)
         self._embed = token_embedding(target, beside.get("embed_tokens.weight"))
         self._target = target
         self.features = state_features(style.layer_ids, target.model, target.num_layers)

@@ -1,7 +1,7 @@
 """What heads made of decoder layers share: their config, modules, weights and embedding.
 
 The layers are transformers' own Llama or Qwen 3, whatever the target is. Shape suffixes:
-B rows, T tokens, F hidden size, V vocabulary.
+B rows, T tokens, F hidden size, V vocabulary, D the tokens that a head can say.
 """
 
 from collections.abc import Callable, Collection
@@ -24,7 +24,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Decode
 from specbench.errors import ModelError, first_line
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
-from specbench.model_files.head_fit import MISFIT, misfits
+from specbench.model_files.head_fit import MISFIT, misfits, token_ids
 from specbench.model_files.layer_config import (
     FULL,
     LAYER_NEEDS,
@@ -153,6 +153,20 @@ def token_embedding(target: Runner, weight_VF: Tensor | None) -> Embed:
     if weight_VF is None or _is_targets(target, weight_VF):
         return target.embed
     return partial(embedding, weight=weight_VF)
+
+
+def token_table(checkpoint: Checkpoint, D: int, target: Runner) -> Tensor | None:
+    """The target's id of each of the D tokens that a fitting head can say [D]; None: all of V."""
+    ids = token_ids(checkpoint, D, target.vocab_size)
+    return None if ids is None else torch.tensor(ids, device=target.device)
+
+
+def spread(logits_BTD: Tensor, target_ids_D: Tensor | None, V: int) -> Tensor:
+    """Over the target's vocabulary [B, T, V]; what the head cannot say is -inf."""
+    if target_ids_D is None:
+        return logits_BTD
+    unsaid_BTV = logits_BTD.new_full((*logits_BTD.shape[:2], V), -torch.inf)
+    return unsaid_BTV.index_copy(-1, target_ids_D, logits_BTD)
 
 
 def weights_of(module: nn.Module, embed: Embed) -> tuple[Tensor, ...]:
