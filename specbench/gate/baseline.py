@@ -21,7 +21,7 @@ from specbench.gate.fingerprint import (
 )
 from specbench.metrics.gathering import gather_run
 from specbench.metrics.imported import summarise_imported
-from specbench.metrics.noise import cpu_share, noise_facts, noise_signs
+from specbench.metrics.noise import LIMITED_CLOCKS, cpu_share, noise_facts, noise_signs
 from specbench.records import NO_DRAFTER, CellKey
 from specbench.runs import StoredRun
 
@@ -35,7 +35,8 @@ class Origin:
     specbench_version: str
     git_commit: str | None = None
     imported_sha256: tuple[str, ...] | None = None  # of other tools' result files
-    noise: tuple[str, ...] | None = None  # what showed that its machine was busy
+    # What showed that its machine was busy. Limited clocks do not: those of all its runs are.
+    noise: tuple[str, ...] | None = None
     cpu_share: float | None = None  # CPU seconds of its process per second of K = 0
 
 
@@ -77,6 +78,8 @@ def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapsho
     cells = gather_run(stored)
     confirmed = gather_run(stored, "confirm")
     signs = noise_signs((*cells, *confirmed), device=run.environment.device)
+    facts = noise_facts(run.warnings, signs)
+    noise = tuple(fact for fact in facts if not fact.startswith(LIMITED_CLOCKS))
     share = cpu_share((*cells, *confirmed))
     figures = [cell_figures(cell, names) for cell in cells]
     figures += map(imported_figures, summarise_imported(keys, imported))
@@ -89,7 +92,7 @@ def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapsho
                 specbench_version=run.environment.specbench_version,
                 git_commit=run.environment.git_commit,
                 imported_sha256=tuple(record.file_sha256 for record in imported) or None,
-                noise=noise_facts(run.warnings, signs) or None,
+                noise=noise or None,
                 cpu_share=None if share is None else rounded(share),
             ),
         ),

@@ -16,6 +16,7 @@ FEWEST_ROUNDS = 30
 FEWEST_PROMPTS = 3
 
 _OPTION = "--threads"
+LIMITED_CLOCKS = "CPU clocks are limited"  # begins a fact that is as true in every other run
 _NOISY = "noisy machine: "
 _SO = (
     ". Intervals get wider and small gains stay undecided: stop other programs, or measure later "
@@ -38,7 +39,8 @@ def with_results(warnings: Sequence[str], signs: Sequence[str]) -> list[str]:
 
 def noise_facts(warnings: Sequence[str], signs: Sequence[str]) -> tuple[str, ...]:
     """What showed that the machine was busy, at the start of a run and in its results."""
-    early = [w.removeprefix(_NOISY).removesuffix(_SO) for w in warnings if is_noise(w)]
+    said = (w.removeprefix(_NOISY).removesuffix(_SO) for w in warnings if is_noise(w))
+    early = [fact for facts in said for fact in facts.split("; ")]
     if any(_OPTION in fact for fact in early):  # advice is given once
         signs = [sign for sign in signs if _OPTION not in sign]
     return (*early, *signs)

@@ -10,6 +10,8 @@ from specbench.gate.baseline import Snapshot, pool, snapshot
 from specbench.gate.baseline_file import read_baseline, write_baseline
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.judging import Verdict
+from specbench.metrics.noise import noise_warning
+from specbench.probes.load import HostLoad, busy_facts
 from specbench.report.gate_words import baseline_lines, detail_lines
 from specbench.runs import load_run
 from tests.gate.gate_sides import cell, figure, side
@@ -126,6 +128,21 @@ def test_a_pool_and_its_file_keep_which_run_was_noisy(tmp_path):
     assert verdicts(check(stored, quiet))[SPEED] is Verdict.INCONCLUSIVE
     (warning,) = (line for line in baseline_lines(stored) if FACT in line)
     assert "b0" in warning
+
+
+@pytest.mark.parametrize(("others", "num"), [(0.0, 0), (3.0, 2)])
+def test_limited_clocks_alone_are_no_busy_machine_or_no_time_of_it_is_ever_judged(
+    tmp_path, others, num
+):
+    stored = load_run(RUNS / "runs_of_schema_5" / "sweep", tmp_path)
+    load = HostLoad(4, others, 0.0, load_average=3.3, clock_limit=(2000, 4000))
+    facts = busy_facts(load, num_needed=2)
+    assert len(facts) == num + 1
+    quiet, warned = (
+        snapshot(replace(stored, run=replace(stored.run, warnings=warnings))).origins[0].noise
+        for warnings in ((), (noise_warning(facts),))
+    )
+    assert warned == (*facts[:num], *(quiet or ()))
 
 
 # A cell of a GPU, with the default tolerances, 5% and 10%.
