@@ -105,15 +105,33 @@ class Attribution:
 
 
 def changed_causes(
-    pairing: str, baseline: Fingerprint, candidate: Fingerprint, allowed: Sequence[Difference]
+    key: CellKey, baseline: Fingerprint, candidate: Fingerprint, allowed: Sequence[Difference]
 ) -> tuple[tuple[Cause, Difference], ...]:
-    """What changed between two runs and can explain a regression of a pairing's cells."""
-    drafter = drafter_difference(pairing, baseline, candidate)
+    """What changed between two runs and can explain a regression of a cell: not what is of another
+    draft, target or workload."""
+    drafter = drafter_difference(key.pairing, baseline, candidate)
+    at = key.condition
+    others = [f" of {name}," for name in baseline.models if name != at.target]
+    software = software_changes(baseline, candidate)
     return (
         *([(Cause.WEIGHTS, drafter)] if drafter else []),
-        *((_CAUSE_OF_ALLOWED[d.name], d) for d in allowed if d.name in _CAUSE_OF_ALLOWED),
-        *((Cause.PACKAGES, d) for d in software_changes(baseline, candidate)),
+        *(
+            (_CAUSE_OF_ALLOWED[d.name], d)
+            for d in allowed
+            if d.name in _CAUSE_OF_ALLOWED and _is_of(d, at.target, at.workload)
+        ),
+        *((Cause.PACKAGES, d) for d in software if not any(o in f"{d.name}," for o in others)),
     )
+
+
+def _is_of(difference: Difference, target: str, workload: str) -> bool:
+    """Whether a difference is of this target or workload, or of no single one."""
+    one_of = dict.fromkeys(("model", "tokenizer"), target)
+    one_of |= dict.fromkeys(("prompts", "workload"), workload)
+    name = one_of.get(difference.name)
+    # Their texts say `NAME 0123abcd`, `chat template of NAME: 0123abcd` or `8 of NAME (..)`.
+    texts = (f" {text} " for text in difference[1:])
+    return name is None or any(f" {name}{end}" in text for text in texts for end in " :,")
 
 
 def attribute(

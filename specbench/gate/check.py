@@ -225,7 +225,7 @@ def _attributions(
         ]
         if failed and after is not None:
             fingerprints = baseline.fingerprint, candidate.fingerprint
-            changed = changed_causes(before.key.pairing, *fingerprints, allowed)
+            changed = changed_causes(before.key, *fingerprints, allowed)
             yield attribute(before, after, failed, same_hardware=same_hardware, changed=changed)
 
 

@@ -5,6 +5,7 @@ import pytest
 from specbench.gate.attribution import Cause, attribute, changed_causes
 from specbench.gate.fingerprint import Difference
 from specbench.report.gate_words import cause_text
+from tests.cell_keys import cell_key
 from tests.gate.gate_sides import cell, figure, fingerprint
 
 ROUND = {"draft_s": 0.002, "verify_s": 0.007, "other_s": 0.001}
@@ -179,7 +180,8 @@ PROMPTS = Difference("prompts", "8 of code", "6 of code")
 
 
 def changed(*allowed, pairing="demo/draft", before=(), **after):
-    return changed_causes(pairing, fingerprint(**dict(before)), fingerprint(**after), allowed)
+    key = cell_key(pairing=pairing)
+    return changed_causes(key, fingerprint(**dict(before)), fingerprint(**after), allowed)
 
 
 def test_what_changed_comes_before_what_it_moved_in_one_order():
@@ -222,6 +224,35 @@ def test_each_change_is_one_cause(sides, cause):
 
 def test_another_pairings_weights_are_no_cause():
     assert changed(pairing="demo/other", **NEW_WEIGHTS) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "others"),
+    [
+        ("model", "demo 1111", "demo-large 1111"),
+        ("tokenizer", "demo 1111", "large 1111"),
+        ("tokenizer", "chat template of demo: 1111", "chat template of large: 1111"),
+        ("workload", "code 1111", "chat 1111"),
+        ("prompts", "8 of code (a, b only here)", "8 of chat"),
+        ("prompts", "2 of 8 in code, first p1: token ids 1", "2 of 8 in chat, first p1: ids 1"),
+        ("max-new-tokens", "64", None),
+    ],
+)
+def test_only_a_change_of_the_cells_own_target_or_workload_is_its_cause(name, own, others):
+    assert [d.baseline for _, d in changed(Difference(name, own, own[:-1]))] == [own]
+    if others is not None:
+        assert changed(Difference(name, others, others[:-1])) == ()
+
+
+def test_an_engine_that_ran_another_target_otherwise_is_no_cause():
+    names = ("builtin of demo", "builtin of large", "server vllm of large, version")
+    models = {"demo": "a" * 64, "large": "b" * 64}
+    found = changed(
+        before={"models": models, "software": dict.fromkeys(names, "one")},
+        models=models,
+        software=dict.fromkeys(names, "other"),
+    )
+    assert [d.name for _, d in found] == ["builtin of demo"]
 
 
 def test_a_draft_is_not_blamed_for_a_slower_k_0():
