@@ -78,7 +78,7 @@ def effort(
     """How much decoding each traced prompt stands for, in the sweep and after the forecast."""
     condition = drafted.condition
     repeats: float = plan.repeats(condition)
-    workload = next(w for w in plan.workloads if w.name == condition.workload)
+    workload = plan.workload(condition.workload)
     num_traced = len({trace.prompt_id for trace in drafted.traces})
     if condition.is_stream:  # rows decode side by side
         share = len(plan.pass_prompts(workload, condition)) / condition.concurrency

@@ -64,16 +64,15 @@ def expected_time(plan: TargetPlan, place: Place, earlier: StoredRun | None) -> 
 
 def _planned(plan: TargetPlan) -> tuple[float, float]:
     """Tokens to decode, and steps of whole batches that it takes without speculation."""
-    workloads = {workload.name: workload for workload in plan.workloads}
     tokens = steps = 0.0
     for cell in plan.cell_plans():
         at = cell.key.condition
         if at.engine in SERVED:
             continue
-        workload = workloads[at.workload]
-        turns = sum(len(prompt.turns) for prompt in workload.prompts) / len(workload.prompts)
+        prompts = plan.workload(at.workload).prompts
+        turns = sum(len(prompt.turns) for prompt in prompts) / len(prompts)
         answers = cell.num_prompts * cell.num_repeats * turns * at.num_samples
-        own = answers * plan.max_new_tokens(workload)
+        own = answers * plan.max_new_tokens(at.workload)
         tokens += own
         steps += own / (at.concurrency * at.num_samples)
     return tokens, steps

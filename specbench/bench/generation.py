@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specbench.bench.hub import look_for_hub
 from specbench.bench.this_process import find_device
-from specbench.bench.threads import Facts, choose_threads, idle_threads, trial_of
+from specbench.bench.threads import choose_threads, idle_threads, trial_of
 from specbench.bench.watch import Watch
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
@@ -113,9 +113,9 @@ def watched_generation(
     engine.add_drafter(pairing.drafter)
     drafting = Work(drafter=pairing.drafter.name, method=pairing.drafter.method, k=k)
     if device.type == "cpu" and settings.machine.threads is None:
-        identity, works = engine.identity, (engine.baseline, drafting)
-        facts = Facts(identity.content_sha256, identity.dtype, engine.name, 1)
-        choose_threads(pairing.name, facts, partial(trial_of, engine, works, prompt, 1))
+        trial = partial(trial_of, engine, (engine.baseline, drafting), prompt, 1)
+        facts = engine.identity.content_sha256, engine.identity.dtype, engine.name, 1
+        choose_threads(pairing.name, facts, trial)
     ids = engine.tokenizer.prompt_ids([Message(role="user", content=prompt)])
     sampling = Sampling(temperature=settings.sampling.temperatures[0])
     most = settings.sampling.max_new_tokens or DEFAULT_MAX_NEW_TOKENS

@@ -55,10 +55,13 @@ class TargetPlan:
         unsaid = len(workload.prompts) if effort.is_open_ended else DEFAULT_PROMPTS
         return workload.take(effort.num_prompts or unsaid, self.settings.seed)
 
-    def max_new_tokens(self, workload: Workload) -> int:
-        """Of an answer, at most."""
+    def workload(self, name: str) -> Workload:
+        return next(workload for workload in self.workloads if workload.name == name)
+
+    def max_new_tokens(self, workload: str) -> int:
+        """The limit of an answer."""
         asked = self.settings.sampling.max_new_tokens
-        return asked or workload.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
+        return asked or self.workload(workload).max_new_tokens or DEFAULT_MAX_NEW_TOKENS
 
     def measured(self, workload: Workload) -> tuple[Prompt, ...]:
         """The prompts of the first pass."""
@@ -234,14 +237,12 @@ class TargetPlan:
         """Prompt by prompt through all workloads, so that a run cut short is balanced."""
         settings = sorted(self.conditions, key=self._turn)
         chosen = {workload.name: self.measured(workload) for workload in self.workloads}
-        workloads = {workload.name: workload for workload in self.workloads}
         for repeat in range(max(map(self.repeats, settings))):
             for i in range(max(map(len, chosen.values()))):
                 for condition in settings:
                     prompts = chosen[condition.workload][i : i + 1]
                     if condition.is_stream:
-                        workload = workloads[condition.workload]
-                        every = self.pass_prompts(workload, condition)
+                        every = self.pass_prompts(self.workload(condition.workload), condition)
                         prompts = () if i else every
                     if prompts and repeat < self.repeats(condition):
                         yield Block(
@@ -254,10 +255,9 @@ class TargetPlan:
 
     def cell_plans(self) -> tuple[CellPlan, ...]:
         """What the run sets out to do; a budget may end it earlier."""
-        workloads = {workload.name: workload for workload in self.workloads}
         plans = []
         for condition in self.conditions:
-            workload = workloads[condition.workload]
+            workload = self.workload(condition.workload)
             prompts = self.measured(workload)
             if condition.is_stream:
                 prompts = self.pass_prompts(workload, condition)

@@ -14,6 +14,7 @@ from specbench.fit.compatibility import check_drafter
 from specbench.inputs.pairing import Pairing, Target
 from specbench.inputs.workloads import load_workloads
 from specbench.model_files.model import open_model
+from specbench.records import no_template
 from specbench.settings import BUILTIN, SERVED, TRANSFORMERS, RunSettings
 
 CHARACTERS_PER_TOKEN = 3  # fewer than most text has, so that prompts are rather over-counted
@@ -147,7 +148,7 @@ def most_tokens(plan: TargetPlan) -> int:
     """Tokens of the longest conversation, prompts counted by their characters."""
     longest = 0
     for workload in plan.workloads:
-        answer = plan.max_new_tokens(workload)
+        answer = plan.max_new_tokens(workload.name)
         for prompt in plan.prompts(workload):
             said = sum(len(message.content) for turn in prompt.turns for message in turn)
             context = max(plan.settings.load.contexts, default=0)
@@ -157,10 +158,13 @@ def most_tokens(plan: TargetPlan) -> int:
 
 
 def fit_warnings(plan: TargetPlan, *, is_dry: bool = False) -> Iterator[str]:
-    """What the files say against drafters that run all the same, for prompts of this length.
+    """What the files say against models that run all the same, for prompts of this length.
 
-    A tokenizer is only spoken of if the run `is_dry`: loading compares what it reads.
+    Tokenizer and template are only spoken of if the run `is_dry`: loading says what it reads.
     """
+    with suppress(ModelError):  # not on this machine
+        if is_dry and open_model(plan.target.model).lacks_template:
+            yield no_template(plan.target.name)
     if plan.served or plan.settings.decoder.dummy_weights:
         return
     fields = {"vocab_size", "d2t", *(("tokenizer",) if is_dry else ())}

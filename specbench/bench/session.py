@@ -62,10 +62,9 @@ class Session:
         self._probe = probe
         self._ledger = ledger
         self._plan = plan
-        self._workloads = {workload.name: workload for workload in plan.workloads}
         self._seed = plan.settings.seed
         self._references = References(
-            self.target, self.engine, ledger, references, self.max_new_tokens
+            self.target, self.engine, ledger, references, plan.max_new_tokens
         )
         self._lengthened: dict[tuple[str, str, int], Prompt] = {}
 
@@ -103,9 +102,6 @@ class Session:
         """The first request of a block, as one of its cells gets it."""
         return next(self._asked(block, cell)).request
 
-    def max_new_tokens(self, workload: str) -> int:
-        return self._plan.max_new_tokens(self._workloads[workload])
-
     def texts(self, block: Block, cell: Cell) -> list[Text]:
         """The target's own answers to a block's requests in a cell without drafts.
 
@@ -142,7 +138,7 @@ class Session:
             return prompt
         key = (workload, prompt.id, context)
         if key not in self._lengthened:
-            source = TextSource.beside(self._workloads[workload], seed=self._seed)
+            source = TextSource.beside(self._plan.workload(workload), seed=self._seed)
             self._lengthened[key] = lengthen(
                 prompt, context, source, lambda longer: len(self.first_turn(workload, longer))
             )
@@ -202,7 +198,7 @@ class Session:
                     prompt_ids=ids,
                     max_new_tokens=length
                     if is_known
-                    else self.max_new_tokens(block.condition.workload),
+                    else self._plan.max_new_tokens(block.condition.workload),
                     sampling=cell.sampling,
                     seed=0,
                     stop_at_eos=not is_known,

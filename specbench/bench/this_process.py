@@ -10,10 +10,11 @@ from specbench.bench.hub import look_for_hub
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.plan import TargetPlan
 from specbench.bench.target import TargetRun
-from specbench.bench.threads import Facts, Outcome, choose_threads, trial_of_plan
+from specbench.bench.threads import choose_threads, trial_of_plan
 from specbench.bench.watch import Watch
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.choice_file import remember
+from specbench.engines.contests import Outcome
 from specbench.engines.engine import Engine
 from specbench.engines.kernel_choices import require_kernel
 from specbench.engines.model_pool import ModelPool
@@ -88,30 +89,22 @@ class ThisProcess:
         machine, dummy = settings.machine, settings.decoder.dummy_weights
         pool = ModelPool(self._device, machine.dtype, dummy=dummy)
         opened = partial(open_engines, plan.target, self._device, settings, pool)
-        if (given := ledger.run.environment.threads) is not None:
-            torch.set_num_threads(given)
-            return opened()
         records = (one for one in ledger.stored.engines if one.target == plan.target.name)
-        before = next((one.threads for one in records if one.threads is not None), None)
-        if before is not None:  # by an earlier session of this run
-            torch.set_num_threads(int(before.chosen))
-            target_run.threads = before
+        earlier = next((one.threads for one in records if one.threads is not None), None)
+        if number := ledger.run.environment.threads or (earlier and int(earlier.chosen)):
+            torch.set_num_threads(number)
+            target_run.threads = earlier  # chosen by an earlier session of this run
             return opened()
         loaded, load = pool.load(plan.target.model), settings.load
-        rows = load.concurrency[0]
-        tried: dict[int, dict[str, Engine]] = {}  # by the number of threads that they opened with
+        facts = loaded.content_sha256, loaded.dtype, load.engines[0], load.concurrency[0]
 
         def trial(numbers: Sequence[int]) -> Outcome:
             watch.stage(f"{plan.target.name}: choosing the number of threads")
-            engines = tried[torch.get_num_threads()] = opened()
-            return trial_of_plan(plan, next(iter(engines.values())), rows, numbers)
+            engine = next(iter(opened().values()))
+            return trial_of_plan(plan, engine, load.concurrency[0], numbers)
 
-        facts = Facts(loaded.content_sha256, loaded.dtype, load.engines[0], rows)
         target_run.threads = choose_threads(plan.target.name, facts, trial)
-        if engines := tried.pop(torch.get_num_threads(), None):
-            return engines
-        tried.clear()
-        pool.collect()
+        pool.collect()  # what the trial opened
         return opened()
 
 

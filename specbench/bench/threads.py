@@ -1,19 +1,20 @@
 """The number of CPU threads: the fastest of 1, half and all physical cores that are idle."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 
 from specbench import __version__
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.engines import choice_file
+from specbench.engines.contests import Outcome
 from specbench.engines.engine import Engine, EngineRequest, Load, Work
 from specbench.engines.refusals import REFUSALS
 from specbench.forward.contest import Candidate, Timing, fastest
-from specbench.inputs.pairing import Pairing
 from specbench.probes import load as host
 from specbench.probes.environment import cpu_model
 from specbench.probes.load import HostLoad, idle_cores, others_fact, physical_cores
@@ -23,16 +24,9 @@ from specbench.settings import BUILTIN
 TRIAL_TOKENS = 12  # per answer; with each number of threads at most 7 answers of each K
 PROMPT_TOKENS = 64
 
-Outcome = tuple[str | None, list[Contender]]
-
-
-class Facts(NamedTuple):
-    """What a choice belongs to, next to hardware and versions."""
-
-    content_sha256: str  # of the target's weights
-    dtype: str
-    engine: str
-    concurrency: int
+# What a choice belongs to, next to hardware and versions: the sha256 of the target's weights and
+# their dtype, the engine, and how many requests it serves together.
+Facts = tuple[str, str, str, int]
 
 
 def candidates(load: HostLoad) -> tuple[list[int], list[Contender]]:
@@ -45,8 +39,7 @@ def candidates(load: HostLoad) -> tuple[list[int], list[Contender]]:
 
 def idle_threads() -> int:
     """The largest of those numbers, for work that is not timed."""
-    numbers, _ = candidates(host.host_load())
-    return numbers[-1]
+    return candidates(host.host_load())[0][-1]
 
 
 def choose_threads(
@@ -95,21 +88,17 @@ def trial_of(
         served = engine.serve([request] * concurrency, work, Load(concurrency=concurrency))
         return sum(result.decode_s or result.total_s for result in served.results)
 
-    def possible() -> Iterator[Work]:
-        for work in works:
-            try:
-                seconds(work)
-            except REFUSALS:
-                continue
-            yield work
+    able = []
+    for work in works:
+        with suppress(*REFUSALS):
+            seconds(work)
+            able.append(work)
 
-    def decode(num_threads: int, works: Sequence[Work]) -> float:
+    def decode(num_threads: int) -> float:
         torch.set_num_threads(num_threads)
-        return sum(map(seconds, works))
+        return sum(map(seconds, able))
 
-    if not (able := list(possible())):
-        return None, []
-    runs = [Candidate(str(n), partial(decode, n, able)) for n in numbers]
+    runs = [Candidate(str(n), partial(decode, n)) for n in numbers if able]
     return fastest(runs, Timing(seconds=lambda run: cast("float", run())))
 
 
@@ -119,12 +108,18 @@ def trial_of_plan(
     """K = 0 and the first pairing that can be loaded, at its largest K, on the first prompt."""
     works = [engine.baseline]
     for pairing in plan.pairings:
+        drafter = pairing.drafter
+        methods = (drafter.method,) if engine.name == BUILTIN else peers_of(drafter)
+        k = plan.within_reach(drafter.name, plan.largest_k(pairing))
+        if not methods or not k:
+            continue
         try:
-            if (work := _drafting(plan, pairing, engine)) is not None:
-                works.append(work)
-                break
+            engine.add_drafter(drafter)
         except REFUSALS:  # which the run reports when it loads the drafter
-            engine.remove_drafter(pairing.drafter.name)
+            engine.remove_drafter(drafter.name)
+        else:
+            works.append(Work(drafter=drafter.name, method=methods[0], k=k))
+            break
     prompt = plan.prompts(plan.workloads[0])[0]
     text = "\n".join(message.content for message in prompt.turns[0])
     try:
@@ -132,14 +127,3 @@ def trial_of_plan(
     finally:
         for work in works[1:]:
             engine.remove_drafter(work.drafter)
-
-
-def _drafting(plan: TargetPlan, pairing: Pairing, engine: Engine) -> Work | None:
-    """The pairing's work after its drafter was loaded; None if this engine has no such method."""
-    drafter = pairing.drafter
-    methods = (drafter.method,) if engine.name == BUILTIN else peers_of(drafter)
-    k = plan.within_reach(drafter.name, plan.largest_k(pairing))
-    if not methods or not k:
-        return None
-    engine.add_drafter(drafter)
-    return Work(drafter=drafter.name, method=methods[0], k=k)

@@ -17,7 +17,7 @@ from specbench.bench.planning import plan_targets
 from specbench.bench.shares import Share, shared_out
 from specbench.bench.spent import duration
 from specbench.bench.this_process import find_device, open_engines, read_shapes
-from specbench.bench.threads import Facts, choose_threads, idle_threads, trial_of_plan
+from specbench.bench.threads import choose_threads, idle_threads, trial_of_plan
 from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine, EngineRequest, EngineResult, Load
 from specbench.engines.model_pool import ModelPool
@@ -113,11 +113,12 @@ def _collect(
             teacher = Teacher(pool.load(plan.target.model).model)
             first = next(iter(engines.values()))
             if not is_small and device.type == "cpu" and settings.machine.threads is None:
-                of, rows_of = first.identity, rows[first.name]
-                facts = Facts(of.content_sha256, of.dtype, first.name, rows_of)
-                choose_threads(of.name, facts, partial(trial_of_plan, plan, first, rows_of))
+                of = first.identity
+                facts = of.content_sha256, of.dtype, first.name, rows[first.name]
+                trial = partial(trial_of_plan, plan, first, rows[first.name])
+                choose_threads(of.name, facts, trial)
             began_s = time.monotonic()
-            questions = list(_questions(plan, first, watch, rows[next(iter(engines))]))
+            questions = list(_questions(plan, first, watch, rows[first.name]))
             answers_s = (time.monotonic() - began_s) / share.of
             collector = Collector(teacher, questions, seed=settings.seed)
             enough = num_tokens
@@ -229,7 +230,7 @@ def _questions(plan: TargetPlan, engine: Engine, watch: Watch, num_rows: int) ->
     for failure in left_out:
         watch.warn(f"{failure.workload}: left out: {failure.reason}")
     every = [
-        _Conversation(w.name, prompt, plan.max_new_tokens(w))
+        _Conversation(w.name, prompt, plan.max_new_tokens(w.name))
         for w in plan.workloads
         for prompt in plan.prompts(w)
     ]

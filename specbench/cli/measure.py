@@ -219,7 +219,7 @@ def _show_plan(
     from specbench.bench.planning import fit_warnings, plan_targets
     from specbench.bench.served.host import require_startable
     from specbench.bench.served.running import running_context, running_ks, running_servers
-    from specbench.cli.memory import shortages, without_template
+    from specbench.cli.memory import shortages
     from specbench.cli.plan_outlook import outlook_lines, plan_outlook
     from specbench.cli.plan_table import plan_document, print_plan
 
@@ -241,10 +241,7 @@ def _show_plan(
         print_plan(plans, earlier)
         for line in outlook_lines(outlook):
             typer.echo(fill(line, 80, subsequent_indent="  ", break_on_hyphens=False))
-    for told in (
-        *without_template(plans),
-        *(w for plan in plans for w in fit_warnings(plan, is_dry=True)),
-    ):
+    for told in (warning for plan in plans for warning in fit_warnings(plan, is_dry=True)):
         typer.echo(f"Warning: {told}", err=True)
     if is_here and not running:
         try:

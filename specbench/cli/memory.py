@@ -1,13 +1,12 @@
 """Memory is asked for before it is taken: what a run needs against what this machine has free."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
 
-from specbench.errors import ModelError, UsageError
-from specbench.records import no_template
+from specbench.errors import UsageError
 from specbench.settings import SERVED, RunSettings
 
 if TYPE_CHECKING:
@@ -37,16 +36,6 @@ def shortages(plans: "Sequence[TargetPlan]", settings: RunSettings) -> Iterator[
             yield f"{plan.target.name} {told}"
 
 
-def without_template(plans: "Sequence[TargetPlan]") -> Iterator[str]:
-    """A line per target whose files are here and have no chat template."""
-    from specbench.model_files.model import open_model
-
-    for plan in plans:
-        with suppress(ModelError):  # not on this machine
-            if open_model(plan.target.model).lacks_template:
-                yield no_template(plan.target.name)
-
-
 def placed(
     plans: "Sequence[TargetPlan]", settings: RunSettings
 ) -> "Iterator[tuple[TargetPlan, Place]]":
@@ -61,10 +50,8 @@ def placed(
     for plan in plans:
         yield (
             plan,
-            Place(
-                device=here.device,
-                memory_bytes=here.memory_bytes,
-                bytes_per_s=here.bytes_per_s,
+            replace(
+                here,
                 dtype=settings.machine.dtype,
                 concurrency=max(settings.load.concurrency) * settings.load.num_samples,
                 context=most_tokens(plan),

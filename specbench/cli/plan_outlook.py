@@ -1,7 +1,7 @@
 """What a plan will take on this machine: time and memory, for --dry-run."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from specbench.settings import RunSettings
 
 if TYPE_CHECKING:
     from specbench.bench.plan import TargetPlan
+    from specbench.fit.memory_plan import Place
 
 GIB = 2**30
 _UNKNOWN = "no estimate: its files are not here or cannot be read"
@@ -26,9 +27,9 @@ class PlanOutlook:
     target: str
     server: str | None = None  # its engine
     dtype: str
-    seconds: float | None
-    seconds_are_measured: bool  # in an earlier run
-    is_ended_by_budget: bool
+    seconds: float | None = None
+    seconds_are_measured: bool = False  # in an earlier run
+    is_ended_by_budget: bool = False
     memory_bytes: int | None
     free_bytes: int | None
 
@@ -38,30 +39,38 @@ def plan_outlook(
 ) -> list[PlanOutlook]:
     """One per target that is decoded in this process, and one for each engine that is started."""
     from specbench.bench.expected_time import earlier_run, expected_time
-    from specbench.fit.demand import demand
 
     found = []
     for plan, place in placed(plans, settings):
         time = expected_time(plan, place, earlier_run(plan, place, out))
-        needed = demand(plan.target, [pairing.drafter for pairing in plan.pairings], place)
-        found.append(
-            PlanOutlook(
-                target=plan.target.name,
-                dtype=needed.dtype,
-                seconds=time.seconds if time else None,
-                seconds_are_measured=time is not None and time.is_measured,
-                is_ended_by_budget=time is not None and time.is_most,
-                memory_bytes=None if needed.is_least else needed.total,
-                free_bytes=place.memory_bytes,
+        outlook = _of_memory(plan, place)
+        if time is not None:
+            outlook = replace(
+                outlook,
+                seconds=time.seconds,
+                seconds_are_measured=time.is_measured,
+                is_ended_by_budget=time.is_most,
             )
-        )
+        found.append(outlook)
     return found + list(_of_servers(plans, settings))
+
+
+def _of_memory(plan: "TargetPlan", place: "Place", server: str | None = None) -> PlanOutlook:
+    from specbench.fit.demand import demand
+
+    needed = demand(plan.target, [pairing.drafter for pairing in plan.pairings], place)
+    return PlanOutlook(
+        target=plan.target.name,
+        server=server,
+        dtype=needed.dtype,
+        memory_bytes=None if needed.is_least else needed.total,
+        free_bytes=place.memory_bytes,
+    )
 
 
 def _of_servers(plans: "Sequence[TargetPlan]", settings: RunSettings) -> "Iterator[PlanOutlook]":
     """A server at a time is started, with one drafter, in the checkpoint's own dtype."""
     from specbench.cli.hardware import this_machine
-    from specbench.fit.demand import demand
     from specbench.fit.memory_plan import Place
 
     for plan in plans:
@@ -69,22 +78,13 @@ def _of_servers(plans: "Sequence[TargetPlan]", settings: RunSettings) -> "Iterat
             free = this_machine(Place(device="cpu"), settings.machine.device).place.memory_bytes
             place = Place(
                 device="cuda",  # which takes a checkpoint's dtype as it is, as servers do
+                memory_bytes=free,
                 dtype=settings.machine.dtype,
                 concurrency=max(settings.load.concurrency),
                 context=most_tokens(plan),
                 num_speculative_tokens=max(map(plan.largest_k, plan.pairings), default=0) or 1,
             )
-            needed = demand(plan.target, [pairing.drafter for pairing in plan.pairings], place)
-            yield PlanOutlook(
-                target=plan.target.name,
-                server=engine,
-                dtype=needed.dtype,
-                seconds=None,
-                seconds_are_measured=False,
-                is_ended_by_budget=False,
-                memory_bytes=None if needed.is_least else needed.total,
-                free_bytes=free,
-            )
+            yield _of_memory(plan, place, engine)
 
 
 def outlook_lines(found: Sequence[PlanOutlook]) -> Iterator[str]:

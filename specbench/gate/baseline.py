@@ -13,9 +13,11 @@ import numpy as np
 from specbench.errors import UsageError
 from specbench.gate.figures import CellFigures, Figure, cell_figures, imported_figures, rounded
 from specbench.gate.fingerprint import (
+    DRAFTER,
     SOFTWARE,
     Fingerprint,
     differences,
+    draft_changes,
     fingerprint_of,
     other_decoders,
 )
@@ -117,26 +119,11 @@ def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
                 f"run {origin.run_id} was interrupted and cannot be a baseline; resume it: "
                 f"--resume {origin.run_id}"
             )
-        for found in differences(first.fingerprint, run.fingerprint, threads=False):
-            if found.name not in allowed:
+        for word, difference in _why_unlike(first.fingerprint, run.fingerprint):
+            if word not in allowed:
                 raise UsageError(
-                    f"runs {first.origins[0].run_id} and {origin.run_id} did different work: "
-                    f"{found.name}: {found.baseline} and {found.candidate}; "
-                    f"to pool them anyway: --allow-different {found.name}"
-                )
-        for what, name in _other_drafters(first.fingerprint, run.fingerprint):
-            if "drafter" not in allowed:
-                raise UsageError(
-                    f"runs {first.origins[0].run_id} and {origin.run_id} did different work: "
-                    f"{what} of {name} differ; "
-                    "to pool them anyway: --allow-different drafter"
-                )
-        for found in other_decoders(first.fingerprint, run.fingerprint):
-            if SOFTWARE not in allowed:
-                raise UsageError(
-                    f"runs {first.origins[0].run_id} and {origin.run_id} are not repeats of "
-                    f"each other: {found.name}: {found.baseline} and {found.candidate}; "
-                    f"to pool them anyway: --allow-different {SOFTWARE}"
+                    f"runs {first.origins[0].run_id} and {origin.run_id} {difference}; "
+                    f"to pool them anyway: --allow-different {word}"
                 )
     _refuse_twins([run.origins[0] for run in runs])
     cells = tuple(_pooled_cells(runs))
@@ -176,15 +163,15 @@ def left_out(runs: Sequence[Snapshot], pooled: Snapshot) -> Iterator[str]:
             yield f"{cell.key.label}: not in every run, or with different prompts"
 
 
-def _other_drafters(one: Fingerprint, other: Fingerprint) -> Iterator[tuple[str, str]]:
-    """What differs, and the pairing; of those that both have."""
-    for what, ours, theirs in (
-        ("weights", one.drafters, other.drafters),
-        ("method or parameters", one.entries, other.entries),
-    ):
-        for name in ours:
-            if ours[name] != theirs.get(name, ours[name]):
-                yield what, name
+def _why_unlike(one: Fingerprint, other: Fingerprint) -> Iterator[tuple[str, str]]:
+    """Why two runs cannot be pooled, each with the word of --allow-different that lets them."""
+    for name, ours, theirs in differences(one, other, threads=False):
+        yield name, f"did different work: {name}: {ours} and {theirs}"
+    for pairing, change in draft_changes(one, other):
+        fact = "weights" if change.name.startswith("weights") else "method or parameters"
+        yield DRAFTER, f"did different work: {fact} of {pairing} differ"
+    for name, ours, theirs in other_decoders(one, other):
+        yield SOFTWARE, f"are not repeats of each other: {name}: {ours} and {theirs}"
 
 
 def _refuse_twins(origins: Sequence[Origin]) -> None:

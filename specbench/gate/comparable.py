@@ -104,9 +104,7 @@ def _refuse(found: Sequence[Difference]) -> None:
         f"{d.name}: {d.baseline} in the baseline, {d.candidate} in the candidate" for d in found
     ]
     words = ",".join(dict.fromkeys(d.name for d in found))
-    hint = ""
-    if words == HARDWARE:
-        hint = "; or name no absolute times in --fail-on"
+    hint = "; or name no absolute times in --fail-on" if words == HARDWARE else ""
     raise UsageError(
         "these runs did different work:\n  "
         + "\n  ".join(told)

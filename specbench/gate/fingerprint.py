@@ -74,6 +74,8 @@ def fingerprint_of(
     packed = {
         engine.target: f"{engine.quantization} of " for engine in engines if engine.quantization
     }
+    numbers = " and ".join(map(str, chosen_threads(engines)))
+    threads = {THREADS: numbers} if numbers else {}
     served = served_facts(servers)
     return Fingerprint(
         models={
@@ -89,7 +91,7 @@ def fingerprint_of(
         sampling=f"top-k {asked.top_k or 'off'}, top-p {asked.top_p:g}",
         max_new_tokens=asked.max_new_tokens,
         synthetic=_synthetic(settings.decoder),
-        hardware={**environment.hardware, **_threads(engines), **served.hardware},
+        hardware={**environment.hardware, **threads, **served.hardware},
         torch=environment.packages.get("torch", ""),
         drafters=dict(_drafters(models, targets)),
         software={**_software(environment, engines, imported), **served.software},
@@ -135,32 +137,32 @@ def thread_difference(baseline: Fingerprint, candidate: Fingerprint) -> Differen
 def changes(baseline: Fingerprint, candidate: Fingerprint) -> tuple[Difference, ...]:
     """What differs and may: the drafts, which are what is tested, and software."""
     return (
-        *(
-            Difference(f"weights of {name}", one[:12], candidate.drafters[name][:12])
-            for name, one in baseline.drafters.items()
-            if candidate.drafters.get(name, one) != one
-        ),
-        *(
-            Difference(f"entry of {name} (model, method, parameters)", one[:12], other[:12])
-            for name, one in baseline.entries.items()
-            if (other := candidate.entries.get(name, one)) != one
-        ),
+        *(change for _, change in draft_changes(baseline, candidate)),
         *_changed(baseline.software, candidate.software),
     )
+
+
+def draft_changes(
+    baseline: Fingerprint, candidate: Fingerprint
+) -> Iterator[tuple[str, Difference]]:
+    """By pairing, what differs in drafts that both sides know, weights before entries."""
+    for fact, one, other in (
+        ("weights of {}", baseline.drafters, candidate.drafters),
+        ("entry of {} (model, method, parameters)", baseline.entries, candidate.entries),
+    ):
+        for pairing in one:
+            before, after = one[pairing], other.get(pairing, one[pairing])
+            if before != after:
+                yield pairing, Difference(fact.format(pairing), before[:12], after[:12])
 
 
 def drafter_difference(
     pairing: str, baseline: Fingerprint, candidate: Fingerprint
 ) -> Difference | None:
-    """What of one pairing's draft differs, weights before its entry; None where nothing does, or
-    where one side does not tell."""
-    for one, other in (
-        (baseline.drafters, candidate.drafters),
-        (baseline.entries, candidate.entries),
-    ):
-        before, after = one.get(pairing), other.get(pairing)
-        if before is not None and after is not None and before != after:
-            return Difference(DRAFTER, f"{pairing} {before[:12]}", f"{pairing} {after[:12]}")
+    """What differs in one pairing's draft; None if nothing does, or a side does not know it."""
+    for name, (_, before, after) in draft_changes(baseline, candidate):
+        if name == pairing:
+            return Difference(DRAFTER, f"{pairing} {before}", f"{pairing} {after}")
     return None
 
 
@@ -215,11 +217,6 @@ def _changed(one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Diffe
     for name in dict.fromkeys((*one, *other)):
         if one.get(name) != other.get(name):
             yield Difference(name, one.get(name, "absent"), other.get(name, "absent"))
-
-
-def _threads(engines: Sequence[EngineRecord]) -> dict[str, str]:
-    numbers = chosen_threads(engines)
-    return {THREADS: " and ".join(map(str, numbers))} if numbers else {}
 
 
 def _software(

@@ -31,7 +31,8 @@ from tests.bench.fake_runs import SETTINGS, make_plan
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
 from tests.bench.tiny_runs import run_on, settings_for, write_tiny
 
-FACTS = Facts("1" * 64, "float32", "builtin", 1)
+FACTS: Facts = ("1" * 64, "float32", "builtin", 1)
+OF_BFLOAT16: Facts = ("1" * 64, "bfloat16", "builtin", 1)
 QUIET = HostLoad(num_cores=8, others_cores=0.0, steal_share=0.0, load_average=0.0)
 
 
@@ -142,11 +143,9 @@ def test_a_choice_is_kept_for_equal_model_hardware_and_load(machine, engine, tmp
     kept = chosen(engine, tmp_path)
     assert (kept.chosen, len(engine.calls)) == ("4", num_calls)
     assert [one.name for one in kept.contenders] == ["1", "4", "8"]
-    for facts in (
-        FACTS._replace(content_sha256="2" * 64),
-        FACTS._replace(dtype="bfloat16"),
-        FACTS._replace(concurrency=8),
-    ):
+    of_other_weights: Facts = ("2" * 64, "float32", "builtin", 1)
+    of_eight_requests: Facts = ("1" * 64, "float32", "builtin", 8)
+    for facts in (of_other_weights, OF_BFLOAT16, of_eight_requests):
         assert chosen(engine, tmp_path, facts).chosen == "1"
     machine(2.0)  # only 1 and 4 are left
     assert chosen(engine, tmp_path).chosen == "1"
@@ -158,7 +157,7 @@ def test_a_drafter_that_is_refused_leaves_the_next_and_k_0(engine, tmp_path):
     assert {call.drafter for call in engine.calls} == {"none", "bad"}
     engine.calls.clear()
     engine.refuses = {"good": ModelError("no"), "bad": ModelError("no")}
-    chosen(engine, tmp_path, FACTS._replace(dtype="bfloat16"))
+    chosen(engine, tmp_path, OF_BFLOAT16)
     assert {call.drafter for call in engine.calls} == {"none"}
 
 

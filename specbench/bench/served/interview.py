@@ -175,8 +175,7 @@ class Interview:
         return tuple(found)
 
     def _prompts(self, cell: Cell) -> tuple[Prompt, ...]:
-        workload = next(w for w in self.plan.workloads if w.name == cell.key.condition.workload)
-        return self.plan.prompts(workload)
+        return self.plan.prompts(self.plan.workload(cell.key.condition.workload))
 
     def _question(self, place: _Place, repeat: int = 0) -> Question:
         """With the turns before it as K = 0 answered them; each K and repeat has its own seed."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from specbench.bench.blocks import Cell
 from specbench.bench.plan import TargetPlan
-from specbench.bench.served.questions import asked_in, most_tokens
+from specbench.bench.served.questions import asked_in
 from specbench.bench.served.sessions import Session, cycle_of, served_cells
 from specbench.bench.spent import mean_session_s
 from specbench.records import ServerRecord
@@ -78,7 +78,7 @@ def _guessed_s(plan: TargetPlan, engine: str, session: Session) -> float:
 def _asked_s(plan: TargetPlan, session: Session, cell: Cell) -> float:
     """Seconds to ask one condition, by its concurrency or its request rate."""
     at, num = cell.key.condition, len(asked_in(plan, session, cell))
-    each_s = most_tokens(plan, cell) / TOKENS_PER_S
+    each_s = plan.max_new_tokens(cell.key.condition.workload) / TOKENS_PER_S
     if at.request_rate is not None:
         return num / at.request_rate + each_s
     return num * each_s / at.concurrency

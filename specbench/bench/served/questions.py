@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from specbench.bench.blocks import Cell, request_seed
+from specbench.bench.long_prompts import TEMPLATE_TOKENS
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.sessions import Session
 from specbench.engines.served import Question
@@ -17,7 +18,6 @@ from specbench.model_files.tokenizer_files import TEMPLATE_CLOCK, prints_clock
 from specbench.records import Message, Prompt, RequestRecord
 
 FEWEST_BYTES_PER_TOKEN = 2  # on average, with any usual tokenizer
-TEMPLATE_TOKENS = 256  # that a chat template adds around the messages
 # Asked before anything is measured; no workload has it.
 WARM_UP = "Count from {first} to {last} in words, and say nothing else."
 
@@ -73,7 +73,7 @@ def _place(cell: Cell) -> tuple[str, float]:
 def asked_in(plan: TargetPlan, session: Session, cell: Cell) -> list[PlannedRequest]:
     """The condition's requests, prompts shuffled alike at every K, turns of a prompt in order."""
     condition = cell.key.condition
-    workload = next(w for w in plan.workloads if w.name == condition.workload)
+    workload = plan.workload(condition.workload)
     prompts = list(plan.measured(workload))
     if condition.is_stream:
         prompts = list(plan.pass_prompts(workload, condition))
@@ -103,7 +103,7 @@ def question(
     _, clock_args = template_clock(plan.target.model, cell.key.condition.engine)
     return Question(
         messages=messages,
-        max_tokens=most_tokens(plan, cell),
+        max_tokens=plan.max_new_tokens(cell.key.condition.workload),
         sampling=cell.sampling,
         seed=asked.seed,
         tools=asked.prompt.tools,
@@ -127,21 +127,14 @@ def template_clock(target: ModelSpec, engine: str) -> tuple[str | None, Mapping[
     return f"{TEMPLATE_CLOCK:%Y-%m-%d}", {"date_string": f"{TEMPLATE_CLOCK:%d %b %Y}"}
 
 
-def most_tokens(plan: TargetPlan, cell: Cell) -> int:
-    """How many tokens an answer may have."""
-    workload = cell.key.condition.workload
-    return plan.max_new_tokens(next(w for w in plan.workloads if w.name == workload))
-
-
 def context_needed(plan: TargetPlan, cells: Sequence[Cell]) -> int:
     """An upper estimate of the tokens of the longest conversation, all its answers included."""
     needed = 0
-    for cell in cells:
-        workload = next(w for w in plan.workloads if w.name == cell.key.condition.workload)
+    for workload in map(plan.workload, {cell.key.condition.workload for cell in cells}):
         for prompt in workload.prompts:
             said = sum(len(m.content.encode()) for turn in prompt.turns for m in turn)
             said += sum(len(json.dumps(dict(tool))) for tool in prompt.tools)
-            answers = len(prompt.turns) * most_tokens(plan, cell)
+            answers = len(prompt.turns) * plan.max_new_tokens(workload.name)
             needed = max(needed, said // FEWEST_BYTES_PER_TOKEN + answers + TEMPLATE_TOKENS)
     return needed
 

@@ -15,7 +15,6 @@ from specbench.bench.served.questions import (
     Answers,
     PlannedRequest,
     asked_in,
-    most_tokens,
     question,
     template_clock,
     warm_up_questions,
@@ -61,9 +60,8 @@ class SessionRun:
             raise
         finally:
             used = self._gpus.stop()
-        record = server_record(session, name, running, served, used)
         clock, _ = template_clock(self._plan.target.model, session.engine)
-        return replace(record, template_clock=clock)
+        return replace(server_record(session, name, running, served, used), template_clock=clock)
 
     async def _warm_up(self, session: Session, running: Running) -> None:
         """As many requests at once as there will be, with texts that are never measured."""
@@ -133,7 +131,7 @@ class SessionRun:
             counters=counted.sums,
             num_accepted_at=counted.num_accepted_at,
         )
-        limit = most_tokens(self._plan, cell)
+        limit = self._plan.max_new_tokens(cell.key.condition.workload)
         return Served(counted, load, *checked(requests, counted, session.draft.k, limit))
 
     async def _send(
