@@ -21,6 +21,7 @@ from specbench.stats.spread import MIN_UNITS
 from specbench.tracing.text import Text
 
 TRACING_SHARE = 0.3  # of the time that exploring may take
+MAX_TRACING_SHARE = 0.5  # if five prompts take longer: measuring the leaders comes first
 # Traces one drafter along the turns of a prompt; UsageError where it cannot be.
 Trace = Callable[
     [Engine, str, str, Sequence[Text], Iterable[int], Drafting], tuple[TraceRecord, ...]
@@ -67,7 +68,8 @@ class Tracer:
     def run(self, pairings: Sequence[Pairing], deadline: Deadline) -> None:
         """Trace prompt after prompt through all workloads, so that a run cut short is balanced.
 
-        A budget ends it early, with as many prompts as an interval needs.
+        A budget ends it early: with as many prompts as an interval needs if they fit into half
+        of the time, else with fewer, so that time to measure is left.
         """
         depths: dict[tuple[str, tuple[object, ...]], int] = {}
         for trace in self._ledger.stored.traces:
@@ -75,10 +77,10 @@ class Tracer:
                 at = trace.drafter, _place(trace)
                 depths[at] = max(trace.num_speculative_tokens, depths.get(at, 0))
         left_s = deadline.seconds_left("explore")
-        enough_s = None if left_s is None else left_s * (1 - TRACING_SHARE)
         for i, (ground, condition, prompt) in self._numbered():
             now_s = deadline.seconds_left("explore")
-            if i >= MIN_UNITS and now_s is not None and enough_s is not None and now_s < enough_s:
+            share = TRACING_SHARE if i >= MIN_UNITS else MAX_TRACING_SHARE
+            if i and left_s is not None and now_s is not None and now_s < left_s * (1 - share):
                 return
             self._watch.stage(f"{self._target}: tracing {ground.workload}")
             texts = self._decode(ground, condition, prompt)

@@ -252,16 +252,17 @@ def test_a_budget_ends_tracing_after_enough_prompts_and_is_kept(tmp_path):
     assert engine.clock.now_s < 2_000 + 200  # the block under way is finished
 
 
-def test_as_many_prompts_as_an_interval_needs_are_traced_whatever_it_takes(tmp_path):
+def test_tracing_leaves_half_of_a_small_budget_for_measuring(tmp_path):
     engine = FakeEngine(FakeClock())
 
     def very_slowly(*given, **named):
-        engine.clock.now_s += 500
+        engine.clock.now_s += 250
         return fake_trace(*given, **named)
 
     plan = make_plan(tmp_path, changed(FORECAST, budget_s=2_000.0), SIX)
     stored = measure(plan, engine, tmp_path, trace=very_slowly)
-    assert len({trace.prompt_id for trace in stored.traces}) == 5
+    assert len({trace.prompt_id for trace in stored.traces}) == 2  # 1,000 of 1,600 s of exploring
+    assert cells_run(stored) == {("none", 0), ("good", 4), ("bad", 1)}
 
 
 def test_many_rows_are_forecast_by_their_own_costs(tmp_path):
