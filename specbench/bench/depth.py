@@ -10,7 +10,7 @@ from specbench.fit.drafting import settings
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Pairing
 from specbench.model_files.head_files import HeadFiles
-from specbench.model_files.model import open_model
+from specbench.model_files.model import num_rows, open_model
 
 ReadHead = Callable[[ModelSpec], HeadFiles[Any]]  # config and shapes of a head; ModelError
 
@@ -23,7 +23,7 @@ def deepest(pairing: Pairing, read_head: ReadHead, *, made_up: bool) -> int | No
     """
     drafter = pairing.drafter
     head = partial(_head, drafter.model or pairing.target.model, read_head, made_up=made_up)
-    vocab_size = partial(_vocab_size, pairing.target.model)
+    vocab_size = partial(num_rows, pairing.target.model)
     try:
         return deepest_k(drafter.method, settings(drafter), head, vocab_size)
     except (ModelError, UsageError):
@@ -53,10 +53,3 @@ def any_shape(pairings: Sequence[Pairing]) -> bool:
 
 def _head(spec: ModelSpec, read_head: ReadHead, *, made_up: bool) -> HeadFiles[Any] | None:
     return None if made_up or spec.is_shape else read_head(spec)
-
-
-def _vocab_size(target: ModelSpec) -> int | None:
-    try:
-        return open_model(target).vocab_size
-    except ModelError:
-        return None

@@ -169,7 +169,7 @@ def fit_warnings(plan: TargetPlan, *, is_dry: bool = False) -> Iterator[str]:
         return
     fields = {"vocab_size", "d2t", *(("tokenizer",) if is_dry else ())}
     for pairing in plan.pairings:
-        with suppress(ModelError):  # not on this machine
+        with suppress(ModelError):
             files, spec = open_model(plan.target.model), pairing.drafter.model
             limit = open_model(spec).longest_context if spec else None
             told = fields | {"context"} if most_tokens(plan) > (limit or inf) else fields

@@ -121,7 +121,7 @@ def init(own: OwnPair, folder: _Folder = Path()) -> None:
 def _pairings(own: OwnPair) -> "Sequence[Pairing]":
     asked = own if own.target is not None or own.drafts else _DEMO
     settings = RunSettings(workload=WorkloadSettings(pairings=(), workloads=DEFAULT_WORKLOADS))
-    return asked.pairings(settings, ()) or ()
+    return asked.pairings(settings, ())
 
 
 def _pairings_text(pairings: "Sequence[Pairing]", folder: Path) -> str:

@@ -14,7 +14,7 @@ import typer
 
 from specbench.cli.first_look import look_first, require_loadable
 from specbench.cli.nodes import Nodes
-from specbench.cli.own_pair import OwnPair, known_pairings, own_file, to_keep
+from specbench.cli.own_pair import OwnPair, own_file, to_keep
 from specbench.cli.resuming import require_as_asked
 from specbench.errors import DeviceLostError, UsageError
 from specbench.exit_code import ExitCode
@@ -67,11 +67,7 @@ def measure(
         stored = load_run(resume, out, also_empty=True)
         require_as_asked(stored.run, settings, methods, out)
         settings, resume, out = stored.run.settings, stored.folder.name, stored.folder.parent
-    pairings = own.pairings(settings, methods)
-    if pairings is None:
-        names = settings.workload.pairings
-        known = known_pairings(names, settings.pairings_file, out)
-        pairings = known.select(names, methods)
+    pairings = own.pairings(settings, methods, out)
     if nodes is None:
         require_loadable(settings, pairings)
     if own.target is not None and not dry_run:

@@ -49,9 +49,9 @@ class OwnPair:
     drafts: _Drafts = None
 
     def pairings(
-        self, settings: "RunSettings", methods: Sequence[str]
-    ) -> "tuple[Pairing, ...] | None":
-        """What is named here; None where nothing is.
+        self, settings: "RunSettings", methods: Sequence[str], out: Path = Path("reports")
+    ) -> "tuple[Pairing, ...]":
+        """What is named here, else the pairings that the settings name.
 
         UsageError for a model or draft that is none, and for names of the file beside it.
         """
@@ -59,13 +59,14 @@ class OwnPair:
         from specbench.inputs.pairing import Pairings
         from specbench.model_files.model import open_model
 
+        named = settings.workload.pairings
         if self.target is None:
             if self.drafts:
                 raise UsageError(f"--draft {self.drafts[0]}: say for which model, with --target")
-            return None
-        if settings.workload.pairings:
+            return known_pairings(named, settings.pairings_file, out).select(named, methods)
+        if named:
             raise UsageError(
-                f"--target {self.target}: leave out {', '.join(settings.workload.pairings)}, or "
+                f"--target {self.target}: leave out {', '.join(named)}, or "
                 "measure pairings of the file without --target"
             )
         target, known = find_target(self.target, settings.pairings_file)
@@ -98,25 +99,22 @@ def _target_of_run(name: str, out: Path) -> "Target | None":
     from specbench.inputs.config import load_pairings
     from specbench.runs import list_runs
 
-    listings = [one for one in reversed(list_runs(out)) if one.pairings_file is not None]
-    for listing in listings:
-        if name not in listing.pairings or listing.pairings_file is None:
-            continue
-        try:
-            targets = load_pairings(listing.pairings_file).targets
-        except ConfigError as error:
-            raise UsageError(
-                f"{name!r} is of run {listing.run_id}, whose pairings cannot be read: {error}. "
-                "Restore what is missing, or name the models: --target MODEL --draft DRAFT"
-            ) from error
-        for target in targets:
-            drafters = [
-                d for d in target.drafters if name in (target.name, f"{target.name}/{d.name}")
-            ]
-            if drafters:
-                return replace(target, drafters=tuple(drafters))
-    if near := nearest(name, [known for listing in listings for known in listing.pairings]):
-        raise UsageError(f"no pairing {name!r} in the pairings file or the runs in {out}{near}")
+    runs = {p: run for run in list_runs(out) if run.pairings_file for p in run.pairings}
+    if name not in runs:
+        if near := nearest(name, tuple(runs)):
+            raise UsageError(f"no pairing {name!r} in the pairings file or the runs in {out}{near}")
+        return None
+    try:
+        targets = load_pairings(runs[name].pairings_file).targets
+    except ConfigError as error:
+        raise UsageError(
+            f"{name!r} is of run {runs[name].run_id}, whose pairings cannot be read: {error}. "
+            "Restore what is missing, or name the models: --target MODEL --draft DRAFT"
+        ) from error
+    for target in targets:
+        drafters = [d for d in target.drafters if name in (target.name, f"{target.name}/{d.name}")]
+        if drafters:
+            return replace(target, drafters=tuple(drafters))
     return None
 
 

@@ -11,7 +11,7 @@ from specbench.cli import options
 from specbench.cli.checks import checked
 from specbench.cli.first_look import look_first, require_loadable
 from specbench.cli.measure import read_methods
-from specbench.cli.own_pair import OwnPair, known_pairings
+from specbench.cli.own_pair import OwnPair
 from specbench.errors import UsageError
 from specbench.settings import (
     BUILTIN,
@@ -169,7 +169,7 @@ def verify(
         )
     budget_s = parse_seconds(budget or BUDGET)
     share = None if precision is None else parse_precision(precision)
-    chosen = _chosen(settings, own)
+    chosen = own.pairings(settings, read_methods(settings.workload.methods))
     require_loadable(settings, chosen)
     look_first(settings, chosen, force=force)
     from specbench.cli.progress import ProgressWatch
@@ -199,15 +199,6 @@ def verify(
                 typer.echo(line, err=True)
         raise
     raise typer.Exit(exit_code(findings))
-
-
-def _chosen(settings: RunSettings, own: OwnPair) -> "Sequence[Pairing]":
-    methods = read_methods(settings.workload.methods)
-    named = own.pairings(settings, methods)
-    if named is not None:
-        return named
-    names = settings.workload.pairings
-    return known_pairings(names, settings.pairings_file).select(names, methods)
 
 
 def enough_tokens(share: float, settings: RunSettings, chosen: "Sequence[Pairing]") -> int:

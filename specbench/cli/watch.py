@@ -9,7 +9,7 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.first_look import look_first, require_loadable
-from specbench.cli.own_pair import OwnPair, known_pairings
+from specbench.cli.own_pair import OwnPair
 from specbench.errors import UsageError
 from specbench.settings import (
     DecoderSettings,
@@ -111,12 +111,9 @@ def watch(
 
 
 def _chosen(settings: RunSettings, own: OwnPair) -> "Pairing":
-    found = own.pairings(settings, ())
-    names = settings.workload.pairings
-    if found is None and not names:
+    if own.target is None and not own.drafts and not settings.workload.pairings:
         raise UsageError("watch: name one pairing, as in `specbench watch demo/draft`")
-    if found is None:
-        found = known_pairings(names, settings.pairings_file).select(names)
+    found = own.pairings(settings, ())
     if len(found) > 1:
         several = ", ".join(pairing.name for pairing in found)
         raise UsageError(f"watch shows one pairing; name one of {several}")

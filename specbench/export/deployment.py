@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
@@ -11,7 +12,7 @@ from specbench.export.hybrids import hybrid_lost
 from specbench.inputs.methods import Setting, find_method
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Pairing
-from specbench.model_files.model import open_model
+from specbench.model_files.model import num_rows, open_model
 
 GREEDY = "greedy: a draft is accepted if it is the target's argmax"
 MATCHED = "a draft is accepted if the target's own sample equals it"
@@ -123,7 +124,7 @@ class Deployment:
         """
         if self.method != "draft_model":
             return None
-        target, draft = _vocab_size(self.target), _vocab_size(self.head)
+        target, draft = num_rows(self.target), num_rows(self.head)
         return (target, draft) if target and draft else None
 
     @property
@@ -140,13 +141,13 @@ class Deployment:
         """Ids of different tokens, or of a token in only one tokenizer; empty if not readable."""
         if self.vocab_sizes is None:
             return []
-        try:
+        with suppress(ModelError):
             target, draft = (open_model(spec).vocabulary for spec in (self.target, self.head))
-        except ModelError:
-            return []
-        if target is None or draft is None:
-            return []
-        return sorted({i for _, i in target.ids_by_token.items() ^ draft.ids_by_token.items()})
+            if target and draft:
+                return sorted(
+                    {i for _, i in target.ids_by_token.items() ^ draft.ids_by_token.items()}
+                )
+        return []
 
     def refuse(self, engine: str, nearest: str) -> NoReturn:
         """UsageError: the engine has no such method."""
@@ -262,13 +263,6 @@ class Exporter(Protocol):
         `version` None means the newest one known here.
         """
         ...
-
-
-def _vocab_size(spec: ModelSpec) -> int | None:
-    try:
-        return open_model(spec).vocab_size
-    except ModelError:
-        return spec.vocab_size
 
 
 def model_name(spec: ModelSpec) -> str:

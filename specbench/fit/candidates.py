@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from specbench.errors import CompatibilityError, ModelError
 from specbench.fit.compatibility import Compatibility, check_drafter, check_target
@@ -101,26 +102,24 @@ def refusals(
     Hub models that are not wholly in the cache pass: loading downloads them. Without `drafts`
     targets alone are looked at.
     """
-    told: dict[str, str] = {}
-    targets: dict[ModelSpec, tuple[ModelFiles, list[str]]] = {}
 
     def reasons(findings: Iterable[Finding]) -> list[str]:
         return [f.text for f in findings if f.keeps_from_loading and f.field not in ignored]
 
-    for pairing in pairings:
+    @cache
+    def of_target(spec: ModelSpec) -> tuple[ModelFiles, list[str]]:
+        files = open_model(spec)
+        return files, reasons(check_target(files))
+
+    told: dict[str, str] = {}
+    for pairing in (one for one in pairings if all(map(_is_whole, one.models))):
         target, drafter = pairing.target, pairing.drafter
-        if not all(map(_is_whole, pairing.models)):
-            continue
-        if target.model not in targets:
-            files = open_model(target.model)
-            targets[target.model] = files, reasons(check_target(files))
-        files, of_target = targets[target.model]
-        if of_target:
-            told[pairing.name] = _no_target(target, of_target)
-        elif drafts and (found := reasons(check_drafter(files, drafter).findings)):
-            told[pairing.name] = (
-                f"{drafter.name} cannot draft for {target.name}: {'; '.join(found)}"
-            )
+        files, refused = of_target(target.model)
+        if refused:
+            told[pairing.name] = _no_target(target, refused)
+        elif drafts and (refused := reasons(check_drafter(files, drafter).findings)):
+            why = "; ".join(refused)
+            told[pairing.name] = f"{drafter.name} cannot draft for {target.name}: {why}"
     return told
 
 

@@ -34,8 +34,6 @@ TENSOR_NAMES: Mapping[str, Mapping[str, str]] = {
     "peagle": EAGLE3_NAMES,
 }
 MASK_IDS = ("mask_token_id", "pard_token", "ptd_token_id")
-
-
 _IDS = "eagle_aux_hidden_state_layer_ids"
 
 

@@ -12,6 +12,7 @@ Fit = Mapping[str, tuple[object, object]]  # field -> the head's value, the targ
 Shapes = Mapping[str, tuple[int, ...]]
 
 SPECULATORS = "speculators_model_type"
+OLD_ROTARY = "rotary_emb.inv_freq"  # old transformers stored what follows from the config
 # What checkpoints call an EAGLE head's tensors; the last two are those of speculators.
 EAGLE_NAMES = {"model.": "", "fusion_fc.": "fc.", "transformer.": "layers.0."}
 
@@ -57,9 +58,7 @@ def eagle_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
 
 def require_tensors(files: HeadFiles[Shaped], shapes: Shapes, optional: Shapes) -> None:
     """ModelError unless a head has all these tensors, and beside them only `optional` ones."""
-    # Old transformers stored the rotary frequencies, which follow from the config.
-    files = files.without("rotary_emb.inv_freq")
-    files.require({**shapes, **optional}, frozenset(optional))
+    files.without(OLD_ROTARY).require({**shapes, **optional}, frozenset(optional))
 
 
 def table_shapes(D: int, V: int) -> dict[str, tuple[int, ...]]:

@@ -222,3 +222,11 @@ def open_model(spec: ModelSpec) -> ModelFiles:
             "folder (./my-model)"
         )
     return ModelFiles(spec, folder)
+
+
+def num_rows(spec: ModelSpec) -> int | None:
+    """Rows of a model's embedding, padding included; None if nothing on this machine says it."""
+    try:
+        return open_model(spec).vocab_size
+    except ModelError:
+        return spec.vocab_size

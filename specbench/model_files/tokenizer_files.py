@@ -11,11 +11,11 @@ from specbench.model_files.spelling import spelling_of
 from specbench.model_files.vocabulary import Vocabulary
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
-# Without tokenizer.json these make the vocabulary: equal files are equal vocabularies.
 NO_TOKENIZER = (
     "there is no tokenizer.json, nor another tokenizer file; copy the tokenizer's files of the "
     "model it was made from"
 )
+# Without tokenizer.json these make the vocabulary: equal files are equal vocabularies.
 OTHER_VOCABULARIES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 # The time at which chat templates are rendered, so that prompts are the same on every day. It is
 # the date that Llama 3's own template has if it is given none.

@@ -24,9 +24,9 @@ from specbench.errors import ModelError, first_line
 from specbench.model_files.folder import local_file, read_json
 from specbench.model_files.head_files import HeadFiles
 from specbench.model_files.headers import HEAD_WEIGHTS, INDEX, read_index
+from specbench.model_files.tokenizer_files import TOKENIZER_FILES
 
 WEIGHT_KINDS = ("*.safetensors", "*.bin", "*.pt")
-_TOKENIZERS = ("tokenizer_config.json", "tokenizer.json")
 _COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})/")
 # What torch's reader of pickles raises for bytes that nobody meant it to read.
 UNREADABLE = (
@@ -83,7 +83,7 @@ def read_checkpoint(
 
 def has_tokenizer(location: str, revision: str | None = None) -> bool:
     """Whether a head comes with a tokenizer of its own."""
-    return _find(location, revision, *_TOKENIZERS) is not None
+    return _find(location, revision, *TOKENIZER_FILES) is not None
 
 
 def _find(location: str, revision: str | None, *names: str) -> Path | None:

@@ -16,7 +16,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from specbench.errors import ModelError, ModelMemoryError, first_line
 from specbench.inputs.model_spec import ModelSpec
-from specbench.model_files.headers import MODEL_WEIGHTS, weights_headers
 from specbench.model_files.model import open_model
 from specbench.model_files.sizes import require_weights
 from specbench.models.digest import weights_sha256
@@ -218,10 +217,6 @@ def refusing(source: ModelSource, placement: str, stored: str | None) -> Iterato
     except Exception as error:  # a model's own code may raise anything
         if is_of_device(error):
             raise
-        try:  # our own reader has better words for damaged files
-            weights_headers(Path(source.location), MODEL_WEIGHTS)
-        except ModelError as told:
-            error = told
         install = missing_readers(stored) if stored else None
         kind = f" (stored as {stored})" if stored else ""
         advice = (
@@ -282,13 +277,10 @@ def _num_parameters(model: Any, source: ModelSource, stored: str | None) -> int:
 @torch.no_grad()
 def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
     """The name of the first tensor that holds NaN or an infinity; packed ones are passed by."""
-    plain = [
-        (n, t) for n, t in named if t.dtype in _DTYPES.values() and t.numel() and not t.is_meta
-    ]
-    plain = [(n, t) for n, t in plain if type(t.data) is Tensor]
-    extremes = [torch.stack(tensor.aminmax()).double().abs().sum() for _, tensor in plain]
-    for (name, _), extreme in zip(plain, extremes, strict=True):
-        if not extreme.isfinite():
+    for name, tensor in named:
+        is_plain = tensor.dtype in _DTYPES.values() and type(tensor.data) is Tensor
+        has_values = tensor.numel() and not tensor.is_meta
+        if is_plain and has_values and not torch.stack(tensor.aminmax()).isfinite().all():
             return name
     return None
 

@@ -36,9 +36,8 @@ class EagleHead(JoiningHead):
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
         checkpoint = checkpoint.renamed(EAGLE_NAMES)
-        fit = eagle_fit(checkpoint, target)
         config = layer_config(checkpoint, target.max_position)
-        require_fit(checkpoint, **fit)
+        require_fit(checkpoint, **eagle_fit(checkpoint, target))
         has_bias = eagle_has_bias(checkpoint)
         with torch.device("meta"):
             self._weights = EagleWeights(config, checkpoint.tensors.keys(), has_bias=has_bias)

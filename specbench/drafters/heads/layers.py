@@ -24,7 +24,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Decode
 from specbench.errors import ModelError, first_line
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
-from specbench.model_files.head_fit import MISFIT, misfits, token_ids
+from specbench.model_files.head_fit import MISFIT, OLD_ROTARY, misfits, token_ids
 from specbench.model_files.layer_config import (
     FULL,
     LAYER_NEEDS,
@@ -127,20 +127,15 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def load(
-    module: nn.Module,
-    checkpoint: Checkpoint,
-    target: Runner,
-    beside: Collection[str],
+    module: nn.Module, checkpoint: Checkpoint, target: Runner, beside: Collection[str]
 ) -> dict[str, Tensor]:
     """Put a fitting checkpoint's tensors into a module without weights; return those `beside` it.
 
     They are used as they are where device and dtype are the target's already.
     """
-    # Old transformers stored the rotary frequencies, which follow from the config.
-    checkpoint = checkpoint.without("rotary_emb.inv_freq")
     tensors = {
         name: tensor.to(target.device, target.dtype if tensor.is_floating_point() else tensor.dtype)
-        for name, tensor in checkpoint.tensors.items()
+        for name, tensor in checkpoint.without(OLD_ROTARY).tensors.items()
     }
     others = {name: tensors.pop(name) for name in beside if name in tensors}
     module.load_state_dict(tensors, assign=True)

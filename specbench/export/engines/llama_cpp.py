@@ -46,8 +46,6 @@ _NEAREST = {
         "(--engine-version 2026-04)"
     ),
 }
-
-
 _MAX_DIFFERENCE, _FIRST_COMPARED = 128, 5  # of vocab_size; id whose token is compared
 
 
