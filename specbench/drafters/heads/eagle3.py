@@ -23,7 +23,6 @@ from specbench.drafters.heads.layers import (
     tensors_of,
     token_embedding,
     token_table,
-    wide_attention,
 )
 from specbench.forward.final_norm import state_features
 from specbench.forward.runner import Runner
@@ -142,10 +141,10 @@ class _FusingLayer(nn.Module):
 
     def __init__(self, config: Any, style: Style, names: Collection[str]) -> None:
         super().__init__()
-        plain = decoder_layer(config, 0, names)
+        plain = decoder_layer(config, 0, names, width=2 * config.hidden_size)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = wide_attention(config, 2 * config.hidden_size, names)
+        self.self_attn = plain.self_attn
         self.post_attention_layernorm = plain.post_attention_layernorm
         self.mlp = plain.mlp
         self._norm_before_residual = style.norm_before_residual

@@ -14,12 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 from transformers import LlamaConfig, Qwen3Config
 from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import (
-    LlamaAttention,
-    LlamaDecoderLayer,
-    LlamaRotaryEmbedding,
-)
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from specbench.errors import ModelError, first_line
 from specbench.forward.layer_stack import LayerStack
@@ -84,28 +80,19 @@ def require_fit(checkpoint: Checkpoint, **fields: tuple[object, object]) -> None
         raise ModelError(f"{checkpoint.source}: {what}: {MISFIT}")
 
 
-def decoder_layer(config: Any, i: int, names: Collection[str]) -> Any:
-    """Layer i as transformers has it, its attention with the biases that `names` has."""
+def decoder_layer(config: Any, i: int, names: Collection[str], width: int | None = None) -> Any:
+    """Layer i as transformers has it, its attention with the biases that `names` has.
+
+    Queries, keys and values are made from `width` numbers, if not from the hidden size.
+    """
     layer = (Qwen3DecoderLayer if config.model_type == "qwen3" else LlamaDecoderLayer)(config, i)
-    _fit_biases(layer.self_attn, f"layers.{i}.self_attn.", names)
-    return layer
-
-
-def wide_attention(config: Any, width: int, names: Collection[str]) -> Any:
-    """The attention of layer 0 whose queries, keys and values are made from `width` numbers."""
-    attention = (Qwen3Attention if config.model_type == "qwen3" else LlamaAttention)(config, 0)
-    for name in ("q_proj", "k_proj", "v_proj"):
-        setattr(attention, name, nn.Linear(width, getattr(attention, name).out_features))
-    _fit_biases(attention, "layers.0.self_attn.", names)
-    return attention
-
-
-def _fit_biases(attention: nn.Module, prefix: str, names: Collection[str]) -> None:
-    """Configs of heads tell it under many names; the files know."""
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-        linear = getattr(attention, name)
-        has_bias = f"{prefix}{name}.bias" in names
-        setattr(attention, name, nn.Linear(linear.in_features, linear.out_features, bias=has_bias))
+        linear = getattr(layer.self_attn, name)
+        # Configs of heads say it under many names; the files know.
+        has_bias = f"layers.{i}.self_attn.{name}.bias" in names
+        inputs = linear.in_features if name == "o_proj" else width or linear.in_features
+        setattr(layer.self_attn, name, nn.Linear(inputs, linear.out_features, bias=has_bias))
+    return layer
 
 
 def layer_stack(config: Any, layers: nn.ModuleList, target: Runner) -> LayerStack:
