@@ -134,16 +134,10 @@ def _told(pairing: "Pairing") -> tuple[list[str], list[str]]:
         return [str(error)], []
     drafter = check_drafter(target, pairing.drafter)
     findings = check_target(target)
-    refusals = _of_model(pairing.target.model, findings)
+    drafted_by = None if find_method(pairing.drafter.method).is_head else pairing.drafter.model
+    problems = _of_model(pairing.target.model, findings) or _of_model(drafted_by, drafter.findings)
     notes = [f.reason for f in findings if (f.field, f.level) == ("chat_template", "warning")]
-    return refusals or _of_drafter(drafter), notes + _notes(drafter)
-
-
-def _of_drafter(found: "Compatibility") -> list[str]:
-    drafter = found.drafter
-    if drafter.model is None or find_method(drafter.method).is_head:
-        return [one.text for one in found.findings if one.keeps_from_loading]
-    return _of_model(drafter.model, found.findings)
+    return problems, notes + _notes(drafter)
 
 
 def _notes(found: "Compatibility") -> list[str]:
@@ -154,15 +148,16 @@ def _notes(found: "Compatibility") -> list[str]:
     return layouts + [one.reason for one in found.of_level("warning") if one.field in fields]
 
 
-def _of_model(model: "ModelSpec", findings: "Iterable[Finding]") -> list[str]:
-    """What its files say, else what a small one of its family says when it is run.
+def _of_model(model: "ModelSpec | None", findings: "Iterable[Finding]") -> list[str]:
+    """What its files say, else what a small one of its family says when it is run. None: a head.
 
     Nothing is run, and torch not imported, of a family whose config tells all.
     """
     from specbench.fit.compatibility import is_proven
     from specbench.model_files.model import open_model
 
-    if refused := [one.text for one in findings if one.level == "refused"]:
+    refused = [one.text for one in findings if one.level == "refused"]
+    if refused or model is None:
         return refused
     try:
         files = open_model(model)

@@ -122,7 +122,7 @@ class LoadedDrafters:
                 if renamed := difference.renamed:
                     self._note(
                         f"{drafter.name}: {len(renamed)} special tokens have other names than the "
-                        f"target's, the first is id {renamed[0]}"
+                        f"target's, the first is id {renamed[0][0]}"
                     )
                 if difference.unknown:
                     self._note(f"{drafter.name}: {difference.unknown_words}")

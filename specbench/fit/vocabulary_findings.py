@@ -8,6 +8,7 @@ from specbench.model_files.model import ModelFiles
 from specbench.model_files.tokenizer_files import NO_TOKENIZER, OTHER_VOCABULARIES
 from specbench.model_files.vocabulary import (
     NOTHING_IN_COMMON,
+    Difference,
     Vocabulary,
     common_tokens,
     compare_vocabularies,
@@ -31,7 +32,7 @@ def vocabulary_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Findi
         yield finding("tokenizer", "warning", *sizes, found.unknown_words)
     else:
         yield finding("tokenizer", "ok", *sizes, "every id means the same token")
-    yield _special(of_target, own, found.renamed)
+    yield _special(of_target, own, found)
 
 
 def tokenizer_findings(target: ModelFiles) -> Iterator[Finding]:
@@ -58,20 +59,16 @@ def retokenized_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Find
         yield finding("tokenizer", "warning", *sizes, f"{found.in_words}; {cost}")
 
 
-def _special(target: Vocabulary, draft: Vocabulary, renamed: tuple[int, ...]) -> Finding:
-    if renamed:
-        reason = f"{len(renamed)} have other names, the first is id {renamed[0]}"
-        names = _token(target, renamed[0]), _token(draft, renamed[0])
-        return finding("special_tokens", "warning", *names, reason)
+def _special(target: Vocabulary, draft: Vocabulary, difference: Difference) -> Finding:
+    if difference.renamed:
+        first, of_target, own = difference.renamed[0]
+        reason = f"{len(difference.renamed)} have other names, the first is id {first}"
+        return finding("special_tokens", "warning", of_target, own, reason)
     counts = len(target.special_ids), len(draft.special_ids)
     if counts[0] != counts[1]:
         reason = "tokens that one of the two calls special and the other does not"
         return finding("special_tokens", "warning", *counts, reason)
     return finding("special_tokens", "ok", *counts, "the same names")
-
-
-def _token(vocabulary: Vocabulary, wanted: int) -> str | None:
-    return next((token for token, i in vocabulary.ids_by_token.items() if i == wanted), None)
 
 
 def _by_files(target: ModelFiles, draft: ModelFiles) -> Finding:

@@ -43,14 +43,14 @@ class Vocabulary(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Where two vocabularies differ; `wrong` has id, the target's token and the draft's.
+    """Where two vocabularies differ: by id, the target's token and the draft's.
 
     `renamed` are special in both: a draft of a reserved token is checked like any other, so
     they cannot change the text. `unknown` are the target's at ids that the draft has no token for.
     """
 
     wrong: tuple[tuple[int, str, str], ...]
-    renamed: tuple[int, ...]
+    renamed: tuple[tuple[int, str, str], ...]
     unknown: tuple[str, ...]
 
     @property
@@ -78,11 +78,12 @@ def compare_vocabularies(target: Vocabulary, draft: Vocabulary) -> Difference:
         return Difference((), (), ())
     targets = {i: token for token, i in target.ids_by_token.items()}
     drafts = {i: token for token, i in draft.ids_by_token.items()}
-    ids = sorted(i for i in targets.keys() & drafts.keys() if targets[i] != drafts[i])
+    ids = sorted(targets.keys() & drafts.keys())
+    differing = [(i, targets[i], drafts[i]) for i in ids if targets[i] != drafts[i]]
     special = target.special_ids & draft.special_ids
     return Difference(
-        wrong=tuple((i, targets[i], drafts[i]) for i in ids if i not in special),
-        renamed=tuple(i for i in ids if i in special),
+        wrong=tuple(one for one in differing if one[0] not in special),
+        renamed=tuple(one for one in differing if one[0] in special),
         unknown=tuple(targets[i] for i in sorted(targets.keys() - drafts.keys())),
     )
 
