@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import cast
 from urllib.parse import urlsplit
 
-from huggingface_hub import constants, get_session, try_to_load_from_cache
+from huggingface_hub import constants, get_session
 from huggingface_hub.errors import HfHubHTTPError
 
 from specbench.inputs.pairing import Pairing
+from specbench.model_files.model import is_here
 
 PATIENCE_S = 5.0  # a hub that answers at all answers sooner
 # The hub's error derives from that of the HTTP client it uses, which is another one by release.
@@ -22,8 +23,8 @@ def look_for_hub(pairings: Sequence[Pairing], warn: Callable[[str], None]) -> No
     minutes what one try has shown; what is here loads as ever.
     """
     specs = [spec for pairing in pairings for spec in pairing.models]
-    hub_ids = dict.fromkeys((spec.source, spec.revision) for spec in specs if spec.folder is None)
-    missing = [source for source, revision in hub_ids if _is_missing(source, revision)]
+    of_hub = {(spec.source, spec.revision): spec for spec in specs if spec.folder is None}
+    missing = [spec.source for spec in of_hub.values() if not is_here(spec)]
     if not missing or constants.is_offline_mode():
         return
     names = ", ".join(missing)
@@ -32,11 +33,6 @@ def look_for_hub(pairings: Sequence[Pairing], warn: Callable[[str], None]) -> No
         return
     warn(f"{names}: not on this machine, and {constants.ENDPOINT} cannot be reached")
     constants.HF_HUB_OFFLINE = True
-
-
-def _is_missing(source: str, revision: str | None) -> bool:
-    cached = try_to_load_from_cache(source, "config.json", revision=revision)
-    return not isinstance(cached, str)
 
 
 def _is_reachable() -> bool:

@@ -2,7 +2,6 @@
 
 import json
 import platform
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -85,8 +84,9 @@ def _checked(chosen: "Sequence[Pairing]", place: "Place", *, quiet: bool) -> lis
 
 def _check(pairing: "Pairing", place: "Place") -> dict[str, Any]:
     from specbench.fit.demand import demand, shortage
+    from specbench.model_files.model import is_here
 
-    is_here = all(_is_here(model) for model in pairing.models)
+    is_downloaded = all(map(is_here, pairing.models))
     problems: list[str] = []
     notes: list[str] = []
     needs = None
@@ -98,7 +98,7 @@ def _check(pairing: "Pairing", place: "Place") -> dict[str, Any]:
             problems.append(told)
     except SpecbenchError as error:
         problems.append(str(error))
-    if not is_here:
+    if not is_downloaded:
         problems.append("not downloaded")
     else:
         refusals, notes = _told(pairing)
@@ -106,21 +106,11 @@ def _check(pairing: "Pairing", place: "Place") -> dict[str, Any]:
     return {
         "pairing": pairing.name,
         "needs_gib": needs,
-        "downloaded": is_here,
+        "downloaded": is_downloaded,
         "ready": not problems,
         "problems": problems,
         "notes": notes,
     }
-
-
-def _is_here(model: "ModelSpec") -> bool:
-    """Whether the model is a folder, or its config lies in the hub's cache."""
-    from huggingface_hub import try_to_load_from_cache
-
-    if model.folder is not None:
-        return model.folder.is_dir()
-    cached = try_to_load_from_cache(model.source, "config.json", revision=model.revision)
-    return isinstance(cached, str) and Path(cached).exists()
 
 
 def _told(pairing: "Pairing") -> tuple[list[str], list[str]]:

@@ -14,7 +14,7 @@ from specbench.fit.weights import model_weights, planned_dtype
 from specbench.inputs.methods import find_method
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Target
-from specbench.model_files.model import ModelFiles, open_model
+from specbench.model_files.model import ModelFiles, is_here, open_model
 from specbench.model_files.sizes import require_sizes
 
 FEWEST_TOKENS = 256  # of context, below which nobody would measure
@@ -152,19 +152,11 @@ def _smaller(run: _Run) -> Iterator[tuple[str, _Run]]:
     if len(drafters) > 1:
         one = min(drafters, key=lambda d: demand(target, [d], place).total)
         yield f"one drafter alone, {target.name}/{one.name}", run._replace(drafters=(one,))
-    if target.model.quantization is None and not target.model.is_shape and _is_here(target.model):
+    # Without files to count by, the pairings file tells of one size alone.
+    if target.model.quantization is None and not target.model.is_shape and is_here(target.model):
         models = [replace(target.model, quantization=q, needs_gib=None) for q in ("int8", "int4")]
         best = _largest_that_fits([run._replace(target=replace(target, model=m)) for m in models])
         yield f"quantization: {best.target.model.quantization} in pairings.yaml", best
-
-
-def _is_here(spec: ModelSpec) -> bool:
-    """Whether there are files to count by; the pairings file tells of one size alone."""
-    try:
-        open_model(spec)
-    except ModelError:
-        return False
-    return True
 
 
 def _halvings(value: int, least: int) -> Iterator[int]:

@@ -230,3 +230,9 @@ def num_rows(spec: ModelSpec) -> int | None:
         return open_model(spec).vocab_size
     except ModelError:
         return spec.vocab_size
+
+
+def is_here(spec: ModelSpec) -> bool:
+    """Whether its files, or its config at least, are on this machine."""
+    folder = spec.folder or cached_folder(spec.source, spec.revision)
+    return folder is not None and folder.is_dir()
