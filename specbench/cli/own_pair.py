@@ -99,22 +99,23 @@ def _target_of_run(name: str, out: Path) -> "Target | None":
     from specbench.inputs.config import load_pairings
     from specbench.runs import list_runs
 
-    runs = {p: run for run in list_runs(out) if run.pairings_file for p in run.pairings}
-    if name not in runs:
-        if near := nearest(name, tuple(runs)):
-            raise UsageError(f"no pairing {name!r} in the pairings file or the runs in {out}{near}")
-        return None
-    try:
-        targets = load_pairings(runs[name].pairings_file).targets
-    except ConfigError as error:
-        raise UsageError(
-            f"{name!r} is of run {runs[name].run_id}, whose pairings cannot be read: {error}. "
-            "Restore what is missing, or name the models: --target MODEL --draft DRAFT"
-        ) from error
-    for target in targets:
-        drafters = [d for d in target.drafters if name in (target.name, f"{target.name}/{d.name}")]
-        if drafters:
-            return replace(target, drafters=tuple(drafters))
+    runs = [run for run in reversed(list_runs(out)) if run.pairings_file is not None]
+    for run in (one for one in runs if name in one.pairings):
+        try:
+            targets = load_pairings(run.pairings_file).targets
+        except ConfigError as error:
+            raise UsageError(
+                f"{name!r} is of run {run.run_id}, whose pairings cannot be read: {error}. "
+                "Restore what is missing, or name the models: --target MODEL --draft DRAFT"
+            ) from error
+        for target in targets:
+            drafters = [
+                d for d in target.drafters if name in (target.name, f"{target.name}/{d.name}")
+            ]
+            if drafters:
+                return replace(target, drafters=tuple(drafters))
+    if near := nearest(name, [known for run in runs for known in run.pairings]):
+        raise UsageError(f"no pairing {name!r} in the pairings file or the runs in {out}{near}")
     return None
 
 
