@@ -1,8 +1,10 @@
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from specbench.bench.verification import nearly
 from specbench.engines.builtin import BuiltinEngine
@@ -114,9 +116,10 @@ def test_a_drafter_that_cannot_run_exits_4(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text((tiny / "prompts.jsonl").read_text())
     (tmp_path / "pairings.yaml").write_text((tiny / "pairings.yaml").read_text())
     (tmp_path / "target").symlink_to(tiny / "target")
-    (tmp_path / "draft").mkdir()
-    config = (tiny / "draft" / "config.json").read_text()
-    (tmp_path / "draft" / "config.json").write_text(config)
+    shutil.copytree(tiny / "draft", tmp_path / "draft")
+    weights = load_file(tmp_path / "draft" / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")  # no header shows that
+    save_file(weights, tmp_path / "draft" / "model.safetensors", metadata={"format": "pt"})
     ran = specbench("verify", "tiny/draft", *SMALL, "--temperature", "0", cwd=tmp_path)
     assert ran.code == 4
     assert "tiny/draft: not verified: builtin draft_model K=4 at T=0: " in ran.out
