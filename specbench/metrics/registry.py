@@ -29,11 +29,6 @@ class Metric:
     low: float = -math.inf
     high: float = math.inf
 
-    @property
-    def unchecked(self) -> MetricFunction:
-        """The function without its range, to look for values that break it."""
-        return getattr(self.function, "__unchecked__", self.function)
-
 
 _FOLDER = "specbench.metrics"
 _METRICS: dict[str, Metric] = {}
@@ -57,7 +52,6 @@ def metric(
                 return value
             return None
 
-        checked.__unchecked__ = function  # type: ignore[attr-defined]
         return cast(F, checked)
 
     def register(function: F) -> F:

@@ -112,18 +112,3 @@ def speedup_interval(
 ) -> Interval:
     """The 95 % interval of `speedup_ratio`."""
     return interval(speedup_ratio(base_s, spec_s, base_tokens, spec_tokens))
-
-
-def acceptance_length_change(
-    base_accepted: ArrayLike,
-    base_rounds: ArrayLike,
-    candidate_accepted: ArrayLike,
-    candidate_rounds: ArrayLike,
-) -> LogRatio:
-    """Candidate's mean acceptance length / baseline's, over the same prompts in both runs."""
-    base = np.asarray(base_rounds, dtype=np.float64)
-    candidate = np.asarray(candidate_rounds, dtype=np.float64)
-    return log_ratio(
-        [np.asarray(candidate_accepted) + candidate, base],
-        [candidate, np.asarray(base_accepted) + base],
-    )

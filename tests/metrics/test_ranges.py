@@ -1,5 +1,6 @@
 """Derived figures stay in their ranges over random records of correct servers and decoders."""
 
+import inspect
 import math
 import random
 from dataclasses import replace
@@ -146,7 +147,7 @@ def test_every_figure_of_sound_records_is_in_its_range(told: str) -> None:
     for _ in range(NUM_CELLS // 4):
         cell = random_cell(rng, told)
         for name, known in bounded.items():
-            value = known.unchecked(cell)
+            value = inspect.unwrap(known.function)(cell)  # without its range
             if value is not None:
                 seen.add(name)
                 assert is_between(value, known.low, known.high), (name, value)

@@ -14,7 +14,6 @@ from scipy.stats import norm
 
 from specbench.stats.interval import Interval
 from specbench.stats.intervals import (
-    acceptance_length_change,
     interval,
     log_ratio,
     minimum_detectable_effect,
@@ -69,7 +68,7 @@ def acceptance_change(rng: np.random.Generator, n: int) -> Interval:
     """The same prompts before and after a change that loses a tenth of the accepted drafts."""
     before, rounds = accepted(rng, n, mean=1.2)
     after = rng.binomial(before.astype(int), 0.9)
-    return interval(acceptance_length_change(before, rounds, after, rounds))
+    return interval(log_ratio([after + rounds, rounds], [rounds, before + rounds]))
 
 
 def with_normal_quantile(rng: np.random.Generator, n: int) -> Interval:

@@ -5,7 +5,6 @@ import pytest
 
 from specbench.stats.interval import Interval
 from specbench.stats.intervals import (
-    acceptance_length_change,
     interval,
     log_ratio,
     mean_interval,
@@ -78,7 +77,8 @@ def test_at_temperature_above_0_longer_texts_are_no_slowdown():
 
 
 def test_a_change_of_acceptance_length_is_candidate_over_baseline():
-    change = interval(acceptance_length_change([10] * 5, [10] * 5, [5] * 5, [10] * 5))
+    rounds = [10] * 5  # each with one accepted draft before, and with half of one after
+    change = interval(log_ratio([[15] * 5, rounds], [rounds, [20] * 5]))
     assert change.estimate == pytest.approx(1.5 / 2.0)
 
 
