@@ -24,7 +24,7 @@ def fitting(plan: TargetPlan, context: int | None = None) -> TargetPlan:
 
     Counted by tokenizer.json alone. `context`: what running servers have room for. A server's
     template counts as TEMPLATE_TOKENS; for engines in this process `without_long_prompts` looks
-    again. Nothing is left out if files are missing.
+    again. Nothing is left out if files are missing. WorkloadError if no prompt fits.
     """
     margin = TEMPLATE_TOKENS if plan.served else 0
     with suppress(ModelError):  # loading says it in its own words
@@ -37,6 +37,9 @@ def fitting(plan: TargetPlan, context: int | None = None) -> TargetPlan:
         limit = min(files.longest_context or inf, context or inf)
         short, failures = _without(plan, limit, count)
         reasons = {failure.workload: failure.reason for failure in failures}
+        for workload in plan.workloads:
+            if workload.name in reasons and workload in short.workloads:
+                raise WorkloadError(f"{workload.name}: no prompt fits: {reasons[workload.name]}")
         noted = (
             replace(w, notes=(*w.notes, f"{w.name}: left out: {reasons[w.name]}"))
             if w.name in reasons
@@ -48,15 +51,20 @@ def fitting(plan: TargetPlan, context: int | None = None) -> TargetPlan:
 
 
 def without_long_prompts(plan: TargetPlan, engine: Engine) -> Shortened:
-    """The plan without prompts that exceed the context with their template."""
-    return _without(plan, engine.context or inf, partial(_prompt_tokens, engine.tokenizer))
+    """The plan without prompts that exceed the context with their template.
+
+    A workload that has no others stays as it is, and fails in the engine's own words.
+    """
+    count = partial(_prompt_tokens, engine.tokenizer)
+    short, failures = _without(plan, engine.context or inf, count)
+    unchanged = {workload.name for workload in plan.workloads if workload in short.workloads}
+    return short, tuple(f for f in failures if f.workload not in unchanged)
 
 
 def _without(plan: TargetPlan, limit: float, count: Callable[[Prompt], int]) -> Shortened:
-    """The plan without what is too long, which would make all cells of its workload invalid.
-
-    A workload that has no other prompts stays as it is, and fails in the engine's own words.
-    """
+    """The plan without what is too long, which would make all cells of its workload invalid, and
+    a failure for each workload that has such prompts, also one that stays as it is for want of
+    others."""
     kept, failures = list(plan.workloads), []
     for i, workload in enumerate(plan.workloads):
         answer = plan.max_new_tokens(workload.name)
@@ -69,9 +77,10 @@ def _without(plan: TargetPlan, limit: float, count: Callable[[Prompt], int]) -> 
                 long[prompt.id] = count(prompt) + answers
         long = {prompt: tokens for prompt, tokens in long.items() if tokens > limit}
         rest = tuple(prompt for prompt in workload.prompts if prompt.id not in long)
-        if long and rest:
-            longest = max(long, key=lambda prompt: long[prompt])
+        if rest:
             kept[i] = replace(workload, prompts=rest)
+        if long:
+            longest = max(long, key=lambda prompt: long[prompt])
             reason = (
                 f"{len(long):,} of {len(workload.prompts):,} prompts: with answers of up to "
                 f"{answer:,} tokens {longest!r} takes at least {long[longest]:,}, and the context "

@@ -9,7 +9,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, OpenAIGPTConfig, OpenA
 from specbench.bench.benchmark import run_benchmark
 from specbench.bench.this_process import find_device
 from specbench.cli.measure import require_complete
-from specbench.errors import UsageError
+from specbench.errors import UsageError, WorkloadError
 from specbench.inputs.config import load_pairings
 from specbench.report.document import build_document
 from tests.bench.fake_runs import write_prompts
@@ -113,8 +113,16 @@ def test_a_prompt_longer_than_the_context_is_left_out_and_nothing_fails(
     assert "maximum sequence length" not in caplog.text  # transformers has nothing to add
 
 
-def test_prompts_that_are_all_longer_than_the_context_fail_in_words(tiny, tmp_path):
+def test_prompts_that_are_all_longer_than_the_context_are_refused_before_a_run(tiny, tmp_path):
     prompts = write_prompts(tmp_path / "long.jsonl", ["x" * 300, "y" * 301])
+    settings = settings_for(tiny, workloads=(prompts,), num_speculative_tokens=(2,))
+    with pytest.raises(WorkloadError, match=r"long\.jsonl.*2 of 2 prompts.*256"):
+        run_on(tiny, settings, tmp_path / "reports")
+    assert not (tmp_path / "reports").exists()
+
+
+def test_prompts_that_are_all_longer_with_their_template_fail_in_words(tiny, tmp_path):
+    prompts = write_prompts(tmp_path / "long.jsonl", ["x" * 248, "y" * 247])
     settings = settings_for(tiny, workloads=(prompts,), num_speculative_tokens=(2,))
     (failure,) = run_on(tiny, settings, tmp_path).failures
     assert "the target's context has 256; choose shorter prompts" in failure.reason
