@@ -175,7 +175,7 @@ def _held(
                 seconds=10.0,
                 cpu_s=0.5,
                 num_events=500,
-                mean_lag_s=0.0001,
+                mean_lag_s=0.00001,
                 counters=counters_of(block.requests),
                 num_accepted_at=accepted_at(block.requests, k),
             )

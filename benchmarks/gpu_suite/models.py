@@ -1,7 +1,7 @@
 """The models of the suite: made up on the device, so that nothing need be downloaded."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -131,7 +131,11 @@ class HeldPool(ModelPool):
         super().__init__(device)
         self._held = {spec: _loaded(model) for spec, model in models.items()}
 
-    def load(self, spec: ModelSpec) -> LoadedModel:
+    def load(
+        self,
+        spec: ModelSpec,
+        role: Literal["target", "draft"] = "target",  # noqa: ARG002
+    ) -> LoadedModel:
         return self._held[spec]
 
     def release(self, spec: ModelSpec) -> None:

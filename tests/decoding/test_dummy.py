@@ -156,7 +156,7 @@ def test_a_folder_with_a_config_alone_becomes_a_model_that_is_called_dummy(folde
     assert loaded.num_parameters == real.num_parameters()
     assert loaded.content_sha256.startswith("dummy:")
     assert load_model(source(folder, dtype="bfloat16"), CPU).dtype == "bfloat16"
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
         load_model(ModelSource(location=str(folder)), CPU)
 
 

@@ -211,14 +211,14 @@ def test_files_that_lack_a_weight_are_refused_not_filled_up(folder, name, scheme
     tensors = load_file(file)
     del tensors[f"model.layers.1.{name}"]
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=rf"lack 1 of .* weights, first model\.layers\.1\.{name}"):
+    with pytest.raises(ModelError, match=rf"model\.layers\.1\.{name}"):
         load(folder, CPU, quantization=scheme)
 
 
 def test_after_a_load_that_failed_models_are_made_as_before(folder):
     before = dict(os.environ)
     (folder / "model-00003.safetensors").write_bytes(b"")
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match=r"model-00003\.safetensors"):
         load(folder, META, quantization="int8")
     assert dict(os.environ) == before
     linear = torch.nn.Linear(2, 2)

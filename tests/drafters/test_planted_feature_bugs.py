@@ -11,6 +11,7 @@ from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
 from specbench.drafters.heads.joining_head import JoiningHead
 from specbench.drafting.published import EAGLE_STATIC
 from specbench.errors import ModelError
+from specbench.model_files.head_fit import token_ids
 from specbench.round import growth
 from specbench.round import round as one_round
 from tests.decoding.conftest import Plant
@@ -96,9 +97,9 @@ BUGS: dict[str, tuple[Check, str, Any, str, str]] = {
     "differences to the target's ids are taken for ids": (
         chains,
         "eagle3",
-        eagle3.target_ids,
-        "torch.arange(D, device=d2t_D.device) + d2t_D",
-        "d2t_D",
+        token_ids,
+        "[i + offset for i, offset in enumerate(d2t)]",
+        "list(d2t)",
     ),
     "the head's own states are fused once more": (
         chains,
