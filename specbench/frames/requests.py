@@ -38,6 +38,7 @@ DOCS = {
     "sample": Doc("which of several answers to the same turn, from 0"),
     "num_first": Doc("came with the first one: `decode_s` has none of them", "tokens"),
     "graph": Doc("how much of its rounds one graph held; absent where it is not told", dtype=TEXT),
+    "chunk_s": Doc("between two streamed chunks with tokens, a tuple; of a server", "s"),
     "prompt_sha256": Doc("of the prompt's token ids; absent if a server gave none", dtype=TEXT),
     "text": Doc("as a server said it; absent where the engine gives ids alone", dtype=TEXT),
 }

@@ -45,7 +45,7 @@ _OF_ACCEPTANCE = (
     "conditional_acceptance_rate",
     "alpha",
 )
-_BEFORE_DECODING = {"ttft_s", "ttft_s_p95", "prefill_s", "queue_s"}
+_BEFORE_DECODING = ("ttft_s", "prefill_s", "queue_s")  # with their percentiles
 
 
 class Cause(StrEnum):
@@ -195,7 +195,7 @@ def _causes(
     metric = all_metrics().get(base)
     if base == OUTPUT_TOKENS:
         yield Cause.TEXT
-    elif base in _BEFORE_DECODING:
+    elif base.startswith(_BEFORE_DECODING):
         yield Cause.PREFILL
     elif metric is None:
         return

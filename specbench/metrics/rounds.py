@@ -12,7 +12,7 @@ from specbench.metrics.cell import CellData, finished_baseline, once_a_baseline,
 from specbench.metrics.registry import metric
 from specbench.records import RequestRecord
 from specbench.stats.acceptance import RoundCounts
-from specbench.stats.percentiles import p95
+from specbench.stats.percentiles import percentile
 
 _STEADY = 0.95  # a round contains its forwards, and a baseline step: less was not a steady machine
 
@@ -38,7 +38,7 @@ def round_s_p50(cell: CellData) -> float | None:
 @metric(unit="s", better="lower")
 def round_s_p95(cell: CellData) -> float | None:
     """95th percentile of the seconds of a round; absent below 20 rounds."""
-    return p95(cell.rounds.round_s) if cell.rounds else None
+    return percentile(cell.rounds.round_s, 95) if cell.rounds else None
 
 
 @metric(unit="s", better="lower")

@@ -4,13 +4,15 @@ A pass serves the whole prompt list; ramp is its beginning, until all rows are b
 its end, when the queue is empty.
 """
 
+from collections.abc import Callable, Iterable
+from itertools import chain
 from statistics import fmean
 
-from specbench.metrics.cell import CellData
+from specbench.metrics.cell import CellData, once_a_cell
 from specbench.metrics.passes import Span, busy_span, whole_span
 from specbench.metrics.registry import metric
 from specbench.metrics.timings import timings
-from specbench.stats.percentiles import median_of, p95
+from specbench.stats.percentiles import median_of, num_needed, percentile
 
 
 @metric(unit="tokens/s", better="higher")
@@ -29,6 +31,24 @@ def aggregate_tokens_per_s(cell: CellData) -> float | None:
     return _rate(
         [whole_span(served) for served in cell.passes] if cell.key.condition.is_stream else []
     )
+
+
+@metric(unit="requests/s", better="higher", low=0)
+def requests_per_s(cell: CellData) -> float | None:
+    """Finished requests / seconds of their passes; for one request at a time / the sum of
+    request latencies.
+    """
+    seconds = serving_seconds(cell)
+    return len(cell.finished) / seconds if seconds else None
+
+
+@metric(unit="tokens/s", better="higher", low=0)
+def input_tokens_per_s(cell: CellData) -> float | None:
+    """Prompt tokens of finished requests / the seconds of requests_per_s, tokens from a prefix
+    cache included.
+    """
+    seconds, tokens = serving_seconds(cell), [r.num_prompt_tokens for r in cell.finished]
+    return sum(tokens) / seconds if seconds and all(tokens) else None
 
 
 @metric(unit="tokens/s", better="higher", low=0)
@@ -64,16 +84,46 @@ def queue_s(cell: CellData) -> float | None:
     return median_of(request.queue_s for request in cell.finished)
 
 
-@metric(unit="s", better="lower")
-def ttft_s_p95(cell: CellData) -> float | None:
-    """95th percentile over requests of ttft_s; absent below 20 requests."""
-    return p95([request.ttft_s for request in cell.finished if request.ttft_s is not None])
+@metric(unit="s", better="lower", low=0)
+def inter_chunk_latency_s(cell: CellData) -> float | None:
+    """Median of the seconds between two streamed chunks of one request, pooled over requests: with
+    speculation the tokens of a round come in one chunk. For our own decoder, one request at a time,
+    a round is a chunk.
+    """
+    return median_of(_chunk_gaps(cell))
 
 
-@metric(unit="s/token", better="lower")
-def tpot_s_p95(cell: CellData) -> float | None:
-    """95th percentile over requests of tpot_s; absent below 20 requests."""
-    return p95(timings(cell).seconds_per_token)
+@once_a_cell
+def _chunk_gaps(cell: CellData) -> list[float]:
+    if cell.key.condition.overlaps or cell.servers:
+        gaps = [request.chunk_s or () for request in cell.finished]
+    else:
+        gaps = [request.rounds.round_s if request.rounds else () for request in cell.finished]
+    return [*chain.from_iterable(gaps)]
+
+
+def _register_tails(
+    name: str, of: str, unit: str, values: Callable[[CellData], list[float]]
+) -> None:
+    """Metrics `name`_p90, `name`_p95 and `name`_p99; `of`: what there is a value of."""
+    for percent in (90, 95, 99):
+
+        def tail(cell: CellData, percent: int = percent) -> float | None:
+            return percentile(values(cell), percent)
+
+        tail.__name__ = f"{name}_p{percent}"
+        tail.__doc__ = (
+            f"{percent}th percentile over {of} of {name}; absent below {num_needed(percent)} {of}."
+        )
+        metric(unit=unit, better="lower", low=0)(tail)
+
+
+_register_tails("ttft_s", "requests", "s", lambda cell: _known(r.ttft_s for r in cell.finished))
+_register_tails("tpot_s", "requests", "s/token", lambda cell: timings(cell).seconds_per_token)
+_register_tails(
+    "request_latency_s", "requests", "s", lambda cell: _known(r.total_s for r in cell.finished)
+)
+_register_tails("inter_chunk_latency_s", "gaps", "s", _chunk_gaps)
 
 
 @metric(unit="tokens/round", better=None)
@@ -112,11 +162,24 @@ def kv_bytes(cell: CellData) -> int | None:
     return cell.memory.kv_bytes_per_token * longest
 
 
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
 def _busy_spans(cell: CellData) -> list[Span]:
     if not cell.key.condition.is_stream:
         return []
     spans = [busy_span(served, cell.key.condition.concurrency) for served in cell.passes]
     return [span for span in spans if span is not None]
+
+
+def serving_seconds(cell: CellData) -> float | None:
+    """Seconds of the passes, or of single requests one after another; None for samples."""
+    if cell.key.condition.is_stream:
+        return sum(served.record.seconds for served in cell.passes) or None
+    if cell.key.condition.overlaps:
+        return None
+    return sum(_known(request.total_s for request in cell.finished)) or None
 
 
 def _rate(spans: list[Span]) -> float | None:

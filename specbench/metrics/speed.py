@@ -26,6 +26,12 @@ def tpot_s(cell: CellData) -> float | None:
     return median_of(timings(cell).seconds_per_token)
 
 
+@metric(unit="s", better="lower", low=0)
+def request_latency_s(cell: CellData) -> float | None:
+    """Median over requests of the seconds from arrival to the last token."""
+    return median_of(request.total_s for request in cell.finished)
+
+
 @metric(unit="s", better="lower")
 def prefill_s(cell: CellData) -> float | None:
     """Median over requests of the seconds to prefill target and drafter."""

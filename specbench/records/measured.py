@@ -120,6 +120,7 @@ class RequestRecord:
     # such as "off, round". None: without rounds, or the engine does not tell.
     graph: str | None = None
     prompt_sha256: str | None = None  # `ids_sha256` of its prompt; None: a server gave no ids
+    chunk_s: tuple[float, ...] | None = None  # between two streamed chunks with tokens; of a server
 
     @classmethod
     def failed(cls, error: str, **asked: Any) -> "RequestRecord":

@@ -150,6 +150,11 @@ _USER = Column(
 _TTFT = Column(
     "TTFT ms", "median time from arrival to the first token", metric("ttft_s", milliseconds)
 )
+_LATENCY = Column(
+    "latency ms",
+    "median time from arrival to the last token",
+    metric("request_latency_s", milliseconds),
+)
 _WHOLE = Column(
     "end to end",
     "speed-up including prefill of target and drafter; with concurrent requests over whole passes",
@@ -170,14 +175,12 @@ TERMINAL_COLUMNS = (
     *_IMPORTED,
     _SPEEDUP,
     _DETECTABLE,
+    _TTFT,
     _LENGTH,
     _LENGTH_THERE,
     _AT_ONCE,
     _RATE,
     _OF_NODES,
-    Column(
-        "draft/verify", "shares of the round time", lambda cell: split(cell, "draft_s", "verify_s")
-    ),
 )
 
 TERMINAL_STREAM_COLUMNS = (_K, _BUSY, *_IMPORTED, _SPEEDUP, _USER, _TTFT, _LENGTH, _AT_ONCE)
@@ -191,6 +194,8 @@ PAGE_COLUMNS = (
     _SPEEDUP,
     _DETECTABLE,
     _WHOLE,
+    _TTFT,
+    _LATENCY,
     _LENGTH,
     _LENGTH_THERE,
     _AT_ONCE,
@@ -245,6 +250,8 @@ PAGE_STREAM_COLUMNS = (
     _USER,
     _TTFT,
     Column("p95", "its 95th percentile", metric("ttft_s_p95", milliseconds)),
+    _LATENCY,
+    Column("requests/s", "finished requests per second", metric("requests_per_s", per_second)),
     Column("queue ms", "median time from arrival to prefill", metric("queue_s", milliseconds)),
     Column("busy", "share of a pass with a full batch", metric("busy_share", "{:.0%}".format)),
     Column(

@@ -99,6 +99,7 @@ class Streamed:
     first_s: float | None = None  # when the first token came, and those that came with it
     last_s: float | None = None  # when the last token came; an end-of-text token is one
     num_first: int | None = None  # tokens of the first event, where the server tells
+    chunk_s: "array[float]" = field(default_factory=lambda: array("d"))  # between those events
 
     def add(self, said_in_event: Mapping[str, Any]) -> None:
         """Take in what one event of the stream says; pydantic's ValidationError for nonsense.
@@ -117,10 +118,13 @@ class Streamed:
         if usage.completion_tokens is not None:
             self.num_tokens, self.num_prompt_tokens = usage.completion_tokens, usage.prompt_tokens
         if said or ids or (choice.finish_reason and self.num_events):
-            self.last_s = perf_counter()
-            if not self.num_events:
-                self.first_s = self.last_s
+            now_s = perf_counter()
+            if self.last_s is None:
+                self.first_s = now_s
                 self.num_first = len(self.token_ids) or usage.completion_tokens or None
+            else:
+                self.chunk_s.append(now_s - self.last_s)
+            self.last_s = now_s
             self.num_events += 1
 
     @property

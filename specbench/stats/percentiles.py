@@ -3,14 +3,18 @@
 from collections.abc import Iterable, Sequence
 from statistics import median, quantiles
 
-ENOUGH_FOR_P95 = 20
 
-
-def p95(values: Sequence[float]) -> float | None:
-    """The 95th percentile (Hyndman and Fan 1996, type 7); None below 20 values."""
-    if len(values) < ENOUGH_FOR_P95:
+def percentile(values: Sequence[float], percent: int) -> float | None:
+    """A percentile (Hyndman and Fan 1996, type 7); None below `num_needed` values."""
+    needed = num_needed(percent)
+    if len(values) < needed:
         return None
-    return quantiles(values, n=20, method="inclusive")[-1]
+    return quantiles(values, n=needed, method="inclusive")[-1]
+
+
+def num_needed(percent: int) -> int:
+    """So many values that one of them is expected beyond the percentile: 20 for the 95th."""
+    return 100 // (100 - percent)
 
 
 def median_of(values: Iterable[float | None]) -> float | None:

@@ -25,6 +25,8 @@ from specbench.records import (
 from tests.cell_keys import with_axes
 from tests.made_records import made_request
 from tests.metrics.conftest import BASE_KEY, KEY
+from tests.metrics.test_sessions import cell_of
+from tests.served_sessions import served_sweep
 
 STREAM = with_axes(KEY, concurrency=2)
 BASE = with_axes(BASE_KEY, concurrency=2)
@@ -205,13 +207,66 @@ def test_one_request_at_a_time_has_no_passes_to_speak_of(cell):
     assert not set(absent.split()) & set(given)
 
 
-def test_p95_needs_20_requests(stream):
-    assert not {"ttft_s_p95", "tpot_s_p95"} & set(measure(stream))
+@pytest.mark.parametrize(("percent", "needed"), [(90, 10), (95, 20), (99, 100)])
+def test_a_percentile_needs_as_many_requests_as_it_leaves_one_above(stream, percent, needed):
+    names = [f"{of}_p{percent}" for of in ("ttft_s", "tpot_s", "request_latency_s")]
     template = stream.requests[0]
-    many = tuple(replace(template, ttft_s=float(i), decode_s=float(i) * 4) for i in range(21))
+    many = tuple(
+        replace(template, ttft_s=float(i), decode_s=float(i) * 4, total_s=float(i) * 10)
+        for i in range(needed + 1)
+    )
     given = measure(replace(stream, requests=many))
-    assert given["ttft_s_p95"] == pytest.approx(19.0)
-    assert given["tpot_s_p95"] == pytest.approx(19.0)  # 4 tokens after the first
+    share = needed * percent / 100
+    assert [given[name] for name in names] == pytest.approx([share, share, share * 10])
+    given = measure(replace(stream, requests=many[: needed - 1]))
+    assert not set(names) & set(given)
+
+
+def test_requests_and_input_tokens_are_counted_per_second_of_the_passes(stream):
+    given = measure(stream)
+    seconds = sum(served.record.seconds for served in stream.passes)
+    assert given["requests_per_s"] == pytest.approx(len(stream.requests) / seconds)
+    assert given["input_tokens_per_s"] == pytest.approx(10 * len(stream.requests) / seconds)
+    assert given["request_latency_s"] == pytest.approx(0.4)  # of 0.4, 0.6 and 0.3
+
+
+def test_a_failed_request_took_its_time_and_counts_nowhere_else(stream):
+    failed = RequestRecord.failed(
+        "gone", cell_id=STREAM.id, prompt_id="a", turn=0, repeat=0, seed=0, num_prompt_tokens=0
+    )
+    given = measure(replace(stream, requests=(failed, *stream.requests[1:])))
+    whole = measure(stream)
+    share = 1 - 1 / len(stream.requests)
+    for name in ("requests_per_s", "input_tokens_per_s"):
+        assert given[name] == pytest.approx(share * whole[name])
+
+
+def test_one_request_at_a_time_serves_as_many_as_its_latencies_allow(cell):
+    given = measure(cell)
+    total_s = [request.total_s for request in cell.requests]
+    assert given["requests_per_s"] == pytest.approx(len(total_s) / sum(total_s))
+    assert given["request_latency_s"] == pytest.approx(sum(total_s) / 2)
+
+
+def test_a_chunk_is_a_round_of_our_decoder_and_what_streamed_of_a_server(cell):
+    assert measure(cell)["inter_chunk_latency_s"] == pytest.approx(0.16)  # of 5 rounds
+    gaps = [(0.001, 0.004), (0.009,)]
+    streamed = tuple(
+        replace(r, rounds=None, chunk_s=own) for r, own in zip(cell.requests, gaps, strict=True)
+    )
+    served = replace(cell, requests=streamed, servers=cell_of(served_sweep(), 4).servers)
+    given = measure(served)
+    assert given["inter_chunk_latency_s"] == pytest.approx(0.004)
+    assert "inter_chunk_latency_s_p95" not in given
+    many = tuple(replace(r, chunk_s=tuple(i / 1000 for i in range(101))) for r in streamed)
+    assert measure(replace(served, requests=many))["inter_chunk_latency_s_p99"] == pytest.approx(
+        0.099, rel=0.01
+    )
+
+
+def test_where_requests_overlap_rounds_are_no_chunks(stream):
+    """Between two rounds of one request, others are prefilled."""
+    assert "inter_chunk_latency_s" not in measure(stream)
 
 
 def test_waiting_counts_from_arrival(stream):

@@ -50,6 +50,7 @@ def test_an_answer_knows_when_its_tokens_came_and_how_many_with_the_first_event(
     )
     assert (answer.first_s, answer.last_s, answer.num_first) == (2.0, 5.0, 2)
     assert answer.num_events == 3
+    assert list(answer.chunk_s) == [1.0, 2.0]
     assert list(answer.token_ids) == [7, 8, 9, 10, 11, 12, 13, 14]
     assert (answer.num_tokens, answer.num_prompt_tokens) == (8, 30)
     assert answer.metrics == {"speculative_decoding": {"num_drafts": 3}}

@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
 
-from specbench.stats.percentiles import p95
+from specbench.stats.percentiles import percentile
 
 
-def test_it_is_numpys_and_absent_below_20_values():
+@pytest.mark.parametrize(("percent", "needed"), [(90, 10), (95, 20), (99, 100)])
+def test_it_is_numpys_and_absent_below_the_values_that_it_needs(percent: int, needed: int) -> None:
     for seed in range(200):
-        values = np.random.default_rng(seed).lognormal(size=20 + seed).tolist()
-        assert p95(values) == pytest.approx(np.percentile(values, 95))
-        assert p95(values[: seed % 20]) is None
+        values = np.random.default_rng(seed).lognormal(size=needed + seed).tolist()
+        assert percentile(values, percent) == pytest.approx(np.percentile(values, percent))
+        assert percentile(values[: seed % needed], percent) is None

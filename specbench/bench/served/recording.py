@@ -71,6 +71,7 @@ def _request(
         text=said.text,
         counts=counts,
         prompt_sha256=ids_sha256(said.prompt_ids) if said.prompt_ids else None,
+        chunk_s=tuple(round(gap_s, 6) for gap_s in said.chunk_s),
     )
 
 

@@ -27,6 +27,7 @@ SAID = Streamed(
     first_s=100.5,
     last_s=102.0,
     num_first=2,
+    chunk_s=array("d", [0.5, 1.0000004]),
 )
 
 
@@ -43,6 +44,7 @@ def test_times_are_from_sending_to_the_first_token_and_on_to_the_last(tmp_path):
     assert (one.num_output_tokens, one.num_first, one.num_timed_tokens) == (5, 2, 3)
     assert (one.num_prompt_tokens, one.text, one.finish_reason) == (7, "Hello", "eos")
     assert (one.arrived_s, one.repeat) == (None, 2)
+    assert one.chunk_s == (0.5, 1.0)  # in whole microseconds, of which a file takes fewer bytes
 
 
 def test_a_prompt_is_known_by_its_token_ids_if_the_server_gives_them(tmp_path):
