@@ -102,7 +102,8 @@ def _collect(
         for warning in (*peer_warnings(plan), *plan.left_out):
             watch.warn(warning)
         jobs = list(_jobs(plan))
-        own = set(_own(jobs, share))
+        pairs = list(dict.fromkeys(job.pairing for job in jobs))
+        own = {i for i, job in enumerate(jobs) if share.has(pairs.index(job.pairing))}
         # K = 0 answers in every share, at no cost: what drafters answer is held to it.
         asked = [i for i, job in enumerate(jobs) if i in own or job.is_greedy_baseline]
         watch.stage(f"{plan.target.name}: loading")
@@ -140,14 +141,6 @@ def _collect(
         for note in dict.fromkeys(note for e in engines.values() for note in e.record.notes):
             watch.warn(note)
     return evidence
-
-
-def _own(jobs: Sequence[Job], share: Share) -> Iterator[int]:
-    """The numbers of the jobs of a share: pairing after pairing, each whole."""
-    pairings = list(dict.fromkeys(job.pairing for job in jobs))
-    for i, job in enumerate(jobs):
-        if share.has(pairings.index(job.pairing)):
-            yield i
 
 
 def _jobs(plan: TargetPlan) -> Iterator[Job]:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from specbench.cli.hardware import Machine
     from specbench.fit.candidates import Candidate, Prepared
-    from specbench.fit.discover import LeftOut
     from specbench.fit.weights import Weights
     from specbench.inputs.pairing import Drafter, Target
     from specbench.model_files.model import ModelFiles
@@ -175,14 +174,11 @@ def _prepare(
     if asked.folders and not asked.discover:
         raise UsageError("--in names folders to search; add --discover")
     drafters = list(named_drafters(asked.drafts or (), known))
-    left_out: tuple[LeftOut, ...] = ()
-    if asked.catalogue:
-        published = catalogued(target.model.source)
-        drafters += [d for d in published if (d.method, d.model) not in _kinds(drafters)]
-    if asked.discover:
-        found = discover(files, asked.folders or ())
-        drafters += [d for d in found.drafters if (d.method, d.model) not in _kinds(drafters)]
-        left_out = found.left_out
+    published = catalogued(target.model.source) if asked.catalogue else ()
+    found = discover(files, asked.folders or ()) if asked.discover else None
+    for others in (published, found.drafters if found else ()):
+        kinds = {(d.method, d.model) for d in drafters}
+        drafters += [d for d in others if (d.method, d.model) not in kinds]
     if asked.resume is not None:
         drafters += known
     elif not asked.drafts and not asked.discover and not asked.catalogue:
@@ -193,7 +189,7 @@ def _prepare(
         files,
         with_own_names(drafters),
         machine.place,
-        left_out=left_out,
+        left_out=found.left_out if found else (),
         count=_built_hybrid if asked.dry_run else _built,
     )
     candidates = tuple(
@@ -233,10 +229,6 @@ def _built_hybrid(files: "ModelFiles", dtype: str) -> "Weights | None":
     from specbench.model_files.attention import is_hybrid
 
     return _built(files, dtype) if is_hybrid(files.field) else None
-
-
-def _kinds(drafters: "Sequence[Drafter]") -> set[object]:
-    return {(drafter.method, drafter.model) for drafter in drafters}
 
 
 def _measure(

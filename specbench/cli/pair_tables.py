@@ -14,10 +14,8 @@ from specbench.decide.rank import Gain, Ranked, are_told_apart
 from specbench.decide.reasons import range_text, speedup_text
 from specbench.decide.recommend import Verdict, judge
 from specbench.fit.candidates import Candidate, Prepared
-from specbench.fit.finding import Finding
 from specbench.fit.memory_plan import MemoryPlan
 from specbench.footprint import STATES_BESIDE_DRAFTS
-from specbench.inputs.pairing import Drafter
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document
 from specbench.report.notes import failure_lines
@@ -83,7 +81,7 @@ def pair_document(
             {
                 "drafter": candidate.drafter.name,
                 "method": candidate.drafter.method,
-                "model": _source(candidate.drafter),
+                "model": (candidate.drafter.model.source if candidate.drafter.model else None),
                 "level": candidate.compatibility.level,
                 "findings": [asdict(finding) for finding in candidate.compatibility.findings],
                 "memory": _plan_json(candidate.plan),
@@ -132,14 +130,10 @@ def _lines(prepared: Prepared) -> Iterator[str]:
             yield f"fits     {candidate.drafter.name}: {fit}; enough memory"
         for finding in candidate.compatibility.of_level("warning"):
             yield f"warning  {candidate.drafter.name}: {finding.text}"
-    for finding in _of_target(prepared):
+    for finding in [finding for finding in prepared.findings if finding.level == "warning"]:
         yield f"warning  {prepared.target.name}: {finding.text}"
     for found in prepared.left_out:
         yield f"skipped  {found.source}: {found.reason}"
-
-
-def _of_target(prepared: Prepared) -> list[Finding]:
-    return [finding for finding in prepared.findings if finding.level == "warning"]
 
 
 def _too_large(candidate: Candidate) -> str:
@@ -214,10 +208,6 @@ def _plan_json(plan: MemoryPlan | None) -> dict[str, Any] | None:
         "fits": plan.fits,
         "break_even_length": plan.break_even_length,
     }
-
-
-def _source(drafter: Drafter) -> str | None:
-    return drafter.model.source if drafter.model else None
 
 
 def undecided_order(ranked: Sequence[Ranked]) -> str:

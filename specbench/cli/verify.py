@@ -58,9 +58,6 @@ _Concurrency = Annotated[
         show_default=f"{ROWS} in the built-in decoder, {ROWS_OF_SERVERS} on a server",
     ),
 ]
-_OldConcurrency = Annotated[
-    int | None, typer.Option("--rows", min=1, max=MAX_CONCURRENCY, hidden=True)
-]
 _Tokens = Annotated[
     int | None,
     typer.Option(
@@ -143,7 +140,6 @@ def verify(
     precision: _Precision = None,
     budget: _Budget = None,
     concurrency: _Concurrency = None,
-    rows: _OldConcurrency = None,
     force: options.Force = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -179,7 +175,7 @@ def verify(
         try:
             if share is not None:
                 tokens = enough_tokens(share, settings, chosen)
-            evidence = _collect(settings, chosen, watch, tokens, budget_s, rows or concurrency)
+            evidence = _collect(settings, chosen, watch, tokens, budget_s, concurrency)
         except KeyboardInterrupt:
             watch.close()
             typer.echo("interrupted: evidence is judged as a whole, so nothing was kept", err=True)

@@ -14,6 +14,7 @@ _SHOWN = 0.0005  # a regret below this prints as 0.0%
 class Compromise:
     """The K whose worst regret is least; regret is the share of the best speed-up given up."""
 
+    key: CellKey  # of its cells, without workload and K
     num_speculative_tokens: int
     regret: Mapping[str, float]  # per workload, 0.05: 5 % slower than at that workload's own K
     own: Mapping[str, int]  # the K that each workload would choose for itself; 0: none
@@ -54,6 +55,7 @@ def find_compromise(
     options = [{workload: at_k[k] for workload, at_k in speedups.items()} for k in shared]
     found = minimax_regret(options, best, tie=TIE)
     return Compromise(
+        key=groups.pop(),
         num_speculative_tokens=shared[found.place],
         regret=found.regret,
         own=own,

@@ -41,7 +41,7 @@ def by_question(cells: Iterable[CellSummary]) -> tuple[tuple[CellSummary, ...], 
     groups: dict[tuple[object, ...], list[CellSummary]] = {}
     for cell in cells:
         if cell.key.draft.k > 0:
-            groups.setdefault(_question(cell.key), []).append(cell)
+            groups.setdefault((cell.key.condition, cell.key.draft.way), []).append(cell)
     return tuple(map(tuple, groups.values()))
 
 
@@ -63,7 +63,9 @@ def choose(cells: Sequence[CellSummary]) -> Choice:
     promising = [cell for cell in judged if judge(cell.speedup) is not Verdict.GAINS_NOTHING]
     wins = any(lower_bound(cell) > BEATS_BASELINE for cell in promising)
     # Without a winner the best estimate is spoken of: a narrow interval alone makes no K better.
-    leader = _leader(promising or judged, lower_bound if wins else _estimate)
+    leader = min(
+        near_best((promising or judged), (lower_bound if wins else _estimate)), key=_plainness
+    )
     return Choice(
         cells=candidates,
         leader=leader,
@@ -148,11 +150,6 @@ def lower_bound(of: CellSummary | Decision) -> float:
     return of.speedup.low or 0.0 if of.speedup else 0.0
 
 
-def _leader(cells: Sequence[CellSummary], value: Callable[[CellSummary], float]) -> CellSummary:
-    """Highest value, ties to the smaller K, to a fixed one before an adaptive one."""
-    return min(near_best(cells, value), key=_plainness)
-
-
 def _estimate(cell: CellSummary) -> float:
     return cell.speedup.estimate if cell.speedup else 0.0
 
@@ -233,7 +230,3 @@ def _decision(
 def lossy_mark(key: CellKey) -> str:
     """What every sentence about a lossy cell ends with; empty for a lossless one."""
     return "" if key.draft.lossy is None else f" [lossy: {key.draft.lossy}]"
-
-
-def _question(key: CellKey) -> tuple[object, ...]:
-    return key.condition, key.draft.way

@@ -76,17 +76,14 @@ def is_proven(model: ModelFiles) -> bool:
     """Whether the config alone says that the decoder runs the model: a dense family that is tested
     token by token, without a field that changes what a layer computes. ModelError."""
     is_quantized = model.field("quantization_config") is not None
-    if model.dense_kind is None or is_quantized or not _is_plain(model):
+    if model.dense_kind is None or is_quantized:
         return False
-    kinds = {str(rope_type(rope) or "default") for rope in ropes(model.field)}
-    return kinds <= _PROVEN_ROPES and not model.field("sliding_window")
-
-
-def _is_plain(model: ModelFiles) -> bool:
-    """Whether the values that transformers would check are such as it takes. ModelError."""
     _ = model.eos_ids
+    kinds = {str(rope_type(rope) or "default") for rope in ropes(model.field)}
     return (
-        model.field("hidden_act") in (None, "silu")
+        kinds <= _PROVEN_ROPES
+        and not model.field("sliding_window")
+        and model.field("hidden_act") in (None, "silu")
         and model.field("dtype") in _PLAIN_DTYPES
         and isinstance(model.field("rms_norm_eps"), float | int | None)
         and model.hidden_size % model.must("num_attention_heads") == 0
@@ -128,7 +125,8 @@ def _drafter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Finding]
         if draft is not target and any(map(draft.tokenizer_file, TOKENIZER_FILES)):
             yield from _read(partial(vocabulary_findings, target, draft))
         return
-    yield from _read(partial(_draft_findings, draft, drafter))
+    yield from _read(partial(_model_findings, draft))
+    yield from _read(partial(_tree_findings, draft, drafter))
     for check in _RETOKENIZED_CHECKS if method.retokenizes else _PAIR_CHECKS:
         yield from _read(partial(check, target, draft))
 
@@ -168,11 +166,6 @@ def _model_findings(model: ModelFiles) -> Iterator[Finding]:
         yield finding("weights", "warning", None, NO_WEIGHTS, lacking)
     else:
         yield finding("weights", "ok", None, f"{len(model.tensors or ())} tensors", "readable")
-
-
-def _draft_findings(draft: ModelFiles, drafter: Drafter) -> Iterator[Finding]:
-    yield from _model_findings(draft)
-    yield from _tree_findings(draft, drafter)
 
 
 def _tree_findings(model: ModelFiles, drafter: Drafter) -> Iterator[Finding]:

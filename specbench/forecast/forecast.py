@@ -104,7 +104,7 @@ def forecast(
     )
     if curve.source is not None:
         return record
-    once_s = {k: _decode_s(rounds[k], curve, k) for k in rounds}
+    once_s = {k: (rounds[k].pooled.num_rounds * (curve.round_s(k) or 0.0)) for k in rounds}
     return replace(
         record,
         sweep_s=effort.sweep * _passes_s(once_s, tuple(rounds), best),
@@ -146,7 +146,7 @@ def choose(
     prompts, and what they accept is known; only for a method whose replay is an approximation its
     error counts, too.
     """
-    speeds = {p.num_speculative_tokens: _speedup(p) for p in points}
+    speeds = {p.num_speculative_tokens: (p.speedup.estimate if p.speedup else 1.0) for p in points}
     best = _fastest(speeds)
     drafting = {k: speed for k, speed in speeds.items() if k}
     leader = best or _fastest(drafting)
@@ -181,10 +181,6 @@ def _point(k: int, rounds: Rounds, curve: CostCurve, *, is_exact: bool) -> Forec
     )
 
 
-def _speedup(point: ForecastPoint) -> float:
-    return point.speedup.estimate if point.speedup else 1.0
-
-
 def _fastest(speeds: Mapping[int, float]) -> int:
     """The smallest K within 1 % of the highest speed."""
     return min(near_best(speeds, speeds.__getitem__))
@@ -194,11 +190,6 @@ def _doubt(ratio: LogRatio, is_exact: bool) -> float:
     """The factor by which a forecast of two speeds' ratio may be too low, at 95 % one-sided."""
     half = ratio.spread.margin(CONFIDENCE) if ratio.spread else 0.0
     return math.exp(math.hypot(half, 2 * _SHARED, 0.0 if is_exact else 2 * INEXACT))
-
-
-def _decode_s(rounds: Rounds, curve: CostCurve, k: int) -> float:
-    """Seconds of all rounds of every traced prompt, once."""
-    return rounds.pooled.num_rounds * (curve.round_s(k) or 0.0)
 
 
 def _passes_s(once_s: Mapping[int, float], ks: Iterable[int], best: int) -> float:

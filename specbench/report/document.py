@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from specbench.decide.adaptive import AdaptiveComparison, compare_adaptive
 from specbench.decide.best_of import BestOf, compare_best_of
-from specbench.decide.compromise import across_workloads, find_compromise
+from specbench.decide.compromise import Compromise, across_workloads, find_compromise
 from specbench.decide.peers import SideBySide, side_by_side
 from specbench.decide.recommend import by_question, choose, decide
 from specbench.decide.scaling import ContextCurve, Crossover, context_curves, crossovers
@@ -47,17 +47,6 @@ from specbench.settings import DecoderSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SharedK:
-    """One K for all workloads of a pairing, and the share of the best speed-up each gives up."""
-
-    key: CellKey  # of its cells, without workload and K
-    num_speculative_tokens: int
-    regret: Mapping[str, float]  # per workload, 0.05: 5 % slower than at that workload's own K
-    own: Mapping[str, int]  # the K that each workload would choose for itself; 0: none
-    left_out: tuple[int, ...]  # of those K the ones that have no say in every workload
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
     """A run after analysis."""
 
@@ -66,7 +55,7 @@ class Document:
     cells: tuple[CellSummary, ...]  # the first pass, in the order of the plan
     missing: tuple[CellKey, ...]  # planned, yet without a single request
     decisions: tuple[Decision, ...]  # quoting the second measurement of each winner
-    compromises: tuple[SharedK, ...]  # where a pairing ran on several workloads
+    compromises: tuple[Compromise, ...]  # where a pairing ran on several workloads
     side_by_side: tuple[SideBySide, ...]  # where several engines ran
     adaptive: tuple[AdaptiveComparison, ...]  # where K = auto ran beside fixed ones
     crossovers: tuple[Crossover, ...]  # where several concurrencies ran
@@ -164,11 +153,15 @@ def build_document(stored: StoredRun) -> Document:
         moments=moments(
             stored.blocks, stored.run.keys, [cell.key for cell in cells if not cell.valid]
         ),
-        engines=_newest_engines(stored.engines),
+        engines=tuple(
+            {(record.target, record.engine): record for record in stored.engines}.values()
+        ),
         failures=(*stored.failures, *lost_sessions(stored.servers)),
         servers=stored.servers,
         models=tuple(dict.fromkeys(stored.models)),  # each session of a run states them again
-        memory=_newest(stored.memory),
+        memory=tuple(
+            {(record.target, record.drafter): record for record in stored.memory}.values()
+        ),
         longest_context=_longest_context(explored),
         sessions=tuple(sessions),
         vllm={cell.key: counts for cell in explored if (counts := vllm_counts(cell))},
@@ -200,21 +193,15 @@ def _generations(
 
 def _compromises(
     cells: tuple[CellSummary, ...], decisions: Sequence[Decision]
-) -> Iterator[SharedK]:
+) -> Iterator[Compromise]:
     groups: dict[CellKey, list[CellSummary]] = {}
     for cell in cells:
         if cell.key.draft.k > 0 and cell.key.draft.is_fixed:
             groups.setdefault(across_workloads(cell.key), []).append(cell)
-    for key, group in groups.items():
+    for group in groups.values():
         found = find_compromise(group, decisions)
         if found is not None and len(found.regret) > 1:
-            yield SharedK(
-                key=key,
-                num_speculative_tokens=found.num_speculative_tokens,
-                regret=found.regret,
-                own=found.own,
-                left_out=found.left_out,
-            )
+            yield found
 
 
 def _with_threads(stored: StoredRun) -> Iterator[Environment]:
@@ -223,15 +210,6 @@ def _with_threads(stored: StoredRun) -> Iterator[Environment]:
     threads = chosen[0] if len(chosen) == 1 else stored.run.environment.threads
     for environment in (stored.run.environment, *stored.sessions):
         yield replace(environment, threads=environment.threads or threads)
-
-
-def _newest(memory: tuple[MemoryRecord, ...]) -> tuple[MemoryRecord, ...]:
-    """A resumed run measures memory again; the last word counts."""
-    return tuple({(record.target, record.drafter): record for record in memory}.values())
-
-
-def _newest_engines(engines: tuple[EngineRecord, ...]) -> tuple[EngineRecord, ...]:
-    return tuple({(record.target, record.engine): record for record in engines}.values())
 
 
 def _longest_context(cells: tuple[CellData, ...]) -> dict[str, int]:

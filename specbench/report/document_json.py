@@ -5,10 +5,11 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from specbench.decide.compromise import Compromise
 from specbench.forecast.forecast_check import forecast_json
 from specbench.metrics.vllm_names import VllmCounts
 from specbench.records import CellSummary, Decision
-from specbench.report.document import Document, SharedK
+from specbench.report.document import Document
 from specbench.report.notes import run_warnings
 
 JSON_VERSION = 1  # of the machine document; keys are added without a new version
@@ -63,7 +64,7 @@ def _decision_json(decision: Decision) -> dict[str, Any]:
     return {**{name: key.pop(name) for name in _DECISION}, **json, **key}
 
 
-def _compromise_json(shared: SharedK) -> dict[str, Any]:
+def _compromise_json(shared: Compromise) -> dict[str, Any]:
     """Without what is not the same for all of its cells."""
     json: dict[str, Any] = to_jsonable_python(shared, exclude={"own", "left_out"})
     varies = ("target", "drafter", "workload", "num_speculative_tokens", "adaptive")

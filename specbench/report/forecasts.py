@@ -57,7 +57,7 @@ def forecast_grid(document: Document) -> Grid | None:
             (
                 *cells,
                 *(value_text(getattr(point, name), text) for name, text in there.values()),
-                _remark(one.forecast, point),
+                ("forecast's choice" if _is_best(one.forecast, point) else ""),
             )
             for one, point, cells in rows
         ),
@@ -159,10 +159,6 @@ def _row(one: CheckedForecast, point: ForecastPoint, where: str) -> tuple[str, .
         value_text(measured.speedup_error if measured else None, "{:+.1%}"),
         f"{point.cost:.2f}{error}",
     )
-
-
-def _remark(record: ForecastRecord, point: ForecastPoint) -> str:
-    return "forecast's choice" if _is_best(record, point) else ""
 
 
 def _is_best(record: ForecastRecord, point: ForecastPoint) -> bool:

@@ -21,7 +21,8 @@ def history_grid(history: History) -> Grid:
                 str(len(series.points)),
                 measured(series.values[-1], series.unit),
                 sparkline(series.values),
-                ", ".join(brief(series)) or _nothing(series),
+                ", ".join(brief(series))
+                or ("steady" if len(series.points) >= MIN_RUNS else f"fewer than {MIN_RUNS} runs"),
             )
             for series in history.series
         ),
@@ -72,10 +73,6 @@ def sparkline(values: tuple[float, ...]) -> str:
     if high == low:
         return _BARS[0] * len(shown)
     return "".join(_BARS[round((v - low) / (high - low) * (len(_BARS) - 1))] for v in shown)
-
-
-def _nothing(series: Series) -> str:
-    return "steady" if len(series.points) >= MIN_RUNS else f"fewer than {MIN_RUNS} runs"
 
 
 def _judged(series: Series, step: Step) -> str:

@@ -96,15 +96,13 @@ def _cell_lines(document: Document, texts_of: Callable[[CellSummary], Iterable[s
             for text in dict.fromkeys(texts_of(cell)):
                 keys.setdefault((cell.key.source, text), []).append(cell.key)
         for (label, text), said_of in keys.items():
-            titles.setdefault((label, _ks(said_of), text), []).append(section.title)
+            titles.setdefault(
+                (label, lengths([key.draft.length for key in said_of]), text), []
+            ).append(section.title)
     return [
         f"{label} K={ks} on {'; '.join(where)}: {text}"
         for (label, ks, text), where in titles.items()
     ]
-
-
-def _ks(keys: list[CellKey]) -> str:
-    return lengths([key.draft.length for key in keys])
 
 
 def _synthetic(document: Document) -> Iterator[str]:

@@ -1,9 +1,7 @@
 """Sentences about a run as a whole, made from its records."""
 
-from collections.abc import Sequence
-
 from specbench.decide.recommend import by_question
-from specbench.records import CellKey, Environment
+from specbench.records import Environment
 from specbench.report.document import Document
 from specbench.report.numbers import lengths, listed, plural
 
@@ -31,7 +29,7 @@ def setup(document: Document) -> str:
     return "; ".join(
         (
             f"{listed(drafters)} on {listed(workloads)}" if drafters else listed(workloads),
-            f"K = {_ks(keys)}",
+            f"K = {lengths([key.draft.length for key in keys])}",
             f"temperature {listed(temperatures)}",
             listed(rows),
             *([f"{listed(contexts)} tokens of context"] if contexts else []),
@@ -63,10 +61,6 @@ def which_pass(document: Document) -> str:
         "Tables and charts show the first pass over every K. A recommended K quotes a second "
         "measurement on fresh repeats, because picking the best of many is biased upward."
     )
-
-
-def _ks(keys: Sequence[CellKey]) -> str:
-    return lengths([key.draft.length for key in keys])
 
 
 def _prompts(document: Document) -> str:

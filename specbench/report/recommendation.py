@@ -7,7 +7,7 @@ from specbench.decide.objective import Objective, Pick, SharedPick, pick, shared
 from specbench.decide.reasons import range_text, speedup_text
 from specbench.decide.recommend import Verdict, is_undecided, judge
 from specbench.decide.scaling import Crossover
-from specbench.records import NO_DRAFTER, CellKey, Decision, Interval, MemoryRecord
+from specbench.records import NO_DRAFTER, CellKey, Decision, Interval
 from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.numbers import listed, measured, plural
@@ -278,7 +278,10 @@ def _room(document: Document, key: CellKey) -> Iterator[str]:
     """Tokens of context for which this GPU has memory left beside the chosen pair."""
     total = document.run.environment.gpu_memory_bytes
     drafter = key.draft.drafter if key.draft.k else NO_DRAFTER
-    memory = next((m for m in document.memory if _is_of(m, key.condition.target, drafter)), None)
+    memory = next(
+        (m for m in document.memory if (m.target == key.condition.target and m.drafter == drafter)),
+        None,
+    )
     if total is None or memory is None or memory.peak_reserved_bytes is None:
         return
     if memory.kv_bytes_per_token:
@@ -288,7 +291,3 @@ def _room(document: Document, key: CellKey) -> Iterator[str]:
             yield f"no memory left for {key.condition.context:,} tokens of context"
         else:
             yield f"memory left for {max(each, 0):,} more tokens of context per request"
-
-
-def _is_of(memory: MemoryRecord, target: str, drafter: str) -> bool:
-    return memory.target == target and memory.drafter == drafter

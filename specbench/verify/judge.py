@@ -15,7 +15,6 @@ from specbench.verify.evidence import (
     GreedyEvidence,
     SampledEvidence,
     ServedEvidence,
-    Subject,
 )
 from specbench.verify.finding import Finding, Verdict
 from specbench.verify.judge_served import beside_p_values, judge_served
@@ -57,7 +56,9 @@ def judge(evidence: Sequence[Evidence], false_alarm: float = FALSE_ALARM) -> tup
                     _judge_sampled(each.along, named, own, level, false_alarm)
                     if each.along
                     else None,
-                    _of(each.beside.own, findings) if each.beside else None,
+                    next(finding for finding in findings if finding.subject == each.beside.own)
+                    if each.beside
+                    else None,
                     named,
                     own,
                     level=level,
@@ -89,10 +90,6 @@ def tokens_for(precision: float, num_sampled: int) -> int:
         lo=1,
         key=lambda n: power_of_call(_STEP * n, num_sampled).shift <= precision,
     )
-
-
-def _of(subject: Subject, findings: Sequence[Finding]) -> Finding:
-    return next(finding for finding in findings if finding.subject == subject)
 
 
 def _tests(evidence: Evidence) -> dict[str, float]:

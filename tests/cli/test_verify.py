@@ -135,7 +135,6 @@ def test_a_drafter_that_cannot_run_exits_4(tiny: Path, tmp_path: Path) -> None:
         (["--top-p", "0"], "--top-p 0 leaves no token"),
         (["--tokens", "1"], "--tokens"),
         (["--concurrency", "0"], "--concurrency"),
-        (["--rows", "0"], "--rows"),  # its old name
         (["tiny/nobody"], "no pairing 'tiny/nobody'"),
     ],
     ids=" ".join,

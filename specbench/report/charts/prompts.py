@@ -24,7 +24,10 @@ def prompts_chart(
     group: Sequence[Section], styles: Mapping[str, SeriesStyle], found: Prompts
 ) -> Chart | None:
     """A panel a workload; None where no prompt is known by itself, as where requests overlap."""
-    rows = {section.title: _rows(section, found) for section in group}
+    rows = {
+        section.title: [decision for decision in section.decisions if found.get(decision.leader)]
+        for section in group
+    }
     drawn = [section for section in group if rows[section.title]]
     if not drawn:
         return None
@@ -61,10 +64,6 @@ def dots(speedups: Mapping[str, float]) -> Iterator[tuple[str, float]]:
     ranked = sorted(speedups.items(), key=lambda one: one[1])
     step = max(1, -(-len(ranked) // _MOST_DOTS))
     yield from ranked[::step]
-
-
-def _rows(section: Section, found: Prompts) -> list[Decision]:
-    return [decision for decision in section.decisions if found.get(decision.leader)]
 
 
 def _name(decision: Decision) -> str:
