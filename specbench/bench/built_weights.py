@@ -1,5 +1,6 @@
 """Counts the weights of a model by building it without memory: the way for any architecture."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from specbench.fit.weights import DTYPE_BYTES, Weights, kv_elements_per_token
 from specbench.forward.own_state import cache_bytes
 from specbench.model_files.attention import is_hybrid
 from specbench.model_files.model import ModelFiles
-from specbench.models.loading import ModelSource, load_skeleton
+from specbench.models.loading import load_skeleton
 from specbench.models.quantization import packable
 
 _INT4_GROUP = 128  # inputs that share a scale, as models/quantization.py packs them
@@ -21,12 +22,7 @@ def built_weights(files: ModelFiles, dtype: str) -> Weights | None:
     Raises ModelError where transformers has no such architecture, or torchao cannot pack it.
     """
     spec = files.spec
-    source = ModelSource(
-        location=str(files.folder),
-        revision=spec.revision,
-        trust_remote_code=spec.trust_remote_code,
-    )
-    model = load_skeleton(source, dtype)
+    model = load_skeleton(replace(spec, folder=files.folder), dtype)
     if not is_hybrid(files.field) and kv_elements_per_token(files) is None:
         return None
     embedding = model.get_input_embeddings().weight

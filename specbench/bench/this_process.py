@@ -1,6 +1,7 @@
 """A run in this process: its device, its threads, and engines over one set of weights."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -23,7 +24,7 @@ from specbench.errors import ModelError, UsageError
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Pairing, Target
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
-from specbench.models.loading import ModelSource, planned_dtype
+from specbench.models.loading import planned_dtype
 from specbench.probes.allocator import cuda_uuid
 from specbench.probes.environment import describe_environment
 from specbench.probes.load import num_cores, physical_cores
@@ -56,15 +57,9 @@ class ThisProcess:
         self._probe = open_probe(str(self._device), uuid=cuda_uuid(str(self._device)))
 
     def dtype_of(self, target: Target) -> str:
-        spec = target.model
-        source = ModelSource(
-            location=spec.location,
-            revision=spec.revision,
-            dtype=self._settings.machine.dtype or spec.dtype,
-            trust_remote_code=spec.trust_remote_code,
-        )
+        dtype = self._settings.machine.dtype or target.model.dtype
         try:
-            return planned_dtype(source, self._device)
+            return planned_dtype(replace(target.model, dtype=dtype), self._device)
         except ModelError:
             return "unknown"  # loading will fail likewise, and that failure is recorded
 

@@ -153,9 +153,8 @@ def _of_model(model: "ModelSpec | None", findings: "Iterable[Finding]") -> list[
         files = open_model(model)
         if not is_proven(files):
             from specbench.engines.family_trial import family_refusal
-            from specbench.engines.model_pool import model_source
 
-            if refusal := family_refusal(model_source(model, None)):
+            if refusal := family_refusal(model):
                 return [refusal]
     except ModelError as error:
         return [f"files: {error}"]

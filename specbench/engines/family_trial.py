@@ -5,22 +5,23 @@ import torch
 from specbench.engines.refusals import failures_told
 from specbench.errors import ModelError
 from specbench.forward.self_test import make_checked_runner
-from specbench.models.loading import ModelSource, load_config, refusing
+from specbench.inputs.model_spec import ModelSpec
+from specbench.models.loading import load_config, refusing
 from specbench.models.quantization import require_readable, stored_format
 from specbench.models.small import small_config
 from specbench.models.text_part import keep_text_part, text_class
 
 
-def family_refusal(source: ModelSource) -> str | None:
+def family_refusal(spec: ModelSpec) -> str | None:
     """What loading would say against the model, from its config alone; None where it would run.
 
     None as well where no small model of it can be made: loading has the last word.
     """
     try:
-        config = load_config(source)
-        with refusing(source, "cpu", stored_format(config)):
+        config = load_config(spec)
+        with refusing(spec, "cpu", stored_format(config)):
             require_readable(config)
-        auto = text_class(config, trust_remote_code=source.trust_remote_code)
+        auto = text_class(config, trust_remote_code=spec.trust_remote_code)
     except ModelError as error:
         return str(error)
     try:
@@ -34,5 +35,5 @@ def family_refusal(source: ModelSource) -> str | None:
             keep_text_part(model)
             make_checked_runner(model)
     except ModelError as error:
-        return f"{source.location}: {error}"
+        return f"{spec.location}: {error}"
     return None

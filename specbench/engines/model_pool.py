@@ -4,6 +4,7 @@ import gc
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -16,7 +17,6 @@ from specbench.models.digest import weights_sha256
 from specbench.models.first_layers import layers_of
 from specbench.models.loading import (
     LoadedModel,
-    ModelSource,
     first_not_finite,
     load_model,
     not_finite_words,
@@ -46,7 +46,8 @@ class ModelPool:
     def load(self, spec: ModelSpec, role: Literal["target", "draft"] = "target") -> LoadedModel:
         """The model, the same one for everybody; each call needs a `release`. ModelError."""
         if spec not in self._models:
-            loaded = load_model(model_source(spec, self._dtype, dummy=self._dummy), self.device)
+            wanted = replace(spec, dtype=self._dtype or spec.dtype)
+            loaded = load_model(wanted, self.device, dummy=self._dummy)
             if name := first_not_finite(loaded.model.named_parameters()):
                 raise ModelError(not_finite_words(f"the {role} {shown(spec)}", name))
             self._models[spec] = loaded
@@ -109,19 +110,6 @@ class ModelPool:
                 trust_remote_code=spec.trust_remote_code,
             )
         return self._tokenizers[spec]
-
-
-def model_source(spec: ModelSpec, dtype: str | None, *, dummy: bool = False) -> ModelSource:
-    """Where and how to load what pairings.yaml describes; `dtype` overrides its own."""
-    return ModelSource(
-        location=spec.location,
-        revision=spec.revision,
-        dtype=dtype or spec.dtype,
-        device_map=spec.device_map,
-        quantization=spec.quantization,
-        trust_remote_code=spec.trust_remote_code,
-        dummy=dummy or spec.is_shape,
-    )
 
 
 def bytes_read(loaded: LoadedModel, num_layers: int | None = None) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,23 +45,6 @@ _NOT_SHAPE = ("_name_or_path", "_commit_hash", "transformers_version")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSource:
-    """Where a model comes from and how it is to be loaded; `location` is a folder or hub id.
-
-    `quantization` packs the weights when they are loaded: int8, int4 or fp8. `dummy` makes
-    weights up from the config alone.
-    """
-
-    location: str
-    revision: str | None = None
-    dtype: str = "auto"
-    device_map: str | None = None
-    quantization: str | None = None
-    trust_remote_code: bool = False
-    dummy: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
     """A model on its device, in evaluation mode, with what identifies its weights."""
 
@@ -87,41 +69,39 @@ class LoadedModel:
         )
 
 
-def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
-    """The model in evaluation mode.
+def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) -> LoadedModel:
+    """The model in evaluation mode; `dummy` makes weights up from the config, as of a shape.
 
     dtype `auto` is float32 on a CPU, where half precision breaks the identity of texts and is
     not faster everywhere, and the checkpoint's own on a GPU and where it is stored quantised.
     Raises ModelError with what to do.
     """
-    if source.dummy:
-        return load_dummy(source, device)
-    config = load_config(source)
-    folder = Path(source.location) if Path(source.location).is_dir() else None
-    spec = ModelSpec(source=source.location, folder=folder, revision=source.revision)
+    if dummy or spec.is_shape:
+        return load_dummy(spec, device)
+    config = load_config(spec)
     files = open_model(spec)
     require_weights(files)
-    if folder is not None and (reason := files.lacking_weights):
-        raise ModelError(f"{source.location}: {reason}")
-    dtype = _planned(source, config, device)
-    stored = _stored(source, config)
-    placement = source.device_map
+    if spec.folder is not None and (reason := files.lacking_weights):
+        raise ModelError(f"{spec.location}: {reason}")
+    dtype = _planned(spec, config, device)
+    stored = _stored(spec, config)
+    placement = spec.device_map
     if stored is not None and device.type != "cpu":
         placement = placement or str(device)  # most stored formats can only be placed once
-    with refusing(source, placement or str(device), stored):
+    with refusing(spec, placement or str(device), stored):
         require_readable(config)
-        auto = text_class(config, trust_remote_code=source.trust_remote_code)
-        if source.quantization is not None:
-            require_packable(source.quantization, device, dtype or torch.float32)
-        with placing(None if placement else device, source.quantization):
+        auto = text_class(config, trust_remote_code=spec.trust_remote_code)
+        if spec.quantization is not None:
+            require_packable(spec.quantization, device, dtype or torch.float32)
+        with placing(None if placement else device, spec.quantization):
             model, report = auto.from_pretrained(
-                source.location,
+                spec.location,
                 config=config,
-                revision=source.revision,
+                revision=spec.revision,
                 dtype=dtype or "auto",
                 device_map=placement,
                 use_safetensors=True,
-                trust_remote_code=source.trust_remote_code,
+                trust_remote_code=spec.trust_remote_code,
                 output_loading_info=True,
             )
         weights = dict(model.named_parameters())  # buffers follow from the config
@@ -135,85 +115,83 @@ def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
         if placement is None:
             model = model.to(device)  # the buffers
     commit = getattr(config, "_commit_hash", None)
-    return _loaded(model, source, config, weights_sha256(source.location, commit), dropped)
+    return _loaded(model, spec, config, weights_sha256(spec.location, commit), dropped)
 
 
-def load_dummy(source: ModelSource, device: torch.device, *, seed: int = 0) -> LoadedModel:
+def load_dummy(spec: ModelSpec, device: torch.device, *, seed: int = 0) -> LoadedModel:
     """A model with seeded random weights, for which the config alone has to be there.
 
     Its speed and memory are the real model's, its text means nothing. dtype and errors are
     those of `load_model`; a config stored quantised or spread by device_map is refused.
     """
-    config = load_config(source)
-    dtype = _planned(source, config, device) or torch.float32
-    stored = _stored(source, config)
-    if stored is not None or source.device_map not in (None, device.type, str(device)):
-        what = f"weights stored as {stored}" if stored else f"device_map {source.device_map}"
+    config = load_config(spec)
+    dtype = _planned(spec, config, device) or torch.float32
+    stored = _stored(spec, config)
+    if stored is not None or spec.device_map not in (None, device.type, str(device)):
+        what = f"weights stored as {stored}" if stored else f"device_map {spec.device_map}"
         raise ModelError(
-            f"{source.location}: dummy weights cannot stand in for {what}; name a config of "
+            f"{spec.location}: dummy weights cannot stand in for {what}; name a config of "
             "plain weights on one device (`quantization` may be set)"
         )
-    with refusing(source, str(device), stored):
-        if source.quantization is not None:
-            require_packable(source.quantization, device, dtype)
-        model = make_skeleton(config, dtype, seed=seed, trust_remote_code=source.trust_remote_code)
+    with refusing(spec, str(device), stored):
+        if spec.quantization is not None:
+            require_packable(spec.quantization, device, dtype)
+        model = make_skeleton(config, dtype, seed=seed, trust_remote_code=spec.trust_remote_code)
         dropped = keep_text_part(model)
-        fill(model, device, seed=seed, scheme=source.quantization)
-    return _loaded(model, source, config, "dummy:" + _config_sha256(config, seed), dropped)
+        fill(model, device, seed=seed, scheme=spec.quantization)
+    return _loaded(model, spec, config, "dummy:" + _config_sha256(config, seed), dropped)
 
 
-def load_skeleton(source: ModelSource, dtype: str) -> Any:
+def load_skeleton(spec: ModelSpec, dtype: str) -> Any:
     """The model without its matrices, to be counted; ModelError where there is no such config."""
-    config = load_config(source)
-    with refusing(source, "meta", None):
-        model = make_skeleton(config, _DTYPES[dtype], trust_remote_code=source.trust_remote_code)
+    config = load_config(spec)
+    with refusing(spec, "meta", None):
+        model = make_skeleton(config, _DTYPES[dtype], trust_remote_code=spec.trust_remote_code)
         keep_text_part(model)
         return model
 
 
-def planned_dtype(source: ModelSource, device: torch.device) -> str:
+def planned_dtype(spec: ModelSpec, device: torch.device) -> str:
     """The dtype that `load_model` will use, read from the config alone; ModelError as there."""
-    if source.dtype != "auto":
-        return source.dtype
-    dtype = _planned(source, load_config(source), device) or torch.float32
+    if spec.dtype != "auto":
+        return spec.dtype
+    dtype = _planned(spec, load_config(spec), device) or torch.float32
     return str(dtype).removeprefix("torch.")
 
 
-def _planned(
-    source: ModelSource, config: PretrainedConfig, device: torch.device
-) -> torch.dtype | None:
+def _planned(spec: ModelSpec, config: PretrainedConfig, device: torch.device) -> torch.dtype | None:
     """None: the checkpoint's own, which its config does not tell."""
-    if source.dtype != "auto":
-        return _DTYPES[source.dtype]
+    if spec.dtype != "auto":
+        return _DTYPES[spec.dtype]
     if device.type == "cpu" and stored_format(config) is None:
         return torch.float32
     own = getattr(config, "dtype", None)
     return own if isinstance(own, torch.dtype) else _DTYPES.get(str(own))
 
 
-def _stored(source: ModelSource, config: PretrainedConfig) -> str | None:
+def _stored(spec: ModelSpec, config: PretrainedConfig) -> str | None:
     """The format that the weights are stored in; ModelError where they are to be packed again."""
     stored = stored_format(config)
-    if stored is not None and source.quantization is not None:
+    if stored is not None and spec.quantization is not None:
         raise ModelError(
-            f"{source.location}: its weights are stored as {stored} and cannot be packed again; "
-            f"leave out `quantization: {source.quantization}`"
+            f"{spec.location}: its weights are stored as {stored} and cannot be packed again; "
+            f"leave out `quantization: {spec.quantization}`"
         )
     return stored
 
 
 @contextmanager
-def refusing(source: ModelSource, placement: str, stored: str | None) -> Iterator[None]:
+def refusing(spec: ModelSpec, placement: str, stored: str | None) -> Iterator[None]:
     """Turns what torch and transformers raise into a ModelError that says what to do."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise ModelMemoryError(
-            f"{source.location} does not fit on {placement}: {first_line(error)}; choose a "
+            f"{spec.location} does not fit on {placement}: {first_line(error)}; choose a "
             "smaller model or dtype, or spread it with device_map: auto"
         ) from error
     except ModelError as error:
-        raise ModelError(f"{source.location}: {error}") from error
+        raise ModelError(f"{spec.location}: {error}") from error
     except Exception as error:  # a model's own code may raise anything
         if is_of_device(error):
             raise
@@ -222,21 +200,21 @@ def refusing(source: ModelSource, placement: str, stored: str | None) -> Iterato
         advice = (
             f"{first_line(error)}; all that it needs: {install}" if install else load_advice(error)
         )
-        raise ModelError(f"{source.location}{kind}: cannot be loaded: {advice}") from error
+        raise ModelError(f"{spec.location}{kind}: cannot be loaded: {advice}") from error
 
 
-def load_config(source: ModelSource) -> Any:
+def load_config(spec: ModelSpec) -> Any:
     """As the files have it, but for implementations: a name there may be that of a repository
     whose kernels transformers would fetch and run."""
     try:
         with quiet():
             config = AutoConfig.from_pretrained(
-                source.location,
-                revision=source.revision,
-                trust_remote_code=source.trust_remote_code,
+                spec.location,
+                revision=spec.revision,
+                trust_remote_code=spec.trust_remote_code,
             )
     except Exception as error:  # a config's own class may raise anything
-        raise ModelError(f"{source.location}: cannot be loaded: {load_advice(error)}") from error
+        raise ModelError(f"{spec.location}: cannot be loaded: {load_advice(error)}") from error
     for name in ("_attn_implementation", "_experts_implementation"):
         setattr(config, name, None)
     return config
@@ -244,7 +222,7 @@ def load_config(source: ModelSource) -> Any:
 
 def _loaded(
     model: Any,
-    source: ModelSource,
+    spec: ModelSpec,
     config: PretrainedConfig,
     content_sha256: str,
     dropped: tuple[str, ...],
@@ -252,25 +230,25 @@ def _loaded(
     model.requires_grad_(False)
     model.eval()
     stored = stored_format(model.config)  # None where transformers has unpacked it
-    scheme = f"{source.quantization}:" if source.quantization else ""
+    scheme = f"{spec.quantization}:" if spec.quantization else ""
     return LoadedModel(
         model=model,
         dtype=str(model.dtype).removeprefix("torch."),
-        num_parameters=_num_parameters(model, source, stored),
+        num_parameters=_num_parameters(model, spec, stored),
         weights_bytes=_bytes_of(model),
         revision=getattr(config, "_commit_hash", None),
         content_sha256=scheme + content_sha256,
-        quantization=source.quantization or stored,
+        quantization=spec.quantization or stored,
         dropped=dropped,
     )
 
 
-def _num_parameters(model: Any, source: ModelSource, stored: str | None) -> int:
+def _num_parameters(model: Any, spec: ModelSpec, stored: str | None) -> int:
     """Parameters of the model as its config has it: stored formats pack several into one number."""
     if stored is not None:
         config = copy(model.config)
         del config.quantization_config
-        model = make_skeleton(config, model.dtype, trust_remote_code=source.trust_remote_code)
+        model = make_skeleton(config, model.dtype, trust_remote_code=spec.trust_remote_code)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

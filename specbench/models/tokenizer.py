@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from transformers.utils import chat_template_utils
 
 from specbench.errors import CompatibilityError, ModelError, WorkloadError
+from specbench.inputs.model_spec import ModelSpec
 from specbench.model_files.spelling import spelling_of
 from specbench.model_files.tokenizer_files import TEMPLATE_CLOCK, prints_clock
 from specbench.model_files.vocabulary import (
@@ -22,7 +23,7 @@ from specbench.model_files.vocabulary import (
     mismatch_words,
 )
 from specbench.models.load_advice import load_advice
-from specbench.models.loading import ModelSource, load_config
+from specbench.models.loading import load_config
 from specbench.models.work_limit import TooMuchWorkError, limited_work
 from specbench.records import Message
 
@@ -54,8 +55,7 @@ class Tokenizer:
             )
         except Exception as error:
             if Path(location, "config.json").exists():  # read first, and its faults are its own
-                trust = trust_remote_code
-                load_config(ModelSource(location=location, trust_remote_code=trust))
+                load_config(ModelSpec(source=location, trust_remote_code=trust_remote_code))
             told = load_advice(error)
             raise ModelError(f"{location}: its tokenizer cannot be loaded: {told}") from error
         self._inner.model_max_length = sys.maxsize  # what is too long is for the model to say

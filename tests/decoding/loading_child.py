@@ -6,10 +6,12 @@ Prints a line once all code is imported, waits for one, loads, and prints the by
 """
 
 import sys
+from pathlib import Path
 
 import torch
 
-from specbench.models.loading import ModelSource, load_model
+from specbench.inputs.model_spec import ModelSpec
+from specbench.models.loading import load_model
 
 
 def main(small: str, folder: str, device: str, scheme: str, dtype: str) -> None:
@@ -19,7 +21,9 @@ def main(small: str, folder: str, device: str, scheme: str, dtype: str) -> None:
         if location == folder:
             print("ready", flush=True)
             sys.stdin.readline()
-        source = ModelSource(location=location, quantization=quantization, dtype=dtype)
+        source = ModelSpec(
+            source=location, folder=Path(location), quantization=quantization, dtype=dtype
+        )
         loaded = load_model(source, torch.device(device))
     print(loaded.weights_bytes, flush=True)
 

@@ -14,8 +14,9 @@ from transformers import AutoConfig
 
 from specbench.errors import ModelError
 from specbench.forward.runner import StockRunner
+from specbench.inputs.model_spec import ModelSpec
 from specbench.models.dummy import fill, make_skeleton
-from specbench.models.loading import ModelSource, load_dummy, load_model
+from specbench.models.loading import load_dummy, load_model
 from specbench.serving.request import Request
 from specbench.shipped import PACKAGE
 from tests.decoding.lossless import assert_texts, decode, make_drafter
@@ -39,8 +40,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def source(folder: Path, **changes: Any) -> ModelSource:
-    return ModelSource(location=str(folder), dummy=True, **changes)
+def source(folder: Path, **changes: Any) -> ModelSpec:
+    return ModelSpec(source=str(folder), folder=folder, **changes)
 
 
 def made(config: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
@@ -149,30 +150,30 @@ def test_tied_matrices_stay_one():
 
 
 def test_a_folder_with_a_config_alone_becomes_a_model_that_is_called_dummy(folder):
-    loaded = load_model(source(folder), CPU)
+    loaded = load_model(source(folder), CPU, dummy=True)
     assert loaded.dtype == "float32"
     assert not any(p.requires_grad for p in loaded.model.parameters())
     real = tiny_llama(hidden_size=128, intermediate_size=256)
     assert loaded.num_parameters == real.num_parameters()
     assert loaded.content_sha256.startswith("dummy:")
-    assert load_model(source(folder, dtype="bfloat16"), CPU).dtype == "bfloat16"
+    assert load_model(source(folder, dtype="bfloat16"), CPU, dummy=True).dtype == "bfloat16"
     with pytest.raises(ModelError, match=r"model\.safetensors"):
-        load_model(ModelSource(location=str(folder)), CPU)
+        load_model(ModelSpec(source=str(folder), folder=folder), CPU)
 
 
 def test_its_hash_follows_the_config_and_the_seed_and_not_the_place(folder, tmp_path_factory):
-    first = load_model(source(folder), CPU).content_sha256
+    first = load_model(source(folder), CPU, dummy=True).content_sha256
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     shutil.copy(folder / "config.json", elsewhere)
     rewrite(elsewhere, transformers_version="5.17.0")
-    assert load_model(source(elsewhere), CPU).content_sha256 == first
+    assert load_model(source(elsewhere), CPU, dummy=True).content_sha256 == first
     assert load_dummy(source(folder), CPU, seed=1).content_sha256 != first
     rewrite(folder, num_hidden_layers=3)
-    assert load_model(source(folder), CPU).content_sha256 != first
+    assert load_model(source(folder), CPU, dummy=True).content_sha256 != first
 
 
 def test_the_decoder_decodes_it_to_its_own_greedy_text(folder):
-    model = load_model(source(folder), CPU).model
+    model = load_model(source(folder), CPU, dummy=True).model
     prompts = ragged_prompts()
     expected = [generated(model, prompt, 24) for prompt in prompts]
     assert min(len(set(text)) for text in expected) > 1
@@ -186,8 +187,8 @@ def test_the_decoder_decodes_it_to_its_own_greedy_text(folder):
 @pytest.mark.parametrize("scheme", ["int8", "int4", "fp8"])
 def test_it_can_be_packed_while_it_is_made(folder, scheme):
     plain, packed = (
-        load_model(source(folder), CPU),
-        load_model(source(folder, quantization=scheme), CPU),
+        load_model(source(folder), CPU, dummy=True),
+        load_model(source(folder, quantization=scheme), CPU, dummy=True),
     )
     assert packed.content_sha256 == f"{scheme}:{plain.content_sha256}"
     assert packed.weights_bytes < plain.weights_bytes
@@ -198,19 +199,19 @@ def test_it_can_be_packed_while_it_is_made(folder, scheme):
 
 def test_what_made_up_weights_cannot_stand_in_for_is_refused(folder):
     with pytest.raises(ModelError, match="cannot stand in for device_map balanced"):
-        load_model(source(folder, device_map="balanced"), CPU)
+        load_model(source(folder, device_map="balanced"), CPU, dummy=True)
     rewrite(folder, quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(ModelError, match="cannot stand in for weights stored as gptq"):
-        load_model(source(folder), CPU)
+        load_model(source(folder), CPU, dummy=True)
 
 
 @pytest.mark.slow
 def test_a_config_that_is_not_there_or_not_a_language_model_is_refused(folder, tmp_path):
     with pytest.raises(ModelError, match="gone: cannot be loaded"):
-        load_model(source(tmp_path / "gone"), CPU)
+        load_model(source(tmp_path / "gone"), CPU, dummy=True)
     (folder / "config.json").write_text('{"model_type": "t5"}')
     with pytest.raises(ModelError, match="cannot be loaded: model type t5 has an encoder"):
-        load_model(source(folder), CPU)
+        load_model(source(folder), CPU, dummy=True)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from transformers import modeling_utils
 from transformers.integrations import hub_kernels
 
 from specbench.errors import ModelError
+from specbench.inputs.model_spec import ModelSpec
 from specbench.models import digest, loading
-from specbench.models.loading import ModelSource, eos_ids, load_model, planned_dtype
+from specbench.models.loading import eos_ids, load_model, planned_dtype
 from tests.decoding.models import tiny_llama
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -29,8 +30,8 @@ def folder(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "model"))
 
 
-def source(folder: Path, **changes) -> ModelSource:
-    return ModelSource(location=str(folder), **changes)
+def source(folder: Path, **changes) -> ModelSpec:
+    return ModelSpec(source=str(folder), folder=folder, **changes)
 
 
 def test_a_model_comes_ready_to_be_measured(saved):

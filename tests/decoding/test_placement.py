@@ -20,9 +20,10 @@ from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.errors import ModelError
+from specbench.inputs.model_spec import ModelSpec
 from specbench.model_files.headers import INDEX
 from specbench.models import placement
-from specbench.models.loading import LoadedModel, ModelSource, load_model
+from specbench.models.loading import LoadedModel, load_model
 from specbench.models.quantization import pack, packable
 from tests.decoding.models import tiny_llama
 from tests.decoding.sharded import write_sharded
@@ -146,7 +147,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(folder: Path, device: torch.device, **changes: Any) -> LoadedModel:
-    return load_model(ModelSource(location=str(folder), **changes), device)
+    return load_model(ModelSpec(source=str(folder), folder=folder, **changes), device)
 
 
 @pytest.mark.parametrize("scheme", [None, "int8"])

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from specbench.errors import ModelError
 from specbench.forward.runner import StockRunner
+from specbench.inputs.model_spec import ModelSpec
 from specbench.models import loading
-from specbench.models.loading import LoadedModel, ModelSource, load_model, planned_dtype
+from specbench.models.loading import LoadedModel, load_model, planned_dtype
 from specbench.models.quantization import pack, packable, require_packable, stored_format
 from specbench.serving.request import Request
 from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda
@@ -51,7 +52,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 
 def load(folder: Path, scheme: str | None = None, **changes: Any) -> LoadedModel:
-    source = ModelSource(location=str(folder), quantization=scheme, **changes)
+    source = ModelSpec(source=str(folder), folder=folder, quantization=scheme, **changes)
     return load_model(source, CPU)
 
 
@@ -192,7 +193,7 @@ def test_a_checkpoint_stored_quantised_is_loaded_as_it_is(saved, tmp_path, dtype
     ).save_pretrained(tmp_path)
     stored = load(tmp_path)
     assert (stored.quantization, stored.dtype) == ("torchao", dtype)
-    assert planned_dtype(ModelSource(location=str(tmp_path)), CPU) == dtype
+    assert planned_dtype(ModelSpec(source=str(tmp_path), folder=tmp_path), CPU) == dtype
     assert stored.num_parameters == packed.num_parameters
     assert stored.weights_bytes == packed.weights_bytes
     tokens_BT = torch.tensor([ragged_prompts()[0]])
@@ -229,7 +230,7 @@ def test_weights_that_share_one_number_are_counted_as_the_config_has_them(saved)
     model.lm_head = torch.nn.Module()
     model.lm_head.register_buffer("qweight", torch.zeros(4, 97, dtype=torch.int32))
     model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
-    where = ModelSource(location=str(saved))
+    where = ModelSpec(source=str(saved), folder=saved)
     assert loading._num_parameters(model, where, "gptq") == expected
 
 

@@ -19,7 +19,8 @@ from specbench.bench.built_weights import built_weights
 from specbench.errors import ModelError
 from specbench.fit.memory_plan import Place, plan_target
 from specbench.forward.self_test import make_checked_runner
-from specbench.models.loading import LoadedModel, ModelSource, load_model
+from specbench.inputs.model_spec import ModelSpec
+from specbench.models.loading import LoadedModel, load_model
 from specbench.models.text_part import keep_text_part, text_class
 from tests.decoding.models import SHAPE, plain_logits
 from tests.tiny_models import files_of
@@ -48,7 +49,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 @pytest.fixture(scope="module")
 def loaded(whole: tuple[Any, Path]) -> LoadedModel:
-    return load_model(ModelSource(location=str(whole[1])), CPU)
+    return load_model(ModelSpec(source=str(whole[1]), folder=whole[1]), CPU)
 
 
 def test_a_model_of_images_with_an_encoder_of_text_writes_none() -> None:
@@ -121,7 +122,7 @@ def test_transformers_does_not_warn_of_the_parts_that_were_left_out(
 
 
 def test_made_up_weights_are_of_the_text_part_alone(whole: tuple[Any, Path]) -> None:
-    made = load_model(ModelSource(location=str(whole[1]), dummy=True), CPU)
+    made = load_model(ModelSpec(source=str(whole[1]), folder=whole[1]), CPU, dummy=True)
     assert made.dropped == DROPPED
 
 

@@ -7,7 +7,7 @@ import pytest
 from transformers import LlamaConfig
 
 from specbench.engines import family_trial
-from specbench.models.loading import ModelSource
+from specbench.inputs.model_spec import ModelSpec
 from specbench.models.small import HEADS, small_config
 
 
@@ -28,4 +28,4 @@ def test_a_family_of_which_no_small_model_is_made_is_left_to_loading(
     LlamaConfig().save_pretrained(tmp_path)
     monkeypatch.setattr(family_trial, "small_config", fail)
 
-    assert family_trial.family_refusal(ModelSource(location=str(tmp_path))) is None
+    assert family_trial.family_refusal(ModelSpec(source=str(tmp_path), folder=tmp_path)) is None

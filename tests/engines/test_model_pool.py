@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from specbench.engines.model_pool import ModelPool, identity, model_source
+from specbench.engines.model_pool import ModelPool, identity
 from tests.decoding.models import random_prompt
 
 
@@ -43,7 +43,6 @@ def test_releasing_what_nobody_holds_is_a_bug(pool, target):
 
 def test_one_dtype_for_every_model(pool, target):
     assert ModelPool(pool.device, "float64").load(target.model).dtype == "float64"
-    assert model_source(target.model, None).dtype == "auto"
 
 
 def test_a_tokenizer_is_read_once_and_needs_no_weights(pool, target):

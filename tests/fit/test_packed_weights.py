@@ -11,8 +11,9 @@ from specbench.bench.built_weights import built_weights
 from specbench.engines.model_pool import bytes_read
 from specbench.errors import ModelError
 from specbench.fit.weights import model_weights
+from specbench.inputs.model_spec import ModelSpec
 from specbench.model_files.model import ModelFiles
-from specbench.models.loading import ModelSource, load_model
+from specbench.models.loading import load_model
 from tests.decoding.models import _config, build
 from tests.tiny_models import change_config, files_of, write_files
 
@@ -39,7 +40,9 @@ def config_alone(folder: Path, config: Any, scheme: str) -> ModelFiles:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_that_is_packed_on_loading_takes_what_is_built(tmp_path, family, scheme, dtype):
     build(FAMILIES[family]()).save_pretrained(tmp_path / "whole")
-    source = ModelSource(location=str(tmp_path / "whole"), dtype=dtype, quantization=scheme)
+    source = ModelSpec(
+        source=str(tmp_path / "whole"), folder=tmp_path / "whole", dtype=dtype, quantization=scheme
+    )
     loaded = load_model(source, torch.device("cpu"))
 
     counted = built_weights(config_alone(tmp_path / "config", FAMILIES[family](), scheme), dtype)

@@ -16,7 +16,7 @@ from specbench.fit.weights import model_weights, planned_dtype
 from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import ModelSpec
 from specbench.model_files.model import open_model
-from specbench.models.loading import ModelSource, load_model
+from specbench.models.loading import load_model
 from specbench.models.loading import planned_dtype as loading_dtype
 from specbench.records import Sampling
 from specbench.shipped import shipped
@@ -49,7 +49,7 @@ def saved(folder: Path, make: Any) -> Path:
 @pytest.mark.parametrize("name", DENSE)
 def test_bytes_of_the_llama_family_are_exact_from_the_config_alone(tmp_path, name, dtype):
     folder = saved(tmp_path, DENSE[name])
-    source = ModelSource(location=str(folder), dtype=dtype)
+    source = ModelSpec(source=str(folder), folder=folder, dtype=dtype)
     loaded = load_model(source, torch.device("cpu"))
     (folder / "model.safetensors").unlink()
 
@@ -67,7 +67,7 @@ def test_bytes_of_the_llama_family_are_exact_from_the_config_alone(tmp_path, nam
 )
 def test_parameters_of_any_architecture_are_exact_from_headers(tmp_path, name):
     folder = saved(tmp_path, ARCHITECTURES[name])
-    loaded = load_model(ModelSource(location=str(folder)), torch.device("cpu"))
+    loaded = load_model(ModelSpec(source=str(folder), folder=folder), torch.device("cpu"))
     counted = model_weights(files_of(folder), "float32")
     assert counted is not None
     assert counted.num_parameters == loaded.num_parameters
@@ -78,7 +78,9 @@ def test_parameters_of_any_architecture_are_exact_from_headers(tmp_path, name):
 @pytest.mark.parametrize("name", ["Gemma2 + window", "GPT-NeoX", "Qwen3-MoE", "Llama"])
 def test_an_architecture_without_files_is_built_without_memory_and_counted(tmp_path, name):
     folder = saved(tmp_path, ARCHITECTURES[name])
-    loaded = load_model(ModelSource(location=str(folder), dtype="bfloat16"), torch.device("cpu"))
+    loaded = load_model(
+        ModelSpec(source=str(folder), folder=folder, dtype="bfloat16"), torch.device("cpu")
+    )
     (folder / "model.safetensors").unlink()
     files = files_of(folder)
     assert (model_weights(files, "bfloat16") is None) == (name != "Llama")
@@ -96,7 +98,7 @@ def test_the_dtype_is_the_one_that_loading_will_choose(tmp_path, device, dtype):
     model = build(DENSE["Llama"]()).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
     asked = None if dtype == "auto" else dtype
-    source = ModelSource(location=str(tmp_path), dtype=dtype)
+    source = ModelSpec(source=str(tmp_path), folder=tmp_path, dtype=dtype)
     wanted = loading_dtype(source, torch.device(device))
     assert planned_dtype(files_of(tmp_path), device, asked) == wanted
 

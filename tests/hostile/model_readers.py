@@ -109,11 +109,11 @@ def _load_tokenizer(folder: Path) -> None:
 def _load_model(folder: Path) -> None:
     import torch
 
-    from specbench.models.loading import ModelSource, eos_ids, load_model
+    from specbench.models.loading import eos_ids, load_model
 
     # A run asks for memory first, and no model has such sizes.
     require_sizes(open_model(ModelSpec(source=str(folder), folder=folder)))
-    source = ModelSource(location=str(folder), dtype="float32")
+    source = ModelSpec(source=str(folder), folder=folder, dtype="float32")
     eos_ids(load_model(source, torch.device("cpu")).model)
 
 
