@@ -41,10 +41,8 @@ from specbench.settings import BUILTIN, SERVED, TRANSFORMERS, RunSettings
 
 
 def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[EngineCost]:
-    """What --costs says, servers asked with the run's own prompts; nothing without --costs.
-
-    UsageError where it cannot be read, or says nothing of a concurrency that is planned.
-    """
+    """Costs by --costs, servers asked with the run's prompts; UsageError if a concurrency is
+    missing."""
     concurrencies = settings.load.concurrency
     sources = settings.forecasting.costs
     if not sources:
@@ -158,10 +156,7 @@ def _set_back(later: str, run_id: str) -> str:
 
 
 def cores_needed(environment: Environment, *, is_served: bool) -> int:
-    """That are busy while it measures: a GPU is kept busy by one, a server on a CPU takes all.
-
-    1 if this process chooses its threads, which are no more than idle cores.
-    """
+    """Cores kept busy: 1 by a GPU or if threads are chosen by a trial, all by a server on a CPU."""
     if not environment.device.startswith("cpu"):
         return 1
     return environment.threads or (environment.num_cpu_cores if is_served else 1) or 1

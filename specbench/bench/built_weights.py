@@ -17,10 +17,8 @@ _INT4_GROUP = 128  # inputs that share a scale, as models/quantization.py packs 
 
 
 def built_weights(files: ModelFiles, dtype: str) -> Weights | None:
-    """Weights of a model with nothing but a config; None where its keys cannot be told.
-
-    Raises ModelError where transformers has no such architecture, or torchao cannot pack it.
-    """
+    """Weights of a model with only a config; None if its keys are not known. ModelError if it
+    cannot be built."""
     spec = files.spec
     model = load_skeleton(replace(spec, folder=files.folder), dtype)
     if not is_hybrid(files.field) and kv_elements_per_token(files) is None:

@@ -16,11 +16,8 @@ ReadHead = Callable[[ModelSpec], HeadFiles[Any]]  # config and shapes of a head;
 
 
 def deepest(pairing: Pairing, read_head: ReadHead, *, made_up: bool) -> int | None:
-    """The deepest K of a pairing's drafter; None: there is no limit, or files do not tell it.
-
-    They do not where they are not here, and where loading will refuse them and say why.
-    `made_up`: weights are not read but drawn.
-    """
+    """The deepest K of a pairing's drafter; None: no limit, or its files are not here or will be
+    refused. `made_up`: weights are drawn, not read."""
     drafter = pairing.drafter
     head = partial(_head, drafter.model or pairing.target.model, read_head, made_up=made_up)
     vocab_size = partial(num_rows, pairing.target.model)

@@ -20,12 +20,8 @@ Shortened = tuple[TargetPlan, tuple[FailureRecord, ...]]
 
 
 def fitting(plan: TargetPlan, context: int | None = None) -> TargetPlan:
-    """The plan without prompts that exceed the target's context, and notes that count them.
-
-    Counted by tokenizer.json alone. `context`: what running servers have room for. A server's
-    template counts as TEMPLATE_TOKENS; for engines in this process `without_long_prompts` looks
-    again. Nothing is left out if files are missing. WorkloadError if no prompt fits.
-    """
+    """The plan without prompts that exceed the context by tokenizer.json, and notes that count
+    them. `context`: the running servers'. WorkloadError if no prompt fits."""
     margin = TEMPLATE_TOKENS if plan.served else 0
     with suppress(ModelError):  # loading says it in its own words
         files = open_model(plan.target.model)
@@ -51,10 +47,8 @@ def fitting(plan: TargetPlan, context: int | None = None) -> TargetPlan:
 
 
 def without_long_prompts(plan: TargetPlan, engine: Engine) -> Shortened:
-    """The plan without prompts that exceed the context with their template.
-
-    A workload that has no others stays as it is, and fails in the engine's own words.
-    """
+    """The plan without prompts that exceed the context with their template; a workload of only such
+    prompts stays, and fails in the engine's own words."""
     count = partial(_prompt_tokens, engine.tokenizer)
     short, failures = _without(plan, engine.context or inf, count)
     unchanged = {workload.name for workload in plan.workloads if workload in short.workloads}
@@ -62,9 +56,8 @@ def without_long_prompts(plan: TargetPlan, engine: Engine) -> Shortened:
 
 
 def _without(plan: TargetPlan, limit: float, count: Callable[[Prompt], int]) -> Shortened:
-    """The plan without what is too long, which would make all cells of its workload invalid, and
-    a failure for each workload that has such prompts, also one that stays as it is for want of
-    others."""
+    """The plan without prompts above the limit, and a failure for each workload that has some; a
+    workload of only such prompts stays."""
     kept, failures = list(plan.workloads), []
     for i, workload in enumerate(plan.workloads):
         answer = plan.max_new_tokens(workload.name)

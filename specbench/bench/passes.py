@@ -63,10 +63,8 @@ class Passes:
         engine: Engine,
         beside: Callable[[Block, BlockRecord], None] | None = None,
     ) -> None:
-        """Every cell, block by block; `beside` is called after each.
-
-        Nothing more of it once winners are being measured again: they might be others.
-        """
+        """Every cell, block by block; `beside` is called after each. Nothing if winners are being
+        confirmed."""
         if self._extensions.is_taken("confirm"):
             return
         total = sum(1 for _ in self._plan.explore_blocks())
@@ -137,10 +135,8 @@ class Passes:
         return frozenset(key.id for group in groups for key in _again(group)) & self._usable
 
     def _explored(self, session: Session | None = None) -> Iterator[Block]:
-        """The blocks of the first pass with the cells that can run and are not pruned.
-
-        Which those are is decided on the way where there is a `session`.
-        """
+        """The blocks of the first pass without pruned cells; a `session` decides which those
+        are."""
         pruner = BudgetPruner(
             self._plan,
             self._ledger,

@@ -160,10 +160,8 @@ class TargetPlan:
 
     @property
     def left_out(self) -> Iterator[str]:
-        """Which rows of files, K of a default range and drafters are not in it, and why.
-
-        Also what a server to be started does with a draft model's vocabulary.
-        """
+        """Rows of files, K and drafters that are not in it, and what a server does with a draft's
+        vocabulary."""
         yield from (note for workload in self.workloads for note in workload.notes)
         for pairing in self.pairings if self.running_ks is None else ():
             ks = set(self.settings.draft.num_speculative_tokens or ())

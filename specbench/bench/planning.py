@@ -158,10 +158,8 @@ def most_tokens(plan: TargetPlan) -> int:
 
 
 def fit_warnings(plan: TargetPlan, *, is_dry: bool = False) -> Iterator[str]:
-    """What the files say against models that run all the same, for prompts of this length.
-
-    Tokenizer and template are only spoken of if the run `is_dry`: loading says what it reads.
-    """
+    """Warnings of the files for prompts of this length; of tokenizer and template only if
+    `is_dry`."""
     with suppress(ModelError):  # not on this machine
         if is_dry and open_model(plan.target.model).lacks_template:
             yield no_template(plan.target.name)

@@ -29,11 +29,8 @@ from specbench.stats.spread import MIN_UNITS
 
 
 class BudgetPruner:
-    """One pass over the blocks of the cells that are `usable`.
-
-    K are compared after 5, 10, 20 and more blocks of their condition. With a `session` it decides,
-    and records it; without one it follows what was decided.
-    """
+    """One pass over the blocks of the `usable` cells, which compares K after 5, 10, 20 and more
+    blocks. With a `session` it decides and records; without one it follows what was decided."""
 
     def __init__(
         self,
@@ -108,10 +105,8 @@ class BudgetPruner:
         return None if decided == left_out else decided
 
     def _first(self, block: Block) -> frozenset[str] | None:
-        """Before the first prompt: all but as many K, spread, as five prompts are paid of.
-
-        Every cell is taken to cost what K = 0 does.
-        """
+        """Before the first prompt: K for which the budget has no five prompts, at K = 0's cost; the
+        rest is spread."""
         groups = _groups(_fixed(block.cells))
         try:
             cell_s = self._baseline_s(block)
@@ -221,10 +216,8 @@ def _spread(group: Sequence[Cell], num: int) -> Sequence[Cell]:
 
 
 def _losers(active: Iterable[Cell], cells: dict[str, CellData]) -> set[str]:
-    """What its interval shows to be slower than its drafter's best K, or than K = 0.
-
-    The best stays, so that "do not speculate" is said with an interval.
-    """
+    """Cells slower than their drafter's best K or than K = 0 by their intervals; the best itself
+    stays."""
     lost = set[str]()
     for group in _groups(active):
         known = [cells[cell.key.id] for cell in group if cell.key.id in cells]
@@ -241,11 +234,8 @@ def _losers(active: Iterable[Cell], cells: dict[str, CellData]) -> set[str]:
 def _behind(
     block: Block, active: Collection[Cell], cells: dict[str, CellData]
 ) -> dict[str, tuple[float, int, float]]:
-    """How far each K is behind its drafter's best, in speed and then in K; best drafters first.
-
-    K not measured yet are taken to lie between those next to them. A drafter of which no K is
-    active has none here.
-    """
+    """How far each K is behind its drafter's best, in speed and then in K; best drafters first. K
+    not measured yet are interpolated; drafters without an active K are left out."""
     speedups = {cell_id: _speedup(cell) for cell_id, cell in cells.items()}
     places: dict[str, tuple[float, int, float]] = {}
     for group in _groups(_fixed(block.cells)):

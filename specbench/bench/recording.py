@@ -61,11 +61,8 @@ def make_records(
     device: DeviceSample | None,
     energy_j: float | None,
 ) -> list[RequestRecord]:
-    """The answered requests of a cell, each with its part of the energy that all took.
-
-    Requests that follow one another also share the CPU seconds; of those that overlap, nobody
-    can tell whose they were.
-    """
+    """The answered requests of a cell, each with its part of the energy; also of the CPU seconds,
+    unless requests overlap."""
     is_shared = cell.key.condition.overlaps
     sizes = [len(r.output_ids) if is_shared else r.total_s for r in served.results]
     whole = sum(sizes) or 1

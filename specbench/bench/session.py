@@ -43,10 +43,8 @@ class _Share(NamedTuple):
 
 
 class Session:
-    """One target's engines with the probe beside them and the run that keeps what happens.
-
-    `engines` are by name; the first decodes the reference answers.
-    """
+    """One target's engines by name, the first of which decodes the references, with probe and
+    run."""
 
     def __init__(
         self,
@@ -103,10 +101,8 @@ class Session:
         return next(self._asked(block, cell)).request
 
     def texts(self, block: Block, cell: Cell) -> list[Text]:
-        """The target's own answers to a block's requests in a cell without drafts.
-
-        At temperature 0 they are the references; above it each is decoded with its own seed.
-        """
+        """The target's own answers to a block in a cell without drafts: references, or sampled by
+        seed."""
         texts = []
         for turn in self._asked(block, cell):
             request, place = turn.request, (block.condition.workload, turn.prompt_id, turn.turn)

@@ -45,11 +45,8 @@ def idle_threads() -> int:
 def choose_threads(
     target: str, facts: Facts, trial: Callable[[Sequence[int]], Outcome]
 ) -> KernelChoice:
-    """Set torch's number of threads to the one that was chosen before, else by a trial.
-
-    A choice is kept for equal facts, hardware, versions and candidates. If no trial is possible,
-    all idle cores are used, and nothing is kept.
-    """
+    """Set torch's number of threads as chosen before for equal facts and machine, else by a trial.
+    Without a possible trial all idle cores are used, and nothing is kept."""
     load = host.host_load()
     numbers, refused = candidates(load)
     machine = (cpu_model(), physical_cores(load.num_cores), torch.__version__, __version__)
@@ -72,10 +69,8 @@ def choose_threads(
 def trial_of(
     engine: Engine, works: Sequence[Work], text: str, concurrency: int, numbers: Sequence[int]
 ) -> Outcome:
-    """Decode a few tokens of each work with each number of threads, interleaved.
-
-    None wins if the engine refuses everything. Works that it refuses are left out.
-    """
+    """Decode a few tokens of each work with each number of threads, interleaved; works that the
+    engine refuses are left out, and without any none wins."""
     request = EngineRequest(
         prompt_ids=engine.tokenizer.ids(text)[:PROMPT_TOKENS] or engine.eos_ids[:1],
         max_new_tokens=TRIAL_TOKENS,

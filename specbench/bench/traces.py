@@ -66,11 +66,8 @@ class Tracer:
         self._untraceable: set[tuple[str, float | None]] = set()  # None: at any temperature
 
     def run(self, pairings: Sequence[Pairing], deadline: Deadline) -> None:
-        """Trace prompt after prompt through all workloads, so that a run cut short is balanced.
-
-        A budget ends it early: with as many prompts as an interval needs if they fit into half
-        of the time, else with fewer, so that time to measure is left.
-        """
+        """Trace prompt after prompt through all workloads. A budget ends it after five prompts if
+        they fit into half of the time, else earlier."""
         depths: dict[tuple[str, tuple[object, ...]], int] = {}
         for trace in self._ledger.stored.traces:
             if trace.target == self._target:

@@ -167,11 +167,8 @@ def _outlook(
     limit_s: float,
     num_sampled: int,
 ) -> tuple[int, str]:
-    """Tokens to sample for each cell; in words how long that takes and what it can find.
-
-    They are `enough`, or what fits into the limit if answers take as long as those of K = 0 did.
-    `num_sampled` cells of the whole call share its false alarms.
-    """
+    """Tokens to sample for each cell, `enough` or what fits into the limit; in words how long that
+    takes and what it can find. `num_sampled` cells of the call share its false alarms."""
     sampled = [job for job in jobs if job.sampling.temperature > 0]
     greedy = len(jobs) - len(sampled)
     answers = sum(question.expected_tokens for question in questions)
@@ -214,11 +211,8 @@ class _Conversation:
 
 
 def _questions(plan: TargetPlan, engine: Engine, watch: Watch, num_rows: int) -> Iterator[Question]:
-    """Every turn of every prompt; the turns before it are answered by the target itself.
-
-    Each comes with a text that its answer resembles, so that drafters which want one draft from
-    it. Prompts and later turns that the target cannot take are left out, and said to be.
-    """
+    """Every turn of every prompt that the target takes, after its own answers, each with a text
+    that its answer resembles."""
     plan, left_out = without_long_prompts(plan, engine)
     for failure in left_out:
         watch.warn(f"{failure.workload}: left out: {failure.reason}")

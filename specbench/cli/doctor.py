@@ -139,10 +139,8 @@ def _notes(found: "Compatibility") -> list[str]:
 
 
 def _of_model(model: "ModelSpec | None", findings: "Iterable[Finding]") -> list[str]:
-    """What its files say, else what a small one of its family says when it is run. None: a head.
-
-    Nothing is run, and torch not imported, of a family whose config tells all.
-    """
+    """What its files say, else what a small model of its family says when it is run. None: a
+    head."""
     from specbench.fit.compatibility import is_proven
     from specbench.model_files.model import open_model
 

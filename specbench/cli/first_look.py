@@ -1,7 +1,5 @@
-"""What can be found wrong in a second: names, files, devices and folders, before torch is imported.
-
-Everything here is checked again where it is used.
-"""
+"""What can be found wrong in a second, before torch is imported; all is checked again where it is
+used."""
 
 import sys
 import tempfile
@@ -27,11 +25,8 @@ def look_first(
     *,
     force: bool = False,
 ) -> "tuple[TargetPlan, ...]":
-    """The plans. UsageError or WorkloadError for a device, a folder, a workload or a plan that
-    cannot be, and for models that this machine has no memory for; `force` lets those pass.
-
-    No plan if it hangs on what servers run.
-    """
+    """The plans; none with --base-url. UsageError or WorkloadError for a device, folder, workload
+    or plan that cannot be, and for a lack of memory unless `force`."""
     from specbench.inputs.workloads import load_workloads
 
     require_place(settings, out)
@@ -50,10 +45,8 @@ def look_first(
 
 
 def require_loadable(settings: RunSettings, pairings: "Sequence[Pairing]") -> None:
-    """CompatibilityError if loading would refuse all pairings; a warning for each if it is some.
-
-    Servers read files of their own, and weights that are made up are none.
-    """
+    """CompatibilityError if loading would refuse all pairings, warnings if some; not for servers
+    and dummy weights."""
     from specbench.fit.candidates import refusals
 
     engines = settings.load.engines

@@ -125,11 +125,8 @@ def run_settings(
     again: Sequence[str] = (),
     nodes: Nodes | None = None,
 ) -> "StoredRun":
-    """The run, with its progress shown; exits 130 with how to go on when it is interrupted, and 4
-    when the device is lost.
-
-    `again`: the command to resume with, if it is not that of the settings.
-    """
+    """The run, with its progress shown; exits 130 when interrupted and 4 when the device is lost.
+    `again`: the command to resume with, if it is not that of the settings."""
     from specbench.cli.progress import ProgressWatch
 
     with ProgressWatch() as watch:

@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 
 
 def require_room(plans: "Sequence[TargetPlan]", settings: RunSettings, *, force: bool) -> None:
-    """UsageError with the numbers where a target and its drafters need more than is free.
-
-    `force` makes it a warning. Servers have memory of their own, of which nothing is said.
-    """
+    """UsageError, with `force` a warning, if a target and its drafters need more than is free
+    here."""
     told = "; ".join(shortages(plans, settings))
     if told and force:
         typer.echo(f"warning: {told}; started all the same (--force)", err=True)

@@ -51,10 +51,8 @@ class OwnPair:
     def pairings(
         self, settings: "RunSettings", methods: Sequence[str], out: Path = Path("reports")
     ) -> "tuple[Pairing, ...]":
-        """What is named here, else the pairings that the settings name.
-
-        UsageError for a model or draft that is none, and for names of the file beside it.
-        """
+        """The pairings named here, else those that the settings name; UsageError for a mix of
+        both."""
         from specbench.fit.discover import draftless
         from specbench.inputs.pairing import Pairings
         from specbench.model_files.model import open_model

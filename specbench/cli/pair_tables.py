@@ -211,10 +211,8 @@ def _plan_json(plan: MemoryPlan | None) -> dict[str, Any] | None:
 
 
 def undecided_order(ranked: Sequence[Ranked]) -> str:
-    """A note that the first two cannot be told apart, and how to decide; empty if they can.
-
-    Where neither gains, their order decides nothing.
-    """
+    """A note that the first two cannot be told apart, and how to decide; empty if they can or
+    neither gains."""
     if len(ranked) < 2 or not has_evidence(ranked):
         return ""
     first, second = (one.interval for one in ranked[:2])

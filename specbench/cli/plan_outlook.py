@@ -19,10 +19,8 @@ _UNKNOWN = "no estimate: its files are not here or cannot be read"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanOutlook:
-    """Of one target in this process, or in one started server; None where files do not tell.
-
-    The time of servers is told with their sessions.
-    """
+    """A target in this process or in one started server, whose time is with its sessions; None:
+    unknown."""
 
     target: str
     server: str | None = None  # its engine

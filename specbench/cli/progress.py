@@ -51,12 +51,8 @@ class _Count(MofNCompleteColumn):
 
 
 class ProgressWatch:
-    """Shows a run on a terminal, with its cells as they are measured; elsewhere one line per stage
-    and minute, so that logs stay short.
-
-    Within it SIGTERM stops work as Ctrl-C does, by KeyboardInterrupt; `interrupted` is the exit
-    code of whichever came.
-    """
+    """Shows a run and its cells on a terminal, else one line per stage and minute. SIGTERM raises
+    KeyboardInterrupt, as Ctrl-C does; `interrupted` is the exit code."""
 
     def __init__(self) -> None:
         self.id: str | None = None

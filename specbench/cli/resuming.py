@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 def require_as_asked(
     run: "RunRecord", asked: RunSettings, methods: Sequence[str], out: Path
 ) -> None:
-    """UsageError where names or options beside --resume are others than those of the run.
-
-    Its own may be repeated; what is not said is as it was.
-    """
+    """UsageError if names or options beside --resume differ from the run's; its own may be
+    repeated."""
     _require_names(run, asked, methods, out)
     if others := list(dict.fromkeys(_other_options(run.settings, asked))):
         raise UsageError(

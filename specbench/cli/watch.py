@@ -183,10 +183,8 @@ class _Shown:
         return pieces
 
     def _said(self, token: int, text: Callable[[tuple[int, ...]], str]) -> str:
-        """What a token adds to the text; a part of a character is shown as its id.
-
-        The one that completes it is shown as the whole.
-        """
+        """What a token adds to the text; a part of a character is its id, and the last part the
+        whole."""
         before = tuple(self._known[-_CONTEXT:])
         old, new = text(before).rstrip("\ufffd"), text((*before, token))
         said = new[len(old) :] if new.startswith(old) else text((token,))

@@ -69,11 +69,8 @@ def across_workloads(key: CellKey) -> CellKey:
 
 
 def losses_in_words(regret: Mapping[str, float], others: Mapping[str, str]) -> list[str]:
-    """Such as `5.0% on code`, a workload each, but for what would print as 0.0%; or `nothing`.
-
-    `others`: workloads whose own answer is something else, such as `K=2`; one of them that loses
-    nothing is named as well, since its answer would seem to say otherwise.
-    """
+    """`5.0% on code` per workload, but for what prints as 0.0%; or `nothing`. `others`: other
+    answers of workloads, such as `K=2`, which are named also if they lose nothing."""
     found = [f"{loss:.1%} on {name}" for name, loss in regret.items() if loss >= _SHOWN]
     equal = [
         f"nothing measurable on {name} (alone: {others[name]})"

@@ -74,10 +74,8 @@ def choose(cells: Sequence[CellSummary]) -> Choice:
 
 
 def deciding(cells: Sequence[CellSummary]) -> list[CellSummary]:
-    """The valid cells with a speed-up; without an interval only where none has one.
-
-    A K pruned after a few prompts has none, and decides nothing.
-    """
+    """The valid cells with a speed-up; one without an interval, as a pruned K, only if none has
+    one."""
     usable = [cell for cell in cells if _is_usable(cell)]
     return [c for c in usable if c.speedup and c.speedup.low is not None] or usable
 

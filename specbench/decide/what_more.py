@@ -17,10 +17,8 @@ LARGEST_EFFECT = 1.0  # a minimum detectable effect above this: prompts alone de
 
 
 def what_would_narrow(cell: CellSummary, workload_prompts: int | None) -> str:
-    """What to measure next; empty if the run does not say what there is.
-
-    `workload_prompts`: how many prompts the workload has for this target.
-    """
+    """What to measure next; empty if unknown. `workload_prompts`: how many the workload has for
+    this target."""
     if cell.speedup is None:
         return ""
     units, prompts = units_of(cell), Units(count=cell.num_prompts, name="prompt")

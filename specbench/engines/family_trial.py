@@ -13,10 +13,8 @@ from specbench.models.text_part import keep_text_part, text_class
 
 
 def family_refusal(spec: ModelSpec) -> str | None:
-    """What loading would say against the model, from its config alone; None where it would run.
-
-    None as well where no small model of it can be made: loading has the last word.
-    """
+    """What loading would say against the model, from its config; None if it would run, or if no
+    small model of it can be made."""
     try:
         config = load_config(spec)
         with refusing(spec, "cpu", stored_format(config)):

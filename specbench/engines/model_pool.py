@@ -56,10 +56,7 @@ class ModelPool:
         return self._models[spec]
 
     def release(self, spec: ModelSpec) -> None:
-        """Drop one holder; after the last, free the model's memory.
-
-        Drop your own reference first.
-        """
+        """Drop one holder, after your own reference; after the last, free the model's memory."""
         self._num_holders[spec] -= 1
         if self._num_holders[spec] == 0:
             del self._models[spec], self._num_holders[spec]
@@ -113,10 +110,8 @@ class ModelPool:
 
 
 def bytes_read(loaded: LoadedModel, num_layers: int | None = None) -> int:
-    """Weights that a forward reads: all but an input embedding that is not also the head.
-
-    `num_layers` says that it stops after so many.
-    """
+    """Weights that a forward reads, of `num_layers` if given: all but an input embedding that is
+    not also the head."""
     embedding = loaded.model.get_input_embeddings().weight
     head = loaded.model.get_output_embeddings().weight
     is_tied = embedding.data_ptr() == head.data_ptr()

@@ -118,10 +118,8 @@ class Deployment:
 
     @property
     def vocab_sizes(self) -> tuple[int, int] | None:
-        """Rows of the embeddings of target and draft model, padding included.
-
-        None if another method drafts, or if neither files nor pairings.yaml give both sizes.
-        """
+        """Rows of the embeddings of target and draft model, padding included; None for other
+        methods and if unknown."""
         if self.method != "draft_model":
             return None
         target, draft = num_rows(self.target), num_rows(self.head)
@@ -266,10 +264,8 @@ class Exporter(Protocol):
 
 
 def model_name(spec: ModelSpec) -> str:
-    """As pairings.yaml names it; a folder that other tools would not find so is spelled out.
-
-    UsageError for a shape, which has no weights.
-    """
+    """As pairings.yaml names it, or its whole path if other tools would not find it. UsageError for
+    a shape."""
     if spec.is_shape:
         raise UsageError(f"{spec.source} has no weights; only a real model can be served")
     is_found = spec.folder is None or Path(spec.source).resolve() == spec.folder.resolve()
@@ -286,10 +282,8 @@ def server_flags(deployment: Deployment) -> list[str]:
 
 
 def settings_lost(deployment: Deployment, *, keeps_lossy: bool = False) -> list[str]:
-    """Settings of pairings.yaml that no engine takes as specbench does.
-
-    `keeps_lossy`: this one has the drafter's lossy rule.
-    """
+    """Settings of pairings.yaml that no engine takes as specbench does; `keeps_lossy`: this one has
+    the rule."""
     lost = []
     rule = deployment.pairing.drafter.lossy
     if rule is not None and deployment.k and not keeps_lossy:

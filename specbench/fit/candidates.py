@@ -78,10 +78,8 @@ def prepare(
     left_out: Sequence[LeftOut] = (),
     count: Count | None = None,
 ) -> Prepared:
-    """Check and plan every drafter; CompatibilityError where the target itself is refused.
-
-    `count` counts the weights of architectures that no rule covers.
-    """
+    """Check and plan every drafter; `count` counts weights that no rule covers. CompatibilityError
+    for the target."""
     findings = check_target(files)
     if refused := [f.text for f in findings if f.level == "refused"]:
         raise CompatibilityError(_no_target(target, refused))
@@ -97,11 +95,8 @@ def prepare(
 def refusals(
     pairings: Sequence[Pairing], *, drafts: bool = True, ignored: Collection[str] = ()
 ) -> dict[str, str]:
-    """What loading would refuse, by the pairing's name, but for findings on `ignored` fields.
-
-    Hub models that are not wholly in the cache pass: loading downloads them. Without `drafts`
-    targets alone are looked at.
-    """
+    """What loading would refuse, by the pairing's name, but for `ignored` fields and, without
+    `drafts`, drafters. Hub models that are not wholly in the cache pass."""
 
     def reasons(findings: Iterable[Finding]) -> list[str]:
         return [f.text for f in findings if f.keeps_from_loading and f.field not in ignored]

@@ -91,10 +91,8 @@ def demand(target: Target, drafters: Sequence[Drafter], place: Place) -> Demand:
 def shortage(
     target: Target, drafters: Sequence[Drafter], place: Place, *, advice: bool = True
 ) -> str | None:
-    """What is missing and what would fit; None where it fits, or nobody knows what is free.
-
-    ModelError for a config whose sizes no model has.
-    """
+    """What is missing and what would fit; None if it fits or free memory is unknown. ModelError for
+    absurd sizes."""
     free, needed = place.memory_bytes, demand(target, drafters, place)
     if free is None or needed.total <= free:
         return None
@@ -218,10 +216,7 @@ def _together(own: Sequence[int], place: Place) -> int:
 
 
 def loaded_bytes(spec: ModelSpec, place: Place) -> int:
-    """By the pairings file, which counts plain weights at 16 bits; 0 where it does not tell.
-
-    A CPU loads them in float32 unless told otherwise.
-    """
+    """By the pairings file, 0 if it does not say; a CPU loads float32 unless told otherwise."""
     is_widened = place.device == "cpu" and spec.quantization is None
     is_widened = is_widened and (place.dtype or spec.dtype) in ("auto", "float32")
     return _declared(spec) * (2 if is_widened else 1)

@@ -18,10 +18,8 @@ _NOT_KEPT = ("d2t", "t2d")  # of EAGLE-3: a table of ids, and a mask that only t
 
 
 def head_weights(target: ModelFiles, head: ModelFiles, method: str, dtype: str) -> Weights | None:
-    """Its own tensors in the target's dtype; None where its weights are a pickle. ModelError.
-
-    What is equal to the target's is not kept twice.
-    """
+    """Its tensors in the target's dtype, without copies of the target's; None for a pickle.
+    ModelError."""
     try:
         files = head.head
     except ModelError:

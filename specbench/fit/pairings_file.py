@@ -15,10 +15,8 @@ from specbench.whole_file import write_new
 
 
 def write_pairings(path: Path, target: Target, drafters: Sequence[Drafter], comment: str) -> None:
-    """A file that `load_pairings` reads back as this target and these drafters.
-
-    UsageError where it is there already or cannot be written.
-    """
+    """A file that `load_pairings` reads back as these; UsageError if it is there or cannot be
+    written."""
     text = pairings_text(target, drafters, path.parent)
     lines = "".join(f"# {line}\n" for line in comment.splitlines())
     try:

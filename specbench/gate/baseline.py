@@ -106,11 +106,8 @@ def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapsho
 
 
 def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
-    """Several runs of the same work as one baseline; figures are geometric means over them.
-
-    A cell that some run lacks, or has invalid, is left out. Raises UsageError for a run that was
-    interrupted, that comes twice, or whose fingerprint differs in more than `allowed`.
-    """
+    """Several runs of the same work as one baseline of geometric means over the cells valid in all.
+    UsageError for interrupted runs, twins, and fingerprints that differ in more than `allowed`."""
     first = runs[0]
     for run in runs:
         origin = run.origins[0]

@@ -67,14 +67,9 @@ def check(
     tolerances: Sequence[Tolerance] | None = None,
     allowed: Collection[str] = (),
 ) -> Gate:
-    """Judge a candidate against a baseline, both of one run or of several pooled.
-
-    Without tolerances the default ones are taken, as far as there are such metrics.
-
-    Cells that speculate are judged; K = 0 is inside their speed-ups, and judged where there is
-    nothing else. Raises UsageError where the two must not be compared, or a metric is unknown or
-    on neither side.
-    """
+    """Judge a candidate's cells that speculate, else those of K = 0, against a baseline;
+    `tolerances` None: the default ones. UsageError for runs that must not be compared and for
+    unknown metrics."""
     chosen = _applicable(tolerances, baseline, candidate)
     threads = thread_difference(baseline.fingerprint, candidate.fingerprint)
     notes: list[str] = []
@@ -130,9 +125,8 @@ def check(
 
 
 def _with_waiting(baseline: Snapshot, candidate: Snapshot) -> Snapshot:
-    """The candidate, noisy also if its process got the CPU for less time than a baseline that was
-    always busy: by more than times of a GPU tolerate, and too little for a warning.
-    """
+    """The candidate, noisy also if its process got the CPU clearly less than an always busy
+    baseline's."""
     one, other = baseline.cpu_share, candidate.cpu_share
     if candidate.noise or one is None or other is None or one < WAITED or other > WAITS * one:
         return candidate

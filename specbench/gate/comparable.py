@@ -57,12 +57,8 @@ def pair_up(
     *,
     absolute_times: bool = False,
 ) -> Comparable:
-    """The cells of both runs that are the same work.
-
-    `absolute_times`: seconds are to be compared, so the hardware must be the same, too. Raises
-    UsageError that names every difference that is not allowed, and where `allowed` leaves it
-    open which cell belongs to which.
-    """
+    """The cells of both runs that are the same work; with `absolute_times` the hardware must be the
+    same. UsageError names differences that are not allowed, and ambiguous matches."""
     found = differences(baseline.fingerprint, candidate.fingerprint)
     if not absolute_times:
         found = tuple(d for d in found if d.name != HARDWARE)

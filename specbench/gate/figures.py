@@ -29,11 +29,8 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellFigures:
-    """A cell boiled down. A unit is a prompt, or where requests overlap a pass; of a server a
-    cycle of its sessions, since its processes differ.
-
-    There is none in what another tool measured: its figures are all that it gave.
-    """
+    """A cell by units: prompts, passes if requests overlap, or cycles of a server; imported cells
+    have none."""
 
     key: CellKey
     units: tuple[str, ...]
@@ -83,10 +80,8 @@ def position(name: str, i: int) -> str:
 
 
 def cell_figures(cell: CellData, names: Collection[str] | None = None) -> CellFigures:
-    """The figures of some metrics (None: of all that are better one way) of a cell.
-
-    Metrics that the cell cannot give are left out.
-    """
+    """The figures that a cell can give of some metrics, by default of all that are better one
+    way."""
     units = _units(cell)
     chosen = [m for m in all_metrics().values() if m.better and (names is None or m.name in names)]
     rest = [_without(cell, unit) for unit in units]

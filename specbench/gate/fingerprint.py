@@ -102,10 +102,8 @@ def fingerprint_of(
 def differences(
     baseline: Fingerprint, candidate: Fingerprint, *, threads: bool = True
 ) -> tuple[Difference, ...]:
-    """What must not differ and does; of targets and workloads that both sides have.
-
-    Without `threads` their number may differ, which a default run chooses by itself.
-    """
+    """What must not differ and does, of targets and workloads on both sides; `threads`: also their
+    number."""
     plain = (
         Difference("sampling", baseline.sampling, candidate.sampling),
         Difference(

@@ -157,10 +157,8 @@ def _drop_other_prompts(cells: dict[str, dict[CellKey, CellSummary]]) -> list[Le
 def _drop_other_drafters(
     runs: Sequence[PastRun], cells: dict[str, dict[CellKey, CellSummary]]
 ) -> list[LeftOut]:
-    """Drop cells of drafters whose weights or entry are not those of the newest run that has them.
-
-    Other drafters of such a run, and its K = 0, stay.
-    """
+    """Drop cells of drafters whose weights or entry are not those of the newest run that has
+    them."""
     dropped = []
     newest: dict[str, Fingerprint] = {}
     for run in reversed(runs):

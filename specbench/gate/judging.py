@@ -94,12 +94,8 @@ def cases_of(
     same_hardware: bool,
     noisy: tuple[str, ...] = (),
 ) -> Iterator[Case]:
-    """A case for the metric, or for every entry of one that is a list.
-
-    None where the baseline does not have it: what is new is not judged. None of an adaptive K's
-    counts either: they follow the K that was picked, and that follows the clock. `noisy`: those of
-    BASELINE and CANDIDATE whose machine was busy.
-    """
+    """A case for the metric, or for every entry of a list, that the baseline has; none of an
+    adaptive K's counts, which follow the clock. `noisy`: sides whose machine was busy."""
     before, after = pair
     assert after is not None, "cases are of measured cells"
     if before.key.draft.is_adaptive and kind_of(metric) is Kind.COUNT:
@@ -201,13 +197,8 @@ def judge_unusable(pair: CellPair, *, is_complete: bool) -> Judgement | None:
 
 
 def judge_text(pair: CellPair, *, is_binding: bool) -> Judgement | None:
-    """Whether greedy output is the same, token for token; None where it need not repeat.
-
-    The answers to other prompts need not.
-
-    `is_binding`: device, torch and model are the same, so that it has to be where the cells'
-    dtype is, too.
-    """
+    """Whether greedy output is the same for equal prompts; None if it need not repeat.
+    `is_binding`: device, torch and model are the same."""
     before, after = pair
     if after is None or not before.texts or not after.texts:
         return None

@@ -68,10 +68,8 @@ class Workload:
 
 
 def find_workloads(folder: Path | None = None) -> tuple[str, ...]:
-    """The names of a folder's workloads; without one, of those that come with any model.
-
-    These are workloads/ of the working folder and those shipped with the package.
-    """
+    """The names of a folder's workloads; without one, of workloads/ of the working folder and the
+    shipped."""
     places = [folder] if folder else _general_places()
     return tuple(sorted({path.stem for place in places for path in place.glob("*.jsonl")}))
 

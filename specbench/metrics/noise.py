@@ -54,11 +54,8 @@ def is_noise(warning: str) -> bool:
 def noise_signs(
     cells: Sequence[CellData], *, device: str, threads: int | None = None
 ) -> tuple[str, ...]:
-    """What shows that the machine did not keep its speed, in words; nothing where it did.
-
-    Of both measurements of a winner; servers, which run elsewhere, are left out. `threads` of a
-    CPU: several wait for the slowest of them, so fewer would help.
-    """
+    """What shows, in both measurements of cells in this process, that the machine did not keep its
+    speed, in words. `threads` of a CPU: fewer would help."""
     plain = _plain(cells)
     requests = [request for cell in plain for request in cell.finished]
     is_cpu = device.startswith("cpu")
@@ -71,10 +68,7 @@ def noise_signs(
 
 
 def cpu_share(cells: Iterable[CellData]) -> float | None:
-    """CPU seconds of this process per second of K = 0; None if no request has them.
-
-    A process that decodes on the CPU is always busy, unless others have the cores.
-    """
+    """CPU seconds of this process per second of K = 0, near 1 on a quiet CPU; None if unknown."""
     requests = (request for cell in _plain(cells) for request in cell.finished)
     timed = [(r.cpu_s, r.total_s) for r in requests if r.cpu_s is not None and r.total_s]
     return sum(cpu for cpu, _ in timed) / sum(total for _, total in timed) if timed else None

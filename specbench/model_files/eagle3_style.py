@@ -137,11 +137,8 @@ def _mask_id(config: Fields) -> int:
 
 
 def eagle3_fit(files: HeadFiles[Shaped], target: HeadTarget, *, is_parallel: bool = False) -> Fit:
-    """Sizes that have to be the target's; tensors go by the names of today.
-
-    ModelError, also if the sizes fit and tensors do not, as of `eagle_fit`, or tables do not lead
-    to the target's tokens.
-    """
+    """Sizes that have to be the target's; tensors go by today's names. ModelError, also for tensors
+    and tables that do not fit."""
     names, layer = files.tensors.keys(), layer_fields(files)
     F, V = layer.must("hidden_size"), target.vocab_size
     style = Style.of(files, target.num_layers, is_parallel=is_parallel)

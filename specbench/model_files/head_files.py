@@ -27,11 +27,8 @@ T_co = TypeVar("T_co", bound=Shaped, covariant=True)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadFiles(Generic[T_co]):
-    """`source` is what messages call it.
-
-    Tensors may be read only when they are asked for: a target's own files hold many more than
-    the head in them.
-    """
+    """A head's config and tensors, which may be read only when asked for; `source` is what messages
+    call it."""
 
     source: str
     config: Mapping[str, Any]

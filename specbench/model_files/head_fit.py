@@ -34,11 +34,8 @@ def misfits(fit: Fit) -> Fit:
 
 
 def eagle_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
-    """An EAGLE head's fit, also for what speculators calls eagle.
-
-    ModelError, also if the sizes fit and tensors are missing, unknown or of another shape; those
-    of a pickle, which is not opened, are none.
-    """
+    """An EAGLE head's fit, also for what speculators calls eagle. ModelError, also for tensors that
+    do not fit, except of a pickle."""
     if files.fields.flag("layernorms"):
         raise ModelError(
             f"{files.source}: heads with layernorms: true are not supported; choose one "
@@ -67,10 +64,8 @@ def table_shapes(D: int, V: int) -> dict[str, tuple[int, ...]]:
 
 
 def token_ids(files: HeadFiles[Shaped], D: int, V: int) -> list[int] | None:
-    """The target's id of each of a head's D tokens; None: all V. d2t holds offsets, not ids.
-
-    ModelError if there is no such table, or if t2d, a mark for each of the target's ids, differs.
-    """
+    """The target's id of each of a head's D tokens; None: all V. ModelError if d2t, which holds
+    offsets, is missing or t2d differs from it."""
     d2t, t2d = (
         files.whole_numbers(name) if name in files.tensors else None for name in table_shapes(D, V)
     )

@@ -95,10 +95,8 @@ def read_headers(file: Path) -> dict[str, TensorHeader]:
 
 
 def weights_headers(folder: Path, names: tuple[str, ...]) -> dict[str, TensorHeader] | None:
-    """The tensors of the first of these files that is there; of an index, those of its files.
-
-    None where there is none of them. ModelError.
-    """
+    """The tensors of the first of these files that is there, or of its index; None if none is.
+    ModelError."""
     for name in names:
         file = local_file(folder, name)
         if file is not None:

@@ -36,11 +36,8 @@ _NEUTRAL = {
 
 
 def layer_fields(files: HeadFiles[Shaped]) -> Fields:
-    """The config of a head's decoder layers, its own or that of a speculators checkpoint.
-
-    ModelError where it lacks something, has a value of another type, or asks for what heads
-    cannot run.
-    """
+    """The config of a head's decoder layers; ModelError if it lacks something or heads cannot run
+    it."""
     fields = files.fields.section("transformer_layer_config") or files.fields
     if lacking := [name for name in LAYER_NEEDS if not fields.has(name)]:
         fields.lacks(*lacking)

@@ -8,6 +8,7 @@ from typing import Any
 from specbench.errors import ModelError
 from specbench.inputs.model_spec import ModelSpec
 from specbench.model_files.attention import longest_context
+from specbench.model_files.fields import Fields
 from specbench.model_files.folder import cached_folder, local_file, read_json
 from specbench.model_files.head_files import HeadFiles
 from specbench.model_files.headers import (
@@ -70,12 +71,8 @@ class ModelFiles:
 
     def size(self, name: str) -> int | None:
         """A field that is a number above 0; None where it is not there, ModelError for others."""
-        value = self.field(name)
-        if value is None:
-            return None
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise ModelError(f"{self.spec.source}: config.json: {name} is {value!r}")
-        return value
+        fields = Fields(source=self.spec.source, values={name: self.field(name)})
+        return fields.whole(name, least=1)
 
     def must(self, name: str) -> int:
         """A size that has to be there."""

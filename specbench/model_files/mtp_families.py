@@ -173,10 +173,7 @@ def mtp_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
 
 
 def require_mtp_tensors(files: HeadFiles[Shaped], F: int) -> None:
-    """ModelError if layers lack what joins a token with a state, or have it in another shape.
-
-    What a decoder layer holds depends on its family; loading has the last word on that.
-    """
+    """ModelError if layers lack what joins a token with a state, or have it in another shape."""
     shapes = {"token_norm": (F,), "state_norm": (F,), "join": (F, 2 * F), "out_norm": (F,)}
     needed = {}
     for i in range(num_mtp_layers(files)):

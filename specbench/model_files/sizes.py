@@ -25,30 +25,17 @@ _MAY_BE_ZERO = ("intermediate_size", "num_key_value_heads")  # of layers that ha
 
 
 def require_sizes(model: ModelFiles) -> None:
-    """ModelError with field and value for a size that is not a number, or that no model has.
-
-    A list has one number per layer.
-    """
+    """ModelError with field and value for a size, or one of a list per layer, that no model has."""
     for name, most in _MOST.items():
         value = model.field(name)
         least = 0 if name in _MAY_BE_ZERO else 1
         for one in value if isinstance(value, list) else [value]:
-            is_whole = isinstance(one, int) and not isinstance(one, bool)
-            if one is not None and not (is_whole and least <= one <= most):
-                shown = repr(one)
-                raise ModelError(
-                    f"{model.spec.source}: config.json: {name} is "
-                    f"{shown if len(shown) <= 40 else shown[:37] + '...'}; it has to be a whole "
-                    f"number, {least} to {most:,}"
-                )
+            Fields(source=model.spec.source, values={name: one}).whole(name, least, most)
 
 
 def require_weights(model: ModelFiles) -> None:
-    """ModelError if config.json lacks a size, or if the weights that are there are not its own.
-
-    A config that has lost its sizes gets the library's defaults, those of a far larger model, for
-    which memory would be taken before a single shape is compared.
-    """
+    """ModelError if config.json lacks a size, which a library default would replace, or the weights
+    are not its own."""
     source = model.spec.source
     parts = [part for part in model.config.values() if isinstance(part, dict)]
     # A part's class has defaults of its own, and so has a model's own code.

@@ -23,10 +23,8 @@ TEMPLATE_CLOCK = datetime(2024, 7, 26, tzinfo=UTC)
 
 
 def read_vocabulary(folder: Path) -> Vocabulary | None:
-    """The tokens of tokenizer.json and tokenizer_config.json; None where there is no such file.
-
-    ModelError where it cannot be read.
-    """
+    """The tokens of tokenizer.json and tokenizer_config.json; None without the former.
+    ModelError."""
     inner = read_tokenizer(folder)
     if inner is None:
         return None

@@ -13,10 +13,8 @@ NOTHING_IN_COMMON = (
 
 
 class Vocabulary(NamedTuple):
-    """A tokenizer's tokens. `special_ids` are those of control tokens, reserved ones included.
-
-    `spelling` says how a token's name spells its text; None: it cannot be told token by token.
-    """
+    """A tokenizer's tokens, `special_ids` those of control tokens; `spelling` None: not token by
+    token."""
 
     ids_by_token: Mapping[str, int]
     special_ids: frozenset[int]
@@ -69,11 +67,8 @@ class Difference(NamedTuple):
 
 
 def compare_vocabularies(target: Vocabulary, draft: Vocabulary) -> Difference:
-    """Ids that stand for other tokens, and the target's tokens that the draft does not know.
-
-    Padding of an embedding beyond the tokenizer's ids is not compared, nor what only the draft
-    has: the target never takes it.
-    """
+    """Ids that stand for other tokens, and the target's tokens that the draft does not know;
+    padding and what only the draft has are not compared."""
     if target.ids_by_token == draft.ids_by_token:
         return Difference((), (), ())
     targets = {i: token for token, i in target.ids_by_token.items()}
@@ -112,11 +107,8 @@ class Overlap(NamedTuple):
 
 
 def common_tokens(target: Vocabulary, draft: Vocabulary) -> Overlap:
-    """Ordinary tokens of the same text, however it is spelt, and special ones of the same name.
-
-    A text that one side has several tokens for is paired once. None are in common where a
-    spelling is not known.
-    """
+    """Ordinary tokens of the same text, each text once, and special ones of the same name; none if
+    a spelling is unknown."""
     sizes = len(target.ids_by_token), len(draft.ids_by_token)
     if target.spelling is None or draft.spelling is None:
         return Overlap({}, *sizes)

@@ -87,10 +87,8 @@ def has_tokenizer(location: str, revision: str | None = None) -> bool:
 
 
 def _find(location: str, revision: str | None, *names: str) -> Path | None:
-    """The first of the files that is on this machine, else the first that can be downloaded.
-
-    None where there is none; ModelError.
-    """
+    """The first of the files on this machine, else the first that can be downloaded, or None.
+    ModelError."""
     folder = Path(location)
     found = (
         (local_file(folder, name) for name in names)

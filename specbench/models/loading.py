@@ -119,11 +119,8 @@ def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) ->
 
 
 def load_dummy(spec: ModelSpec, device: torch.device, *, seed: int = 0) -> LoadedModel:
-    """A model with seeded random weights, for which the config alone has to be there.
-
-    Its speed and memory are the real model's, its text means nothing. dtype and errors are
-    those of `load_model`; a config stored quantised or spread by device_map is refused.
-    """
+    """A model with seeded random weights from its config alone: real speed and memory, text that
+    means nothing. ModelError also for a config stored quantised or spread."""
     config = load_config(spec)
     dtype = _planned(spec, config, device) or torch.float32
     stored = _stored(spec, config)

@@ -98,10 +98,8 @@ def _cores(load: HostLoad) -> str:
 
 
 def busy_facts(load: HostLoad, num_needed: int, threads: int | None = None) -> tuple[str, ...]:
-    """What of it would disturb `num_needed` busy cores, in words; nothing on a quiet machine.
-
-    `threads`: how many of this process compute, if --threads can change that.
-    """
+    """What would disturb `num_needed` busy cores, in words; `threads`: as many compute, and
+    --threads can change that."""
     facts = []
     cores = _cores(load)
     if load.others_cores > max(0, load.num_cores - num_needed) + SPARE:

@@ -55,10 +55,8 @@ def answer(section: Section) -> Answer:
 
 
 def has_undecided(document: Document) -> bool:
-    """Whether the answer for a workload and setting is undecided, or has no valid K = 0.
-
-    A section in which only K = 0 was to be measured asks for no answer.
-    """
+    """Whether an answer is undecided or has no valid K = 0; sections with only K = 0 ask for
+    none."""
     return any(
         answer(section).verdict is Verdict.NOT_SHOWN
         if section.decisions

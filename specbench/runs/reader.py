@@ -156,10 +156,8 @@ def is_run_id(text: str) -> bool:
 
 
 def read_run(folder: Path, depths: Depths = MappingProxyType({})) -> RunRecord:
-    """run.json of a run's folder; StoreError if it is damaged or of a newer schema.
-
-    `depths` make an old plan final.
-    """
+    """run.json of a run's folder, its plan made final by `depths`; StoreError if damaged or of a
+    newer schema."""
     path = folder / RUN_FILE
     text = _content(path)
     try:

@@ -101,11 +101,8 @@ class Collector:
         self._seed = seed
 
     def greedy_texts(self, who: Examined) -> Texts:
-        """The answer to every question at temperature 0.
-
-        At K = 0 an engine that has answered a question is not asked again, but for turns of a
-        conversation: there it may keep what it has read.
-        """
+        """The answer to every question at temperature 0; at K = 0 known answers are taken, except
+        for turns of a conversation."""
         known = {
             i: question.answer.output_ids
             for i, question in enumerate(self._questions)
@@ -127,11 +124,8 @@ class Collector:
         )
 
     def sampled(self, who: Examined, sampling: Sampling, num_tokens: int) -> SampledEvidence:
-        """The first `num_tokens` tokens of one sampled text after the other.
-
-        The number is fixed beforehand and the last text is cut to it: stopping at a text's
-        end would prefer some distributions to others.
-        """
+        """The first `num_tokens` tokens of one sampled text after the other; the last text is cut,
+        so no length is preferred."""
         return self._reader.sampled(
             who.at(sampling.temperature),
             sampling,
@@ -142,11 +136,8 @@ class Collector:
         )
 
     def tokens_for_control(self, who: Examined, sampling: Sampling, level: float) -> float:
-        """About how many sampled tokens would show a lower temperature at a level.
-
-        A power calculation from the target's distributions along the greedy answers of K = 0. No
-        sampled token and no p-value enters, so the number cannot prefer one verdict to another.
-        """
+        """About how many sampled tokens would show a lower temperature at a level, by the target's
+        distributions."""
         texts = [(q, q.answer.output_ids) for q in self._questions if q.answer is not None]
         num, subject = sum(len(ids) for _, ids in texts), who.at(sampling.temperature)
         along = self._reader.sampled(subject, sampling, texts, num, eos_ids=who.engine.eos_ids)
@@ -221,10 +212,8 @@ class Collector:
 
 
 def _end(questions: Sequence[Question], begin: int, num_tokens: int, num_rows: int) -> int:
-    """Where to stop that begins at a place of the questions in turn, again and again.
-
-    Whole conversations, for so many tokens and rows at least.
-    """
+    """Where to stop from a place of the repeated questions: whole conversations, that many tokens
+    and rows."""
     end, expected = begin, 0
     while expected < num_tokens or end - begin < num_rows or not _is_new(questions, end):
         expected += questions[end % len(questions)].expected_tokens
