@@ -13,13 +13,14 @@ import numpy as np
 from specbench.errors import UsageError
 from specbench.gate.figures import CellFigures, Figure, cell_figures, imported_figures, rounded
 from specbench.gate.fingerprint import (
+    AROUND,
     DRAFTER,
     SOFTWARE,
     Fingerprint,
     differences,
     draft_changes,
     fingerprint_of,
-    other_decoders,
+    software_changes,
 )
 from specbench.metrics.gathering import gather_run
 from specbench.metrics.imported import summarise_imported
@@ -167,7 +168,7 @@ def _why_unlike(one: Fingerprint, other: Fingerprint) -> Iterator[tuple[str, str
     for pairing, change in draft_changes(one, other):
         fact = "weights" if change.name.startswith("weights") else "method or parameters"
         yield DRAFTER, f"did different work: {fact} of {pairing} differ"
-    for name, ours, theirs in other_decoders(one, other):
+    for name, ours, theirs in software_changes(one, other, AROUND):
         yield SOFTWARE, f"are not repeats of each other: {name}: {ours} and {theirs}"
 
 

@@ -1,6 +1,6 @@
 """What two runs must have in common to be compared, and what else should be known of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,9 +21,9 @@ THREADS = "threads"
 SOFTWARE = "software"
 DRAFTER = "drafter"
 TOKENIZER = "tokenizer"
-# Facts of software that may differ among the runs of one baseline.
 _COMMIT = "commit"
-_AROUND = ("specbench", "python", _COMMIT, "driver")
+# Facts of software around what decodes: they may differ among the runs of one baseline.
+AROUND = ("specbench", "python", _COMMIT, "driver")
 
 
 class Difference(NamedTuple):
@@ -164,20 +164,12 @@ def drafter_difference(
     return None
 
 
-def software_changes(baseline: Fingerprint, candidate: Fingerprint) -> tuple[Difference, ...]:
-    """Packages, driver and engines that changed and can explain a regression; each commit of a
-    pull request differs, so a commit explains nothing."""
+def software_changes(
+    baseline: Fingerprint, candidate: Fingerprint, ignored: Collection[str] = (_COMMIT,)
+) -> tuple[Difference, ...]:
+    """Packages, driver and engines that changed; the commit differs in every pull request."""
     changed = _changed(baseline.software, candidate.software)
-    return tuple(change for change in changed if change.name != _COMMIT)
-
-
-def other_decoders(one: Fingerprint, other: Fingerprint) -> tuple[Difference, ...]:
-    """What decoded otherwise: forward, kernels, engine and the packages that they are from.
-
-    Such runs may be compared, to see what that changed; they are no repeats of one another.
-    """
-    own = (change for change in _changed(one.software, other.software))
-    return tuple(change for change in own if change.name not in _AROUND)
+    return tuple(change for change in changed if change.name not in ignored)
 
 
 def have_same_arithmetic(one: Fingerprint, other: Fingerprint) -> bool:

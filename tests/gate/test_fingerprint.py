@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from specbench.gate.fingerprint import (
+    AROUND,
     changes,
     differences,
     fingerprint_of,
     have_same_arithmetic,
-    other_decoders,
+    software_changes,
 )
 from specbench.records import EngineRecord, ImportedRecord
 from tests.report.stored_runs import Wish, stored_run
@@ -93,15 +94,19 @@ def test_other_kernels_are_a_change_and_no_repeat(engine):
     other = fingerprint_of(RUN, MODELS, [replace(usual, **engine)])
     assert not differences(one, other)
     assert [found.name for found in changes(one, other)] == ["builtin of demo"]
-    assert [found.name for found in other_decoders(one, other)] == ["builtin of demo"]
+    assert [found.name for found in software_changes(one, other, AROUND)] == ["builtin of demo"]
 
 
 def test_other_packages_are_no_repeat_and_another_commit_is_one():
     packages = {**RUN.environment.packages, "torch": "9.9"}
     other = replace(RUN.environment, git_commit="e" * 40, driver="999", python="3.99")
-    assert not other_decoders(USUAL, fingerprint_of(replace(RUN, environment=other), MODELS))
+    assert not software_changes(
+        USUAL, fingerprint_of(replace(RUN, environment=other), MODELS), AROUND
+    )
     other = replace(other, packages=packages)
-    (found,) = other_decoders(USUAL, fingerprint_of(replace(RUN, environment=other), MODELS))
+    (found,) = software_changes(
+        USUAL, fingerprint_of(replace(RUN, environment=other), MODELS), AROUND
+    )
     assert found.name == "package torch"
 
 
