@@ -73,9 +73,9 @@ class BudgetPruner:
         if num == 0:
             return self._first(block)
         left_out = self._left_out.get(block.condition, frozenset())
-        known = {cell_id for stored in measured for cell_id in stored.order}
+        num_blocks = Counter(cell_id for stored in measured for cell_id in stored.order)
         gathered, enough = gather_cells([c.key for c in block.cells], measured), min(num, MIN_UNITS)
-        cells = {cell.key.id: cell for cell in gathered if len(cell.requests) >= enough}
+        cells = {c.key.id: c for c in gathered if num_blocks[c.key.id] >= enough}
         active = [cell for cell in _fixed(block.cells) if cell.key.id not in left_out]
         candidates, num_more = list(active), MIN_UNITS - num
         if num >= MIN_UNITS:
@@ -83,7 +83,7 @@ class BudgetPruner:
             candidates = active = [cell for cell in active if cell.key.id not in lost]
             num_more = min(num, self._num_blocks[block.condition] - num)
             if num_more >= MIN_UNITS:
-                waiting = (cell for cell in _fixed(block.cells) if cell.key.id not in known)
+                waiting = (cell for cell in _fixed(block.cells) if not num_blocks[cell.key.id])
                 candidates = [*active, *waiting]
         seconds = self._seconds(block, measured)
         behind = _behind(block, active, cells)
@@ -100,7 +100,10 @@ class BudgetPruner:
                 break
             kept.append(cell)
         if cut := [cell for cell in active if cell not in kept]:
-            self._warn(block, f"the budget does not pay for more of {_names(cut)}, prompts: {num}")
+            units = f"prompts: {len({stored.prompt_id for stored in measured})}"
+            if block.condition.is_stream:
+                units = f"passes: {num}"
+            self._warn(block, f"the budget does not pay for more of {_names(cut)}, {units}")
         decided = frozenset(cell.key.id for cell in _fixed(block.cells) if cell not in kept)
         return None if decided == left_out else decided
 

@@ -11,7 +11,7 @@ from specbench.metrics.imported import import_warnings
 from specbench.metrics.noise import is_noise, with_results
 from specbench.records import CellKey, CellSummary, Environment, no_template
 from specbench.report.document import Document
-from specbench.report.numbers import lengths
+from specbench.report.numbers import lengths, scalar
 from specbench.report.sections import sections
 from specbench.report.sessions import lost_line, session_warnings
 from specbench.stats.spread import MIN_UNITS
@@ -147,10 +147,13 @@ def _unfinished(document: Document) -> Iterator[str]:
 
 def _few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
     """Of a budget that ended, or went to other K, before a K had the prompts of an interval."""
-    planned = next(plan.num_prompts for plan in document.run.cells if plan.key == cell.key)
+    plan = next(plan for plan in document.run.cells if plan.key == cell.key)
+    num, planned, units = cell.num_prompts, plan.num_prompts, "prompts"
+    if passes := scalar(cell.metrics.get("num_passes")):
+        num, planned, units = int(passes), plan.num_repeats, "passes"
     is_limited = document.run.settings.effort.budget_s is not None and cell.key.draft.k > 0
-    if is_limited and cell.num_prompts < min(MIN_UNITS, planned):
-        yield f"the budget paid for {cell.num_prompts} of the {MIN_UNITS} prompts of an interval"
+    if is_limited and num < min(MIN_UNITS, planned):
+        yield f"the budget paid for {num} of the {MIN_UNITS} {units} of an interval"
 
 
 def _unlike_prompts(document: Document) -> Iterator[str]:

@@ -88,3 +88,39 @@ def test_the_best_k_is_rarely_dropped_by_evidence(tmp_path):
 def test_without_intervals_the_best_k_would_often_be_dropped(tmp_path, monkeypatch):
     monkeypatch.setattr(pruning, "_is_slower", lambda _: True)  # by the estimate alone
     assert times_the_best_was_dropped(tmp_path) > 2
+
+
+def test_a_k_that_a_budget_stopped_after_few_passes_has_a_line_that_says_so(tmp_path):
+    settings = changed(
+        SETTINGS,
+        pairings=("big/good",),
+        num_speculative_tokens=KS,
+        budget_s=20_000.0,
+        concurrency=(4,),
+    )
+    watch = RecordingWatch()
+    engine = CurveEngine(FakeClock(), speedups=curve(0))
+    document = build_document(
+        measure(make_plan(tmp_path, settings, FORTY), engine, tmp_path, watch)
+    )
+    nums = {cell.key.draft.k: cell.metrics["num_passes"] for cell in document.cells}
+    few = {k for k, num in nums.items() if num < 5}
+    assert few
+    (line,) = (line for line in warning_lines(document) if "of the 5 passes" in line)
+    assert set(ks_of(line.split("K=")[1])) == few
+    assert any("passes: 1" in told for told in watch.warnings)
+
+
+def test_blocks_of_repeats_are_not_called_prompts(tmp_path):
+    settings = changed(
+        SETTINGS,
+        pairings=("big/good",),
+        num_speculative_tokens=KS,
+        budget_s=2_500.0,
+        num_repeats=3,
+    )
+    watch = RecordingWatch()
+    engine = CurveEngine(FakeClock(), speedups=curve(0), jitter=0.1)
+    measure(make_plan(tmp_path, settings, FORTY[:3]), engine, tmp_path, watch)
+    nums = [int(told.rpartition("prompts: ")[2]) for told in watch.warnings if "prompts: " in told]
+    assert nums == [1, 3]
