@@ -38,7 +38,6 @@ def placed(
     plans: "Sequence[TargetPlan]", settings: RunSettings
 ) -> "Iterator[tuple[TargetPlan, Place]]":
     """Each plan that is decoded in this process, with where and how large."""
-    from specbench.bench.planning import most_tokens
     from specbench.cli.hardware import this_machine
     from specbench.fit.memory_plan import Place
 
@@ -46,14 +45,18 @@ def placed(
         return
     here = this_machine(Place(device="cpu"), settings.machine.device).place
     for plan in plans:
-        yield (
-            plan,
-            replace(
-                here,
-                dtype=settings.machine.dtype,
-                concurrency=max(settings.load.concurrency) * settings.load.num_samples,
-                context=most_tokens(plan),
-                num_speculative_tokens=max(map(plan.largest_k, plan.pairings), default=0) or 1,
-                temperature=max(settings.sampling.temperatures),
-            ),
-        )
+        place = place_of(plan, settings, here)
+        yield plan, replace(place, temperature=max(settings.sampling.temperatures))
+
+
+def place_of(plan: "TargetPlan", settings: RunSettings, here: "Place") -> "Place":
+    """This machine with as many requests, tokens and drafts as the plan has."""
+    from specbench.bench.planning import most_tokens
+
+    return replace(
+        here,
+        dtype=settings.machine.dtype,
+        concurrency=max(settings.load.concurrency) * settings.load.num_samples,
+        context=most_tokens(plan),
+        num_speculative_tokens=max(map(plan.largest_k, plan.pairings), default=0) or 1,
+    )

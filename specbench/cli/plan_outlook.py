@@ -5,15 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench.bench.planning import most_tokens
-from specbench.cli.memory import placed
+from specbench.cli.memory import place_of, placed
+from specbench.fit.demand import gib
 from specbench.settings import RunSettings
 
 if TYPE_CHECKING:
     from specbench.bench.plan import TargetPlan
     from specbench.fit.memory_plan import Place
 
-GIB = 2**30
 _UNKNOWN = "no estimate: its files are not here or cannot be read"
 
 
@@ -73,16 +72,10 @@ def _of_servers(plans: "Sequence[TargetPlan]", settings: RunSettings) -> "Iterat
 
     for plan in plans:
         for engine in plan.served if plan.running_ks is None else ():
-            free = this_machine(Place(device="cpu"), settings.machine.device).place.memory_bytes
-            place = Place(
-                device="cuda",  # which takes a checkpoint's dtype as it is, as servers do
-                memory_bytes=free,
-                dtype=settings.machine.dtype,
-                concurrency=max(settings.load.concurrency),
-                context=most_tokens(plan),
-                num_speculative_tokens=max(map(plan.largest_k, plan.pairings), default=0) or 1,
-            )
-            yield _of_memory(plan, place, engine)
+            here = this_machine(Place(device="cpu"), settings.machine.device).place
+            # Servers take a checkpoint's dtype as it is, as a GPU does.
+            here = Place(device="cuda", memory_bytes=here.memory_bytes)
+            yield _of_memory(plan, place_of(plan, settings, here), engine)
 
 
 def outlook_lines(found: Sequence[PlanOutlook]) -> Iterator[str]:
@@ -90,8 +83,8 @@ def outlook_lines(found: Sequence[PlanOutlook]) -> Iterator[str]:
     for one in found:
         parts = [_time(one)]
         if one.memory_bytes is not None:
-            free = "" if one.free_bytes is None else f", of {_size(one.free_bytes)} free"
-            parts.append(f"{_size(one.memory_bytes)} of memory in {one.dtype}{free}")
+            free = "" if one.free_bytes is None else f", of {gib(one.free_bytes)} free"
+            parts.append(f"{gib(one.memory_bytes)} of memory in {one.dtype}{free}")
         who = one.target
         if one.server is not None:
             who = f"{one.target} on {one.server}, per server"
@@ -115,7 +108,3 @@ def _time(one: PlanOutlook) -> str:
     if one.seconds_are_measured:
         return f"about {length}, as an earlier run took here"
     return f"about {length} (a guess from the sizes of the models: it may be three times off)"
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / GIB:,.1f} GiB" if nbytes >= GIB else f"{nbytes / 2**20:,.0f} MiB"

@@ -52,7 +52,7 @@ _PAIR_CHECKS = (
     context_findings,
 )
 _RETOKENIZED_CHECKS = (retokenized_findings, chat_template_findings, context_findings)
-_UNREADABLE = (ModelError, OSError, TypeError, ValueError, LookupError, AttributeError)
+UNREADABLE = (ModelError, OSError, TypeError, ValueError, LookupError, AttributeError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +135,7 @@ def _read(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     """A check's findings up to where a file cannot be read, which is a refusal."""
     try:
         yield from check()
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         is_told = isinstance(error, ModelError)
         yield finding("files", "refused", reason=str(error) if is_told else repr(error))
 

@@ -97,17 +97,17 @@ def shortage(
     if free is None or needed.total <= free:
         return None
     least = "at least" if needed.is_least else "about"
-    told = f"needs {least} {_gib(needed.total)}"
+    told = f"needs {least} {gib(needed.total)}"
     if needed.dtype != "auto":
         told += f" in {needed.dtype}"
     if needed.rest:
         rows = "1 request" if place.concurrency == 1 else f"{place.concurrency} requests"
         told += (
-            f" ({_gib(needed.weights)} of weights, {_gib(needed.rest)} of KV cache and workspace "
+            f" ({gib(needed.weights)} of weights, {gib(needed.rest)} of KV cache and workspace "
             f"for {rows} of {place.context:,} tokens)"
         )
     where = "this machine" if place.device == "cpu" else "this GPU"
-    told += f", and {where} has {_gib(free)} free"
+    told += f", and {where} has {gib(free)} free"
     return f"{told}; {_advice(target, drafters, place)}" if advice else told
 
 
@@ -125,10 +125,10 @@ def _advice(target: Target, drafters: Sequence[Drafter], place: Place) -> str:
         tried += again
         fitting = sorted((r for r in again if r.total <= free), key=lambda r: -r.total)[:1]
     if fitting:
-        return "what would fit: " + ", or ".join(f"{r.words} ({_gib(r.total)})" for r in fitting)
+        return "what would fit: " + ", or ".join(f"{r.words} ({gib(r.total)})" for r in fitting)
     fewest = min((remedy.total for remedy in tried), default=0)
     helps = 0 < fewest < run.demand.total
-    at_best = f"; the least that settings get it to is {_gib(fewest)}" if helps else ""
+    at_best = f"; the least that settings get it to is {gib(fewest)}" if helps else ""
     return f"choose a smaller model or a larger machine{at_best}"
 
 
@@ -226,7 +226,8 @@ def _declared(spec: ModelSpec) -> int:
     return round((spec.needs_gib or 0) * GIB)
 
 
-def _gib(nbytes: int) -> str:
+def gib(nbytes: int) -> str:
+    """`1.5 GiB`, or MiB below one."""
     if nbytes < GIB:
         return f"{nbytes / 2**20:,.1f} MiB"
     return f"{nbytes / GIB:,.{0 if nbytes >= 1000 * GIB else 1}f} GiB"

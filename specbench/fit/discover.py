@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specbench.errors import ModelError, UsageError
+from specbench.fit.compatibility import UNREADABLE
 from specbench.fit.weights import model_weights
 from specbench.inputs.methods import all_methods
 from specbench.inputs.model_spec import ModelSpec, model_spec
@@ -21,7 +22,6 @@ from specbench.settings.words import nearest
 
 _DEEPEST = 6  # folders below the one that is named
 _MOST_FOLDERS = 20_000
-_UNREADABLE = (ModelError, OSError, TypeError, ValueError, LookupError, AttributeError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +90,7 @@ def drafter_of(word: str, option: str = "--drafts") -> Drafter:
     spec = model_spec(word)
     try:
         method = kind_of(open_model(spec)).method or "draft_model"
-    except _UNREADABLE:
+    except UNREADABLE:
         method = "draft_model"
         hint = nearest(word, list(methods))
         if spec.folder is None and "/" not in word and hint:
@@ -124,7 +124,7 @@ def _drafter(target: ModelFiles, spec: ModelSpec) -> Drafter | LeftOut | None:
             return LeftOut(source=spec.source, reason=kind.reason)
         if kind.method == "draft_model" and (reason := _not_smaller(target, files)):
             return LeftOut(source=spec.source, reason=reason)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         told = str(error) if isinstance(error, ModelError) else repr(error)
         return LeftOut(source=spec.source, reason=told)
     return Drafter(name=plain_name(spec.source), method=kind.method, model=spec)

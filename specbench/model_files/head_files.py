@@ -41,15 +41,8 @@ class HeadFiles(Generic[T_co]):
         return Fields(source=self.source, values=self.config)
 
     def renamed(self, rename: Mapping[str, str]) -> Self:
-        """With prefixes replaced: the first that fits a name, in the order given."""
-
-        def new_name(name: str) -> str:
-            for old, new in rename.items():
-                if name.startswith(old):
-                    return new + name.removeprefix(old)
-            return name
-
-        return self._mapped(new_name)
+        """With prefixes replaced, as by `new_name`."""
+        return self._mapped(lambda name: new_name(name, rename))
 
     def without(self, suffix: str) -> Self:
         """Without the tensors whose names end so."""
@@ -104,6 +97,14 @@ class HeadFiles(Generic[T_co]):
             raise ModelError(f"{self.source} does not fit: {'; '.join(problems)}")
 
 
+def new_name(name: str, rename: Mapping[str, str]) -> str:
+    """With its prefix replaced: the first that fits, in the order given."""
+    for old, new in rename.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
 def _listed(names: list[str], most: int = 12) -> str:
     """Names with commas; of very many the first ones."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
@@ -117,18 +118,11 @@ def shape_of(tensors: Mapping[str, Shaped], name: str) -> tuple[int, ...]:
     return tuple(tensors[name].shape)
 
 
-class _Renamed(Mapping[str, T_co]):
-    """Another mapping's tensors under other names."""
+class LazyTensors(Mapping[str, T_co]):
+    """Tensors by name, each read when it is asked for; `names`: what it is found by."""
 
-    def __init__(self, tensors: Mapping[str, T_co], names: Mapping[str, str]) -> None:
-        self._tensors = tensors
+    def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
-
-    def __getitem__(self, name: str) -> T_co:
-        return self._tensors[self._names[name]]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return shape_of(self._tensors, self._names[name])
 
     def __contains__(self, name: object) -> bool:
         return name in self._names  # Mapping's own would read the tensor
@@ -138,3 +132,17 @@ class _Renamed(Mapping[str, T_co]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+class _Renamed(LazyTensors[T_co]):
+    """Another mapping's tensors under other names."""
+
+    def __init__(self, tensors: Mapping[str, T_co], names: Mapping[str, str]) -> None:
+        super().__init__(names)
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> T_co:
+        return self._tensors[self._names[name]]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return shape_of(self._tensors, self._names[name])

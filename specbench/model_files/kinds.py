@@ -7,6 +7,7 @@ from typing import NamedTuple
 from specbench.errors import ModelError
 from specbench.model_files.dflash_style import DFLASH_ARCHITECTURE
 from specbench.model_files.eagle3_style import EAGLE3_NAMES
+from specbench.model_files.head_files import new_name
 from specbench.model_files.head_fit import EAGLE_NAMES
 from specbench.model_files.model import ModelFiles
 
@@ -68,13 +69,13 @@ def _is_peagle(names: frozenset[str]) -> bool:
 
 
 def _is_eagle3(names: frozenset[str]) -> bool:
-    renamed = _renamed(names, EAGLE3_NAMES)
+    renamed = {new_name(name, EAGLE3_NAMES) for name in names}
     return {"fc.weight", "layers.0.hidden_norm.weight"} <= renamed
 
 
 def _is_eagle(names: frozenset[str]) -> bool:
-    renamed = _renamed(names, EAGLE_NAMES)
-    return "fc.weight" in renamed and "layers.0.self_attn.q_proj.weight" in renamed
+    renamed = {new_name(name, EAGLE_NAMES) for name in names}
+    return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= renamed
 
 
 def _is_medusa(names: frozenset[str]) -> bool:
@@ -85,16 +86,6 @@ def _is_mtp(names: frozenset[str]) -> bool:
     """MTP layers alone; beside a whole model's tensors they are that model's own."""
     of_layers = ("mtp.", "mtp_layers.", "model.mtp_layers.")
     return bool(names) and all(name.startswith(of_layers) for name in names)
-
-
-def _renamed(names: frozenset[str], rename: Mapping[str, str]) -> frozenset[str]:
-    def new(name: str) -> str:
-        for old, to in rename.items():
-            if name.startswith(old):
-                return to + name.removeprefix(old)
-        return name
-
-    return frozenset(map(new, names))
 
 
 _BY_TENSORS: Mapping[str, Callable[[frozenset[str]], bool]] = {

@@ -22,7 +22,7 @@ from transformers.utils import cached_file
 
 from specbench.errors import ModelError, first_line
 from specbench.model_files.folder import local_file, read_json
-from specbench.model_files.head_files import HeadFiles
+from specbench.model_files.head_files import HeadFiles, LazyTensors
 from specbench.model_files.headers import HEAD_WEIGHTS, INDEX, read_index
 from specbench.model_files.tokenizer_files import TOKENIZER_FILES
 
@@ -121,11 +121,11 @@ def _open(file: Path) -> Any:
         raise ModelError(f"{file} cannot be read: {error}") from error
 
 
-class _Safetensors(Mapping[str, Tensor]):
-    """Tensors of one file or several, each read when it is asked for."""
+class _Safetensors(LazyTensors[Tensor]):
+    """Tensors of one file or several, which `names` has by tensor."""
 
-    def __init__(self, files: Mapping[str, str], find: Find) -> None:
-        self._files = files
+    def __init__(self, names: Mapping[str, str], find: Find) -> None:
+        super().__init__(names)
         self._find = find
         self._opened: dict[str, Any] = {}
 
@@ -141,7 +141,7 @@ class _Safetensors(Mapping[str, Tensor]):
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[Any]:
-        file = self._files[name]
+        file = self._names[name]
         if file not in self._opened:
             path = self._find(file)
             if path is None:
@@ -151,15 +151,6 @@ class _Safetensors(Mapping[str, Tensor]):
             yield self._opened[file]
         except (SafetensorError, RuntimeError, ValueError, TypeError) as error:
             raise ModelError(f"{file}: {name} cannot be read: {error}") from error
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._files  # Mapping's own would read the tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
 
 
 def _read_pickle(file: Path, device: str) -> dict[str, Tensor]:
