@@ -86,10 +86,8 @@ def confirm_block(explored: Block, cells: Sequence[Cell], first_repeat: int) -> 
 
 
 def request_seed(seed: int, prompt_id: str, repeat: int, turn: int, sample: int = 0) -> int:
-    """The seed of one request's noise, the same for every K.
-
-    The first of several samples has that of a single one.
-    """
+    """The seed of one request's noise, the same for every K; a first sample has that of a single
+    one."""
     place = f"{seed}|{prompt_id}|{repeat}|{turn}" + (f"|{sample}" if sample else "")
     digest = hashlib.sha256(place.encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -12,10 +12,7 @@ GREEDY = Sampling()
 
 
 class References:
-    """Those of one target. `engine` decodes what is not `known`; the run keeps it.
-
-    `max_new_tokens` is by the name of a workload.
-    """
+    """Those of one target; `engine` decodes what is not `known`. `max_new_tokens`: by workload."""
 
     def __init__(
         self,

@@ -66,10 +66,8 @@ class Cluster(Protocol):
 
 
 def surveyed(cluster: Cluster, inputs: RunInputs, watch: Watch) -> Mapping[str, Survey]:
-    """The nodes that take part, by id: the largest group of one kind.
-
-    UsageError where no node can take part.
-    """
+    """The nodes that take part, by id: the largest group of one kind; UsageError if there is
+    none."""
     slots = cluster.slots()
     tasks = {cluster.start(node, partial(survey, node, inputs)): node for node in slots}
     found: dict[str, Survey] = {}

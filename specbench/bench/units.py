@@ -40,10 +40,8 @@ class Job(Protocol):
     def deadline(self) -> Deadline: ...
 
     def next_unit(self, num_running: int) -> Unit | None:
-        """A unit that may begin while `num_running` of this job run; None: not now.
-
-        With none running, None is the end of the job.
-        """
+        """A unit that may begin beside `num_running` others; None: not now, or with none running
+        never."""
         ...
 
 

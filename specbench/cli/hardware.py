@@ -33,10 +33,8 @@ def find_machine(
     gpu_memory: str | None,
     gpu_bandwidth: str | None,
 ) -> Machine:
-    """The GPU that is named, else this machine's own, else its host memory; UsageError.
-
-    Of a GPU a share is left to CUDA itself (RESERVED_BYTES).
-    """
+    """The named GPU without CUDA's own share, else this machine's GPU, else its memory;
+    UsageError."""
     from dataclasses import replace
 
     from specbench.fit.gpus import RESERVED_BYTES, find_gpu, parse_bandwidth, parse_bytes

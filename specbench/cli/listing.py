@@ -248,10 +248,7 @@ def _runs(out: Path) -> list[dict[str, Any]]:
 
 
 def _print(columns: Mapping[str, str], rows: Sequence[dict[str, Any]]) -> None:
-    """A table on a terminal, of which nothing is cut off; elsewhere tabs between the same columns.
-
-    --json has every key.
-    """
+    """A table on a terminal, with nothing cut off; elsewhere tabs between the same columns."""
     from specbench.cli.console import is_terminal, open_console
 
     if not rows:

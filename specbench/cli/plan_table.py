@@ -75,10 +75,7 @@ def _warnings(plans: Sequence[TargetPlan]) -> dict[str, None]:
 
 
 def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()) -> None:
-    """One row per pairing and workload; nothing is loaded for it.
-
-    What is the same in all rows is said once below, so that names have room.
-    """
+    """One row per pairing and workload; what is the same in all rows is said once below."""
     cells = [cell for plan in plans for cell in plan.cell_plans()]
     found: dict[tuple[str, ...], list[Length]] = {}
     for cell in cells:

@@ -45,10 +45,8 @@ class Pooled(NamedTuple):
 def compare_adaptive(
     explored: Sequence[CellData], confirmed: Sequence[CellData] = ()
 ) -> tuple[AdaptiveComparison, ...]:
-    """A comparison for each adaptive cell, over fresh repeats where both were measured again.
-
-    The first pass says which fixed K is the best.
-    """
+    """Each adaptive cell against the first pass's best fixed K, over fresh repeats if both have
+    them."""
     adaptive = [cell for cell in explored if cell.key.draft.is_adaptive]
     if not adaptive:
         return ()

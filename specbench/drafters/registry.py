@@ -59,10 +59,8 @@ def drafter_class(name: str) -> Any:
 
 
 def build_drafter(name: str, parts: Parts, parameters: dict[str, Any]) -> Drafter:
-    """The named drafter with the given parameters.
-
-    Raises UsageError for an unknown name or parameter, or a value the drafter refuses.
-    """
+    """The named drafter; UsageError for an unknown name or parameter, or a value that it
+    refuses."""
     method = find_method(name)
     for key, value in parameters.items():
         if complaint := method.parameter(key).complaint(value):

@@ -26,10 +26,8 @@ AUTO = "auto"
 
 
 class KernelChoices:
-    """Sets what runners run on; `name` forces one kind of attention, auto lets them compete.
-
-    Compiled layers take part where `compiles`.
-    """
+    """Sets what runners run on: `name`, or for auto what wins; compiled layers compete if
+    `compiles`."""
 
     def __init__(self, name: str, contests: Contests, *, compiles: bool = False) -> None:
         self._name = name

@@ -12,10 +12,7 @@ from specbench.records import NO_DRAFTER, ServerRecord
 def export_as_measured(
     exporter: Exporter, deployment: Deployment, version: str | None, config_name: str
 ) -> Export:
-    """For the release that was measured, or where the exporter does not know it its newest.
-
-    UsageError where the engine cannot serve it.
-    """
+    """For the measured release, or the newest that the exporter knows; UsageError."""
     releases = [] if version is None else [version, version.partition("-")[0]]
     for release in dict.fromkeys(releases):  # llama.cpp's have a commit behind the build
         try:

@@ -43,10 +43,8 @@ class Discovered:
 def discover(
     target: ModelFiles, folders: Sequence[Path] = (), *, in_hub_cache: bool = True
 ) -> Discovered:
-    """Every draft model and head there, and the methods that need neither, which always fit.
-
-    UsageError where a folder is none.
-    """
+    """Every draft model and head there, and methods that need neither; UsageError if not a
+    folder."""
     drafters, left_out = [*draftless(target)], []
     specs = [spec for folder in folders for spec in _in_folder(folder)]
     if in_hub_cache:

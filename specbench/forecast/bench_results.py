@@ -16,10 +16,8 @@ _MARK = "mean_tpot_ms"  # every result has it, and no table of costs
 
 
 def read_results(text: str, source: str) -> list[EngineCost] | None:
-    """The costs of one JSON object, or of a line each; None where the text is no such result.
-
-    Raises UsageError where a result does not tell what a round cost.
-    """
+    """Costs of a JSON object, or of one per line; None for other text. UsageError if one is
+    missing."""
     found = _objects(text)
     if not found or not all(_MARK in one for one in found.values()):
         return None

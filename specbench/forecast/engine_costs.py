@@ -39,10 +39,7 @@ def acceptance_rule(
 
 
 def check_sources(sources: Iterable[str]) -> None:
-    """UsageError for a file that does not say what rounds cost, and for what is no address.
-
-    A server is not asked anything yet.
-    """
+    """UsageError for a file without costs of rounds and a wrong address; no server is asked yet."""
     for source in sources:
         if is_address(source):
             Address.at(source, "--costs")

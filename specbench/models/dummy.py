@@ -34,10 +34,7 @@ def make_skeleton(
 
 
 def fill(skeleton: Any, device: torch.device, *, seed: int, scheme: str | None) -> None:
-    """Give every matrix random values on the device, and pack the linear ones where asked.
-
-    The same seed gives the same weights on the same kind of device.
-    """
+    """Fill every matrix with seeded random values on the device, and pack linear ones if asked."""
     generator = torch.Generator(device).manual_seed(seed)
     to_pack = {id(linear) for linear in packable(skeleton)} if scheme else set()
     # Tied matrices stay one. Weak, so that a matrix is given back as soon as it is packed.

@@ -99,10 +99,7 @@ def stored_format(config: PretrainedConfig) -> str | None:
 
 
 def require_readable(config: PretrainedConfig) -> None:
-    """ModelError, or what transformers raises, where a stored format cannot be read here.
-
-    No weight is read for it.
-    """
+    """ModelError, or transformers' own, if a stored format cannot be read here; reads no weight."""
     stored = stored_format(config)
     if stored is None:
         return

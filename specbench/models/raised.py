@@ -27,10 +27,7 @@ class Raised(NamedTuple):
 
 
 def raised_by_model(error: BaseException) -> Raised | None:
-    """What a model's own code raised; None for errors of other code.
-
-    Our own errors, the device's and lack of memory are not the model's.
-    """
+    """What a model's own code raised; None for our errors, the device's and lack of memory."""
     if isinstance(error, SpecbenchError | torch.OutOfMemoryError) or is_of_device(error):
         return None
     frames: list[FrameType] = []

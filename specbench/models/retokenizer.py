@@ -114,10 +114,8 @@ class Reading:
 
 
 class Retokenizer:
-    """From the tokens of `source` to those of `destination`.
-
-    Special tokens become those of the same name, or nothing.
-    """
+    """From the tokens of `source` to those of `destination`; special tokens by name, or to
+    nothing."""
 
     def __init__(self, source: TextTokenizer, destination: TextTokenizer) -> None:
         self.encoder = Encoder(destination)

@@ -31,10 +31,8 @@ _STYLES = {"chosen": "bold green", "invalid": "dim", "": ""}
 
 
 def terminal_report(document: Document, told: Collection[str] = ()) -> Group:
-    """Tables, notes and compromises of a run; the answer itself is `answer_lines`.
-
-    `told`: warnings that the user has already seen.
-    """
+    """Tables, notes and compromises of a run, without the answer and the warnings already
+    `told`."""
     drawn = [section for section in sections(document) if section.measured]
     columns = [shown(terminal_columns(section), section.measured) for section in drawn]
     parts: list[RenderableType] = []

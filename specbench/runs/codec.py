@@ -184,10 +184,8 @@ def encode_run(run: RunRecord) -> bytes:
 
 
 def decode_run(text: bytes, depths: Depths = MappingProxyType({})) -> RunRecord:
-    """The run of a run.json; NewerSchemaError, NotJsonError or ValueError says what is wrong.
-
-    `depths` make an old plan final.
-    """
+    """The run of a run.json, its plan final by `depths`; NewerSchemaError, NotJsonError,
+    ValueError."""
     # A newer layout has keys that are unknown here: its version is the news, not the keys.
     try:
         document = parse_json(text)

@@ -62,10 +62,8 @@ class Decoder:
     def serve(
         self, requests: Sequence[Request], sampler: Sampler, policy: Policy, *, num_rows: int
     ) -> Served:
-        """Every request, up to `num_rows` at once, each in its turn.
-
-        Raises ModelError where a request is longer than the target's context.
-        """
+        """Every request in turn, up to `num_rows` at once; ModelError for one longer than the
+        context."""
         longest = max(request.num_tokens for request in requests)
         check_context(self.target.max_position, longest)
         num_drafts = self.drafter.num_drafts(policy.max_k) if policy.max_k else 0

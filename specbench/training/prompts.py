@@ -25,10 +25,8 @@ class Question(NamedTuple):
 
 
 class QuestionSet(NamedTuple):
-    """All questions, those held out first, and the names and hashes of where they come from.
-
-    `notes`: what of the files is not among them.
-    """
+    """All questions, held-out ones first, and hashes of their sources; `notes`: what was left
+    out."""
 
     questions: tuple[Question, ...]
     sources: dict[str, str]
@@ -42,10 +40,7 @@ def workload_questions(
     seed: int,
     field: str | None = None,
 ) -> QuestionSet:
-    """The first turns of workloads or files of prompts; without names, of every shipped workload.
-
-    `field`: where the rows of files have the prompt.
-    """
+    """The first turns of named or all shipped workloads; `field`: where rows have the prompt."""
     workloads = [load_workload(name, field=field) for name in (names or find_workloads())]
     prompts = [prompt for workload in workloads for prompt in workload.prompts]
 

@@ -43,10 +43,7 @@ class Answered(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question(AnsweredPrompt):
-    """A prompt to decode.
-
-    Questions of one `conversation` are its turns in order: an engine may keep what it has read.
-    """
+    """A prompt to decode; those of one `conversation` are its turns in order."""
 
     prediction_ids: tuple[int, ...] = ()  # a text that the answer may resemble
     conversation: str | None = None

@@ -55,10 +55,8 @@ def examine(
     amount: Amount,
     stage: Callable[[str], None],
 ) -> list[Evidence]:
-    """Evidence for every job, in their order; what refuses to run is evidence, too.
-
-    The jobs of a pairing follow one another, those at K = 0 come first.
-    """
+    """Evidence for every job in order, a pairing's together and K = 0 first; a refusal is
+    evidence."""
     baselines: dict[str, Texts] = {}
     found: list[Evidence] = []
     for pairing, group in itertools.groupby(jobs, lambda job: job.pairing):

@@ -30,10 +30,8 @@ Text = tuple[Sequence[int], Sequence[int]]  # the tokens of a prompt, and those 
 
 
 class Teacher:
-    """A loaded model, run by transformers' own modelling code over a cache of its own.
-
-    ModelError where the decoder could not run it.
-    """
+    """A loaded model in transformers' own code with its own cache; ModelError if it cannot be
+    run."""
 
     def __init__(self, model: Any) -> None:
         self._runner, _ = make_checked_runner(model, "stock")

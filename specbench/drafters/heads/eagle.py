@@ -27,10 +27,8 @@ from specbench.models.checkpoint import Checkpoint
 
 
 class EagleHead(JoiningHead):
-    """A checkpoint of EAGLE, or of what speculators calls eagle, bound to its target.
-
-    ModelError says what does not fit.
-    """
+    """A checkpoint of EAGLE, or of what speculators calls eagle, bound to its target;
+    ModelError."""
 
     _weights: "EagleWeights"
 

@@ -31,10 +31,7 @@ from specbench.models.checkpoint import Checkpoint
 
 
 class Eagle3Head(JoiningHead):
-    """A checkpoint of EAGLE-3 in any of its layouts, bound to its target.
-
-    ModelError says what does not fit.
-    """
+    """A checkpoint of EAGLE-3 in any of its layouts, bound to its target; ModelError."""
 
     _weights: "Eagle3Weights"
 

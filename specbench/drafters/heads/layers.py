@@ -81,10 +81,8 @@ def require_fit(checkpoint: Checkpoint, **fields: tuple[object, object]) -> None
 
 
 def decoder_layer(config: Any, i: int, names: Collection[str], width: int | None = None) -> Any:
-    """Layer i as transformers has it, its attention with the biases that `names` has.
-
-    Queries, keys and values are made from `width` numbers, if not from the hidden size.
-    """
+    """Layer i of transformers with the biases in `names`; attention reads `width` numbers, if
+    given."""
     layer = (Qwen3DecoderLayer if config.model_type == "qwen3" else LlamaDecoderLayer)(config, i)
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         linear = getattr(layer.self_attn, name)
@@ -96,10 +94,8 @@ def decoder_layer(config: Any, i: int, names: Collection[str], width: int | None
 
 
 def layer_stack(config: Any, layers: nn.ModuleList, target: Runner) -> LayerStack:
-    """The layers over slots of their own, at the positions that the config's rotary gives.
-
-    ModelError for a rotary that transformers cannot make.
-    """
+    """The layers over their own slots, at the config's rotary positions; ModelError for an unknown
+    one."""
     try:
         rotary = LlamaRotaryEmbedding(config).to(target.device)
     except WRONG_CONFIG as error:
