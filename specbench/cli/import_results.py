@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from specbench.records import RunRecord
 
 _Files = Annotated[
-    list[Path],
+    list[str],
     typer.Argument(
-        metavar="FILE...", help=("JSON from vllm bench serve, aiperf or SGLang's bench_serving.")
+        metavar="FILE[#k=K]...",
+        help=(
+            "JSON from vllm bench serve, aiperf or SGLang's bench_serving, or folders of them; "
+            "#k=4 gives a file's K."
+        ),
     ),
 ]
 _Pairing = Annotated[
@@ -39,7 +43,7 @@ _K = Annotated[
         "--num-speculative-tokens",
         min=0,
         max=MAX_K,
-        help="K, for files that do not state it; 0: no speculation.",
+        help="K, for all files that do not state it; 0: no speculation.",
         show_default=False,
     ),
 ]
@@ -91,7 +95,7 @@ def import_results(
         concurrency=concurrency,
         temperature=temperature,
     )
-    cells = import_files(files, told)
+    cells = import_files(files, told, note=lambda text: typer.echo(text, err=True))
     run = _run_record(cells, told)
     with create_run(out, run) as writer:
         for cell in cells:

@@ -5,14 +5,17 @@ stays absent; what a cell's key cannot do without has to be told. Open `imported
 """
 
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import cast
 
 from specbench.errors import UsageError
+from specbench.importers import aiperf
 from specbench.importers.imported_cell import Format, ImportedCell, Told, to_cell
 from specbench.importers.result_file import Result, read_results
+from specbench.settings.words import MAX_K
 
 _NOT_FORMATS = ("imported_cell", "result_file", "token_times")
 
@@ -23,29 +26,88 @@ def formats() -> tuple[Format, ...]:
     return tuple(cast(Format, import_module(f"{__name__}.{name}")) for name in names)
 
 
-def import_files(files: Sequence[Path], told: Told) -> tuple[ImportedCell, ...]:
-    """A cell for each result in the files, in order.
+def import_files(
+    files: Sequence[str | Path], told: Told, *, note: Callable[[str], None] = lambda _: None
+) -> tuple[ImportedCell, ...]:
+    """A cell for each result in the files, in order; `FILE#k=4` gives a file's K.
 
-    UsageError names file and key: no JSON, an unknown format, a value that cannot be, a fact that
-    is missing and was not told, or two results of one cell.
+    A folder stands for the results of known tools in it. UsageError names file and key: no JSON,
+    an unknown format, a value that cannot be, a fact that is missing and was not given, two
+    results of one cell, or different models. `note` is called with what else a user should know.
     """
+    given: dict[str, int | None] = {}
+    results: list[Result] = []
+    for path, k in map(_path_and_k, map(str, files)):
+        own = _results_in(path, note) if path.is_dir() else read_results(path)
+        given |= {result.place: k for result in own}
+        results += own
     cells: list[ImportedCell] = []
-    for result in (result for file in files for result in read_results(file)):
+    targets: dict[str, str] = {}
+    for result in aiperf.join(results):
         known = _format_of(result)
-        cell = to_cell(known.TOOL, known.read(result, told), result, told)
+        k = given[result.place]
+        facts = told if k is None else replace(told, num_speculative_tokens=k)
+        reading = known.read(result, facts)
+        if k is not None and reading.num_speculative_tokens not in (None, k):
+            raise UsageError(
+                f"{result.place}: #k={k} was given, but the file has K = "
+                f"{reading.num_speculative_tokens}; leave #k={k} out"
+            )
+        if reading.model:
+            targets.setdefault(reading.target, result.place)
+        cell = to_cell(known.TOOL, reading, result, facts)
         twin = next((c for c in cells if c.key == cell.key), None)
         if twin is not None:
             raise UsageError(
                 f"{result.place}: the same cell as {twin.record.file}, "
-                f"{cell.key.label}; import repeats one by one, each becomes a run of its own"
+                f"{cell.key.label}; if their K differ, give each, such as {result.file_name}#k=4; "
+                "import repeats one by one"
             )
         cells.append(cell)
+    if len(targets) > 1:
+        models = ", ".join(f"{target} in {place}" for target, place in targets.items())
+        if not told.pairing:
+            raise UsageError(
+                f"different models: {models}; import each model by itself, or name the one that "
+                "they are with --pairing target/drafter"
+            )
+        note(f"different models, taken for one as --pairing says: {models}")
     return tuple(cells)
+
+
+def _path_and_k(text: str) -> tuple[Path, int | None]:
+    path, mark, fact = text.rpartition("#")
+    if not mark or Path(text).exists():
+        return Path(text), None
+    k = fact.removeprefix("k=")
+    if k == fact or not (k.isdecimal() and len(k) < 6 and int(k) <= MAX_K):
+        raise UsageError(f"{text}: after # only K from 0 to {MAX_K} is allowed: {path}#k=4")
+    return Path(path), int(k)
+
+
+def _results_in(folder: Path, note: Callable[[str], None]) -> list[Result]:
+    """The results of known tools in a folder and the folders below it."""
+    results: list[Result] = []
+    for file in sorted(p for p in folder.rglob("*.json*") if p.is_file()):
+        try:
+            own = read_results(file)
+            for result in own:
+                _format_of(result)
+        except UsageError as error:
+            note(f"not imported: {error}")
+        else:
+            results += own
+    if not results:
+        raise UsageError(f"{folder}: the folder has no result of a known tool (known: {_tools()})")
+    return results
+
+
+def _tools() -> str:
+    return ", ".join(known.TOOL for known in formats())
 
 
 def _format_of(result: Result) -> Format:
     for known in formats():
         if known.recognises(result):
             return known
-    tools = ", ".join(known.TOOL for known in formats())
-    raise UsageError(f"{result.place}: not a result file of a known tool (known: {tools})")
+    raise UsageError(f"{result.place}: not a result file of a known tool (known: {_tools()})")

@@ -1,4 +1,4 @@
-"""`profile_export_aiperf.json` of NVIDIA's aiperf, schema 1.x.
+"""`profile_export_aiperf.json` and `server_metrics_export.json` of NVIDIA's aiperf, schema 1.x.
 
 Facts: docs/reference/json-export-schema.md and metrics-reference.md of aiperf. A metric states
 its unit, which alone says how to read its value. Its inter-token latency is our time per output
@@ -7,10 +7,22 @@ token: (last - first) / (n - 1) of a request. Its acceptance sums up what vLLM s
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
-from specbench.importers.imported_cell import PAST_THE_END, Figures, Reading, Told, known
+from specbench.errors import UsageError
+from specbench.importers.imported_cell import (
+    PAST_THE_END,
+    Figures,
+    Reading,
+    Told,
+    acceptance_when_drafted,
+    known,
+    latencies,
+)
 from specbench.importers.result_file import Result
+from specbench.settings.words import MAX_K
+from specbench.stats.acceptance import mean_length
 
 TOOL = "aiperf"
 
@@ -21,54 +33,151 @@ _COUNTS = dict.fromkeys(("tokens", "count", "requests", "steps", "ratio"), 1.0)
 
 # Our metric -> aiperf's tag, which of its statistics, and the units it may be in.
 _FIGURES: Mapping[str, tuple[str, str, Mapping[str, float]]] = {
-    "ttft_s": ("time_to_first_token", "p50", _SECONDS),
-    "ttft_s_p95": ("time_to_first_token", "p95", _SECONDS),
-    "tpot_s": ("inter_token_latency", "p50", _SECONDS),
-    "tpot_s_p95": ("inter_token_latency", "p95", _SECONDS),
+    "requests_per_s": ("request_throughput", "avg", {"requests/sec": 1.0}),
+    "input_tokens_per_s": ("input_token_throughput", "avg", _RATES),
     "aggregate_tokens_per_s": ("output_token_throughput", "avg", _RATES),
     "user_tokens_per_s": ("output_token_throughput_per_user", "p50", _RATES),
     "num_output_tokens": ("total_output_tokens", "avg", _COUNTS),
     "num_failed": ("error_request_count", "avg", _COUNTS),
-    "num_rounds": ("total_spec_decode_steps", "avg", _COUNTS),
-    "mean_acceptance_length": ("spec_decode_token_weighted_acceptance_length", "avg", _COUNTS),
     "mean_acceptance_length_per_request": ("spec_decode_acceptance_length", "avg", _COUNTS),
-    "acceptance_rate": ("spec_decode_overall_draft_acceptance_rate", "avg", _SHARES),
 }
+
+# Where `join` puts the server's counters, and what they are called there.
+_COUNTERS = "server_metrics"
+_DRAFTS = "vllm:spec_decode_num_drafts"
+_DRAFTED = "vllm:spec_decode_num_draft_tokens"
+_ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
+_HISTOGRAM = "pooled_spec_decode_acceptance_histogram"
 
 
 def recognises(result: Result) -> bool:
     return result.has("input_config", "request_latency") or result.has("aiperf_version")
 
 
-def read(result: Result, told: Told) -> Reading:  # noqa: ARG001
-    """K is never in the file; the model and the load are, in its command line."""
+def join(results: Sequence[Result]) -> list[Result]:
+    """Every result, with the server metrics of its benchmark if they are among them.
+
+    UsageError for server metrics without their result.
+    """
+    metrics = [r for r in results if r.has("aiperf_version", "metrics", "summary")]
+    others = [result for result in results if result not in metrics]
+    for server in metrics:
+        benchmark = server.text("benchmark_id")
+        places = [i for i, r in enumerate(others) if r.values.get("benchmark_id") == benchmark]
+        if benchmark is None or not places:
+            raise UsageError(
+                f"{server.place}: server metrics of an aiperf benchmark whose "
+                "profile_export_aiperf.json is not given; import both files, or their folder"
+            )
+        for i in places:
+            others[i] = replace(
+                others[i], values={**others[i].values, _COUNTERS: server.values["metrics"]}
+            )
+    return others
+
+
+def read(result: Result, told: Told) -> Reading:
+    """K is only in the server metrics; the model and the load are in the command line."""
     words = _words(result)
     asked = _options(words)
     finished = _figure(result, "request_count", "avg", _COUNTS)
     failed = _figure(result, "error_request_count", "avg", _COUNTS)
-    figures = _figures(result)
+    k = _num_speculative_tokens(result)
+    acceptance = _acceptance(result, told, told.num_speculative_tokens if k is None else k)
     return Reading(
         engine="openai",
         model=asked.get("--model") or asked.get("-m"),
         concurrency=_number(asked.get("--concurrency")),
+        num_speculative_tokens=k,
         request_rate=_rate(asked.get("--request-rate")),
         temperature=_temperature(words),
         tool_version=result.text("aiperf_version"),
         measured_at=result.text("start_time"),
         num_requests=None if finished is None else int(finished + (failed or 0)),
         num_failed=None if failed is None else int(failed),
-        figures=figures,
+        figures={**_figures(result), **acceptance},
         warnings=(
             *(["the run was cancelled"] if result.values.get("was_cancelled") is True else []),
-            *([PAST_THE_END] if "mean_acceptance_length" in figures else []),
+            *([PAST_THE_END] if acceptance else []),
         ),
     )
 
 
 def _figures(result: Result) -> Figures:
-    return known(
-        {name: _figure(result, tag, stat, units) for name, (tag, stat, units) in _FIGURES.items()}
+    numbers = {name: _figure(result, *where) for name, where in _FIGURES.items()}
+    return {
+        **known(numbers),
+        **latencies(
+            lambda tag, percent: _figure(result, tag, f"p{percent}", _SECONDS),
+            ttft_s="time_to_first_token",
+            tpot_s="inter_token_latency",
+            request_latency_s="request_latency",
+            inter_chunk_latency_s="inter_chunk_latency",
+        ),
+    }
+
+
+def _num_speculative_tokens(result: Result) -> int | None:
+    """vLLM has a counter for each position, and none of them if it does not speculate."""
+    counters = result.section(_COUNTERS)
+    if counters is None or not any(name.startswith("vllm:") for name in counters.values):
+        return None
+    return len(_totals(counters, f"{_ACCEPTED}_per_pos", "position"))
+
+
+def _acceptance(result: Result, told: Told, k: int | None) -> Figures:
+    """From the requests' own counts; if there are none, from the server's counters."""
+    steps = _figure(result, "total_spec_decode_steps", "avg", _COUNTS)
+    counters = result.section(_COUNTERS)
+    if steps or counters is None:
+        return acceptance_when_drafted(
+            told,
+            rate=_figure(result, "spec_decode_overall_draft_acceptance_rate", "avg", _SHARES),
+            length=_figure(result, "spec_decode_token_weighted_acceptance_length", "avg", _COUNTS),
+            num_rounds=steps,
+            per_position=_per_position(result, k),
+        )
+    rounds, drafted, accepted = (
+        sum(_totals(counters, name, "engine").values()) for name in (_DRAFTS, _DRAFTED, _ACCEPTED)
     )
+    if not rounds:
+        return {}
+    at = _totals(counters, f"{_ACCEPTED}_per_pos", "position")
+    return acceptance_when_drafted(
+        told,
+        rate=accepted / drafted if drafted else None,
+        length=mean_length(accepted, rounds),
+        num_rounds=rounds,
+        per_position=tuple(at[position] / rounds for position in sorted(at, key=int)),
+    )
+
+
+def _totals(counters: Result, name: str, label: str) -> dict[str, float]:
+    """A counter's increase over the profiling phase, by one of its labels; {} without it."""
+    totals: dict[str, float] = {}
+    metric = counters.section(name)
+    for series in metric.sections("series") if metric else ():
+        labels, stats = series.section("labels"), series.section("stats")
+        value = (labels.text(label) if labels else None) or "0"
+        if not (value.isdecimal() and len(value) < 6):
+            series.fail(f"labels.{label}", f"a small number is needed, not {value[:40]!r}")
+        totals[value] = totals.get(value, 0.0) + ((stats.number("total") if stats else None) or 0.0)
+    return totals
+
+
+def _per_position(result: Result, k: int | None) -> tuple[float, ...] | None:
+    """Shares of the rounds that accepted at least 1, 2 .. K tokens, from the pooled histogram."""
+    histogram = result.section(_HISTOGRAM)
+    if histogram is None:
+        return None
+    most = MAX_K if k is None else k
+    for key in histogram.values:
+        if not (key.isdecimal() and len(key) < 6 and int(key) <= most):
+            histogram.fail(key, f"a number of accepted tokens from 0 to {most} is needed")
+    by_accepted = {int(key): histogram.whole(key) or 0 for key in histogram.values}
+    rounds = sum(by_accepted.values())
+    reached = [sum(n for a, n in by_accepted.items() if a >= i) for i in range(1, (k or 0) + 1)]
+    return tuple(n / rounds for n in reached) if rounds else None
 
 
 def _figure(result: Result, tag: str, statistic: str, units: Mapping[str, float]) -> float | None:

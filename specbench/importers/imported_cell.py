@@ -1,6 +1,6 @@
 """A result as a cell: what the file says, completed by what the user told."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
@@ -21,6 +21,11 @@ ALWAYS_DRAFTING = (
 PAST_THE_END = (
     "acceptance is as vLLM counts it, with drafts accepted past the end of an answer: at least "
     "what specbench measures for the same texts"
+)
+
+NO_ACCEPTANCE = (
+    "no acceptance in the file: check that its server speculated; for aiperf import its "
+    "server_metrics_export.json as well"
 )
 
 
@@ -55,6 +60,11 @@ class Reading:
     figures: Figures = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
+    @property
+    def target(self) -> str:
+        """The model without its owner or folder."""
+        return (self.model or UNKNOWN).rstrip("/").rsplit("/", 1)[-1]
+
 
 class Format(Protocol):
     """A file of this room."""
@@ -88,7 +98,8 @@ def to_cell(tool: str, reading: Reading, result: Result, told: Told) -> Imported
     if k is None:
         k = told.num_speculative_tokens
         if k is None:
-            _ask(result, "K", "-k 4, or -k 0 for a server that did not speculate")
+            name = result.file_name
+            _ask(result, "K", f"{name}#k=4, or {name}#k=0 for a server without speculation")
     temperature = reading.temperature if reading.temperature is not None else told.temperature
     if temperature is None:
         _ask(result, "the temperature", "--temperature 0")
@@ -96,7 +107,7 @@ def to_cell(tool: str, reading: Reading, result: Result, told: Told) -> Imported
     if concurrency is None:
         _ask(result, "how many requests ran at once", "--concurrency 8")
     told_target, _, told_drafter = told.pairing.partition("/")
-    target = told_target or (reading.model or UNKNOWN).rstrip("/").rsplit("/", 1)[-1]
+    target = told_target or reading.target
     key = CellKey(
         condition=Condition(
             target=target,
@@ -111,6 +122,7 @@ def to_cell(tool: str, reading: Reading, result: Result, told: Told) -> Imported
         if k
         else Draft.none,
     )
+    accepted = {name for name in reading.figures if "accept" in name}
     return ImportedCell(
         key=key,
         record=ImportedRecord(
@@ -123,8 +135,40 @@ def to_cell(tool: str, reading: Reading, result: Result, told: Told) -> Imported
             num_requests=reading.num_requests,
             num_failed=reading.num_failed,
             figures=dict(reading.figures),
-            warnings=reading.warnings,
+            warnings=(*reading.warnings, *([NO_ACCEPTANCE] if k and not accepted else [])),
         ),
+    )
+
+
+def latencies(percentile: Callable[[str, int], float | None], **names: str) -> Figures:
+    """Medians and percentiles of our metrics, by the tool's name of each; what the file has."""
+    values = {
+        name if percent == 50 else f"{name}_p{percent}": percentile(theirs, percent)
+        for name, theirs in names.items()
+        for percent in (50, 90, 95, 99)
+    }
+    return known(values)
+
+
+def acceptance_when_drafted(
+    told: Told,
+    *,
+    rate: float | None,
+    length: float | None,
+    num_rounds: float | None,
+    per_position: tuple[float, ...] | None,
+) -> Figures:
+    """Figures over the rounds that drafted: over all of them only if the method always drafts."""
+    figures = {"acceptance_rate": rate, "mean_acceptance_length_when_drafted": length}
+    if told.method not in ALWAYS_DRAFTING:
+        return known(figures)
+    return known(
+        {
+            **figures,
+            "mean_acceptance_length": length,
+            "num_rounds": num_rounds,
+            "acceptance_rate_per_position": per_position,
+        }
     )
 
 
@@ -133,10 +177,6 @@ def known(
 ) -> dict[str, float | tuple[float, ...]]:
     """The figures that are there."""
     return {name: value for name, value in figures.items() if value is not None and value != ()}
-
-
-def seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1e3
 
 
 def _ask(result: Result, what: str, option: str) -> NoReturn:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,13 +38,16 @@ class Result:
             return None
         if not isinstance(value, dict):
             self.fail(key, f"an object is needed, not {_kind(value)}")
-        return Result(
-            place=self.place,
-            file_name=self.file_name,
-            sha256=self.sha256,
-            key=self._dotted(key),
-            values=value,
-        )
+        return replace(self, key=self._dotted(key), values=value)
+
+    def sections(self, key: str) -> "tuple[Result, ...]":
+        """Each object of a list; empty if it is absent or null."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, list):
+            self.fail(key, f"a list is needed, not {_kind(value)}")
+        items = {f"{key}[{i}]": item for i, item in enumerate(value or ())}
+        parts = (replace(self, values=items).section(name) for name in items)
+        return tuple(part for part in parts if part is not None)
 
     def text(self, key: str) -> str | None:
         value = self.values.get(key)
@@ -57,6 +60,12 @@ class Result:
     def number(self, key: str, *, low: float = 0.0) -> float | None:
         """A finite number of at least `low`; None where it is absent or null."""
         return None if self.values.get(key) is None else self._number(key, self.values[key], low)
+
+    def milliseconds(self, name: str, percent: int) -> float | None:
+        """A median or percentile, such as `p90_ttft_ms`, in seconds; None if it is absent."""
+        statistic = "median" if percent == 50 else f"p{percent}"
+        value = self.number(f"{statistic}_{name}_ms")
+        return None if value is None else value / 1e3
 
     def rate(self, key: str) -> float | None:
         """Arrivals a second; None where there is none or it is infinite: all at once."""

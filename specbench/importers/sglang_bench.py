@@ -4,7 +4,7 @@ Facts: sglang/bench_serving.py of 0.5.23. A line has no name of the model; accep
 server's average since its start, not that of the run.
 """
 
-from specbench.importers.imported_cell import Figures, Reading, Told, known, seconds
+from specbench.importers.imported_cell import Figures, Reading, Told, known, latencies
 from specbench.importers.result_file import Result
 from specbench.importers.token_times import decode_speeds
 
@@ -50,10 +50,17 @@ def _figures(result: Result, length: float | None) -> Figures:
             {
                 "aggregate_tokens_per_s": result.number("output_throughput"),
                 "num_output_tokens": result.number("total_output_tokens"),
-                "ttft_s": seconds(result.number("median_ttft_ms")),
-                "tpot_s": seconds(result.number("median_tpot_ms")),
+                "requests_per_s": result.number("request_throughput"),
+                "input_tokens_per_s": result.number("input_throughput"),
                 "mean_acceptance_length": length,
             }
+        ),
+        **latencies(
+            result.milliseconds,
+            ttft_s="ttft",
+            tpot_s="tpot",
+            request_latency_s="e2e_latency",
+            inter_chunk_latency_s="itl",
         ),
         **decode_speeds(result),
     }

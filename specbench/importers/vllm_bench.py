@@ -8,13 +8,13 @@ are in all of them, and its rate is a percentage.
 import re
 
 from specbench.importers.imported_cell import (
-    ALWAYS_DRAFTING,
     PAST_THE_END,
     Figures,
     Reading,
     Told,
+    acceptance_when_drafted,
     known,
-    seconds,
+    latencies,
 )
 from specbench.importers.result_file import Result
 from specbench.importers.token_times import decode_speeds
@@ -52,17 +52,25 @@ def read(result: Result, told: Told) -> Reading:
 
 
 def _speeds(result: Result) -> Figures:
+    prompt_tokens, duration_s = result.number("total_input_tokens"), result.number("duration")
     return {
         **known(
             {
                 "aggregate_tokens_per_s": result.number("output_throughput"),
                 "num_output_tokens": result.number("total_output_tokens"),
                 "num_failed": result.number("failed"),
-                "ttft_s": seconds(result.number("median_ttft_ms")),
-                "ttft_s_p95": seconds(result.number("p95_ttft_ms")),
-                "tpot_s": seconds(result.number("median_tpot_ms")),
-                "tpot_s_p95": seconds(result.number("p95_tpot_ms")),
+                "requests_per_s": result.number("request_throughput"),
+                "input_tokens_per_s": prompt_tokens / duration_s
+                if prompt_tokens is not None and duration_s
+                else None,
             }
+        ),
+        **latencies(
+            result.milliseconds,
+            ttft_s="ttft",
+            tpot_s="tpot",
+            request_latency_s="e2el",
+            inter_chunk_latency_s="itl",
         ),
         **decode_speeds(result),
     }
@@ -81,18 +89,12 @@ def _acceptance(result: Result, told: Told) -> Figures:
         if rounds and accepted is not None
         else result.number("spec_decode_acceptance_length")
     )
-    figures = {"acceptance_rate": rate, "mean_acceptance_length_when_drafted": length}
-    if told.method not in ALWAYS_DRAFTING:
-        return known(figures)
-    return known(
-        {
-            **figures,
-            "mean_acceptance_length": length,
-            "num_rounds": None if rounds is None else float(rounds),
-            "acceptance_rate_per_position": result.numbers(
-                "spec_decode_per_position_acceptance_rates"
-            ),
-        }
+    return acceptance_when_drafted(
+        told,
+        rate=rate,
+        length=length,
+        num_rounds=rounds,
+        per_position=result.numbers("spec_decode_per_position_acceptance_rates"),
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from specbench.errors import UsageError
 from specbench.importers import formats, import_files
 from specbench.importers.imported_cell import Told
 from specbench.metrics.registry import all_metrics
@@ -29,7 +30,7 @@ def test_vllm_counters_are_those_of_rounds_that_drafted():
 
 def test_whose_count_of_acceptance_it_is_is_said_where_there_is_one():
     for name in ("vllm_spec.json", "aiperf.json"):
-        record = cell(name, Told(temperature=0.0, num_speculative_tokens=3)).record
+        record = cell(name, Told(temperature=0.0, num_speculative_tokens=4)).record
         assert any("as vLLM counts it" in warning for warning in record.warnings)
     assert not cell("vllm_base.json").record.warnings
 
@@ -82,6 +83,11 @@ def test_vllm_times_are_seconds():
     assert figures["ttft_s"] == pytest.approx(0.050)  # the median, as ours is
     assert figures["tpot_s"] == pytest.approx(0.010)
     assert figures["tpot_s_p95"] == pytest.approx(0.012)
+    assert figures["ttft_s_p99"] == pytest.approx(0.090)
+    assert figures["inter_chunk_latency_s"] == pytest.approx(0.0095)
+    assert figures["inter_chunk_latency_s_p99"] == pytest.approx(0.020)
+    assert "request_latency_s" not in figures  # not among its --percentile-metrics
+    assert (figures["requests_per_s"], figures["input_tokens_per_s"]) == (2.0, 8000 / 40)
     assert figures["aggregate_tokens_per_s"] == 400.0
     assert "decode_tokens_per_s" not in figures  # needs the requests' own times
     assert "acceptance_rate" not in figures
@@ -96,29 +102,165 @@ def test_detailed_files_give_the_speed_of_decoding_alone():
 
 
 def test_aiperf_is_read_by_its_units():
-    found = cell("aiperf.json", Told(num_speculative_tokens=4))
+    found = cell("aiperf.json", Told(num_speculative_tokens=4, method="eagle3", pairing="a/b"))
     assert found.record.tool_version == "0.13.0"
-    assert (
-        found.key.condition.target,
-        found.key.condition.concurrency,
-        found.key.condition.temperature,
-    ) == ("Qwen3-32B", 4, 0)
-    assert found.record.figures == pytest.approx(
+    assert (found.key.condition.concurrency, found.key.condition.temperature) == (4, 0)
+    figures = dict(found.record.figures)
+    # 1,600 rounds accepted 0 to 4 tokens: 400, 200, 200, 200 and 600 of them.
+    assert figures.pop("acceptance_rate_per_position") == (0.75, 0.625, 0.5, 0.375)
+    assert figures == pytest.approx(
         {
             "ttft_s": 0.080,
             "ttft_s_p95": 0.120,
+            "ttft_s_p99": 0.144,
             "tpot_s": 0.005,
             "tpot_s_p95": 0.007,
+            "tpot_s_p99": 0.0084,
+            "request_latency_s": 1.9,
+            "request_latency_s_p90": 2.8,
+            "request_latency_s_p95": 3.0,
+            "request_latency_s_p99": 3.6,
+            "requests_per_s": 0.5,
             "aggregate_tokens_per_s": 700.0,
             "user_tokens_per_s": 200.0,
             "num_output_tokens": 8000.0,
             "num_failed": 1.0,
             "num_rounds": 1600.0,
             "mean_acceptance_length": 1 + 3600 / 1600,
+            "mean_acceptance_length_when_drafted": 1 + 3600 / 1600,
             "mean_acceptance_length_per_request": 3.2,
             "acceptance_rate": 3600 / 6400,
         }
     )
+
+
+def test_a_lookup_that_drafts_in_some_rounds_has_acceptance_over_those_alone():
+    figures = cell("aiperf.json", Told(num_speculative_tokens=4, method="ngram")).record.figures
+    assert figures["mean_acceptance_length_when_drafted"] == 3.25
+    assert not {"mean_acceptance_length", "acceptance_rate_per_position"} & set(figures)
+
+
+def counter(*totals, label="engine"):
+    series = [
+        {"labels": {label: str(i)}, "stats": {"total": total}} for i, total in enumerate(totals)
+    ]
+    return {"type": "counter", "series": series}
+
+
+SPECULATING = {
+    "vllm:generation_tokens": counter(1000.0),
+    "vllm:spec_decode_num_drafts": counter(100.0, 100.0),  # of two engines
+    "vllm:spec_decode_num_draft_tokens": counter(300.0, 300.0),
+    "vllm:spec_decode_num_accepted_tokens": counter(200.0, 130.0),
+    "vllm:spec_decode_num_accepted_tokens_per_pos": counter(160.0, 110.0, 60.0, label="position"),
+}
+
+
+def aiperf_pair(folder, benchmark="abc123", metrics=SPECULATING):
+    """aiperf's result without counts per request, and its server metrics."""
+    result = json.loads((FILES / "aiperf.json").read_text())
+    kept = {name: value for name, value in result.items() if "spec_decode" not in name}
+    server = {
+        "aiperf_version": "0.13.0",
+        "benchmark_id": benchmark,
+        "summary": {},
+        "metrics": metrics,
+    }
+    folder.mkdir(exist_ok=True)
+    for name, values in (("profile_export_aiperf", kept), ("server_metrics_export", server)):
+        (folder / f"{name}.json").write_text(json.dumps(values))
+    return folder
+
+
+def test_the_servers_counters_give_k_and_acceptance(tmp_path):
+    told = Told(method="eagle3", pairing="a/b")
+    (found,) = import_files([aiperf_pair(tmp_path / "k3")], told)
+    assert (found.key.draft.k, found.record.file) == (3, "profile_export_aiperf.json")
+    figures = found.record.figures
+    assert figures["mean_acceptance_length"] == pytest.approx(1 + 330 / 200)
+    assert figures["acceptance_rate"] == pytest.approx(330 / 600)
+    assert figures["acceptance_rate_per_position"] == pytest.approx((0.8, 0.55, 0.3))
+    assert figures["num_rounds"] == 200
+
+
+def test_a_server_without_counters_of_speculation_is_k_0(tmp_path):
+    folder = aiperf_pair(tmp_path / "k0", metrics={"vllm:generation_tokens": counter(1000.0)})
+    (found,) = import_files([folder], Told())
+    assert found.key.is_baseline
+    other = aiperf_pair(tmp_path / "unknown", metrics={"sglang:num_requests": counter(1.0)})
+    with pytest.raises(UsageError, match="#k="):
+        import_files([other], Told())
+
+
+def test_server_metrics_of_another_benchmark_are_refused(tmp_path):
+    folder = aiperf_pair(tmp_path / "k3", benchmark="another")
+    with pytest.raises(UsageError, match=r"server_metrics_export\.json.*profile_export_aiperf"):
+        import_files([folder], Told())
+
+
+def test_a_histogram_beyond_k_names_its_entry():
+    with pytest.raises(UsageError, match=r"pooled_spec_decode_acceptance_histogram\.4: .* 3 "):
+        import_files([f"{FILES / 'aiperf.json'}#k=3"], Told(method="eagle3"))
+
+
+def test_each_file_has_its_own_k():
+    files = [f"{FILES / name}#k={k}" for name, k in (("vllm_base.json", 0), ("aiperf.json", 4))]
+    told = Told(pairing="a/b", temperature=0.0)
+    assert [found.key.draft.k for found in import_files(files, told)] == [0, 4]
+
+
+def test_a_k_in_the_file_is_not_overruled():
+    with pytest.raises(UsageError, match=r"vllm_spec\.json: #k=4 .* K = 3"):
+        import_files([f"{FILES / 'vllm_spec.json'}#k=4"], GREEDY)
+
+
+@pytest.mark.parametrize("fact", ["k=", "k=-1", "k=65", "k=4.0", "K=4", "4", "concurrency=4", ""])
+def test_only_k_may_follow_a_file(fact):
+    with pytest.raises(UsageError, match=r"vllm_base\.json#k=4"):
+        import_files([f"{FILES / 'vllm_base.json'}#{fact}"], GREEDY)
+
+
+def test_a_file_whose_name_ends_like_a_k_is_that_file(tmp_path):
+    file = tmp_path / "run#k=4"
+    file.write_bytes((FILES / "vllm_base.json").read_bytes())
+    (found,) = import_files([file], GREEDY)
+    assert found.key.draft.k == 0
+    (found,) = import_files([f"{file}#k=2"], GREEDY)
+    assert found.key.draft.k == 2
+
+
+def test_a_folder_is_the_results_in_it_and_names_what_is_not_one(tmp_path):
+    (tmp_path / "inner").mkdir()
+    for name in ("vllm_base.json", "inner/vllm_spec.json"):
+        (tmp_path / name).write_bytes((FILES / Path(name).name).read_bytes())
+    (tmp_path / "notes.txt").write_text("not JSON")
+    (tmp_path / "inputs.json").write_text('{"data": []}')
+    (tmp_path / "cut.json").write_text('{"date": ')
+    notes = []
+    found = import_files([tmp_path], GREEDY, note=notes.append)
+    assert sorted(one.key.draft.k for one in found) == [0, 3]
+    assert [note.partition(".json")[0].rpartition("/")[2] for note in notes] == ["cut", "inputs"]
+
+
+def test_a_folder_without_results_is_refused(tmp_path):
+    (tmp_path / "inputs.json").write_text('{"data": []}')
+    with pytest.raises(UsageError, match="aiperf, sglang bench_serving, vllm bench serve"):
+        import_files([tmp_path], GREEDY)
+
+
+def test_files_of_different_models_are_refused_unless_their_name_is_given(tmp_path):
+    result = json.loads((FILES / "vllm_base.json").read_text()) | {"model_id": "other/Qwen3-8B"}
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(result))
+    files = [FILES / "vllm_spec.json", other]
+    with pytest.raises(UsageError, match=r"Llama-3\.1-8B-Instruct in .*Qwen3-8B in .*--pairing"):
+        import_files(files, GREEDY)
+    notes = []
+    told = Told(temperature=0.0, num_speculative_tokens=0, pairing="llama/head")
+    assert len(import_files(files, told, note=notes.append)) == 2
+    assert "Qwen3-8B" in notes[0]
+    other.write_text(json.dumps(result | {"model_id": "/models/Llama-3.1-8B-Instruct/"}))
+    assert len(import_files(files, GREEDY)) == 2
 
 
 @pytest.mark.parametrize(
@@ -147,6 +289,9 @@ def test_a_line_of_sglang_is_a_cell_and_its_accept_length_is_marked():
     assert (spec.key.draft.k, spec.key.condition.workload) == (4, "sharegpt")
     assert spec.key.condition.target == base.key.condition.target == "Qwen3-8B"
     assert spec.record.figures["mean_acceptance_length"] == 2.8
+    assert spec.record.figures["request_latency_s"] == pytest.approx(1.9)
+    assert spec.record.figures["inter_chunk_latency_s_p95"] == pytest.approx(0.030)
+    assert spec.record.figures["input_tokens_per_s"] == 666.0
     assert any("since its start" in warning for warning in spec.record.warnings)
     assert "mean_acceptance_length" not in base.record.figures
     assert base.record.num_failed is None  # the line has no list of errors
@@ -174,4 +319,4 @@ def test_each_format_knows_its_own_results_alone():
         ("sglang.jsonl", "sglang bench_serving"),
         ("vllm_base.json", "vllm bench serve"),
     ):
-        assert cell(name, Told(temperature=0, num_speculative_tokens=1)).record.tool == tool
+        assert cell(name, Told(temperature=0, num_speculative_tokens=4)).record.tool == tool

@@ -45,9 +45,9 @@ def test_what_is_no_result_is_refused(tmp_path, content, complaint):
     assert complaint in refusal(file)
 
 
-def test_an_absent_file_and_a_folder_are_refused(tmp_path):
+def test_an_absent_file_and_an_empty_folder_are_refused(tmp_path):
     assert "No such file" in refusal(tmp_path / "absent.json")
-    assert "Is a directory" in refusal(tmp_path)
+    assert "vllm bench serve" in refusal(tmp_path)  # the tools whose files it might hold
 
 
 def changed(tmp_path, **values):
@@ -92,7 +92,7 @@ def test_values_that_are_missing_or_null_stay_missing(tmp_path):
 
 def test_what_neither_the_file_nor_the_user_says_is_asked_for(tmp_path):
     assert "give --temperature" in refusal(FILES / "vllm_spec.json", Told())
-    assert "give -k" in refusal(FILES / "vllm_base.json", Told(temperature=0.0))
+    assert "vllm_base.json#k=0" in refusal(FILES / "vllm_base.json", Told(temperature=0.0))
     alone = changed(tmp_path, max_concurrency=None, max_concurrent_requests=None)
     assert "give --concurrency" in refusal(alone)
 
