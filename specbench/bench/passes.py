@@ -131,7 +131,7 @@ class Passes:
             self._watch.advance(done + 1, len(blocks), self._deadline.seconds_left("confirm"))
 
     def _winners(self) -> frozenset[str]:
-        groups = by_question(summaries(self._plan.all_cells, self._ledger.stored.blocks))
+        groups = by_question(self._summaries(self._plan.all_cells))
         return frozenset(key.id for group in groups for key in _again(group)) & self._usable
 
     def _explored(self, session: Session | None = None) -> Iterator[Block]:
@@ -154,7 +154,7 @@ class Passes:
         if precision is None:
             return False
         if not self._extensions.is_taken("precise", question):
-            found = summaries(block.cells, self._ledger.stored.blocks)
+            found = self._summaries(block.cells)
             leaders = [choose(group).leader for group in by_question(found)]
             if not leaders or any(_half_width(leader) > precision for leader in leaders):
                 return False
@@ -162,10 +162,10 @@ class Passes:
             self._extensions.take("precise", lambda: ids, question)
         return True
 
-
-def summaries(cells: Sequence[Cell], blocks: Sequence[BlockRecord]) -> tuple[CellSummary, ...]:
-    """What some blocks say of some cells."""
-    return summarise(gather_cells([cell.key for cell in cells], blocks))
+    def _summaries(self, cells: Sequence[Cell]) -> tuple[CellSummary, ...]:
+        """The first pass of some cells so far."""
+        keys, blocks = [cell.key for cell in cells], self._ledger.stored.blocks
+        return summarise(gather_cells(keys, blocks, slo=self._plan.settings.load.slo))
 
 
 def _again(group: Sequence[CellSummary]) -> Iterator[CellKey]:

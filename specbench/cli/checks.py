@@ -31,6 +31,15 @@ def checked(asked: RunSettings) -> RunSettings:
         raise UsageError(
             "--acceptance simulates acceptance in the built-in decoder only; leave out --engine"
         )
+    if load.slo and load.num_samples > 1:
+        raise UsageError("--slo counts single requests; drop --samples")
+    own = set(load.engines) - set(SERVED)
+    if load.slo and (forecasting.forecast or (own and asked.effort.budget_s is not None)):
+        option = "--forecast" if forecasting.forecast else f"--budget of --engine {min(own)}"
+        raise UsageError(
+            f"{option} leaves K out by their speed, --slo chooses by goodput; drop one of them, "
+            "or limit the run with --prompts"
+        )
     if load.num_samples > 1:
         _require_samples(asked)
     _require_servers(asked)

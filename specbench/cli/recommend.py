@@ -56,7 +56,8 @@ def recommend(
     That is a drafter, K and batch size, or no speculation. Exit code 1 if none
     meets the limits, 3 if undecided.
     """
-    from specbench.decide.objective import OBJECTIVES, Objective, parse_limits
+    from specbench.decide.objective import LIMITS, OBJECTIVES, Objective
+    from specbench.settings.words import parse_limits
 
     name = next((name for name in OBJECTIVES if name == objective), None)
     if name is None:
@@ -69,7 +70,7 @@ def recommend(
         )
     wanted = Objective(
         name=name,
-        limits=parse_limits(slo) if slo is not None else {},
+        limits=parse_limits(slo, LIMITS) if slo is not None else {},
         price_per_hour=price_per_hour,
     )
 

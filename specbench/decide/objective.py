@@ -4,15 +4,14 @@ Candidates are what the choosing rule stands by: every K = 0, and of each pairin
 cell that helps, with the speed-up that was measured again.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from specbench.decide.recommend import TIE, Verdict, by_question, deciding, judge, near_best
-from specbench.errors import UsageError
 from specbench.metrics.registry import number_of
 from specbench.records import CellKey, CellSummary, Condition, Decision
+from specbench.settings.words import REQUEST_LIMITS
 from specbench.stats.regret import minimax_regret
 
 ObjectiveName = Literal["latency", "throughput", "cost"]
@@ -20,14 +19,10 @@ OBJECTIVES: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
 
 # What a limit may be about, and the metric that it is held against.
 LIMITS = {
-    "tpot": "tpot_s",
-    "tpot_p95": "tpot_s_p95",
-    "ttft": "ttft_s",
-    "ttft_p95": "ttft_s_p95",
+    **REQUEST_LIMITS,
+    **{f"{name}_p{p}": f"{of}_p{p}" for name, of in REQUEST_LIMITS.items() for p in (90, 95, 99)},
     "queue": "queue_s",
 }
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_LIMIT = re.compile(r"\s*([a-z0-9_]+)\s*=\s*([0-9]*\.?[0-9]+)\s*(us|ms|s)\s*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,22 +70,6 @@ class SharedPick:
     regret: Mapping[str, float]
     others: Mapping[str, CellKey]  # the answers of workloads that would choose another way
     left_out: tuple[CellKey, ...] = ()  # of those the ones without a say in every workload
-
-
-def parse_limits(text: str) -> dict[str, float]:
-    """Such as `tpot=30ms,ttft=0.5s`; UsageError says what is allowed."""
-    limits = {}
-    for part in text.split(","):
-        match = _LIMIT.fullmatch(part)
-        if match is None or match[1] not in LIMITS:
-            raise UsageError(
-                f"--slo {part.strip()!r}: wanted NAME=TIME such as tpot=30ms or ttft=0.5s; "
-                f"names are {', '.join(LIMITS)}, units {', '.join(_UNITS)}"
-            )
-        if LIMITS[match[1]] in limits:
-            raise UsageError(f"--slo names {match[1]} twice; leave one of the two out")
-        limits[LIMITS[match[1]]] = float(match[2]) * _UNITS[match[3]]
-    return limits
 
 
 def pick(

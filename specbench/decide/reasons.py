@@ -94,6 +94,11 @@ def effect_text(effect: float) -> str:
 
 
 def _costs(cell: CellSummary) -> Iterator[str]:
+    kept = number_of(cell.metrics, "slo_attainment")
+    baseline_kept = number_of(cell.metrics, "slo_attainment_of_baseline")
+    if cell.goodput is not None and kept is not None and baseline_kept is not None:
+        shares = f"{kept:.0%} at {k_text(cell)}, {baseline_kept:.0%} at K=0"
+        yield f"requests within {cell.goodput.limits}: {shares}"
     length = number_of(cell.metrics, "mean_acceptance_length")
     break_even = number_of(cell.metrics, "break_even_length")
     if length is not None and break_even is not None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from specbench.decide.reasons import k_text, range_text, reasons_for, speedup_text, units_of
 from specbench.decide.what_more import what_would_narrow
+from specbench.metrics.registry import number_of
 from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision, Fixed, Interval
 
 TIE = 0.01  # lower bounds this close are equal, and the smaller K wins
@@ -37,11 +38,13 @@ class Choice:
 
 
 def by_question(cells: Iterable[CellSummary]) -> tuple[tuple[CellSummary, ...], ...]:
-    """The K > 0 cells grouped by what one decision is about, in order of appearance."""
+    """The K > 0 cells grouped by what one decision is about, in order of appearance, with the
+    speed-up or the goodput ratio that it compares.
+    """
     groups: dict[tuple[object, ...], list[CellSummary]] = {}
     for cell in cells:
         if cell.key.draft.k > 0:
-            groups.setdefault((cell.key.condition, cell.key.draft.way), []).append(cell)
+            groups.setdefault((cell.key.condition, cell.key.draft.way), []).append(cell.as_decided)
     return tuple(map(tuple, groups.values()))
 
 
@@ -97,6 +100,7 @@ def decide(
     is another cell than the leader. `workload_prompts` is how many prompts the workload has,
     None where the run does not say; `is_synthetic` as in `why`.
     """
+    confirmed = confirmed and confirmed.as_decided
     decision = _decide(choice, confirmed, workload_prompts)
     reasons = reasons_for(
         choice.cells,
@@ -197,11 +201,15 @@ def _plainness(cell: CellSummary) -> tuple[int, int]:
 def _answer(
     verdict: Verdict, cell: CellSummary, speedup: Interval, workload_prompts: int | None
 ) -> str:
+    within = f" requests within {cell.goodput.limits}" if cell.goodput else ""
     if verdict is Verdict.HELPS:
-        return f"{k_text(cell)}, {speedup_text(speedup, ' faster')}"
+        return f"{k_text(cell)}, {speedup_text(speedup, f' more{within}' if within else ' faster')}"
     if verdict is Verdict.GAINS_NOTHING:
-        return f"do not speculate, {k_text(cell)} measured {speedup_text(speedup)}"
-    text = f"undecided: {range_text(speedup)} at {k_text(cell)}"
+        return f"do not speculate, {k_text(cell)} measured {speedup_text(speedup, within)}"
+    shares = [number_of(cell.metrics, f"slo_attainment{of}") for of in ("", "_of_baseline")]
+    if within and not any(shares):
+        return f"undecided: no{within} at {k_text(cell)} and at K=0; raise the limits of --slo"
+    text = f"undecided: {range_text(speedup)}{within} at {k_text(cell)}"
     if speedup.low is None:
         units = units_of(cell)
         text += f" from {units.count} {units.noun(units.count)}"

@@ -53,7 +53,7 @@ _SYNTHETIC: Column[CellRow] = Column(
     value=attrgetter("run.settings.decoder.is_synthetic"),
 )
 _SUMMARY: tuple[Column[CellRow], ...] = record_columns(
-    CellSummary, DOCS, attrgetter("cell"), without=("key", "metrics")
+    CellSummary, DOCS, attrgetter("cell"), without=("key", "metrics", "goodput")
 )
 
 

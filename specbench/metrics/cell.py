@@ -84,6 +84,7 @@ class CellData:
     servers: tuple[ServerRecord, ...] = ()
     baseline_servers: tuple[ServerRecord, ...] = ()
     cycles: Mapping[int, int] = field(default_factory=dict)
+    slo: Mapping[str, float] = field(default_factory=dict)  # limits of a request: seconds by metric
     # Cycles in which the client could not keep up on one of the sides are left out, unless hardly
     # any other is left: then this says why.
     num_bound_cycles: int = 0
@@ -244,6 +245,23 @@ def have_same_text(one: RequestRecord, other: RequestRecord) -> bool:
 def finished(requests: Iterable[RequestRecord]) -> tuple[RequestRecord, ...]:
     """The requests that did not fail."""
     return tuple(request for request in requests if request.finish_reason != "failed")
+
+
+def num_within(requests: Iterable[RequestRecord], slo: Mapping[str, float]) -> int:
+    """Finished requests that keep every limit; without a second token, TPOT is 0."""
+    return sum(
+        all(seconds is not None and seconds <= slo[name] for name, seconds in latencies.items())
+        for latencies in (_latencies(request, slo) for request in finished(requests))
+    )
+
+
+def _latencies(request: RequestRecord, names: Iterable[str]) -> Mapping[str, float | None]:
+    known = {
+        "ttft_s": request.ttft_s,
+        "tpot_s": request.decode_s and request.decode_s / max(request.num_timed_tokens, 1),
+        "request_latency_s": request.total_s,
+    }
+    return {name: known[name] for name in names}
 
 
 def pooled_rounds(requests: Iterable[RequestRecord]) -> RoundLog | None:

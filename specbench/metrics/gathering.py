@@ -33,6 +33,7 @@ def gather_cells(
     limits: Sequence[LimitRecord] = (),
     servers: Sequence[ServerRecord] = (),
     purpose: BlockPurpose = "explore",
+    slo: Mapping[str, float] | None = None,
 ) -> tuple[CellData, ...]:
     """The cells, in the order of `keys`, from the blocks of one purpose.
 
@@ -47,7 +48,7 @@ def gather_cells(
     cells = (
         _gather(key, _baseline_of(key, keys), chosen, memories, forwards, limits) for key in keys
     )
-    return tuple(_sharing([cell for cell in cells if cell.requests]))
+    return tuple(_sharing([replace(cell, slo=slo or {}) for cell in cells if cell.requests]))
 
 
 def _sharing(cells: Iterable[CellData]) -> Iterator[CellData]:
@@ -68,6 +69,7 @@ def gather_run(stored: StoredRun, purpose: BlockPurpose = "explore") -> tuple[Ce
         limits=stored.limits,
         servers=stored.servers,
         purpose=purpose,
+        slo=stored.run.settings.load.slo,
     )
 
 

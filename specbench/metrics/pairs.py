@@ -1,14 +1,21 @@
 """Seconds of the same work by a cell and by its baseline: what speed-ups are made of."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import compress
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench.metrics.cell import CellData, Pass, Samples, once_a_cell, paired_requests
+from specbench.metrics.cell import (
+    CellData,
+    Pass,
+    Samples,
+    num_within,
+    once_a_cell,
+    paired_requests,
+)
 from specbench.metrics.passes import (
     Span,
     busy_span,
@@ -19,6 +26,7 @@ from specbench.metrics.passes import (
 from specbench.metrics.timings import Column, Timings, timings_of
 from specbench.records import RequestRecord
 from specbench.stats.crossed import crossed_speedup
+from specbench.stats.intervals import with_half_count
 
 U = TypeVar("U", bound=Hashable)
 _Place = tuple[int | None, str]  # cycle of a server's sessions, None: in no whole one; and unit
@@ -83,9 +91,9 @@ def paired_decode(cell: CellData) -> PairedSeconds | None:
 
 def prompt_speedups(cell: CellData) -> dict[str, float]:
     """Decode seconds per token at K = 0 / at the cell's K of each prompt, its turns and repeats
-    together; empty where requests overlap and none is slow or fast by itself.
+    together; empty where requests overlap and none is slow or fast by itself, and under an SLO.
     """
-    if cell.key.condition.overlaps:
+    if cell.key.condition.overlaps or cell.slo:
         return {}
     places, columns = _requests(cell, _decoding)
     sums = _sums([prompt for _, prompt in places], columns)
@@ -107,6 +115,35 @@ def paired_end_to_end(cell: CellData) -> PairedSeconds | None:
     if cell.key.condition.is_stream and cell.key.condition.request_rate is None:
         return _summed(cell, _passes(cell, whole_span))
     return _summed(cell, _requests(cell, lambda known: (known.total_s, known.num_tokens)))
+
+
+@once_a_cell
+def paired_goodput(cell: CellData) -> PairedSeconds | None:
+    """Seconds of whole requests or passes, and in place of tokens the requests in them within the
+    SLO, half a request added to each sum. None without an SLO, and for several samples.
+    """
+    if not cell.slo or cell.key.condition.num_samples > 1:
+        return None
+    if cell.key.condition.is_stream:
+        rows = _passes(
+            cell, lambda served: Span(served.record.seconds, num_within(served.requests, cell.slo))
+        )
+    else:
+        rows = _rows(
+            [_place(cell, spec.prompt_id, spec) for _, spec in cell.pairs],
+            ((_whole(request, cell.slo) for request in pair) for pair in cell.pairs),
+        )
+    counts = _summed(cell, rows)
+    if counts is None:
+        return None
+    return counts._replace(
+        base_tokens=with_half_count(counts.base_tokens),
+        spec_tokens=with_half_count(counts.spec_tokens),
+    )
+
+
+def _whole(request: RequestRecord, slo: Mapping[str, float]) -> Span | None:
+    return Span(request.total_s, num_within([request], slo)) if request.total_s else None
 
 
 def paired_cpu(cell: CellData) -> PairedSeconds | None:

@@ -4,12 +4,24 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from specbench.metrics.cell import CellData
-from specbench.metrics.pairs import PairedSeconds, paired_decode, paired_end_to_end
+from specbench.metrics.pairs import (
+    PairedSeconds,
+    paired_decode,
+    paired_end_to_end,
+    paired_goodput,
+)
 from specbench.metrics.registry import measure
 from specbench.metrics.validity import cell_warnings, judge_cell
-from specbench.records import CellSummary
+from specbench.records import CellSummary, Goodput
+from specbench.settings.words import limits_text
 from specbench.stats.crossed import crossed_speedup
-from specbench.stats.intervals import LogRatio, interval, minimum_detectable_effect, speedup_ratio
+from specbench.stats.intervals import (
+    LogRatio,
+    interval,
+    minimum_detectable_effect,
+    speedup_ratio,
+    with_count_noise,
+)
 
 
 def summarise(cells: Iterable[CellData]) -> tuple[CellSummary, ...]:
@@ -31,7 +43,21 @@ def _summarise(cell: CellData) -> CellSummary:
         speedup=interval(decode) if decode else None,
         speedup_end_to_end=interval(end_to_end) if end_to_end else None,
         minimum_detectable_effect=minimum_detectable_effect(decode) if decode else None,
+        goodput=_goodput(cell),
         warnings=cell_warnings(cell),
+    )
+
+
+def _goodput(cell: CellData) -> Goodput | None:
+    counts = paired_goodput(cell)
+    ratio = _speedup(cell, counts)
+    if counts is None or ratio is None:
+        return None
+    ratio = with_count_noise(ratio, counts.base_tokens, counts.spec_tokens)
+    return Goodput(
+        limits=limits_text(cell.slo),
+        ratio=interval(ratio),
+        minimum_detectable_effect=minimum_detectable_effect(ratio),
     )
 
 

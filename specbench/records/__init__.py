@@ -6,7 +6,7 @@ Every record is frozen, keyword-only and JSON-ready (runs/ writes and reads them
 that a machine or an engine cannot give is None: absent, never zero.
 """
 
-from specbench.records.answers import CellSummary, Decision
+from specbench.records.answers import CellSummary, Decision, Goodput
 from specbench.records.engines import Contender, EngineRecord, KernelChoice, chosen_threads
 from specbench.records.extensions import ExtensionRecord
 from specbench.records.forecasts import (
@@ -77,6 +77,7 @@ __all__ = [
     "ForecastPoint",
     "ForecastRecord",
     "ForwardCost",
+    "Goodput",
     "ImportedRecord",
     "Interval",
     "KernelChoice",

@@ -85,6 +85,11 @@ _SPEEDUP = Column(
     "at a given rate decode seconds per token",
     lambda cell: speedup_text(cell.speedup) if cell.speedup else None,
 )
+_GOODPUT = Column(
+    "goodput",
+    "requests per second within the limits of --slo",
+    metric("goodput_requests_per_s", per_second),
+)
 _DETECTABLE = Column("MDE", "minimum detectable effect of this comparison", detectable)
 _LENGTH = Column(
     "length",
@@ -174,6 +179,7 @@ TERMINAL_COLUMNS = (
     _TOKENS_PER_S,
     *_IMPORTED,
     _SPEEDUP,
+    _GOODPUT,
     _DETECTABLE,
     _TTFT,
     _LENGTH,
@@ -183,7 +189,17 @@ TERMINAL_COLUMNS = (
     _OF_NODES,
 )
 
-TERMINAL_STREAM_COLUMNS = (_K, _BUSY, *_IMPORTED, _SPEEDUP, _USER, _TTFT, _LENGTH, _AT_ONCE)
+TERMINAL_STREAM_COLUMNS = (
+    _K,
+    _BUSY,
+    *_IMPORTED,
+    _SPEEDUP,
+    _GOODPUT,
+    _USER,
+    _TTFT,
+    _LENGTH,
+    _AT_ONCE,
+)
 
 PAGE_COLUMNS = (
     _K,
@@ -192,6 +208,7 @@ PAGE_COLUMNS = (
     _TOKENS_PER_S,
     *_IMPORTED,
     _SPEEDUP,
+    _GOODPUT,
     _DETECTABLE,
     _WHOLE,
     _TTFT,
@@ -243,6 +260,7 @@ PAGE_STREAM_COLUMNS = (
     _CYCLES,
     _BUSY,
     _SPEEDUP,
+    _GOODPUT,
     _DETECTABLE,
     _ALL,
     _IMPORTED[1],

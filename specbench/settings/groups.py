@@ -1,5 +1,6 @@
 """What a run may be asked for: an option is a field, with its name, help, bounds and default."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +12,7 @@ from specbench.settings.words import (
     parse_concurrency,
     parse_contexts,
     parse_ks,
+    parse_limits,
     parse_names,
     parse_precision,
     parse_seconds,
@@ -198,6 +200,15 @@ class LoadSettings:
             min=0.001,
             help="Poisson arrivals per second.",
             shown="closed loop: the next request starts when one ends",
+        ),
+    ] = None
+    slo: Annotated[  # seconds by metric; None: the fastest is best
+        Mapping[str, float] | None,
+        Option(
+            read=parse_limits,
+            help="Choose K by goodput: requests per second within these limits, such as "
+            "ttft=200ms,tpot=20ms; also request_latency.",
+            shown="choose K by speed",
         ),
     ] = None
     num_samples: Annotated[  # above 1: also a cell with so many answers to a prompt

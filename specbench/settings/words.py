@@ -3,7 +3,7 @@
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
@@ -20,6 +20,10 @@ ENGINES = (BUILTIN, TRANSFORMERS, *SERVED)
 Choice = TypeVar("Choice", bound=str)
 MAX_CONTEXT = 1024 * 1024
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+# What a limit on each request may be about, as in `vllm bench serve --goodput`, and its metric.
+REQUEST_LIMITS = {"ttft": "ttft_s", "tpot": "tpot_s", "request_latency": "request_latency_s"}
+_LIMIT = re.compile(r"\s*([a-z0-9_]+)\s*=\s*([0-9]*\.?[0-9]+)\s*(us|ms|s)\s*")
+_LIMIT_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 class Ks(NamedTuple):
@@ -140,6 +144,28 @@ def parse_contexts(text: str) -> tuple[int, ...]:
     if min(contexts) < 1 or max(contexts) > MAX_CONTEXT:
         raise UsageError(f"--context {text!r}: 1 to {MAX_CONTEXT // 1024}k tokens are allowed")
     return tuple(sorted(contexts))
+
+
+def parse_limits(text: str, names: Mapping[str, str] = REQUEST_LIMITS) -> dict[str, float]:
+    """Such as `tpot=30ms,ttft=0.5s`, in seconds by metric; `names`: the metric of each name."""
+    limits: dict[str, float] = {}
+    for part in text.split(","):
+        match = _LIMIT.fullmatch(part)
+        if match is None or match[1] not in names:
+            raise UsageError(
+                f"--slo {part.strip()!r}: wanted NAME=TIME such as tpot=30ms or ttft=0.5s; "
+                f"names are {', '.join(names)}, units {', '.join(_LIMIT_UNITS)}"
+            )
+        if names[match[1]] in limits:
+            raise UsageError(f"--slo names {match[1]} twice; leave one of the two out")
+        limits[names[match[1]]] = float(match[2]) * _LIMIT_UNITS[match[3]]
+    return limits
+
+
+def limits_text(limits: Mapping[str, float]) -> str:
+    """As they are typed, in milliseconds: `ttft=200ms,tpot=20ms`."""
+    names = {metric: name for name, metric in REQUEST_LIMITS.items()}
+    return ",".join(f"{names[metric]}={limit * 1e3:g}ms" for metric, limit in limits.items())
 
 
 def parse_engine_args(items: list[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from specbench.stats.interval import Interval
 from specbench.stats.spread import Spread, combined, jackknife, of_mean
@@ -72,6 +72,29 @@ def product(first: LogRatio, second: LogRatio) -> LogRatio:
     if spread is not None and second.spread is not None:
         spread = combined(spread, second.spread)
     return LogRatio(log=first.log + second.log, spread=spread, num_prompts=first.num_prompts)
+
+
+def with_half_count(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Counts, an entry per unit, with half a count spread over them: their sum is never 0.
+
+    Source: Haldane 1956; the estimate of a ratio of such sums is finite, and nearer to 1.
+    """
+    raised: NDArray[np.float64] = counts + 0.5 / counts.shape[-1]
+    return raised
+
+
+def with_count_noise(ratio: LogRatio, *counts: NDArray[np.float64]) -> LogRatio:
+    """A ratio of `with_half_count` sums with the variance of what was added: 0.5 / sum**2 of each.
+
+    Without it the jackknife calls a sum in which nothing was counted exactly known. For pairs that
+    agree or differ throughout this is the variance of Fagerland, Lydersen and Laake 2014.
+    """
+    variances = [0.5 / np.nansum(own, axis=-1) ** 2 for own in counts]
+    spread = Spread(
+        standard_error=math.sqrt(sum(float(np.mean(v)) for v in variances)),
+        degrees_of_freedom=math.inf,
+    )
+    return product(ratio, LogRatio(log=0.0, spread=spread, num_prompts=ratio.num_prompts))
 
 
 def mean_interval(values: ArrayLike) -> Interval:

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.objective import Objective, parse_limits, pick, shared_pick
+from specbench.decide.objective import LIMITS, Objective, pick, shared_pick
 from specbench.decide.recommend import choose, decide
 from specbench.errors import UsageError
 from specbench.records import Interval
+from specbench.settings.words import parse_limits
 from tests.cell_keys import with_axes
 
 LATENCY, THROUGHPUT = Objective(), Objective(name="throughput")
@@ -84,14 +85,15 @@ def test_limits_rule_ways_out_and_say_by_how_much(measured):
         *measured(1, 100, 100, {4: (1.8, 2.0, 2.2)}),
         *measured(16, 20, 320, {4: (1.1, 1.2, 1.3)}),
     ]
-    limited = replace(THROUGHPUT, limits=parse_limits("tpot=8ms"))
+    limited = replace(THROUGHPUT, limits=parse_limits("tpot=8ms", LIMITS))
     (one,) = pick(cells, decided(cells), limited)
     assert (one.best.key.condition.concurrency, one.best.key.draft.k) == (1, 4)
     broken = {(c.key.condition.concurrency, c.key.draft.k): c.broken for c in one.candidates}
     assert broken[16, 4] == ("tpot 41.7 ms, above 8 ms",)
     assert broken[1, 0] == ("tpot 10 ms, above 8 ms",)
-    assert best(cells, replace(THROUGHPUT, limits=parse_limits("tpot=1ms"))) is None
-    assert best(cells, replace(THROUGHPUT, limits=parse_limits("queue=1s"))) is None  # not known
+    assert best(cells, replace(THROUGHPUT, limits=parse_limits("tpot=1ms", LIMITS))) is None
+    not_known = parse_limits("queue=1s", LIMITS)
+    assert best(cells, replace(THROUGHPUT, limits=not_known)) is None
 
 
 def test_cost_is_money_for_a_million_tokens(measured):
@@ -141,25 +143,25 @@ def test_no_way_is_shared_where_none_keeps_the_limits_everywhere(measured):
         *measured(1, 100, 100, {}, workload="chat", ttft_s=2.0),
         *measured(1, 100, 100, {}, workload="code"),
     ]
-    limited = replace(LATENCY, limits=parse_limits("ttft=1s"))
+    limited = replace(LATENCY, limits=parse_limits("ttft=1s", LIMITS))
     assert shared_pick(pick(cells, [], limited)) is None
 
 
 def test_limits_are_read_with_their_units():
-    read = parse_limits("tpot=30ms, ttft=0.5s,tpot_p95=900us")
+    read = parse_limits("tpot=30ms, ttft=0.5s,tpot_p95=900us", LIMITS)
     assert read == pytest.approx({"tpot_s": 0.03, "ttft_s": 0.5, "tpot_s_p95": 0.0009})
 
 
 @pytest.mark.parametrize("text", ["tpot", "tpot=30", "speed=3ms", "tpot=-1ms", ""])
 def test_a_limit_that_says_nothing_is_refused_with_what_is_allowed(text):
-    with pytest.raises(UsageError, match="tpot, tpot_p95, ttft"):
-        parse_limits(text)
+    with pytest.raises(UsageError, match="ttft, tpot, request_latency"):
+        parse_limits(text, LIMITS)
 
 
 def test_a_limit_given_twice_is_refused():
     with pytest.raises(UsageError, match="tpot twice"):
-        parse_limits("tpot=30ms,ttft=1s,tpot=20ms")
-    assert len(parse_limits("tpot=30ms,tpot_p95=50ms")) == 2
+        parse_limits("tpot=30ms,ttft=1s,tpot=20ms", LIMITS)
+    assert len(parse_limits("tpot=30ms,tpot_p95=50ms", LIMITS)) == 2
 
 
 def test_in_open_loop_arrivals_fix_the_throughput(measured):

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.objective import Objective, parse_limits, pick, shared_pick
+from specbench.decide.objective import LIMITS, Objective, pick, shared_pick
 from specbench.decide.recommend import choose, decide
 from specbench.decide.why import losses, why
 from specbench.records import Interval
+from specbench.settings.words import parse_limits
 from tests.cell_keys import with_axes
 from tests.decide.conftest import summary
 
@@ -64,7 +65,7 @@ def test_tokens_of_all_users_are_those_while_all_rows_are_busy():
 
 def test_a_limit_that_is_just_kept_is_kept():
     found = cells(1, 100, 100, {})
-    (one,) = pick(found, [], replace(LATENCY, limits=parse_limits("ttft=100ms")))
+    (one,) = pick(found, [], replace(LATENCY, limits=parse_limits("ttft=100ms", LIMITS)))
     assert one.best is not None
 
 
@@ -133,7 +134,7 @@ def test_a_limit_on_a_token_is_held_against_what_was_measured_again(again, broke
     found = cells(1, 100, 100, {4: (2.1, 2.2, 2.3)})
     found[1] = replace(found[1], metrics={**found[1].metrics, "tpot_s": 0.0044})
     winner = replace(found[1], speedup=Interval(estimate=again, low=again - 0.1, high=again + 0.1))
-    limit = replace(LATENCY, limits=parse_limits("tpot=4.5ms"))
+    limit = replace(LATENCY, limits=parse_limits("tpot=4.5ms", LIMITS))
     (one,) = pick(found, [decide(choose(found[1:]), winner)], limit)
     (way,) = (c for c in one.candidates if c.key.draft.k)
     assert bool(way.broken) is broken
@@ -144,7 +145,7 @@ def test_a_limit_on_a_token_is_held_against_the_time_that_is_shown(objective, br
     """Its own requests took 6 ms a token: of other prompts than those of K = 0, which took 10."""
     found = cells(1, 100, 100, {4: (2.4, 2.5, 2.6)})
     found[1] = replace(found[1], metrics={**found[1].metrics, "tpot_s": 0.006})
-    limit = replace(objective, limits=parse_limits("tpot=4.5ms"))
+    limit = replace(objective, limits=parse_limits("tpot=4.5ms", LIMITS))
     (one,) = pick(found, [decide(choose(found[1:]), found[1])], limit)
     (way,) = (c for c in one.candidates if c.key.draft.k)
     assert bool(way.broken) is broken

@@ -68,8 +68,10 @@ def random_cell(rng: random.Random, told: str) -> CellData:
     load = _load(key.id, rounds, spec, k) if told == "counters" else None
     servers = (replace(SERVER, client=(load,) if load else ()),)
     is_served = told != "rounds"
+    slo = {"ttft_s": 0.15, "tpot_s": step_s * rng.uniform(0.2, 1.2)}
     return CellData(
         key=key,
+        slo=slo if rng.random() < 0.8 else {},
         requests=tuple(spec),
         baseline=tuple(base),
         servers=servers if is_served else (),

@@ -187,7 +187,8 @@ class ServedRun:
     def _gathered(self) -> tuple[CellData, ...]:
         stored = self._ledger.stored
         keys = [cell.key for cell in self._cells]
-        return gather_cells(keys, stored.blocks, servers=stored.servers)
+        slo = self.plan.settings.load.slo
+        return gather_cells(keys, stored.blocks, servers=stored.servers, slo=slo)
 
 
 def _noises(cells: Sequence[CellData]) -> Iterator[SessionNoise]:
