@@ -80,8 +80,10 @@ class TargetPlan:
         usual = WAITING_PER_ROW * condition.concurrency
         if condition.request_rate is not None:
             usual = max(usual, ENOUGH_ARRIVALS)
-        wanted = self.settings.effort.num_prompts or usual
-        prompts = workload.take(min(wanted, len(workload.prompts)), self.settings.seed)
+        effort = self.settings.effort
+        wanted = effort.num_requests or effort.num_prompts or usual
+        most = min(effort.num_prompts or wanted, len(workload.prompts))
+        prompts = workload.take(most, self.settings.seed)
         return tuple(prompts[i % len(prompts)] for i in range(wanted))
 
     @property

@@ -31,6 +31,12 @@ def checked(asked: RunSettings) -> RunSettings:
         raise UsageError(
             "--acceptance simulates acceptance in the built-in decoder only; leave out --engine"
         )
+    overlaps = load.concurrency != (1,) or load.request_rate is not None
+    if asked.effort.num_requests is not None and not (overlaps or {*load.engines} & {*SERVED}):
+        raise UsageError(
+            "--num-requests counts the requests of a pass or of a server's session; for one "
+            "request at a time use --prompts and --repeats, or add --concurrency"
+        )
     if load.slo and load.num_samples > 1:
         raise UsageError("--slo counts single requests; drop --samples")
     own = set(load.engines) - set(SERVED)

@@ -159,6 +159,15 @@ class EffortSettings:
     """How much to measure, and when to stop."""
 
     num_prompts: Annotated[int | None, PROMPTS] = None
+    num_requests: Annotated[
+        int | None,
+        Option(
+            min=1,
+            max=100_000,
+            help="Requests per pass, or per session of a server; they cycle over the prompts.",
+            shown="the prompts once",
+        ),
+    ] = None
     num_repeats: Annotated[
         int | None,
         Option(

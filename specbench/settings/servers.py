@@ -60,6 +60,16 @@ class ServerSettings:
             shown="4 or more, by the noise measured",
         ),
     ] = None
+    num_warmups: Annotated[
+        int | None,
+        Option(
+            names=("--warmup",),
+            min=0,
+            max=100_000,
+            help="Requests before each session and concurrency that are not measured.",
+            shown="by the concurrency",
+        ),
+    ] = None
     prefix_cache: Annotated[
         bool, Option(help="Let the server keep prefixes of earlier prompts.")
     ] = False

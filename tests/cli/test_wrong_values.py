@@ -48,6 +48,11 @@ from tests.cli.calls import specbench
         (["--resume", "x" * 300], "File name too long"),
         (["--engine", "vlm"], "--engine 'vlm', did you mean 'vllm'? allowed are builtin, trans"),
         (["--engine", "vllm", "--launch", "no-such-vllm"], "there is no program no-such-vllm here"),
+        (["--slo", "tpot=20"], "--slo 'tpot=20'"),
+        (["--slo", "tpot=20ms", "--budget", "1m"], "--budget of --engine builtin"),
+        (["--slo", "tpot=20ms", "--forecast"], "--forecast"),
+        (["--num-requests", "20"], "--num-requests"),
+        (["--warmup", "20"], "need a serving engine"),
         (["--engine", "openai"], "--engine openai measures a running server: add its --base-url"),
         (["--base-url", "http://localhost:1"], "need a serving engine; add --engine with one of"),
         (

@@ -75,6 +75,8 @@ def asked_in(plan: TargetPlan, session: Session, cell: Cell) -> list[PlannedRequ
     condition = cell.key.condition
     workload = plan.workload(condition.workload)
     prompts = list(plan.measured(workload))
+    if (wanted := plan.settings.effort.num_requests) is not None:
+        prompts = [prompts[i % len(prompts)] for i in range(wanted)]
     if condition.is_stream:
         prompts = list(plan.pass_prompts(workload, condition))
     times = -(-len(prompts) // len({prompt.id for prompt in prompts}))

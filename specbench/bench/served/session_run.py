@@ -67,11 +67,13 @@ class SessionRun:
         """As many requests at once as there will be, with texts that are never measured."""
         for most in sorted({cell.key.condition.concurrency for cell in session.cells}):
             num = most * len(running.clients)
+            fixed = self._plan.settings.servers.num_warmups
+            total = WARM_UPS * num if fixed is None else fixed
             asked = warm_up_questions(session.cells[0], num, max_tokens=WARM_UP_TOKENS)
-            for _ in range(WARM_UPS):
-                done = await self._ask_all(session, running, asked)
+            for first in range(0, total, num):
+                done = await self._ask_all(session, running, asked[: total - first])
                 errors = [one.error for one in done.answers if one.error]
-                if len(errors) == num:
+                if len(errors) == len(done.answers):
                     raise ServerError(f"no request of the warm-up was answered: {errors[0]}")
 
     async def _ask_all(

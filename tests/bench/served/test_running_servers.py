@@ -131,6 +131,27 @@ def test_a_session_is_warmed_up_twice_as_many_at_once_as_it_will_have(attached):
     assert len(texts) == ROWS  # else a prefix cache would serve all but the first
 
 
+@pytest.mark.parametrize("num", [0, 5])
+def test_a_session_is_warmed_up_with_as_many_requests_as_asked(tmp_path, num):
+    with running(0, 2) as servers:
+        settings = settings_for(
+            tmp_path,
+            launch=None,
+            num_speculative_tokens=None,
+            base_urls=tuple(server.url for server in servers),
+            concurrency=(ROWS,),
+            max_new_tokens=MAX_TOKENS,
+            num_requests=4,
+            num_warmups=num,
+        )
+        stored = measured(tmp_path, settings)
+        sessions = Counter(server.num_speculative_tokens for server in stored.servers)
+        for k, server in zip((0, 2), servers, strict=True):
+            warm_ups = sum(is_warm_up(body) for body in server.engine.asked)
+            assert warm_ups == num * sessions[k]
+    assert {len({(r.prompt_id, r.repeat) for r in b.requests}) for b in stored.blocks} == {4}
+
+
 def test_every_k_is_asked_the_same_in_the_same_order_and_every_session_anew(attached):
     for rows in (1, ROWS):
         asked = {k: [_asked(b) for b in attached.blocks(k, rows)] for k in (0, 2)}
