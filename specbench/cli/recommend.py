@@ -90,7 +90,8 @@ def recommend(
     from specbench.report.tables import grid_table
     from specbench.runs import LATEST, load_run
 
-    document = build_document(load_run(run or LATEST, out))
+    # Objectives are about speed, and --slo here about medians and percentiles.
+    document = build_document(load_run(run or LATEST, out).without_slo)
     _require_measured(
         "--workload",
         workload or (),

@@ -4,7 +4,7 @@ A line of records.jsonl is `{"type": "block", "data": {...}}`; run.json is a Run
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
@@ -92,6 +92,13 @@ class StoredRun:
     extensions: tuple[ExtensionRecord, ...] = ()  # decisions taken while it was measured
     servers: tuple[ServerRecord, ...] = ()
     sessions: tuple[Environment, ...] = ()  # one for each resume, and for each node of a cluster
+
+    @property
+    def without_slo(self) -> "StoredRun":
+        """Judged by speed, as if no limits had been given."""
+        load = replace(self.run.settings.load, slo=None)
+        settings = replace(self.run.settings, load=load)
+        return replace(self, run=replace(self.run, settings=settings))
 
     @property
     def why_failed(self) -> str:

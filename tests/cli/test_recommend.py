@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from specbench.runs import SCHEMA_VERSION, create_run
+from specbench.runs import SCHEMA_VERSION, create_run, load_run
 from tests.cli.calls import specbench
 from tests.report.served_runs import served_run
+from tests.settings.flat_settings import changed
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,26 @@ def test_the_newest_run_is_answered_for_latency(folder: Path) -> None:
     assert ": undecided: " in ran.out
     assert "chosen" in ran.out
     assert "one configuration for all workloads" in ran.out
+
+
+def test_an_slo_of_the_run_changes_no_answer_about_speed(folder: Path) -> None:
+    stored = load_run("served", folder / "reports")
+    settings = changed(stored.run.settings, slo={"ttft_s": 10.0, "request_latency_s": 1.0})
+    run = replace(stored.run, run_id="limited", settings=settings)
+    with create_run(folder / "limited", run) as writer:
+        for record in (*stored.memory, *stored.engines, *stored.blocks):
+            writer.append(record)
+        writer.finish()
+    args = ("--objective", "throughput", "--json")
+    plain = json.loads(specbench("recommend", "served", *args, cwd=folder).out)
+    limited = json.loads(
+        specbench("recommend", "limited", "--out", "limited", *args, cwd=folder).out
+    )
+    assert limited["picks"] == plain["picks"]
+    report = json.loads(
+        specbench("report", "limited", "--out", "limited", "--json", cwd=folder).out
+    )
+    assert any("requests within" in decision["sentence"] for decision in report["decisions"])
 
 
 def test_a_price_makes_tokens_cost_something(folder: Path) -> None:
