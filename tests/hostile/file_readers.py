@@ -216,7 +216,7 @@ def _texts(folder: Path) -> Case:
 
 
 def _results(name: str) -> Make:
-    told = Told(temperature=0.0, num_speculative_tokens=3, concurrency=1)
+    told = Told(temperature=0.0, num_speculative_tokens=4, concurrency=1)
 
     def read(file: Path) -> None:
         for found in import_files([file], told):
