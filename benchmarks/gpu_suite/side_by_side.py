@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.gpu_suite.machine import REFUSALS, Json, Machine, in_a_line
+from benchmarks.gpu_suite.machine import Json, Machine, in_a_line
 from specbench.engines.engine import Engine, EngineRequest, EngineResult, Work
 from specbench.records import Interval
 from specbench.stats.intervals import speedup_interval
@@ -62,7 +62,7 @@ def compare_engines(
         began_s = time.perf_counter()
         try:
             candidate.engine.generate(requests[0], candidate.work)
-        except REFUSALS as error:
+        except Exception as error:
             refused[candidate.name] = in_a_line(error)
             if len(refused) == len(candidates):
                 raise

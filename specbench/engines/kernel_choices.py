@@ -18,7 +18,7 @@ from specbench.forward.layer_self_test import check_layers
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import Forward
-from specbench.kernels.availability import DEVICES
+from specbench.kernels.availability import DEVICES, why_not
 from specbench.records import KernelChoice
 from specbench.round.drawing_contest import DRAWINGS, NAMES, TRITON, drawing_contest
 
@@ -91,13 +91,14 @@ class KernelChoices:
         if runner.device.type not in DEVICES:
             return
         vocab_size, device = runner.vocab_size, runner.device
+        names = NAMES if why_not(device) is None else tuple(n for n in NAMES if n != TRITON)
         for drawing in DRAWINGS:
             hold = partial(
                 drawing_contest, drawing, vocab_size, runner.dtype, device, self.contests.timing
             )
             subject = f"{drawing.name} of {name}, {vocab_size} tokens"
             facts = (drawing.name, vocab_size, runner.dtype)
-            chosen = self.contests.choose(subject, device, facts, NAMES, hold).chosen
+            chosen = self.contests.choose(subject, device, facts, names, hold).chosen
             drawing.switch.turn(vocab_size, on=chosen == TRITON)
 
     def _attention(self, case: Case, name: str) -> KernelChoice:

@@ -16,6 +16,7 @@ from specbench.execution.cuda_graphs import Captured, Graphs
 from specbench.footprint import rounded_up, span_bucket
 from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.slot_cache import SlotCache
+from specbench.models.raised import require_device
 from specbench.round.head_part import Slots
 
 
@@ -102,7 +103,8 @@ class ModelForwards:
         captured: Captured[object] | None
         try:
             captured = self._graphs.capture(run, num_warm_ups=1)
-        except RuntimeError:  # its rounds run eagerly, too
+        except Exception as error:  # its rounds run eagerly, too
+            require_device(error)
             captured = None
         self.forget()
         self._known[shape] = _Graph(

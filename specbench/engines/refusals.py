@@ -8,14 +8,13 @@ import torch
 from specbench.errors import (
     CompatibilityError,
     DeviceError,
-    DeviceLostError,
     ModelError,
     UsageError,
     WorkloadError,
     first_line,
 )
 from specbench.model_files.attention import ELSEWHERE
-from specbench.models.raised import is_of_device, raised_by_model
+from specbench.models.raised import is_of_device, raised_by_model, require_device
 
 # A refusal is a stored result, and the rest of the run continues.
 REFUSALS = (
@@ -40,9 +39,8 @@ def failures_told() -> Iterator[None]:
 def device_errors_told() -> Iterator[None]:
     """DeviceError where the device fails at what is done inside.
 
-    DeviceLostError where it fails at everything since, as after an illegal address or an assert
-    in a kernel: CUDA answers every call with the same error until the process ends. Lack of
-    memory stays as it is, and so do errors of our own.
+    DeviceLostError where it fails at everything since. Lack of memory stays as it is, and so do
+    errors of our own.
     """
     try:
         yield
@@ -51,19 +49,5 @@ def device_errors_told() -> Iterator[None]:
     except RuntimeError as error:
         if not is_of_device(error):
             raise
-        if _is_lost():
-            raise DeviceLostError(
-                f"the GPU fails at everything since: {first_line(error)}"
-            ) from error
+        require_device(error)
         raise DeviceError(first_line(error)) from error
-
-
-def _is_lost() -> bool:
-    """Whether the device fails at a call that asks nothing of it."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return False
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False

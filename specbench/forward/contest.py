@@ -7,19 +7,21 @@ so that noise seldom does.
 
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from specbench.errors import ModelError, first_line
+from specbench.errors import ModelError
 from specbench.forward.attention.kernel import Case, Kernel
 from specbench.forward.attention.trial import Placed, Shape, Trial
 from specbench.forward.rounding import wrong
+from specbench.models.raised import why_it_lost
 from specbench.records import Contender
 
 Run = Callable[[], object]
 MOST_TURNS = 5
+NUM_LAYERS = 32  # share what a kernel makes once per forward, which on a CPU takes no time
 MOST_READY_S = 120.0  # of one candidate; a compiler's first program takes half a minute
 _MOMENT_S = 1.0  # that all turns together take, where one does not take longer
 _MARGIN = 1.05
@@ -49,20 +51,40 @@ class Timing(NamedTuple):
 
 
 def fastest(candidates: Sequence[Candidate], timing: Timing) -> tuple[str | None, list[Contender]]:
-    """Who won, None where nobody took part; and what became of each, in the given order."""
-    warm_s = {one.name: timing.seconds(one.run) for one in candidates if one.run is not None}
-    candidates = [_in_time(one, warm_s.get(one.name, 0.0)) for one in candidates]
-    runs = {one.name: one.run for one in candidates if one.run is not None}
-    warm = sum(warm_s[name] for name in runs)
+    """Who won, None if nobody took part; and what became of each, in the given order.
+
+    One that raises while it is timed has lost. DeviceLostError.
+    """
+    refusals = {one.name: one.refusal for one in candidates if one.run is None}
+
+    def turn() -> dict[str, float]:
+        """Seconds of each that still takes part."""
+        taken_s = {}
+        for one in candidates:
+            if one.name not in refusals:
+                try:
+                    taken_s[one.name] = timing.seconds(cast("Run", one.run))
+                except Exception as error:
+                    refusals[one.name] = why_it_lost(error)
+        return taken_s
+
+    warm_s = turn()
+    for one in candidates:
+        # What it takes to run is not what it takes to get ready.
+        if one.name in warm_s and one.ready_s - warm_s[one.name] > MOST_READY_S:
+            refusals[one.name] = (
+                f"it took more than {MOST_READY_S:g} s to compile and to run for the first time"
+            )
+    warm = sum(taken_s for name, taken_s in warm_s.items() if name not in refusals)
     num_turns = min(max(int(_MOMENT_S / max(warm, 1e-9)), 1), MOST_TURNS)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(num_turns):
-        for name, run in runs.items():
-            seconds[name].append(timing.seconds(run))
-    medians = {name: median(taken) for name, taken in seconds.items()}
+    turns = [turn() for _ in range(num_turns)]
+    names = [one.name for one in candidates]
+    medians = {
+        name: median(taken_s[name] for taken_s in turns) for name in names if name not in refusals
+    }
     contenders = [
-        Contender(name=one.name, seconds=medians.get(one.name), refusal=one.refusal)
-        for one in candidates
+        Contender(name=name, seconds=medians.get(name), refusal=refusals.get(name))
+        for name in names
     ]
     limit = _MARGIN * min(medians.values(), default=0.0)
     return next((name for name, taken_s in medians.items() if taken_s <= limit), None), contenders
@@ -71,7 +93,8 @@ def fastest(candidates: Sequence[Candidate], timing: Timing) -> tuple[str | None
 def prepared(name: str, prepare: Callable[[], Run], timing: Timing) -> Candidate:
     """Takes part with what `prepare` returns, checked and captured where rounds are.
 
-    One that raises ModelError, or what computing may raise, does not.
+    One that raises does not: compilers and libraries raise exceptions of any class.
+    DeviceLostError.
     """
     run: Run | None = None
     refusal: str | None = None
@@ -80,21 +103,11 @@ def prepared(name: str, prepare: Callable[[], Run], timing: Timing) -> Candidate
         nonlocal run, refusal
         try:
             run = prepare()
-        except ModelError as error:
-            refusal = first_line(error)
-        except (RuntimeError, ValueError, NotImplementedError) as error:
-            refusal = f"it raises {type(error).__name__}: {first_line(error)}"
+        except Exception as error:
+            refusal = why_it_lost(error)
 
     ready_s = timing.seconds(get_ready)
     return Candidate(name, run, refusal, ready_s)
-
-
-def _in_time(one: Candidate, warm_s: float) -> Candidate:
-    """What it takes to run is not what it takes to get ready."""
-    if one.run is None or one.ready_s - warm_s <= MOST_READY_S:
-        return one
-    refusal = f"it took more than {MOST_READY_S:g} s to compile and to run for the first time"
-    return one._replace(run=None, refusal=refusal)
 
 
 @torch.inference_mode()
@@ -104,7 +117,8 @@ def attention_contest(
     """The fastest of the implementations that are right for the case, as `fastest` has it."""
     shapes = [shape for shape in shapes if shape.num_tokens > 1 or not case.is_tree]
     trials = [Trial(case, shape) for shape in shapes]
-    asked = [(trial.placed(case), trial.expected()) for trial in trials]
+    num_layers = NUM_LAYERS if case.device.type == "cuda" else 1
+    asked = [(trial.placed(case, num_layers), trial.expected()) for trial in trials]
     candidates = []
     for kernel in kernels:
         if refusal := kernel.refusal(case):

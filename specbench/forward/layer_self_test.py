@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.errors import ModelError, first_line
+from specbench.errors import ModelError
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.self_test import TOLERANCE, Forward, distance
 from specbench.forward.tree import Branches, ancestors_of
+from specbench.models.raised import why_it_lost
 
 _SPAN = 64
 _KEPT, _ALONE, _TOGETHER = 3, 4, 5  # tokens of a row: keys alone, fed alone, with the other row's
@@ -45,8 +46,8 @@ def _difference(layers: LayerStack) -> str | None:
         fused_TF, stock_TF = _over_slots(layers), _over_slots(layers.as_stock())
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, ValueError) as error:
-        return f"they raise {type(error).__name__}: {first_line(error)}"
+    except Exception as error:
+        return why_it_lost(error)
     worst, allowed = distance(fused_TF, stock_TF), TOLERANCE[stock_TF.dtype]
     if worst <= allowed:
         return None

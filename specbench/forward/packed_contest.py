@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from specbench.errors import first_line
-from specbench.forward.contest import Candidate, Run, Timing, fastest, in_turn
+from specbench.forward.contest import Run, Timing, fastest, in_turn, prepared
 from specbench.records import Contender
 
 _MOST_LAYERS = 4  # so many do not fit a GPU's cache: each is read from memory, as in decoding
@@ -42,17 +41,20 @@ def packed_contest(
     first = layers[0].weight
     x_TF = torch.rand(num_tokens, first.shape[1], dtype=first.dtype, device=first.device)
     name = str(first.dtype).removeprefix("torch.")
-    try:
+
+    def packed() -> Run:
+        return as_rounds_run([partial(layer, x_TF) for layer in layers])
+
+    def plain() -> Run:
         weights = [torch.rand(first.shape, dtype=x_TF.dtype, device=x_TF.device) for _ in layers]
-        plain: list[Run] = [partial(linear, x_TF, weight_GF) for weight_GF in weights]
-        packed: list[Run] = [partial(layer, x_TF) for layer in layers]
-        runs = {scheme: in_turn(packed), name: in_turn(plain)}
-        if timing.captured is not None:
-            runs = {n: timing.captured(run) for n, run in runs.items()}
-        _, contenders = fastest([Candidate(n, run) for n, run in runs.items()], timing)
-    except RuntimeError as error:  # torch.OutOfMemoryError is one
-        contenders = [Contender(name=n, refusal=first_line(error)) for n in (scheme, name)]
-    return scheme, contenders
+        return as_rounds_run([partial(linear, x_TF, weight_GF) for weight_GF in weights])
+
+    def as_rounds_run(runs: list[Run]) -> Run:
+        run = in_turn(runs)
+        return run if timing.captured is None else timing.captured(run)
+
+    candidates = [prepared(scheme, packed, timing), prepared(name, plain, timing)]
+    return scheme, fastest(candidates, timing)[1]
 
 
 def times_as_long(contenders: tuple[Contender, ...]) -> float | None:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from shutil import which
 
@@ -14,10 +15,10 @@ _COMPILERS = ("gcc", "clang")  # of which it takes one to build what starts a ke
 
 
 def why_not(device: torch.device) -> str | None:
-    """The reason why torch's own operations run instead; None where Triton's kernels can."""
-    if device.type != "cuda":
+    """The reason why torch's own operations run instead; None if Triton's kernels can."""
+    if device.type not in {"cuda", *DEVICES}:
         return f"Triton has no kernels for a {device.type.upper()}"
-    return _missing()
+    return _missing() or _launch_failure(device.type)
 
 
 @cache
@@ -29,8 +30,21 @@ def _missing() -> str | None:
     return None
 
 
+@cache
+def _launch_failure(device: str) -> str | None:
+    """Why the smallest kernel does not run: no Python.h for Triton's launcher, or an old driver."""
+    try:
+        gate_up_12 = torch.ones(1, 2, device=device)
+        import_module("specbench.kernels.gated").gate(gate_up_12)
+        gate_up_12.tolist()  # waits for it
+    except Exception as error:  # Triton raises what its compiler and driver raise
+        said = str(error).strip().partition("\n")[0]
+        return f"Triton cannot launch a kernel: {type(error).__name__}: {said}"
+    return None
+
+
 # For a round, which looks for no modules.
-DEVICES = {"cuda"} if why_not(torch.device("cuda")) is None else set()
+DEVICES = {"cuda"} if _missing() is None else set()
 
 
 class Switch:

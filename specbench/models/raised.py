@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specbench.errors import SpecbenchError, first_line
+from specbench.errors import DeviceLostError, SpecbenchError, first_line
 
 # Errors of CUDA and its libraries have no class of their own in every version of torch.
 _SAID_BY_CUDA = ("CUDA error", "CUDA driver error", "cuDNN error", "cuDNN Frontend error")
@@ -17,6 +17,32 @@ def is_of_device(error: BaseException) -> bool:
     return isinstance(error, torch.AcceleratorError) or any(
         words in str(error) for words in _SAID_BY_CUDA
     )
+
+
+def require_device(error: BaseException) -> None:
+    """DeviceLostError if the device fails at a call that asks nothing of it.
+
+    After an illegal address or an assert in a kernel, CUDA answers every call with the same error
+    until the process ends.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        said = f"the GPU fails at everything since: {first_line(error)}"
+        raise DeviceLostError(said) from error
+
+
+def why_it_lost(error: Exception) -> str:
+    """Why an implementation that was tried is out, for a table of candidates.
+
+    Compilers and libraries raise exceptions of any class. DeviceLostError if the device is lost.
+    """
+    require_device(error)
+    if isinstance(error, SpecbenchError):
+        return first_line(error)
+    return f"it raises {type(error).__name__}: {first_line(error)}"
 
 
 class Raised(NamedTuple):

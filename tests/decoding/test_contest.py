@@ -1,17 +1,22 @@
 """Who may run and who does: wrong implementations lose, slow ones are not chosen."""
 
+import subprocess
 from dataclasses import replace
 
 import pytest
 import torch
 
+from specbench.errors import DeviceLostError
 from specbench.forward import forward_contest as forward_contest_file
+from specbench.forward.attention import trial as trial_file
 from specbench.forward.attention.kernel import Case
 from specbench.forward.attention.masked import Masked
 from specbench.forward.attention.plain import Plain
+from specbench.forward.attention.trial import Shape, Trial
 from specbench.forward.contest import Candidate, Timing, attention_contest, fastest
 from specbench.forward.forward_contest import forward_contest
 from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.rounding import wrong
 from tests.decoding.fake_graphs import FakeGraphs
 from tests.decoding.models import tiny_llama
 
@@ -235,3 +240,79 @@ def test_whole_forwards_compete_too_and_a_wrong_one_loses(monkeypatch):
     assert reasons[0].startswith("it is wrong: logits of 1 tokens are off by")
     assert reasons[1:] == ["Triton has no kernels for a CPU", None, None]
     assert runner.cache.max_len == 0  # its memory is given back
+
+
+class Counts(Plain):
+    """Plain attention that counts what it makes for a forward, and which keys it reads."""
+
+    def __init__(self):
+        self.num_looks, self.read = 0, []
+
+    def look(self, seen):
+        self.num_looks += 1
+        return super().look(seen)
+
+    def attend(self, work, kept, look):
+        self.read.append(kept.buffer.data_ptr())
+        super().attend(work, kept, look)
+
+
+def test_a_trial_of_many_layers_looks_once_and_reads_other_memory_in_each():
+    kernel = Counts()
+    trial = Trial(CASE, Shape(1, 5, 100, 256))
+    placed = trial.placed(CASE, 8)
+    placed.attend(kernel)
+    assert (kernel.num_looks, len(kernel.read), len(set(kernel.read))) == (1, 8, 8)
+    assert wrong(placed.work.joined, trial.expected(), CASE.dtype) is None
+
+
+def test_layers_share_memory_beyond_what_a_cache_holds(monkeypatch):
+    monkeypatch.setattr(trial_file, "_CACHE_BYTES", 2 * 256 * 64 * 4)  # two layers
+    kernel = Counts()
+    Trial(CASE, Shape(1, 5, 100, 256)).placed(CASE, 8).attend(kernel)
+    assert (len(kernel.read), len(set(kernel.read))) == (8, 2)
+
+
+class OutOfResources(Exception):
+    """Triton's exceptions are no RuntimeErrors."""
+
+
+ESCAPED = [
+    OutOfResources("out of resource: shared memory, Required: 180224, Hardware limit: 101376"),
+    subprocess.CalledProcessError(1, ["gcc", "driver.c"]),
+    AssertionError(),
+    ImportError("undefined symbol: _ZN3c104cuda"),
+]
+
+
+class Fails(Masked):
+    """Raises the error at the `at`th call of all."""
+
+    def __init__(self, error, at):
+        super().__init__("fails")
+        self.error, self.left = error, at
+
+    def attend(self, work, kept, look):
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        super().attend(work, kept, look)
+
+
+@pytest.mark.parametrize("at", [0, 3, 20])  # at once, at a later shape, while it is timed
+@pytest.mark.parametrize("error", ESCAPED, ids=lambda error: type(error).__name__)
+def test_whatever_a_candidate_raises_it_has_lost_with_its_reason(error, at):
+    winner, (lost, won) = held(CASE, Fails(error, at), Plain())
+    assert (winner, won.refusal) == ("plain", None)
+    assert lost.seconds is None
+    assert type(error).__name__ in lost.refusal
+
+
+def test_a_lost_device_ends_the_contest(monkeypatch):
+    def lost():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    with pytest.raises(DeviceLostError, match="shared memory"):
+        held(CASE, Fails(ESCAPED[0], 0), Plain())

@@ -84,9 +84,13 @@ def test_what_cannot_be_timed_has_a_reason_and_no_ratio():
     def capture(run: Run) -> Run:  # noqa: ARG001
         raise RuntimeError("CUDA out of memory\nand more")
 
-    timing = Timing(seconds=lambda run: 1.0, captured=capture)  # noqa: ARG005
+    def seconds(run: Run) -> float:
+        run()
+        return 1.0
+
+    timing = Timing(seconds=seconds, captured=capture)
     _, contenders = packed_contest(packed_layers(packed_model()), 1, "int8", timing)
-    assert [one.refusal for one in contenders] == ["CUDA out of memory"] * 2
+    assert all("CUDA out of memory" in (one.refusal or "") for one in contenders)
     assert times_as_long(tuple(contenders)) is None
 
 

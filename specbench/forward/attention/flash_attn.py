@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from specbench.errors import first_line
 from specbench.forward.attention.kernel import Case, Seen
 from specbench.forward.attention.varlen import VarlenFlash
 from specbench.forward.workspace import Kept, Workspace
@@ -31,7 +32,13 @@ class FlashAttn:
     def refusal(self, case: Case) -> str | None:
         if reason := VarlenFlash().refusal(case):  # both are the same kernels, of another age
             return reason
-        return None if _module() else "flash-attn is not installed"
+        if not (name := _module()):
+            return "flash-attn is not installed"
+        try:
+            import_module(name)
+        except Exception as error:  # built for another torch, say
+            return f"{name} cannot be imported: {first_line(error)}"
+        return None
 
     def look(self, seen: Seen) -> FlashAttnLook:
         return FlashAttnLook((seen.positions_BT[:, -1] + 1).int(), seen.window)

@@ -17,6 +17,7 @@ from specbench.forward.tree import Branches, ancestors_of
 from specbench.forward.workspace import JoinedCache, Workspace
 
 _STALE = 8.0
+_CACHE_BYTES = 64 * 2**20  # more than a GPU's L2: each layer is read from memory, as in decoding
 
 
 class Shape(NamedTuple):
@@ -72,8 +73,11 @@ class Trial:
         placed.attend(kernel)
         return placed.work.joined
 
-    def placed(self, case: Case) -> "Placed":
-        """The same numbers on the case's device, in its dtype."""
+    def placed(self, case: Case, num_layers: int = 1) -> "Placed":
+        """The same numbers on the case's device, in its dtype, for each of so many layers.
+
+        Layers share buffers beyond _CACHE_BYTES.
+        """
         B, T = self._positions_BT.shape
         device, dtype = case.device, case.dtype
         scratch = torch.zeros(
@@ -82,7 +86,10 @@ class Trial:
         work = Workspace(self._sizes, scratch, B, T, mirrored=False)
         work.qkv[:, : self._query.shape[1]] = self._query.to(self._case.dtype).to(device, dtype)
         kept = self._kept.to(self._case.dtype).to(device, dtype)  # as rounded as the cache is
-        cache = JoinedCache(B, self._span, [kept])
+        num_buffers = min(num_layers, -(-_CACHE_BYTES // kept.nbytes))
+        buffers = [kept, *(kept.clone() for _ in range(num_buffers - 1))]
+        layers = [buffers[i % num_buffers] for i in range(num_layers)]
+        cache = JoinedCache(B, self._span, layers)
         view = cache.view(B, self._span, 0, self._sizes)
         branches = self._branches and Branches(*(part.to(device) for part in self._branches))
         positions_BT = self._positions_BT.to(device)
@@ -97,5 +104,7 @@ class Placed(NamedTuple):
     seen: Seen
 
     def attend(self, kernel: Kernel) -> None:
-        """As a layer of a forward does, the first one."""
-        kernel.attend(self.work, self.seen.view.layers[0], kernel.look(self.seen))
+        """As a forward does: looks once for all of its layers."""
+        look = kernel.look(self.seen)
+        for kept in self.seen.view.layers:
+            kernel.attend(self.work, kept, look)
