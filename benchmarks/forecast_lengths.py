@@ -33,7 +33,7 @@ from specbench.probes.probe import NoProbe
 from specbench.records import Message, RoundLog, Sampling
 from specbench.shipped import shipped
 from specbench.stats.acceptance import RoundCounts, mean_length
-from specbench.stats.intervals import acceptance_length_change
+from specbench.stats.intervals import log_ratio
 from specbench.tracing.conversation import trace_conversation
 from specbench.tracing.text import Text
 
@@ -235,7 +235,8 @@ def judge(compared: Sequence[Compared], bound: float) -> Judged:
     for one in compared:
         (rounds, _, kept, _), (replayed_rounds, _, replayed_kept, _) = one[1:]
         sums[one.request] += (kept, rounds, replayed_kept, replayed_rounds)
-    change = acceptance_length_change(*np.array(list(sums.values())).T)
+    kept, rounds, replayed_kept, replayed_rounds = np.array(list(sums.values())).T
+    change = log_ratio([replayed_kept + replayed_rounds, rounds], [replayed_rounds, kept + rounds])
     if all(one.measured == one.replayed for one in compared):
         return Judged(0.0, change.standard_error, False, False)
     error = float(np.expm1(change.log))

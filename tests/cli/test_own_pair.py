@@ -117,14 +117,15 @@ def test_its_name_is_known_to_every_command_that_takes_one(measured: Path):
     for command in (
         ["watch", "big/small", "--prompt", "Hello", "--max-new-tokens", "4", "-k", "1"],
         ["doctor", "big/small"],
-        ["run", "big/small", "--dry-run"],
-        ["sweep-k", "big", "--dry-run"],
-        ["pair", "big", "--dry-run"],
+        ["run", "big/small", "--dry-run", "--max-new-tokens", "16"],
+        ["sweep-k", "big", "--dry-run", "--max-new-tokens", "16"],
+        ["pair", "big", "--dry-run", "--max-new-tokens", "16"],
         ["export", "big/ngram", "--engine", "vllm"],
     ):
         ran = specbench(*command, cwd=measured)
         assert ran.code in (0, 3), (command, ran.err)
-    dry = specbench("run", "big/small", "--dry-run", "--json", cwd=measured)
+    short = ("--max-new-tokens", "16")
+    dry = specbench("run", "big/small", "--dry-run", "--json", *short, cwd=measured)
     assert {one["pairing"] for one in json.loads(dry.out)["cells"]} == {"big", "big/small"}
 
 

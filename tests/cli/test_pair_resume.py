@@ -80,7 +80,7 @@ def test_the_hint_names_the_file_that_has_the_target(tiny, tmp_path):
         ran = specbench(*asked, "--out", str(tmp_path), cwd=tiny)
     (command,) = re.findall(r"Resume with: specbench (.*)$", ran.err, re.MULTILINE)
     again = specbench(*shlex.split(command), "--json", cwd=tiny)
-    assert again.code in (0, 4), again.err
+    assert again.code in (0, 3, 4), again.err
     assert [one["drafter"] for one in json.loads(again.out)["ranking"]] == ["ngram"]
 
 

@@ -95,7 +95,7 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(command, arguments, says
     (tmp_path / "pairings.yaml").write_text((tiny / "pairings.yaml").read_text())
     for name in ("target", "draft"):
         (tmp_path / name).symlink_to(tiny / name)
-    ran = specbench(command, *arguments, cwd=tmp_path)
+    ran = specbench(command, "--max-new-tokens", "16", *arguments, cwd=tmp_path)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.splitlines()[-1].startswith("error: ")
     assert says in ran.err
