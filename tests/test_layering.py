@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "kernels": set(),
     "forward": {*BASE, *FILES, "kernels", "models"},
     "round": {*BASE, *FILES, "kernels", "models", "forward"},
-    "execution": {*BASE, "forward", "round"},
+    "execution": {*BASE, "models", "forward", "round"},
     "serving": {*BASE, "forward", "round", "execution"},
     "adaptive_k": {*BASE, "round", "serving"},
     "drafters": {*BASE, *FILES, "models", "forward", "round"},
