@@ -167,9 +167,7 @@ def _tell_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:
     else:
         for sentence in deployment.basis:
             typer.echo(sentence)
-        typer.echo(
-            "undecided, so nothing is exported: measure more prompts, or set K by hand, as in -k 4"
-        )
+        typer.echo("undecided, so nothing is exported; to set K by hand: -k 4")
     raise typer.Exit(ExitCode.INCONCLUSIVE)
 
 

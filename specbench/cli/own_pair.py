@@ -146,12 +146,15 @@ def named_drafters(
 
 
 def own_file(target: "Target", drafters: "Sequence[Drafter]", out: Path) -> Path:
-    """A pairings file for the run, so that an interrupted one is resumed like any other."""
+    """A pairings file for the run, so that an interrupted one is resumed like any other.
+
+    Its folder is hidden: `reports/*/` are the runs.
+    """
     from specbench.fit.pairings_file import pairings_text
     from specbench.runs import disk_errors_named
 
     facts = json.dumps([str(target.model), str(target.workloads), *map(str, drafters)]).encode()
-    file = out / "pairings" / f"{target.name}-{sha256(facts).hexdigest()[:8]}.yaml"
+    file = out / ".pairings" / f"{target.name}-{sha256(facts).hexdigest()[:8]}.yaml"
     with disk_errors_named(file):
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)

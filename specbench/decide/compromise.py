@@ -24,7 +24,10 @@ class Compromise:
 def find_compromise(
     cells: Sequence[CellSummary], decisions: Sequence[Decision] = ()
 ) -> Compromise | None:
-    """One fixed K for the workloads of one pairing at one setting; None without a valid cell.
+    """One fixed K for the workloads of one pairing at one setting.
+
+    None without a valid cell, and if K = 0 would be left because the K of an answer have no say
+    in every workload: nothing is known against them there.
 
     Speed-ups are the first pass's estimates; K = 0 takes part at 1. A workload's own K is that of
     its decision, so that none is said to lose at the K of its own answer; where nothing is decided,
@@ -54,12 +57,15 @@ def find_compromise(
     best = {workload: at_k[own[workload]] for workload, at_k in speedups.items()}
     options = [{workload: at_k[k] for workload, at_k in speedups.items()} for k in shared]
     found = minimax_regret(options, best, tie=TIE)
+    k, left_out = shared[found.place], tuple(sorted(set(own.values()) - set(shared)))
+    if left_out and not k:
+        return None
     return Compromise(
         key=groups.pop(),
-        num_speculative_tokens=shared[found.place],
+        num_speculative_tokens=k,
         regret=found.regret,
         own=own,
-        left_out=tuple(sorted(set(own.values()) - set(shared))),
+        left_out=left_out,
     )
 
 

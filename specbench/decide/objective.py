@@ -101,7 +101,7 @@ def shared_pick(picks: Sequence[Pick]) -> SharedPick | None:
     Rates are the first pass's, as in `find_compromise`: no winner is quoted here. A workload gives
     up what its own answer is faster by, which is nothing at that very answer. A way competes when
     it keeps the limits on every workload; ties within 1 % go to the plainer one. None for a single
-    workload, and where no way serves all of them.
+    workload, if no way serves all of them, and if only K = 0 does for lack of other intervals.
     """
     if len(picks) < 2:
         return None
@@ -124,6 +124,8 @@ def shared_pick(picks: Sequence[Pick]) -> SharedPick | None:
     }
     compared = {_way(candidate.key) for way in complete for candidate in way.values()}
     left_out = {_way(one): one for one in others.values() if _way(one) not in compared}
+    if left_out and not key.draft.k:
+        return None
     return SharedPick(
         key=key, regret=found.regret, others=others, left_out=tuple(left_out.values())
     )

@@ -25,6 +25,7 @@ from specbench.inputs.pairing import Pairing
 from specbench.records import ASSISTED_DEFAULT, CellSummary, Condition, Decision
 
 _NO_FIXED_K = "engines take a fixed K, and no fixed K has a proven speed-up"
+_NO_SHARED_K = "no K has an interval on all of these workloads: export one of them with --workload"
 
 
 class Asked(NamedTuple):
@@ -65,13 +66,13 @@ def winner(
         if (d.leader.pairing, d.condition.engine) == (name, own[0].condition.engine)
     }
     known = [cell for cell in cells if cell.key.pairing == name]
-    found = [_at_rows(list(group), known) for _, group in groupby(own, _rows)]
-    basis = tuple(sentence for _, sentences in found for sentence in sentences)
+    found = [(rows, *_at_rows(list(group), known)) for rows, group in groupby(own, _rows)]
+    basis = tuple(sentence for *_, sentences in found for sentence in sentences)
     if asked.temperature is None and len(temperatures) > 1:
         others = ", ".join(f"{t:g}" for t in sorted(temperatures - {own[0].condition.temperature}))
         here = f"at temperature {own[0].condition.temperature:g}"
         basis = (f"{here}; also measured at {others}: choose with --temperature", *basis)
-    tiers = _merged([tier for tier, _ in found])
+    tiers = _merged([tier or Tier(rows, 0) for rows, tier, _ in found])
     is_open = asked.num_rows is None and len(tiers) == 1  # engines' words for tiers say it
     if is_open and tiers[0].num_speculative_tokens:
         most = own[-1].condition.concurrency
@@ -85,7 +86,7 @@ def winner(
         basis=basis,
         measured_with=own[0].condition.engine,
         is_undecided=not any(tier.num_speculative_tokens for tier in tiers)
-        and any(is_undecided(decision) for decision in meant),
+        and (any(map(is_undecided, meant)) or any(tier is None for _, tier, _ in found)),
     )
 
 
@@ -133,8 +134,12 @@ def _best(decisions: Sequence[Decision]) -> str:
     return max(compared, key=lambda name: (min(compared[name]), fmean(compared[name])))
 
 
-def _at_rows(decisions: list[Decision], cells: Sequence[CellSummary]) -> tuple[Tier, list[str]]:
-    """K for one number of rows, with the sentences that it rests on."""
+def _at_rows(
+    decisions: list[Decision], cells: Sequence[CellSummary]
+) -> tuple[Tier | None, list[str]]:
+    """K for one number of rows, with the sentences that it rests on; None without enough evidence
+    for any K although one helps.
+    """
     rows = decisions[0].condition.concurrency
     said = [
         d.sentence if rows == 1 else f"{rows} requests at once: {d.sentence}" for d in decisions
@@ -151,13 +156,15 @@ def _at_rows(decisions: list[Decision], cells: Sequence[CellSummary]) -> tuple[T
         return Tier(rows, decisions[0].draft.k), said
     if len(decisions) == 1:
         leader = next((choose(group).leader for group in by_question(same)), None)
-        if leader is None or judge(leader.speedup) is not Verdict.HELPS:
-            return Tier(rows, 0), [*said, _NO_FIXED_K]
+        verdict = judge(leader.speedup) if leader else Verdict.NOT_SHOWN
+        if leader is None or verdict is not Verdict.HELPS:
+            tier = None if verdict is Verdict.NOT_SHOWN else Tier(rows, 0)
+            return tier, [*said, _NO_FIXED_K]
         k = leader.key.draft.k
         return Tier(rows, k), [*said, f"engines take a fixed K: the best fixed one is K={k}"]
     shared = find_compromise(same, decisions)
     if shared is None:
-        return Tier(rows, 0), [*said, _NO_FIXED_K]
+        return None, [*said, _NO_SHARED_K if same else _NO_FIXED_K]
     k = shared.num_speculative_tokens
     losses = ", ".join(losses_in_words(shared.regret, other_ks(shared.own, k)))
     losses += left_out_in_words([f"K={own}" for own in shared.left_out])

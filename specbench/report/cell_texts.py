@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from specbench.records import CellSummary
-from specbench.report.numbers import ABSENT, scalar, significant
+from specbench.report.numbers import ABSENT, effect_text, scalar, significant
 
 
 def metric(name: str, form: Callable[[float], str]) -> Callable[[CellSummary], str | None]:
@@ -43,7 +43,7 @@ def joined(cell: CellSummary, *names: str) -> str | None:
 
 def detectable(cell: CellSummary) -> str | None:
     effect = cell.minimum_detectable_effect
-    return None if effect is None else f"{effect:.1%}"
+    return None if effect is None else effect_text(effect)
 
 
 def k_of(cell: CellSummary) -> str:

@@ -67,7 +67,8 @@ def refusal_junit(reason: str) -> str:
     root = ET.Element("testsuites", numbers)
     suite = ET.SubElement(root, "testsuite", {**numbers, "skipped": "0"})
     case = ET.SubElement(suite, "testcase", {"classname": _NAME, "name": REFUSED, "time": "0"})
-    message = _printable(reason.partition("\n")[0])
+    first, *others = map(str.strip, reason.splitlines())
+    message = _printable(" ".join(filter(None, [first, "; ".join(others)])))
     ET.SubElement(case, "error", {"message": message}).text = _printable(reason)
     return _document(root)
 

@@ -12,7 +12,15 @@ from specbench.gate.kinds import Kind, deviation_floor
 from specbench.gate.tolerances import default_tolerances
 from specbench.metrics.registry import all_metrics
 from specbench.records import NO_DRAFTER, Interval
-from specbench.report.numbers import ABSENT, listed, measured, number, plural, scale_of, value_text
+from specbench.report.numbers import (
+    ABSENT,
+    effect_text,
+    listed,
+    measured,
+    number,
+    plural,
+    scale_of,
+)
 
 
 def baseline_lines(baseline: Snapshot) -> Iterator[str]:
@@ -69,14 +77,14 @@ class Row(NamedTuple):
 
 
 def row(judgement: Judgement) -> Row:
-    unit = judgement.unit
+    unit, effect = judgement.unit, judgement.minimum_detectable_effect
     return Row(
         judgement.metric,
         _value(judgement.baseline, unit),
         _value(judgement.candidate, unit),
         _change(judgement.change),
         _limit(judgement),
-        value_text(judgement.minimum_detectable_effect, "{:.1%}"),
+        ABSENT if effect is None else effect_text(effect),
         judgement.verdict.value if judgement.verdict is Verdict.PASS else judgement.verdict.upper(),
     )
 
@@ -204,7 +212,7 @@ def _reasons(judgements: Sequence[Judgement]) -> Iterator[str]:
     for judgement in judgements:
         effect = judgement.minimum_detectable_effect
         if judgement.verdict is Verdict.INCONCLUSIVE and effect is not None:
-            seen = f"; minimum detectable loss: {effect:.1%} beyond it"
+            seen = f"; minimum detectable loss: {effect_text(effect)} beyond it"
         else:
             seen = ""
         if judgement.reason:

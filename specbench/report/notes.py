@@ -88,17 +88,23 @@ def _targets_without_template(document: Document) -> list[str]:
 
 
 def _cell_lines(document: Document, texts_of: Callable[[CellSummary], Iterable[str]]) -> list[str]:
-    """`demo/draft K=2..4 on chat; code: text`: what says the same shares a line."""
+    return _key_lines(
+        (section.title, cell.key, text)
+        for section in sections(document)
+        for cell in section.measured
+        for text in dict.fromkeys(texts_of(cell))
+    )
+
+
+def _key_lines(texts: Iterable[tuple[str, CellKey, str]]) -> list[str]:
+    """`demo/draft K=2..4 on chat; code: text`: equal texts of keys and titles share a line."""
+    keys: dict[tuple[str, str, str], list[CellKey]] = {}
+    for title, key, text in texts:
+        keys.setdefault((title, key.source, text), []).append(key)
     titles: dict[tuple[str, str, str], list[str]] = {}
-    for section in sections(document):
-        keys: dict[tuple[str, str], list[CellKey]] = {}
-        for cell in section.measured:
-            for text in dict.fromkeys(texts_of(cell)):
-                keys.setdefault((cell.key.source, text), []).append(cell.key)
-        for (label, text), said_of in keys.items():
-            titles.setdefault(
-                (label, lengths([key.draft.length for key in said_of]), text), []
-            ).append(section.title)
+    for (title, label, text), said_of in keys.items():
+        ks = lengths([key.draft.length for key in said_of])
+        titles.setdefault((label, ks, text), []).append(title)
     return [
         f"{label} K={ks} on {'; '.join(where)}: {text}"
         for (label, ks, text), where in titles.items()
@@ -138,11 +144,8 @@ def _unfinished(document: Document) -> Iterator[str]:
             dict.fromkeys(f"{key.pairing} on {key.condition.workload}" for key in lost)
         )
         yield f"{len(lost)} of {len(run.cells)} planned cells were not measured: {names}"
-    if unpaid:
-        names = ", ".join(
-            f"{key.pairing} K={key.draft.k} on {key.condition.workload}" for key in unpaid
-        )
-        yield f"the budget went to other K; not measured: {names}"
+    text = "not measured: the budget went to other K"
+    yield from _key_lines((key.condition.workload, key, text) for key in unpaid)
 
 
 def _few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:

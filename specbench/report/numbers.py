@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from specbench.decide.reasons import speedup_text
+from specbench.decide.what_more import LARGEST_EFFECT
 from specbench.records import Fixed, Interval, Length
 
 ABSENT = "-"  # what could not be measured; never 0, never nan
@@ -19,6 +20,11 @@ class Scale(NamedTuple):
 
     unit: str
     factor: float
+
+
+def effect_text(effect: float) -> str:
+    """A minimum detectable effect: beyond 100% its size says nothing more."""
+    return f"{effect:.1%}" if effect <= LARGEST_EFFECT else f">{LARGEST_EFFECT:.0%}"
 
 
 def scale_of(unit: str, largest: float) -> Scale:

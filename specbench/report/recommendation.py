@@ -245,13 +245,12 @@ def _value(value: float, objective: Objective) -> str:
 
 
 def _given_up(shared: SharedPick, undecided: Collection[str]) -> str:
-    """`undecided`: workloads for which there is no evidence against it."""
-    others = {
-        name: "undecided" if name in undecided else _method(key)
-        for name, key in shared.others.items()
-    }
+    """`undecided`: workloads on which nothing is decided, so nothing is known to be lost."""
+    regret = {name: loss for name, loss in shared.regret.items() if name not in undecided}
+    others = {name: _method(key) for name, key in shared.others.items()}
     left_out = left_out_in_words([_method(key) for key in shared.left_out])
-    return listed(losses_in_words(shared.regret, others)) + left_out
+    open_ones = f"; undecided on {listed(sorted(undecided))}" if undecided else ""
+    return listed(losses_in_words(regret, others)) + left_out + open_ones
 
 
 def _saturation(crossovers: Sequence[Crossover], one: Pick) -> Iterator[str]:

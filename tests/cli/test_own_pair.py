@@ -25,6 +25,8 @@ def test_a_pair_of_two_folders_is_measured_stored_and_printed_as_yaml(tiny: Path
     )
     assert ran.code in (0, 3), ran.err
     (folder,) = (tmp_path / "out").glob("*/run.json")
+    # `specbench baseline reports/*/` takes every folder that a shell sees.
+    assert [path for path in (tmp_path / "out").iterdir() if path.name[0] != "."] == [folder.parent]
     run = load_run(folder.parent, tmp_path / "out")
     assert run.run.settings.workload.pairings == ("target/draft", "target/ngram")
     assert load_pairings(run.run.settings.pairings_file).all[0].drafter.method == "draft_model"
@@ -147,8 +149,8 @@ def test_the_pairings_file_goes_before_runs_and_the_latest_run_before_others(
     (first,) = folder.glob("reports/*/run.json")
     second = folder / "reports" / "20990101-000000-beef"
     shutil.copytree(first.parent, second)
-    entry = {"model": "../../models/big", "drafters": {"small": {"method": "suffix"}}}
-    file = folder / "reports" / "pairings" / "later.yaml"
+    entry = {"model": "../models/big", "drafters": {"small": {"method": "suffix"}}}
+    file = folder / "reports" / "later.yaml"
     file.write_text(yaml.safe_dump({"targets": {"big": entry}}))
     run = json.loads((second / "run.json").read_text())
     run["run_id"] = second.name

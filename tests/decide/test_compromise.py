@@ -88,6 +88,13 @@ def test_where_nothing_is_decided_the_k_that_is_spoken_of_is_a_workloads_own(sum
     assert dict(found.own) == {"code": 4, "chat": 4}
 
 
+def test_an_answer_without_interval_on_the_other_workload_is_not_said_to_lose_there(summarised):
+    # As under a budget: each workload has the prompts of an interval at its own K only.
+    code = [*sweep(summarised, "code", k5=2.4), summarised(7, None, 2.2, None, workload="code")]
+    chat = [*sweep(summarised, "chat", k7=2.0), summarised(5, None, 1.8, None, workload="chat")]
+    assert find_compromise([*code, *chat]) is None
+
+
 def test_not_speculating_takes_part(summarised):
     cells = [
         *sweep(summarised, "code", k2=1.05),

@@ -147,6 +147,13 @@ def test_no_way_is_shared_where_none_keeps_the_limits_everywhere(measured):
     assert shared_pick(pick(cells, [], limited)) is None
 
 
+def test_not_speculating_is_shared_only_if_the_answers_had_a_say_everywhere(measured):
+    chat = measured(1, 100, 100, {7: (1.9, 2.0, 2.1)}, workload="chat")
+    code = measured(1, 100, 100, {5: (2.2, 2.4, 2.6)}, workload="code")
+    decisions = [decide(choose(own), choose(own).leader) for own in (chat, code)]
+    assert shared_pick(pick([*chat, *code], decisions, LATENCY)) is None
+
+
 def test_limits_are_read_with_their_units():
     read = parse_limits("tpot=30ms, ttft=0.5s,tpot_p95=900us", LIMITS)
     assert read == pytest.approx({"tpot_s": 0.03, "ttft_s": 0.5, "tpot_s_p95": 0.0009})

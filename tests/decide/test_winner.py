@@ -83,6 +83,13 @@ def test_several_workloads_share_the_k_of_least_regret(measured):
     assert found(parts, Asked(workload="edit")).k == 8
 
 
+def test_winners_that_no_other_workload_has_an_interval_at_leave_k_undecided(measured):
+    made = found([measured({5: 2.4}), measured({7: 2.0}, workload="chat")])
+    assert (made.k, made.is_undecided) == (0, True)
+    assert "--workload" in made.basis[-1]
+    assert found([measured({7: 2.4}), measured({7: 2.0}, workload="chat")]).k == 7
+
+
 def test_several_concurrencies_become_tiers_and_equal_neighbours_one(measured):
     parts = [
         measured({2: 1.3, 5: 1.6}),
@@ -194,8 +201,9 @@ def test_where_only_an_adaptive_k_helps_none_is_exported(measured, summarised):
     auto = at(summarised(8, 1.15, 1.2, 1.25), adaptive=True)
     decision = decide(choose([*cells, auto]), auto)
     made = found([([*cells, auto], decision)])
-    assert made.k == 0
+    assert (made.k, made.is_undecided) == (0, False)
     assert "no fixed K has a proven speed-up" in made.basis[-1]
+    assert found([([auto], decide(choose([auto])))]).is_undecided  # no fixed K was measured
 
 
 def test_samples_of_the_same_run_are_another_setting(measured):

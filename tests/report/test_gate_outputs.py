@@ -10,10 +10,11 @@ from specbench.cli.console import open_console
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.figures import Figure
 from specbench.report.gate_json import gate_json
-from specbench.report.gate_junit import gate_junit
+from specbench.report.gate_junit import gate_junit, refusal_junit
 from specbench.report.gate_markdown import gate_markdown
 from specbench.report.gate_table import gate_table
 from specbench.report.gate_words import chance_note, headline, row
+from specbench.report.numbers import effect_text
 from tests.gate.gate_sides import cell, figure, key, side
 
 HOSTILE = 'a|b <i>&"[x](y)\x07\n`'
@@ -117,6 +118,18 @@ def test_junit_is_well_formed_and_counts_what_it_holds(gate):
     assert int(suite.get("tests")) == sum(1 for _ in suite.iter("testcase"))
     (failure,) = suite.iter("failure")
     assert failure.text.startswith("demo/draft K=4 on code: changed weights")
+
+
+def test_a_refusal_names_what_differs_in_the_attribute_that_ci_shows():
+    parts = ("K: 4 in one, 5 in the other", "prompts: a, b", "use --allow-different K")
+    reason = "\n  ".join(("different work:", *parts))
+    (error,) = ET.fromstring(refusal_junit(reason)).iter("error")
+    assert error.text == reason
+    assert all(part in error.get("message") for part in parts)
+
+
+def test_an_effect_beyond_a_doubling_has_no_size():
+    assert (effect_text(0.476), effect_text(17391.403)) == ("47.6%", ">100%")
 
 
 def test_markdown_has_a_row_a_judgement_and_no_markup_of_names(gate):
