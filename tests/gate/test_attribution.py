@@ -266,3 +266,10 @@ def test_a_draft_is_not_blamed_for_a_slower_k_0():
 def test_hardware_that_was_allowed_to_differ_is_the_machine():
     allowed = changed(Difference("hardware", "GPU one", "GPU two"))
     assert [cause for cause, _ in allowed] == [Cause.MACHINE]
+
+
+@pytest.mark.parametrize(("metric", "is_of_drafts"), [("ttft_s", False), ("tpot_s", True)])
+def test_a_slower_prefill_is_not_put_down_to_another_draft(metric, is_of_drafts):
+    change = (Cause.WEIGHTS, Difference("drafter", "a", "b"))
+    found = attribute(figures(), figures(), [metric], same_hardware=True, changed=[change])
+    assert (Cause.WEIGHTS in found.causes) is is_of_drafts

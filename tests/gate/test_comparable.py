@@ -285,6 +285,14 @@ def test_runs_of_other_numbers_of_threads_are_compared_without_seconds():
     assert check(baseline, side(cell(worse), name="b", **FEWER)).verdict is Verdict.REGRESSION
 
 
+def test_numbers_of_threads_that_are_not_known_are_no_advice():
+    unknown = {"hardware": {**THREADS["hardware"], "threads": "unknown"}}
+    gate = check(side(cell(FIGURES), **unknown), side(cell(SLOWER), name="b", **FEWER))
+    (note,) = [note for note in gate.notes if note.startswith("threads: ")]
+    assert "--threads unknown" not in note
+    assert "--threads" in note
+
+
 def test_seconds_alone_over_other_numbers_of_threads_are_refused_unless_hardware_may_differ():
     sides = side(cell(FIGURES), **THREADS), side(cell(SLOWER), name="b", **FEWER)
     seconds = [Tolerance(metric="decode_tokens_per_s", share=0.1)]

@@ -33,6 +33,17 @@ def test_a_value_without_a_prompt_is_that_of_a_cell_without_it(steady):
     assert figures.value("mean_acceptance_length") == 2.0
 
 
+def test_only_first_turns_say_whether_prompts_are_the_same(steady):
+    """What a later turn asks depends on what the target answered."""
+    turns = (
+        replace(request, turn=turn, prompt_sha256=f"{request.prompt_id}-{turn}")
+        for request in steady.requests
+        for turn in (0, 1)
+    )
+    figures = cell_figures(replace(steady, requests=tuple(turns)), {"mean_acceptance_length"})
+    assert figures.prompt_sha256 == {f"p{i}": f"p{i}-0" for i in range(6)}
+
+
 def test_the_spread_is_that_of_the_paired_interval_over_sums(steady):
     """The same jackknife as intervals.log_ratio, which knows the sums."""
     slower = replace(

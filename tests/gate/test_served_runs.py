@@ -71,6 +71,12 @@ def test_other_prompts_are_refused_if_no_clock_of_the_server_explains_them(clock
         pool([snapshot(run) for run in (runs[0], replace_id(runs[1]))])
 
 
+def test_other_prompts_that_were_allowed_are_not_put_down_to_a_servers_clock():
+    runs = [of_prompts(told(served_sweep(ONE_ROW), template_clock=""), day) for day in "ab"]
+    found = gate(*runs, SPEEDUP, {"prompts"})
+    assert [note for note in found.notes if "own date" in note] == []
+
+
 def replace_id(stored: StoredRun) -> StoredRun:
     return replace(stored, run=replace(stored.run, run_id="20261123-010203-5e55"))
 
