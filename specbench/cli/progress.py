@@ -75,6 +75,7 @@ class ProgressWatch:
         )
         self._task = self._progress.add_task("", total=None, left="", is_time=False)
         self._told: set[str] = set()
+        self._began: tuple[int, float] | None = None  # blocks and seconds at a pass's first advance
         self._closed = Event()
 
     def __enter__(self) -> Self:
@@ -121,8 +122,11 @@ class ProgressWatch:
     def advance(self, done: int, total: int, seconds_left: float | None) -> None:
         task = self._progress.tasks[self._task]
         elapsed, is_time = task.elapsed or 0.0, seconds_left is not None
-        if seconds_left is None:
-            seconds_left = elapsed / done * (total - done) if done else None
+        if self._began is None or done <= self._began[0]:  # what came before was no block
+            self._began = (done, elapsed)
+        num_done, spent_s = done - self._began[0], elapsed - self._began[1]
+        if seconds_left is None and num_done:
+            seconds_left = spent_s / num_done * (total - done)
         left = "" if seconds_left is None else f"about {duration(max(seconds_left, 0))} left"
         completed, most = float(done), float(total)
         if is_time:

@@ -116,7 +116,7 @@ def check(
         changes=changes(baseline.fingerprint, candidate.fingerprint),
         notes=(
             *notes,
-            *_not_judged(chosen, cases, usable),
+            *_not_judged(chosen, usable),
             *_notes(sides[BASELINE], sides[CANDIDATE], found.only_candidate),
             *dict.fromkeys(_clock_notes(usable)),
             *_without_times(chosen, judgements),
@@ -223,17 +223,14 @@ def _attributions(
             yield attribute(before, after, failed, same_hardware=same_hardware, changed=changed)
 
 
-def _not_judged(
-    tolerances: Sequence[Tolerance], cases: Sequence[Case], usable: Sequence[CellPair]
-) -> Iterator[str]:
-    judged = {case.metric.name for case in cases}
+def _not_judged(tolerances: Sequence[Tolerance], usable: Sequence[CellPair]) -> Iterator[str]:
     for tolerance in tolerances:
         is_there = any(
             name.partition("[")[0] == tolerance.base_name
             for pair in usable
             for name in pair.baseline.figures
         )
-        if usable and tolerance.base_name not in judged and not is_there:
+        if usable and not is_there:
             yield f"{tolerance.metric} is missing from the baseline and was not judged"
 
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from specbench.cli import progress
-from specbench.cli.progress import ProgressWatch
+from specbench.cli.progress import ProgressWatch, duration
 
 PATIENCE_S = 20.0
 
@@ -25,6 +25,7 @@ def test_without_a_terminal_a_line_each_minute_says_how_far_it_is(
     monkeypatch.setattr(progress, "MINUTE_S", 0.02)
     with ProgressWatch() as watch:
         watch.stage("big: own")
+        watch.advance(2, 12, None)
         watch.advance(3, 12, None)
         text = said(capsys, "3 of 12 blocks")
     line = next(line for line in text.splitlines() if "3 of 12 blocks" in line)
@@ -57,3 +58,14 @@ def test_the_bar_of_a_budget_is_of_time_and_full_at_its_end() -> None:
     assert task.completed == task.total
     watch.advance(10, 40, -2.0)
     assert task.completed == task.total
+
+
+def test_what_is_left_is_estimated_from_blocks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading took 100 s, each block 2 s; a second pass begins anew."""
+    with ProgressWatch() as watch:
+        task = watch._progress.tasks[watch._task]
+        for done, elapsed, left in ((1, 102.0, None), (3, 106.0, 18.0), (1, 150.0, None)):
+            monkeypatch.setattr(type(task), "elapsed", elapsed)
+            watch.advance(done, 12, None)
+            expected = "" if left is None else f"about {duration(left)} left"
+            assert task.fields["left"] == expected
