@@ -118,11 +118,15 @@ def open_engines(
 
 
 def find_device(name: str) -> torch.device:
-    """`auto` is the first GPU where there is one; UsageError for what is not there."""
-    if name == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    """`auto` is the first GPU if there is one; UsageError for what is not there, and for a GPU that
+    torch cannot use."""
     if name == "cpu":
         return torch.device("cpu")
+    has_cuda = torch.cuda.is_available()
+    if name.startswith(("auto", "cuda")) and not has_cuda and (reason := _why_unusable()):
+        raise UsageError(f"--device {name}: {reason}, or measure on the CPU with --device cpu")
+    if name == "auto":
+        return torch.device("cuda:0" if has_cuda else "cpu")
     kind, _, index = name.partition(":")
     if kind != "cuda" or not (index or "0").isdigit():
         raise UsageError(f"--device {name!r}: allowed are auto, cpu, cuda and cuda:N")
@@ -130,3 +134,22 @@ def find_device(name: str) -> torch.device:
     if int(index or 0) >= count:
         raise UsageError(f"--device {name}: this machine has {count} CUDA devices; try cpu")
     return torch.device("cuda", int(index or 0))
+
+
+# NVIDIA's minimal driver of a CUDA version (CUDA compatibility guide).
+_DRIVERS = {"12": 525, "13": 580}
+
+
+def _why_unusable() -> str | None:
+    """Why torch cannot use the GPU that the driver shows; None if it shows none."""
+    gpu = open_probe("cuda:0").gpu_facts()
+    if gpu.name is None:
+        return None
+    built = torch.version.cuda
+    needed = _DRIVERS.get((built or "").partition(".")[0])
+    needs = f", which needs driver {needed} or newer" if needed else ""
+    return (
+        f"{gpu.name} is here with driver {gpu.driver or 'unknown'}, and torch {torch.__version__} "
+        f"cannot use it: it is built {f'for CUDA {built}{needs}' if built else 'without CUDA'}; "
+        "install a build of torch for this driver"
+    )

@@ -1,7 +1,8 @@
 """Whether a cell may be used: each reason why not, and what deserves a second look."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from statistics import median
 
 from specbench.metrics.acceptance import (
     acceptance_histogram,
@@ -26,6 +27,10 @@ from specbench.records import (
 
 MIN_ROUNDS = 30
 MIN_CLOCK_SHARE = 0.75  # of the default SM clock
+# Cards at their power limit (L4, A10, laptops) are always slowed: that is the speed they have.
+POWER_CAP = "sw_power_cap"
+MAX_CLOCK_GAP = 0.10  # between the SM clocks of a cell and its baseline, if either is capped
+HALF_PRECISION = ("bfloat16", "float16")
 MAX_TIME_GAP = 0.10  # rounds and decode seconds may differ by their bookkeeping
 SUSPICIOUS_ACCEPTANCE = 0.995  # at position 1: repetitive or random prompts
 MIN_SEEDS = 3  # per prompt at temperature > 0
@@ -47,6 +52,7 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
         *filter(None, [cell.client_bound]),
         *_throttled_servers(cell),
         *_device_reasons((*cell.finished, *base)),
+        *_capped_otherwise(cell.finished, base),
         *broken_identities(cell.finished, cell.k),
         *broken_passes(_all_passes(cell.passes, cell.samples), cell.k),
         *_broken_times(cell.finished, overlapping=cell.key.condition.overlaps),
@@ -58,6 +64,7 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
 def cell_warnings(cell: CellData) -> tuple[str, ...]:
     """What a reader should know about a cell that is valid all the same."""
     return (
+        *_power_capped(cell),
         *_suspicious_acceptance(cell),
         *_differing_outputs(cell),
         *_differing_graphs(cell),
@@ -86,18 +93,19 @@ def _too_few_rounds(cell: CellData) -> Iterator[str]:
 
 def _throttled_servers(cell: CellData) -> Iterator[str]:
     servers = (*cell.servers, *cell.baseline_servers)
-    names = sorted({name for server in servers for name in server.throttle_reasons})
+    names = {name for server in servers for name in server.throttle_reasons} - {POWER_CAP}
     if names:
-        yield f"a GPU throttled: {', '.join(names)}"
+        yield f"a GPU throttled: {', '.join(sorted(names))}"
 
 
 def _device_reasons(requests: tuple[RequestRecord, ...]) -> Iterator[str]:
     samples = [request.device for request in requests if request.device is not None]
-    throttled = [sample for sample in samples if sample.throttle_reasons]
-    if throttled:
-        names = sorted({name for sample in throttled for name in sample.throttle_reasons})
-        yield f"throttled in {len(throttled)} of {len(requests)} requests: {', '.join(names)}"
-    slow = [share for share in map(_clock_share, samples) if share < MIN_CLOCK_SHARE]
+    throttled = [set(sample.throttle_reasons) - {POWER_CAP} for sample in samples]
+    if any(throttled):
+        names = ", ".join(sorted(set().union(*throttled)))
+        yield f"throttled in {sum(map(bool, throttled))} of {len(requests)} requests: {names}"
+    uncapped = (sample for sample in samples if POWER_CAP not in sample.throttle_reasons)
+    slow = [share for share in map(_clock_share, uncapped) if share < MIN_CLOCK_SHARE]
     if slow:
         yield (
             f"SM clock down to {min(slow):.0%} of default, "
@@ -106,6 +114,36 @@ def _device_reasons(requests: tuple[RequestRecord, ...]) -> Iterator[str]:
     shared = sum(bool(sample.num_other_processes) for sample in samples)
     if shared:
         yield f"another process on the GPU in {shared} of {len(requests)} requests"
+
+
+def _capped_otherwise(
+    requests: Sequence[RequestRecord], baseline: Sequence[RequestRecord]
+) -> Iterator[str]:
+    """A power cap that gave K and K = 0 different clocks."""
+    if not any(map(_is_capped, (*requests, *baseline))):
+        return
+    clocks = [
+        [r.device.sm_clock_mhz for r in side if r.device and r.device.sm_clock_mhz]
+        for side in (requests, baseline)
+    ]
+    if all(clocks):
+        own, plain = (median(side) for side in clocks)
+        if abs(own / plain - 1) > MAX_CLOCK_GAP:
+            yield (
+                f"at the power cap the SM clock was {own:.0f} MHz, and {plain:.0f} MHz at K = 0: "
+                f"more than {MAX_CLOCK_GAP:.0%} apart; set one for both (nvidia-smi -lgc)"
+            )
+
+
+def _power_capped(cell: CellData) -> Iterator[str]:
+    if num_capped := sum(map(_is_capped, cell.finished)):
+        yield f"the GPU was at its power cap in {num_capped} of {len(cell.finished)} requests"
+    elif any(POWER_CAP in server.throttle_reasons for server in cell.servers):
+        yield "a GPU was at its power cap"
+
+
+def _is_capped(request: RequestRecord) -> bool:
+    return request.device is not None and POWER_CAP in request.device.throttle_reasons
 
 
 def _clock_share(sample: DeviceSample) -> float:
@@ -169,7 +207,14 @@ def _differing_outputs(cell: CellData) -> Iterator[str]:
         differing = sum(not have_same_text(base, spec) for base, spec in cell.pairs)
         if differing:
             text = f"{differing} of {len(cell.pairs)} outputs differ from K = 0 at temperature 0"
-            yield text if lossy is None else f"{text}, as the rule {lossy} allows"
+            if lossy is not None:
+                text += f", as the rule {lossy} allows"
+            elif (dtype := cell.key.condition.dtype) in HALF_PRECISION:
+                text += (
+                    f": {dtype} rounds near-ties differently for other numbers of tokens; "
+                    "`specbench verify` tells them from faults"
+                )
+            yield text
         if lossy is None:
             return
     base_tokens = sum(base.num_output_tokens for base, _ in cell.pairs) / len(cell.pairs)

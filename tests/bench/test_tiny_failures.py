@@ -4,13 +4,16 @@ import json
 import shutil
 
 import pytest
+import torch
 from transformers import Mamba2Config, Mamba2ForCausalLM, OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
+from specbench.bench import this_process
 from specbench.bench.benchmark import run_benchmark
 from specbench.bench.this_process import find_device
 from specbench.cli.measure import require_complete
 from specbench.errors import UsageError, WorkloadError
 from specbench.inputs.config import load_pairings
+from specbench.probes.probe import GpuFacts, NoProbe
 from specbench.report.document import build_document
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
@@ -132,3 +135,26 @@ def test_prompts_that_are_all_longer_with_their_template_fail_in_words(tiny, tmp
 def test_a_device_that_is_not_there_is_refused_with_what_is(name):
     with pytest.raises(UsageError, match=r"--device .*(allowed are auto, cpu|try cpu)"):
         find_device(name)
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda", "cuda:0"])
+@pytest.mark.parametrize(("cuda", "says"), [("13.0", ("13.0", "580")), (None, ("without CUDA",))])
+def test_a_gpu_that_torch_cannot_use_is_an_error_and_no_run_on_the_cpu(
+    name, cuda, says, monkeypatch
+):
+    class Gpu(NoProbe):
+        def gpu_facts(self):
+            return GpuFacts(name="NVIDIA H100", driver="550.54")
+
+    monkeypatch.setattr(this_process, "open_probe", lambda _: Gpu(""))
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    with pytest.raises(UsageError) as raised:
+        find_device(name)
+    for word in ("NVIDIA H100", "550.54", torch.__version__, "--device cpu", *says):
+        assert word in str(raised.value)
+    assert find_device("cpu").type == "cpu"
+
+
+def test_without_a_gpu_auto_is_the_cpu(monkeypatch):
+    monkeypatch.setattr(this_process, "open_probe", lambda _: NoProbe("no NVIDIA driver"))
+    assert find_device("auto").type == "cpu"

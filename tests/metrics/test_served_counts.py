@@ -165,10 +165,10 @@ def test_an_engine_of_ours_has_no_figures_of_a_server(steady):
 
 
 def test_a_gpu_that_throttled_under_either_side_makes_a_cell_invalid(cell):
-    hot = {"throttle_reasons": ("sw_power_cap",)}
-    assert judge_cell(with_sessions(cell, **hot)) == ("a GPU throttled: sw_power_cap",)
+    hot = {"throttle_reasons": ("hw_slowdown",)}
+    assert judge_cell(with_sessions(cell, **hot)) == ("a GPU throttled: hw_slowdown",)
     base = tuple(replace(server, **hot) for server in cell.baseline_servers)
-    assert judge_cell(replace(cell, baseline_servers=base)) == ("a GPU throttled: sw_power_cap",)
+    assert judge_cell(replace(cell, baseline_servers=base)) == ("a GPU throttled: hw_slowdown",)
 
 
 def test_few_counted_rounds_and_counts_that_cannot_be_make_a_cell_invalid(cell):

@@ -47,7 +47,7 @@ def test_throttling_is_named(steady):
 
 
 def test_a_throttled_baseline_spoils_the_speedup_made_with_it(steady):
-    device = DeviceSample(num_samples=3, throttle_reasons=("sw_power_cap",))
+    device = DeviceSample(num_samples=3, throttle_reasons=("hw_slowdown",))
     spoiled = replace(steady.baseline[0], device=device)
     reason = only_reason(replace(steady, baseline=(spoiled, *steady.baseline[1:])))
     assert reason.startswith("throttled")
@@ -58,6 +58,43 @@ def test_the_clock_may_fall_to_three_quarters_of_its_default(steady, clock, vali
     reasons = judge_cell(with_device(steady, sm_clock_mhz=clock))
     assert (reasons == ()) is valid
     assert valid or reasons[0].startswith("SM clock down to 75% of default")
+
+
+def at_the_cap(cell: CellData, clock: int, base_clock: int) -> CellData:
+    """An L4, say: every sample says so, and the clock is half of the default of 1,800 MHz."""
+
+    def capped(requests, mhz):
+        return tuple(
+            replace(
+                r, device=replace(r.device, sm_clock_mhz=mhz, throttle_reasons=("sw_power_cap",))
+            )
+            for r in requests
+        )
+
+    return replace(
+        cell, requests=capped(cell.requests, clock), baseline=capped(cell.baseline, base_clock)
+    )
+
+
+@pytest.mark.parametrize(("clock", "base_clock"), [(900, 900), (900, 985), (985, 900)])
+def test_a_card_at_its_power_cap_gives_an_answer_that_says_so(steady, clock, base_clock):
+    capped = at_the_cap(steady, clock, base_clock)
+    assert judge_cell(capped) == ()
+    (warning,) = cell_warnings(capped)
+    assert "power cap in 6 of 6 requests" in warning
+
+
+@pytest.mark.parametrize(("clock", "base_clock"), [(900, 1010), (1000, 900)])
+def test_a_power_cap_that_gave_k_and_k_0_other_clocks_is_a_reason(steady, clock, base_clock):
+    reason = only_reason(at_the_cap(steady, clock, base_clock))
+    assert f"{clock} MHz" in reason
+    assert f"{base_clock} MHz at K = 0" in reason
+
+
+def test_heat_is_a_reason_also_at_the_power_cap(steady):
+    hot = with_device(steady, throttle_reasons=("sw_power_cap", "hw_thermal_slowdown"))
+    assert "hw_thermal_slowdown" in only_reason(hot)
+    assert "sw_power_cap" not in only_reason(hot)
 
 
 def test_another_process_on_the_gpu_is_a_reason(steady):
@@ -223,6 +260,11 @@ def test_a_first_position_that_is_nearly_always_right_is_a_warning(steady):
 def test_outputs_that_differ_from_the_baseline_are_a_warning_at_temperature_0(steady):
     other = with_first(steady, output_ids=tuple(range(100, 113)))
     assert "1 of 6 outputs differ from K = 0 at temperature 0" in cell_warnings(other)
+    half = replace(other, key=with_axes(other.key, dtype="bfloat16"))
+    (warning,) = cell_warnings(half)
+    assert warning.startswith("1 of 6 outputs differ")
+    assert "bfloat16" in warning
+    assert "`specbench verify`" in warning
 
 
 def test_sampled_text_may_differ_yet_should_be_as_long_and_have_three_seeds(steady):
