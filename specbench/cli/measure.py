@@ -177,11 +177,15 @@ def _tell(run: "StoredRun", *, as_json: bool) -> None:
     require_decided(has_undecided(document))
 
 
-def require_measured(run: "StoredRun") -> None:
-    """Exit 4 where a run came to its end without a figure: there is nothing to report."""
+def require_measured(run: "StoredRun", again: Sequence[str] = ()) -> None:
+    """Exit 4 where a run came to its end without a figure: there is nothing to report.
+    `again`: the command to resume with, if it is not that of the settings."""
     if run.is_failed:
-        what = f"run {run.run.run_id} failed and measured nothing: {run.why_failed}"
-        typer.echo(f"error: {what}", err=True)
+        what = f"run {run.run.run_id} failed and measured nothing"
+        # Of servers it was printed when they failed.
+        what += "; see the warnings above" if run.servers else f": {run.why_failed}"
+        to_resume = _to_resume(run.run.settings, run.folder.parent, run.run.run_id, again, None)
+        typer.echo(f"error: {what}; {to_resume}", err=True)
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 

@@ -265,8 +265,9 @@ def _measure(
     else:
         pairings = load_pairings(settings.pairings_file).select(settings.workload.pairings, ())
         out, resume = stored.folder.parent, stored.folder.name
-    run = run_settings(settings, pairings, out, resume, again_words(word, asked))
-    require_measured(run)
+    again = again_words(word, asked)
+    run = run_settings(settings, pairings, out, resume, again)
+    require_measured(run, again)
     document = build_document(run)
     ranked = rank(document.decisions, document.cells, run.forecasts)
     paths = write_report([run], [document], ("html", "md", "csv"), run.folder)

@@ -221,6 +221,19 @@ def open_model(spec: ModelSpec) -> ModelFiles:
     return ModelFiles(spec, folder)
 
 
+def require_complete(spec: ModelSpec) -> None:
+    """ModelError if a folder's weights are missing or cut off; engines download hub models.
+
+    Engines read more files than we do: one of any kind is enough.
+    """
+    if spec.folder is None:
+        return
+    model = open_model(spec)
+    kinds = ("*.safetensors", "*.gguf", *_PICKLES)
+    if model.tensors is None and not any(next(model.folder.glob(kind), None) for kind in kinds):
+        raise ModelError(f"{spec.source}: {model.lacking_weights}")
+
+
 def num_rows(spec: ModelSpec) -> int | None:
     """Rows of a model's embedding, padding included; None if nothing on this machine says it."""
     try:

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import psutil
 
+from specbench.errors import UsageError
 from specbench.inputs.address import KEY
 from specbench.servers.client import Client, ServerError
-from specbench.servers.server_log import ServerLog, how_it_ended
+from specbench.servers.server_log import PLAIN, LogFormat, ServerLog, how_it_ended
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 LOOPBACK = "127.0.0.1"  # a started server listens here alone
@@ -34,7 +35,7 @@ class ServerProcess:
         self._supervisor, self._log, self._grace_s = supervisor, log, grace_s
 
     async def wait_until_healthy(self, client: Client, path: str, timeout_s: float) -> None:
-        """Until the path answers with 200; ServerError if the server ends or time runs out."""
+        """Until the path answers with 200; EngineError if the server ends or time runs out."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not await client.is_healthy(path):
@@ -42,11 +43,11 @@ class ServerProcess:
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             what = f"the started server was not healthy ({path}) after {timeout_s:g} s"
-            raise ServerError(self._log.explain(what)) from None
+            raise self._log.explain(what) from None
         self.require_running(0.0)  # else another one answered
 
     def require_running(self, patience_s: float = PATIENCE_S) -> None:
-        """ServerError, which says why as far as is known, if the server ends within that time.
+        """EngineError, which says why as far as is known, if the server ends within that time.
 
         Connections break a moment before the last of its processes has ended.
         """
@@ -57,7 +58,7 @@ class ServerProcess:
         # Below 0 is the supervisor's own: a signal that no program can defend itself against.
         status = status if status >= 0 else 128 - status
         what = f"the started server ended {how_it_ended(status)}"
-        raise ServerError(self._log.explain(what, status))
+        raise self._log.explain(what, status)
 
     def stop(self) -> None:
         """End it with all its children; ServerError names those that do not end."""
@@ -82,6 +83,7 @@ def started(
     *,
     environment: Mapping[str, str],
     log: Path,
+    log_format: LogFormat = PLAIN,
     grace_s: float = GRACE_S,
 ) -> Iterator[ServerProcess]:
     """The command in our environment and the one given; what it prints is added to the log.
@@ -101,7 +103,7 @@ def started(
             env=_without_keys({**os.environ, **environment}),
             start_new_session=True,
         )
-    process = ServerProcess(supervisor, ServerLog(log, start), grace_s)
+    process = ServerProcess(supervisor, ServerLog(log, start, log_format), grace_s)
     try:
         yield process
     finally:
@@ -113,6 +115,19 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
         return int(listener.getsockname()[1])
+
+
+def require_free(port: int) -> None:
+    """UsageError if a process of this machine listens on the port."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+        try:
+            listener.bind((LOOPBACK, port))
+        except OSError as error:
+            raise UsageError(
+                f"--engine-args: --port {port} cannot be used on {LOOPBACK} ({error.strerror}); "
+                "leave --port out for a free one, or end the process that listens there"
+            ) from None
 
 
 def _without_keys(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,55 +1,76 @@
-"""What a started server printed, and what it says of the server's end."""
+"""The log of a started server, and the root cause of its end that it shows."""
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
+from specbench.servers.client import ServerError
+
 READ_BYTES = 2**18  # of the end of a log: the cause often stands far above its last lines
-NUM_LAST, LONGEST_LINE = 15, 300  # lines that are shown, and characters of each
+LONGEST_LINE = 300  # characters of a cause
 
 
 class Cause(NamedTuple):
-    """What engines print of a common failure, and what their user can do."""
+    """A line that is printed of a common failure, and what the user can do."""
 
     printed: re.Pattern[str]
     advice: str
 
 
+def causes(*known: tuple[str, str]) -> tuple[Cause, ...]:
+    """Patterns, which ignore case, with their advice."""
+    return tuple(Cause(re.compile(printed, re.IGNORECASE), advice) for printed, advice in known)
+
+
+@dataclass(frozen=True, slots=True)
+class LogFormat:
+    """An engine's log: how its lines begin, and the causes that only this engine prints.
+
+    The prefix may name the groups `process` and `level`.
+    """
+
+    prefix: re.Pattern[str] = re.compile(r"(?P<level>DEBUG|INFO|WARNING)\b")
+    known: tuple[Cause, ...] = ()
+
+
+PLAIN = LogFormat()
 MEMORY = (
     "it needs more memory than is free: end what else takes memory, or have the engine take less "
     "with --engine-args (a shorter context, a smaller share of the GPU)"
 )
-PORT = (
-    "its port is taken: put {port} in --launch in place of a number, and no port in --engine-args; "
-    "a free one is then picked for each start"
-)
+PORT = "its port is taken: name none in --engine-args, and {port} in --launch, for a free one"
 FILE = "a file is missing: if it is a model's, look at its place in pairings.yaml"
+DOWNLOAD = "download the whole model again, or correct its `model:` in pairings.yaml"
 COMMAND = "name the engine's own Python with --engine-python, or its whole command with --launch"
-_HARMLESS = re.compile(r"\b(WARNING|INFO|DEBUG)\b")  # engines print much of what they do without
-# In the words of Python, the C library, PyTorch, vLLM, SGLang and llama.cpp. The first that is
-# found counts: of those further down, engines print some as warnings.
-CAUSES = tuple(
-    Cause(re.compile(printed, re.IGNORECASE), advice)
-    for printed, advice in (
-        (r"address already in use|couldn't bind .*socket", PORT),
-        (
-            r"out of memory|MemoryError|not enough memory|cannot allocate memory|bad_alloc"
-            r"|failed to allocate|no available memory for the cache"
-            r"|free memory on device .* is less than|larger than the available KV cache memory",
-            MEMORY,
-        ),
-        (
-            r"FileNotFoundError|failed to open GGUF|is not a local folder|Repository Not Found"
-            r"|HFValidationError: Repo id|Invalid repository ID or local directory"
-            r"|does not appear to have a file named|LocalEntryNotFoundError",
-            FILE,
-        ),
-        (r"No module named", f"this Python lacks the engine or a part of it: {COMMAND}"),
-    )
+ARGUMENTS = (
+    "correct --engine-args; if specbench gave this flag, name the engine's release with "
+    "--engine-version"
+)
+ARGPARSE = r"^[\w. -]+: error: "  # Python's parser of arguments
+_HARMLESS = ("DEBUG", "INFO", "WARNING", "D", "I", "W")  # levels
+_TRACEBACK = "Traceback (most recent call last):"
+_MODULE = re.compile(r"^(?:\w+\.)+(?=\w+(?::|$))")  # of an exception's type
+# Printed by Python, the C library, PyTorch and Hugging Face's libraries.
+COMMON = causes(
+    (r"address already in use", PORT),
+    (r"out of memory|MemoryError|not enough memory|cannot allocate memory|bad_alloc", MEMORY),
+    (
+        r"operator torchvision::nms does not exist",
+        "its torchvision does not fit its torch: uninstall torchvision in the engine's environment "
+        "(`PYTHON -m pip uninstall torchvision`)",
+    ),
+    (
+        r"FileNotFoundError|is not a local folder|Repository Not Found"
+        r"|HFValidationError: Repo id|Invalid repository ID or local directory"
+        r"|does not appear to have a file named|LocalEntryNotFoundError",
+        FILE,
+    ),
+    (r"No module named", f"this Python lacks the engine or a part of it: {COMMAND}"),
 )
 # Exit statuses that say it themselves, as shells and Docker have them.
 ADVICE_BY_STATUS = {
@@ -60,24 +81,54 @@ ADVICE_BY_STATUS = {
 }
 
 
+class EngineError(ServerError):
+    """A started server has ended, or does not come up.
+
+    `reason` is on one line, and without the log: equal if the cause is.
+    """
+
+    def __init__(self, what: str, cause: str, advice: str, log: Path) -> None:
+        first = f"{what}:" if cause else what
+        super().__init__("\n  ".join(filter(None, (first, cause, advice, f"log: {log}"))))
+        self.reason = "; ".join(filter(None, (f"{what}: {cause}" if cause else what, advice)))
+        self.log = log
+
+
+class _Line(NamedTuple):
+    """A line without its prefix."""
+
+    process: str  # "" if the prefix names none
+    is_harmless: bool
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class ServerLog:
     """A log from the byte on at which this server's part begins."""
 
     path: Path
     start: int
+    format: LogFormat = LogFormat()
 
-    def explain(self, what: str, status: int | None = None) -> str:
-        """What happened, its likely cause, what to do about it, and the last lines of the log."""
-        lines = self._lines()
-        parts = [what, *_cause(lines, status), f"the end of its log {self.path}:"]
-        return "\n".join(["; ".join(parts), *(f"  {line}" for line in lines[-NUM_LAST:])])
+    def explain(self, what: str, status: int | None = None) -> EngineError:
+        """What happened, its root cause, and the remedy if one is known."""
+        cause, advice = _root_cause(self._lines(), (*self.format.known, *COMMON))
+        advice = ADVICE_BY_STATUS.get(status, advice) if status is not None else advice
+        return EngineError(what, cause[:LONGEST_LINE], advice, self.path)
 
-    def _lines(self) -> list[str]:
+    def _lines(self) -> list[_Line]:
         with self.path.open("rb") as stream:
             stream.seek(max(self.start, self.path.stat().st_size - READ_BYTES))
             text = stream.read().decode("utf-8", "replace")
-        return [line[:LONGEST_LINE].rstrip() for line in text.splitlines() if line.strip()]
+        lines = (self._parse(line.rstrip()) for line in text.splitlines())
+        return [line for line in lines if line.text.strip()]
+
+    def _parse(self, line: str) -> _Line:
+        prefix = self.format.prefix.match(line)
+        if prefix is None:
+            return _Line("", False, line)
+        groups, text = prefix.groupdict(), line[prefix.end() :]
+        return _Line(groups.get("process") or "", groups.get("level") in _HARMLESS, text)
 
 
 def how_it_ended(status: int) -> str:
@@ -87,12 +138,31 @@ def how_it_ended(status: int) -> str:
     return f"with exit status {status}"
 
 
-def _cause(lines: Sequence[str], status: int | None) -> list[str]:
-    """What was printed of a known cause, and advice; of others what was printed last."""
-    if status in ADVICE_BY_STATUS:
-        return [ADVICE_BY_STATUS[status]]
-    for cause in CAUSES:
-        for line in reversed(lines):
-            if cause.printed.search(line) and not _HARMLESS.search(line):
-                return [f"it printed `{line.strip()}`", cause.advice]
-    return [f"the last that it printed is `{lines[-1].strip()}`"] if lines else []
+def _root_cause(lines: Sequence[_Line], known: Sequence[Cause]) -> tuple[str, str]:
+    """The cause and the advice; "" for what is not known.
+
+    A known exception goes first, then any line that is known, the first exception, the last line.
+    """
+    lines = [line for line in lines if not line.is_harmless]
+    exceptions = list(_exceptions(lines))
+    # Indented lines are source code, or usage.
+    printed = [line.text for line in lines if not line.text[:1].isspace()]
+    for text in (*exceptions, *printed):
+        for cause in known:
+            if cause.printed.search(text):
+                return text, cause.advice
+    return next(iter((*exceptions, *printed[-1:])), ""), ""
+
+
+def _exceptions(lines: Sequence[_Line]) -> Iterator[str]:
+    """The exceptions of all tracebacks, in order: the deepest process fails first."""
+    for i, line in enumerate(lines, start=1):
+        if line.text.endswith(_TRACEBACK) and not line.text[0].isspace():
+            own = (one.text for one in lines[i:] if one.process == lines[i].process)
+            after = dropwhile(lambda text: text[0].isspace(), own)
+            text = _MODULE.sub("", next(after, ""))
+            if "validation error" in text:  # Pydantic's: the field, if it is one, and what is wrong
+                more = takewhile(lambda text: "For further information" not in text, after)
+                text = " ".join((text, *(part.strip() for part in islice(more, 2))))
+            if text:
+                yield text

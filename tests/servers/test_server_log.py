@@ -1,62 +1,144 @@
 import pytest
 
-from specbench.servers.server_log import LONGEST_LINE, NUM_LAST, READ_BYTES, ServerLog
-
-VLLM_MEMORY = (
-    "(EngineCore_DP0 pid=7) ValueError: Free memory on device (3.2/4.0 GiB) on startup is less "
-    "than desired GPU memory utilization (0.9, 3.6 GiB)."
+from specbench.engines.served import find_served
+from specbench.servers.server_log import (
+    ARGUMENTS,
+    COMMAND,
+    DOWNLOAD,
+    FILE,
+    LONGEST_LINE,
+    MEMORY,
+    PORT,
+    READ_BYTES,
+    ServerLog,
 )
-VLLM_LAST = "RuntimeError: Engine core initialization failed. See root cause above."
+
+ENGINES = ("vllm", "sglang", "tensorrt_llm", "llama_cpp", "openai")
+# What vLLM prints of a failure in a process below its first.
+CORE = "(EngineCore pid=71) "
+BELOW = f"""\
+WARNING 11-25 16:00:00 [core.py:7] No module named 'vllm._C'
+{CORE}ERROR 11-25 16:00:01 [core.py:100] EngineCore failed to start.
+{CORE}ERROR 11-25 16:00:01 [core.py:100] Traceback (most recent call last):
+{CORE}ERROR 11-25 16:00:01 [core.py:100]   File "core.py", line 5, in run
+{CORE}ERROR 11-25 16:00:01 [core.py:100]     raise ValueError("CUDA out of memory")
+{CORE}ERROR 11-25 16:00:01 [core.py:100] CAUSE
+(APIServer pid=70) Traceback (most recent call last):
+(APIServer pid=70)   File "server.py", line 9, in <module>
+(APIServer pid=70) RuntimeError: Engine core initialization failed. See root cause above.
+"""
 
 
-def told(tmp_path, text: str, status: int | None = 1) -> str:
+def explained(tmp_path, text: str, status: int | None = 1, engine: str = "openai"):
+    """The lines of the error: what happened, the cause, the remedy if there is one, the log."""
     (tmp_path / "server.log").write_text(text)
-    return ServerLog(tmp_path / "server.log", 0).explain("it ended", status)
+    log = ServerLog(tmp_path / "server.log", 0, find_served(engine).LOG)
+    return str(log.explain("it ended", status)).splitlines()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("printed", "remedy"),
+    [
+        ("OSError: [Errno 98] Address already in use", PORT),
+        ("MemoryError", MEMORY),
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", MEMORY),
+        ("ValueError: Invalid repository ID or local directory specified: 'a'", FILE),
+        ("HFValidationError: Repo id must be in the form 'a/b'", FILE),
+    ],
+)
+def test_a_cause_that_every_engine_may_print_has_its_remedy(tmp_path, engine, printed, remedy):
+    lines = explained(tmp_path, f"loading\n{printed}\n", engine=engine)
+    assert lines == ["it ended:", f"  {printed}", f"  {remedy}", f"  log: {tmp_path}/server.log"]
 
 
 @pytest.mark.parametrize(
-    ("printed", "advice"),
+    ("engine", "printed", "cause", "remedy"),
     [
-        ("OSError: [Errno 98] Address already in use", "its port is taken"),
-        ("start: couldn't bind HTTP server socket, hostname: 127.0.0.1", "its port is taken"),
-        (VLLM_MEMORY, "more memory"),
-        ("RuntimeError: Not enough memory. Please try to increase --mem-fraction", "more memory"),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "more memory"),
-        ("gguf_init_from_file: failed to open GGUF file 'a.gguf'", "a file is missing"),
-        ("ValueError: Invalid repository ID or local directory specified: 'a'", "is missing"),
-        ("huggingface_hub.errors.HFValidationError: Repo id must be in the form", "is missing"),
-        ("huggingface_hub.errors.LocalEntryNotFoundError: Cannot find a", "is missing"),
-        ("python: No module named vllm", "--engine-python"),
+        (
+            "vllm",
+            "usage: serve [--a A]\n          [--out of memory]\nserve: error: unrecognized: --x\n",
+            "serve: error: unrecognized: --x",
+            ARGUMENTS,
+        ),
+        (
+            "vllm",
+            BELOW.replace("CAUSE", "RuntimeError: Cannot find any model weights with `tiny`"),
+            "RuntimeError: Cannot find any model weights with `tiny`",
+            DOWNLOAD,
+        ),
+        ("vllm", BELOW.replace("CAUSE", "vllm.errors.Riddle: odd"), "Riddle: odd", None),
+        (
+            "vllm",
+            "Traceback (most recent call last):\n  File 'a'\n"
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+            "  Value error, max_model_len (90) is greater than the derived max_model_len (10) [t]\n"
+            "    For further information visit a page\n",
+            "ValidationError: 1 validation error for ModelConfig Value error, max_model_len (90) "
+            "is greater than the derived max_model_len (10) [t]",
+            "--max-model-len",
+        ),
+        (
+            "vllm",
+            BELOW.replace(
+                "CAUSE",
+                "ValueError: Free memory on device cuda:0 (3.2/4.0 GiB) on "
+                "startup is less than desired GPU memory utilization (0.9, 3.6 GiB).",
+            ),
+            "ValueError: Free memory on device cuda:0 (3.2/4.0 GiB) on startup is less than "
+            "desired GPU memory utilization (0.9, 3.6 GiB).",
+            "--gpu-memory-utilization",
+        ),
+        (
+            "sglang",
+            "[2026-11-25 16:00:00 TP0] Scheduler hit an exception: "
+            "Traceback (most recent call last):\n  File 'a'\n"
+            "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.\n\n"
+            "[2026-11-25 16:00:01] Received sigquit from a child process. It usually means ..\n",
+            "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+            "--mem-fraction-static 0.95",
+        ),
+        (
+            "tensorrt_llm",
+            "Usage: trtllm-serve [OPTIONS]\nTry --help.\n\nError: No such option: --x\n",
+            "Error: No such option: --x",
+            ARGUMENTS,
+        ),
+        (
+            "llama_cpp",
+            "0.01.2 I load_model: loading\n0.02.5 E gguf_init_from_file: failed to open GGUF "
+            "file 'a'\n0.02.9 E main: exiting due to model loading error\n",
+            "gguf_init_from_file: failed to open GGUF file 'a'",
+            "--model FILE",
+        ),
+        ("llama_cpp", "error: invalid argument: --x\n", "error: invalid argument: --x", ARGUMENTS),
+        (
+            "llama_cpp",
+            "0.1 E start: couldn't bind HTTP server socket, port: 1\n0.2 E main: exiting\n",
+            "start: couldn't bind HTTP server socket, port: 1",
+            PORT,
+        ),
     ],
 )
-def test_a_known_cause_is_quoted_and_says_what_to_do(tmp_path, printed, advice):
-    first, *last = told(tmp_path, f"{printed}\n{VLLM_LAST}\n").splitlines()
-    assert first.startswith(f"it ended; it printed `{printed}`; ")
-    assert advice in first
-    assert last == [f"  {printed}", f"  {VLLM_LAST}"]
+def test_the_root_cause_is_found_whatever_was_printed_around_it(
+    tmp_path, engine, printed, cause, remedy
+):
+    what, found, *more = explained(tmp_path, printed, engine=engine)
+    assert (what, found) == ("it ended:", f"  {cause}")
+    assert [remedy in line for line in more[:-1]] == ([True] if remedy else [])
 
 
-def test_a_cause_that_engines_also_warn_of_gives_way_to_one_that_they_do_not(tmp_path):
-    text = f"{VLLM_MEMORY}\nWARNING: No module named 'vllm._C'\n"
-    assert "more memory" in told(tmp_path, text)
-
-
-def test_what_was_printed_last_of_a_cause_is_quoted(tmp_path):
-    said = told(tmp_path, "CUDA out of memory, trying again\nCUDA out of memory\n")
-    assert "it printed `CUDA out of memory`; " in said
-
-
-def test_of_an_unknown_cause_the_last_lines_are_shown_the_last_one_first(tmp_path):
-    first, *last = told(tmp_path, "".join(f"line {i}\n\n" for i in range(100))).splitlines()
-    log = tmp_path / "server.log"
-    assert first == f"it ended; the last that it printed is `line 99`; the end of its log {log}:"
-    assert last == [f"  line {i}" for i in range(100 - NUM_LAST, 100)]
+@pytest.mark.parametrize("engine", ENGINES)
+def test_other_programs_end_with_their_last_line_or_their_first_exception(tmp_path, engine):
+    assert explained(tmp_path, "one\n  two\nthree\n\n", engine=engine)[1] == "  three"
+    both = "".join(f"Traceback (most recent call last):\n  File\n{i}Error\n\n" for i in "AB")
+    assert explained(tmp_path, f"{both}three\n", engine=engine)[1] == "  AError"
 
 
 def test_a_warning_of_a_part_that_is_missing_is_no_cause(tmp_path):
     warned = "WARNING 11-22 Failed to import from vllm._C: No module named 'vllm._C'\n"
-    assert "--engine-python" not in told(tmp_path, f"{warned}RuntimeError: a riddle\n")
-    assert "more memory" in told(tmp_path, warned, status=137)
+    assert explained(tmp_path, f"{warned}a riddle\n", engine="vllm")[1:-1] == ["  a riddle"]
+    assert explained(tmp_path, "python: No module named vllm\n")[2].endswith(COMMAND)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +146,18 @@ def test_a_warning_of_a_part_that_is_missing_is_no_cause(tmp_path):
     [(0, "keep it in front"), (126, "cannot be run"), (127, "not found"), (137, "more memory")],
 )
 def test_an_exit_status_may_say_it_all(tmp_path, status, advice):
-    assert advice in told(tmp_path, "nothing\n", status)
+    _, cause, remedy, _ = explained(tmp_path, "nothing\n", status)
+    assert cause == "  nothing"
+    assert advice in remedy
 
 
 def test_of_a_long_log_the_end_is_read_and_of_a_long_line_the_beginning(tmp_path):
-    said = told(tmp_path, "out of memory\n" + "x" * READ_BYTES)
-    assert "out of memory" not in said
-    assert said.splitlines()[1:] == ["  " + "x" * LONGEST_LINE]
+    lines = explained(tmp_path, "out of memory\n" + "x" * READ_BYTES)
+    assert lines[1:-1] == ["  " + "x" * LONGEST_LINE]
+
+
+def test_the_reason_is_one_line_without_the_log(tmp_path):
+    (tmp_path / "server.log").write_text("MemoryError\n")
+    error = ServerLog(tmp_path / "server.log", 0).explain("it ended")
+    assert error.reason == f"it ended: MemoryError; {MEMORY}"
+    assert error.log == tmp_path / "server.log"

@@ -1,8 +1,9 @@
 """One cycle of sessions, held on one machine; each is stored when it ends."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -17,11 +18,13 @@ from specbench.bench.watch import Watch
 from specbench.errors import ModelError, SpecbenchError
 from specbench.metrics.sessions import usable_sessions
 from specbench.probes.gpus import Gpus
-from specbench.records import BlockPurpose, ServerRecord
+from specbench.records import BlockPurpose, Draft, ServerRecord
 from specbench.runs import Ledger, StoredRun
 from specbench.servers.page_cache import read_once
+from specbench.servers.server_log import EngineError
 
 LONGEST_REASON = 1_000  # characters of what is stored of a failure
+_NUMBER = re.compile(r"[\d.]+")
 TRIES = 2  # sessions in a row that break off before a K is given up
 
 
@@ -36,11 +39,12 @@ class CycleRun:
         ledger: Ledger,
         watch: Watch,
         deadline: Deadline,
-        failures: Mapping[str, int],
+        failures: Mapping[str, Sequence[str]],
     ) -> None:
         self._plan, self._engine, self._host = plan, engine, host
         self._ledger, self._watch, self._deadline = ledger, watch, deadline
-        self._failures = Counter(failures)  # consecutive ones, by draft
+        # Why sessions broke off, those in a row, by draft.
+        self._failures = defaultdict(list, {d: list(reasons) for d, reasons in failures.items()})
         answers = Answers()
         by_id = {cell.key.id: cell for cell in served_cells(plan, engine)}
         for block in ledger.stored.blocks:
@@ -67,7 +71,9 @@ class CycleRun:
         for done, session in enumerate(left):
             if self._deadline.is_over(purpose):
                 return
-            if self._failures[session.draft.label] < TRIES:
+            if is_over(self._failures, (one.draft for one in sessions)):
+                return
+            if len(self._failures[session.draft.label]) < TRIES:
                 self._watch.stage(f"{session.target}: {session.label}")
                 self._hold_one(session, attempt)
             self._watch.advance(done + 1, len(left), self._deadline.seconds_left(purpose))
@@ -84,20 +90,54 @@ class CycleRun:
         try:
             record = asyncio.run(self._measure(session, name))
         except (SpecbenchError, OSError) as error:
-            record = unusable(session, name, (_on_one_line(error),))
+            record = unusable(session, name, (self._explain(session, error),))
+            if isinstance(error, EngineError):
+                record = replace(record, log=f"{error.log.parent.name}/{error.log.name}")
         self._ledger.append(replace(record, node=self._ledger.node, attempt=attempt))
-        for text in (*record.problems, *record.warnings):
-            self._watch.warn(f"{session.label}: {text}")
-        self._failures[session.draft.label] += 1
         if was_held(record):
-            self._failures[session.draft.label] = 0
+            self._failures[session.draft.label] = []
+            for text in (*record.problems, *record.warnings):
+                self._watch.warn(f"{session.label}: {text}")
+        else:
+            self._failures[session.draft.label] += record.problems
+
+    def _explain(self, session: Session, error: Exception) -> str:
+        """What is stored of a failure; it is printed in full, or its log if it was printed."""
+        reason = error.reason if isinstance(error, EngineError) else _on_one_line(error)
+        told, log = str(error).strip() or reason, getattr(error, "log", None)
+        if any(_same(reason, earlier) for row in self._failures.values() for earlier in row):
+            told = f"the same again{f'; log: {log}' if log else ''}"
+        self._watch.warn(f"{session.label}: {told}")
+        return reason
 
     async def _measure(self, session: Session, name: str) -> ServerRecord:
         async with self._host.open(session) as running:
             try:
                 return await self._run.measure(session, name, running)
             except (SpecbenchError, OSError) as error:
-                return broken_off(session, name, running, (_on_one_line(error),))
+                return broken_off(session, name, running, (self._explain(session, error),))
+
+
+def is_over(failures: Mapping[str, Sequence[str]], drafts: Iterable[Draft]) -> bool:
+    """Whether one reason was met twice, and kept K = 0 or every other K from being measured.
+
+    `failures` are the reasons of sessions in a row, by draft.
+    """
+    ks = {draft.label: draft.k for draft in drafts}
+    for reason in {row[-1] for row in failures.values() if row}:
+        failed = {
+            label for label in ks if any(_same(reason, one) for one in failures.get(label, ())[-1:])
+        }
+        num = sum(_same(reason, one) for row in failures.values() for one in row)
+        is_plain = any(ks[label] == 0 for label in failed)
+        if num >= TRIES and (is_plain or failed >= {label for label in ks if ks[label]}):
+            return True
+    return False
+
+
+def _same(reason: str, other: str) -> bool:
+    """Whatever their numbers are: the memory that is free is never the same twice."""
+    return _NUMBER.sub("", reason) == _NUMBER.sub("", other)
 
 
 def sessions_left(sessions: Sequence[Session], servers: Sequence[ServerRecord]) -> list[Session]:
@@ -129,6 +169,5 @@ def was_held(server: ServerRecord) -> bool:
 
 
 def _on_one_line(error: Exception) -> str:
-    """With the end of a server's log, which says why."""
     lines = [line.strip() for line in str(error).splitlines()]
     return " ".join(filter(None, lines))[:LONGEST_REASON] or type(error).__name__

@@ -29,6 +29,12 @@ for name in sys.argv[1:]:
     except PackageNotFoundError:
         pass
 """
+# A folder of that name in the working folder has no origin.
+_ASK_MODULE = """
+import sys
+from importlib.util import find_spec
+print(getattr(find_spec(sys.argv[1]), "origin", None) is not None)
+"""
 
 
 def refusals(
@@ -75,9 +81,32 @@ def _installed(engine: str, python: Path | None) -> str | None:
     """The engine's version in its own environment; None where that does not tell it."""
     if python is None or engine not in _DISTRIBUTIONS:
         return None
-    command = [str(python), "-c", _ASK_VERSION, *_DISTRIBUTIONS[engine]]
+    done = _run(python, _ASK_VERSION, *_DISTRIBUTIONS[engine])
+    return done.stdout.strip() or None if done is not None else None
+
+
+@cache
+def require_module(python: Path, module: str) -> None:
+    """UsageError if the interpreter does not run, or has no such module; nothing is imported."""
+    done = _run(python, _ASK_MODULE, module)
+    if done is None or done.stdout.strip() not in ("True", "False"):
+        said = "" if done is None else done.stderr.strip().rpartition("\n")[2]
+        raise UsageError(
+            f"--engine-python {python} does not run as a Python{said and f' ({said})'}; give the "
+            "Python of the engine's environment"
+        )
+    if done.stdout.strip() == "False":
+        raise UsageError(
+            f"--engine-python {python} has no module {module}; give the Python of the "
+            f"environment that has the engine, or install it there: {python} -m pip install "
+            f"{module}"
+        )
+
+
+def _run(python: Path, script: str, *args: str) -> subprocess.CompletedProcess[str] | None:
+    """The script's end; None if it cannot be run."""
+    command = [str(python), "-c", script, *args]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S)
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, text=True, timeout=ASK_S)
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return None
-    return done.stdout.strip() or None

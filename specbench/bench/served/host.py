@@ -1,5 +1,6 @@
 """Where a session's server is: started for it, or running already."""
 
+import re
 import shutil
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple, Protocol
 
 from specbench.bench.plan import TargetPlan
-from specbench.bench.served.deployments import exported
+from specbench.bench.served.deployments import exported, require_module
 from specbench.bench.served.questions import context_needed
 from specbench.bench.served.running import Attached, Running
 from specbench.bench.served.sessions import Session, cycle_of, served_cells
@@ -17,10 +18,12 @@ from specbench.engines.served import Start, find_served
 from specbench.errors import UsageError
 from specbench.export.deployment import Export
 from specbench.inputs.address import Address
+from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Pairing
+from specbench.model_files.model import require_complete
 from specbench.servers.client import Client
 from specbench.servers.command import command_line
-from specbench.servers.process import LOOPBACK, free_port, started
+from specbench.servers.process import LOOPBACK, free_port, require_free, started
 
 
 class Host(Protocol):
@@ -29,8 +32,12 @@ class Host(Protocol):
     def open(self, session: Session) -> AbstractAsyncContextManager[Running]: ...
 
 
+_PORT = re.compile(r"--port[ =](\d+)")  # every engine's flag
+
+
 class _ServerStart(NamedTuple):
     exported: Export
+    port: int
     environment: Mapping[str, str]  # added to ours
     command: list[str]
 
@@ -44,11 +51,14 @@ class Launched:
         self._asked = plan.settings.servers
 
     def require_startable(self) -> None:
-        """UsageError where a session could not be held: its program is not here, or a file that
-        its engine reads is not, or the command's template cannot be read."""
+        """UsageError or ModelError if a session could not be held.
+
+        Its program or its Python's module is not here, a model is incomplete, the port is taken, or
+        the command's template cannot be read.
+        """
         with TemporaryDirectory(prefix="specbench-") as folder:
             for session in cycle_of(served_cells(self._plan, self._name), 0):
-                program = self._start_of(session, Path(folder), port=0).command[0]
+                program = self._start_of(session, Path(folder)).command[0]
                 if shutil.which(program) is None:
                     raise UsageError(
                         f"{self._option()}: there is no program {program} here; give the Python of "
@@ -56,6 +66,11 @@ class Launched:
                         "(--engine-python), a command that starts it (--launch), or the address "
                         "of a running server (--base-url)"
                     )
+                if self._engine.MODULE is not None:
+                    if self._asked.engine_python is not None and self._asked.launch is None:
+                        require_module(self._asked.engine_python, self._engine.MODULE)
+                    for model in self._models(session):
+                        require_complete(model)
 
     def _option(self) -> str:
         """That names the program."""
@@ -66,13 +81,17 @@ class Launched:
     @asynccontextmanager
     async def open(self, session: Session) -> AsyncIterator[Running]:
         """UsageError if the engine cannot be started so, ServerError if it does not come up."""
-        port = free_port()
         self._folder.mkdir(parents=True, exist_ok=True)
-        start = self._start_of(session, self._folder, port)
+        start = self._start_of(session, self._folder)
         log = self._folder / f"{session.place.replace('|', '-')}.log"
         began_s = time.monotonic()
-        address = Address(root=f"http://{LOOPBACK}:{port}")
-        with started(start.command, environment=start.environment, log=log) as process:
+        address = Address(root=f"http://{LOOPBACK}:{start.port}")
+        with started(
+            start.command,
+            environment=start.environment,
+            log=log,
+            log_format=self._engine.LOG,
+        ) as process:
             async with Client(address) as client:
                 await process.wait_until_healthy(
                     client, self._engine.HEALTH, self._asked.start_timeout_s
@@ -87,9 +106,12 @@ class Launched:
                     process=process,
                 )
 
-    def _start_of(self, session: Session, folder: Path, port: int) -> _ServerStart:
-        """What the command refers to is written into the folder."""
+    def _start_of(self, session: Session, folder: Path) -> _ServerStart:
+        """Writes what the command refers to into the folder; UsageError if its port is taken."""
         made, config = self._exported(session), None
+        named = _PORT.findall(" ".join(self._asked.engine_args))
+        port = int(named[-1]) if named else free_port()
+        require_free(port)
         if made.config is not None:
             config = folder / made.config.name
             config.write_text(made.config.text, encoding="utf-8")
@@ -98,7 +120,7 @@ class Launched:
                 exported=made.command,
                 config=config,
                 folder=folder,
-                models=_folders(self._pairing(session), session.draft.k),
+                models=tuple(model.folder for model in self._models(session) if model.folder),
                 python=self._asked.engine_python,
                 host=LOOPBACK,
                 port=port,
@@ -111,7 +133,7 @@ class Launched:
         )
         program, args = launch.command[: launch.num_program], launch.command[launch.num_program :]
         command = command_line(self._asked.launch, program, args, port=port)
-        return _ServerStart(made, launch.environment, command)
+        return _ServerStart(made, port, launch.environment, command)
 
     def _exported(self, session: Session) -> Export:
         return exported(
@@ -128,11 +150,11 @@ class Launched:
         pairings, drafter = self._plan.pairings, session.draft.drafter
         return next((p for p in pairings if p.drafter.name == drafter), pairings[0])
 
-
-def _folders(pairing: Pairing, k: int) -> tuple[Path, ...]:
-    """Folders of the models that are on this disk."""
-    models = (pairing.target.model, pairing.drafter.model if k else None)
-    return tuple(model.folder for model in models if model is not None and model.folder)
+    def _models(self, session: Session) -> list[ModelSpec]:
+        """The target's and, with speculation, the drafter's if it has one."""
+        pairing = self._pairing(session)
+        models = (pairing.target.model, pairing.drafter.model if session.draft.k else None)
+        return [model for model in models if model is not None]
 
 
 def host_of(plan: TargetPlan, engine: str, running: Sequence[Address], folder: Path) -> Host:
@@ -143,7 +165,7 @@ def host_of(plan: TargetPlan, engine: str, running: Sequence[Address], folder: P
 
 
 def require_startable(plans: Iterable[TargetPlan]) -> None:
-    """UsageError where a server of these plans could not be started on this machine."""
+    """UsageError or ModelError if a server of these plans could not be started on this machine."""
     for plan in plans:
         for engine in plan.served:
             Launched(plan, engine).require_startable()

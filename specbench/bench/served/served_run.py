@@ -11,6 +11,7 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.served.cycle_run import (
     TRIES,
     CycleRun,
+    is_over,
     next_name,
     sessions_left,
     sessions_missing,
@@ -52,7 +53,7 @@ class Cycle:
     cells: tuple[Cell, ...]
     number: int
     purpose: BlockPurpose
-    failures: Mapping[str, int]  # sessions in a row that broke off, by draft
+    failures: Mapping[str, Sequence[str]]  # why sessions in a row broke off, by draft
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -127,7 +128,9 @@ class ServedRun:
                 failures=self._failures(),
             )
             left = sessions_left(cycle.sessions, self._ledger.stored.servers)
-            is_due = any(cycle.failures.get(session.draft.label, 0) < TRIES for session in left)
+            is_due = not is_over(cycle.failures, (s.draft for s in cycle.sessions)) and any(
+                len(cycle.failures[session.draft.label]) < TRIES for session in left
+            )
             if is_due and not self._has_time(len(left), len(cycle.sessions) * num_running, purpose):
                 return None
             self._num_begun[purpose] += 1
@@ -142,16 +145,16 @@ class ServedRun:
         session_s = mean_session_s(own) or 0.0
         return left_s is None or (left_s > 0 and left_s >= session_s * (num_sessions + num_running))
 
-    def _failures(self) -> dict[str, int]:
-        """Sessions of this run, in a row, that broke off, by draft."""
+    def _failures(self) -> dict[str, list[str]]:
+        """Why sessions of this run, in a row, broke off, by draft."""
         drafts = {
             (cell.key.draft.drafter, cell.key.draft.k): cell.key.draft.label for cell in self._cells
         }
-        failures = dict.fromkeys(drafts.values(), 0)
+        failures: dict[str, list[str]] = {label: [] for label in drafts.values()}
         for server in self._ledger.stored.servers[self._first :]:
             if self._is_own(server):
                 draft = drafts[server.drafter, server.num_speculative_tokens]
-                failures[draft] = 0 if was_held(server) else failures[draft] + 1
+                failures[draft] = [] if was_held(server) else [*failures[draft], *server.problems]
         return failures
 
     def _is_own(self, server: ServerRecord) -> bool:

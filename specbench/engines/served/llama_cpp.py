@@ -4,6 +4,7 @@ Facts: tools/server/ of llama.cpp, 2026-10. Its chat endpoint gives no token ids
 does: the server makes a prompt of the conversation first, then tokens, then answers these.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,10 +20,22 @@ from specbench.engines.served.served_engine import Launch, Question, ServerFacts
 from specbench.errors import UsageError
 from specbench.records import RequestCounts
 from specbench.servers.client import Client, nonsense
+from specbench.servers.server_log import ARGUMENTS, MEMORY, PORT, LogFormat, causes
 from specbench.servers.streamed import Count, Part, Streamed, TokenId
 
+MODULE = None
 HEALTH = "/health"
 COUNTERS = "/metrics"
+_GGUF = "make the GGUF file again, or name another: --engine-args '--model FILE'"
+LOG = LogFormat(
+    prefix=re.compile(r"[\d.]+ (?P<level>[A-Z]) "),
+    known=causes(
+        (r"^error: invalid argument|^error while handling argument", ARGUMENTS),
+        (r"failed to open GGUF|invalid magic characters|corrupted or incomplete", _GGUF),
+        (r"couldn't bind .*socket", PORT),
+        (r"(?:failed|unable) to allocate", MEMORY),
+    ),
+)
 
 _MODEL_FLAGS = ("--model", "--model-draft")
 _REASONS = {"eos": "stop", "word": "stop", "limit": "length"}

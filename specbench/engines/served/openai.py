@@ -5,8 +5,11 @@ from specbench.engines.served.served_engine import Launch, Question, ServerFacts
 from specbench.errors import UsageError
 from specbench.records import RequestCounts
 from specbench.servers.client import Client
+from specbench.servers.server_log import LogFormat
 from specbench.servers.streamed import Streamed
 
+MODULE = None
+LOG = LogFormat()
 HEALTH = "/v1/models"
 COUNTERS = None
 

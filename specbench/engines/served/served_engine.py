@@ -7,6 +7,7 @@ from typing import Protocol
 
 from specbench.records import Message, RequestCounts, Sampling
 from specbench.servers.client import Client
+from specbench.servers.server_log import LogFormat
 from specbench.servers.streamed import Streamed
 
 
@@ -67,6 +68,8 @@ class Question:
 class ServedEngine(Protocol):
     """A file of engines/served/: it is named as the engine, and as its exporter."""
 
+    MODULE: str | None  # that its Python must have, which reads model folders; None: a program
+    LOG: LogFormat
     HEALTH: str  # the path that answers 200 once requests are taken
     COUNTERS: str | None  # the path of its page of counters, which has the tokens of all clients
 

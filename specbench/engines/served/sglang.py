@@ -3,6 +3,7 @@
 Facts: srt/entrypoints/openai/ and srt/entrypoints/http_server.py of 0.5.23.
 """
 
+import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,10 +22,27 @@ from specbench.engines.served.counting import of_sums, read_counts
 from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
 from specbench.records import RequestCounts
 from specbench.servers.client import Client, RefusedError
+from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, LogFormat, causes
 from specbench.servers.streamed import Count, Part, Streamed, TokenId
 
+MODULE = "sglang"
 HEALTH = "/health"
 COUNTERS = "/metrics"
+LOG = LogFormat(
+    prefix=re.compile(r"\[\d{4}-\d\d-\d\d [\d:]+(?P<process>[^]]*)\] (?:(?P<level>[A-Z]+) )?"),
+    known=causes(
+        (ARGPARSE, ARGUMENTS),
+        (
+            r"increase --mem-fraction-static",
+            "take a larger share of memory: --engine-args '--mem-fraction-static 0.95'",
+        ),
+        (
+            r"is greater than the derived context_length",
+            "leave --context-length out of --engine-args, or take at most the model's own length",
+        ),
+        (r"cannot find any model weights", DOWNLOAD),
+    ),
+)
 
 # Of /server_info, which holds all arguments, keys and passwords too.
 _SETTINGS = (

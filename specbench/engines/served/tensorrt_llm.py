@@ -4,6 +4,7 @@ Facts: tensorrt_llm/serve/ and tensorrt_llm/metrics/collector.py of 1.3. It refu
 requests with a field that it does not know.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
@@ -18,10 +19,16 @@ from specbench.engines.served.served_engine import Launch, Question, ServerFacts
 from specbench.records import RequestCounts
 from specbench.servers.client import Client
 from specbench.servers.metrics_page import count_of, gauge_of, labels_of
+from specbench.servers.server_log import ARGUMENTS, LogFormat, causes
 from specbench.servers.streamed import Part, Streamed
 
+MODULE = "tensorrt_llm"
 HEALTH = "/health"
 COUNTERS = "/prometheus/metrics"
+LOG = LogFormat(
+    prefix=re.compile(r"\[\d\d/\d\d/\d{4}-[\d:]+\] \[TRT-LLM\] \[(?P<level>[A-Z])\] "),
+    known=causes((r"^Error: (?:No such option|Invalid value)", ARGUMENTS)),
+)
 
 _CONFIG = "tensorrt_llm.yaml"
 # Its page has counters only with these.

@@ -3,16 +3,52 @@
 Facts: vllm/entrypoints/ and vllm/v1/metrics/ of 0.32. Counts per request came with 0.29.
 """
 
+import re
+
 from specbench.engines.served.asking import asked, conversation, own_prefix, plain_sampling
 from specbench.engines.served.counting import Round, of_rounds, of_sums, read_counts
 from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
 from specbench.records import RequestCounts
 from specbench.servers.client import Client
 from specbench.servers.metrics_page import count_of, labels_of
+from specbench.servers.server_log import (
+    ARGPARSE,
+    ARGUMENTS,
+    DOWNLOAD,
+    MEMORY,
+    LogFormat,
+    causes,
+)
 from specbench.servers.streamed import Count, Part, Streamed
 
+MODULE = "vllm"
 HEALTH = "/health"
 COUNTERS = "/metrics"
+LOG = LogFormat(
+    prefix=re.compile(
+        r"(?:\((?P<process>.*?) pid=\d+\) ?)?"
+        r"(?:(?P<level>[A-Z]+) \d\d-\d\d (?:[\d:]+ )?(?:\[[^]]+\] ?)?)?"
+    ),
+    known=causes(
+        (ARGPARSE, ARGUMENTS),
+        (
+            r"is less than desired \w+ memory utilization",
+            "end what else takes memory, or take a smaller share of it: --engine-args "
+            "'--gpu-memory-utilization 0.5'",
+        ),
+        (
+            r"no available memory for the cache|larger than the available KV cache memory",
+            "take a larger share of memory or a shorter context: --engine-args "
+            "'--gpu-memory-utilization 0.95 --max-model-len 4096'",
+        ),
+        (
+            r"is greater than the derived max_model_len",
+            "leave --max-model-len out of --engine-args, or take at most the model's own length",
+        ),
+        (r"cannot find any model weights", DOWNLOAD),
+        (r"died unexpectedly \(exit code: -9\)", MEMORY),
+    ),
+)
 
 _DEFAULT_AT_ONCE = 128  # concurrent requests that it takes unasked, on any device
 _SPECULATION = "--speculative-config"

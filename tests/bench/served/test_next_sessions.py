@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from specbench.bench.deadline import Deadline
-from specbench.bench.served.cycle_run import TRIES, CycleRun, next_name, was_held
+from specbench.bench.served.cycle_run import CycleRun, is_over, next_name, was_held
 from specbench.bench.served.recording import unusable
 from specbench.bench.served.served_run import ServedRun
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.bench.spent import mean_session_s
-from specbench.records import BlockRecord, RequestRecord, RunRecord
+from specbench.records import BlockRecord, Draft, Fixed, RequestRecord, RunRecord
 from specbench.runs import SCHEMA_VERSION, create_run
 from specbench.servers.client import ServerError
 from specbench.stats.crossed import FEWEST_PLANNED, MOST_PLANNED
@@ -115,30 +115,58 @@ def test_every_attempt_at_a_session_has_a_name_of_its_own(stored):
 
 
 class Broken:
-    """No server comes up at this K."""
+    """No server comes up; the reasons are by K."""
 
-    def __init__(self, k):
-        self._k, self.opened = k, []
+    def __init__(self, **reasons):
+        self._reasons, self.opened = reasons, []
 
     @asynccontextmanager
     async def open(self, session):
         self.opened.append(session.draft.k)
-        raise ServerError("it did not come up" if session.draft.k == self._k else "nor this one")
+        raise ServerError(self._reasons[f"k{session.draft.k}"])
         yield
 
 
 def test_a_k_is_given_up_after_two_starts_that_failed_one_after_the_other(stored):
-    host = Broken(4)
+    host = Broken(k0="a", k2="b", k4="c")
     unit = stored.run.next_unit(0)
     run = CycleRun(stored.plan, "vllm", host, stored.ledger, RecordingWatch(), stored.deadline, {})
     run.hold(unit.sessions, "explore")
     assert host.opened == [0, 2, 4, 4, 2, 0]
     # All have failed twice by now, so there is nothing left to try, and nothing to confirm.
-    assert TRIES == 2
     assert stored.run.next_unit(0) is None
     # A run that is resumed tries them again.
     again = ServedRun(stored.plan, "vllm", (), stored.ledger, stored.deadline)
     assert again.next_unit(0).number == 0
+
+
+@pytest.mark.parametrize(
+    ("reasons", "num_opened", "printed"),
+    [
+        pytest.param(
+            {"k0": "12 GiB free", "k2": "11 GiB free"}, 2, {"12 GiB free"}, id="K = 0 and another"
+        ),
+        pytest.param({"k0": "a", "k2": "b", "k4": "b"}, 3, {"a", "b"}, id="every other K"),
+        pytest.param({"k0": "a", "k2": "b", "k4": "c"}, 6, {"a", "b", "c"}, id="different ones"),
+    ],
+)
+def test_a_reason_met_twice_that_leaves_nothing_to_compare_ends_the_run(
+    stored, reasons, num_opened, printed
+):
+    host, watch, unit = Broken(**reasons), RecordingWatch(), stored.run.next_unit(0)
+    run = CycleRun(stored.plan, "vllm", host, stored.ledger, watch, stored.deadline, {})
+    run.hold(unit.sessions, "explore")
+    assert len(host.opened) == num_opened
+    assert stored.run.next_unit(0) is None
+    assert all(sum(w.endswith(f": {r}") for w in watch.warnings) == 1 for r in printed)
+
+
+def test_a_k_that_alone_does_not_start_leaves_the_others_to_be_measured():
+    draft = {k: Draft(drafter="lookup", method="ngram", length=Fixed(k)) for k in (2, 4)}
+    failures = {draft[4].label: ["b", "b"]}
+    assert not is_over(failures, (Draft.none, draft[2], draft[4]))
+    assert is_over(failures, (Draft.none, draft[4]))
+    assert not is_over({draft[4].label: ["a", "b"]}, (Draft.none, draft[4]))
 
 
 def test_a_start_between_two_failures_is_another_chance(stored):
@@ -146,11 +174,11 @@ def test_a_start_between_two_failures_is_another_chance(stored):
     (later, _) = (s for s in stored.run.next_unit(0).sessions if s.draft.k == 4)
     label = up.draft.label
     stored.hold(up, problems=("it did not start",))
-    assert stored.run._failures()[label] == 1
+    assert stored.run._failures()[label] == ["it did not start"]
     stored.hold(down)
-    assert stored.run._failures()[label] == 0
-    stored.hold(later, problems=("it did not start",))
-    assert stored.run._failures()[label] == 1
+    assert stored.run._failures()[label] == []
+    stored.hold(later, problems=("nor now",))
+    assert stored.run._failures()[label] == ["nor now"]
 
 
 def test_one_that_went_on_to_its_end_and_cannot_be_used_was_held(stored):
@@ -216,17 +244,17 @@ def test_a_budget_counts_the_cycles_that_run_beside_it(tmp_path):
 
 
 def test_a_k_that_was_given_up_is_not_started_again_in_a_later_cycle(stored):
-    host, unit = Broken(4), stored.run.next_unit(0)
+    host, unit = Broken(k0="a", k2="b"), stored.run.next_unit(0)
     label = next(s.draft.label for s in unit.sessions if s.draft.k == 4)
     of_run = (stored.plan, "vllm", host, stored.ledger, RecordingWatch(), stored.deadline)
-    CycleRun(*of_run, {label: TRIES}).hold(unit.sessions, "explore")
+    CycleRun(*of_run, {label: ["c", "d"]}).hold(unit.sessions, "explore")
     assert host.opened == [0, 2, 2, 0]
 
 
 def test_a_cycle_ends_with_its_budget(tmp_path):
     late = Stored(tmp_path, budget_s=100.0)
     with late.ledger:
-        host, unit = Broken(4), late.run.next_unit(0)
+        host, unit = Broken(), late.run.next_unit(0)
         late.clock.now_s = 80.0
         of_run = (late.plan, "vllm", host, late.ledger, RecordingWatch(), late.deadline)
         CycleRun(*of_run, {}).hold(unit.sessions, "explore")
