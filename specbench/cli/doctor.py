@@ -2,6 +2,9 @@
 
 import json
 import platform
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -14,7 +17,7 @@ from specbench.inputs.methods import find_method
 from specbench.settings.groups import PairingNames, PairingsFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from specbench.fit.compatibility import Compatibility
     from specbench.fit.finding import Finding
@@ -31,29 +34,45 @@ def doctor(
     pairings_file: PairingsFile = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check versions, GPU, memory, tokenizers and the model cache.
+    """Check versions, GPU and its libraries, memory, tokenizers, hub token and model cache.
 
     Exit code 1 where a pairing that you name is not ready.
     """
     file = known_pairings(pairings or (), pairings_file)
     chosen = file.select(pairings) if pairings else file.all
 
-    from specbench.cli.hardware import this_machine
+    from specbench.cli.console import open_console
+    from specbench.cli.gpu_check import check_gpu
+    from specbench.cli.hardware import this_machine, torch_build
     from specbench.fit.memory_plan import Place
     from specbench.probes.environment import package_versions
     from specbench.probes.nvml import open_probe
 
     machine = this_machine(Place(device="cpu"), "auto")
-    device = "cpu" if machine.place.device == "cpu" else "cuda:0"
-    probe = open_probe(device)
+    probe = open_probe("cuda:0")
     facts = probe.gpu_facts()
+    checked: dict[str, Any] = {"device": "cpu"}
+    if machine.place.device != "cpu" or facts.name:
+        with open_console(stderr=True).status("checking the GPU with torch"):
+            checked = check_gpu()
+    device = checked.get("device", "cuda:0")
+    if device == "cpu":
+        machine = this_machine(Place(device="cpu"), "cpu")
+        probe = open_probe(device)
     free_bytes = machine.place.memory_bytes
     rows = _checked(chosen, machine.place, quiet=as_json)
+    if "problem" in checked:
+        for row in rows:
+            row["ready"] = False
+            row["problems"].insert(0, "torch cannot use the GPU")
     document = {
         "device": device,
         "gpu": facts.name,
         "driver": facts.driver,
+        "torch_build": torch_build(),
+        "gpu_check": checked,
         "probe": probe.reason or "NVML",
+        "hub": _hub(),
         "python": platform.python_version(),
         "packages": package_versions(),
         "free_gib": None if free_bytes is None else round(free_bytes / GIB, 2),
@@ -65,6 +84,20 @@ def doctor(
         _print(document, in_full=bool(pairings) or len(chosen) <= _FEW)
     if pairings and not all(row["ready"] for row in rows):
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _hub() -> dict[str, Any]:
+    """Where models are kept, the disk space there, and whether gated ones can be asked for."""
+    from huggingface_hub import constants, get_token
+
+    cache = Path(constants.HF_HUB_CACHE)
+    folder = next(path for path in (cache, *cache.absolute().parents) if path.exists())
+    return {
+        "has_token": get_token() is not None,
+        "is_offline": constants.is_offline_mode(),
+        "cache": str(cache),
+        "free_disk_gib": round(shutil.disk_usage(folder).free / GIB, 1),
+    }
 
 
 def _checked(chosen: "Sequence[Pairing]", place: "Place", *, quiet: bool) -> list[dict[str, Any]]:
@@ -96,6 +129,8 @@ def _check(pairing: "Pairing", place: "Place") -> dict[str, Any]:
             needs = round(needed.total / GIB, 2)
         if told := shortage(pairing.target, [pairing.drafter], place):
             problems.append(told)
+        if missing := _without_accelerate(pairing, place):
+            problems.append(missing)
     except SpecbenchError as error:
         problems.append(str(error))
     if not is_downloaded:
@@ -111,6 +146,27 @@ def _check(pairing: "Pairing", place: "Place") -> dict[str, Any]:
         "problems": problems,
         "notes": notes,
     }
+
+
+def _without_accelerate(pairing: "Pairing", place: "Place") -> str | None:
+    """Which models transformers cannot load without accelerate, if it is not installed."""
+    from specbench.model_files.model import is_here, open_model
+
+    if find_spec("accelerate") is not None:
+        return None
+    is_head = find_method(pairing.drafter.method).is_head
+    reasons: dict[str, list[str]] = {}
+    for model in (pairing.target.model, None if is_head else pairing.drafter.model):
+        if model is None or model.is_shape:
+            continue
+        if model.device_map:
+            reasons.setdefault(f"device_map {model.device_map}", []).append(model.source)
+            continue
+        config = open_model(model).field("quantization_config") if is_here(model) else None
+        if config is not None and place.device == "cuda":
+            reasons.setdefault("a stored format on a GPU", []).append(model.source)
+    whys = [f"{why} ({', '.join(sources)})" for why, sources in reasons.items()]
+    return f"{', '.join(whys)} needs accelerate; pip install accelerate" if whys else None
 
 
 def _told(pairing: "Pairing") -> tuple[list[str], list[str]]:
@@ -169,10 +225,18 @@ def _print(document: dict[str, Any], *, in_full: bool) -> None:
     packages = document["packages"]
     versions = ", ".join(f"{n} {packages[n]}" for n in ("torch", "transformers") if n in packages)
     console.print(f"python {document['python']}, {versions}")
-    console.print(f"device {document['device']}: {document['gpu'] or 'no GPU'}")
+    for line in _gpu_lines(document):
+        console.print(line)
     console.print(f"probe: {document['probe']}")
     free = document["free_gib"]
     console.print(f"free memory: {'unknown' if free is None else f'{free:g} GiB'}")
+    hub = document["hub"]
+    token = (
+        "token is set" if hub["has_token"] else "no token, which gated models need: hf auth login"
+    )
+    offline = ", offline" if hub["is_offline"] else ""
+    console.print(f"hub: {token}{offline}")
+    console.print(f"model cache: {hub['cache']}, {hub['free_disk_gib']:g} GiB free")
     table = Table(box=None, pad_edge=False)
     table.add_column("pairing", no_wrap=True, overflow="fold")
     for heading in ("needs GiB", "ready", "what is missing"):
@@ -192,6 +256,30 @@ def _print(document: dict[str, Any], *, in_full: bool) -> None:
     console.print(f"{num_ready} of {len(document['pairings'])} pairings can run on this machine.")
     if not in_full:
         console.print("`specbench doctor PAIRING` says more about one.")
+
+
+def _gpu_lines(document: dict[str, Any]) -> "Iterator[str]":
+    """The device, the build of torch, and which libraries work on it."""
+    checked, build = document["gpu_check"], document["torch_build"]
+    facts = [document["gpu"] or ("no GPU" if document["device"] == "cpu" else "unknown GPU")]
+    if (num_gpus := checked.get("num_gpus", 1)) > 1:
+        facts.append(f"the first of {num_gpus}")
+    if document["driver"]:
+        facts.append(f"driver {document['driver']}")
+    if "compute_capability" in checked:
+        facts.append(f"compute capability {checked['compute_capability']}")
+    yield f"device {document['device']}: {', '.join(facts)}"
+    if document["device"] == "cpu":
+        yield f"torch: built for {build or 'unknown'}"
+        return
+    is_available = "problem" not in checked
+    yield f"torch: built for {build or 'unknown'}, torch.cuda.is_available(): {is_available}"
+    if not is_available:
+        yield checked["problem"]
+        return
+    yield f"Triton: {checked['triton'] or 'works'}"
+    flash_attn = checked["flash_attn"] or "works"
+    yield f"flash-attn: {flash_attn.removeprefix('flash-attn is ')}"
 
 
 def _in_short(problem: str) -> str:

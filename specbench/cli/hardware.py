@@ -69,7 +69,7 @@ def this_machine(place: "Place", device: str) -> Machine:
     from specbench.probes.host import host_available_bytes
     from specbench.probes.nvml import open_probe
 
-    if device != "cpu" and (device != "auto" or _torch_has_gpus()):
+    if device != "cpu" and (device != "auto" or torch_build() != "CPU"):
         probe = open_probe("cuda:0" if device in ("auto", "cuda") else device)
         facts = probe.gpu_facts()
         if facts.memory_bytes:
@@ -95,17 +95,18 @@ def has_gpu_driver() -> bool:
     return any(map(os.path.exists, _GPU_FILES))
 
 
-def _torch_has_gpus() -> bool:
-    """Whether the installed torch was built for GPUs; True where nobody can tell."""
+def torch_build() -> str | None:
+    """`CUDA 13.0`, `HIP 7.1`, or `CPU` for a build without GPUs; None if its files do not say."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
-        return True
+        return None
     try:
-        told = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
     except OSError:
-        return True
-    built = re.findall(r"^(?:cuda|hip)\b[^=\n]*=\s*(\S+)", told, re.MULTILINE)
-    return not built or set(built) != {"None"}
+        return None
+    built = re.findall(r"^(cuda|hip)\b[^=\n]*=\s*['\"]?([^'\"\s]+)", text, re.MULTILINE)
+    versions = [f"{kind.upper()} {version}" for kind, version in built if version != "None"]
+    return versions[0] if versions else "CPU" if built else None
 
 
 def _reserved(total: int, source: str) -> str:

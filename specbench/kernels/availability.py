@@ -1,11 +1,13 @@
 """Whether our Triton kernels can run here, and which of a round's were found right."""
 
 import os
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from shutil import which
 
 import torch
@@ -38,6 +40,9 @@ def _launch_failure(device: str) -> str | None:
         import_module("specbench.kernels.gated").gate(gate_up_12)
         gate_up_12.tolist()  # waits for it
     except Exception as error:  # Triton raises what its compiler and driver raise
+        headers = Path(sysconfig.get_path("include"))
+        if not (headers / "Python.h").exists():
+            return f"Triton finds no Python.h in {headers}; install Python's headers (python3-dev)"
         said = str(error).strip().partition("\n")[0]
         return f"Triton cannot launch a kernel: {type(error).__name__}: {said}"
     return None

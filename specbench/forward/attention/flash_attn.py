@@ -32,13 +32,7 @@ class FlashAttn:
     def refusal(self, case: Case) -> str | None:
         if reason := VarlenFlash().refusal(case):  # both are the same kernels, of another age
             return reason
-        if not (name := _module()):
-            return "flash-attn is not installed"
-        try:
-            import_module(name)
-        except Exception as error:  # built for another torch, say
-            return f"{name} cannot be imported: {first_line(error)}"
-        return None
+        return import_failure()
 
     def look(self, seen: Seen) -> FlashAttnLook:
         return FlashAttnLook((seen.positions_BT[:, -1] + 1).int(), seen.window)
@@ -56,6 +50,17 @@ class FlashAttn:
             window_size=(-1, -1) if look.window is None else (look.window - 1, 0),
         )
         work.joined.view(B, T, H, D).copy_(out)
+
+
+def import_failure() -> str | None:
+    """Why the package cannot be used, whatever the case; None if it can."""
+    if not (name := _module()):
+        return "flash-attn is not installed"
+    try:
+        import_module(name)
+    except Exception as error:  # built for another torch, say
+        return f"{name} cannot be imported: {first_line(error)}"
+    return None
 
 
 def _module() -> str | None:

@@ -1,0 +1,217 @@
+"""`doctor` on a machine with a GPU: what torch, Triton and flash-attn say of it in a process of
+their own. The GPU is planted in both processes."""
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from specbench.bench import this_process
+from specbench.cli import gpu_check
+from specbench.forward.attention import flash_attn
+from specbench.kernels import availability
+from specbench.probes import nvml
+from specbench.probes.probe import GpuFacts, NoProbe
+from tests.cli.calls import specbench
+
+GPU = "NVIDIA H100 80GB HBM3"
+PLANTED = f"""
+from specbench.probes import nvml
+from specbench.probes.probe import GpuFacts, NoProbe
+
+class Gpu(NoProbe):
+    def gpu_facts(self):
+        return GpuFacts(name={GPU!r}, memory_bytes=80 * 2**30, driver="550.54")
+
+nvml.open_probe = lambda *_, **__: Gpu("")
+"""
+
+
+class Gpu(NoProbe):
+    def gpu_facts(self):
+        return GpuFacts(name=GPU, memory_bytes=80 * 2**30, driver="550.54")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """What NVML shows; torch sees what it is told to."""
+    monkeypatch.setattr(nvml, "open_probe", lambda *_, **__: Gpu(""))
+    monkeypatch.setattr(this_process, "open_probe", lambda *_, **__: Gpu(""))
+
+
+def planted(monkeypatch, checked):
+    monkeypatch.setattr(gpu_check, "check_gpu", lambda: checked)
+
+
+WORKING = {
+    "device": "cuda:0",
+    "num_gpus": 2,
+    "compute_capability": "9.0",
+    "triton": None,
+    "flash_attn": "flash-attn is not installed",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_that_torch_cannot_use_makes_no_pairing_ready(tmp_path, monkeypatch):
+    """With the real second process: the installed torch finds no GPU, NVML shows one."""
+    preload = tmp_path / "preload"
+    preload.mkdir()
+    (preload / "sitecustomize.py").write_text(PLANTED)
+    monkeypatch.syspath_prepend(preload)
+    ran = specbench("doctor", "demo/ngram", "--json", cwd=tmp_path)
+    assert (ran.code, ran.err) == (1, "")
+    document = json.loads(ran.out)
+    assert (document["device"], document["gpu"], document["driver"]) == ("cuda:0", GPU, "550.54")
+    for words in (GPU, "550.54", torch.__version__, "--device cpu"):
+        assert words in document["gpu_check"]["problem"]
+    (row,) = document["pairings"]
+    assert not row["ready"]
+    assert any("torch" in problem for problem in row["problems"])
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_that_works_is_shown_with_its_libraries(tmp_path, monkeypatch):
+    planted(monkeypatch, WORKING)
+    ran = specbench("doctor", "demo/ngram", cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    for words in (GPU, "driver 550.54", "compute capability 9.0", "first of 2", "Triton: works"):
+        assert words in " ".join(ran.out.split())
+    assert "flash-attn: not installed" in ran.out
+    assert "is_available(): True" in ran.out
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_container_that_hides_its_gpus_is_measured_on_its_cpu(tmp_path, monkeypatch):
+    planted(monkeypatch, {"device": "cpu"})
+    document = json.loads(specbench("doctor", "demo/ngram", "--json", cwd=tmp_path).out)
+    assert document["device"] == "cpu"
+    assert document["free_gib"] < 80 * 100
+    assert document["pairings"][0]["ready"]
+
+
+def test_without_a_gpu_no_process_is_started_and_torch_is_not_imported(tmp_path):
+    code = (
+        "import sys, subprocess\n"
+        "from specbench.cli import gpu_check, main\n"
+        "gpu_check.check_gpu = lambda: sys.exit('started')\n"
+        "sys.argv = ['specbench', 'doctor', 'demo/ngram', '--json']\n"
+        "try:\n    main()\nexcept SystemExit as done:\n    assert not done.code, done.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ("import os; os._exit(139)", "139"),
+        ("raise ImportError('libcudart.so.13: cannot open')", "libcudart.so.13"),
+    ],
+)
+def test_a_torch_that_crashes_ends_no_doctor(ends, words, tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text(ends)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert words in gpu_check.check_gpu()["problem"]
+
+
+def test_a_torch_that_never_answers_is_given_up(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("import time; time.sleep(60)")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(gpu_check, "TIMEOUT_S", 0.2)
+    assert "0.2 s" in gpu_check.check_gpu()["problem"]
+
+
+def test_libraries_are_asked_on_the_device_of_a_run(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    monkeypatch.setattr(availability, "why_not", lambda device: f"not on {device}")
+    monkeypatch.setattr(flash_attn, "import_failure", lambda: None)
+    assert gpu_check.describe_gpu() == {
+        "device": "cuda:0",
+        "num_gpus": 2,
+        "compute_capability": "8.9",
+        "triton": "not on cuda:0",
+        "flash_attn": None,
+    }
+
+
+def test_a_flash_attn_of_another_torch_is_named(tmp_path, monkeypatch):
+    (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "_ZN3c10" in (flash_attn.import_failure() or "")
+
+
+def test_triton_without_pythons_headers_says_what_to_install(tmp_path, monkeypatch):
+    def fails(_):
+        raise subprocess.CalledProcessError(1, ["gcc"])
+
+    monkeypatch.setattr("specbench.kernels.gated.gate", fails)
+    for folder, words in ((tmp_path, "Python.h"), (None, "CalledProcessError")):
+        availability._launch_failure.cache_clear()
+        if folder:
+            monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+        else:
+            (tmp_path / "Python.h").touch()
+        assert words in (availability._launch_failure("cpu") or "")
+    availability._launch_failure.cache_clear()
+
+
+def test_what_needs_accelerate_is_not_ready_without_it(tmp_path, monkeypatch):
+    module = import_module("specbench.cli.doctor")
+    (tmp_path / "pairings.yaml").write_text(
+        "targets:\n  a:\n    model: demo:target\n    drafters:\n"
+        "      spread: {method: draft_model, model: demo:draft, device_map: auto}\n"
+        "      ngram: {method: ngram}\n"
+    )
+
+    def problems(found):
+        monkeypatch.setattr(module, "find_spec", lambda _: found)
+        rows = json.loads(specbench("doctor", "a", "--json", cwd=tmp_path).out)["pairings"]
+        return {row["pairing"]: "; ".join(row["problems"]) for row in rows}
+
+    without = problems(None)
+    assert "device_map auto (demo:draft)" in without["a/spread"]
+    assert "pip install accelerate" in without["a/spread"]
+    assert not without["a/ngram"]
+    assert not any(problems(object()).values())
+
+
+def test_a_stored_format_needs_accelerate_on_a_gpu(tmp_path, monkeypatch):
+    from specbench.fit.memory_plan import Place
+    from specbench.inputs.config import load_pairings
+    from specbench.shipped import shipped
+
+    module = import_module("specbench.cli.doctor")
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    (pairing,) = load_pairings(shipped("pairings.yaml")).select(["demo/ngram"])
+    folder = tmp_path / "target"
+    shutil.copytree(Path(pairing.target.model.location), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "compressed-tensors"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (tmp_path / "pairings.yaml").write_text(
+        "targets:\n  a:\n    model: ./target\n    drafters:\n      ngram: {method: ngram}\n"
+    )
+    (stored,) = load_pairings(tmp_path / "pairings.yaml").all
+    assert "stored format" in module._without_accelerate(stored, Place(device="cuda"))
+    assert module._without_accelerate(stored, Place(device="cpu")) is None
+    assert module._without_accelerate(pairing, Place(device="cuda")) is None
+
+
+def test_the_hub_is_shown_without_the_token_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    ran = specbench("doctor", "demo/ngram", "--json", cwd=tmp_path)
+    hub = json.loads(ran.out)["hub"]
+    assert hub["has_token"]
+    assert hub["free_disk_gib"] >= 0
+    assert "hf_secret" not in ran.out
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    assert "hf auth login" in specbench("doctor", "demo/ngram", cwd=tmp_path).out
