@@ -3,7 +3,9 @@
 Whatever a server does, from another protocol to silence, is an answer or a ServerError.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -19,6 +21,8 @@ from specbench.servers.metrics_page import Counters, read_counters
 from specbench.servers.streamed import EventData, Part, Streamed
 
 CONNECT_S, SILENCE_S = 10.0, 120.0  # how long a server may take to answer, and between two chunks
+HEALTH_S = 3.0  # how long its health check may take
+BUSY = (408, 425, 429)  # statuses of a request that may be answered another time; so are 500 and up
 LONGEST_REASON = 200  # characters of what a server says of a refusal
 LARGEST_PAGE = 2**26  # bytes; no engine has so much to say
 STRANGE = "streams events that are not those of an OpenAI-compatible server"
@@ -30,12 +34,23 @@ class ServerError(SpecbenchError):
     """A server cannot be reached, refuses, or does not tell what is needed of it."""
 
 
+class LostError(ServerError):
+    """It was silent, could not be reached, or broke off: another time it may answer."""
+
+
 class RefusedError(ServerError):
     """It answered with an error status."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
         self.status = status
+
+
+def is_lost(error: SpecbenchError) -> bool:
+    """Whether the same request may be answered another time, so that its session is repeated."""
+    if isinstance(error, RefusedError):
+        return error.status in BUSY or error.status >= 500
+    return isinstance(error, LostError)
 
 
 class Client:
@@ -47,6 +62,7 @@ class Client:
     def __init__(self, address: Address, *, silence_s: float = SILENCE_S) -> None:
         self.address = address
         self.num_events = 0  # streamed to it so far
+        self.num_open = self.num_closed = 0  # requests under way, and those that have ended
         self._key = address.key()
         self._has_template = True  # until the server says that its model has none
         self._http = httpx.AsyncClient(
@@ -91,6 +107,17 @@ class Client:
         except httpx.HTTPError:
             return False
         return response.status_code == 200
+
+    async def why_unhealthy(self, path: str) -> str:
+        """What is wrong with its health check; empty if it answers, as a proxy without one does."""
+        try:
+            async with asyncio.timeout(HEALTH_S):
+                response = await self._http.get(f"{self.address.root}{path}")
+        except TimeoutError:
+            return f"{path} does not answer within {HEALTH_S:g} s"
+        except httpx.HTTPError:
+            return f"{path} cannot be reached"
+        return f"{path} answers {response.status_code}" if response.status_code >= 500 else ""
 
     async def model(self) -> str:
         """The first model it serves; ServerError where it names none."""
@@ -142,15 +169,16 @@ class Client:
         body = {"stream": True, "stream_options": {"include_usage": True}, **asked}
         answer, data = answer or Streamed(), EventData()
         try:
-            async with self._http.stream("POST", f"{root}{path}", json=body) as response:
-                await self._require_success(response)
-                async for piece in response.aiter_bytes():
-                    self._take(self._fed(data, piece), answer)
+            with self._open_request():
+                async with self._http.stream("POST", f"{root}{path}", json=body) as response:
+                    await self._require_success(response)
+                    async for piece in response.aiter_bytes():
+                        self._take(self._fed(data, piece), answer)
                 self._take(self._fed(data, b"\n"), answer)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             self._fail_by(error)
         if answer.fault:
-            self.fail(answer.fault)
+            self.fail(answer.fault, LostError if answer.is_cut else ServerError)
         return answer
 
     async def chat(
@@ -172,6 +200,15 @@ class Client:
                     raise
         text = "\n\n".join(message["content"] for message in conversation["messages"])
         return await self.stream("completions", {**asked, "prompt": text}, answer)
+
+    @contextmanager
+    def _open_request(self) -> Iterator[None]:
+        self.num_open += 1
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+            self.num_closed += 1
 
     def _fed(self, data: EventData, piece: bytes) -> list[bytes]:
         try:
@@ -195,7 +232,8 @@ class Client:
         if not isinstance(event, dict):
             self.fail(f"{STRANGE}: {self._said(str(event))}")
         if event.get("error") is not None:
-            self.fail(f"failed while it answered: {self._said(_reason(event['error']))}")
+            reason = self._said(_reason(event["error"]))
+            self.fail(f"failed while it answered: {reason}", LostError)
         try:
             answer.add(event)
         except ValidationError as error:
@@ -204,12 +242,13 @@ class Client:
     async def _page(self, url: str, asked: Mapping[str, Any] | None = None) -> bytes:
         method, page = "GET" if asked is None else "POST", bytearray()
         try:
-            async with self._http.stream(method, url, json=asked) as response:
-                await self._require_success(response)
-                async for piece in response.aiter_bytes():
-                    page += piece
-                    if len(page) > LARGEST_PAGE:
-                        self.fail(f"{_path(url)} has more than {LARGEST_PAGE >> 20} MiB")
+            with self._open_request():
+                async with self._http.stream(method, url, json=asked) as response:
+                    await self._require_success(response)
+                    async for piece in response.aiter_bytes():
+                        page += piece
+                        if len(page) > LARGEST_PAGE:
+                            self.fail(f"{_path(url)} has more than {LARGEST_PAGE >> 20} MiB")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             self._fail_by(error)
         return bytes(page)
@@ -225,8 +264,8 @@ class Client:
             text += "; give its key as SPECBENCH_API_KEY in the environment"
         raise RefusedError(f"{self.address.root}: {text}", response.status_code)
 
-    def fail(self, reason: str) -> NoReturn:
-        raise ServerError(f"{self.address.root}: {reason}")
+    def fail(self, reason: str, kind: type[ServerError] = ServerError) -> NoReturn:
+        raise kind(f"{self.address.root}: {reason}")
 
     def _fail_by(self, error: httpx.HTTPError | httpx.InvalidURL) -> NoReturn:
         said = self._said(str(error)) or type(error).__name__
@@ -236,7 +275,7 @@ class Client:
             said = f"cannot be reached: {said}"
         if "WRONG_VERSION_NUMBER" in said:
             said += "; it does not speak TLS: give its address with http://"
-        raise ServerError(f"{self.address.root}: {said}") from error
+        raise LostError(f"{self.address.root}: {said}") from error
 
     def _said(self, text: str) -> str:
         """What a server said, shortened and without our key."""

@@ -128,9 +128,14 @@ class Streamed:
             self.num_events += 1
 
     @property
+    def is_cut(self) -> bool:
+        """Whether its stream ended before the answer did."""
+        return not self.is_done and self.finish_reason is None
+
+    @property
     def fault(self) -> str | None:
         """What is wrong with an answer whose stream has ended."""
-        if not self.is_done and self.finish_reason is None:
+        if self.is_cut:
             return (
                 f"broke off: its stream ended after {self.num_events} events with tokens, without "
                 "a finish reason and without [DONE]"

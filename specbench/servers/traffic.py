@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from specbench.arrivals import poisson_arrivals
 from specbench.errors import SpecbenchError
-from specbench.servers.client import Client
+from specbench.servers.client import Client, is_lost
 from specbench.servers.client_load import ProcessLoad, load_of
 from specbench.servers.streamed import Streamed
 
@@ -32,6 +32,7 @@ class Answered:
     sent_s: float  # by perf_counter, as the times of the answer are
     streamed: Streamed | None = None
     error: str | None = None
+    is_lost: bool = False  # whether another time it may be answered
 
 
 class Traffic(NamedTuple):
@@ -40,11 +41,27 @@ class Traffic(NamedTuple):
     answers: list[Answered]
     load: ProcessLoad
 
+    @property
+    def loss(self) -> str | None:
+        """Why a request was lost, and how many were answered; None if none was lost."""
+        lost = next((one for one in self.answers if one.is_lost), None)
+        num = sum(one.streamed is not None for one in self.answers)
+        if lost is None:
+            return None
+        return f"{lost.error}; {num} of {len(self.answers)} requests were answered"
+
 
 async def closed_loop(
-    requests: Sequence[ServerRequest], clients: Sequence[Client], *, concurrency: int
+    requests: Sequence[ServerRequest],
+    clients: Sequence[Client],
+    *,
+    concurrency: int,
+    ends_at_loss: bool = False,
 ) -> Traffic:
-    """`concurrency` users at once; each begins a new conversation when the last one is answered."""
+    """`concurrency` users at once; each begins a new conversation when the last one is answered.
+
+    With `ends_at_loss` none begins once a request is lost: the server is gone, hung or full.
+    """
     if concurrency < 1:
         raise ValueError(f"{concurrency} users cannot ask anything")
     users = _Users(requests, clients)
@@ -52,7 +69,8 @@ async def closed_loop(
 
     async def seat() -> None:
         for conversation in waiting:
-            await users.converse(conversation)
+            if not (ends_at_loss and users.has_lost):
+                await users.converse(conversation)
 
     async def all_of_them() -> None:
         async with asyncio.TaskGroup() as seats:
@@ -68,8 +86,12 @@ async def open_loop(
     *,
     request_rate: float,
     seed: int = 0,
+    ends_at_loss: bool = False,
 ) -> Traffic:
-    """`request_rate` conversations per second begin at Poisson times, answered or not."""
+    """`request_rate` conversations per second begin at Poisson times, answered or not.
+
+    `ends_at_loss`: see closed_loop.
+    """
     users = _Users(requests, clients)
 
     async def all_of_them() -> None:
@@ -78,6 +100,8 @@ async def open_loop(
         async with asyncio.TaskGroup() as arrived:
             for conversation, at_s in zip(users.conversations, times_s, strict=False):
                 await asyncio.sleep(start_s + at_s - perf_counter())
+                if ends_at_loss and users.has_lost:
+                    return
                 arrived.create_task(users.converse(conversation))
 
     return await users.traffic(all_of_them())
@@ -91,6 +115,7 @@ class _Users:
         self._clients = clients
         self._answered: dict[int, Answered] = {}
         self._num_begun = 0
+        self.has_lost = False
         found: dict[str | int, list[int]] = {}
         for i, request in enumerate(requests):
             own = i if request.conversation is None else request.conversation
@@ -106,6 +131,7 @@ class _Users:
             answered = await _ask(self._requests[i], client, answers)
             self._answered[i] = answered
             if answered.streamed is None:
+                self.has_lost |= answered.is_lost
                 self._give_up(conversation, i)
                 return
             answers.append(answered.streamed)
@@ -119,6 +145,9 @@ class _Users:
 
     async def traffic(self, work: Coroutine[Any, Any, None]) -> Traffic:
         load = await load_of(work, self._clients)
+        for i in set(range(len(self._requests))) - self._answered.keys():
+            error = "not sent: an earlier request was lost"
+            self._answered[i] = Answered(sent_s=perf_counter(), error=error)
         return Traffic([self._answered[i] for i in range(len(self._requests))], load)
 
 
@@ -127,6 +156,6 @@ async def _ask(request: ServerRequest, client: Client, answers: Sequence[Streame
     try:
         streamed = await request.ask(client, answers)
     except SpecbenchError as error:
-        return Answered(sent_s=sent_s, error=str(error))
+        return Answered(sent_s=sent_s, error=str(error), is_lost=is_lost(error))
     asked_s = sent_s if streamed.asked_s is None else streamed.asked_s
     return Answered(sent_s=asked_s, streamed=streamed)

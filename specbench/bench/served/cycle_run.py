@@ -51,7 +51,7 @@ class CycleRun:
             cell = by_id.get(block.order[0])
             if cell is not None and cell.key.draft.k == 0:
                 answers.learn(cell, block.requests)
-        self._run = SessionRun(plan, ledger, answers, Gpus())
+        self._run = SessionRun(plan, ledger, answers, Gpus(), watch.warn)
 
     def hold(self, sessions: Sequence[Session], purpose: BlockPurpose) -> None:
         """The sessions of a cycle, unless all of it is stored, until the deadline."""

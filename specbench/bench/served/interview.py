@@ -17,6 +17,7 @@ from specbench.engines.served import Question, find_served
 from specbench.errors import SpecbenchError, first_line
 from specbench.records import Draft, Prompt
 from specbench.servers.client import Client, ServerError
+from specbench.servers.silence import stalls_noticed
 from specbench.servers.streamed import Streamed
 from specbench.servers.traffic import Answered, ServerRequest, closed_loop
 from specbench.verify.evidence import CONTROL
@@ -112,7 +113,11 @@ class Interview:
     async def _ask_server(self, session: Session, temperatures: Sequence[float]) -> None:
         label = f"{session.target}: {self.engine}, {session.draft.label}"
         self.watch.stage(f"{label}: starting")
-        async with self.host.open(session) as running:
+        health = find_served(self.engine).HEALTH
+        async with (
+            self.host.open(session) as running,
+            stalls_noticed(running.clients, health, self.watch.warn),
+        ):
             for temperature in temperatures:
                 self.watch.stage(f"{label}: T={temperature:g}")
                 cells = [c for c in session.cells if c.key.condition.temperature == temperature]

@@ -5,18 +5,21 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import PurePath
 
 from specbench.bench.served.sessions import Session
-from specbench.engines.served import ServerFacts, find_served
+from specbench.engines.served import ServedEngine, ServerFacts, find_served
 from specbench.errors import UsageError
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Target
 from specbench.servers.client import Client, ServerError
 from specbench.servers.process import ServerProcess
+from specbench.servers.silence import NOTICE_S
 from specbench.settings import SERVED, RunSettings
 
 OPTION = "--base-url"
+ROUTER_PAGES = 4  # of counters: two servers that are drawn at random answer all alike one time in 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +54,11 @@ class Attached:
         addresses = [a for a in self._addresses if a.k == session.draft.k]
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(Client(address)) for address in addresses]
-            facts = [await self._engine.facts(client) for client in clients]
+            facts = []
+            for client in clients:
+                async with _prompt_answers(client):
+                    await _require_one_server(client, self._engine)
+                    facts.append(await self._engine.facts(client))
             for client, found in zip(clients, facts, strict=True):
                 if found.k not in (None, session.draft.k):
                     client.fail(f"it runs at K = {found.k}, but K = {session.draft.k} is expected")
@@ -61,6 +68,31 @@ class Attached:
                         f"serves {facts[0].model} {facts[0].version}; replicas must be alike"
                     )
             yield Running(clients=tuple(clients), facts=facts[0])
+
+
+@asynccontextmanager
+async def _prompt_answers(client: Client) -> AsyncIterator[None]:
+    """ServerError if what the server says of itself takes longer than `NOTICE_S`: it hangs."""
+    try:
+        async with asyncio.timeout(NOTICE_S):
+            yield
+    except TimeoutError:
+        client.fail(f"does not answer within {NOTICE_S:g} s, not even what it serves")
+
+
+async def _require_one_server(client: Client, engine: ServedEngine) -> None:
+    """ServerError if the counters are those of several servers behind one address.
+
+    Each page is asked for on a connection of its own, so that a router shows itself.
+    """
+    if engine.COUNTERS is None:
+        return
+    pages = [await client.counters(engine.COUNTERS) for _ in range(ROUTER_PAGES)]
+    if any(after.since(before).is_of_a_restart for before, after in pairwise(pages)):
+        client.fail(
+            f"its {engine.COUNTERS} pages are those of several servers: a router? give the "
+            f"address of each server as {OPTION}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,14 +172,15 @@ async def looked_at(engine: str, urls: Sequence[str]) -> tuple[RunningServer, ..
     found = []
     for url in urls:
         address, own = Address.at(url, OPTION), find_served(engine)
-        async with Client(address) as client:
+        async with Client(address) as client, _prompt_answers(client):
             if own.COUNTERS is not None:
                 counted = (await client.counters(own.COUNTERS)).engine
                 if counted not in (None, engine):
                     raise UsageError(
-                        f"{OPTION} {url}: its counters are those of {counted}; measure it with "
-                        f"--engine {counted}"
+                        f"{OPTION} {url}: its counters are those of {counted}; measure it "
+                        f"with --engine {counted}"
                     )
+            await _require_one_server(client, own)
             facts = await own.facts(client)
         if address.k is not None and facts.k not in (None, address.k):
             raise UsageError(

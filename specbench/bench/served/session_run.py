@@ -1,7 +1,7 @@
 """One session: warm up, ask, count and record."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import reduce
@@ -32,12 +32,15 @@ from specbench.records import (
     ServerRecord,
 )
 from specbench.runs import Ledger
-from specbench.servers.client import Client, ServerError
+from specbench.servers.client import Client, LostError, ServerError
 from specbench.servers.metrics_page import Counters
+from specbench.servers.silence import Stall, stalls_noticed
 from specbench.servers.streamed import Streamed
 from specbench.servers.traffic import ServerRequest, Traffic, closed_loop, open_loop
+from specbench.stats.percentiles import median_of
 
 WARM_UP_TOKENS = 32
+RARE = 10.0  # times the median request: a silence that long is not the server's usual pace
 WARM_UPS = 2  # batches of as many requests as there will be at once
 IDLE_S, POLL_S = 5.0, 0.05  # how long a server may take to finish what is in progress
 
@@ -45,17 +48,31 @@ IDLE_S, POLL_S = 5.0, 0.05  # how long a server may take to finish what is in pr
 class SessionRun:
     """Asks a running server everything that a session asks it."""
 
-    def __init__(self, plan: TargetPlan, ledger: Ledger, answers: Answers, gpus: Gpus) -> None:
+    def __init__(
+        self,
+        plan: TargetPlan,
+        ledger: Ledger,
+        answers: Answers,
+        gpus: Gpus,
+        warn: Callable[[str], None],
+    ) -> None:
         self._plan, self._ledger, self._answers = plan, ledger, answers
-        self._gpus = gpus
+        self._gpus, self._warn = gpus, warn
 
     async def measure(self, session: Session, name: str, running: Running) -> ServerRecord:
         """The record of the session called `name`; its blocks are stored by then. ServerError."""
         self._gpus.start()
+        health = find_served(session.engine).HEALTH
         try:
-            await self._warm_up(session, running)
-            served = [await self._serve(session, name, cell, running) for cell in session.cells]
-        except ServerError:
+            async with stalls_noticed(
+                running.clients, health, lambda text: self._warn(f"{session.label}: {text}")
+            ) as stalls:
+                await self._warm_up(session, running)
+                served = [
+                    await self._serve(session, name, cell, running, stalls)
+                    for cell in session.cells
+                ]
+        except LostError:
             running.require()  # says more where the server has ended
             raise
         finally:
@@ -72,6 +89,7 @@ class SessionRun:
             asked = warm_up_questions(session.cells[0], num, max_tokens=WARM_UP_TOKENS)
             for first in range(0, total, num):
                 done = await self._ask_all(session, running, asked[: total - first])
+                _require_no_loss(done)
                 errors = [one.error for one in done.answers if one.error]
                 if len(errors) == len(done.answers):
                     raise ServerError(f"no request of the warm-up was answered: {errors[0]}")
@@ -92,8 +110,11 @@ class SessionRun:
             [request(one) for one in asked], running.clients, concurrency=len(asked)
         )
 
-    async def _serve(self, session: Session, name: str, cell: Cell, running: Running) -> Served:
+    async def _serve(
+        self, session: Session, name: str, cell: Cell, running: Running, stalls: Sequence[Stall]
+    ) -> Served:
         """Ask what one condition asks; its block is stored before this returns."""
+        num_stalls = len(stalls)
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         asked = asked_in(self._plan, session, cell)
         path = find_served(session.engine).COUNTERS
@@ -102,9 +123,6 @@ class SessionRun:
             at = running.clients[0].address.root
             raise ServerError(f"{at}: another client's requests are in progress, and do not end")
         done = await self._send(session, cell, asked, running)
-        counted = (await _idle_counters(running.clients, path)).since(before)
-        if any(one.error for one in done.answers):
-            running.require()
         requests = request_records(session, cell, asked, done.answers)
         if session.draft.k == 0:
             self._answers.learn(cell, requests)
@@ -124,6 +142,8 @@ class SessionRun:
             node=self._ledger.node,
         )
         self._ledger.append(block)
+        _require_no_loss(done)
+        counted = (await _idle_counters(running.clients, path)).since(before)
         load = ClientLoad(
             cell_id=cell.key.id,
             seconds=done.load.wall_s,
@@ -134,7 +154,10 @@ class SessionRun:
             num_accepted_at=counted.num_accepted_at,
         )
         limit = self._plan.max_new_tokens(cell.key.condition.workload)
-        return Served(counted, load, *checked(requests, counted, session.draft.k, limit))
+        problems, warnings = checked(requests, counted, session.draft.k, limit)
+        typical_s = median_of(request.total_s for request in requests) or 0.0
+        spoiling = (s for s in stalls[num_stalls:] if s.fault or s.seconds > RARE * typical_s)
+        return Served(counted, load, (*problems, *map(str, spoiling)), warnings)
 
     async def _send(
         self, session: Session, cell: Cell, asked: Sequence[PlannedRequest], running: Running
@@ -152,11 +175,20 @@ class SessionRun:
         requests = [request(one) for one in asked]
         if condition.request_rate is None:
             rows = condition.concurrency
-            return await closed_loop(requests, running.clients, concurrency=rows)
+            return await closed_loop(requests, running.clients, concurrency=rows, ends_at_loss=True)
         seed = request_seed(self._plan.settings.seed, ALL_PROMPTS, session.repeat, 0)
         return await open_loop(
-            requests, running.clients, request_rate=condition.request_rate, seed=seed
+            requests,
+            running.clients,
+            request_rate=condition.request_rate,
+            seed=seed,
+            ends_at_loss=True,
         )
+
+
+def _require_no_loss(done: Traffic) -> None:
+    if done.loss is not None:
+        raise LostError(done.loss)
 
 
 async def _idle_counters(clients: Sequence[Client], path: str | None) -> Counters:

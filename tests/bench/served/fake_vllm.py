@@ -35,6 +35,9 @@ class Engine:
         self.k, self.fault = k, fault
         self.version = "0.32.0"
         self.num_to_refuse = 0  # requests, the next ones
+        self.refusal_status = 400
+        self.health_status = 200
+        self.on_health = self.before_answer = lambda: None  # called by a test's server
         self.word = "w"  # every token of its answers, with a number
         self.asked: list[dict[str, Any]] = []
         self.lock = threading.Lock()
@@ -142,17 +145,22 @@ class Handler(BaseHTTPRequestHandler):
             "/health": "",
         }
         is_deaf = self.engine.fault == "deaf" and self.path == "/health"
-        self._send(503 if is_deaf else 200, pages.get(self.path, ""))
+        status = self.engine.health_status if self.path == "/health" else 200
+        self._send(503 if is_deaf else status, pages.get(self.path, ""))
+        if self.path == "/health":
+            self.engine.on_health()
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.engine.asked.append(body)
         if self.engine.num_to_refuse:
             self.engine.num_to_refuse -= 1
-            self._send(400, "not this one")
+            self._send(self.engine.refusal_status, "not this one")
             return
         prompt = "\n".join(message["content"] for message in body["messages"])
         self.engine.go_wrong(prompt)
+        if WARM_UP not in prompt:
+            self.engine.before_answer()
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")

@@ -1,0 +1,150 @@
+"""Servers that hang, end, are full, are replaced or routed to: named, and measured again."""
+
+import threading
+from http.server import ThreadingHTTPServer
+from itertools import cycle
+
+import pytest
+
+from specbench.errors import UsageError
+from specbench.report.document import build_document
+from specbench.servers import silence
+from specbench.servers.client import Client
+from tests.bench.fakes import RecordingWatch
+from tests.bench.served.fake_vllm import Handler
+from tests.bench.served.running import running
+from tests.bench.served.served_runs import measured, settings_for
+
+SILENCE_S = 1.0  # in place of the two minutes that a client waits
+
+
+class Disturbance:
+    """What happens to the K = 2 server when it is asked a measured request for the third time."""
+
+    def __init__(self, kind, engine):
+        self.kind, self.engine, self.num = kind, engine, 0
+        self.released = threading.Event()
+        engine.before_answer, engine.on_health = self.disturb, self.recover
+
+    def disturb(self):
+        self.num += 1
+        if self.num != 3:
+            return
+        if self.kind == "full":
+            self.engine.num_to_refuse, self.engine.refusal_status = 1, 429
+        elif self.kind == "broken":
+            raise ConnectionResetError
+        elif self.kind == "replaced":
+            self.engine.k, self.engine.started_s = 0, self.engine.started_s + 60
+        else:
+            self.engine.health_status = 503
+            self.released.wait(60)
+
+    def recover(self):
+        self.engine.health_status = 200
+        if self.kind == "paused":
+            self.released.set()
+
+    def end(self):
+        self.engine.k, self.engine.num_to_refuse = 2, 0
+        self.released.set()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(silence, "NOTICE_S", 0.2)
+    monkeypatch.setattr(silence, "TICK_S", 0.02)
+    monkeypatch.setitem(Client.__init__.__kwdefaults__, "silence_s", SILENCE_S)
+
+
+def figures_of(stored):
+    """Those that follow from the prompts and the drafts alone, by K."""
+    return {
+        cell.key.draft.k: (
+            cell.num_requests,
+            cell.metrics["num_cycles"],
+            cell.metrics.get("mean_acceptance_length"),
+        )
+        for cell in build_document(stored).cells
+    }
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("full", "answered 429"),
+        ("broken", "broke off"),
+        ("hung", "said nothing for"),
+        ("paused", "/health answers 503"),
+        ("replaced", "it runs at K = 0, but K = 2 is expected"),
+    ],
+)
+def test_a_disturbed_server_is_named_and_resuming_ends_in_the_undisturbed_answer(
+    tmp_path, kind, said
+):
+    with running(0, 2) as servers:
+        settings = settings_for(
+            tmp_path,
+            launch=None,
+            num_speculative_tokens=None,
+            base_urls=tuple(server.url for server in servers),
+        )
+        sound = measured(tmp_path, settings)
+        watch = RecordingWatch()
+        disturbance = Disturbance(kind, servers[1].engine)
+        stored = measured(tmp_path, settings, watch)
+        disturbance.end()
+        assert any(said in text and "K=2" in text for text in watch.warnings)
+        assert build_document(stored).failures
+        again = measured(tmp_path, settings, resume=stored.run.run_id)
+    assert build_document(again).failures == ()
+    assert figures_of(again) == figures_of(sound)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_session_asks_nothing_more_after_a_request_without_an_answer(tmp_path):
+    with running(0, 2) as servers:
+        settings = settings_for(
+            tmp_path,
+            launch=None,
+            num_speculative_tokens=None,
+            base_urls=tuple(server.url for server in servers),
+        )
+        disturbance = Disturbance("hung", servers[1].engine)
+        watch = RecordingWatch()
+        stored = measured(tmp_path, settings, watch)
+        disturbance.end()
+    lost, *_ = [server for server in stored.servers if server.problems]
+    (block,) = [block for block in stored.blocks if block.session == lost.session]
+    assert sum(not request.error for request in block.requests) == 2
+    assert sum("not sent" in (request.error or "") for request in block.requests) == 4
+    stalled = [text for text in watch.warnings if "sent nothing for" in text]
+    assert len(stalled) == 1  # said once, however long it lasts
+    assert "/health answers 503" in stalled[0]
+
+
+def test_a_router_in_front_of_two_servers_is_refused_before_anything_is_measured(tmp_path):
+    with running(0, 0) as servers:
+        engines = cycle(server.engine for server in servers)
+
+        class Routed(Handler):
+            def setup(self):
+                self.engine = next(engines)
+                super().setup()
+
+        servers[1].engine.num_tokens = 500
+        router = ThreadingHTTPServer(("127.0.0.1", 0), Routed)
+        router.daemon_threads = True
+        threading.Thread(target=router.serve_forever, args=(0.01,), daemon=True).start()
+        settings = settings_for(
+            tmp_path,
+            launch=None,
+            num_speculative_tokens=None,
+            base_urls=(f"http://127.0.0.1:{router.server_port}",),
+        )
+        with pytest.raises(UsageError, match="several servers"):
+            measured(tmp_path, settings)
+        router.shutdown()
+        router.server_close()
+    assert not (tmp_path / "runs").exists()
