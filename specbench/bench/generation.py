@@ -105,7 +105,7 @@ def watched_generation(
     """
     device = find_device(settings.machine.device)
     torch.set_num_threads(settings.machine.threads or idle_threads())
-    look_for_hub([pairing], watch.warn)
+    look_for_hub(pairing.models, watch.warn, weights=not settings.decoder.dummy_weights)
     watch.stage(f"{pairing.name}: loading")
     decoder_settings = settings.decoder
     pool = ModelPool(device, settings.machine.dtype, dummy=decoder_settings.dummy_weights)

@@ -1,14 +1,20 @@
-"""Models of the hub that are not on this machine: one short look whether they can be had."""
+"""Downloads the models of the hub that are not on this machine, and says how much that is."""
 
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable
+from io import StringIO
+from typing import Any, cast
 from urllib.parse import urlsplit
 
-from huggingface_hub import constants, get_session
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub import constants, get_session, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
+from tqdm.auto import tqdm
 
-from specbench.inputs.pairing import Pairing
-from specbench.model_files.model import is_here
+from specbench.errors import UsageError, first_line
+from specbench.fit.demand import gib
+from specbench.inputs.model_spec import ModelSpec
+from specbench.model_files.hub_facts import HubFacts, gated_words, hub_facts
+from specbench.model_files.model import has_weights, is_here
+from specbench.models.progress import report_progress
 
 PATIENCE_S = 5.0  # a hub that answers at all answers sooner
 # The hub's error derives from that of the HTTP client it uses, which is another one by release.
@@ -16,23 +22,76 @@ PATIENCE_S = 5.0  # a hub that answers at all answers sooner
 _UNREACHABLE = cast("tuple[type[Exception], ...]", (*HfHubHTTPError.__bases__, ValueError))
 
 
-def look_for_hub(pairings: Sequence[Pairing], warn: Callable[[str], None]) -> None:
-    """Say what will be downloaded; where the hub cannot be reached, say so and go offline.
+def look_for_hub(
+    models: Iterable[ModelSpec], warn: Callable[[str], None], *, weights: bool = True
+) -> None:
+    """Download what is not here, weights if asked for, after saying how much it is.
 
-    Offline means that loading fails at once for what is not here, in place of retrying for
-    minutes what one try has shown; what is here loads as ever.
+    If the hub cannot be reached, say so and go offline: loading then fails at once for what is not
+    here, in place of retrying for minutes what one try has shown. What cannot be downloaded is
+    warned of, and fails when it is loaded.
     """
-    specs = [spec for pairing in pairings for spec in pairing.models]
-    of_hub = {(spec.source, spec.revision): spec for spec in specs if spec.folder is None}
-    missing = [spec.source for spec in of_hub.values() if not is_here(spec)]
+    is_present = has_weights if weights else is_here
+    of_hub = {(spec.source, spec.revision): spec for spec in models if spec.folder is None}
+    missing = [spec for spec in of_hub.values() if not is_present(spec)]
     if not missing or constants.is_offline_mode():
         return
-    names = ", ".join(missing)
-    if _is_reachable():
-        warn(f"not on this machine yet, downloading: {names}")
+    names = ", ".join(spec.source for spec in missing)
+    if not _is_reachable():
+        warn(f"{names}: not on this machine, and {constants.ENDPOINT} cannot be reached")
+        constants.HF_HUB_OFFLINE = True
         return
-    warn(f"{names}: not on this machine, and {constants.ENDPOINT} cannot be reached")
-    constants.HF_HUB_OFFLINE = True
+    downloads = {}
+    for spec in missing:
+        try:
+            facts = hub_facts(spec.source, spec.revision)
+        except UsageError as error:
+            facts = HubFacts(source=spec.source, problem=first_line(error))
+        if facts.problem:
+            warn(f"{spec.source}: {facts.problem}")
+            continue
+        files = facts.files_to_load(weights=weights, code=spec.trust_remote_code)
+        downloads[spec] = {
+            name: size
+            for name, size in files.items()
+            if not isinstance(
+                try_to_load_from_cache(spec.source, name, revision=facts.revision), str
+            )
+        }
+    if downloads:
+        sizes = {spec.source: sum(files.values()) for spec, files in downloads.items()}
+        shown = ", ".join(f"{source} ({gib(size)})" for source, size in sizes.items())
+        total = f", {gib(sum(sizes.values()))} in all" if len(sizes) > 1 else ""
+        warn(f"not on this machine yet, downloading: {shown}{total}")
+    for spec, files in downloads.items():
+        try:
+            _download(spec, files)
+        except GatedRepoError:
+            warn(f"{spec.source}: {gated_words(spec.source)}")
+        except Exception as error:  # of the connection, the disk or the client's own
+            warn(f"{spec.source}: the download failed: {first_line(error)}")
+    report_progress("")
+
+
+def _download(spec: ModelSpec, files: dict[str, int]) -> None:
+    """Download these files, given with their bytes, and report how far it is."""
+    num_bytes, shown = sum(files.values()), f"downloading {spec.source}"
+    report_progress(f"{shown}: {gib(0)} of {gib(num_bytes)}")
+
+    class Bar(tqdm):  # type: ignore[misc]  # it has no types
+        """Reports bytes instead of drawing: the client has two bars of them, and one of files."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "file": StringIO(), "disable": False})
+
+        def display(self, *_: object, **__: object) -> bool:
+            if self.unit == "B" and self.n:
+                report_progress(f"{shown}: {gib(min(self.n, num_bytes))} of {gib(num_bytes)}")
+            return True
+
+    snapshot_download(
+        spec.source, revision=spec.revision, allow_patterns=list(files), tqdm_class=Bar
+    )
 
 
 def _is_reachable() -> bool:

@@ -53,7 +53,8 @@ class ThisProcess:
             self._threads = physical_cores(num_cores())
         if self._threads is not None:
             torch.set_num_threads(self._threads)
-        look_for_hub(pairings, watch.warn)
+        models = [model for pairing in pairings for model in pairing.models]
+        look_for_hub(models, watch.warn, weights=not settings.decoder.dummy_weights)
         self._probe = open_probe(str(self._device), uuid=cuda_uuid(str(self._device)))
 
     def dtype_of(self, target: Target) -> str:

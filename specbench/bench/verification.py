@@ -94,7 +94,7 @@ def _collect(
         torch.cuda.set_device(device)
     is_small = _are_small(pairings)
     torch.set_num_threads(settings.machine.threads or (1 if is_small else idle_threads()))
-    look_for_hub(pairings, watch.warn)
+    look_for_hub([model for one in pairings for model in one.models], watch.warn)
     evidence: dict[tuple[int, int], Evidence] = {}
     plans = list(plan_targets(settings, pairings, lambda _: "", read_shapes))
     num_sampled = sum(job.sampling.temperature > 0 for plan in plans for job in _jobs(plan))

@@ -24,6 +24,7 @@ from specbench.bench.spent import duration
 from specbench.cli.console import is_terminal, open_console
 from specbench.cli.live_cells import LiveCells
 from specbench.exit_code import ExitCode
+from specbench.models.progress import listeners
 from specbench.records import BlockRecord
 
 MINUTE_S = 60.0
@@ -74,12 +75,14 @@ class ProgressWatch:
             disable=not self._console.is_terminal,
         )
         self._task = self._progress.add_task("", total=None, left="", is_time=False)
+        self._stage = ""
         self._told: set[str] = set()
         self._began: tuple[int, float] | None = None  # blocks and seconds at a pass's first advance
         self._closed = Event()
 
     def __enter__(self) -> Self:
         self._progress.start()
+        listeners.append(self.detail)
         if not self._console.is_terminal:
             Thread(target=self._say_each_minute, daemon=True).start()
         if current_thread() is main_thread():
@@ -99,6 +102,8 @@ class ProgressWatch:
         """Clear the display; may be called twice."""
         self._closed.set()
         self._progress.stop()
+        if self.detail in listeners:
+            listeners.remove(self.detail)
 
     def _say_each_minute(self) -> None:
         """In a log, where nothing is overwritten."""
@@ -113,7 +118,13 @@ class ProgressWatch:
         self.id = run_id
         self._console.print(f"run {run_id}", style="dim")
 
+    def detail(self, text: str) -> None:
+        """How far a slow step of the stage is: on a terminal at once, in a log each minute."""
+        shown = ": ".join(filter(None, [self._stage, text]))
+        self._progress.update(self._task, description=shown)
+
     def stage(self, text: str) -> None:
+        self._stage = text
         self._progress.update(self._task, description=text)
         if not self._console.is_terminal and text not in self._told:
             self._console.print(text)

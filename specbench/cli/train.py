@@ -98,6 +98,7 @@ def train(
         watch.stage("starting")
         import torch
 
+        from specbench.bench.hub import look_for_hub
         from specbench.bench.this_process import find_device
         from specbench.bench.threads import idle_threads
         from specbench.training.settings import TrainSettings
@@ -125,6 +126,7 @@ def train(
             resume=resume,
         )
         try:
+            look_for_hub([spec], watch.warn)
             card = train_head(settings, find_device(machine.device), tuple(sys.argv), watch)
         except KeyboardInterrupt:
             watch.close()

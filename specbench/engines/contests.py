@@ -17,6 +17,7 @@ from specbench.errors import ModelError
 from specbench.execution.clock import Clock
 from specbench.execution.cuda_graphs import Graphs
 from specbench.forward.contest import Run, Timing
+from specbench.models.progress import report_progress
 from specbench.records import Contender, KernelChoice
 
 Outcome = tuple[str | None, list[Contender]]
@@ -84,7 +85,9 @@ class Contests:
 
 def _held(key: str, subject: str, hold: Callable[[], Outcome]) -> KernelChoice:
     """What a contest says, kept for later runs; ModelError where nobody is right."""
+    report_progress(f"comparing implementations: {subject}")
     winner, contenders = hold()
+    report_progress("")
     if winner is None:
         reasons = "; ".join(f"{one.name}: {one.refusal}" for one in contenders)
         raise ModelError(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specbench.errors import ModelError
 from specbench.inputs.model_spec import ModelSpec
+from specbench.kernels.availability import DEVICES
 from specbench.models.checkpoint import WEIGHT_KINDS, Checkpoint, has_tokenizer, read_checkpoint
 from specbench.models.digest import weights_sha256
 from specbench.models.first_layers import layers_of
@@ -22,6 +23,7 @@ from specbench.models.loading import (
     not_finite_words,
 )
 from specbench.models.placement import give_back_host_memory
+from specbench.models.progress import report_compiling
 from specbench.models.tokenizer import Tokenizer
 from specbench.records import ModelIdentity
 
@@ -37,6 +39,8 @@ class ModelPool:
         self, device: torch.device, dtype: str | None = None, *, dummy: bool = False
     ) -> None:
         self.device = device
+        if device.type in DEVICES:
+            report_compiling()
         self._dtype = dtype
         self._dummy = dummy
         self._models: dict[ModelSpec, LoadedModel] = {}

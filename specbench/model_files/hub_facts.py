@@ -1,11 +1,14 @@
 """What the hub says of a model before anything of it is downloaded: one look, no files."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import cast
 
 from specbench.errors import UsageError
+from specbench.model_files.headers import HEAD_WEIGHTS
 
 PATIENCE_S = 10.0
+_SMALL_FILES = (".json", ".jinja", ".model", ".tiktoken", ".txt")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +21,16 @@ class HubFacts:
     is_gated: bool = False
     weight_bytes: int | None = None  # of its safetensors files, as stored
     problem: str | None = None  # why there is nothing else
+    sizes: Mapping[str, int | None] = field(default_factory=dict, compare=False)  # bytes by file
+
+    def files_to_load(self, *, weights: bool, code: bool) -> dict[str, int]:
+        """Bytes of each file that loading reads: config and tokenizer, and what is asked for."""
+        kinds = (*_SMALL_FILES, ".py") if code else _SMALL_FILES
+        chosen = {n: s for n, s in self.sizes.items() if "/" not in n and n.endswith(kinds)}
+        if weights:
+            pickle = next((name for name in HEAD_WEIGHTS if name in self.sizes), "")
+            chosen |= _weight_files(self.sizes) or {n: self.sizes[n] for n in [pickle] if n}
+        return {name: size or 0 for name, size in chosen.items()}
 
 
 def hub_facts(source: str, revision: str | None) -> HubFacts:
@@ -41,25 +54,35 @@ def hub_facts(source: str, revision: str | None) -> HubFacts:
     except RevisionNotFoundError:
         return HubFacts(source=source, problem=f"has no revision {revision}")
     except GatedRepoError:
-        return HubFacts(source=source, is_gated=True, problem="gated: accept its licence first")
+        return HubFacts(source=source, is_gated=True, problem=gated_words(source))
     except RepositoryNotFoundError:
         return HubFacts(source=source, problem="not on the hub, or private")
     except unreachable as error:
         raise UsageError(f"{constants.ENDPOINT} cannot be asked of {source}: {error}") from error
     card = info.card_data
     sizes = {file.rfilename: file.size for file in info.siblings or ()}
+    weights = _weight_files(sizes)
     return HubFacts(
         source=source,
         revision=info.sha,
         licence=card.get("license_name") or card.get("license") if card else None,
         is_gated=bool(info.gated),
-        weight_bytes=_weight_bytes(sizes),
+        weight_bytes=sum(filter(None, weights.values()))
+        if weights and all(weights.values())
+        else None,
+        sizes=sizes,
     )
 
 
-def _weight_bytes(sizes: dict[str, int | None]) -> int | None:
-    """Those of `model*.safetensors`, else of any at the top; a repository may have both."""
+def gated_words(source: str) -> str:
+    """What to do about a model whose license has to be accepted on its page."""
+    from huggingface_hub import constants  # noqa: PLC0415 - half a second
+
+    return f"gated: accept its license at {constants.ENDPOINT}/{source}, then run `hf auth login`"
+
+
+def _weight_files(sizes: Mapping[str, int | None]) -> dict[str, int | None]:
+    """Those of `model*.safetensors`, else any at the top; a repository may have both."""
     every = {name: size for name, size in sizes.items() if name.endswith(".safetensors")}
     top = {name: size for name, size in every.items() if "/" not in name}
-    own = {name: size for name, size in top.items() if name.startswith("model")} or top
-    return sum(cast("int", size) for size in own.values()) if own and all(own.values()) else None
+    return {name: size for name, size in top.items() if name.startswith("model")} or top

@@ -13,8 +13,10 @@ from specbench.model_files.folder import cached_folder, local_file, read_json
 from specbench.model_files.head_files import HeadFiles
 from specbench.model_files.headers import (
     HEAD_WEIGHTS,
+    INDEX,
     MODEL_WEIGHTS,
     TensorHeader,
+    read_index,
     weights_headers,
 )
 from specbench.model_files.layer_config import DENSE
@@ -240,6 +242,19 @@ def num_rows(spec: ModelSpec) -> int | None:
         return open_model(spec).vocab_size
     except ModelError:
         return spec.vocab_size
+
+
+def has_weights(spec: ModelSpec) -> bool:
+    """Whether its weights are on this machine, all shards of them; damaged ones count."""
+    folder = spec.folder or cached_folder(spec.source, spec.revision)
+    name = next((n for n in HEAD_WEIGHTS if folder and (folder / n).exists()), None)
+    if folder is None or name != INDEX:
+        return name is not None
+    try:
+        shards = read_index(folder / INDEX).values()
+    except ModelError:
+        return True
+    return all((folder / shard).exists() for shard in shards)
 
 
 def is_here(spec: ModelSpec) -> bool:

@@ -25,6 +25,7 @@ from specbench.model_files.folder import local_file, read_json
 from specbench.model_files.head_files import HeadFiles, LazyTensors
 from specbench.model_files.headers import HEAD_WEIGHTS, INDEX, read_index
 from specbench.model_files.tokenizer_files import TOKENIZER_FILES
+from specbench.models.load_advice import load_advice
 
 WEIGHT_KINDS = ("*.safetensors", "*.bin", "*.pt")
 _COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})/")
@@ -101,7 +102,9 @@ def _find(location: str, revision: str | None, *names: str) -> Path | None:
 def _hub_file(location: str, revision: str | None, name: str, is_offline: bool) -> Path | None:
     try:
         path = cached_file(location, name, revision=revision, local_files_only=is_offline)
-    except (OSError, ValueError):  # not there, or not to be had without a connection
+    except (OSError, ValueError) as error:  # not there, or not to be had without a connection
+        if "gated repo" in str(error):
+            raise ModelError(f"{location}: {load_advice(error)}") from error
         return None
     return None if path is None else Path(path)
 

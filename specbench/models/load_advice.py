@@ -1,5 +1,7 @@
 """What a library says of a model's files that it cannot load, in a line, and what to do."""
 
+import re
+
 from specbench.errors import ModelError, first_line
 from specbench.model_files.tokenizer_files import NO_TOKENIZER
 
@@ -13,8 +15,12 @@ _SAID = {
     "take the config.json that the weights came with",
     "ignore_mismatched_sizes": "its weights have other shapes than its config.json says; take the "
     "config.json that the weights came with",
+    "not a valid model identifier": "the hub has no such model, or it is private; correct its "
+    "name, or run `hf auth login` with a token that may read it",
     "backend tokenizer from one of": NO_TOKENIZER,
 }
+# transformers names the page of the license; whoever has accepted it still needs a token.
+_GATED = re.compile(r"gated repo[^:]*?(https?://[^\s'\"]*[^\s'\".])")
 _PROGRAMMING = (LookupError, AttributeError, TypeError, AssertionError)
 
 
@@ -23,6 +29,8 @@ def load_advice(error: Exception) -> str:
     whole, text = str(error), first_line(error)
     if isinstance(error, ModelError):  # our own readers say what to do
         return whole
+    if page := _GATED.search(whole):
+        return f"gated: accept its license at {page[1]}, then run `hf auth login`"
     for words, told in _SAID.items():
         if words in whole:
             return told

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, set_tqdm_hook
 
 from specbench.errors import ModelError, ModelMemoryError, first_line
 from specbench.inputs.model_spec import ModelSpec
@@ -22,6 +22,7 @@ from specbench.models.dummy import fill, make_skeleton
 from specbench.models.library_log import quiet
 from specbench.models.load_advice import load_advice
 from specbench.models.placement import placing
+from specbench.models.progress import report_progress
 from specbench.models.quantization import (
     inner_tensors,
     missing_readers,
@@ -32,8 +33,24 @@ from specbench.models.quantization import (
 from specbench.models.raised import is_of_device
 from specbench.models.text_part import keep_text_part, text_class
 
+
+def _reported(make_bar: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """A bar of transformers that reports what it counts, which the program's own progress shows."""
+    if not args or not hasattr(args[0], "__len__"):
+        return make_bar(*args, **options)
+
+    def counted(items: Collection[Any], what: str) -> Iterator[Any]:
+        for number, item in enumerate(items):
+            report_progress(f"{what}: {number} of {len(items)} tensors")
+            yield item
+        report_progress("")
+
+    return counted(args[0], str(options.get("desc", "loading")).lower())
+
+
 # Its bars would break into the program's own progress.
 disable_progress_bar()
+set_tqdm_hook(_reported)
 
 _DTYPES = {
     "float32": torch.float32,

@@ -1,48 +1,164 @@
-"""One look at the hub for what is not here; nothing at all where everything is."""
+"""What is not here is named with its size, downloaded and counted; nothing where all is here."""
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import close_session, constants
+from huggingface_hub import close_session, constants, try_to_load_from_cache
 
 from specbench.bench import hub
-from specbench.inputs.config import load_pairings
-from specbench.inputs.pairing import Pairing
+from specbench.errors import ModelError
+from specbench.inputs.model_spec import ModelSpec, model_spec
+from specbench.model_files.model import has_weights
+from specbench.models import progress
+from specbench.models.checkpoint import read_checkpoint
+from specbench.shipped import PACKAGE
+from tests.bench.fake_hub import REVISION, serving
 
-PAIRINGS = """\
-targets:
-  far: {model: nobody-here/no-such-model, drafters: {copy: {method: ngram}}}
-  demo: {model: "demo:target", drafters: {copy: {method: ngram}}}
-"""
+DEMO = PACKAGE / "demo" / "models" / "target"
+FAR = ModelSpec(source="nobody-here/no-such-model")
+BIG, SHUT = ModelSpec(source="org/big"), ModelSpec(source="org/shut")
 
 
 @pytest.fixture
-def pairings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Pairing, ...]:
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is reported of slow steps, while the hub may be asked."""
+    texts: list[str] = []
+    monkeypatch.setattr(progress, "listeners", [texts.append])
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    (tmp_path / "pairings.yaml").write_text(PAIRINGS)
-    return load_pairings(tmp_path / "pairings.yaml").all
+    return texts
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_what_is_missing_is_told_and_tried_once(
-    is_there: bool, pairings: tuple[Pairing, ...], monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def address(said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:  # noqa: ARG001
+    """A hub with two copies of the embedded target, one of which asks for a license."""
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    models = {BIG.source: DEMO, SHUT.source: DEMO}
+    with serving(models, gated=frozenset({SHUT.source}), pause_s=1e-3) as address:
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", _template(address))
+        close_session()  # the next one reads the environment anew
+        yield address
+    close_session()
+
+
+def _template(address: str) -> str:
+    return address + "/{repo_id}/resolve/{revision}/{filename}"
+
+
+def kept(name: str) -> str | None:
+    file = try_to_load_from_cache(
+        BIG.source, name, cache_dir=constants.HF_HUB_CACHE, revision=REVISION
+    )
+    return file if isinstance(file, str) else None
+
+
+def mebibytes(words: str) -> float:
+    return float(words.removesuffix(" MiB"))
+
+
+@pytest.mark.usefixtures("address")
+def test_the_size_is_named_before_the_download_and_bytes_are_counted_to_the_last(
+    said: list[str],
 ) -> None:
-    looks, told = [], []
-    monkeypatch.setattr(hub, "_is_reachable", lambda: looks.append(1) or is_there)
-    hub.look_for_hub(pairings, told.append)
+    warnings: list[str] = []
+    hub.look_for_hub([BIG], warnings.append)
+    (line,) = warnings
+    size = sum(file.stat().st_size for file in DEMO.iterdir())
+    assert f"org/big ({size / 2**20:.1f} MiB)" in line
+    counts = [text.removeprefix("downloading org/big: ") for text in said if text]
+    done, totals = zip(*(map(mebibytes, count.split(" of ")) for count in counts), strict=True)
+    assert set(totals) == {round(size / 2**20, 1)}
+    assert done[0] == 0
+    assert any(0 < count < totals[0] for count in done)
+    assert max(done) == totals[0]
+    assert Path(kept("model.safetensors") or "").stat().st_size > 6e6
+    assert said[-1] == ""
+
+
+@pytest.mark.usefixtures("address")
+def test_with_a_config_in_the_cache_the_weights_are_still_named_and_fetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hub, "has_weights", lambda _: False)
+    hub.look_for_hub([BIG], [].append, weights=False)
+    assert kept("config.json")
+    assert kept("model.safetensors") is None
+    warnings: list[str] = []
+    hub.look_for_hub([BIG], warnings.append)
+    stored = (DEMO / "model.safetensors").stat().st_size
+    assert f"org/big ({stored / 2**20:.1f} MiB)" in warnings[0]  # only what is still missing
+    assert kept("model.safetensors")
+
+
+def test_a_gated_model_gets_its_page_and_the_login_and_others_are_downloaded(
+    address: str, said: list[str]
+) -> None:
+    warnings: list[str] = []
+    hub.look_for_hub([SHUT, BIG], warnings.append)
+    (shut,) = (line for line in warnings if line.startswith("org/shut"))
+    assert f"{address}/org/shut" in shut
+    assert "hf auth login" in shut
+    assert kept("model.safetensors")
+    assert said[-1] == ""
+
+
+@pytest.mark.usefixtures("address")
+def test_a_gated_head_is_not_called_a_head_without_a_config(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("transformers.utils.hub.is_offline_mode", lambda: False)
+    with pytest.raises(ModelError, match=r"gated: accept its license at \S+/org/shut, .*`hf auth"):
+        read_checkpoint(SHUT.source)
+
+
+@pytest.mark.usefixtures("address")
+def test_a_failed_download_is_warned_of_and_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(hub, "snapshot_download", lambda *_, **__: (_ for _ in ()).throw(full))
+    warnings: list[str] = []
+    hub.look_for_hub([BIG, ModelSpec(source="org/nothing")], warnings.append)
+    failed = [line for line in warnings if "No space left" in line]
+    assert [line.partition(":")[0] for line in failed] == ["org/big"]
+    assert any(line.startswith("org/nothing: not on the hub") for line in warnings)
+
+
+@pytest.mark.usefixtures("said")
+def test_an_unreachable_hub_is_warned_of_and_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    warnings: list[str] = []
+    monkeypatch.setattr(hub, "_is_reachable", lambda: looks.append(1))
+    hub.look_for_hub([FAR, model_spec("demo:target")], warnings.append)
     assert len(looks) == 1
-    (line,) = told
-    assert "nobody-here/no-such-model" in line
-    assert ("downloading" in line, "cannot be reached" in line) == (is_there, not is_there)
-    assert constants.is_offline_mode() is not is_there
+    (line,) = warnings
+    assert FAR.source in line
+    assert "cannot be reached" in line
+    assert constants.is_offline_mode()
 
 
-def test_what_is_here_needs_no_hub(
-    pairings: tuple[Pairing, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("said")
+def test_what_is_here_needs_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "_is_reachable", lambda: pytest.fail("asked the hub"))
-    hub.look_for_hub(pairings[1:], pytest.fail)
+    hub.look_for_hub([model_spec("demo:target")], pytest.fail)
     assert not constants.is_offline_mode()
+
+
+def test_weights_are_here_if_every_shard_is(tmp_path: Path) -> None:
+    spec = ModelSpec(source="./m", folder=tmp_path)
+    shutil.copy(DEMO / "config.json", tmp_path)
+    assert not has_weights(spec)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}')
+    (tmp_path / "a.safetensors").touch()
+    assert not has_weights(spec)
+    (tmp_path / "b.safetensors").touch()
+    assert has_weights(spec)
+    index.write_text("{}")
+    assert has_weights(spec)  # damaged: loading says so, a download would not mend it
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://[", "http://a:x", "nowhere"])

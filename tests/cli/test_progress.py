@@ -6,6 +6,7 @@ import pytest
 
 from specbench.cli import progress
 from specbench.cli.progress import ProgressWatch, duration
+from specbench.models.progress import report_progress
 
 PATIENCE_S = 20.0
 
@@ -69,3 +70,21 @@ def test_what_is_left_is_estimated_from_blocks_alone(monkeypatch: pytest.MonkeyP
             watch.advance(done, 12, None)
             expected = "" if left is None else f"about {duration(left)} left"
             assert task.fields["left"] == expected
+
+
+def test_a_slow_step_is_shown_with_its_stage_until_the_next_or_the_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "MINUTE_S", 0.02)
+    with ProgressWatch() as watch:
+        task = watch._progress.tasks[watch._task]
+        watch.stage("big: loading")
+        report_progress("reading weights: 7 of 9 tensors")
+        assert said(capsys, "big: loading: reading weights: 7 of 9 tensors, ")
+        report_progress("")
+        assert task.description == "big: loading"
+        report_progress("reading weights: 8 of 9 tensors")
+        watch.stage("big: warming up")
+        assert task.description == "big: warming up"
+    report_progress("of nobody")
+    assert task.description == "big: warming up"

@@ -1,0 +1,74 @@
+"""Reading weights, compiling kernels and comparing implementations report how far they are."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from specbench.engines import contests
+from specbench.inputs.model_spec import model_spec
+from specbench.models import progress
+from specbench.models.loading import load_model
+from specbench.records import Contender
+
+COMPILING = """
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from specbench.kernels import gated
+from specbench.models.progress import listeners, report_compiling
+
+def build(capability):
+    names = gated._gated.arg_names
+    kinds = {name: "constexpr" if name == "BLOCK" else "*bf16" for name in names}
+    kinds |= {name: "i32" for name in names if name not in ("gate_up", "out", "BLOCK")}
+    values = {(names.index("BLOCK"),): gated._BLOCK}
+    source = ASTSource(gated._gated, signature=kinds, constexprs=values)
+    compile(source, target=GPUTarget("cuda", capability, 32))
+
+build(80)
+listeners.append(print)
+report_compiling()
+report_compiling()
+for capability in (80, 89, 90):
+    build(capability)
+"""
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    texts: list[str] = []
+    monkeypatch.setattr(progress, "listeners", [texts.append])
+    return texts
+
+
+def test_reading_weights_reports_tensors_of_how_many(said: list[str]) -> None:
+    loaded = load_model(model_spec("demo:draft"), torch.device("cpu"))
+    total = len(dict(loaded.model.named_parameters()))
+    counts = [text for text in said if text]
+    assert len(counts) == total
+    assert f"{total - 1} of {total} tensors" in counts[-1]
+    assert said[-1] == ""
+
+
+def test_kernels_that_are_compiled_are_counted_and_those_of_the_cache_are_not(tmp_path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILING],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["1 kernel compiled", "2 kernels compiled"]
+    assert all("_gated" in line and "cached for the next run" in line for line in lines)
+
+
+def test_a_contest_says_what_it_compares(said: list[str], monkeypatch) -> None:
+    monkeypatch.setattr(contests.choice_file, "keep", lambda _: None)
+    contests._held("key", "attention of big", lambda: ("torch", [Contender(name="torch")]))
+    assert said == ["comparing implementations: attention of big", ""]
