@@ -182,9 +182,12 @@ def test_a_bug_keeps_its_traceback_and_what_was_measured_is_printed(
     def broken(_: Machine) -> machine.Json:
         raise KeyError("bug")
 
+    sections = {"a": lambda _: {"found": 1}, "b": broken, "c": lambda _: {"found": 2}}
     with pytest.raises(KeyError):
-        machine.run_part("x", {"a": lambda _: {"found": 1}, "b": broken}, SMALL)
-    assert json.loads(capsys.readouterr().out)["sections"]["a"]["found"] == 1
+        machine.run_part("x", sections, SMALL)
+    kept = json.loads(capsys.readouterr().out)["sections"]
+    assert (kept["a"]["found"], kept["c"]["found"]) == (1, 2)
+    assert "KeyError" in kept["b"]["reason"]
 
 
 def test_what_no_time_is_left_for_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_suite.page import page
+from specbench.errors import SpecbenchError
 from specbench.forward.attention.choice import ALL
 from specbench.probes.allocator import cuda_uuid
 from specbench.probes.environment import describe_environment
@@ -27,6 +28,7 @@ from specbench.settings.decoder import Kernels
 
 LIMIT_S = 420.0  # of the 8 minutes that a part may take
 NO_GPU = "no CUDA device"
+REFUSALS = (RuntimeError, ValueError, SpecbenchError)  # a CUDA error is a RuntimeError
 
 Json = dict[str, Any]
 
@@ -100,6 +102,7 @@ def run_part(
     )
     document: Json = {"part": name, "small": asked.small, "machine": _provenance(machine, asked)}
     found: Json = {}
+    bugs: list[Exception] = []
 
     def so_far() -> Json:
         seconds = round(time.monotonic() - began_s, 1)
@@ -108,7 +111,7 @@ def run_part(
     try:
         for title, section in sections.items():
             if title in (asked.only or sections):
-                found[title] = _run(title, section, machine)
+                found[title] = _run(title, section, machine, bugs)
                 _keep(so_far())  # whoever ends the process leaves what was measured
     finally:  # after a bug, too: the device's time is spent
         document = so_far()
@@ -118,10 +121,12 @@ def run_part(
     if folder := os.environ.get("OUT"):
         (Path(folder) / f"gpu_{name}.md").write_text(text, encoding="utf-8")
     print(f"\n{text}", file=sys.stderr, flush=True)
+    if bugs:
+        raise bugs[0]
     return document
 
 
-def _run(title: str, section: Section, machine: Machine) -> Json:
+def _run(title: str, section: Section, machine: Machine, bugs: list[Exception]) -> Json:
     if not machine.has_time():
         return absent("no time was left for it")
     print(f"{title} ...", file=sys.stderr, flush=True)
@@ -131,6 +136,8 @@ def _run(title: str, section: Section, machine: Machine) -> Json:
         machine.synchronize()  # what went wrong on the device may be told only now
     except Exception as error:  # the sections after it are worth their time
         found = absent(in_a_line(error))
+        if not isinstance(error, REFUSALS):
+            bugs.append(error)
     machine.give_back()
     return {**found, "seconds": round(time.monotonic() - began_s, 1)}
 

@@ -15,9 +15,17 @@ import triton.language as tl
 from torch import Tensor
 
 LAUNCHES = 2
-_SLOTS = 64  # that a program looks at in one step
-_MOST_QUERIES = 64  # of one program; a tree of more takes several
 _PROGRAMS = 264  # to fill a GPU of 132 multiprocessors, two on each
+
+
+def block_sizes(itemsize: int, pad: int) -> tuple[int, int]:
+    """Slots that a program looks at in one step, and its most queries: more take several programs.
+
+    Both are kept in shared memory, of which a program has 99 KiB on an RTX 3090, 4090, A10 or L4.
+    """
+    if itemsize < 4:
+        return 64, 64
+    return 16, 64 if pad <= 128 else 16
 
 
 @triton.jit
@@ -139,19 +147,20 @@ def attend(
     B, T = positions_BT.shape
     Q, H = out_NW.shape[1] // head_size, kept_SW.shape[1] // head_size // 2
     G = Q // H
-    queries = min(max(triton.next_power_of_2(G * T), 16), _MOST_QUERIES)
+    pad = max(triton.next_power_of_2(head_size), 16)
+    slots, most_queries = block_sizes(kept_SW.element_size(), pad)
+    queries = min(max(triton.next_power_of_2(G * T), 16), most_queries)
     blocks = triton.cdiv(G * T, queries)
-    parts = max(min(_PROGRAMS // (B * H * blocks), triton.cdiv(span, _SLOTS)), 1)
+    parts = max(min(_PROGRAMS // (B * H * blocks), triton.cdiv(span, slots)), 1)
     sums = out_NW.new_empty(B * T * Q * parts, head_size, dtype=torch.float32)
     maxima, totals = (out_NW.new_empty(B * T * Q * parts, dtype=torch.float32) for _ in range(2))
-    pad = max(triton.next_power_of_2(head_size), 16)
     is_tree = seen_BTM is not None
     _part[B * H, blocks, parts](
         query_NW, kept_SW, first_slots_B, positions_BT, base_B, seen_BTM, branch_positions_BM,
         sums, maxima, totals,
         head_size**-0.5, query_NW.stride(0), kept_SW.stride(0), T,
         seen_BTM.shape[2] if seen_BTM is not None else 0, window or 0,
-        H=H, G=G, D=head_size, PAD=pad, QUERIES=queries, SLOTS=_SLOTS, PARTS=parts,
+        H=H, G=G, D=head_size, PAD=pad, QUERIES=queries, SLOTS=slots, PARTS=parts,
         IS_TREE=is_tree, HAS_WINDOW=window is not None,
     )  # fmt: skip
     _together[B * T, Q](

@@ -141,9 +141,9 @@ def test_wrong_fused_layers_are_caught_when_the_head_is_loaded(
 
     (note,) = check_layers(made[0], "auto", "h")
 
-    assert re.match("h: stock layers instead of fused ones: (their states differ|they ra)", note)
+    assert re.match("h: stock layers instead of fused ones: (their states differ|it raises)", note)
     assert made[0].fused is None
-    with pytest.raises(ModelError, match=r"h: its layers cannot run fused: the.* stock$"):
+    with pytest.raises(ModelError, match=r"h: its layers cannot run fused: .* stock$"):
         check_layers(made[1], "fused", "h")
 
 
