@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 
-from specbench.errors import UsageError
 from specbench.inputs.address import KEY
 from specbench.servers.client import Client, ServerError
 from specbench.servers.server_log import PLAIN, LogFormat, ServerLog, how_it_ended
@@ -115,19 +114,6 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
         return int(listener.getsockname()[1])
-
-
-def require_free(port: int) -> None:
-    """UsageError if a process of this machine listens on the port."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
-        try:
-            listener.bind((LOOPBACK, port))
-        except OSError as error:
-            raise UsageError(
-                f"--engine-args: --port {port} cannot be used on {LOOPBACK} ({error.strerror}); "
-                "leave --port out for a free one, or end the process that listens there"
-            ) from None
 
 
 def _without_keys(environment: Mapping[str, str]) -> dict[str, str]:

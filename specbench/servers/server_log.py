@@ -43,7 +43,7 @@ MEMORY = (
     "it needs more memory than is free: end what else takes memory, or have the engine take less "
     "with --engine-args (a shorter context, a smaller share of the GPU)"
 )
-PORT = "its port is taken: name none in --engine-args, and {port} in --launch, for a free one"
+PORT = "its port is taken: put {port} in --launch in place of a number, for a free one"
 FILE = "a file is missing: if it is a model's, look at its place in pairings.yaml"
 DOWNLOAD = "download the whole model again, or correct its `model:` in pairings.yaml"
 COMMAND = "name the engine's own Python with --engine-python, or its whole command with --launch"

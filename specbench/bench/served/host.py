@@ -1,6 +1,5 @@
 """Where a session's server is: started for it, or running already."""
 
-import re
 import shutil
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -23,16 +22,13 @@ from specbench.inputs.pairing import Pairing
 from specbench.model_files.model import require_complete
 from specbench.servers.client import Client
 from specbench.servers.command import command_line
-from specbench.servers.process import LOOPBACK, free_port, require_free, started
+from specbench.servers.process import LOOPBACK, free_port, started
 
 
 class Host(Protocol):
     """Gives a session its server, and takes it back."""
 
     def open(self, session: Session) -> AbstractAsyncContextManager[Running]: ...
-
-
-_PORT = re.compile(r"--port[ =](\d+)")  # every engine's flag
 
 
 class _ServerStart(NamedTuple):
@@ -53,8 +49,8 @@ class Launched:
     def require_startable(self) -> None:
         """UsageError or ModelError if a session could not be held.
 
-        Its program or its Python's module is not here, a model is incomplete, the port is taken, or
-        the command's template cannot be read.
+        Its program or its Python's module is not here, a model is incomplete, or the command's
+        template cannot be read.
         """
         with TemporaryDirectory(prefix="specbench-") as folder:
             for session in cycle_of(served_cells(self._plan, self._name), 0):
@@ -69,8 +65,9 @@ class Launched:
                 if self._engine.MODULE is not None:
                     if self._asked.engine_python is not None and self._asked.launch is None:
                         require_module(self._asked.engine_python, self._engine.MODULE)
-                    for model in self._models(session):
-                        require_complete(model)
+                    if "dummy" not in " ".join(self._asked.engine_args):  # --load-format
+                        for model in self._models(session):
+                            require_complete(model)
 
     def _option(self) -> str:
         """That names the program."""
@@ -107,11 +104,9 @@ class Launched:
                 )
 
     def _start_of(self, session: Session, folder: Path) -> _ServerStart:
-        """Writes what the command refers to into the folder; UsageError if its port is taken."""
+        """Writes what the command refers to into the folder."""
         made, config = self._exported(session), None
-        named = _PORT.findall(" ".join(self._asked.engine_args))
-        port = int(named[-1]) if named else free_port()
-        require_free(port)
+        port = free_port()
         if made.config is not None:
             config = folder / made.config.name
             config.write_text(made.config.text, encoding="utf-8")

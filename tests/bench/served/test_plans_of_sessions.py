@@ -2,6 +2,7 @@
 
 import re
 import stat
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -14,7 +15,9 @@ from specbench.bench.served.questions import TEMPLATE_TOKENS, asked_in, context_
 from specbench.bench.served.recording import unusable
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.cli.plan_table import print_plan
-from specbench.errors import UsageError
+from specbench.errors import ModelError, UsageError
+from specbench.inputs.model_spec import ModelSpec
+from specbench.model_files.model import require_complete
 from specbench.records import Message, Prompt
 from specbench.stats.crossed import expected_noise
 from tests.bench.served.served_runs import MAX_NEW_TOKENS, SIX, plan_of
@@ -123,6 +126,28 @@ def test_a_program_on_the_path_will_do(tmp_path, monkeypatch):
         require_startable([plan])
     _program(tmp_path / "vllm", "exit 1")
     require_startable([plan])
+
+
+@pytest.mark.parametrize(
+    ("engine_python", "named"),
+    [(sys.executable, "no module vllm"), ("/bin/false", "does not run as a Python")],
+)
+def test_an_engine_python_without_the_engine_is_refused(tmp_path, engine_python, named):
+    plan = plan_of(tmp_path, launch=None, engine_python=engine_python)
+    with pytest.raises(UsageError, match=f"--engine-python {engine_python} .*{named}"):
+        require_startable([plan])
+
+
+def test_a_model_folder_must_be_complete(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    spec = ModelSpec(source=str(tmp_path), folder=tmp_path)
+    with pytest.raises(ModelError, match="download the whole model"):
+        require_complete(spec)
+    (tmp_path / "consolidated.safetensors").write_bytes(b"")  # engines read it
+    require_complete(spec)
+    (tmp_path / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        require_complete(spec)
 
 
 @pytest.mark.parametrize(
