@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import PurePath
+from urllib.parse import urlsplit
 
 from specbench.bench.served.sessions import Session
 from specbench.engines.served import ServedEngine, ServerFacts, find_served
@@ -19,6 +20,7 @@ from specbench.servers.silence import NOTICE_S
 from specbench.settings import SERVED, RunSettings
 
 OPTION = "--base-url"
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ROUTER_PAGES = 4  # of counters: two servers that are drawn at random answer all alike one time in 8
 
 
@@ -33,6 +35,12 @@ class Running:
     start_s: float | None = None
     log: str | None = None
     process: ServerProcess | None = None
+
+    @property
+    def may_spin(self) -> bool:
+        """Whether servers at another K, which go on running, share this machine."""
+        hosts = {urlsplit(client.address.root).hostname for client in self.clients}
+        return self.process is None and not hosts.isdisjoint(LOOPBACK)
 
     def require(self) -> None:
         """Raises ServerError, which says why, where a started server has ended."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import reduce
+from itertools import count
 from operator import add
 from time import perf_counter
 
@@ -36,12 +37,15 @@ from specbench.servers.client import Client, LostError, ServerError
 from specbench.servers.metrics_page import Counters
 from specbench.servers.silence import Stall, stalls_noticed
 from specbench.servers.streamed import Streamed
-from specbench.servers.traffic import ServerRequest, Traffic, closed_loop, open_loop
+from specbench.servers.traffic import Answered, ServerRequest, Traffic, closed_loop, open_loop
 from specbench.stats.percentiles import median_of
 
 WARM_UP_TOKENS = 32
 RARE = 10.0  # times the median request: a silence that long is not the server's usual pace
-WARM_UPS = 2  # batches of as many requests as there will be at once
+WARM_UPS = 2  # batches, at least, of as many requests as there will be at once
+STEADY_BATCHES, STEADY = 3, 1.1  # that many batches in a row, the slowest over the fastest
+LONGEST_S = 3.0  # of warming up for the server to be steady
+SPIN_S = 1.5  # vLLM keeps a core of this machine busy for 1.1 s after its last answer
 IDLE_S, POLL_S = 5.0, 0.05  # how long a server may take to finish what is in progress
 
 
@@ -81,18 +85,34 @@ class SessionRun:
         return replace(server_record(session, name, running, served, used), template_clock=clock)
 
     async def _warm_up(self, session: Session, running: Running) -> None:
-        """As many requests at once as there will be, with texts that are never measured."""
+        """As many requests at once as there will be, with texts that are never measured.
+
+        Without `--warmup` until the server is steady.
+        """
+        began_s = perf_counter()
+        fixed = self._plan.settings.servers.num_warmups
+        shortest_s = SPIN_S if running.may_spin else 0.0
         for most in sorted({cell.key.condition.concurrency for cell in session.cells}):
             num = most * len(running.clients)
-            fixed = self._plan.settings.servers.num_warmups
-            total = WARM_UPS * num if fixed is None else fixed
             asked = warm_up_questions(session.cells[0], num, max_tokens=WARM_UP_TOKENS)
-            for first in range(0, total, num):
-                done = await self._ask_all(session, running, asked[: total - first])
+            paces: list[float] = []
+            for first in count(0, num):
+                waited_s = perf_counter() - began_s
+                if fixed is not None:
+                    if first >= fixed:
+                        break
+                elif len(paces) >= WARM_UPS and waited_s >= shortest_s + (
+                    0.0 if is_steady(paces) else LONGEST_S
+                ):
+                    break
+                done = await self._ask_all(
+                    session, running, asked[: (fixed or first + num) - first]
+                )
                 _require_no_loss(done)
                 errors = [one.error for one in done.answers if one.error]
                 if len(errors) == len(done.answers):
                     raise ServerError(f"no request of the warm-up was answered: {errors[0]}")
+                paces.append(median_of(map(_token_s, done.answers)) or 0.0)
 
     async def _ask_all(
         self, session: Session, running: Running, asked: Sequence[Question]
@@ -184,6 +204,19 @@ class SessionRun:
             seed=seed,
             ends_at_loss=True,
         )
+
+
+def is_steady(paces: Sequence[float]) -> bool:
+    """Whether the last `STEADY_BATCHES` differ by no more than `STEADY`; seconds per token."""
+    last = paces[-STEADY_BATCHES:]
+    return len(last) == STEADY_BATCHES and max(last) <= STEADY * min(last)
+
+
+def _token_s(answered: Answered) -> float | None:
+    said = answered.streamed
+    if said is None or said.last_s is None or not said.num_tokens:
+        return None
+    return (said.last_s - answered.sent_s) / said.num_tokens
 
 
 def _require_no_loss(done: Traffic) -> None:

@@ -36,6 +36,7 @@ class Engine:
         self.version = "0.32.0"
         self.num_to_refuse = 0  # requests, the next ones
         self.refusal_status = 400
+        self.num_slow = 0  # answers, the next ones, each slower by a half than the one after it
         self.health_status = 200
         self.on_health = self.before_answer = lambda: None  # called by a test's server
         self.word = "w"  # every token of its answers, with a number
@@ -63,8 +64,11 @@ class Engine:
         accepted = self.rounds(prompt, most)
         yield {"choices": [{"delta": {"content": f"{self.word}0 "}, "token_ids": ids[:1]}]}
         done = 1
+        with self.lock:
+            slowdown = 1.5**self.num_slow
+            self.num_slow = max(0, self.num_slow - 1)
         for one in accepted:
-            time.sleep(ROUND_S + self.k * DRAFT_S)
+            time.sleep((ROUND_S + self.k * DRAFT_S) * slowdown)
             new = ids[done : done + one + 1]
             text = "".join(f"{self.word}{done + i} " for i in range(len(new)))
             yield {"choices": [{"delta": {"content": text}, "token_ids": new}]}

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
+from specbench.bench.served import session_run
 from tests.bench.served.fake_vllm import WARM_UP, Engine, Handler
 
 
@@ -27,7 +29,7 @@ def is_warm_up(body: dict[str, Any]) -> bool:
 
 @contextmanager
 def running(*ks: int) -> Iterator[list[RunningFake]]:
-    """One server a K, in this order."""
+    """One server a K, in this order; sessions are warmed up with the fewest batches."""
     found: list[RunningFake] = []
     servers = []
     try:
@@ -39,7 +41,8 @@ def running(*ks: int) -> Iterator[list[RunningFake]]:
             threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
             servers.append(server)
             found.append(RunningFake(f"http://127.0.0.1:{server.server_port}", engine))
-        yield found
+        with patch.multiple(session_run, SPIN_S=0.0, LONGEST_S=0.0):
+            yield found
     finally:
         for server in servers:
             server.shutdown()

@@ -6,12 +6,14 @@ import shlex
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 
 from specbench.bench.benchmark import run_benchmark
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_targets
+from specbench.bench.served import session_run
 from specbench.bench.spread import Cluster
 from specbench.inputs.config import load_pairings
 from specbench.runs import StoredRun
@@ -64,16 +66,18 @@ def measured(
     watch: RecordingWatch | None = None,
     resume: str | None = None,
     cluster: Cluster | None = None,
+    longest_warm_up_s: float = 0.0,
 ) -> StoredRun:
     pairings = load_pairings(folder / "pairings.yaml").select(settings.workload.pairings)
-    return run_benchmark(
-        settings,
-        pairings,
-        folder / "runs",
-        watch or RecordingWatch(),
-        resume=resume,
-        cluster=cluster,
-    )
+    with patch.object(session_run, "LONGEST_S", longest_warm_up_s):
+        return run_benchmark(
+            settings,
+            pairings,
+            folder / "runs",
+            watch or RecordingWatch(),
+            resume=resume,
+            cluster=cluster,
+        )
 
 
 def fake(monkeypatch: Any, folder: Path, faults: dict[int, str] | None = None) -> None:

@@ -10,14 +10,15 @@ from statistics import fmean, median
 import pytest
 
 from specbench.bench.planning import plan_targets
-from specbench.bench.served.running import Attached, looked_at, running_context
+from specbench.bench.served.running import Attached, Running, looked_at, running_context
+from specbench.bench.served.session_run import is_steady
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.engines.served import ServerFacts, find_served
 from specbench.errors import UsageError
 from specbench.inputs.address import Address
 from specbench.inputs.config import load_pairings
 from specbench.report.document import build_document
-from specbench.servers.client import ServerError
+from specbench.servers.client import Client, ServerError
 from tests.bench.fake_runs import write_prompts
 from tests.bench.served.running import is_warm_up, running
 from tests.bench.served.served_runs import SIX, measured, plan_of, settings_for
@@ -128,6 +129,47 @@ def test_a_session_is_warmed_up_twice_as_many_at_once_as_it_will_have(attached):
         assert warm_ups == sessions[k] * 2 * (1 + ROWS) * len(servers)
     texts = {b["messages"][0]["content"] for b in drafting.engine.asked if is_warm_up(b)}
     assert len(texts) == ROWS  # else a prefix cache would serve all but the first
+
+
+@pytest.mark.parametrize(
+    ("paces", "steady"),
+    [
+        ([1.0, 1.0], False),  # too few to know
+        ([1.0, 1.05, 1.0], True),
+        ([3.0, 1.0, 1.05, 1.0], True),
+        ([2.0, 1.0, 1.0], False),
+        ([1.0, 1.0, 1.0, 1.3], False),
+    ],
+)
+def test_a_server_is_steady_if_its_last_batches_agree(paces, steady):
+    assert is_steady(paces) == steady
+
+
+def test_a_server_that_is_slow_at_first_is_warmed_up_until_it_is_not(tmp_path):
+    """Each of its first ten requests is faster than the one before."""
+    num_slow = 10
+    with running(0) as (server,):
+        settings = settings_for(
+            tmp_path,
+            launch=None,
+            num_speculative_tokens=None,
+            base_urls=(server.url,),
+            max_new_tokens=MAX_TOKENS,
+        )
+        server.engine.num_slow = num_slow
+        stored = measured(tmp_path, settings, longest_warm_up_s=600.0)
+        first = [is_warm_up(body) for body in server.engine.asked].index(False)
+    assert first > num_slow
+    assert not any(server.problems for server in stored.servers)
+
+
+@pytest.mark.parametrize(
+    ("root", "may_spin"), [("http://127.0.0.1:1", True), ("http://10.0.0.1:1", False)]
+)
+def test_only_servers_of_this_machine_spin_beside_a_session(root, may_spin):
+    facts = ServerFacts(version="1", model="m", k=0, settings={})
+    beside = Running(clients=(Client(Address(root=root)),), facts=facts)
+    assert beside.may_spin == may_spin
 
 
 @pytest.mark.parametrize("num", [0, 5])
