@@ -7,7 +7,7 @@ from specbench.errors import ModelError
 from specbench.forward.self_test import make_checked_runner
 from specbench.inputs.model_spec import ModelSpec
 from specbench.models.loading import load_config, refusing
-from specbench.models.quantization import require_readable, stored_format
+from specbench.models.quantization import named_format, require_readable
 from specbench.models.small import small_config
 from specbench.models.text_part import keep_text_part, text_class
 
@@ -17,7 +17,7 @@ def family_refusal(spec: ModelSpec) -> str | None:
     small model of it can be made."""
     try:
         config = load_config(spec)
-        with refusing(spec, "cpu", stored_format(config)):
+        with refusing(spec, "cpu", named_format(config)):
             require_readable(config)
         auto = text_class(config, trust_remote_code=spec.trust_remote_code)
     except ModelError as error:

@@ -13,7 +13,7 @@ from specbench.footprint import Sizes
 from specbench.model_files.fields import Fields
 from specbench.model_files.headers import TensorHeader, is_embedding, is_head
 from specbench.model_files.layer_config import DENSE, layer_shapes
-from specbench.model_files.model import ModelFiles
+from specbench.model_files.model import ModelFiles, is_compressed_fp8
 
 DTYPE_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _PACKED_BITS: Mapping[str, float] = {"int8": 8, "fp8": 8, "int4": 4.25}  # docs/pairings.md
@@ -39,7 +39,7 @@ def planned_dtype(model: ModelFiles, device: Literal["cpu", "cuda"], asked: str 
         return chosen
     own = model.field("dtype")
     is_plain = isinstance(own, str) and own in DTYPE_BYTES
-    if device == "cpu" and model.field("quantization_config") is None:
+    if device == "cpu" and not _stays_packed(model, "float32"):
         return "float32"
     return own if is_plain else "float32"
 
@@ -50,10 +50,12 @@ def model_weights(model: ModelFiles, dtype: str) -> Weights | None:
     if kv is None:
         return None
     size = DTYPE_BYTES[dtype]
-    if model.field("quantization_config") is not None:
+    if _stays_packed(model, dtype):
         return _as_stored(model, kv * size)
     count = dense_parameters(model)
     basis: Literal["config", "headers"] = "config"
+    if count is None and model.field("quantization_config") is not None:
+        return _as_stored(model, kv * size)  # packed numbers are no count of weights
     if count is None:
         count, basis = _from_headers(model), "headers"
     if count is None:
@@ -67,8 +69,19 @@ def model_weights(model: ModelFiles, dtype: str) -> Weights | None:
         nbytes=nbytes,
         read_bytes=nbytes - count.looked_up * size,
         kv_bytes_per_token=kv * size,
-        is_exact=scheme is None,
+        is_exact=scheme is None and model.field("quantization_config") is None,
         basis=basis,
+    )
+
+
+def _stays_packed(model: ModelFiles, dtype: str) -> bool:
+    """Whether it runs as it is stored. compressed-tensors are unpacked, but for fp8 on GPUs."""
+    stored = model.field("quantization_config")
+    if not isinstance(stored, dict):
+        return stored is not None
+    is_on_cpu = dtype == "float32"  # as loading plans it
+    return stored.get("quant_method") != "compressed-tensors" or (
+        is_compressed_fp8(stored) and not is_on_cpu
     )
 
 

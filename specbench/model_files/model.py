@@ -261,3 +261,12 @@ def is_here(spec: ModelSpec) -> bool:
     """Whether its files, or its config at least, are on this machine."""
     folder = spec.folder or cached_folder(spec.source, spec.revision)
     return folder is not None and folder.is_dir()
+
+
+def is_compressed_fp8(stored: Mapping[str, Any]) -> bool:
+    """Whether all of a compressed-tensors checkpoint's packed weights are fp8, from its
+    `quantization_config`."""
+    groups = stored.get("config_groups")
+    weights = [group.get("weights") or {} for group in groups.values()] if groups else []
+    kinds = {(one.get("type"), one.get("num_bits")) for one in weights}
+    return stored.get("quant_method") == "compressed-tensors" and kinds == {("float", 8)}

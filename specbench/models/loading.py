@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,9 +26,11 @@ from specbench.models.progress import report_progress
 from specbench.models.quantization import (
     inner_tensors,
     missing_readers,
+    named_format,
     require_packable,
     require_readable,
     stored_format,
+    unpack_compressed,
 )
 from specbench.models.raised import is_of_device
 from specbench.models.text_part import keep_text_part, text_class
@@ -72,18 +74,26 @@ class LoadedModel:
     revision: str | None
     content_sha256: str  # of packed weights: the scheme, a colon, and that of the checkpoint
     quantization: str | None = None  # the scheme, or the format of a checkpoint stored so
+    unpacked_from: str | None = None  # the format of the files, if its weights do not run in it
     dropped: tuple[str, ...] = ()  # modules for images, video or sound, which no prompt has
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know about how it was loaded."""
-        if not self.dropped:
-            return ()
-        part = type(self.model.get_decoder()).__name__
-        return (
-            f"the text part of {type(self.model).__name__} runs ({part}); left out: "
-            + ", ".join(self.dropped),
-        )
+        notes = []
+        if self.unpacked_from:
+            size = next(self.model.parameters()).element_size()
+            notes.append(
+                f"its files are {self.unpacked_from}, which transformers unpacks here: it runs in "
+                f"{self.dtype}, {size} bytes per weight; engines that keep it packed are faster"
+            )
+        if self.dropped:
+            part = type(self.model.get_decoder()).__name__
+            notes.append(
+                f"the text part of {type(self.model).__name__} runs ({part}); left out: "
+                + ", ".join(self.dropped)
+            )
+        return tuple(notes)
 
 
 def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) -> LoadedModel:
@@ -101,6 +111,7 @@ def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) ->
     if spec.folder is not None and (reason := files.lacking_weights):
         raise ModelError(f"{spec.location}: {reason}")
     dtype = _planned(spec, config, device)
+    unpack_compressed(config, device)
     stored = _stored(spec, config)
     placement = spec.device_map
     if stored is not None and device.type != "cpu":
@@ -131,8 +142,26 @@ def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) ->
             )
         if placement is None:
             model = model.to(device)  # the buffers
+        if stored is not None:
+            _run_once(model)
     commit = getattr(config, "_commit_hash", None)
-    return _loaded(model, spec, config, weights_sha256(spec.location, commit), dropped)
+    sha256 = weights_sha256(spec.location, commit)
+    loaded = _loaded(model, spec, config, sha256, dropped)
+    return replace(loaded, unpacked_from=None if loaded.quantization else stored)
+
+
+def is_packed(model: Any) -> bool:
+    """Whether any tensor is not one of plain floating-point numbers."""
+    tensors = (*model.parameters(), *model.buffers())
+    return any(t.dtype not in _DTYPES.values() or type(t.data) is not Tensor for t in tensors)
+
+
+@torch.no_grad()
+def _run_once(model: Any) -> None:
+    """One token: kernels that are missing raise, and formats that are unpacked by it are so before
+    their bytes are counted."""
+    model.eval()
+    model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
 
 
 def load_dummy(spec: ModelSpec, device: torch.device, *, seed: int = 0) -> LoadedModel:
@@ -185,7 +214,7 @@ def _planned(spec: ModelSpec, config: PretrainedConfig, device: torch.device) ->
 
 def _stored(spec: ModelSpec, config: PretrainedConfig) -> str | None:
     """The format that the weights are stored in; ModelError where they are to be packed again."""
-    stored = stored_format(config)
+    stored = named_format(config)
     if stored is not None and spec.quantization is not None:
         raise ModelError(
             f"{spec.location}: its weights are stored as {stored} and cannot be packed again; "
@@ -229,6 +258,7 @@ def load_config(spec: ModelSpec) -> Any:
             )
     except Exception as error:  # a config's own class may raise anything
         raise ModelError(f"{spec.location}: cannot be loaded: {load_advice(error)}") from error
+    unpack_compressed(config)
     for name in ("_attn_implementation", "_experts_implementation"):
         setattr(config, name, None)
     return config
@@ -243,7 +273,7 @@ def _loaded(
 ) -> LoadedModel:
     model.requires_grad_(False)
     model.eval()
-    stored = stored_format(model.config)  # None where transformers has unpacked it
+    stored = stored_format(model.config) if is_packed(model) else None
     scheme = f"{spec.quantization}:" if spec.quantization else ""
     return LoadedModel(
         model=model,

@@ -17,6 +17,7 @@ from transformers import PretrainedConfig
 from transformers.quantizers.auto import get_hf_quantizer
 
 from specbench.errors import ModelError
+from specbench.model_files.model import is_compressed_fp8
 from specbench.models.library_log import quiet
 
 # Input features that share an int4 scale: finer is truer, and stores more scales.
@@ -27,7 +28,7 @@ _READERS = {
     "awq": ("gptqmodel", "accelerate"),
     "bitsandbytes": ("bitsandbytes", "accelerate"),
     "compressed-tensors": ("compressed_tensors",),
-    "fp8": ("accelerate",),
+    "fp8": ("accelerate", "kernels"),
     "gptq": ("gptqmodel", "optimum"),
     "mxfp4": ("accelerate", "kernels"),
     "torchao": ("torchao",),
@@ -89,18 +90,42 @@ def inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
 def stored_format(config: PretrainedConfig) -> str | None:
     """What a checkpoint is stored as: `gptq`, `awq`, `torchao`...; None: plain tensors."""
     stored: Any = getattr(config, "quantization_config", None)
+    dequantize = stored.get("dequantize") if isinstance(stored, dict) else None
+    if getattr(stored, "dequantize", dequantize):
+        return None  # transformers unpacks it: its kernels cannot run here
+    return named_format(config)
+
+
+def named_format(config: PretrainedConfig) -> str | None:
+    """The format of the files, also of those that are unpacked when they are loaded."""
+    stored: Any = getattr(config, "quantization_config", None)
     if stored is None:
         return None
     facts = stored if isinstance(stored, dict) else stored.to_dict()
-    if getattr(stored, "dequantize", facts.get("dequantize", False)):
-        return None  # transformers unpacks it: its kernels cannot run here
     method = facts.get("quant_method", "an unnamed format")
     return str(getattr(method, "value", method))  # an enumeration's member prints its class
 
 
+def unpack_compressed(config: PretrainedConfig, device: torch.device | None = None) -> None:
+    """Set how compressed-tensors are read: by transformers' fp8 kernels if the device has them.
+
+    Others are unpacked while they are loaded. By default transformers unpacks them in the first
+    forward, after the weights were counted.
+    """
+    stored: Any = getattr(config, "quantization_config", None)
+    if isinstance(stored, dict) and stored.get("quant_method") == "compressed-tensors":
+        has_kernels = (
+            device is not None
+            and device.type == "cuda"
+            and torch.cuda.get_device_capability(device) >= (8, 9)
+            and is_compressed_fp8(stored)
+        )
+        stored |= {"dequantize": not has_kernels, "use_optimized_inference": has_kernels}
+
+
 def require_readable(config: PretrainedConfig) -> None:
     """ModelError, or transformers' own, if a stored format cannot be read here; reads no weight."""
-    stored = stored_format(config)
+    stored = named_format(config)
     if stored is None:
         return
     with quiet():

@@ -12,9 +12,12 @@ from torchao.quantization import Int8WeightOnlyConfig
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from specbench.errors import ModelError
+from specbench.fit.weights import model_weights
+from specbench.fit.weights import planned_dtype as files_dtype
 from specbench.forward.runner import StockRunner
 from specbench.inputs.model_spec import ModelSpec
-from specbench.models import loading
+from specbench.model_files.model import open_model
+from specbench.models import loading, quantization
 from specbench.models.loading import LoadedModel, load_model, planned_dtype
 from specbench.models.quantization import pack, packable, require_packable, stored_format
 from specbench.serving.request import Request
@@ -210,7 +213,7 @@ def test_a_checkpoint_stored_quantised_is_loaded_as_it_is(saved, tmp_path, dtype
             {"quant_method": "bitsandbytes", "load_in_4bit": True},
             "pip install bitsandbytes accelerate",
         ),
-        ({"quant_method": "fp8"}, "pip install accelerate"),
+        ({"quant_method": "fp8"}, "pip install accelerate kernels"),
     ],
     ids=lambda value: value["quant_method"] if isinstance(value, dict) else "",
 )
@@ -250,3 +253,111 @@ def test_a_format_that_transformers_unpacks_is_not_called_quantised():
     config = tiny_llama().config
     config.quantization_config = {"quant_method": "mxfp4", "dequantize": True}
     assert stored_format(config) is None
+
+
+class Unpacking:
+    """Loads a checkpoint whose weights the first forward does `in_forward` to."""
+
+    def __init__(self, in_forward: Any) -> None:
+        self._in_forward = in_forward
+
+    def from_pretrained(self, *args: Any, **options: Any) -> Any:
+        model, report = AutoModelForCausalLM.from_pretrained(*args, **options)
+
+        def hook(model: Any, _: object) -> None:
+            handle.remove()
+            self._in_forward(model)
+
+        handle = model.register_forward_pre_hook(hook)
+        return model, report
+
+
+def unpack(model: Any) -> None:
+    """As compressed-tensors does."""
+    for linear in packable(model):
+        linear.weight = torch.nn.Parameter(linear.weight.dequantize(), requires_grad=False)
+
+
+@pytest.fixture
+def stored(saved, tmp_path):
+    """Stored as torchao's int8, which loads without another package."""
+    AutoModelForCausalLM.from_pretrained(
+        saved, dtype=torch.float32, quantization_config=TorchAoConfig(Int8WeightOnlyConfig())
+    ).save_pretrained(tmp_path / "stored")
+    return tmp_path / "stored"
+
+
+def test_weights_that_the_first_forward_unpacks_are_counted_after_it(saved, stored, monkeypatch):
+    plain, packed = load(saved), load(stored)
+    assert (packed.quantization, packed.unpacked_from, packed.notes) == ("torchao", None, ())
+    monkeypatch.setattr(loading, "text_class", lambda *_, **__: Unpacking(unpack))
+    unpacked = load(stored)
+    assert (unpacked.quantization, unpacked.unpacked_from) == (None, "torchao")
+    assert unpacked.weights_bytes == plain.weights_bytes > packed.weights_bytes
+    assert unpacked.num_parameters == plain.num_parameters
+    (note,) = unpacked.notes
+    assert all(word in note for word in ("torchao", "float32", "4 bytes per weight"))
+
+
+def test_a_forward_that_lacks_its_kernels_says_what_to_install(stored, monkeypatch):
+    def lacks_kernels(_: Any) -> None:
+        raise ImportError("finegrained-fp8 kernel unavailable: kernels is not installed")
+
+    monkeypatch.setattr(loading, "text_class", lambda *_, **__: Unpacking(lacks_kernels))
+    monkeypatch.setattr(loading, "named_format", lambda _: "fp8")
+    monkeypatch.setattr(quantization, "find_spec", lambda name: None if name == "kernels" else name)
+    with pytest.raises(ModelError) as refused:
+        load(stored)
+    assert str(refused.value).startswith(f"{stored} (stored as fp8): cannot be loaded: finegrained")
+    assert str(refused.value).endswith("all that it needs: pip install kernels")
+
+
+def compressed(num_bits: int, kind: str) -> dict[str, Any]:
+    weights = {"num_bits": num_bits, "type": kind}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "config_groups": groups}
+
+
+@pytest.mark.parametrize(
+    ("num_bits", "kind", "capability", "is_kept"),
+    [
+        (8, "float", None, False),  # a CPU
+        (8, "float", (8, 0), False),  # A100
+        (8, "float", (9, 0), True),  # H100
+        (4, "int", (9, 0), False),
+        (8, "int", (9, 0), False),
+    ],
+)
+def test_compressed_tensors_are_unpacked_when_loaded_unless_fp8_kernels_run_here(
+    folder, monkeypatch, num_bits, kind, capability, is_kept
+):
+    store(folder, **compressed(num_bits, kind))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    config = loading.load_config(ModelSpec(source=str(folder), folder=folder))
+    assert stored_format(config) is None
+    quantization.unpack_compressed(config, CPU if capability is None else CUDA)
+    facts = config.quantization_config
+    assert (facts["dequantize"], facts["use_optimized_inference"]) == (not is_kept, is_kept)
+    assert stored_format(config) == ("compressed-tensors" if is_kept else None)
+
+
+@pytest.mark.parametrize(
+    ("num_bits", "kind", "dtype", "is_counted_plain"),
+    [
+        (4, "int", "bfloat16", True),
+        (8, "float", "float32", True),
+        (8, "float", "bfloat16", False),
+    ],
+)
+def test_memory_plans_count_compressed_tensors_as_they_run(
+    folder, num_bits, kind, dtype, is_counted_plain
+):
+    spec = ModelSpec(source=str(folder), folder=folder)
+    plain = model_weights(open_model(spec), dtype)
+    stored_bytes = sum(one.nbytes for one in open_model(spec).tensors.values())
+    store(folder, **compressed(num_bits, kind))
+    files = open_model(spec)
+    planned = model_weights(files, dtype)
+    assert planned.nbytes == (plain.nbytes if is_counted_plain else stored_bytes)
+    assert not planned.is_exact
+    assert files_dtype(files, "cpu", None) == "float32"
