@@ -6,7 +6,7 @@ python -m benchmarks.gpu_suite.correct [--device cpu --small] [--only SECTION ..
 from collections.abc import Sequence
 
 from benchmarks.gpu_suite.captures import captures, host_calls, memory
-from benchmarks.gpu_suite.contests import contests
+from benchmarks.gpu_suite.contests import contests, other_cases
 from benchmarks.gpu_suite.drafting import one_graph
 from benchmarks.gpu_suite.failures import failed_captures
 from benchmarks.gpu_suite.gpu_tests import gpu_tests
@@ -23,14 +23,15 @@ from benchmarks.gpu_suite.texts import (
 
 # The most valuable first, so that a limit of time costs the least.
 SECTIONS: dict[str, Section] = {
-    "own_kernels": own_kernels,
     "contests": contests,
-    "long_logits": long_logits,
-    "one_graph": one_graph,
     "identity": identity,
     "sampling_law": sampling_distribution,
     "host_calls": host_calls,
     "failed_captures": failed_captures,
+    "long_logits": long_logits,
+    "one_graph": one_graph,
+    "own_kernels": own_kernels,
+    "other_cases": other_cases,
     "together_and_alone": together_and_alone,
     "catch_up": catch_up,
     "memory": memory,

@@ -139,7 +139,9 @@ def _run(title: str, section: Section, machine: Machine, bugs: list[Exception]) 
         if not isinstance(error, REFUSALS):
             bugs.append(error)
     machine.give_back()
-    return {**found, "seconds": round(time.monotonic() - began_s, 1)}
+    seconds = round(time.monotonic() - began_s, 1)
+    print(f"{title}: {seconds:g} s", file=sys.stderr, flush=True)
+    return {**found, "seconds": seconds}
 
 
 def _provenance(machine: Machine, asked: argparse.Namespace) -> Json:

@@ -93,7 +93,8 @@ def compare_engines(
             candidate.name
             for candidate in candidates
             if candidate not in runners and candidate.name not in refused
-        ],
+        ]
+        + [f"request {number + 1}" for number in range(len(texts), len(requests))],
     }
 
 
