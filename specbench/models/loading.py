@@ -85,7 +85,7 @@ class LoadedModel:
             size = next(self.model.parameters()).element_size()
             notes.append(
                 f"its files are {self.unpacked_from}, which transformers unpacks here: it runs in "
-                f"{self.dtype}, {size} bytes per weight; engines that keep it packed are faster"
+                f"{self.dtype}, {size} bytes per weight; an engine that keeps it packed reads less"
             )
         if self.dropped:
             part = type(self.model.get_decoder()).__name__
