@@ -95,7 +95,10 @@ async def _require_one_server(client: Client, engine: ServedEngine) -> None:
     """
     if engine.COUNTERS is None:
         return
-    pages = [await client.counters(engine.COUNTERS) for _ in range(ROUTER_PAGES)]
+    pages = []
+    for _ in range(ROUTER_PAGES):
+        async with Client(client.address) as fresh:
+            pages.append(await fresh.counters(engine.COUNTERS))
     if any(after.since(before).is_of_a_restart for before, after in pairwise(pages)):
         client.fail(
             f"its {engine.COUNTERS} pages are those of several servers: a router? give the "

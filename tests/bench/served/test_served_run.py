@@ -109,7 +109,8 @@ def test_a_session_that_fails_is_recorded_the_rest_goes_on_and_resuming_complete
     assert said in " ".join(lost.problems)
     assert (lost.num_speculative_tokens, lost.cycle) == (4, 0)
     came_up = fault not in ("memory", "deaf")
-    assert (bool(lost.version), bool(lost.log), bool(lost.command)) == (came_up,) * 3
+    assert (bool(lost.version), bool(lost.command)) == (came_up,) * 2
+    assert lost.log  # why it did not come up
     document = build_document(stored)
     (failure,) = document.failures
     assert re.search("vllm, K=4, cycle 1", failure.reason)
