@@ -10,7 +10,7 @@ import pytest
 
 from specbench.errors import UsageError
 from specbench.report.document import build_document
-from specbench.servers import silence
+from specbench.servers import connections, silence
 from specbench.servers.client import Client
 from tests.bench.fakes import RecordingWatch
 from tests.bench.served.fake_vllm import Handler
@@ -130,7 +130,10 @@ def test_a_session_asks_nothing_more_after_a_request_without_an_answer(tmp_path)
     assert "/health answers 503" in stalled[0]
 
 
-def test_a_router_in_front_of_two_servers_is_refused_before_anything_is_measured(tmp_path):
+def test_a_router_in_front_of_two_servers_is_refused_before_anything_is_measured(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(connections, "SETTLED_S", 0.0)  # a kept connection is used at once
     with running(0, 0) as servers:
         engines = cycle(server.engine for server in servers)
 
