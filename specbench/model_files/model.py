@@ -267,6 +267,10 @@ def is_compressed_fp8(stored: Mapping[str, Any]) -> bool:
     """Whether all of a compressed-tensors checkpoint's packed weights are fp8, from its
     `quantization_config`."""
     groups = stored.get("config_groups")
-    weights = [group.get("weights") or {} for group in groups.values()] if groups else []
-    kinds = {(one.get("type"), one.get("num_bits")) for one in weights}
-    return stored.get("quant_method") == "compressed-tensors" and kinds == {("float", 8)}
+    groups = list(groups.values()) if isinstance(groups, Mapping) else []
+    weights = [group.get("weights") if isinstance(group, Mapping) else None for group in groups]
+    are_fp8 = [
+        isinstance(one, Mapping) and (one.get("type"), one.get("num_bits")) == ("float", 8)
+        for one in weights
+    ]
+    return stored.get("quant_method") == "compressed-tensors" and any(are_fp8) and all(are_fp8)

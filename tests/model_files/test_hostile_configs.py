@@ -15,7 +15,7 @@ from specbench.fit.compatibility import check_drafter
 from specbench.forward.runner import StockRunner
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Target
-from specbench.model_files.model import ModelFiles
+from specbench.model_files.model import ModelFiles, is_compressed_fp8
 from specbench.models.checkpoint import Checkpoint
 from tests.cli.calls import specbench
 from tests.decoding.lossless import parts_of
@@ -165,3 +165,31 @@ def test_any_value_of_any_field_is_read_or_refused(folder, head, method):
                     model=ModelSpec(source="./h", folder=head(method, {name: value}).folder),
                 ),
             )
+
+
+FP8, INT4 = ({"weights": {"type": kind, "num_bits": n}} for kind, n in (("float", 8), ("int", 4)))
+
+
+@pytest.mark.parametrize(
+    ("groups", "is_fp8"),
+    [
+        ({"a": FP8}, True),
+        ({"a": FP8, "b": FP8}, True),
+        ({"a": FP8, "b": INT4}, False),
+        *(
+            (hostile, False)
+            for hostile in (
+                *(None, {}, [FP8], "all", 8, {"a": None}, {"a": [FP8]}, {"a": {"weights": 8}}),
+                *(
+                    {"a": {}},
+                    {"a": FP8, "b": None},
+                    {"a": {"weights": {"type": [], "num_bits": 8}}},
+                ),
+            )
+        ),
+    ],
+)
+def test_only_groups_that_all_say_fp8_are_fp8(groups, is_fp8):
+    stored = {"quant_method": "compressed-tensors", "config_groups": groups}
+    assert is_compressed_fp8(stored) is is_fp8
+    assert not is_compressed_fp8({**stored, "quant_method": "gptq"})
