@@ -65,7 +65,12 @@ def test_what_is_left_is_estimated_from_blocks_alone(monkeypatch: pytest.MonkeyP
     """Loading took 100 s, each block 2 s; a second pass begins anew."""
     with ProgressWatch() as watch:
         task = watch._progress.tasks[watch._task]
-        for done, elapsed, left in ((1, 102.0, None), (3, 106.0, 18.0), (1, 150.0, None)):
+        for done, elapsed, left in (
+            (1, 102.0, None),
+            (3, 106.0, 18.0),
+            (1, 150.0, None),
+            (2, 152.0, 20.0),
+        ):
             monkeypatch.setattr(type(task), "elapsed", elapsed)
             watch.advance(done, 12, None)
             expected = "" if left is None else f"about {duration(left)} left"

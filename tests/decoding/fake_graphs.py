@@ -58,9 +58,11 @@ class InertGraphs(FakeGraphs):
 class FailingGraphs(FakeGraphs):
     """Refuses captures by their number, all if none is named, in the midst of a round."""
 
-    error = RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
+    error: Exception = RuntimeError(
+        "operation not permitted when stream is capturing\nCompile with ..."
+    )
 
-    def __init__(self, *numbers: int, error: RuntimeError = error) -> None:
+    def __init__(self, *numbers: int, error: Exception = error) -> None:
         super().__init__()
         self._numbers = numbers
         self._error = error

@@ -3,6 +3,7 @@
 They run in Triton's interpreter, as if a CPU were one of their devices.
 """
 
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from specbench.engines.kernel_choices import KernelChoices
 from specbench.execution.clock import HostClock
 from specbench.forward.contest import Timing
 from specbench.forward.runner import StockRunner
-from specbench.kernels import availability, noise, nucleus, race
+from specbench.kernels import availability, gated, noise, nucleus, race
 from specbench.round.drawing_contest import DRAWINGS, drawing_contest
 from tests.decoding.models import tiny_llama
 
@@ -118,6 +119,27 @@ def test_a_models_own_vocabulary_is_settled_when_it_is_loaded_and_recorded(monke
     assert not DRAWS.switch.is_on(anything)  # what has no vocabulary is as safe as the rest
     assert DRAWS.switch.is_on(anything, runner.vocab_size + 1)
     assert TOP_P.switch.is_on(anything, runner.vocab_size)
+
+
+def test_a_triton_that_cannot_launch_draws_nothing_though_it_won_before(monkeypatch):
+    """Kept choices are of a machine that had Python.h, which a kernel's launcher includes."""
+    contests = Contests(HostClock(), None)
+    contests.timing = Timing(even)
+    KernelChoices("auto", contests).settle(StockRunner(tiny_llama()), "stock", "big")
+    assert "triton" in {choice.chosen for choice in contests.made.values()}
+
+    def fails(_):
+        raise subprocess.CalledProcessError(1, ["gcc", "driver.c"])
+
+    monkeypatch.setattr(gated, "gate", fails)
+    availability._launch_failure.cache_clear()
+    try:
+        assert "CalledProcessError" in (availability.why_not(CPU) or "")
+        contests = Contests(HostClock(), None)
+        KernelChoices("auto", contests).settle(StockRunner(tiny_llama()), "stock", "big")
+        assert {choice.chosen for choice in contests.made.values()} == {"torch"}
+    finally:
+        availability._launch_failure.cache_clear()
 
 
 def test_where_triton_has_no_kernels_nothing_is_asked(monkeypatch):

@@ -10,7 +10,7 @@ from specbench.metrics.cell import CellData
 from specbench.metrics.rounds import break_even_length, round_s
 from specbench.metrics.speed import decode_tokens_per_s
 from specbench.metrics.summary import summarise
-from specbench.metrics.validity import judge_cell
+from specbench.metrics.validity import cell_warnings, judge_cell
 from specbench.metrics.vllm_names import vllm_counts
 from specbench.records import RequestCounts
 from tests.metrics.test_sessions import cell_of
@@ -169,6 +169,12 @@ def test_a_gpu_that_throttled_under_either_side_makes_a_cell_invalid(cell):
     assert judge_cell(with_sessions(cell, **hot)) == ("a GPU throttled: hw_slowdown",)
     base = tuple(replace(server, **hot) for server in cell.baseline_servers)
     assert judge_cell(replace(cell, baseline_servers=base)) == ("a GPU throttled: hw_slowdown",)
+
+
+def test_a_server_at_its_gpus_power_cap_is_noted(cell):
+    capped = with_sessions(cell, throttle_reasons=("sw_power_cap",))
+    assert judge_cell(capped) == ()
+    assert any("power cap" in warning for warning in cell_warnings(capped))
 
 
 def test_few_counted_rounds_and_counts_that_cannot_be_make_a_cell_invalid(cell):
