@@ -52,6 +52,12 @@ def settings_for(folder: Path, **changes: Any) -> RunSettings:
     return changed(settings, **changes)
 
 
+def running_settings(folder: Path, *urls: str, **changes: Any) -> RunSettings:
+    """Settings for servers that run already; their K are what they say."""
+    running = {"launch": None, "num_speculative_tokens": None, "base_urls": urls}
+    return settings_for(folder, **{**running, **changes})
+
+
 def plan_of(folder: Path, running_ks: tuple[int, ...] | None = None, **changes: Any) -> TargetPlan:
     """The plan of the target `big`, of one pairing unless several are named."""
     settings = settings_for(folder, **changes)

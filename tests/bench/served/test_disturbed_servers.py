@@ -15,7 +15,7 @@ from specbench.servers.client import Client
 from tests.bench.fakes import RecordingWatch
 from tests.bench.served.fake_vllm import Handler
 from tests.bench.served.running import running
-from tests.bench.served.served_runs import measured, settings_for
+from tests.bench.served.served_runs import measured, running_settings
 
 SILENCE_S = 1.0  # in place of the two minutes that a client waits
 
@@ -88,12 +88,7 @@ def test_a_disturbed_server_is_named_and_resuming_ends_in_the_undisturbed_answer
     tmp_path, kind, said
 ):
     with running(0, 2) as servers:
-        settings = settings_for(
-            tmp_path,
-            launch=None,
-            num_speculative_tokens=None,
-            base_urls=tuple(server.url for server in servers),
-        )
+        settings = running_settings(tmp_path, *(server.url for server in servers))
         sound = measured(tmp_path, settings)
         watch = RecordingWatch()
         disturbance = Disturbance(kind, servers[1].engine)
@@ -109,12 +104,7 @@ def test_a_disturbed_server_is_named_and_resuming_ends_in_the_undisturbed_answer
 
 def test_a_session_asks_nothing_more_after_a_request_without_an_answer(tmp_path):
     with running(0, 2) as servers:
-        settings = settings_for(
-            tmp_path,
-            launch=None,
-            num_speculative_tokens=None,
-            base_urls=tuple(server.url for server in servers),
-        )
+        settings = running_settings(tmp_path, *(server.url for server in servers))
         disturbance = Disturbance("hung", servers[1].engine)
         watch = RecordingWatch()
         with impatient():
@@ -146,12 +136,7 @@ def test_a_router_in_front_of_two_servers_is_refused_before_anything_is_measured
         router = ThreadingHTTPServer(("127.0.0.1", 0), Routed)
         router.daemon_threads = True
         threading.Thread(target=router.serve_forever, args=(0.01,), daemon=True).start()
-        settings = settings_for(
-            tmp_path,
-            launch=None,
-            num_speculative_tokens=None,
-            base_urls=(f"http://127.0.0.1:{router.server_port}",),
-        )
+        settings = running_settings(tmp_path, f"http://127.0.0.1:{router.server_port}")
         with pytest.raises(UsageError, match="several servers"):
             measured(tmp_path, settings)
         router.shutdown()

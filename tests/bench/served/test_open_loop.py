@@ -6,18 +6,16 @@ from specbench.arrivals import poisson_arrivals
 from specbench.bench.blocks import request_seed
 from specbench.records import ALL_PROMPTS
 from tests.bench.served.running import running
-from tests.bench.served.served_runs import measured, settings_for
+from tests.bench.served.served_runs import measured, running_settings
 
 
 def test_arrivals_of_an_open_loop_are_drawn_for_each_session(tmp_path):
     """They come late, by as much as this machine is busy, and nearest to their own times."""
     rate, num = 20.0, 6
     with running(0) as (server,):
-        settings = settings_for(
+        settings = running_settings(
             tmp_path,
-            launch=None,
-            num_speculative_tokens=None,
-            base_urls=(server.url,),
+            server.url,
             request_rate=rate,
             num_prompts=num,
             max_new_tokens=4,

@@ -21,7 +21,7 @@ from specbench.report.document import build_document
 from specbench.servers.client import Client, ServerError
 from tests.bench.fake_runs import write_prompts
 from tests.bench.served.running import is_warm_up, running
-from tests.bench.served.served_runs import SIX, measured, plan_of, settings_for
+from tests.bench.served.served_runs import SIX, measured, plan_of, running_settings, settings_for
 
 ROWS = 3
 MAX_TOKENS = 24
@@ -74,11 +74,9 @@ class Visited:
     def __init__(self, folder):
         with running(0, 0, 2) as servers:
             servers[-1].engine.word = "other"  # as near-ties make texts differ by K
-            settings = settings_for(
+            settings = running_settings(
                 folder,
-                launch=None,
-                num_speculative_tokens=None,
-                base_urls=tuple(server.url for server in servers),
+                *(server.url for server in servers),
                 concurrency=(1, ROWS),
                 max_new_tokens=MAX_TOKENS,
             )
@@ -149,11 +147,9 @@ def test_a_server_that_is_slow_at_first_is_warmed_up_until_it_is_not(tmp_path):
     """Each of its first ten requests is faster than the one before."""
     num_slow = 10
     with running(0) as (server,):
-        settings = settings_for(
+        settings = running_settings(
             tmp_path,
-            launch=None,
-            num_speculative_tokens=None,
-            base_urls=(server.url,),
+            server.url,
             max_new_tokens=MAX_TOKENS,
         )
         server.engine.num_slow = num_slow
@@ -175,11 +171,9 @@ def test_only_servers_of_this_machine_spin_beside_a_session(root, may_spin):
 @pytest.mark.parametrize("num", [0, 5])
 def test_a_session_is_warmed_up_with_as_many_requests_as_asked(tmp_path, num):
     with running(0, 2) as servers:
-        settings = settings_for(
+        settings = running_settings(
             tmp_path,
-            launch=None,
-            num_speculative_tokens=None,
-            base_urls=tuple(server.url for server in servers),
+            *(server.url for server in servers),
             concurrency=(ROWS,),
             max_new_tokens=MAX_TOKENS,
             num_requests=4,
@@ -325,7 +319,7 @@ def test_an_address_without_a_server_is_refused_before_anything_is_measured(tmp_
     with pytest.raises(UsageError, match="--base-url"):
         measured(
             tmp_path,
-            settings_for(tmp_path, launch=None, num_speculative_tokens=None, base_urls=(gone.url,)),
+            running_settings(tmp_path, gone.url),
         )
     assert not (tmp_path / "runs").exists()
     with pytest.raises(ServerError):
@@ -353,11 +347,9 @@ def test_a_server_that_has_become_another_one_is_not_measured(tmp_path):
 def test_a_server_that_answers_no_warm_up_is_not_measured(tmp_path, num_refused, problem):
     with running(0) as (server,):
         server.engine.num_to_refuse = num_refused
-        settings = settings_for(
+        settings = running_settings(
             tmp_path,
-            launch=None,
-            num_speculative_tokens=None,
-            base_urls=(server.url,),
+            server.url,
             concurrency=(2,),
             num_prompts=2,
         )
