@@ -124,7 +124,7 @@ def find_device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     has_cuda = torch.cuda.is_available()
-    if name.startswith(("auto", "cuda")) and not has_cuda and (reason := _why_unusable()):
+    if name.startswith(("auto", "cuda")) and not has_cuda and (reason := _unusable_gpu_reason()):
         raise UsageError(f"--device {name}: {reason}, or measure on the CPU with --device cpu")
     if name == "auto":
         return torch.device("cuda:0" if has_cuda else "cpu")
@@ -141,7 +141,7 @@ def find_device(name: str) -> torch.device:
 _DRIVERS = {"12": 525, "13": 580}
 
 
-def _why_unusable() -> str | None:
+def _unusable_gpu_reason() -> str | None:
     """Why torch cannot use the GPU that the driver shows; None if it shows none."""
     gpu = open_probe("cuda:0").gpu_facts()
     if gpu.name is None:

@@ -16,7 +16,7 @@ from specbench.execution.cuda_graphs import Captured, Graphs
 from specbench.footprint import rounded_up, span_bucket
 from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.slot_cache import SlotCache
-from specbench.models.raised import require_device
+from specbench.models.raised import raise_if_device_lost
 from specbench.round.head_part import Slots
 
 
@@ -104,7 +104,7 @@ class ModelForwards:
         try:
             captured = self._graphs.capture(run, num_warm_ups=1)
         except Exception as error:  # its rounds run eagerly, too
-            require_device(error)
+            raise_if_device_lost(error)
             captured = None
         self.forget()
         self._known[shape] = _Graph(

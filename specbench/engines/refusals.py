@@ -14,7 +14,7 @@ from specbench.errors import (
     first_line,
 )
 from specbench.model_files.attention import ELSEWHERE
-from specbench.models.raised import is_of_device, raised_by_model, require_device
+from specbench.models.raised import is_of_device, raise_if_device_lost, raised_by_model
 
 # A refusal is a stored result, and the rest of the run continues.
 REFUSALS = (
@@ -49,5 +49,5 @@ def device_errors_told() -> Iterator[None]:
     except RuntimeError as error:
         if not is_of_device(error):
             raise
-        require_device(error)
+        raise_if_device_lost(error)
         raise DeviceError(first_line(error)) from error

@@ -29,7 +29,7 @@ from specbench.execution.launcher import (
 )
 from specbench.footprint import span_bucket
 from specbench.forward.slot_cache import SlotCache
-from specbench.models.raised import require_device
+from specbench.models.raised import raise_if_device_lost
 from specbench.round.drafter import Proposal
 from specbench.round.round import Verifier, finish_round, propose, run_round
 from specbench.round.rows import Rows
@@ -182,7 +182,7 @@ class GraphLauncher:
             self._captured[bucket] = self._capture(state, bucket.k, bucket.span)
             self._has_captured = True
         except Exception as error:
-            require_device(error)
+            raise_if_device_lost(error)
             self._refused[bucket] = first_line(error)
         finally:
             state.budget_B.copy_(budget_B)

@@ -19,7 +19,7 @@ from specbench.forward.fused_weights import FusedLayer
 from specbench.forward.layer_steps import LayerSteps
 from specbench.forward.rounding import wrong
 from specbench.forward.workspace import JoinedCache, Kept, Workspace
-from specbench.models.raised import require_device
+from specbench.models.raised import raise_if_device_lost
 
 MOST_PROGRAMS = 16  # of one model; the numbers of tokens that are met first have them
 FIRST = (1, 5)  # K = 0 and K = 4
@@ -166,7 +166,7 @@ class CompiledSteps:
         try:
             got = self._outcome(self, num_tokens)
         except Exception as error:
-            require_device(error)
+            raise_if_device_lost(error)
             said = " ".join(str(error).splitlines()[:2])  # some begin with who says it
             raise ModelError(f"torch.compile: {said}") from error
         finally:

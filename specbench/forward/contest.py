@@ -16,7 +16,7 @@ from specbench.errors import ModelError
 from specbench.forward.attention.kernel import Case, Kernel
 from specbench.forward.attention.trial import Placed, Shape, Trial
 from specbench.forward.rounding import wrong
-from specbench.models.raised import why_it_lost
+from specbench.models.raised import failure_reason
 from specbench.records import Contender
 
 Run = Callable[[], object]
@@ -65,7 +65,7 @@ def fastest(candidates: Sequence[Candidate], timing: Timing) -> tuple[str | None
                 try:
                     taken_s[one.name] = timing.seconds(cast("Run", one.run))
                 except Exception as error:
-                    refusals[one.name] = why_it_lost(error)
+                    refusals[one.name] = failure_reason(error)
         return taken_s
 
     warm_s = turn()
@@ -104,7 +104,7 @@ def prepared(name: str, prepare: Callable[[], Run], timing: Timing) -> Candidate
         try:
             run = prepare()
         except Exception as error:
-            refusal = why_it_lost(error)
+            refusal = failure_reason(error)
 
     ready_s = timing.seconds(get_ready)
     return Candidate(name, run, refusal, ready_s)

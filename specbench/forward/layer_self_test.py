@@ -12,7 +12,7 @@ from specbench.errors import ModelError
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.self_test import TOLERANCE, Forward, distance
 from specbench.forward.tree import Branches, ancestors_of
-from specbench.models.raised import why_it_lost
+from specbench.models.raised import failure_reason
 
 _SPAN = 64
 _KEPT, _ALONE, _TOGETHER = 3, 4, 5  # tokens of a row: keys alone, fed alone, with the other row's
@@ -47,7 +47,7 @@ def _difference(layers: LayerStack) -> str | None:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        return why_it_lost(error)
+        return failure_reason(error)
     worst, allowed = distance(fused_TF, stock_TF), TOLERANCE[stock_TF.dtype]
     if worst <= allowed:
         return None

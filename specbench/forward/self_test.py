@@ -20,7 +20,7 @@ from specbench.forward.runner import Runner, StockRunner
 from specbench.forward.state_layers import state_layers
 from specbench.forward.unsupported import refuse_unsupported
 from specbench.model_files.attention import ELSEWHERE
-from specbench.models.raised import raised_by_model, why_it_lost
+from specbench.models.raised import failure_reason, raised_by_model
 
 Forward = Literal["auto", "stock", "fused"]
 _Way = Callable[[Runner, Tensor], Tensor]  # feeds a runner rows of tokens; logits [B, T, V]
@@ -68,7 +68,7 @@ def make_checked_runner(model: Any, forward: Forward = "auto") -> tuple[Runner, 
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
-                reason = why_it_lost(error)
+                reason = failure_reason(error)
             if reason is None:
                 return fused, _not_crossed(model)
         if forward == "fused":

@@ -52,7 +52,7 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
         *filter(None, [cell.client_bound]),
         *_throttled_servers(cell),
         *_device_reasons((*cell.finished, *base)),
-        *_capped_otherwise(cell.finished, base),
+        *_different_clocks_at_cap(cell.finished, base),
         *broken_identities(cell.finished, cell.k),
         *broken_passes(_all_passes(cell.passes, cell.samples), cell.k),
         *_broken_times(cell.finished, overlapping=cell.key.condition.overlaps),
@@ -116,7 +116,7 @@ def _device_reasons(requests: tuple[RequestRecord, ...]) -> Iterator[str]:
         yield f"another process on the GPU in {shared} of {len(requests)} requests"
 
 
-def _capped_otherwise(
+def _different_clocks_at_cap(
     requests: Sequence[RequestRecord], baseline: Sequence[RequestRecord]
 ) -> Iterator[str]:
     """A power cap that gave K and K = 0 different clocks."""

@@ -263,7 +263,7 @@ def is_here(spec: ModelSpec) -> bool:
     return folder is not None and folder.is_dir()
 
 
-def is_compressed_fp8(stored: Mapping[str, Any]) -> bool:
+def is_all_fp8(stored: Mapping[str, Any]) -> bool:
     """Whether all of a compressed-tensors checkpoint's packed weights are fp8, from its
     `quantization_config`."""
     groups = stored.get("config_groups")

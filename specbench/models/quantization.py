@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 from transformers.quantizers.auto import get_hf_quantizer
 
 from specbench.errors import ModelError
-from specbench.model_files.model import is_compressed_fp8
+from specbench.model_files.model import is_all_fp8
 from specbench.models.library_log import quiet
 
 # Input features that share an int4 scale: finer is truer, and stores more scales.
@@ -118,7 +118,7 @@ def unpack_compressed(config: PretrainedConfig, device: torch.device | None = No
             device is not None
             and device.type == "cuda"
             and torch.cuda.get_device_capability(device) >= (8, 9)
-            and is_compressed_fp8(stored)
+            and is_all_fp8(stored)
         )
         stored |= {"dequantize": not has_kernels, "use_optimized_inference": has_kernels}
 

@@ -19,7 +19,7 @@ def is_of_device(error: BaseException) -> bool:
     )
 
 
-def require_device(error: BaseException) -> None:
+def raise_if_device_lost(error: BaseException) -> None:
     """DeviceLostError if the device fails at a call that asks nothing of it.
 
     After an illegal address or an assert in a kernel, CUDA answers every call with the same error
@@ -34,12 +34,12 @@ def require_device(error: BaseException) -> None:
         raise DeviceLostError(said) from error
 
 
-def why_it_lost(error: Exception) -> str:
+def failure_reason(error: Exception) -> str:
     """Why an implementation that was tried is out, for a table of candidates.
 
     Compilers and libraries raise exceptions of any class. DeviceLostError if the device is lost.
     """
-    require_device(error)
+    raise_if_device_lost(error)
     if isinstance(error, SpecbenchError):
         return first_line(error)
     return f"it raises {type(error).__name__}: {first_line(error)}"

@@ -25,7 +25,7 @@ class Stall:
 
 
 @asynccontextmanager
-async def stalls_noticed(
+async def watch_for_stalls(
     clients: Sequence[Client], health: str, warn: Callable[[str], None]
 ) -> AsyncIterator[list[Stall]]:
     """The stalls so far; each is said when `NOTICE_S` are over, with what `health` answers."""

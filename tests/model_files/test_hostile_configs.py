@@ -15,7 +15,7 @@ from specbench.fit.compatibility import check_drafter
 from specbench.forward.runner import StockRunner
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Target
-from specbench.model_files.model import ModelFiles, is_compressed_fp8
+from specbench.model_files.model import ModelFiles, is_all_fp8
 from specbench.models.checkpoint import Checkpoint
 from tests.cli.calls import specbench
 from tests.decoding.lossless import parts_of
@@ -191,5 +191,5 @@ FP8, INT4 = ({"weights": {"type": kind, "num_bits": n}} for kind, n in (("float"
 )
 def test_only_groups_that_all_say_fp8_are_fp8(groups, is_fp8):
     stored = {"quant_method": "compressed-tensors", "config_groups": groups}
-    assert is_compressed_fp8(stored) is is_fp8
-    assert not is_compressed_fp8({**stored, "quant_method": "gptq"})
+    assert is_all_fp8(stored) is is_fp8
+    assert not is_all_fp8({**stored, "quant_method": "gptq"})

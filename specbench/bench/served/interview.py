@@ -17,7 +17,7 @@ from specbench.engines.served import Question, find_served
 from specbench.errors import SpecbenchError, first_line
 from specbench.records import Draft, Prompt
 from specbench.servers.client import Client, ServerError
-from specbench.servers.silence import stalls_noticed
+from specbench.servers.silence import watch_for_stalls
 from specbench.servers.streamed import Streamed
 from specbench.servers.traffic import Answered, ServerRequest, closed_loop
 from specbench.verify.evidence import CONTROL
@@ -116,7 +116,7 @@ class Interview:
         health = find_served(self.engine).HEALTH
         async with (
             self.host.open(session) as running,
-            stalls_noticed(running.clients, health, self.watch.warn),
+            watch_for_stalls(running.clients, health, self.watch.warn),
         ):
             for temperature in temperatures:
                 self.watch.stage(f"{label}: T={temperature:g}")

@@ -35,7 +35,7 @@ from specbench.records import (
 from specbench.runs import Ledger
 from specbench.servers.client import Client, LostError, ServerError
 from specbench.servers.metrics_page import Counters
-from specbench.servers.silence import Stall, stalls_noticed
+from specbench.servers.silence import Stall, watch_for_stalls
 from specbench.servers.streamed import Streamed
 from specbench.servers.traffic import Answered, ServerRequest, Traffic, closed_loop, open_loop
 from specbench.stats.percentiles import median_of
@@ -68,7 +68,7 @@ class SessionRun:
         self._gpus.start()
         health = find_served(session.engine).HEALTH
         try:
-            async with stalls_noticed(
+            async with watch_for_stalls(
                 running.clients, health, lambda text: self._warn(f"{session.label}: {text}")
             ) as stalls:
                 await self._warm_up(session, running)
