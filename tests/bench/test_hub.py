@@ -36,7 +36,9 @@ def address(said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     models = {BIG.source: DEMO, SHUT.source: DEMO}
-    with serving(models, gated=frozenset({SHUT.source}), pause_s=1e-3) as address:
+    with serving(models, gated=frozenset({SHUT.source}), pause_s=2e-3) as address:
+        # A piece of a file takes longer than the 0.1 s between two counts.
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 2**20)
         monkeypatch.setattr(constants, "ENDPOINT", address)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", _template(address))
         close_session()  # the next one reads the environment anew
