@@ -1,6 +1,6 @@
 """What bounds a round: the bytes it must read, and what the host starts and waits for in it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from statistics import median
 
@@ -8,9 +8,9 @@ import torch
 
 from specbench.bench.blocks import Cell, work_of
 from specbench.engines.engine import Engine, EngineRequest, Instrumented, Work
-from specbench.engines.refusals import REFUSALS
+from specbench.models.raised import raise_if_device_lost
 from specbench.probes.launches import HostCalls, count_host_calls
-from specbench.records import BlockRecord, ForwardCost, LimitRecord
+from specbench.records import BlockRecord, ForwardCost, LimitRecord, Sampling
 
 ROUNDS = 12  # beside a block
 WARM_UPS = 4  # the rounds after a prefill are slower
@@ -87,24 +87,33 @@ def measure_limits(
 
 def count_launches(
     engine: Engine,
-    cells: tuple[Cell, ...],
+    cells: Iterable[Cell],
     request: EngineRequest,
     device: torch.device,
     count: Count = count_host_calls,
 ) -> Iterator[LimitRecord]:
-    """What the host starts and waits for in a round of every cell, one row; nothing on a CPU.
+    """Host launches and waits per round of every cell on a GPU, decoded in one row.
 
     A short and a longer decoding of `request` are profiled, after one that makes whatever is
-    made on first use: their difference is rounds alone, without prefill or profiler. Of a cell
-    that refuses them, as where the context has no room left, nothing is told.
+    made on first use: their difference is rounds alone, without prefill or profiler. Cells that
+    differ only in workload, context or load share one count. A cell that cannot be profiled, as
+    when the context has no room left, has no record; DeviceLostError.
     """
-    for cell in cells if device.type == "cuda" else ():
+    groups: dict[tuple[Work, Sampling], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((work_of(cell), cell.sampling), []).append(cell)
+    for (work, sampling), group in groups.items():
+        # Sampled as the cells are, in one row, and of a length that is not left to chance.
+        fixed = replace(request, sampling=sampling, stop_at_eos=False, conversation=None)
         try:
-            per_round = _calls_per_round(engine, work_of(cell), _prepared(request, cell), count)
-        except REFUSALS:
+            per_round = _calls_per_round(engine, work, fixed, count)
+        except Exception as error:  # a profiler may fail in any way, after all was measured
+            raise_if_device_lost(error)
             continue
-        if per_round is not None:
-            launches, syncs = per_round
+        if per_round is None:
+            continue
+        launches, syncs = per_round
+        for cell in group:
             yield LimitRecord(
                 cell_id=cell.key.id,
                 device=str(device),
@@ -120,11 +129,6 @@ def _bytes_per_round(engine: Instrumented, cell: Cell, context: int) -> int:
         forward.times * engine.bytes_read(cell.drafter, forward, rows, context)
         for forward in engine.forwards(cell.drafter, cell.key.draft.k)
     )
-
-
-def _prepared(request: EngineRequest, cell: Cell) -> EngineRequest:
-    """Sampled as the cell is, alone, and of a length that is not left to chance."""
-    return replace(request, sampling=cell.sampling, stop_at_eos=False, conversation=None)
 
 
 def _calls_per_round(

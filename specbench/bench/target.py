@@ -1,6 +1,7 @@
 """Measures one target with all its pairings: load, warm up, explore, confirm."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Literal, Protocol
@@ -91,6 +92,7 @@ class TargetRun:
             prompt_ids = self._sample_prompt(engine, session)
             short = partial(answer_shortly, engine, prompt_ids, engine.baseline)
             self._keep_memory(self._meter.target_alone(engine, short))
+            unprofiled: list[tuple[frozenset[str], frozenset[str]]] = []
             for loaded, share in self._drafters_that_fit(session, prompt_ids):
                 deadline = self._deadline.part(share)
                 forecasting = self._forecasting(session, deadline)
@@ -99,13 +101,18 @@ class TargetRun:
                 usable = self._warm_up(engines, prompt_ids, loaded)
                 self._keep_records(engines)
                 usable = forecasting.narrow(usable) if forecasting else usable
-                self._count_launches(engine, prompt_ids, usable)
                 passes = Passes(self._plan, self._ledger, self._watch, deadline, usable)
                 passes.explore(session, engine, forecasting.beside if forecasting else None)
                 if forecasting:
                     forecasting.conclude()
                 passes.confirm(session)
                 self._keep_records(engines)  # what fell back in the meantime says so
+                if share == 1:
+                    self._count_launches(engine, prompt_ids, usable)
+                else:  # a profiler slows what is measured after it
+                    unprofiled.append((loaded, usable))
+            for loaded, usable in unprofiled:
+                self._count_launches(engine, prompt_ids, usable, reload=loaded)
         except REFUSALS as error:
             self._fail(target, "warm_up", error, self._plan.all_cells)
 
@@ -265,24 +272,42 @@ class TargetRun:
         return frozenset(cell.key.id for cell in usable)
 
     def _count_launches(
-        self, engine: Engine, prompt_ids: tuple[int, ...], usable: frozenset[str]
+        self,
+        engine: Engine,
+        prompt_ids: tuple[int, ...],
+        usable: frozenset[str],
+        reload: frozenset[str] = frozenset(),
     ) -> None:
-        """What the host starts and waits for in a round, on a GPU."""
-        if not isinstance(engine, InProcess):
+        """Store what the host starts and waits for in a round, of measured cells on a GPU.
+
+        `reload` are drafters that made way for others and are loaded for this.
+        """
+        device, stored = torch.device(self._ledger.run.environment.device), self._ledger.stored
+        if device.type != "cuda" or not isinstance(engine, InProcess):
             return
+        measured = {request.cell_id for block in stored.blocks for request in block.requests}
+        counted = {one.cell_id for one in stored.limits if one.launches_per_round is not None}
         cells = [
             cell
             for cell in self._plan.all_cells
-            if cell.key.id in usable
+            if cell.key.id in (usable & measured) - counted
             and cell.key.condition.engine == BUILTIN
             and not cell.key.draft.is_adaptive
         ]
+        if not cells:
+            return
         request = EngineRequest(
             prompt_ids=prompt_ids, max_new_tokens=WARM_UP_TOKENS, sampling=Sampling(), seed=0
         )
-        device = torch.device(self._ledger.run.environment.device)
-        for limit in count_launches(engine, tuple(cells), request, device):
-            self._ledger.append(limit)
+        self._watch.stage(f"{self._plan.target.name}: counting launches")
+        drafters = [p.drafter for p in self._plan.pairings if p.drafter.name in reload]
+        with suppress(*REFUSALS):  # all is measured: what does not load again has no count
+            for drafter in drafters:
+                engine.add_drafter(drafter)
+            for limit in count_launches(engine, cells, request, device):
+                self._ledger.append(limit)
+        for drafter in drafters:
+            engine.remove_drafter(drafter.name)
 
     def _cells_of(self, drafter: str) -> list[Cell]:
         return [cell for cell in self._plan.all_cells if cell.drafter == drafter]

@@ -97,15 +97,19 @@ def measure(
     trace: Trace = fake_trace,
     costs: Sequence[EngineCost] = (),
     probe: Probe = NO_PROBE,
+    device: str = "cpu",
 ) -> StoredRun:
-    """Measure the plan, or the rest of it where the run is there; what is stored then."""
+    """Measure the plan, or the rest of it where the run is there; what is stored then.
+
+    `device` is what the run's environment names.
+    """
     if (root / RUN_ID).exists():
         writer = resume_run(root, RUN_ID)
     else:
         run = RunRecord(
             schema_version=SCHEMA_VERSION,
             run_id=RUN_ID,
-            environment=ENVIRONMENT,
+            environment=replace(ENVIRONMENT, device=device),
             settings=plan.settings,
             workload_sha256={},
             cells=plan.cell_plans(),

@@ -1,7 +1,7 @@
 """Bytes worked by hand, and launches counted by a counter that is told what happened."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -144,11 +144,16 @@ def test_what_is_profiled_is_the_cells_own_work_at_a_fixed_length():
     assert all(r.sampling == WARM and not r.stop_at_eos for r, _ in engine.works)
 
 
-def test_on_a_cpu_nothing_is_counted_and_nothing_run():
+def test_cells_that_differ_in_workload_or_load_share_one_count():
     engine: Any = SizedEngine()
+    condition = replace(cell(4).key.condition, workload="chat", concurrency=4)
+    alike = replace(cell(4), key=replace(cell(4).key, condition=condition))
 
-    assert list(count_launches(engine, (cell(0),), REQUEST, CPU, engine.counted)) == []
-    assert engine.works == []
+    told = list(count_launches(engine, (cell(4), cell(2), alike), REQUEST, GPU, engine.counted))
+
+    assert [work.k for _, work in engine.works] == [4, 4, 4, 2, 2, 2]
+    assert [limit.cell_id for limit in told] == [c.key.id for c in (cell(4), alike, cell(2))]
+    assert {limit.launches_per_round for limit in told} == {4.0}
 
 
 def test_what_cannot_be_told_is_not_recorded():
@@ -162,11 +167,12 @@ def test_what_cannot_be_told_is_not_recorded():
     assert list(count_launches(engine, (cell(0),), REQUEST, GPU, blind)) == []
 
 
-def test_of_a_cell_that_refuses_nothing_is_told_and_the_next_one_is_counted():
+@pytest.mark.parametrize("error", [UsageError("no room"), AssertionError("CUPTI"), OSError("no")])
+def test_a_cell_that_cannot_be_profiled_has_no_count_and_the_next_one_has(error):
     class Refusing(SizedEngine):
         def generate(self, request: EngineRequest, work: Work) -> EngineResult:
             if work.k == 2:
-                raise UsageError("the context has no room left")
+                raise error
             return super().generate(request, work)
 
     engine: Any = Refusing()

@@ -1,8 +1,14 @@
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
+from specbench.bench import passes, target
+from specbench.bench.limits import count_launches
 from specbench.bench.target import WARM_UP_TOKENS
+from specbench.probes.launches import HostCalls
 from specbench.report.document import build_document
 from specbench.tracing.conversation import trace_conversation
 from tests.bench.fake_runs import (
@@ -13,9 +19,19 @@ from tests.bench.fake_runs import (
     explored,
     make_plan,
     measure,
+    write_prompts,
 )
-from tests.bench.fakes import ANSWER_TOKENS, FakeClock, FakeEngine, FakeServer, RecordingWatch
+from tests.bench.fakes import (
+    ANSWER_TOKENS,
+    Call,
+    FakeClock,
+    FakeEngine,
+    FakeServer,
+    RecordingWatch,
+)
 from tests.settings.flat_settings import changed
+
+EVERY_K = ("none 0", "good 2", "good 4", "bad 2", "bad 4")  # drafter and K
 
 
 def requests_of(run):
@@ -279,3 +295,110 @@ def test_one_answer_of_a_workload_is_stored_piece_by_piece(tmp_path):
     (first,) = told
     assert len(first.pieces) == len(first.output_ids)
     assert "".join(first.pieces) == FakeEngine.tokenizer.text(first.output_ids)
+
+
+@dataclass
+class SlowedEngine(FakeEngine):
+    """A profiler that has run once makes everything after it twice as slow.
+
+    A round starts 3 kernels and waits once, a prefill starts 50.
+    """
+
+    profiled: list[str] = field(default_factory=list)  # drafter and K
+    breaks_profile: Callable[[Call], BaseException | None] = lambda _: None
+    num_rounds: int = 0
+
+    def generate(self, request, work):
+        result = super().generate(request, work)
+        self.num_rounds = len(result.rounds)
+        return result
+
+    def count(self, work):
+        work()
+        self.profiled.append(f"{self.calls[-1].drafter} {self.calls[-1].k}")
+        if error := self.breaks_profile(self.calls[-1]):
+            raise error
+        return HostCalls(50 + 3 * self.num_rounds, graph_launches=0, syncs=self.num_rounds)
+
+    def _slowness(self, call):
+        return super()._slowness(call) * (2 if self.profiled else 1)
+
+
+@pytest.fixture
+def on_gpu(tmp_path, monkeypatch):
+    """Measures two workloads in a run that names a GPU, or the rest of them."""
+    monkeypatch.setattr(passes, "copy_bandwidth", lambda _: 1e12)
+    names = tuple(write_prompts(tmp_path / f"{name}.jsonl", SIX) for name in ("code", "chat"))
+    plan = make_plan(tmp_path, changed(SETTINGS, workloads=names))
+
+    def run(engine, device="cuda:0"):
+        counting = partial(count_launches, count=engine.count)
+        monkeypatch.setattr(target, "count_launches", counting)
+        return measure(plan, engine, tmp_path, device=device)
+
+    return run
+
+
+def launches(run):
+    """By drafter and K, over all workloads."""
+    found = defaultdict(list)
+    for cell in build_document(run).cells:
+        draft = cell.key.draft
+        found[f"{draft.drafter} {draft.k}"].append(cell.metrics.get("launches_per_round"))
+    return {draft: tuple(counts) for draft, counts in found.items()}
+
+
+def test_a_profiler_that_slows_what_follows_slows_nothing_that_is_measured(on_gpu):
+    engine = SlowedEngine(FakeClock())
+    run = on_gpu(engine)
+
+    assert confirmed(run)
+    for request in requests_of(run):
+        k = max(request.rounds.num_drafted)
+        assert max(request.rounds.round_s) == pytest.approx(1 + 0.1 * k)
+    # Two profiles, a short and a longer one, whatever the number of workloads.
+    assert Counter(engine.profiled) == dict.fromkeys(EVERY_K, 2)
+    assert launches(run) == dict.fromkeys(EVERY_K, (3.0, 3.0))
+
+
+def test_a_run_on_a_cpu_profiles_nothing(on_gpu):
+    engine = SlowedEngine(FakeClock())
+    run = on_gpu(engine, device="cpu")
+    assert run.is_complete
+    assert engine.profiled == []
+    assert launches(run) == dict.fromkeys(EVERY_K, (None, None))
+
+
+def test_drafters_that_made_way_are_profiled_after_all_that_is_measured(on_gpu):
+    engine = SlowedEngine(FakeClock(), room=1)
+    run = on_gpu(engine)
+
+    assert all(max(r.rounds.round_s) < 1.5 for r in requests_of(run))
+    assert launches(run) == dict.fromkeys(EVERY_K, (3.0, 3.0))
+    assert engine.loaded == []
+
+
+def test_a_run_stopped_while_it_profiles_keeps_what_is_stored_and_profiles_the_rest(on_gpu):
+    def stop(call):
+        return KeyboardInterrupt() if (call.drafter, call.k) == ("bad", 2) else None
+
+    first, second, third = (SlowedEngine(FakeClock()) for _ in range(3))
+    first.breaks_profile = stop
+    with pytest.raises(KeyboardInterrupt):
+        on_gpu(first)
+    run = on_gpu(second)
+
+    assert run.is_complete
+    assert max(max(r.rounds.round_s) for r in requests_of(run)) < 1.5  # none came after a profile
+    assert not set(first.profiled[:-1]) & set(second.profiled)
+    assert launches(run) == dict.fromkeys(EVERY_K, (3.0, 3.0))
+    whole = on_gpu(third)  # nothing is left to measure or to profile
+    assert (whole.blocks, whole.limits, third.profiled) == (run.blocks, run.limits, [])
+
+
+def test_a_profiler_that_fails_costs_its_counts_only(on_gpu):
+    engine = SlowedEngine(FakeClock(), breaks_profile=lambda _: AssertionError("CUPTI"))
+    run = on_gpu(engine)
+    assert run.is_complete
+    assert run.failures == ()
+    assert launches(run) == dict.fromkeys(EVERY_K, (None, None))
