@@ -28,7 +28,7 @@ from specbench.forecast.engine_costs import is_address, read_file
 from specbench.inputs.pairing import Pairing
 from specbench.metrics.noise import noise_warning
 from specbench.probes.load import busy_now
-from specbench.records import EngineCost, Environment, Prompt, RunRecord
+from specbench.records import EngineCost, Prompt, RunRecord
 from specbench.runs import (
     SCHEMA_VERSION,
     StoredRun,
@@ -105,8 +105,11 @@ def run_benchmark(
         *server_warnings(running, settings.load.engines[0], plans[0].target),
     )
     here = cluster is None and not running
-    threads = environment.threads if environment.device == CPU else None
-    num_needed = cores_needed(environment, is_served=set(settings.load.engines) <= set(SERVED))
+    threads, num_needed = None, 1  # a GPU keeps one core busy, as does a trial of threads
+    if environment.device == CPU:
+        is_served = set(settings.load.engines) <= set(SERVED)
+        threads = environment.threads
+        num_needed = threads or (environment.num_cpu_cores if is_served else 1) or 1
     if here and (facts := busy_now(num_needed, threads)):
         warnings = (*warnings, noise_warning(facts))
     for warning in warnings:
@@ -153,13 +156,6 @@ def _set_back(later: str, run_id: str) -> str:
         f"the clock was set back: run {later} is dated later than now and stays `latest`; refer to "
         f"this one as {run_id}"
     )
-
-
-def cores_needed(environment: Environment, *, is_served: bool) -> int:
-    """Cores kept busy: 1 by a GPU or if threads are chosen by a trial, all by a server on a CPU."""
-    if not environment.device.startswith("cpu"):
-        return 1
-    return environment.threads or (environment.num_cpu_cores if is_served else 1) or 1
 
 
 def plan_warnings(plan: TargetPlan) -> tuple[str, ...]:

@@ -21,16 +21,15 @@ _BESIDE = 1.3  # references, warm-up, memory passes, winners measured again
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedTime:
-    """Of one target; `is_measured`: by what an earlier run of it took on such a device."""
+    """Seconds that a target takes; None if its files are not here and no earlier run says it."""
 
-    target: str
-    seconds: float
-    is_measured: bool
-    is_most: bool  # a budget ends it
+    seconds: float | None = None
+    seconds_are_measured: bool = False  # in an earlier run on such a device
+    is_ended_by_budget: bool = False
 
 
-def expected_time(plan: TargetPlan, place: Place, earlier: StoredRun | None) -> ExpectedTime | None:
-    """None where its files are not here and no earlier run tells."""
+def expected_time(plan: TargetPlan, place: Place, earlier: StoredRun | None) -> ExpectedTime:
+    """By an earlier run, else a guess from the files."""
     num_tokens, num_steps = _planned(plan)
     loading_s, token_s, is_measured = BEGIN_S, None, False
     guess = _guessed_step_s(plan, place)
@@ -50,15 +49,12 @@ def expected_time(plan: TargetPlan, place: Place, earlier: StoredRun | None) -> 
     elif guess is not None:
         seconds = guess[0] * num_steps
     else:
-        return None
+        return ExpectedTime()
     budget_s = plan.settings.effort.budget_s
     is_most = budget_s is not None and budget_s < seconds * _BESIDE
     decoding_s = budget_s if is_most and budget_s is not None else seconds * _BESIDE
     return ExpectedTime(
-        target=plan.target.name,
-        seconds=loading_s + decoding_s,
-        is_measured=is_measured,
-        is_most=is_most,
+        seconds=loading_s + decoding_s, seconds_are_measured=is_measured, is_ended_by_budget=is_most
     )
 
 

@@ -135,9 +135,8 @@ class BudgetPruner:
     def _baseline_s(self, block: Block) -> float:
         """Seconds of a block at K = 0: as measured, else by the target's own first answer."""
         assert self._session is not None
-        own = block.baselines[0].key.id
-        if known := [s[own] for s in map(block_seconds, self._ledger.stored.blocks) if own in s]:
-            return fmean(known)
+        if known := _mean_seconds(self._ledger.stored.blocks).get(block.baselines[0].key.id):
+            return known
         before_s, num_known = self._deadline.spent_s, len(self._ledger.stored.references)
         request = self._session.request(block, block.cells[0])
         if len(self._ledger.stored.references) == num_known:  # another condition had it decoded
@@ -153,24 +152,16 @@ class BudgetPruner:
 
     def _share(self, block: Block) -> float:
         """The condition's part of the time left: as K = 0 takes there, once that is known."""
-        taken: dict[Condition, list[float]] = {at: [] for at in self._num_blocks}
-        ids = {b.baselines[0].key.id: b.condition for b in self._blocks}
-        for stored in self._ledger.stored.blocks:
-            for cell_id, seconds in block_seconds(stored).items():
-                if cell_id in ids and stored.purpose == "explore":
-                    taken[ids[cell_id]].append(seconds)
-        if not all(map(any, taken.values())):
+        explored = (b for b in self._ledger.stored.blocks if b.purpose == "explore")
+        means = _mean_seconds(explored)
+        taken = {b.condition: means.get(b.baselines[0].key.id, 0.0) for b in self._blocks}
+        if not all(taken.values()):
             return 1 / len(taken)
-        means = {at: fmean(seconds) for at, seconds in taken.items()}
-        return means[block.condition] / sum(means.values())
+        return taken[block.condition] / sum(taken.values())
 
     def _seconds(self, block: Block, measured: Sequence[BlockRecord]) -> dict[str, float]:
         """Seconds of each cell per block; if not measured yet, of those next to it."""
-        taken: dict[str, list[float]] = {}
-        for stored in measured:
-            for cell_id, seconds in block_seconds(stored).items():
-                taken.setdefault(cell_id, []).append(seconds)
-        means = {cell_id: fmean(seconds) for cell_id, seconds in taken.items()}
+        means = _mean_seconds(measured)
         for group in _groups(_fixed(block.cells)):
             means |= _interpolated(group, means)
         return {cell.key.id: means.get(cell.key.id, 0.0) for cell in block.cells}
@@ -190,6 +181,15 @@ class BudgetPruner:
             for stored in self._ledger.stored.blocks
             if stored.purpose == "explore" and drafted & set(stored.order)
         ]
+
+
+def _mean_seconds(blocks: Iterable[BlockRecord]) -> dict[str, float]:
+    """Seconds of each cell per block."""
+    taken: dict[str, list[float]] = {}
+    for stored in blocks:
+        for cell_id, seconds in block_seconds(stored).items():
+            taken.setdefault(cell_id, []).append(seconds)
+    return {cell_id: fmean(seconds) for cell_id, seconds in taken.items()}
 
 
 def _is_round(num: int) -> bool:

@@ -17,11 +17,10 @@ _GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 class Machine(NamedTuple):
-    """`is_here` says that it is the one we run on."""
+    """A machine, what is free on it, and what to know of these figures."""
 
     name: str
     place: "Place"
-    is_here: bool
     notes: tuple[str, ...]
 
 
@@ -55,7 +54,7 @@ def find_machine(
     source = f"{known.source} of {known.name}" if known and not memory else "as given"
     notes = (_reserved(total, source),)
     placed = replace(place, device="cuda", memory_bytes=total - RESERVED_BYTES, bytes_per_s=speed)
-    return Machine(known.name if known else "GPU", placed, False, notes)
+    return Machine(known.name if known else "GPU", placed, notes)
 
 
 def this_machine(place: "Place", device: str) -> Machine:
@@ -82,12 +81,12 @@ def this_machine(place: "Place", device: str) -> Machine:
             placed = replace(
                 place, device="cuda", memory_bytes=free - RESERVED_BYTES, bytes_per_s=speed
             )
-            return Machine(name, placed, True, (_reserved(free, "free now, by NVML"),))
+            return Machine(name, placed, (_reserved(free, "free now, by NVML"),))
         if has_gpu_driver():
-            return Machine("GPU", replace(place, device="cuda"), True, (probe.reason,))
+            return Machine("GPU", replace(place, device="cuda"), (probe.reason,))
     placed = replace(place, device="cpu", memory_bytes=host_available_bytes())
     note = "headroom is against host memory free now; specbench itself takes about 0.5 GiB of that"
-    return Machine("CPU", placed, True, (note,))
+    return Machine("CPU", placed, (note,))
 
 
 def has_gpu_driver() -> bool:

@@ -1,32 +1,31 @@
 """What a plan will take on this machine: time and memory, for --dry-run."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specbench.bench.expected_time import ExpectedTime, earlier_run, expected_time
+from specbench.cli.hardware import this_machine
 from specbench.cli.memory import place_of, placed
-from specbench.fit.demand import gib
+from specbench.fit.demand import demand, gib
+from specbench.fit.memory_plan import Place
 from specbench.settings import RunSettings
 
 if TYPE_CHECKING:
     from specbench.bench.plan import TargetPlan
-    from specbench.fit.memory_plan import Place
 
 _UNKNOWN = "no estimate: its files are not here or cannot be read"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlanOutlook:
+class PlanOutlook(ExpectedTime):
     """A target in this process or in one started server, whose time is with its sessions; None:
     unknown."""
 
     target: str
     server: str | None = None  # its engine
     dtype: str
-    seconds: float | None = None
-    seconds_are_measured: bool = False  # in an earlier run
-    is_ended_by_budget: bool = False
     memory_bytes: int | None
     free_bytes: int | None
 
@@ -35,47 +34,31 @@ def plan_outlook(
     plans: "Sequence[TargetPlan]", settings: RunSettings, out: Path
 ) -> list[PlanOutlook]:
     """One per target that is decoded in this process, and one for each engine that is started."""
-    from specbench.bench.expected_time import earlier_run, expected_time
-
-    found = []
-    for plan, place in placed(plans, settings):
-        time = expected_time(plan, place, earlier_run(plan, place, out))
-        outlook = _of_memory(plan, place)
-        if time is not None:
-            outlook = replace(
-                outlook,
-                seconds=time.seconds,
-                seconds_are_measured=time.is_measured,
-                is_ended_by_budget=time.is_most,
-            )
-        found.append(outlook)
-    return found + list(_of_servers(plans, settings))
+    outlooks = [
+        _outlook(plan, place, expected_time(plan, place, earlier_run(plan, place, out)))
+        for plan, place in placed(plans, settings)
+    ]
+    for plan in plans:
+        for engine in plan.served if plan.running_ks is None else ():
+            here = this_machine(Place(device="cpu"), settings.machine.device).place
+            # Servers take a checkpoint's dtype as it is, as a GPU does.
+            here = Place(device="cuda", memory_bytes=here.memory_bytes)
+            outlooks.append(_outlook(plan, place_of(plan, settings, here), ExpectedTime(), engine))
+    return outlooks
 
 
-def _of_memory(plan: "TargetPlan", place: "Place", server: str | None = None) -> PlanOutlook:
-    from specbench.fit.demand import demand
-
+def _outlook(
+    plan: "TargetPlan", place: Place, time: ExpectedTime, server: str | None = None
+) -> PlanOutlook:
     needed = demand(plan.target, [pairing.drafter for pairing in plan.pairings], place)
     return PlanOutlook(
+        **asdict(time),
         target=plan.target.name,
         server=server,
         dtype=needed.dtype,
         memory_bytes=None if needed.is_least else needed.total,
         free_bytes=place.memory_bytes,
     )
-
-
-def _of_servers(plans: "Sequence[TargetPlan]", settings: RunSettings) -> "Iterator[PlanOutlook]":
-    """A server at a time is started, with one drafter, in the checkpoint's own dtype."""
-    from specbench.cli.hardware import this_machine
-    from specbench.fit.memory_plan import Place
-
-    for plan in plans:
-        for engine in plan.served if plan.running_ks is None else ():
-            here = this_machine(Place(device="cpu"), settings.machine.device).place
-            # Servers take a checkpoint's dtype as it is, as a GPU does.
-            here = Place(device="cuda", memory_bytes=here.memory_bytes)
-            yield _of_memory(plan, place_of(plan, settings, here), engine)
 
 
 def outlook_lines(found: Sequence[PlanOutlook]) -> Iterator[str]:

@@ -88,11 +88,6 @@ def range_text(speedup: Interval) -> str:
     return f"{speedup.low:.2f}x to {speedup.high:.2f}x"
 
 
-def effect_text(effect: float) -> str:
-    """Such as `4.1%`; beyond a doubling its size says nothing more."""
-    return f"{effect:.1%}" if effect <= 1 else "more than 100%: the noise hides any speed-up"
-
-
 def _costs(cell: CellSummary) -> Iterator[str]:
     kept = number_of(cell.metrics, "slo_attainment")
     baseline_kept = number_of(cell.metrics, "slo_attainment_of_baseline")
@@ -125,6 +120,8 @@ def _evidence(leader: CellSummary, confirmed: CellSummary | None) -> Iterator[st
             f"measured again on fresh repeats: {speedup_text(confirmed.speedup)} "
             f"over {units.count} {units.noun(units.count)}"
         )
-    evidence = confirmed or leader
-    if evidence.minimum_detectable_effect is not None:
-        yield f"minimum detectable effect: {effect_text(evidence.minimum_detectable_effect)}"
+    effect = (confirmed or leader).minimum_detectable_effect
+    if effect is not None:
+        # Beyond a doubling its size says nothing more.
+        text = f"{effect:.1%}" if effect <= 1 else "more than 100%: the noise hides any speed-up"
+        yield f"minimum detectable effect: {text}"

@@ -11,7 +11,7 @@ from specbench.fit.finding import Finding, finding
 from specbench.fit.memory_plan import Count, MemoryPlan, Place, plan_pair, plan_target
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Pairing, Target
-from specbench.model_files.model import ModelFiles, open_model
+from specbench.model_files.model import ModelFiles, has_weights, open_model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +107,9 @@ def refusals(
         return files, reasons(check_target(files))
 
     told: dict[str, str] = {}
-    for pairing in (one for one in pairings if all(map(_is_whole, one.models))):
+    for pairing in pairings:
+        if not all(spec.folder is not None or has_weights(spec) for spec in pairing.models):
+            continue
         target, drafter = pairing.target, pairing.drafter
         files, refused = of_target(target.model)
         if refused:
@@ -120,17 +122,6 @@ def refusals(
 
 def _no_target(target: Target, refused: Sequence[str]) -> str:
     return f"{target.name} cannot be a target: {'; '.join(refused)}"
-
-
-def _is_whole(spec: ModelSpec) -> bool:
-    """Whether all files are here that loading would read; those of a folder always are."""
-    if spec.folder is not None:
-        return True
-    try:
-        files = open_model(spec)
-        return files.tensors is not None or bool(files.head.tensors)
-    except ModelError:
-        return False
 
 
 def _candidate(files: ModelFiles, drafter: Drafter, place: Place, count: Count | None) -> Candidate:

@@ -88,9 +88,7 @@ def demand(target: Target, drafters: Sequence[Drafter], place: Place) -> Demand:
     )
 
 
-def shortage(
-    target: Target, drafters: Sequence[Drafter], place: Place, *, advice: bool = True
-) -> str | None:
+def shortage(target: Target, drafters: Sequence[Drafter], place: Place) -> str | None:
     """What is missing and what would fit; None if it fits or free memory is unknown. ModelError for
     absurd sizes."""
     free, needed = place.memory_bytes, demand(target, drafters, place)
@@ -107,8 +105,7 @@ def shortage(
             f"for {rows} of {place.context:,} tokens)"
         )
     where = "this machine" if place.device == "cpu" else "this GPU"
-    told += f", and {where} has {gib(free)} free"
-    return f"{told}; {_advice(target, drafters, place)}" if advice else told
+    return f"{told}, and {where} has {gib(free)} free; {_advice(target, drafters, place)}"
 
 
 def _advice(target: Target, drafters: Sequence[Drafter], place: Place) -> str:

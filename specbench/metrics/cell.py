@@ -249,19 +249,16 @@ def finished(requests: Iterable[RequestRecord]) -> tuple[RequestRecord, ...]:
 
 def num_within(requests: Iterable[RequestRecord], slo: Mapping[str, float]) -> int:
     """Finished requests that keep every limit; without a second token, TPOT is 0."""
-    return sum(
-        all(seconds is not None and seconds <= slo[name] for name, seconds in latencies.items())
-        for latencies in (_latencies(request, slo) for request in finished(requests))
-    )
-
-
-def _latencies(request: RequestRecord, names: Iterable[str]) -> Mapping[str, float | None]:
-    known = {
-        "ttft_s": request.ttft_s,
-        "tpot_s": request.decode_s and request.decode_s / max(request.num_timed_tokens, 1),
-        "request_latency_s": request.total_s,
-    }
-    return {name: known[name] for name in names}
+    num = 0
+    for request in finished(requests):
+        known = {
+            "ttft_s": request.ttft_s,
+            "tpot_s": request.decode_s and request.decode_s / max(request.num_timed_tokens, 1),
+            "request_latency_s": request.total_s,
+        }
+        latencies = {name: known[name] for name in slo}
+        num += all(s is not None and s <= slo[name] for name, s in latencies.items())
+    return num
 
 
 def pooled_rounds(requests: Iterable[RequestRecord]) -> RoundLog | None:

@@ -65,7 +65,12 @@ def run_warnings(document: Document) -> list[str]:
     """What a reader should know about the run as a whole."""
     return [
         *import_warnings(document.imported),
-        *map(no_template, _targets_without_template(document)),
+        *(
+            no_template(model.name)
+            for model in document.models
+            if model.template_sha256 == ""
+            and any(key.condition.target == model.name for key in document.run.keys)
+        ),
         *_synthetic(document),
         *_lossy(document),
         *with_results(document.run.warnings, document.noise),
@@ -80,11 +85,6 @@ def run_warnings(document: Document) -> list[str]:
 def noise_warnings(document: Document) -> list[str]:
     """The run warning about a noisy machine, if there is one: it goes before any advice."""
     return [warning for warning in run_warnings(document) if is_noise(warning)]
-
-
-def _targets_without_template(document: Document) -> list[str]:
-    targets = {key.condition.target for key in document.run.keys}
-    return [m.name for m in document.models if m.name in targets and m.template_sha256 == ""]
 
 
 def _cell_lines(document: Document, texts_of: Callable[[CellSummary], Iterable[str]]) -> list[str]:

@@ -26,7 +26,6 @@ class Progress:
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    first_loss: float = 0.0
     losses: list[float] = field(default_factory=list)
     recent: list[float] = field(default_factory=list)
 

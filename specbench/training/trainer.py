@@ -88,8 +88,6 @@ def _step(
 
 def _note(progress: Progress, loss: float, batch: Batch) -> None:
     progress.step += 1
-    if progress.step == 1:
-        progress.first_loss = loss
     progress.tokens += int(batch.is_answer_BT.sum())
     progress.recent.append(loss)
     if len(progress.recent) == _WINDOW or progress.step >= progress.steps:

@@ -120,8 +120,7 @@ def _at_every_temperature(findings: Sequence[Finding]) -> str:
         worst = min(
             found, key=lambda f: (f.match_rate or 0.0, 1.0 if f.p_value is None else f.p_value)
         )
-        prefix = f"{worst.subject.lossy} is lossy by choice; "
-        reason = worst.reason.removeprefix(prefix) if told else worst.reason
+        reason = worst.reason.removeprefix(worst.subject.lossy_words) if told else worst.reason
         told.append(f"{_setting(worst)}: {reason}{_share(worst)}{_p(worst)}")
     return "; ".join(told)
 

@@ -34,6 +34,11 @@ class Subject:
     temperature: float
     lossy: str | None = None
 
+    @property
+    def lossy_words(self) -> str:
+        """`typical is lossy by choice; `, which begins reasons; empty without an option."""
+        return f"{self.lossy} is lossy by choice; " if self.lossy else ""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Divergence:

@@ -143,7 +143,7 @@ def _judge_greedy(evidence: GreedyEvidence) -> Finding:
     return Finding(
         subject=subject,
         verdict="lossy" if subject.lossy else verdict,
-        reason=f"{subject.lossy} is lossy by choice; {reason}" if subject.lossy else reason,
+        reason=subject.lossy_words + reason,
         num_tokens=evidence.num_tokens,
         num_prompts=evidence.num_prompts,
         match_rate=1 - len(differing) / evidence.num_prompts,
@@ -205,7 +205,7 @@ def _judge_sampled(
     return Finding(
         subject=subject,
         verdict="lossy" if subject.lossy else verdict,
-        reason=f"{subject.lossy} is lossy by choice; {reason}" if subject.lossy else reason,
+        reason=subject.lossy_words + reason,
         num_tokens=n,
         p_value=p_value,
         p_values=dict(named),
