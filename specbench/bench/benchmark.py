@@ -28,7 +28,7 @@ from specbench.forecast.engine_costs import is_address, read_file
 from specbench.inputs.pairing import Pairing
 from specbench.metrics.noise import noise_warning
 from specbench.probes.load import busy_now
-from specbench.records import EngineCost, Prompt, RunRecord
+from specbench.records import EngineCost, RunRecord
 from specbench.runs import (
     SCHEMA_VERSION,
     StoredRun,
@@ -53,18 +53,13 @@ def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[Eng
         in_turns = (prompt for prompts in zip_longest(*every) for prompt in prompts if prompt)
         costs += time_servers(
             addresses,
-            [_question_text(prompt) for prompt in in_turns],
+            ["\n\n".join(m.content for m in prompt.turns[0]) for prompt in in_turns],
             concurrencies=concurrencies,
             temperature=settings.sampling.temperatures[0],
         )
     for concurrency in concurrencies:
         told(costs, concurrency=concurrency, ks=())
     return costs
-
-
-def _question_text(prompt: Prompt) -> str:
-    """What a prompt's first turn says."""
-    return "\n\n".join(message.content for message in prompt.turns[0])
 
 
 def run_benchmark(
@@ -119,8 +114,12 @@ def run_benchmark(
         told = engine_costs(settings, plans)
         run_id = new_run_id(datetime.now(UTC))
         if later := dated_later(root, run_id):
-            warnings = (*warnings, _set_back(later, run_id))
-            watch.warn(warnings[-1])
+            set_back = (
+                f"the clock was set back: run {later} is dated later than now and stays `latest`; "
+                f"refer to this one as {run_id}"
+            )
+            warnings = (*warnings, set_back)
+            watch.warn(set_back)
         run = RunRecord(
             schema_version=SCHEMA_VERSION,
             run_id=run_id,
@@ -149,13 +148,6 @@ def run_benchmark(
         where.measure(plans, addresses_of(running), ledger)
         ledger.finish()
         return ledger.stored
-
-
-def _set_back(later: str, run_id: str) -> str:
-    return (
-        f"the clock was set back: run {later} is dated later than now and stays `latest`; refer to "
-        f"this one as {run_id}"
-    )
 
 
 def plan_warnings(plan: TargetPlan) -> tuple[str, ...]:

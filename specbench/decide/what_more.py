@@ -39,7 +39,10 @@ def what_would_narrow(cell: CellSummary, workload_prompts: int | None) -> str:
     text = f"all {prompts.count + left:,} prompts of the workload would narrow it"
     if units.are_cycles:
         return text
-    width = _half_width(math.log(high / low) / 2, prompts.count, prompts.count + left)
+    # The half width of the log over all prompts, if their spread is that of those measured.
+    num, total = prompts.count, prompts.count + left
+    narrower = math.sqrt(num / total) * student_t(total - 1, UPPER) / student_t(num - 1, UPPER)
+    width = math.expm1(math.log(high / low) / 2 * narrower)
     return f"{text} to about ±{float(f'{width:.1g}'):.0%}"
 
 
@@ -63,9 +66,3 @@ def _is_noise_of_prompts(cell: CellSummary, num_cycles: int) -> bool:
     if of_cycles is None or of_prompts is None:
         return False
     return of_prompts > of_cycles / math.sqrt(num_cycles)
-
-
-def _half_width(half: float, num: int, total: int) -> float:
-    """Relative half width over `total` prompts, from that of the log over `num`; same spread."""
-    narrower = math.sqrt(num / total) * student_t(total - 1, UPPER) / student_t(num - 1, UPPER)
-    return math.expm1(half * narrower)

@@ -1,6 +1,6 @@
 """Whether the client, and not the server, set the pace."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from specbench.records import ClientLoad, RequestRecord
 
@@ -8,17 +8,17 @@ MAX_CLIENT_SHARE = 0.5  # of its core
 MAX_CLIENT_LAG = 0.05  # of the seconds between two events of one stream
 
 
-def why_client_bound(loads: Sequence[ClientLoad], requests: Iterable[RequestRecord]) -> list[str]:
-    """What kept the client from keeping up in each of a setting's loads; empty: nothing did.
+def mean_event_interval_s(
+    loads: Iterable[ClientLoad], requests: Iterable[RequestRecord]
+) -> float | None:
+    """Seconds between two events of a stream: tokens of one round come in one event.
 
-    Tokens of one round come in one event, so the lag is compared with the interval of events. That
-    is the mean over all loads: by its own, a fast one would be called client-bound sooner than a
-    slow one, and the speedup of the rest would be off.
+    It is of all loads of a setting: by its own, a fast one would be called client-bound sooner than
+    a slow one, and the speedup of the rest would be off.
     """
     num_events = sum(load.num_events for load in loads)
     streamed_s = sum(request.decode_s or 0.0 for request in requests)
-    interval_s = streamed_s / num_events if num_events and streamed_s else None
-    return [why_bound(load, interval_s) for load in loads]
+    return streamed_s / num_events if num_events and streamed_s else None
 
 
 def why_bound(load: ClientLoad, event_interval_s: float | None) -> str:

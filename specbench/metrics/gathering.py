@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from typing import NamedTuple
 
 from specbench.metrics.cell import CellData, Pass, Samples, finished, turn_of
-from specbench.metrics.client_bound import why_client_bound
+from specbench.metrics.client_bound import mean_event_interval_s, why_bound
 from specbench.metrics.sessions import usable_sessions
 from specbench.records import (
     NO_DRAFTER,
@@ -210,8 +210,10 @@ def _reasons(shares: Sequence[_Share]) -> list[str]:
         [load for server in share.servers for load in server.client if load.cell_id == cell_id]
         for share in shares
     ]
-    reasons = iter(why_client_bound(list(chain.from_iterable(loads)), requests))
-    first = (next(filter(None, islice(reasons, len(some))), "") for some in loads)
+    interval_s = mean_event_interval_s(chain.from_iterable(loads), requests)
+    first = (
+        next(filter(None, (why_bound(load, interval_s) for load in some)), "") for some in loads
+    )
     return [f"client-bound: {reason}" if reason else "" for reason in first]
 
 

@@ -46,14 +46,12 @@ def generation_of(cell: CellData, references: Iterable[ReferenceRecord]) -> Gene
     }
     for request in cell.finished if at.temperature == 0 else ():
         known = pieces.get((request.prompt_id, request.turn))
-        if known is not None and request.rounds and _is_start(request, known):
+        if known is None or not request.rounds:
+            continue
+        if request.output_ids == known.output_ids[: len(request.output_ids)]:
             assert known.pieces is not None
             return _generation(cell.key, request, request.rounds, known.pieces)
     return None
-
-
-def _is_start(request: RequestRecord, known: ReferenceRecord) -> bool:
-    return request.output_ids == known.output_ids[: len(request.output_ids)]
 
 
 def _generation(

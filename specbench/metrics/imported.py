@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from specbench.metrics.validity import SUSPICIOUS_ACCEPTANCE
+from specbench.metrics.validity import suspicious_acceptance
 from specbench.records import CellKey, CellSummary, ImportedRecord
 
 Figures = Mapping[str, float | tuple[float, ...]]
@@ -46,6 +46,7 @@ def import_warnings(records: Sequence[ImportedRecord]) -> tuple[str, ...]:
 
 def _summary(key: CellKey, record: ImportedRecord, base: ImportedRecord | None) -> CellSummary:
     reasons = tuple(_broken(key, record))
+    curve = record.figures.get("acceptance_rate_per_position")
     finished = (record.num_requests or 0) - (record.num_failed or 0)
     metrics = dict(record.figures)
     for name, rate in _SPEEDUPS.items():
@@ -60,7 +61,7 @@ def _summary(key: CellKey, record: ImportedRecord, base: ImportedRecord | None) 
         num_requests=record.num_requests or 0,
         metrics=dict(sorted(metrics.items())),
         speedup=None,
-        warnings=(*record.warnings, *_suspicious(record.figures)),
+        warnings=(*record.warnings, *suspicious_acceptance(curve)),
     )
 
 
@@ -88,12 +89,3 @@ def _broken(key: CellKey, record: ImportedRecord) -> Iterator[str]:
     curve = record.figures.get("acceptance_rate_per_position")
     if isinstance(curve, tuple) and any(b > a + _ROUNDING for a, b in pairwise(curve)):
         yield "identity broken: acceptance per position rises"
-
-
-def _suspicious(figures: Figures) -> Iterator[str]:
-    curve = figures.get("acceptance_rate_per_position")
-    if isinstance(curve, tuple) and curve and curve[0] > SUSPICIOUS_ACCEPTANCE:
-        yield (
-            f"position 1 is accepted in {curve[0]:.1%} of rounds: "
-            "repetitive or random prompts inflate acceptance"
-        )

@@ -19,6 +19,7 @@ from specbench.metrics.cell import (
 )
 from specbench.metrics.counts import num_rounds
 from specbench.metrics.identities import broken_identities, broken_passes
+from specbench.metrics.registry import Value
 from specbench.metrics.saturation import saturation
 from specbench.records import (
     DeviceSample,
@@ -65,7 +66,7 @@ def cell_warnings(cell: CellData) -> tuple[str, ...]:
     """What a reader should know about a cell that is valid all the same."""
     return (
         *_power_capped(cell),
-        *_suspicious_acceptance(cell),
+        *suspicious_acceptance(acceptance_rate_per_position(cell)),
         *_differing_outputs(cell),
         *_differing_graphs(cell),
         *_few_seeds(cell),
@@ -190,9 +191,9 @@ def _broken_totals(cell: CellData) -> Iterator[str]:
         yield f"identity broken: mean acceptance length {length:.2f} > K + 1"
 
 
-def _suspicious_acceptance(cell: CellData) -> Iterator[str]:
-    rates = acceptance_rate_per_position(cell)
-    if rates and rates[0] > SUSPICIOUS_ACCEPTANCE:
+def suspicious_acceptance(rates: Value | None) -> Iterator[str]:
+    """What a reader should know of such rates per position."""
+    if isinstance(rates, tuple) and rates and rates[0] > SUSPICIOUS_ACCEPTANCE:
         yield (
             f"position 1 is accepted in {rates[0]:.1%} of rounds: "
             "repetitive or random prompts inflate acceptance"

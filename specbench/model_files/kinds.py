@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from specbench.errors import ModelError
@@ -68,14 +69,9 @@ def _is_peagle(names: frozenset[str]) -> bool:
     return "mask_hidden" in names
 
 
-def _is_eagle3(names: frozenset[str]) -> bool:
-    renamed = {new_name(name, EAGLE3_NAMES) for name in names}
-    return {"fc.weight", "layers.0.hidden_norm.weight"} <= renamed
-
-
-def _is_eagle(names: frozenset[str]) -> bool:
-    renamed = {new_name(name, EAGLE_NAMES) for name in names}
-    return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= renamed
+def _joins(rename: Mapping[str, str], layer: str, names: frozenset[str]) -> bool:
+    """Whether a layer with that tensor follows what joins a token with a state."""
+    return {"fc.weight", f"layers.0.{layer}.weight"} <= {new_name(name, rename) for name in names}
 
 
 def _is_medusa(names: frozenset[str]) -> bool:
@@ -91,7 +87,7 @@ def _is_mtp(names: frozenset[str]) -> bool:
 _BY_TENSORS: Mapping[str, Callable[[frozenset[str]], bool]] = {
     "mtp": _is_mtp,
     "peagle": _is_peagle,
-    "eagle3": _is_eagle3,
-    "eagle": _is_eagle,
+    "eagle3": partial(_joins, EAGLE3_NAMES, "hidden_norm"),
+    "eagle": partial(_joins, EAGLE_NAMES, "self_attn.q_proj"),
     "medusa": _is_medusa,
 }

@@ -33,12 +33,13 @@ def provenance(document: Document) -> tuple[Fact, ...]:
     """Run, command, versions, machine, settings and texts; what is not known is left out."""
     run, machine, settings = document.run, document.run.environment, document.run.settings
     gpu_memory = machine.gpu_memory_bytes
+    commit = f"commit {machine.git_commit[:_SHOWN_DIGITS]}" if machine.git_commit else None
     is_own = settings.command != "import"
     facts = (
         ("run", run.run_id),
         ("started", machine.created_at),
         ("command", shlex.join(machine.command)),
-        ("specbench", _joined(machine.specbench_version, _commit(machine.git_commit))),
+        ("specbench", _joined(machine.specbench_version, commit)),
         ("python", machine.python),
         ("packages", ", ".join(f"{name} {v}" for name, v in machine.packages.items())),
         ("platform", machine.platform),
@@ -163,7 +164,3 @@ def _cores(count: int | None) -> str | None:
 
 def _sampling(asked: SamplingSettings) -> str:
     return f"top-k {asked.top_k or 'off'}, top-p {asked.top_p:g}"
-
-
-def _commit(commit: str | None) -> str | None:
-    return f"commit {commit[:_SHOWN_DIGITS]}" if commit else None

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
 
 from specbench.errors import ModelError
 from specbench.training.batches import Batch, order
@@ -60,7 +59,8 @@ def train(
         schedule = replace(plan.schedule, steps=progress.steps)
         factor = schedule.factor(progress.step)
         optimizer.step(schedule.muon_lr * factor, schedule.adamw_lr * factor)
-        _forget(tensors)
+        for tensor in tensors:
+            tensor.grad = None
         _note(progress, loss, batches[number])
         progress.seconds = before + time.monotonic() - began
         if plan.seconds is not None and progress.step == first + _TRIED:
@@ -93,8 +93,3 @@ def _note(progress: Progress, loss: float, batch: Batch) -> None:
     if len(progress.recent) == _WINDOW or progress.step >= progress.steps:
         progress.losses.append(sum(progress.recent) / len(progress.recent))
         progress.recent.clear()
-
-
-def _forget(tensors: Sequence[Tensor]) -> None:
-    for tensor in tensors:
-        tensor.grad = None

@@ -58,16 +58,9 @@ class CycleRun:
         if self._plan.running_ks is None:
             self._read_models()
         left = sessions_left(sessions, self._ledger.stored.servers)
-        attempt = 1 + max(
-            (
-                server.attempt
-                for server in self._ledger.stored.servers
-                for session in left[:1]
-                if (server.target, server.engine, server.cycle)
-                == (session.target, session.engine, session.cycle)
-            ),
-            default=0,
-        )
+        places = {session.place for session in sessions}
+        stored = (server for server in self._ledger.stored.servers if server.place in places)
+        attempt = 1 + max((server.attempt for server in stored), default=0)
         for done, session in enumerate(left):
             if self._deadline.is_over(purpose):
                 return

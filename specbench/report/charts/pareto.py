@@ -60,7 +60,11 @@ def rows_pareto_charts(
         groups.setdefault(across, {}).setdefault(section.condition.workload, []).append(section)
     for setting, by_workload in groups.items():
         found = {name: _curves(own) for name, own in by_workload.items()}
-        drawn = {n: curves for n, curves in found.items() if any(map(_is_line, curves.values()))}
+        drawn = {
+            n: curves
+            for n, curves in found.items()
+            if max(map(len, curves.values()), default=0) > 1
+        }
         if not drawn:
             continue
         names = [drafter_of(label) for curves in drawn.values() for label in curves]
@@ -162,10 +166,6 @@ def _curves(own: Sequence[Section]) -> dict[str, Points]:
             if user is not None and every is not None:
                 curves.setdefault(label, []).append((user, every, rows))
     return curves
-
-
-def _is_line(points: Points) -> bool:
-    return len(points) > 1
 
 
 def _all_users(cell: CellSummary) -> float | None:
