@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from specbench.bench.blocks import Cell, work_of
+from specbench.bench.blocks import Block, Cell, work_of
 from specbench.bench.deadline import Deadline
 from specbench.bench.forecasting import Forecasting
 from specbench.bench.limits import count_launches
@@ -24,20 +24,27 @@ from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine, EngineRequest, InProcess, Load, Work
 from specbench.engines.refusals import REFUSALS, failures_told
 from specbench.errors import ModelMemoryError, first_line
+from specbench.forward.scoring import next_logits
 from specbench.inputs.pairing import Drafter, Pairing
+from specbench.metrics.cell import have_same_text
+from specbench.metrics.gathering import gather_cells
+from specbench.metrics.validity import HALF_PRECISION
 from specbench.probes.probe import Probe
 from specbench.records import (
     NO_DRAFTER,
     FailureRecord,
+    FirstDifference,
     KernelChoice,
     MemoryRecord,
     Sampling,
 )
 from specbench.runs import Ledger
 from specbench.settings import BUILTIN
-from specbench.tracing.conversation import trace_conversation
+from specbench.tracing.conversation import Traceable, trace_conversation
+from specbench.verify.teacher import rounding_step
 
 Stage = Literal["load", "warm_up"]
+MOST_EXAMINED = 3  # outputs per cell that differ from K = 0
 NO_MEMORY = (ModelMemoryError, torch.OutOfMemoryError)
 
 
@@ -111,6 +118,7 @@ class TargetRun:
                     self._count_launches(engine, prompt_ids, usable)
                 else:  # a profiler slows what is measured after it
                     unprofiled.append((loaded, usable))
+            self._examine_differences(session)
             for loaded, usable in unprofiled:
                 self._count_launches(engine, prompt_ids, usable, reload=loaded)
         except REFUSALS as error:
@@ -308,6 +316,59 @@ class TargetRun:
                 self._ledger.append(limit)
         for drafter in drafters:
             engine.remove_drafter(drafter.name)
+
+    def _examine_differences(self, session: Session) -> None:
+        """Store how far apart two logits of the target are where half precision left K = 0.
+
+        One forward for each of up to `MOST_EXAMINED` outputs per cell, as far as the deadline lets.
+        """
+        engine, stored = session.engine, self._ledger.stored
+        cells = {
+            cell.key: cell
+            for cell in self._plan.all_cells
+            if cell.has_known_text
+            and cell.key.condition.engine == BUILTIN
+            and cell.key.condition.dtype in HALF_PRECISION
+        }
+        if not isinstance(engine, Traceable) or not cells:
+            return
+        self._watch.stage(f"{self._plan.target.name}: comparing logits at differences from K = 0")
+        examined = {difference.cell_id for difference in stored.differences}
+        for data in gather_cells(tuple(cells), stored.blocks):
+            key = data.key
+            differing = [pair for pair in data.pairs if not have_same_text(*pair)]
+            for base, spec in differing[:MOST_EXAMINED] if key.id not in examined else ():
+                if self._deadline.is_over("confirm"):
+                    return
+                prompts = self._plan.workload(key.condition.workload).prompts
+                block = Block(
+                    condition=key.condition,
+                    prompts=tuple(prompt for prompt in prompts if prompt.id == spec.prompt_id),
+                    repeat=spec.repeat,
+                    purpose="explore",
+                    cells=(cells[key],),
+                )
+                pairs = enumerate(zip(base.output_ids, spec.output_ids, strict=True))
+                position, tokens = next((i, pair) for i, pair in pairs if len(set(pair)) == 2)
+                try:
+                    with failures_told():
+                        prompt_ids = session.texts(block, cells[key])[spec.turn].prompt_ids
+                        text = (*prompt_ids, *spec.output_ids[:position])
+                        logits_V = next_logits(engine.runner, text).to(engine.runner.dtype)
+                except REFUSALS as error:
+                    self._watch.warn(f"{key.pairing}: {first_line(error)}")
+                    return
+                one, other = logits_V[list(tokens)].double().tolist()
+                difference = FirstDifference(
+                    cell_id=key.id,
+                    prompt_id=spec.prompt_id,
+                    turn=spec.turn,
+                    repeat=spec.repeat,
+                    position=position,
+                    gap=abs(one - other),
+                    spacing=float(rounding_step(logits_V[None])),
+                )
+                self._ledger.append(difference)
 
     def _cells_of(self, drafter: str) -> list[Cell]:
         return [cell for cell in self._plan.all_cells if cell.drafter == drafter]

@@ -6,6 +6,7 @@ Shape suffixes: B samples, T tokens fed, V vocabulary.
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from specbench.footprint import rounded_up
@@ -54,6 +55,24 @@ def mean_log_probs(
             log_probs_BT = logits_BTV.float().log_softmax(-1).gather(-1, said_BT1)[..., 0]
             scores_B += log_probs_BT.masked_fill(places_T >= lengths_B[:, None], 0.0).sum(1)
     return tuple((scores_B / lengths_B).tolist())
+
+
+@torch.inference_mode()
+def next_logits(target: Runner, tokens: Sequence[int]) -> Tensor:
+    """Logits [V] of the token after a text of at least one token.
+
+    Uses the target's row 0, whose request must be done. Raises ModelError if the text is longer
+    than the target's context.
+    """
+    num_tokens = len(tokens)
+    check_context(target.max_position, num_tokens)
+    target.allocate(1, rounded_up(num_tokens))
+    last_11 = torch.tensor([[tokens[-1]]], device=target.device)
+    with pinned_attention(target.device):
+        _prefill(target, tokens[:-1], 1)
+        position_11 = torch.full_like(last_11, num_tokens - 1)
+        span = rounded_up(num_tokens)
+        return target.forward(last_11, position_11, span, start=num_tokens - 1).logits[0, -1]
 
 
 def _prefill(target: Runner, tokens: Sequence[int], num_rows: int) -> None:

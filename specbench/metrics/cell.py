@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from specbench.records import (
     CellKey,
     ClientLoad,
+    FirstDifference,
     ForwardCost,
     LimitRecord,
     MemoryRecord,
@@ -79,6 +80,7 @@ class CellData:
     memory_pair: MemoryRecord | None = None
     forwards: tuple[ForwardCost, ...] = ()
     limits: tuple[LimitRecord, ...] = ()
+    differences: tuple[FirstDifference, ...] = ()
     # Of a server: the sessions that answered, and the cycle of each repeat, where both sides have
     # the whole of it.
     servers: tuple[ServerRecord, ...] = ()

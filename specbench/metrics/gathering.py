@@ -14,6 +14,7 @@ from specbench.records import (
     BlockPurpose,
     BlockRecord,
     CellKey,
+    FirstDifference,
     ForwardCost,
     LimitRecord,
     MemoryRecord,
@@ -31,6 +32,7 @@ def gather_cells(
     memories: Sequence[MemoryRecord] = (),
     forwards: Sequence[ForwardCost] = (),
     limits: Sequence[LimitRecord] = (),
+    differences: Sequence[FirstDifference] = (),
     servers: Sequence[ServerRecord] = (),
     purpose: BlockPurpose = "explore",
     slo: Mapping[str, float] | None = None,
@@ -46,7 +48,8 @@ def gather_cells(
         for group in _together([block for block in blocks if block.purpose == purpose], sessions)
     ]
     cells = (
-        _gather(key, _baseline_of(key, keys), chosen, memories, forwards, limits) for key in keys
+        _gather(key, _baseline_of(key, keys), chosen, memories, forwards, limits, differences)
+        for key in keys
     )
     return tuple(_sharing([replace(cell, slo=slo or {}) for cell in cells if cell.requests]))
 
@@ -67,6 +70,7 @@ def gather_run(stored: StoredRun, purpose: BlockPurpose = "explore") -> tuple[Ce
         memories=stored.memory,
         forwards=stored.forwards,
         limits=stored.limits,
+        differences=stored.differences,
         servers=stored.servers,
         purpose=purpose,
         slo=stored.run.settings.load.slo,
@@ -157,6 +161,7 @@ def _gather(
     memories: Sequence[MemoryRecord],
     forwards: Sequence[ForwardCost],
     limits: Sequence[LimitRecord],
+    differences: Sequence[FirstDifference],
 ) -> CellData:
     cell_id, baseline_id = key.id, baseline.id if baseline else ""
     sides = [
@@ -184,6 +189,7 @@ def _gather(
         memory_pair=memory.get(key.draft.drafter) if key.draft.drafter != NO_DRAFTER else None,
         forwards=tuple(cost for cost in forwards if cost.cell_id == cell_id),
         limits=tuple(limit for limit in limits if limit.cell_id == cell_id),
+        differences=tuple(one for one in differences if one.cell_id == cell_id),
         servers=tuple(server for share in own for server in share.servers),
         baseline_servers=tuple(server for share in base for server in share.servers),
         cycles=dict(_whole_cycles(own, base if baseline else own)),

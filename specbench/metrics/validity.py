@@ -211,10 +211,15 @@ def _differing_outputs(cell: CellData) -> Iterator[str]:
             if lossy is not None:
                 text += f", as the rule {lossy} allows"
             elif (dtype := cell.key.condition.dtype) in HALF_PRECISION:
-                text += (
-                    f": {dtype} rounds near-ties differently for other numbers of tokens; "
-                    "`specbench verify` tells them from faults"
-                )
+                text += f": {dtype} rounds near-ties differently for other numbers of tokens"
+                if cell.differences:
+                    worst = max(cell.differences, key=lambda found: found.gap / found.spacing)
+                    text += (
+                        f" (at the first difference of {len(cell.differences)} outputs, the logits "
+                        f"of the two tokens are at most {worst.gap:.3g} apart, "
+                        f"{worst.gap / worst.spacing:.3g} x the spacing of {dtype} there)"
+                    )
+                text += "; `specbench verify` tells them from faults"
             yield text
         if lossy is None:
             return

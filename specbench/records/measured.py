@@ -296,3 +296,16 @@ class LimitRecord:
     bytes_per_round: int | None = None  # what its forwards must read: weights, and KV in use
     launches_per_round: float | None = None  # kernels or graphs started by the host
     syncs_per_round: float | None = None  # the host waiting for the device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstDifference:
+    """The target's logits at the first token of an output that is not that of K = 0."""
+
+    cell_id: str
+    prompt_id: str
+    turn: int
+    repeat: int
+    position: int  # in the output, from 0
+    gap: float  # between the logits of the two tokens
+    spacing: float  # of two neighboring numbers of the target's dtype at the largest logit

@@ -19,6 +19,7 @@ from specbench.records import (
     Environment,
     ExtensionRecord,
     FailureRecord,
+    FirstDifference,
     ForecastRecord,
     ForwardCost,
     ImportedRecord,
@@ -56,6 +57,7 @@ StoredRecord = (
     | ModelIdentity
     | EngineRecord
     | LimitRecord
+    | FirstDifference
     | ImportedRecord
     | TraceRecord
     | RoundCost
@@ -84,6 +86,7 @@ class StoredRun:
     models: tuple[ModelIdentity, ...] = ()
     engines: tuple[EngineRecord, ...] = ()
     limits: tuple[LimitRecord, ...] = ()
+    differences: tuple[FirstDifference, ...] = ()
     imported: tuple[ImportedRecord, ...] = ()
     traces: tuple[TraceRecord, ...] = ()
     round_costs: tuple[RoundCost, ...] = ()
@@ -140,6 +143,7 @@ _AnyLine = (
     | _Line[Literal["model"], ModelIdentity]
     | _Line[Literal["engine"], EngineRecord]
     | _Line[Literal["limit"], LimitRecord]
+    | _Line[Literal["difference"], FirstDifference]
     | _Line[Literal["imported"], ImportedRecord]
     | _Line[Literal["trace"], TraceRecord]
     | _Line[Literal["cost"], RoundCost]

@@ -72,6 +72,7 @@ def make_plan(
     settings: RunSettings,
     prompts: Sequence[str | list[str]] = ("Hello", "Bye"),
     depths: Mapping[str, int] = MappingProxyType({}),
+    dtype: str = "float32",
 ) -> TargetPlan:
     """The plan of the target `big` with its drafters; `prompts` unless settings name files.
 
@@ -83,7 +84,7 @@ def make_plan(
         own = write_prompts(folder / "own.jsonl", prompts)
         settings = changed(settings, workloads=(own,))
     pairings: tuple[Pairing, ...] = load_pairings(pairings_file).select(settings.workload.pairings)
-    (plan,) = plan_targets(settings, pairings, lambda _: "float32")
+    (plan,) = plan_targets(settings, pairings, lambda _: dtype)
     return replace(plan, depths=depths)
 
 

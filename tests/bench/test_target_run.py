@@ -1,9 +1,11 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from specbench.bench import passes, target
 from specbench.bench.limits import count_launches
@@ -402,3 +404,86 @@ def test_a_profiler_that_fails_costs_its_counts_only(on_gpu):
     assert run.is_complete
     assert run.failures == ()
     assert launches(run) == dict.fromkeys(EVERY_K, (None, None))
+
+
+@dataclass
+class NearTies(FakeEngine):
+    """Some rounds of K = 4 emit "Z" in the fourth place; after any text, "Z" is second by 0.25."""
+
+    looked_at: list[str] = field(default_factory=list)
+    num_decoded: set[int] = field(default_factory=set)  # before a look
+    changes: Callable[[Call], bool] = lambda call: call.k == 4
+    runner = SimpleNamespace(dtype=torch.bfloat16)
+
+    def drafting(self, _):
+        raise AssertionError
+
+    def generate(self, request, work):
+        result, call = super().generate(request, work), Call(request, work.drafter, work.k)
+        if self.changes(call):
+            ids = result.output_ids
+            result = replace(result, output_ids=(*ids[:3], ord("Z"), *ids[4:]))
+        return result
+
+    def next_logits(self, runner, tokens):
+        assert runner is self.runner
+        self.looked_at.append(bytes(tokens).decode())
+        self.num_decoded.add(len(self.calls))
+        logits_V = torch.zeros(256)
+        logits_V[[ord("d"), ord("Z")]] = torch.tensor([40.0, 39.75])
+        return logits_V
+
+
+@pytest.fixture
+def examined(tmp_path, monkeypatch):
+    """Measures one workload in bfloat16 or another dtype, or the rest of it."""
+
+    def run(engine, dtype="bfloat16"):
+        monkeypatch.setattr(target, "next_logits", engine.next_logits)
+        return measure(make_plan(tmp_path, SETTINGS, SIX, dtype=dtype), engine, tmp_path)
+
+    return run
+
+
+def test_logits_are_compared_where_half_precision_outputs_first_differ_from_k_0(examined):
+    engine = NearTies(FakeClock())
+    run = examined(engine)
+
+    found = {(d.cell_id.split("|")[0], d.position, d.gap, d.spacing) for d in run.differences}
+    assert found == {("big/good", 3, 0.25, 0.25), ("big/bad", 3, 0.25, 0.25)}
+    # Of six prompts that differ, three per drafter and K; the text is the prompt and what agrees.
+    assert sorted(Counter(engine.looked_at).values()) == [2, 2, 2]
+    assert all(text.endswith("\nabc") for text in engine.looked_at)
+    cells = [cell for cell in build_document(run).cells if cell.key.draft.k == 4]
+    said = [w for cell in cells for w in cell.warnings if "differ from K = 0" in w]
+    assert all("3 outputs" in w and "0.25 apart" in w and "1 x the spacing" in w for w in said)
+    assert len(said) == 2
+
+
+def test_logits_are_compared_once_after_everything_is_measured(examined):
+    engine, resumed = NearTies(FakeClock()), NearTies(FakeClock())
+    run = examined(engine)
+    assert confirmed(run)
+    assert engine.num_decoded == {len(engine.calls)}
+    whole = examined(resumed)
+    assert (whole.blocks, whole.differences, resumed.looked_at) == (run.blocks, run.differences, [])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "changes"), [("float32", lambda call: call.k == 4), ("bfloat16", lambda _: False)]
+)
+def test_nothing_is_compared_in_full_precision_or_if_no_output_differs(examined, dtype, changes):
+    engine = NearTies(FakeClock(), changes=changes)
+    run = examined(engine, dtype)
+    assert (run.differences, engine.looked_at) == ((), [])
+
+
+def test_a_target_that_refuses_the_comparison_keeps_what_is_measured(examined):
+    class Refusing(NearTies):
+        def next_logits(self, *_):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    run = examined(Refusing(FakeClock()))
+    assert run.is_complete
+    assert (run.differences, run.failures) == ((), ())
+    assert {cell.key.draft.k for cell in build_document(run).cells} == {0, 2, 4}

@@ -10,7 +10,7 @@ from specbench.errors import ModelError
 from specbench.forward import scoring
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
-from specbench.forward.scoring import likeliest, mean_log_probs
+from specbench.forward.scoring import likeliest, mean_log_probs, next_logits
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import decode, make_drafter
 from tests.decoding.models import (
@@ -53,6 +53,18 @@ def test_scores_are_those_of_a_plain_log_softmax(make_runner: MakeRunner, prompt
     expected = [plain(model, prompt, output) for output in OUTPUTS]
 
     assert_plain(make_runner(model), expected, prompt)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 700])
+def test_logits_of_the_next_token_are_those_of_a_plain_forward(
+    make_runner: MakeRunner, num_tokens: int
+) -> None:
+    model, tokens = tiny_llama(seed=0, max_position_embeddings=1024), random_prompt(num_tokens, 3)
+    expected = plain_logits(model, torch.tensor([tokens]))[0, -1]
+    runner = make_runner(model)
+    for text in (random_prompt(9, 4), tokens):  # another text was in the row before
+        found = next_logits(runner, text)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("most_logits", [1, 4 * 5 * VOCAB_SIZE])

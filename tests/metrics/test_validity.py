@@ -5,7 +5,7 @@ import pytest
 from specbench.metrics.cell import CellData
 from specbench.metrics.summary import summarise
 from specbench.metrics.validity import cell_warnings, judge_cell
-from specbench.records import AnswerCheck, DeviceSample, RequestRecord, RoundLog
+from specbench.records import AnswerCheck, DeviceSample, FirstDifference, RequestRecord, RoundLog
 from tests.cell_keys import with_axes
 
 
@@ -264,6 +264,28 @@ def test_outputs_that_differ_from_the_baseline_are_a_warning_at_temperature_0(st
     (warning,) = cell_warnings(half)
     assert warning.startswith("1 of 6 outputs differ")
     assert "bfloat16" in warning
+    assert "`specbench verify`" in warning
+
+
+def test_half_precision_says_how_far_apart_the_two_logits_were_at_most(steady):
+    other = with_first(steady, output_ids=tuple(range(100, 113)))
+    near, far = (
+        FirstDifference(
+            cell_id=other.key.id,
+            prompt_id="p0",
+            turn=0,
+            repeat=0,
+            position=0,
+            gap=gap,
+            spacing=0.0625,
+        )
+        for gap in (0.0625, 0.1875)
+    )
+    half = replace(other, key=with_axes(other.key, dtype="bfloat16"), differences=(near, far, near))
+    (warning,) = cell_warnings(half)
+    assert "3 outputs" in warning
+    assert "0.188 apart" in warning
+    assert "3 x the spacing of bfloat16" in warning
     assert "`specbench verify`" in warning
 
 

@@ -5,6 +5,7 @@ from specbench.records import (
     EngineCost,
     EngineRecord,
     ExtensionRecord,
+    FirstDifference,
     ForecastPoint,
     ForecastRecord,
     ImportedRecord,
@@ -37,6 +38,9 @@ LIMIT = LimitRecord(
     bytes_per_round=2**40 + 1,
     launches_per_round=1.25,
     syncs_per_round=0.5,
+)
+DIFFERENCE = FirstDifference(
+    cell_id=_CELL, prompt_id="p0", turn=1, repeat=2, position=17, gap=0.125, spacing=0.0625
 )
 IMPORTED = ImportedRecord(
     cell_id=_CELL,
@@ -133,6 +137,7 @@ EVERY_KIND: tuple[StoredRecord, ...] = (
     *EVERY_RECORD,
     ENGINE,
     LIMIT,
+    DIFFERENCE,
     IMPORTED,
     COST,
     ENGINE_COST,

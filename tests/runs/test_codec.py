@@ -62,6 +62,7 @@ def test_a_line_says_its_type_without_being_read():
         "done",
         "engine",
         "limit",
+        "difference",
         "imported",
         "cost",
         "enginecost",
