@@ -84,6 +84,7 @@ class CellData:
     # Of a server: the sessions that answered, and the cycle of each repeat, where both sides have
     # the whole of it.
     servers: tuple[ServerRecord, ...] = ()
+    sessions: tuple[tuple[RequestRecord, ...], ...] = ()  # the requests of each
     baseline_servers: tuple[ServerRecord, ...] = ()
     cycles: Mapping[int, int] = field(default_factory=dict)
     slo: Mapping[str, float] = field(default_factory=dict)  # limits of a request: seconds by metric

@@ -84,6 +84,7 @@ class _Share(NamedTuple):
     passes: tuple[Pass, ...] = ()
     samples: tuple[Samples, ...] = ()
     servers: tuple[ServerRecord, ...] = ()
+    sessions: tuple[tuple[RequestRecord, ...], ...] = ()
     cycle: int | None = None
 
     def __add__(self, other: "_Share") -> "_Share":  # type: ignore[override]
@@ -92,6 +93,7 @@ class _Share(NamedTuple):
             self.passes + other.passes,
             self.samples + other.samples,
             self.servers + other.servers,
+            self.sessions + other.sessions,
             other.cycle,
         )
 
@@ -149,6 +151,7 @@ def _by_cell(block: BlockRecord, server: ServerRecord | None) -> _Shares:
             passes=(Pass(unit, record, tuple(own)),) if record else (),
             samples=tuple(samples.get(cell_id, ())),
             servers=(server,) if server else (),
+            sessions=(tuple(own),) if server else (),
             cycle=block.cycle,
         )
     return shares
@@ -191,6 +194,7 @@ def _gather(
         limits=tuple(limit for limit in limits if limit.cell_id == cell_id),
         differences=tuple(one for one in differences if one.cell_id == cell_id),
         servers=tuple(server for share in own for server in share.servers),
+        sessions=tuple(session for share in own for session in share.sessions),
         baseline_servers=tuple(server for share in base for server in share.servers),
         cycles=dict(_whole_cycles(own, base if baseline else own)),
         num_bound_cycles=sum(map(bool, bound)),

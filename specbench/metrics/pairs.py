@@ -12,6 +12,7 @@ from specbench.metrics.cell import (
     CellData,
     Pass,
     Samples,
+    finished,
     num_within,
     once_a_cell,
     paired_requests,
@@ -101,6 +102,19 @@ def prompt_speedups(cell: CellData) -> dict[str, float]:
         prompt: float(base_s / base_tokens / (spec_s / spec_tokens))
         for prompt, (base_s, spec_s, base_tokens, spec_tokens) in sums.items()
     }
+
+
+def session_log_speeds(cell: CellData) -> NDArray[np.float64]:
+    """Log of decoded tokens per second: [sessions, prompts that every session served]."""
+    speeds = []
+    for requests in map(finished, cell.sessions):
+        columns = np.stack(_decoding(timings_of(requests)))
+        sums = _sums(
+            [request.prompt_id for request in requests], np.where(columns > 0, columns, np.nan)
+        )
+        speeds.append({prompt: math.log(tokens / s) for prompt, (s, tokens) in sums.items()})
+    served = [prompt for prompt in speeds[0] if all(prompt in own for own in speeds)]
+    return np.array([[own[prompt] for prompt in served] for own in speeds])
 
 
 @once_a_cell

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+import numpy as np
+
 from specbench.metrics.acceptance import (
     acceptance_histogram,
     acceptance_rate_per_position,
@@ -19,12 +21,14 @@ from specbench.metrics.cell import (
 )
 from specbench.metrics.counts import num_rounds
 from specbench.metrics.identities import broken_identities, broken_passes
+from specbench.metrics.pairs import session_log_speeds
 from specbench.metrics.registry import Value
 from specbench.metrics.saturation import saturation
 from specbench.records import (
     DeviceSample,
     RequestRecord,
 )
+from specbench.stats.crossed import CYCLE_SD, RUNNING_SD, sessions_p_value
 
 MIN_ROUNDS = 30
 MIN_CLOCK_SHARE = 0.75  # of the default SM clock
@@ -35,6 +39,7 @@ HALF_PRECISION = ("bfloat16", "float16")
 MAX_TIME_GAP = 0.10  # rounds and decode seconds may differ by their bookkeeping
 SUSPICIOUS_ACCEPTANCE = 0.995  # at position 1: repetitive or random prompts
 MIN_SEEDS = 3  # per prompt at temperature > 0
+DIFFERING_SESSIONS = 0.001  # how often sessions that differ by chance are called out, per cell
 MAX_LENGTH_GAP = 0.10  # of mean output lengths at temperature > 0
 
 
@@ -71,6 +76,7 @@ def cell_warnings(cell: CellData) -> tuple[str, ...]:
         *_differing_graphs(cell),
         *_few_seeds(cell),
         *_cycles_left_out(cell),
+        *_differing_sessions(cell),
         *filter(None, [saturation(cell)]),
     )
 
@@ -258,4 +264,21 @@ def _cycles_left_out(cell: CellData) -> Iterator[str]:
         yield (
             f"{cell.num_bound_cycles} of {cell.num_bound_cycles + kept} cycles are left out: "
             "client-bound; keep a core free for the client"
+        )
+
+
+def _differing_sessions(cell: CellData) -> Iterator[str]:
+    """Not in open loop: arrivals are drawn for each session, and with them its load."""
+    if not cell.sessions or cell.key.condition.request_rate is not None:
+        return
+    log_speeds = session_log_speeds(cell)
+    is_started = any(server.command for server in cell.servers)
+    p_value = sessions_p_value(log_speeds, CYCLE_SD if is_started else RUNNING_SD)
+    if p_value < DIFFERING_SESSIONS:
+        means = log_speeds.mean(axis=1)
+        low, high = np.exp([means.min(), means.max()] - np.median(means))
+        yield (
+            f"sessions decode at {low:.2f}x to {high:.2f}x their median speed, further apart than "
+            "noise explains: other load, another server or another build? Intervals of speedups "
+            "allow for it unless it slowed one K more often than another"
         )

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import fdtrc
 
 from specbench.stats.intervals import LogRatio
 from specbench.stats.spread import MIN_UNITS, Spread, cautiously_combined, combined, jackknife
@@ -31,6 +32,7 @@ FEWEST_PLANNED = 4  # from here on a variance over cycles is known well enough t
 MOST_PLANNED = 12
 NEAR_PROMPTS = 1.2  # times what cycles without end would show: more of them are not worth it
 CYCLE_SD = 0.14  # vLLM on a loaded CPU: two sessions with speculation and two without (0.13, 0.14)
+RUNNING_SD = 0.05  # the same process in other sessions: only the machine differs
 NO_PROMPTS = Spread(standard_error=0.0, degrees_of_freedom=math.inf)  # they are taken together
 PROMPT_SD = 0.2  # prompts of one workload: 0.04 to 0.22 in tests/gate/gate_noise.json
 
@@ -84,6 +86,34 @@ def session_noise(
 ) -> SessionNoise | None:
     """The noise in what `crossed_speedup` takes; None where that has no spread."""
     return _noise(_served_on_both_sides(base_s, spec_s, base_tokens, spec_tokens))
+
+
+def sessions_p_value(log_speeds: ArrayLike, session_sd: float) -> float:
+    """The chance that sessions of one K differ as much as these if `session_sd` is the standard
+    deviation of their log speeds; 1 below 2 sessions or MIN_UNITS prompts.
+
+    `log_speeds` is [sessions, prompts]. All sessions have the same prompts, so what a prompt adds
+    cancels, and what is left of single requests adds to the variance of a session's mean: an F test
+    whose second degrees of freedom are those of that sum.
+    """
+    logs = np.asarray(log_speeds, dtype=np.float64)
+    num_sessions, num_prompts = logs.shape
+    if num_sessions < 2 or num_prompts < MIN_UNITS:
+        return 1.0
+    deviations = logs - logs.mean(axis=0)
+    means = deviations.mean(axis=1)
+    rest = deviations - means[:, None]
+    freedom = (num_sessions - 1) * (num_prompts - 1)
+    noise = combined(
+        Spread(standard_error=session_sd, degrees_of_freedom=math.inf),
+        Spread(
+            standard_error=math.sqrt((rest**2).sum() / freedom / num_prompts),
+            degrees_of_freedom=freedom,
+        ),
+    )
+    ratio = means.var(ddof=1) / noise.standard_error**2
+    noise_freedom = min(noise.degrees_of_freedom, 1e9)  # fdtrc takes no infinity
+    return float(fdtrc(num_sessions - 1, noise_freedom, ratio))
 
 
 def expected_noise(

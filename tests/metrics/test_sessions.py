@@ -12,6 +12,7 @@ from specbench.metrics.pairs import paired_decode, paired_end_to_end
 from specbench.metrics.serving import busy_tokens_per_s
 from specbench.metrics.sessions import lost_sessions, usable_sessions
 from specbench.metrics.summary import summarise
+from specbench.metrics.validity import cell_warnings
 from specbench.runs import StoredRun
 from tests.served_sessions import TTFT_S, Sweep, key_of, served_sweep
 
@@ -214,3 +215,54 @@ def test_of_two_attempts_at_a_session_the_last_one_makes_the_figures():
     twice = replace(stored, servers=(*stored.servers, again), blocks=(*stored.blocks, *blocks))
     assert len(cell_of(twice, 0).requests) == requests
     assert sorted(cell_of(twice, 0).cycles.values()) == sorted(cell_of(stored, 0).cycles.values())
+
+
+def slowed(stored: StoredRun, times: float) -> StoredRun:
+    """One of the eight sessions of K = 4 decodes slower."""
+    (name,) = (s.session for s in stored.servers if s.session.endswith("K4|explore|c1.0#1"))
+    blocks = [
+        replace(b, requests=tuple(replace(r, decode_s=r.decode_s * times) for r in b.requests))
+        if b.session == name
+        else b
+        for b in stored.blocks
+    ]
+    return replace(stored, blocks=tuple(blocks))
+
+
+def differing(stored: StoredRun, k: int = 4, rows: int = 1) -> list[str]:
+    return [text for text in cell_warnings(cell_of(stored, k, rows)) if "noise explains" in text]
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_sessions_that_differ_by_more_than_noise_are_named_with_how_far(rows):
+    quiet = served_sweep(Sweep(is_attached=True, wobble=0.0))
+    slow = slowed(quiet, 1.7)
+    (warning,) = differing(slow, rows=rows)
+    assert "0.59x to 1.00x" in warning
+    assert not differing(slow, k=2, rows=rows)
+    assert not differing(quiet, rows=rows)
+    # Servers that are started for each session differ by more.
+    started = served_sweep(Sweep(wobble=0.0))
+    assert not differing(slowed(started, 1.7), rows=rows)
+    assert differing(slowed(started, 2.5), rows=rows)
+
+
+def test_requests_that_failed_and_prompts_that_differ_are_no_difference_of_sessions():
+    stored = served_sweep(Sweep(is_attached=True, wobble=0.0, differing=0.5))
+    assert not differing(stored)
+    first = stored.blocks[0]
+    assert first.order == (key_of(0).id,)
+    failed = [replace(r, finish_reason="failed", decode_s=5.0) for r in first.requests]
+    for num_failed in (3, 6):
+        requests = (*failed[:num_failed], *first.requests[num_failed:])
+        cut = replace(first, requests=requests)
+        assert not differing(replace(stored, blocks=(cut, *stored.blocks[1:])), k=0)
+
+
+def test_few_prompts_or_arrivals_at_random_say_nothing_about_sessions():
+    slow = slowed(served_sweep(Sweep(is_attached=True, num_prompts=4)), 2.5)
+    assert not differing(slow)
+    cell = cell_of(slowed(served_sweep(Sweep(is_attached=True)), 2.5), 4, rows=4)
+    condition = replace(cell.key.condition, request_rate=4.0)
+    in_open_loop = replace(cell, key=replace(cell.key, condition=condition), passes=())
+    assert len(cell_warnings(cell)) == len(cell_warnings(in_open_loop)) + 1

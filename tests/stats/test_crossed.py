@@ -11,16 +11,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import chi2
+from scipy.stats import f as f_distribution
 
+from specbench.metrics.validity import DIFFERING_SESSIONS
 from specbench.stats.crossed import (
     CYCLE_SD,
     FEWEST_PLANNED,
     MOST_PLANNED,
+    RUNNING_SD,
     SessionNoise,
     crossed_speedup,
     cycles_needed,
     expected_noise,
     session_noise,
+    sessions_p_value,
 )
 from specbench.stats.intervals import (
     LogRatio,
@@ -298,3 +303,66 @@ def test_an_interval_over_cycles_alone_covers_other_starts(cycles, name):
     print(f"{name}, {cycles} cycles of passes: {covered:.1%}, wrong helps {helps:.1%}")
     assert 0.93 <= covered <= 0.97
     assert helps < 0.05
+
+
+def called_different(session_sd: float, num_sessions: int, *, slowdown: float, allowed: float):
+    """How often the sessions of a cell are said to differ, the first being slower by `slowdown`."""
+    rng = np.random.default_rng(num_sessions)
+    shape = (SWEEPS, num_sessions, 20)
+    logs = rng.normal(0.0, 0.5, (SWEEPS, 1, 20)) + rng.normal(0.0, session_sd, (*shape[:2], 1))
+    logs[:, 0] -= math.log(slowdown)
+    logs += rng.normal(0.0, 0.1, shape)  # of single requests
+    return np.mean([sessions_p_value(cell, allowed) < DIFFERING_SESSIONS for cell in logs])
+
+
+@pytest.mark.parametrize("session_sd", [RUNNING_SD, CYCLE_SD])
+@pytest.mark.parametrize("num_sessions", [2, 3, 5])
+def test_sessions_that_differ_by_chance_are_hardly_ever_said_to_differ(session_sd, num_sessions):
+    alarms = called_different(session_sd, num_sessions, slowdown=1.0, allowed=session_sd)
+    assert alarms <= 0.003
+    # Negative control: as if only single requests were noisy.
+    control = called_different(session_sd, num_sessions, slowdown=1.0, allowed=1e-9)
+    print(f"{num_sessions} sessions of {session_sd}: {alarms:.2%}, control {control:.0%}")
+    assert control > 0.1
+
+
+@pytest.mark.parametrize(
+    ("session_sd", "slowdown", "least", "most"),
+    [
+        (RUNNING_SD, 1.25, 0.3, 0.6),
+        (RUNNING_SD, 1.4, 0.85, 1.0),
+        (RUNNING_SD, 1.6, 0.99, 1.0),
+        (CYCLE_SD, 1.6, 0.1, 0.3),
+        (CYCLE_SD, 2.5, 0.9, 1.0),
+    ],
+)
+def test_one_slow_session_of_three_is_noticed(session_sd, slowdown, least, most):
+    noticed = called_different(session_sd, 3, slowdown=slowdown, allowed=session_sd)
+    print(f"one of 3 sessions of {session_sd} slower by {slowdown}: {noticed:.1%}")
+    assert least <= noticed <= most
+
+
+def test_the_chance_that_sessions_differ_by_noise_is_that_of_an_f_test():
+    logs = np.log([[1.0, 2.0, 1.0, 2.0, 4.0], [1.1, 1.9, 1.0, 2.0, 4.4], [1.5, 3.1, 1.4, 3.0, 6.0]])
+    means = logs.mean(axis=1)
+    rest = logs - means[:, None] - logs.mean(axis=0) + logs.mean()
+    requests = (rest**2).sum() / 8 / 5
+    freedom = (0.05**2 + requests) ** 2 / (requests**2 / 8)
+    expected = f_distribution.sf(means.var(ddof=1) / (0.05**2 + requests), 2, freedom)
+    assert sessions_p_value(logs, 0.05) == pytest.approx(expected)
+    assert sessions_p_value(logs + np.arange(5), 0.05) == pytest.approx(expected)  # harder prompts
+    assert sessions_p_value(logs[:1], 0.05) == sessions_p_value(logs[:, :4], 0.05) == 1.0
+    alike = np.repeat([[0.0], [0.1], [0.3]], 5, axis=1)  # no noise of requests: chi-squared
+    assert sessions_p_value(alike, 0.05) == pytest.approx(
+        chi2.sf(alike.var(axis=0).sum() * 3 / 5 / 0.05**2, 2)
+    )
+
+
+@pytest.mark.parametrize("name", ["quiet GPU", "loaded CPU"])
+def test_an_interval_holds_if_one_session_was_slow(name):
+    [sweeps] = NOISES[name].sweeps(np.random.default_rng(0), SWEEPS, 4, 20)
+    sweeps.base_s[:, 0] *= 1.3  # one of the two sessions of the first cycle, by 1.6
+    covered, helps = rates(crossed_speedup(*sweeps.sweep(i)) for i in range(SWEEPS // 2))
+    print(f"{name}, one slow session: {covered:.1%}, wrong helps {helps:.1%}")
+    assert covered >= 0.93
+    assert helps < 0.07
