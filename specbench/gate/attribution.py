@@ -94,7 +94,7 @@ class Attribution:
     """Why a cell's metrics regressed; no cause where the engine does not report its rounds."""
 
     cell: CellKey
-    metrics: tuple[str, ...]  # those that regressed
+    metrics: tuple[str, ...]  # those that regressed; none: undecided, and causes are what changed
     causes: tuple[Cause, ...]
     acceptance: Shift | None  # mean_acceptance_length
     curve: tuple[tuple[float, ...], tuple[float, ...]]  # acceptance per position, before and after

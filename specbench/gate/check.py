@@ -49,7 +49,7 @@ class Gate:
     candidate: Snapshot
     tolerances: tuple[Tolerance, ...]
     judgements: tuple[Judgement, ...]  # counts before seconds
-    attributions: tuple[Attribution, ...]  # of every cell with a regression
+    attributions: tuple[Attribution, ...]  # of regressions, and of undecided cells that changed
     num_tests: int  # comparisons that noise could have failed
     allowed: tuple[Difference, ...]  # differs, and the user said that it may
     changes: tuple[Difference, ...]  # differs, and may: what can explain a regression
@@ -214,12 +214,12 @@ def _attributions(
 ) -> Iterator[Attribution]:
     same_hardware = baseline.fingerprint.hardware == candidate.fingerprint.hardware
     for before, after in pairs:
-        failed = [
-            j.metric for j in judgements if j.cell == before.key and j.verdict is Verdict.REGRESSION
-        ]
-        if failed and after is not None:
-            fingerprints = baseline.fingerprint, candidate.fingerprint
-            changed = changed_causes(before.key, *fingerprints, allowed)
+        own = [j for j in judgements if j.cell == before.key]
+        failed = [j.metric for j in own if j.verdict is Verdict.REGRESSION]
+        is_undecided = any(j.verdict is Verdict.INCONCLUSIVE for j in own)
+        fingerprints = baseline.fingerprint, candidate.fingerprint
+        changed = changed_causes(before.key, *fingerprints, allowed)
+        if after is not None and (failed or (is_undecided and changed)):
             yield attribute(before, after, failed, same_hardware=same_hardware, changed=changed)
 
 

@@ -53,8 +53,7 @@ def gate_junit(gate: Gate) -> str:
             found = ET.SubElement(
                 case, _ELEMENTS[judgement.verdict], {"message": _message(gate, judgement)}
             )
-            if judgement.verdict is Verdict.REGRESSION:
-                found.text = _printable(causes.get(judgement.cell, ""))
+            found.text = _printable(causes.get(judgement.cell, ""))
     ET.SubElement(suite, "system-out").text = _printable(
         f"{headline(gate)}\n{chance_note(gate)}".rstrip()
     )

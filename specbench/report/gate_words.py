@@ -109,10 +109,13 @@ def headline(gate: Gate) -> str:
 
 
 def first_cause(gate: Gate, judgement: Judgement) -> str:
-    """`; cause: changed weights` of a regression; empty if it is unknown."""
-    is_failed = judgement.verdict is Verdict.REGRESSION
-    causes = [c for a in gate.attributions if a.cell == judgement.cell for c in a.causes]
-    return f"; cause: {causes[0].value}" if is_failed and causes else ""
+    """`; cause: changed weights` of a regression, else what changed; empty if it is unknown."""
+    found = next((a for a in gate.attributions if a.cell == judgement.cell and a.causes), None)
+    if found is None:
+        return ""
+    if judgement.verdict is Verdict.REGRESSION:
+        return f"; cause: {found.causes[0].value}"
+    return f"; possible cause: {found.causes[0].value}" if found.changes else ""
 
 
 def detail_lines(gate: Gate) -> tuple[str, ...]:
@@ -147,7 +150,8 @@ def cause_text(found: Attribution) -> str:
     name = found.cell.label
     if not found.causes:
         return f"{name}: cause unknown: {', '.join(found.metrics)} regressed"
-    return f"{name}: {listed([cause.value for cause in found.causes])}: {_why(found)}"
+    possible = "" if found.metrics else "possible cause: "
+    return f"{name}: {possible}{listed([cause.value for cause in found.causes])}: {_why(found)}"
 
 
 def _why(found: Attribution) -> str:
@@ -165,7 +169,8 @@ def _why(found: Attribution) -> str:
         told.append(f"round time {_moved(found.round)}")
     if causes & {Cause.MEMORY, Cause.PREFILL}:
         told.append(f"{', '.join(found.metrics)} rose")
-    if found.step and found.step.log > 0 and found.round and found.round.unit == "steps":
+    is_in_steps = found.metrics and found.round is not None and found.round.unit == "steps"
+    if is_in_steps and found.step and found.step.log > 0:
         told.append(
             f"K = 0 is slower too, {_moved(found.step)} per step: driver, clocks, packages or the "
             "machine"

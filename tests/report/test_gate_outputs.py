@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from specbench.cli.console import open_console
+from specbench.gate.attribution import Cause
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.figures import Figure
+from specbench.gate.judging import Verdict
 from specbench.report.gate_json import gate_json
 from specbench.report.gate_junit import gate_junit, refusal_junit
 from specbench.report.gate_markdown import gate_markdown
@@ -67,6 +69,25 @@ def test_the_first_cause_is_in_every_format(gate, capsys):
     open_console(width=80).print(gate_table(gate))
     printed = capsys.readouterr().out
     assert printed.index(cause) < printed.index("changed since")
+
+
+def test_an_undecided_answer_names_changed_weights_in_every_format():
+    figures = {"decode_speedup": figure(2.0, error=0.1)}
+    before, after = (
+        side(cell(figures), name=name, drafters={"demo/draft": name * 64}) for name in "ab"
+    )
+    gate = check(before, after, [Tolerance(metric="decode_speedup", share=0.01)])
+    assert gate.verdict is Verdict.INCONCLUSIVE
+    (found,) = gate.attributions
+    assert (found.metrics, found.causes) == ((), (Cause.WEIGHTS,))
+    (skipped,) = ET.fromstring(gate_junit(gate)).iter("skipped")
+    (verdict,) = (line for line in gate_markdown(gate).splitlines() if "**INCONCLUSIVE" in line)
+    for text in (skipped.get("message"), verdict, headline(gate)):
+        assert Cause.WEIGHTS.value in text
+    assert "b" * 12 in skipped.text
+    # Weights of another draft explain nothing.
+    other = side(cell(figures), name="b", drafters={"demo/other": "b" * 64})
+    assert not check(before, other, [Tolerance(metric="decode_speedup", share=0.01)]).attributions
 
 
 def test_a_pass_says_what_it_tolerates():
