@@ -63,8 +63,6 @@ def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[
     typer.echo("")
     for line in answer_lines(document):
         say(line)
-    if note := undecided_order(ranked):
-        say(note)
     say(verdict(ranked))
 
 
@@ -210,32 +208,15 @@ def _plan_json(plan: MemoryPlan | None) -> dict[str, Any] | None:
     }
 
 
-def undecided_order(ranked: Sequence[Ranked]) -> str:
-    """A note that the first two cannot be told apart, and how to decide; empty if they can or
-    neither gains."""
-    if len(ranked) < 2 or not has_evidence(ranked):
-        return ""
-    first, second = (one.interval for one in ranked[:2])
-    if first is None or second is None or are_told_apart(first, second):
-        return ""
-    if judge(first) is judge(second) is Verdict.GAINS_NOTHING:
-        return ""
-    names = " and ".join(one.drafter for one in ranked[:2])
-    figures = " and ".join(
-        f"{speedup_text(speedup)}{'' if one.is_measured else ' (forecast)'}"
-        for one, speedup in zip(ranked, (first, second), strict=False)
-    )
-    return f"{names} cannot be told apart: {figures}; {_WHAT_DECIDES}."
-
-
 def verdict(ranked: Sequence[Ranked]) -> str:
-    """What to do, in a sentence."""
+    """What to do, in a sentence, and which drafter may be as fast."""
     for one in ranked:
         gain = one.measured
         if gain is not None and gain.num_speculative_tokens:
             text = speedup_text(gain.speedup, " faster") if gain.speedup else f"{gain.value:.2f}x"
             k = gain.num_speculative_tokens
-            return f"Use {one.drafter} ({one.method}) with K={k}: {text}{_where(one, gain)}."
+            text = f"Use {one.drafter} ({one.method}) with K={k}: {text}{_where(one, gain)}"
+            return f"{text}{_rival(one, ranked)}."
     return _undecided(ranked) or "Do not speculate: nothing measured gains."
 
 
@@ -244,6 +225,16 @@ def is_undecided(ranked: Sequence[Ranked]) -> bool:
     gains = (one.measured for one in ranked)
     is_found = any(gain is not None and gain.num_speculative_tokens for gain in gains)
     return not is_found and _undecided(ranked) is not None
+
+
+def _rival(best: Ranked, ranked: Sequence[Ranked]) -> str:
+    """The first other drafter whose interval overlaps with the best one's, and what decides."""
+    for one in ranked:
+        own, speedup = best.interval, one.interval
+        if one is not best and own and speedup and not are_told_apart(own, speedup):
+            figure = f"{speedup_text(speedup)}{'' if one.is_measured else ' (forecast)'}"
+            return f"; {one.drafter} may be as fast, {figure}: {_WHAT_DECIDES}"
+    return ""
 
 
 def _where(one: Ranked, gain: Gain) -> str:

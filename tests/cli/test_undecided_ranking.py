@@ -2,7 +2,7 @@
 
 import pytest
 
-from specbench.cli.pair_tables import undecided_order, verdict
+from specbench.cli.pair_tables import verdict
 from specbench.decide.rank import Gain, Ranked
 from specbench.records import Interval
 from tests.decide.conftest import summary
@@ -20,68 +20,64 @@ def ranked(drafter: str, *found: Bounds, basis: str = "measured") -> Ranked:
     return Ranked(pairing=f"demo/{drafter}", drafter=drafter, method="draft_model", gains=gains)
 
 
-def test_overlapping_intervals_are_said_not_to_be_told_apart_and_what_would():
-    assert undecided_order(
-        [ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55))]
-    ) == (
-        "big and small cannot be told apart: 1.50x [1.40, 1.60] and 1.45x [1.30, 1.55]; use more "
-        "--prompts or a quieter machine."
-    )
+def rival(*all_ranked: Ranked) -> str:
+    """What a verdict for the first says of another one."""
+    said = verdict(all_ranked)
+    assert said.startswith(f"Use {all_ranked[0].drafter} ")
+    return said.partition("; ")[2]
+
+
+def test_overlapping_intervals_leave_one_answer_that_names_the_rival_and_what_would_decide():
+    said = rival(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55)))
+    assert said.startswith("small ")
+    assert "1.45x [1.30, 1.55]" in said
+    assert "--prompts" in said
+    assert "(forecast)" not in said
 
 
 def test_a_forecast_among_them_is_called_one():
-    said = undecided_order(
-        [ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55), basis="forecast")]
+    said = rival(
+        ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55), basis="forecast")
     )
-    assert "1.50x [1.40, 1.60] and 1.45x [1.30, 1.55] (forecast); " in said
+    assert "1.45x [1.30, 1.55] (forecast)" in said
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ((1.4, 1.5, 1.6), (1.1, 1.2, 1.39)),  # apart
-        ((0.8, 0.9, 1.0), (0.7, 0.85, 0.95)),  # neither gains: the order decides nothing
-    ],
-)
-def test_nothing_is_said_of_an_order_that_is_known_or_of_no_use(first, second):
-    assert undecided_order([ranked("big", first), ranked("small", second)]) == ""
+def test_nothing_is_said_of_an_order_that_is_known():
+    assert rival(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.1, 1.2, 1.39))) == ""
+    assert rival(ranked("big", (1.4, 1.5, 1.6))) == ""
+
+
+@pytest.mark.parametrize("basis", ["measured", "forecast"])
+def test_without_a_winner_no_rival_is_named(basis):
+    """Neither gains, or nothing was measured: the order decides nothing."""
+    bounds = (0.8, 0.9, 1.0) if basis == "measured" else (1.4, 1.5, 1.6)
+    said = verdict([ranked(name, bounds, basis=basis) for name in ("big", "small")])
+    assert "small" not in said
+    assert verdict([])
 
 
 def test_a_figure_without_an_interval_is_told_from_nothing():
-    said = undecided_order([ranked("big", (1.4, 1.5, 1.6)), ranked("small", (None, 1.1, None))])
-    assert said.startswith("big and small cannot be told apart: 1.50x [1.40, 1.60] and 1.10x; ")
+    said = rival(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (None, 1.1, None)))
+    assert said.startswith("small ")
+    assert "1.10x" in said
 
 
 def test_over_several_workloads_it_is_their_mean_that_counts():
     big = ranked("big", (1.9, 2.0, 2.1), (1.4, 1.5, 1.6))
     # Better on the one and worse on the other: sqrt(1.1 x 1.9) and sqrt(1.3 x 2.1), below
     # sqrt(1.9 x 1.4) = 1.63 or not.
-    assert undecided_order([big, ranked("small", (1.1, 1.2, 1.3), (1.9, 2.0, 2.1))]) == (
-        "big and small cannot be told apart: 1.73x [1.63, 1.83] and 1.55x [1.45, 1.65]; use more "
-        "--prompts or a quieter machine."
-    )
-    assert undecided_order([big, ranked("small", (1.1, 1.2, 1.3), (1.7, 1.8, 1.9))]) == ""
+    assert "1.55x [1.45, 1.65]" in verdict([big, ranked("small", (1.1, 1.2, 1.3), (1.9, 2.0, 2.1))])
+    assert "small" not in verdict([big, ranked("small", (1.1, 1.2, 1.3), (1.7, 1.8, 1.9))])
 
 
-def test_one_drafter_has_no_rival():
-    assert undecided_order([ranked("big", (1.4, 1.5, 1.6))]) == ""
-    assert undecided_order([]) == ""
-
-
-def test_forecasts_alone_are_not_compared():
-    both = [ranked(name, (1.4, 1.5, 1.6), basis="forecast") for name in ("big", "small")]
-    assert undecided_order(both) == ""
-
-
-def test_the_sentence_is_printed_before_the_answer(capsys, monkeypatch):
+def test_the_ranking_ends_in_one_answer(capsys, monkeypatch):
     from specbench.cli import pair_tables
 
     monkeypatch.setattr(pair_tables, "answer_lines", lambda _: [])
     both = [ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55))]
     pair_tables.print_ranking(both, NothingFailed(), [])
-    *_, note, verdict = capsys.readouterr().out.splitlines()
-    assert note == undecided_order(both)
-    assert verdict.startswith("Use big ")
+    before, answer = capsys.readouterr().out.splitlines()[-2:]
+    assert (before, answer) == ("", verdict(both))
 
 
 class NothingFailed:
