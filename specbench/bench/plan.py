@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from specbench.bench.blocks import Block, Cell
+from specbench.bench.deadline import EXPLORE_SHARE
 from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, peer_methods
 from specbench.export.engines import vocabulary_notes
 from specbench.inputs.pairing import Drafter, Pairing, Target
@@ -77,10 +78,14 @@ class TargetPlan:
 
     def pass_prompts(self, workload: Workload, condition: Condition) -> tuple[Prompt, ...]:
         """The prompt list of one pass over many rows; it starts again where it is too short."""
-        usual = WAITING_PER_ROW * condition.concurrency
+        usual, effort = WAITING_PER_ROW * condition.concurrency, self.settings.effort
         if condition.request_rate is not None:
-            usual = max(usual, ENOUGH_ARRIVALS)
-        effort = self.settings.effort
+            arrivals = ENOUGH_ARRIVALS
+            if effort.budget_s is not None and not self.served:
+                # The passes of K = 0 and of one K have to fit: arrivals cannot be sped up.
+                room_s = EXPLORE_SHARE * effort.budget_s / len(self.conditions) / (2 * PASSES)
+                arrivals = min(arrivals, int(room_s * condition.request_rate))
+            usual = max(usual, arrivals)
         wanted = effort.num_requests or effort.num_prompts or usual
         most = min(effort.num_prompts or wanted, len(workload.prompts))
         prompts = workload.take(most, self.settings.seed)

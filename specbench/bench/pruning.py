@@ -7,6 +7,7 @@ Source: Karnin, Koren and Somekh 2013, Almost optimal exploration in multi-armed
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
+from math import inf
 from statistics import fmean
 
 import numpy as np
@@ -142,7 +143,8 @@ class BudgetPruner:
         if len(self._ledger.stored.references) == num_known:  # another condition had it decoded
             self._session.engine.generate(request, self._session.engine.baseline)
         times = len(block.prompts) / block.condition.concurrency
-        return (self._deadline.spent_s - before_s) * times
+        arriving_s = len(block.prompts) / (block.condition.request_rate or inf)
+        return max((self._deadline.spent_s - before_s) * times, arriving_s)
 
     def _warn(self, block: Block, text: str) -> None:
         self._watch.warn(f"{block.condition.target}, {block.condition.workload}: {text}")

@@ -5,6 +5,7 @@ import pytest
 
 from specbench.bench.benchmark import foreign_workloads
 from specbench.bench.blocks import confirm_block, request_seed
+from specbench.bench.plan import ENOUGH_ARRIVALS, PASSES
 from specbench.errors import UsageError
 from tests.bench.fake_runs import SETTINGS, make_plan, write_prompts
 from tests.settings.flat_settings import changed
@@ -22,6 +23,22 @@ def test_k_0_is_always_measured_whatever_was_asked_for(tmp_path, ks):
     for block in plan.explore_blocks():
         # The pairing's own K is 3.
         assert ks_of(block) == [("none", 0), ("good", 4 if ks else 3)]
+
+
+@pytest.mark.parametrize("rate", [1.0, 2.0, 50.0])
+def test_the_arrivals_of_a_pass_fit_into_a_budget(tmp_path, rate):
+    settings = changed(SETTINGS, pairings=("big/good",), num_speculative_tokens=(4,))
+    settings = changed(settings, request_rate=rate)
+
+    def arriving_s(budget_s):
+        plan = make_plan(tmp_path, changed(settings, budget_s=budget_s), PROMPTS)
+        return sum(len(b.prompts) * len(b.cells) / rate for b in plan.explore_blocks())
+
+    plain_s = arriving_s(None)
+    assert plain_s == 2 * PASSES * ENOUGH_ARRIVALS / rate
+    assert arriving_s(40.0) == pytest.approx(min(0.8 * 40, plain_s), rel=0.2)
+    assert arriving_s(40.0) <= 40.0
+    assert arriving_s(3600.0) == plain_s
 
 
 def test_k_0_alone_is_a_plan_too(tmp_path):
