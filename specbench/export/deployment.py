@@ -147,6 +147,10 @@ class Deployment:
                 )
         return []
 
+    def noting(self, notes: Sequence[str]) -> "Deployment":
+        """The same, with what to know of what is written."""
+        return replace(self, basis=(*self.basis, *notes))
+
     def refuse(self, engine: str, nearest: str) -> NoReturn:
         """UsageError: the engine has no such method."""
         raise UsageError(

@@ -47,11 +47,13 @@ def with_tokens(made: Deployment, folder: Path, swapped: str = "", added: str = 
 def test_vllm_starts_with_a_mapped_vocabulary_that_drafts_greedily():
     made = exported("vllm", padded(PADDED))
     assert config_of(made)["use_heterogeneous_vocab"] is True
-    assert any("vocab_size 32,000 of big, 32,128 of drafter" in n for n in made.not_expressed)
+    assert any("vocab_size 32,000 of big, 32,128 of drafter" in note for note in made.basis)
+    assert not made.not_expressed
     warm = config_of(exported("vllm", padded(PADDED, 0.7)))
     assert warm["draft_sample_method"] == "greedy"  # vLLM refuses others with a mapped vocabulary
     equal = exported("vllm", padded(ROWS, 0.7))
     assert "use_heterogeneous_vocab" not in config_of(equal)
+    assert not equal.basis
     assert config_of(equal)["draft_sample_method"] == "probabilistic"
     assert not equal.not_expressed
 
@@ -77,7 +79,7 @@ def test_what_an_engine_takes_is_exported_as_it_is():
     exported("llama_cpp", padded(MORE), "2026-04")  # it translated drafts
     greedy = exported("tensorrt_llm", padded(PADDED))
     assert greedy.config == exported("tensorrt_llm", padded(ROWS)).config
-    assert any("32,128" in note for note in greedy.not_expressed)
+    assert any("32,128" in note for note in greedy.basis)
 
 
 def test_transformers_is_given_a_draft_of_the_targets_size():

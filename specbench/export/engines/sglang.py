@@ -77,7 +77,8 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
             config = ConfigFile(config_name, json.dumps(_tiers(deployment), indent=2) + "\n")
             command += ["--speculative-adaptive", "--speculative-adaptive-config", config.name]
         command += _acceptance_flags(deployment)
-        lost += [*vocabulary_notes(deployment), *_lost(deployment)]
+        vocabulary_notes(deployment)
+        lost += _lost(deployment)
     return exported(deployment, "sglang", dotted(release), command, lost, config)
 
 

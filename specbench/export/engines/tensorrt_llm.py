@@ -80,7 +80,8 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         deployment = deployment.flat
     if deployment.k:
         settings |= _settings(deployment, release)
-        lost += [*vocabulary_notes(deployment), *_lost(deployment, release)]
+        lost += _lost(deployment, release)
+        deployment = deployment.noting(vocabulary_notes(deployment))
     config = None
     if settings:
         config = ConfigFile(config_name, yaml.safe_dump(settings, sort_keys=False))

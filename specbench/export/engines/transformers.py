@@ -79,7 +79,8 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     deployment = deployment.flat
     if deployment.k:
         _refuse_states(deployment.target)
-        lost += [*vocabulary_notes(deployment), *_lost(deployment)]
+        lost += _lost(deployment)
+        deployment = deployment.noting(vocabulary_notes(deployment))
     program = ConfigFile(config_name, _program(deployment))
     return exported(
         deployment,

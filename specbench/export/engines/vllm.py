@@ -54,7 +54,8 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     if deployment.k:
         config = _speculative_config(deployment, has_medusa=release < _WITHOUT_MEDUSA)
         command += ["--speculative-config", json.dumps(config)]
-        lost += [*vocabulary_notes(deployment), *_lost(deployment)]
+        lost += _lost(deployment)
+        deployment = deployment.noting(vocabulary_notes(deployment))
     return exported(deployment, "vllm", dotted(release), command, lost)
 
 
