@@ -60,7 +60,7 @@ class _Halves(NamedTuple):
 
     state: State
     draft: Callable[[], None] | None
-    finish: Callable[[], None]
+    finish: Callable[[], object]
     report_BN: Tensor
 
 
@@ -68,7 +68,8 @@ class GraphLauncher:
     """Replays rounds: `round` as one graph, `step` as one for drafting and one for checking.
 
     A bucket that cannot be captured runs eagerly from then on, the others are replayed, and
-    `reason` says which and why. Rows that nobody uses are computed too, to fill a bucket; those
+    `reason` says which and why. Of a target on several devices, only the drafting of a draft model
+    on one device is captured. Rows that nobody uses are computed too, to fill a bucket; those
     are finished and may lie beyond the span. `most_rounds` are held, the last used.
     """
 
@@ -95,6 +96,7 @@ class GraphLauncher:
         self._captured: OrderedDict[_Bucket, _Halves] = OrderedDict()  # the last used at the end
         self._refused: dict[_Bucket, str] = {}
         self._has_captured = False
+        self._is_spread = False  # over devices, and a graph is of one
         self._warm: set[Hashable] = set()  # kinds of functions that were captured
         self._bound_to: tuple[weakref.ref[object], ...] = ()
         self.num_captures = 0
@@ -165,10 +167,18 @@ class GraphLauncher:
         return self._captured.get(bucket)
 
     def _try_capture(self, bucket: _Bucket) -> None:
-        if len(devices := _devices(self._rows.buffers)) > 1:
-            self._kind = "off"
+        if not self._is_spread and len(devices := _devices(self._rows.buffers)) > 1:
+            self._is_spread = True
             self._captured.clear()
             self._why = f"the keys and values are spread over {len(devices)} devices"
+            draft, traits = self._rows.drafter.footprint.runner, self._rows.drafter.traits
+            on_one_device = {self._rows.state.length_B1.device}
+            if draft and not traits.needs_host and _devices((draft.cache,)) == on_one_device:
+                self._kind = "step"
+                self._why += "; only drafting is captured, the target's rounds run eagerly"
+            else:
+                self._kind = "off"
+        if self._kind == "off" or (self._is_spread and bucket.k == 0):
             return
         while len(self._captured) >= self._most_rounds:
             self._captured.popitem(last=False)
@@ -199,10 +209,14 @@ class GraphLauncher:
             return _Halves(state, None, whole.replay, whole.output)
         draft, proposal = self._drafting(partial(propose, drafter, state, sampler, k, span))
         draft()  # a capture computes nothing, and the other half's first runs need real drafts
-        half = self._graph_of(
-            lambda: finish_round(target, drafter, state, sampler, proposal, span, self._verifier),
-            kind="finish",
-        )
+
+        def finish() -> Tensor:
+            return finish_round(target, drafter, state, sampler, proposal, span, self._verifier)
+
+        if self._is_spread:
+            report_BN = finish()
+            return _Halves(state, draft, lambda: report_BN.copy_(finish()), report_BN)
+        half = self._graph_of(finish, kind="finish")
         return _Halves(state, draft, half.replay, half.output)
 
     def _graph_of(self, run: Callable[[], T], kind: Hashable) -> Captured[T]:

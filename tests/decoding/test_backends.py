@@ -1,9 +1,10 @@
 """The attention backend that a record names is the one that runs."""
 
 import torch
+from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench.forward.attention.backends import attention_backend
+from specbench.forward.attention.backends import PREFERRED, attention_backend
 from specbench.forward.runner import StockRunner
 from tests.decoding.models import tiny_llama
 
@@ -35,3 +36,11 @@ def test_the_recorded_backend_is_the_one_that_runs() -> None:
 
     assert name == "flash_attention"
     assert any("scaled_dot_product_flash_attention_for_cpu" in seen for seen in kernels.seen)
+
+
+def test_masked_attention_takes_a_kernel_that_needs_no_plan_for_each_span() -> None:
+    """Flash takes no mask: of those that do, cuDNN builds a plan whenever a shape is new."""
+    assert PREFERRED[0] is SDPBackend.FLASH_ATTENTION
+    masked = [backend for backend in PREFERRED if backend is not SDPBackend.FLASH_ATTENTION]
+    assert masked[0] is SDPBackend.EFFICIENT_ATTENTION
+    assert SDPBackend.CUDNN_ATTENTION in masked  # takes what the efficient kernel refuses

@@ -2,20 +2,24 @@
 
 import gc
 import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
+from specbench.execution.cuda_graphs import Captured
 from specbench.execution.graphs import Launchers
 from specbench.execution.launcher import EagerLauncher
 from specbench.footprint import span_bucket
-from specbench.forward.runner import StockRunner
+from specbench.forward.runner import Output, StockRunner
+from specbench.records import Sampling
 from specbench.round.drafter import NoDrafter
 from specbench.round.sampling import Sampler
 from specbench.serving.decoder import Decoder, MakeLauncher
 from specbench.serving.policy import FixedK
 from specbench.serving.request import Request
-from tests.decoding.fake_graphs import LateClock
+from tests.decoding.fake_graphs import FakeGraphs, LateClock
 from tests.decoding.graph_bench import (
     GREEDY,
     WARM,
@@ -31,6 +35,7 @@ from tests.decoding.lossless import assert_texts, make_drafter
 from tests.decoding.models import exact_llama, random_prompt
 
 CPU = torch.device("cpu")
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +124,82 @@ def test_a_model_on_several_devices_runs_eagerly(llama: Subject) -> None:
 
     bench.serve(one_request(), FixedK(0), sampling=WARM)
 
+    assert bench.launcher.graph == "off"
+    assert bench.launcher.reason == "the keys and values are spread over 2 devices"
+
+
+class OneCard(FakeGraphs):
+    """A graph of one card: the forwards of a target on two must not be in it."""
+
+    def __init__(self, target: StockRunner) -> None:
+        super().__init__()
+        self.is_inside = False
+        forward = target.forward
+
+        def outside(*args: Any, **kwargs: Any) -> Output:
+            assert not self.is_inside, "a graph of one card holds another card's kernels"
+            return forward(*args, **kwargs)
+
+        target.forward = outside  # type: ignore[method-assign]
+
+    def capture(self, run: Callable[[], T], *, num_warm_ups: int = 3) -> Captured[T]:
+        def inside() -> T:
+            self.is_inside = True
+            try:
+                return run()
+            finally:
+                self.is_inside = False
+
+        return super().capture(inside, num_warm_ups=num_warm_ups)
+
+
+def on_two_cards(drafter: str, draft_layer: int | None = None) -> tuple[Subject, Bench]:
+    """A target whose second layer is on another card, as may be a layer of its draft model."""
+    subject = Subject(*(StockRunner(exact_llama(seed=seed)) for seed in (0, 0, 1)))
+    graphs = OneCard(subject.target)
+    bench = Bench(subject, subject.drafter(drafter), graphs=graphs)
+    for runner, layer in ((subject.target, 1), (subject.stranger, draft_layer)):
+        runner.allocate(3, 512)
+        runner.forward(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long), 64)
+        if layer is not None:
+            runner.cache.layers[layer].device = torch.device("cuda:1")
+    return subject, bench
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+def test_a_draft_model_on_one_card_is_captured_beside_a_target_on_two(sampling: Sampling) -> None:
+    subject, bench = on_two_cards("draft_model")
+    requests = some_requests(3)
+    texts = eager_texts(subject, subject.drafter("draft_model"), requests, FixedK(4), 3, sampling)
+
+    results = bench.serve(requests, FixedK(4), num_rows=3, sampling=sampling)
+
+    assert_texts(results, texts)
+    assert bench.graphs.num_replays > 0
+    assert {result.graph for result in results} == {"step"}
+    assert bench.launcher.graph == "step"
+    assert "spread over 2 devices" in (bench.launcher.reason or "")
+    assert "only drafting is captured" in (bench.launcher.reason or "")
+
+
+def test_k_0_of_a_target_on_two_cards_is_not_captured() -> None:
+    subject, bench = on_two_cards("draft_model")
+    texts = eager_texts(subject, NoDrafter(), one_request(), FixedK(0), 1)
+
+    results = bench.serve(one_request(), FixedK(0))
+
+    assert_texts(results, texts)
+    assert bench.graphs.num_captures == 0
+    assert {result.graph for result in results} == {"off"}
+
+
+@pytest.mark.parametrize(("drafter", "layer"), [("draft_model", 1), ("ngram", None)])
+def test_without_a_draft_model_on_one_card_nothing_is_captured(
+    drafter: str, layer: int | None
+) -> None:
+    _, bench = on_two_cards(drafter, layer)
+    bench.serve(one_request(), FixedK(4))
+    assert bench.graphs.num_captures == 0
     assert bench.launcher.graph == "off"
     assert bench.launcher.reason == "the keys and values are spread over 2 devices"
 

@@ -9,11 +9,13 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# The best first. Heads are packed (attention.py), so none is refused for unequal head counts.
+# The best first. cuDNN builds a plan for each shape, so an eager round pays for one every time its
+# span grows; the efficient kernel takes any. Heads are packed (attention.py), so none is refused
+# for unequal head counts.
 PREFERRED = [
     SDPBackend.FLASH_ATTENTION,
-    SDPBackend.CUDNN_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
     SDPBackend.MATH,
 ]
 
