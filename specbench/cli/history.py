@@ -1,6 +1,8 @@
 """`specbench history`: how figures went over the stored runs."""
 
 import json
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -145,19 +147,24 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
 
 
 def _print(found: "History", page: Path | None) -> None:
-    from rich.table import Table
-
     from specbench.cli.console import WIDTH, open_console
     from specbench.report.history_lines import change_lines, history_grid, left_out_lines
+    from specbench.report.tables import titled_table
 
     grid = history_grid(found)
-    table = Table(box=None, pad_edge=False)
-    for i, header in enumerate(grid.headers):
-        table.add_column(header, overflow="fold", justify="right" if header == "runs" else "left")
-        table.columns[i].no_wrap = header in ("runs", "newest", "course")
-    for row in grid.rows:
-        table.add_row(*row)
-    open_console(width=WIDTH).print(table)
+    console = open_console(width=WIDTH)
+    for cell, rows in groupby(grid.rows, itemgetter(0)):  # whose names need a line of their own
+        table = titled_table(cell)
+        for header in grid.headers[1:]:
+            table.add_column(
+                header,
+                justify="right" if header == "runs" else "left",
+                overflow="fold",
+                no_wrap=header in ("metric", "newest"),
+            )
+        for _, *texts in rows:
+            table.add_row(*texts)
+        console.print(table)
     typer.echo("")
     for line in (*left_out_lines(found), found.false_alarms):
         typer.echo(line)

@@ -36,6 +36,16 @@ def test_the_step_is_found_in_stored_runs(nightly):
     assert last.endswith(": worse")
 
 
+def test_a_name_is_not_broken_and_a_cell_is_named_once(nightly):
+    names = "mean_acceptance_length_when_drafted", "aggregate_tokens_per_s"
+    ran = specbench("history", "--metric", ",".join(names), cwd=nightly)
+    table = ran.out.split("\n\n")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    for name in names:
+        assert table.count(name) == 1
+    assert table.count("llama/head") == 1
+
+
 def test_the_machine_document_has_every_point_and_the_step(nightly):
     ran = specbench("history", *METRIC, "--json", cwd=nightly)
     (series,) = json.loads(ran.out)["series"]
