@@ -13,6 +13,7 @@ from specbench.decide.reasons import k_text, range_text, reasons_for, speedup_te
 from specbench.decide.what_more import what_would_narrow
 from specbench.metrics.registry import number_of
 from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision, Fixed, Interval
+from specbench.stats.spread import MIN_UNITS
 
 TIE = 0.01  # lower bounds this close are equal, and the smaller K wins
 BEATS_BASELINE = 1 + TIE  # K = 0 takes part with a lower bound of exactly 1
@@ -93,15 +94,17 @@ def decide(
     *,
     workload_prompts: int | None = None,
     is_synthetic: bool = False,
+    is_imported: bool = False,
 ) -> Decision:
     """The answer, quoting `confirmed`: the cell `choice.to_confirm` over fresh repeats.
 
     Without it a winner that needs it is not shown to help. Raises ValueError when `confirmed`
     is another cell than the leader. `workload_prompts` is how many prompts the workload has,
-    None where the run does not say; `is_synthetic` as in `why`.
+    None where the run does not say; `is_synthetic` as in `why`; `is_imported`: measured by
+    another tool.
     """
     confirmed = confirmed and confirmed.as_decided
-    decision = _decide(choice, confirmed, workload_prompts)
+    decision = _decide(choice, confirmed, workload_prompts, is_imported=is_imported)
     reasons = reasons_for(
         choice.cells,
         choice.leader,
@@ -114,7 +117,11 @@ def decide(
 
 
 def _decide(
-    choice: Choice, confirmed: CellSummary | None, workload_prompts: int | None
+    choice: Choice,
+    confirmed: CellSummary | None,
+    workload_prompts: int | None,
+    *,
+    is_imported: bool,
 ) -> Decision:
     leader = choice.leader
     if leader is None:
@@ -128,6 +135,12 @@ def _decide(
     if not evidence.valid or evidence.speedup is None:
         text = f"undecided: the second measurement of {k_text(evidence)} is not valid"
         return _decision(choice, Verdict.NOT_SHOWN, text)
+    if is_imported and evidence.speedup.low is None:
+        text = (
+            f"undecided: {speedup_text(evidence.speedup, ' over K=0')} at {k_text(evidence)}, "
+            f"without an interval, which needs the times of {MIN_UNITS} prompts sent one at a time"
+        )
+        return _decision(choice, Verdict.NOT_SHOWN, text, evidence.speedup)
     verdict = judge(evidence.speedup)
     text = _answer(verdict, evidence, evidence.speedup, workload_prompts)
     return _decision(choice, verdict, text, evidence.speedup)

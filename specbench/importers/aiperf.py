@@ -1,4 +1,4 @@
-"""`profile_export_aiperf.json` and `server_metrics_export.json` of NVIDIA's aiperf, schema 1.x.
+"""`profile_export_aiperf.json` of NVIDIA's aiperf, schema 1.x, and what it writes with it.
 
 Facts: docs/reference/json-export-schema.md and metrics-reference.md of aiperf. A metric states
 its unit, which alone says how to read its value. Its inter-token latency is our time per output
@@ -6,9 +6,10 @@ token: (last - first) / (n - 1) of a request. Its acceptance sums up what vLLM s
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 
 from specbench.errors import UsageError
 from specbench.importers.imported_cell import (
@@ -19,8 +20,10 @@ from specbench.importers.imported_cell import (
     acceptance_when_drafted,
     known,
     latencies,
+    request_of,
 )
 from specbench.importers.result_file import Result
+from specbench.records import RequestRecord
 from specbench.settings.words import MAX_K
 from specbench.stats.acceptance import mean_length
 
@@ -42,8 +45,8 @@ _FIGURES: Mapping[str, tuple[str, str, Mapping[str, float]]] = {
     "mean_acceptance_length_per_request": ("spec_decode_acceptance_length", "avg", _COUNTS),
 }
 
-# Where `join` puts the server's counters, and what they are called there.
-_COUNTERS = "server_metrics"
+# Where `join` puts the lines of requests and the server's counters; what those are called there.
+_REQUESTS, _COUNTERS = "profile_export", "server_metrics"
 _DRAFTS = "vllm:spec_decode_num_drafts"
 _DRAFTED = "vllm:spec_decode_num_draft_tokens"
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
@@ -51,16 +54,35 @@ _HISTOGRAM = "pooled_spec_decode_acceptance_histogram"
 
 
 def recognises(result: Result) -> bool:
-    return result.has("input_config", "request_latency") or result.has("aiperf_version")
+    return (
+        result.has("input_config", "request_latency")
+        or result.has("aiperf_version")
+        or _is_request(result)
+    )
 
 
 def join(results: Sequence[Result]) -> list[Result]:
-    """Every result, with the server metrics of its benchmark if they are among them.
+    """Every result, with the requests of its folder and the server metrics of its benchmark.
 
-    UsageError for server metrics without their result.
+    UsageError for these without their result.
     """
     metrics = [r for r in results if r.has("aiperf_version", "metrics", "summary")]
-    others = [result for result in results if result not in metrics]
+    requests = [r for r in results if _is_request(r)]
+    others = [result for result in results if result not in metrics and not _is_request(result)]
+    for folder in dict.fromkeys(Path(request.place).parent for request in requests):
+        lines = [r.values for r in requests if Path(r.place).parent == folder]
+        places = [
+            i
+            for i, r in enumerate(others)
+            if recognises(r) and Path(r.place).parent == folder and _REQUESTS not in r.values
+        ]
+        if len(places) != 1:
+            raise UsageError(
+                f"{folder}: requests of an aiperf benchmark need one profile_export_aiperf.json "
+                f"in the same folder, and {len(places)} are given; import the folder"
+            )
+        at = places[0]
+        others[at] = replace(others[at], values={**others[at].values, _REQUESTS: lines})
     for server in metrics:
         benchmark = server.text("benchmark_id")
         places = [i for i, r in enumerate(others) if r.values.get("benchmark_id") == benchmark]
@@ -96,6 +118,7 @@ def read(result: Result, told: Told) -> Reading:
         num_requests=None if finished is None else int(finished + (failed or 0)),
         num_failed=None if failed is None else int(failed),
         figures={**_figures(result), **acceptance},
+        requests=tuple(_requests(result)),
         warnings=(
             *(["the run was cancelled"] if result.values.get("was_cancelled") is True else []),
             *([PAST_THE_END] if acceptance else []),
@@ -115,6 +138,37 @@ def _figures(result: Result) -> Figures:
             inter_chunk_latency_s="inter_chunk_latency",
         ),
     }
+
+
+def _is_request(result: Result) -> bool:
+    return result.has("metadata", "metrics")
+
+
+def _requests(result: Result) -> Iterator[RequestRecord]:
+    """In the order they were sent; not those of the warm-up."""
+    found = []
+    for line in result.sections(_REQUESTS):
+        about = line.section("metadata") or line.fail("metadata", "is missing")
+        if about.text("benchmark_phase") in (None, "profiling"):
+            found.append((about.number("request_start_ns") or 0.0, about, line.section("metrics")))
+    for place, (_, about, metrics) in enumerate(sorted(found, key=lambda one: one[0])):
+        prompt, latency, first, tokens = (
+            _figure(metrics, tag, "value", units) if metrics else None
+            for tag, units in (
+                ("input_sequence_length", _COUNTS),
+                ("request_latency", _SECONDS),
+                ("time_to_first_token", _SECONDS),
+                ("output_sequence_length", _COUNTS),
+            )
+        )
+        yield request_of(
+            f"{about.text('conversation_id')}, turn {about.number('turn_index') or 0:g}",
+            place,
+            num_prompt_tokens=prompt,
+            num_tokens=tokens,
+            ttft_s=first,
+            total_s=latency,
+        )
 
 
 def _num_speculative_tokens(result: Result) -> int | None:

@@ -1,12 +1,12 @@
 """A result as a cell: what the file says, completed by what the user told."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import NoReturn, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn, Protocol
 
 from specbench.errors import UsageError
 from specbench.importers.result_file import Result
-from specbench.records import CellKey, Condition, Draft, Fixed, ImportedRecord
+from specbench.records import CellKey, Condition, Draft, Fixed, ImportedRecord, RequestRecord
 
 UNKNOWN = "unknown"  # a name that neither the file nor the user gives
 Figures = Mapping[str, float | tuple[float, ...]]
@@ -58,6 +58,7 @@ class Reading:
     num_requests: int | None = None
     num_failed: int | None = None
     figures: Figures = field(default_factory=dict)
+    requests: tuple[RequestRecord, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -135,6 +136,7 @@ def to_cell(tool: str, reading: Reading, result: Result, told: Told) -> Imported
             num_requests=reading.num_requests,
             num_failed=reading.num_failed,
             figures=dict(reading.figures),
+            requests=tuple(replace(one, cell_id=key.id) for one in reading.requests),
             warnings=(*reading.warnings, *([NO_ACCEPTANCE] if k and not accepted else [])),
         ),
     )
@@ -148,6 +150,40 @@ def latencies(percentile: Callable[[str, int], float | None], **names: str) -> F
         for percent in (50, 90, 95, 99)
     }
     return known(values)
+
+
+def request_of(
+    prompt: str,
+    place: int,
+    *,
+    num_prompt_tokens: float | None,
+    num_tokens: float | None,
+    ttft_s: float | None,
+    total_s: float | None,
+) -> RequestRecord:
+    """The record of the request sent at `place`; without a token it failed."""
+    asked: dict[str, Any] = {
+        "cell_id": "",
+        "prompt_id": prompt,
+        "turn": 0,
+        "repeat": place,
+        "seed": 0,
+    }
+    asked["num_prompt_tokens"] = int(num_prompt_tokens or 0)
+    if not num_tokens or ttft_s is None or total_s is None:
+        return RequestRecord.failed("it has no output token in the file", **asked)
+    return RequestRecord(
+        **asked,
+        output_ids=(),
+        finish_reason="eos",
+        prefill_s=None,
+        ttft_s=ttft_s,
+        decode_s=total_s - ttft_s,
+        total_s=total_s,
+        cpu_s=None,
+        rounds=None,
+        num_tokens=int(num_tokens),
+    )
 
 
 def acceptance_when_drafted(

@@ -6,7 +6,7 @@ server's average since its start, not that of the run.
 
 from specbench.importers.imported_cell import Figures, Reading, Told, known, latencies
 from specbench.importers.result_file import Result
-from specbench.importers.token_times import decode_speeds
+from specbench.importers.token_times import requests_of
 
 TOOL = "sglang bench_serving"
 
@@ -37,6 +37,7 @@ def read(result: Result, told: Told) -> Reading:  # noqa: ARG001
         num_requests=None if completed is None else completed + (failed or 0),
         num_failed=failed,
         figures=_figures(result, length),
+        requests=requests_of(result),
         warnings=(
             *([_SINCE_START] if length is not None else []),
             *([_RANDOM] if dataset and dataset.startswith("random") else []),
@@ -62,7 +63,6 @@ def _figures(result: Result, length: float | None) -> Figures:
             request_latency_s="e2e_latency",
             inter_chunk_latency_s="itl",
         ),
-        **decode_speeds(result),
     }
 
 

@@ -1,27 +1,34 @@
-"""Speeds from the times of single requests, where a result file has them."""
+"""Single requests, of result files that list their times."""
 
-from collections.abc import Mapping
-from statistics import median
-
+from specbench.importers.imported_cell import request_of
 from specbench.importers.result_file import Result
+from specbench.records import RequestRecord
 
 
-def decode_speeds(result: Result) -> Mapping[str, float]:
-    """decode_tokens_per_s and user_tokens_per_s; empty where the file has no such lists.
+def requests_of(result: Result) -> tuple[RequestRecord, ...]:
+    """In the order they were sent; empty if the file has no such lists.
 
-    `itls` holds the gaps between a request's chunks, so their sum is its decode time whatever a
-    chunk holds; `output_lens` counts its tokens. A request that failed has none of either.
+    `itls` has the seconds between a request's chunks: their sum is its decode time, whatever a
+    chunk holds. Prompts of equal length that got equal texts are taken for one, asked repeatedly.
     """
-    lengths, gaps = result.numbers("output_lens"), result.lists("itls")
-    if lengths is None or gaps is None:
-        return {}
-    if len(lengths) != len(gaps):
-        result.fail("itls", f"{len(gaps)} requests, {len(lengths)} in output_lens")
-    spent = [sum(gap) for gap in gaps]
-    timed = [(n - 1, s) for n, s in zip(lengths, spent, strict=True) if n > 1 and s > 0]
-    if not timed:
-        return {}
-    return {
-        "decode_tokens_per_s": sum(n for n, _ in timed) / sum(s for _, s in timed),
-        "user_tokens_per_s": median(n / s for n, s in timed),
-    }
+    prompts, lengths, ttfts = map(result.numbers, ("input_lens", "output_lens", "ttfts"))
+    gaps, texts = result.lists("itls"), result.values.get("generated_texts")
+    if prompts is None or lengths is None or ttfts is None or gaps is None:
+        return ()
+    for name, column in (("input_lens", prompts), ("ttfts", ttfts), ("itls", gaps)):
+        if len(column) != len(lengths):
+            result.fail(name, f"{len(column)} requests, {len(lengths)} in output_lens")
+    if not isinstance(texts, list) or len(texts) != len(lengths):
+        texts = [*range(len(lengths))]
+    first: dict[tuple[float, str], int] = {}
+    return tuple(
+        request_of(
+            f"prompt {first.setdefault((prompts[i], str(texts[i])), i)}",
+            i,
+            num_prompt_tokens=prompts[i],
+            num_tokens=lengths[i],
+            ttft_s=ttfts[i],
+            total_s=ttfts[i] + sum(gaps[i]),
+        )
+        for i in range(len(lengths))
+    )

@@ -17,7 +17,7 @@ from specbench.importers.imported_cell import (
     latencies,
 )
 from specbench.importers.result_file import Result
-from specbench.importers.token_times import decode_speeds
+from specbench.importers.token_times import requests_of
 from specbench.stats.acceptance import mean_length
 
 TOOL = "vllm bench serve"
@@ -47,6 +47,7 @@ def read(result: Result, told: Told) -> Reading:
         num_requests=None if completed is None else completed + (failed or 0),
         num_failed=failed,
         figures={**_speeds(result), **acceptance},
+        requests=requests_of(result),
         warnings=(PAST_THE_END,) if acceptance else (),
     )
 
@@ -72,7 +73,6 @@ def _speeds(result: Result) -> Figures:
             request_latency_s="e2el",
             inter_chunk_latency_s="itl",
         ),
-        **decode_speeds(result),
     }
 
 

@@ -17,7 +17,7 @@ def num_rounds(cell: CellData) -> int | None:
 @metric(unit="passes", better=None)
 def num_passes(cell: CellData) -> int | None:
     """Passes over the prompt list; absent where requests do not overlap."""
-    return len(cell.passes) if cell.key.condition.is_stream else None
+    return (len(cell.passes) or None) if cell.key.condition.is_stream else None
 
 
 @metric(unit="tokens", better=None)

@@ -1,10 +1,14 @@
-"""Cells that another tool measured: its figures, judged as far as aggregates allow."""
+"""Cells that another tool measured: its figures, and what follows from its requests' times."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
+from specbench.metrics.cell import CellData
+from specbench.metrics.registry import number_of
+from specbench.metrics.summary import summarise
 from specbench.metrics.validity import suspicious_acceptance
-from specbench.records import CellKey, CellSummary, ImportedRecord
+from specbench.records import CellKey, CellSummary, ImportedRecord, Interval
 
 Figures = Mapping[str, float | tuple[float, ...]]
 
@@ -17,17 +21,19 @@ _ROUNDING = 1e-6  # of figures that another tool rounded
 
 
 def summarise_imported(
-    keys: Sequence[CellKey], records: Sequence[ImportedRecord]
+    keys: Sequence[CellKey],
+    records: Sequence[ImportedRecord],
+    slo: Mapping[str, float] | None = None,
 ) -> tuple[CellSummary, ...]:
     """One summary an imported cell, in the order of `keys`.
 
-    Speed-ups over a K = 0 of the same setting are figures without an interval: whether both
-    sides saw the same prompts cannot be told from aggregates.
+    Speed-ups over a K = 0 of the same setting have an interval if both files have the times of
+    requests that were sent one at a time; whether aggregates are of the same prompts is unknown.
     """
     by_id = {record.cell_id: record for record in records}
     bases = {k.condition: by_id[k.id] for k in keys if k.is_baseline and k.id in by_id}
     return tuple(
-        _summary(key, by_id[key.id], None if key.is_baseline else bases.get(key.condition))
+        _summary(key, by_id[key.id], None if key.is_baseline else bases.get(key.condition), slo)
         for key in keys
         if key.id in by_id
     )
@@ -38,38 +44,60 @@ def import_warnings(records: Sequence[ImportedRecord]) -> tuple[str, ...]:
     if not records:
         return ()
     tools = ", ".join(dict.fromkeys(f"{r.tool} {r.tool_version or ''}".strip() for r in records))
-    return (
-        f"imported from {tools}: figures as reported by that tool, without individual requests: "
-        "no intervals, and no K is recommended",
+    known = (
+        "intervals are over requests, with each server started once"
+        if any(record.requests for record in records)
+        else "without the times of single requests there is no interval, and no K is chosen"
     )
+    return (f"imported from {tools}: figures as reported by that tool; {known}",)
 
 
-def _summary(key: CellKey, record: ImportedRecord, base: ImportedRecord | None) -> CellSummary:
+def _summary(
+    key: CellKey,
+    record: ImportedRecord,
+    base: ImportedRecord | None,
+    slo: Mapping[str, float] | None,
+) -> CellSummary:
     reasons = tuple(_broken(key, record))
     curve = record.figures.get("acceptance_rate_per_position")
-    finished = (record.num_requests or 0) - (record.num_failed or 0)
-    metrics = dict(record.figures)
+    (found,) = summarise([_paired(key, record, base, slo)])
+    metrics = {**found.metrics, **record.figures}
     for name, rate in _SPEEDUPS.items():
-        ratio = _ratio(record.figures, base.figures, rate) if base else None
-        if ratio is not None:
-            metrics[name] = ratio
-    return CellSummary(
-        key=key,
+        before = number_of(base.figures, rate) if base else None
+        after = number_of(record.figures, rate)
+        if before and after is not None:
+            metrics.setdefault(name, after / before)
+    names = reversed(_SPEEDUPS) if key.condition.overlaps else _SPEEDUPS
+    ratio = next((x for name in names if (x := number_of(metrics, name))), None)
+    return replace(
+        found,
         valid=not reasons,
         invalid_reasons=reasons,
-        num_prompts=finished,
+        num_prompts=found.num_prompts or (record.num_requests or 0) - (record.num_failed or 0),
         num_requests=record.num_requests or 0,
         metrics=dict(sorted(metrics.items())),
-        speedup=None,
+        speedup=found.speedup or (ratio and Interval(estimate=ratio, low=None, high=None)) or None,
         warnings=(*record.warnings, *suspicious_acceptance(curve)),
     )
 
 
-def _ratio(spec: Figures, base: Figures, rate: str) -> float | None:
-    ours, theirs = spec.get(rate), base.get(rate)
-    if not isinstance(ours, float | int) or not isinstance(theirs, float | int) or theirs <= 0:
-        return None
-    return ours / theirs
+def _paired(
+    key: CellKey,
+    record: ImportedRecord,
+    base: ImportedRecord | None,
+    slo: Mapping[str, float] | None,
+) -> CellData:
+    """Its requests, each with that of K = 0 in the same place if all prompts are equally long."""
+    own, before = record.requests, base.requests if base else ()
+    if [r.num_prompt_tokens for r in own] != [r.num_prompt_tokens for r in before]:
+        return CellData(key=key, requests=own, slo=slo or {})
+    named = zip(own, before, strict=True)
+    return CellData(
+        key=key,
+        requests=tuple(replace(one, prompt_id=other.prompt_id) for one, other in named),
+        baseline=before,
+        slo=slo or {},
+    )
 
 
 def _broken(key: CellKey, record: ImportedRecord) -> Iterator[str]:

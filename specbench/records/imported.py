@@ -3,13 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from specbench.records.measured import RequestRecord
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportedRecord:
     """One cell's figures as another tool's result file gives them.
 
     `figures` has the names and units of our metrics; one that the file does not carry is absent.
-    There are no requests, so nothing has an interval and nothing follows from it by itself.
+    `requests` are in the order they were sent, if the file has each one's times; without them
+    nothing has an interval.
     """
 
     cell_id: str
@@ -21,4 +24,5 @@ class ImportedRecord:
     num_requests: int | None  # sent
     num_failed: int | None
     figures: Mapping[str, float | tuple[float, ...]] = field(default_factory=dict)
+    requests: tuple[RequestRecord, ...] = ()
     warnings: tuple[str, ...] = ()  # what the tool's own way of counting means for them

@@ -121,7 +121,7 @@ def _no_winner(section: Section, verdict: Verdict) -> str:
             else "undecided: no drafter clearly helps"
         )
     if section.cells:
-        return "imported figures have no interval; see the tables"
+        return "imported without K=0 to compare with; see the tables"
     if section.baseline is None:
         best = best_forecast(section.forecasts)
         return forecast_text(best, names_pairing=section.names_pairings) if best else "not measured"

@@ -117,7 +117,6 @@ _OF_NODES = Column(
     lambda cell: _rate(cell, "{:.1%}".format) if _is_tree(cell) else None,
 )
 
-_END_TO_END = metric("end_to_end_speedup", "{:.2f}x".format)
 _AT_ONCE = Column(
     "at once",
     "tokens per request from checking a predicted output before the first round",
@@ -134,18 +133,10 @@ _ALL = Column(
     "tokens per second over whole passes, ramp and drain included",
     metric("aggregate_tokens_per_s", per_second),
 )
-# Figures that another tool gave have no busy time and no interval.
-_IMPORTED = (
-    Column(
-        _ALL.header,
-        _ALL.meaning,
-        lambda cell: None if "busy_tokens_per_s" in cell.metrics else _ALL.text(cell),
-    ),
-    Column(
-        "over K=0",
-        "tokens per second over those at K=0, without an interval",
-        lambda cell: None if cell.speedup_end_to_end else _END_TO_END(cell),
-    ),
+_ALL_IMPORTED = Column(  # another tool gives no busy time
+    _ALL.header,
+    _ALL.meaning,
+    lambda cell: None if "busy_tokens_per_s" in cell.metrics else _ALL.text(cell),
 )
 _USER = Column(
     "per user",
@@ -177,7 +168,7 @@ TERMINAL_COLUMNS = (
     _K,
     _PROMPTS,
     _TOKENS_PER_S,
-    *_IMPORTED,
+    _ALL_IMPORTED,
     _SPEEDUP,
     _GOODPUT,
     _DETECTABLE,
@@ -192,7 +183,7 @@ TERMINAL_COLUMNS = (
 TERMINAL_STREAM_COLUMNS = (
     _K,
     _BUSY,
-    *_IMPORTED,
+    _ALL_IMPORTED,
     _SPEEDUP,
     _GOODPUT,
     _USER,
@@ -206,7 +197,7 @@ PAGE_COLUMNS = (
     _PROMPTS,
     _CYCLES,
     _TOKENS_PER_S,
-    *_IMPORTED,
+    _ALL_IMPORTED,
     _SPEEDUP,
     _GOODPUT,
     _DETECTABLE,
@@ -263,7 +254,6 @@ PAGE_STREAM_COLUMNS = (
     _GOODPUT,
     _DETECTABLE,
     _ALL,
-    _IMPORTED[1],
     _WHOLE,
     _USER,
     _TTFT,

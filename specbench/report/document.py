@@ -75,7 +75,7 @@ class Document:
     sessions: tuple[Environment, ...]
     vllm: Mapping[CellKey, VllmCounts]
     noise: tuple[str, ...]  # what shows that the machine did not keep its speed
-    imported: tuple[ImportedRecord, ...]  # cells that another tool measured; no decision has them
+    imported: tuple[ImportedRecord, ...]  # cells that another tool measured
 
     @property
     def mark(self) -> str:
@@ -115,6 +115,9 @@ def build_document(stored: StoredRun) -> Document:
     repeated = gather_run(stored, "confirm")
     cells = summarise(explored)
     confirmed = {cell.key: cell for cell in summarise(repeated)}
+    imported = summarise_imported(
+        [plan.key for plan in stored.run.cells], stored.imported, stored.run.settings.load.slo
+    )
     made_up = stored.run.settings.decoder.is_synthetic
     decisions = [
         decide(
@@ -122,10 +125,10 @@ def build_document(stored: StoredRun) -> Document:
             confirmed.get(choice.to_confirm) if choice.to_confirm else None,
             workload_prompts=num_usable(stored, choice.cells[0].key.condition),
             is_synthetic=made_up,
+            is_imported=bool(stored.imported),
         )
-        for choice in map(choose, by_question(cells))
+        for choice in map(choose, by_question((*cells, *(c for c in imported if c.speedup))))
     ]
-    imported = summarise_imported([plan.key for plan in stored.run.cells], stored.imported)
     measured = {cell.key for cell in (*cells, *imported)}
     unmeasured = (plan.key for plan in stored.run.cells if plan.key not in measured)
     missing = tuple(key for key in unmeasured if not is_left_out(key, stored.forecasts))

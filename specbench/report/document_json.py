@@ -47,7 +47,7 @@ def to_json(document: Document) -> dict[str, Any]:
         "failures": to_jsonable_python(
             document.failures, exclude={"__all__": {"cell_ids", "ended_process"}}
         ),
-        "imported": to_jsonable_python(document.imported),
+        "imported": to_jsonable_python(document.imported, exclude={"__all__": {"requests"}}),
         "warnings": run_warnings(document),
     }
 

@@ -2,11 +2,13 @@
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from specbench.runs import load_run
+from specbench.stats.intervals import speedup_interval
 from tests.cli.calls import specbench
 from tests.report.test_json import VALIDATOR
 from tests.test_layering import modules_after
@@ -38,22 +40,72 @@ def test_the_machine_document_keeps_to_its_schema(tmp_path):
     VALIDATOR.validate(document(tmp_path, *VLLM))
 
 
-def test_a_speed_up_over_the_imported_baseline_has_no_interval(tmp_path):
+def test_a_speed_up_of_aggregates_has_no_interval(tmp_path):
     base, spec = document(tmp_path, *VLLM)["cells"]
     assert spec["metrics"]["end_to_end_speedup"] == pytest.approx(640 / 400)
     assert "decode_speedup" not in spec["metrics"]  # decode times are not in these files
-    assert spec["speedup"] is None
+    assert spec["speedup"] == {"estimate": pytest.approx(1.6), "low": None, "high": None}
     assert (base["num_speculative_tokens"], spec["num_speculative_tokens"]) == (0, 3)
     assert spec["valid"]
 
 
-def test_nothing_is_recommended_from_aggregates(tmp_path):
+def detailed(tmp_path, k, decode_s, num_at_once=1):
+    """A result of `vllm bench serve --save-detailed`; two requests have the same prompt."""
+    num = len(decode_s)
+    values = json.loads(VLLM[0].read_text()) | {
+        "max_concurrency": num_at_once,
+        "completed": num,
+        "output_throughput": 100 * (k + 1),
+        "input_lens": [30, 31, 32, 30, *range(40, 36 + num)],
+        "output_lens": [11] * num,
+        "ttfts": [0.1] * num,
+        "itls": [[seconds / 2, seconds / 2] for seconds in decode_s],
+        "generated_texts": ["a", "b", "c", "a", *map(str, range(4, num))],
+    }
+    file = tmp_path / f"k{k}.json"
+    file.write_text(json.dumps(values))
+    return f"{file}#k={k}"
+
+
+def test_requests_one_at_a_time_give_an_interval_over_their_prompts(tmp_path):
+    base_s, spec_s = [1.0, 1.2, 0.9, 1.1, 1.0, 1.3], [0.5, 0.7, 0.4, 0.6, 0.45, 0.6]
+    files = detailed(tmp_path, 0, base_s), detailed(tmp_path, 4, spec_s)
+    found = document(tmp_path, *files, told=TOLD)
+    wanted = speedup_interval(
+        [2.1, 1.2, 0.9, 1.0, 1.3], [1.1, 0.7, 0.4, 0.45, 0.6]
+    )  # 0 and 3 are one
+    assert found["cells"][1]["speedup"] == pytest.approx(asdict(wanted))
+    assert found["decisions"][0]["num_speculative_tokens"] == 4
+    assert "requests" not in found["imported"][0]
+    recommended = specbench("recommend", "--json", cwd=tmp_path)
+    assert recommended.code == 0
+    best = json.loads(recommended.out)["picks"][0]["best"]
+    assert best["num_speculative_tokens"] == 4
+
+
+def test_requests_at_once_or_of_other_prompts_give_no_interval(tmp_path):
+    seconds = [1.0, 1.2, 0.9, 1.1, 1.0]
+    files = [detailed(tmp_path, k, seconds, num_at_once=4) for k in (0, 4)]
+    at_once = document(tmp_path, *files, told=TOLD)["cells"][1]
+    assert at_once["speedup"] == {"estimate": pytest.approx(5.0), "low": None, "high": None}
+    files = detailed(tmp_path, 0, [*seconds, 1.0]), detailed(tmp_path, 4, seconds)
+    others = document(tmp_path, *files, told=TOLD)["cells"][1]
+    assert others["speedup"]["low"] is None
+
+
+def test_a_ratio_of_aggregates_is_told_and_decides_nothing(tmp_path):
     found = document(tmp_path, *VLLM)
-    assert found["decisions"] == []
-    assert any("no K is recommended" in warning for warning in found["warnings"])
+    (decision,) = found["decisions"]
+    assert (decision["num_speculative_tokens"], decision["speedup"]["low"]) == (0, None)
+    ran = specbench("recommend", cwd=tmp_path)
+    assert ran.code == 3
+    (line,) = (line for line in ran.out.splitlines() if line.startswith("mtbench: "))
+    assert {"undecided", "1.60x over K=0 at K=3", "without an interval"} <= {
+        *re.split(": |, ", line)
+    }
     ran = specbench("report", cwd=tmp_path)
     assert ran.code == 0
-    assert "imported figures" in ran.out.splitlines()[-1]
+    assert "undecided: 1.60x over K=0" in ran.out.splitlines()[-1]
     assert "2.50" in ran.out
     assert "640.0" in ran.out
     assert "1.60x" in ran.out

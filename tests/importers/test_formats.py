@@ -8,6 +8,7 @@ import pytest
 from specbench.errors import UsageError
 from specbench.importers import formats, import_files
 from specbench.importers.imported_cell import Told
+from specbench.metrics.imported import summarise_imported
 from specbench.metrics.registry import all_metrics
 
 FILES = Path(__file__).parent / "files"
@@ -96,8 +97,9 @@ def test_vllm_times_are_seconds():
 def test_detailed_files_give_the_speed_of_decoding_alone():
     found = cell("vllm_detailed.json")
     # 10 tokens in 0.2 s and 20 in 0.3 s; the request that failed is in neither.
-    assert found.record.figures["decode_tokens_per_s"] == pytest.approx(30 / 0.5)
-    assert found.record.figures["user_tokens_per_s"] == pytest.approx((50 + 200 / 3) / 2)
+    (summary,) = summarise_imported([found.key], [found.record])
+    assert summary.metrics["decode_tokens_per_s"] == pytest.approx(30 / 0.5)
+    assert summary.metrics["user_tokens_per_s"] == pytest.approx((50 + 200 / 3) / 2)
     assert (found.record.num_requests, found.record.num_failed) == (3, 1)
 
 
@@ -181,6 +183,46 @@ def test_the_servers_counters_give_k_and_acceptance(tmp_path):
     assert figures["acceptance_rate"] == pytest.approx(330 / 600)
     assert figures["acceptance_rate_per_position"] == pytest.approx((0.8, 0.55, 0.3))
     assert figures["num_rounds"] == 200
+
+
+def aiperf_requests(latencies_ms, phase="profiling"):
+    """Lines of profile_export.jsonl, the last request first; the first token takes 100 ms."""
+    values = {"input_sequence_length": (550, "tokens"), "time_to_first_token": (100.0, "ms")}
+    return [
+        {
+            "metadata": {
+                "conversation_id": f"session_{i}",
+                "turn_index": 0,
+                "request_start_ns": 1759813207532900363 + i * 10**6,
+                "benchmark_phase": phase,
+            },
+            "metrics": {
+                name: {"value": value, "unit": unit}
+                for name, (value, unit) in {
+                    **values,
+                    "request_latency": (latency, "ms"),
+                    "output_sequence_length": (9, "tokens"),
+                }.items()
+            },
+            "error": None,
+        }
+        for i, latency in reversed([*enumerate(latencies_ms)])
+    ]
+
+
+def test_aiperfs_requests_are_those_of_its_folder(tmp_path):
+    folder, file = aiperf_pair(tmp_path / "k3"), tmp_path / "k3" / "profile_export.jsonl"
+    lines = [*aiperf_requests([900.0], "warmup"), *aiperf_requests([300.0, 500.0])]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    (found,) = import_files([folder], Told())
+    assert [r.prompt_id for r in found.record.requests] == [
+        "session_0, turn 0",
+        "session_1, turn 0",
+    ]
+    assert [r.decode_s for r in found.record.requests] == pytest.approx([0.2, 0.4])
+    assert {(r.ttft_s, r.num_output_tokens) for r in found.record.requests} == {(0.1, 9)}
+    with pytest.raises(UsageError, match=r"profile_export_aiperf\.json .* 0 are given"):
+        import_files([file], Told())
 
 
 def test_a_server_without_counters_of_speculation_is_k_0(tmp_path):

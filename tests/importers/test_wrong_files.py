@@ -98,7 +98,7 @@ def test_what_neither_the_file_nor_the_user_says_is_asked_for(tmp_path):
 
 
 def test_requests_of_uneven_lists_are_refused(tmp_path):
-    file = changed(tmp_path, output_lens=[5, 6], itls=[[0.1]])
+    file = changed(tmp_path, output_lens=[5, 6], itls=[[0.1]], ttfts=[0.1, 0.1], input_lens=[3, 4])
     assert ": itls: 1 requests, 2 in output_lens" in refusal(file)
 
 
