@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from specbench.arrivals import poisson_arrivals
 from specbench.errors import SpecbenchError
-from specbench.servers.client import Client, is_lost
+from specbench.servers.client import Client, LostError, is_lost
 from specbench.servers.client_load import ProcessLoad, load_of
 from specbench.servers.streamed import Streamed
 
@@ -41,14 +41,11 @@ class Traffic(NamedTuple):
     answers: list[Answered]
     load: ProcessLoad
 
-    @property
-    def loss(self) -> str | None:
-        """Why a request was lost, and how many were answered; None if none was lost."""
-        lost = next((one for one in self.answers if one.is_lost), None)
+    def require_no_loss(self) -> None:
+        """LostError, with how many were answered, if a request was lost."""
         num = sum(one.streamed is not None for one in self.answers)
-        if lost is None:
-            return None
-        return f"{lost.error}; {num} of {len(self.answers)} requests were answered"
+        for lost in (one for one in self.answers if one.is_lost):
+            raise LostError(f"{lost.error}; {num} of {len(self.answers)} requests were answered")
 
 
 async def closed_loop(

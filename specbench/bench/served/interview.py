@@ -16,10 +16,9 @@ from specbench.bench.watch import Watch
 from specbench.engines.served import Question, find_served
 from specbench.errors import SpecbenchError, first_line
 from specbench.records import Draft, Prompt
-from specbench.servers.client import Client, ServerError
+from specbench.servers.client import ServerError
 from specbench.servers.silence import watch_for_stalls
-from specbench.servers.streamed import Streamed
-from specbench.servers.traffic import Answered, ServerRequest, closed_loop
+from specbench.servers.traffic import Answered
 from specbench.verify.evidence import CONTROL
 from specbench.verify.served_text import ServedText
 
@@ -143,7 +142,7 @@ class Interview:
         for turn in range(max(place.turn for place in left) + 1):
             places = [p for p in left if p.turn == turn and (is_own or p.id in self._said)]
             questions = [self._question(place) for place in places]
-            done = await self._ask_all(running, questions)
+            done = await running.ask(self.engine, questions, concurrency=self.concurrency)
             for place, asked, answered in zip(places, questions, done, strict=True):
                 if answered.streamed is None and turn and is_own:
                     self.watch.warn(f"{place.id} and after are left out: {answered.error}")
@@ -175,7 +174,7 @@ class Interview:
                 temperature = asked.sampling.temperature * colder
                 sampling = replace(asked.sampling, temperature=temperature)
                 questions.append(replace(asked, sampling=sampling, max_tokens=self.most_tokens))
-            done = await self._ask_all(running, questions)
+            done = await running.ask(self.engine, questions, concurrency=self.concurrency)
             found += [_text(running, *one) for one in zip(batch, done, strict=True)]
         return tuple(found)
 
@@ -194,19 +193,6 @@ class Interview:
         said = [self._said[place._replace(turn=turn).id] for turn in range(place.turn)]
         messages = Answers().history(place.cell, asked, said)
         return question(self.plan, place.cell, asked, messages)
-
-    async def _ask_all(self, running: Running, questions: Sequence[Question]) -> Sequence[Answered]:
-        engine = find_served(self.engine)
-
-        def request(own: Question) -> ServerRequest:
-            async def ask(client: Client, _: Sequence[Streamed]) -> Streamed:
-                return await engine.answer(client, running.facts.model, own)
-
-            return ServerRequest(ask=ask)
-
-        requests = [request(one) for one in questions]
-        done = await closed_loop(requests, running.clients, concurrency=self.concurrency)
-        return done.answers
 
 
 def _text(running: Running, place: _Place, answered: Answered) -> ServedText:

@@ -10,13 +10,15 @@ from pathlib import PurePath
 from urllib.parse import urlsplit
 
 from specbench.bench.served.sessions import Session
-from specbench.engines.served import ServedEngine, ServerFacts, find_served
+from specbench.engines.served import Question, ServedEngine, ServerFacts, find_served
 from specbench.errors import UsageError
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Target
-from specbench.servers.client import Client, ServerError
+from specbench.servers.client import Client, LostError, ServerError
 from specbench.servers.process import ServerProcess
 from specbench.servers.silence import NOTICE_S
+from specbench.servers.streamed import Streamed
+from specbench.servers.traffic import Answered, ServerRequest, closed_loop
 from specbench.settings import SERVED, RunSettings
 
 OPTION = "--base-url"
@@ -41,6 +43,26 @@ class Running:
         """Whether servers at another K, which go on running, share this machine."""
         hosts = {urlsplit(client.address.root).hostname for client in self.clients}
         return self.process is None and not hosts.isdisjoint(LOOPBACK)
+
+    async def ask(
+        self, engine: str, questions: Sequence[Question], *, concurrency: int
+    ) -> list[Answered]:
+        """The answers, in order; LostError, after which nothing more is asked, if one is lost."""
+
+        def request(own: Question) -> ServerRequest:
+            async def ask(client: Client, _: Sequence[Streamed]) -> Streamed:
+                return await find_served(engine).answer(client, self.facts.model, own)
+
+            return ServerRequest(ask=ask)
+
+        requests = [request(one) for one in questions]
+        done = await closed_loop(requests, self.clients, concurrency=concurrency, ends_at_loss=True)
+        try:
+            done.require_no_loss()
+        except LostError:
+            self.require()  # says more if the server has ended
+            raise
+        return done.answers
 
     def require(self) -> None:
         """Raises ServerError, which says why, where a started server has ended."""

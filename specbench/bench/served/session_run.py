@@ -23,7 +23,7 @@ from specbench.bench.served.questions import (
 from specbench.bench.served.recording import Served, request_records, server_record
 from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import Session
-from specbench.engines.served import Question, find_served
+from specbench.engines.served import find_served
 from specbench.probes.gpus import Gpus
 from specbench.records import (
     ALL_PROMPTS,
@@ -105,30 +105,12 @@ class SessionRun:
                     0.0 if is_steady(paces) else LONGEST_S
                 ):
                     break
-                done = await self._ask_all(
-                    session, running, asked[: (fixed or first + num) - first]
-                )
-                _require_no_loss(done)
-                errors = [one.error for one in done.answers if one.error]
-                if len(errors) == len(done.answers):
+                batch = asked[: (fixed or first + num) - first]
+                answers = await running.ask(session.engine, batch, concurrency=len(batch))
+                errors = [one.error for one in answers if one.error]
+                if len(errors) == len(answers):
                     raise ServerError(f"no request of the warm-up was answered: {errors[0]}")
-                paces.append(median_of(map(_token_s, done.answers)) or 0.0)
-
-    async def _ask_all(
-        self, session: Session, running: Running, asked: Sequence[Question]
-    ) -> Traffic:
-        """Ask all of them at once."""
-
-        def request(own: Question) -> ServerRequest:
-            async def ask(client: Client, _: Sequence[Streamed]) -> Streamed:
-                return await engine.answer(client, running.facts.model, own)
-
-            return ServerRequest(ask=ask)
-
-        engine = find_served(session.engine)
-        return await closed_loop(
-            [request(one) for one in asked], running.clients, concurrency=len(asked)
-        )
+                paces.append(median_of(map(_token_s, answers)) or 0.0)
 
     async def _serve(
         self, session: Session, name: str, cell: Cell, running: Running, stalls: Sequence[Stall]
@@ -162,7 +144,7 @@ class SessionRun:
             node=self._ledger.node,
         )
         self._ledger.append(block)
-        _require_no_loss(done)
+        done.require_no_loss()
         counted = (await _idle_counters(running.clients, path)).since(before)
         load = ClientLoad(
             cell_id=cell.key.id,
@@ -217,11 +199,6 @@ def _token_s(answered: Answered) -> float | None:
     if said is None or said.last_s is None or not said.num_tokens:
         return None
     return (said.last_s - answered.sent_s) / said.num_tokens
-
-
-def _require_no_loss(done: Traffic) -> None:
-    if done.loss is not None:
-        raise LostError(done.loss)
 
 
 async def _idle_counters(clients: Sequence[Client], path: str | None) -> Counters:

@@ -50,6 +50,8 @@ class Lawful:
     """Serves what `answer` gives for a body; with ids and text, or with text alone."""
 
     is_broken = False  # it refuses every request
+    breaks_off_at: int | None = None  # a request, from 1: the connection then ends without answers
+    num_asked = 0
 
     def __init__(self, answer: Callable[[dict[str, Any]], Said], *, has_ids: bool = True) -> None:
         self._answer, self._has_ids = answer, has_ids
@@ -81,6 +83,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.server.lawful.is_broken:
             self.send_error(500)
+            return
+        self.server.lawful.num_asked += 1
+        if self.server.lawful.num_asked == self.server.lawful.breaks_off_at:
             return
         self.send_response(200)
         self.end_headers()

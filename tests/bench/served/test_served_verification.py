@@ -267,10 +267,20 @@ def test_a_server_that_refuses_is_not_verified_and_the_rest_is(tiny: Tiny) -> No
     broken.is_broken = True
     found = findings_of(tiny, tiny.server(right, 1), broken, (0.0,))
     assert [finding.verdict for finding in found] == ["identical", "failed"]
-    assert "prompts.jsonl/p0 was not answered: " in found[1].reason
+    assert "0 of 3 requests were answered" in found[1].reason
     assert exit_code(found) == 4
     found = findings_of(tiny, broken, tiny.server(right, 1), (0.0,))
     assert "K = 0 gave no answers" in found[1].reason
+
+
+def test_a_server_that_breaks_off_is_asked_nothing_more_and_gets_no_verdict(tiny: Tiny) -> None:
+    broken = tiny.server(right, 2)
+    broken.breaks_off_at = 5
+    found = findings_of(tiny, tiny.server(right, 1), broken, (TEMPERATURE,))
+    assert [finding.verdict for finding in found] == ["law", "failed"]
+    assert "requests were answered" in found[1].reason
+    assert exit_code(found) == 4
+    assert broken.num_asked < 5 + 4  # those that were under way
 
 
 def test_cycles_have_no_meaning_here(tmp_path: Path) -> None:
