@@ -129,7 +129,7 @@ def _check(pairing: "Pairing", place: "Place") -> dict[str, Any]:
             needs = round(needed.total / GIB, 2)
         if told := shortage(pairing.target, [pairing.drafter], place):
             problems.append(told)
-        if missing := _without_accelerate(pairing, place):
+        if place.device == "cuda" and (missing := _without_accelerate(pairing)):
             problems.append(missing)
     except SpecbenchError as error:
         problems.append(str(error))
@@ -148,25 +148,25 @@ def _check(pairing: "Pairing", place: "Place") -> dict[str, Any]:
     }
 
 
-def _without_accelerate(pairing: "Pairing", place: "Place") -> str | None:
-    """Which models transformers cannot load without accelerate, if it is not installed."""
+def _without_accelerate(pairing: "Pairing") -> str | None:
+    """Which models transformers cannot load on a GPU without accelerate, if it is not installed."""
     from specbench.model_files.model import is_here, open_model
 
     if find_spec("accelerate") is not None:
         return None
     is_head = find_method(pairing.drafter.method).is_head
-    reasons: dict[str, list[str]] = {}
-    for model in (pairing.target.model, None if is_head else pairing.drafter.model):
-        if model is None or model.is_shape:
-            continue
-        if model.device_map:
-            reasons.setdefault(f"device_map {model.device_map}", []).append(model.source)
-            continue
-        config = open_model(model).field("quantization_config") if is_here(model) else None
-        if config is not None and place.device == "cuda":
-            reasons.setdefault("a stored format on a GPU", []).append(model.source)
-    whys = [f"{why} ({', '.join(sources)})" for why, sources in reasons.items()]
-    return f"{', '.join(whys)} needs accelerate; pip install accelerate" if whys else None
+    models = (pairing.target.model, None if is_head else pairing.drafter.model)
+    stored = [
+        model.source
+        for model in models
+        if model is not None
+        and is_here(model)
+        and open_model(model).field("quantization_config") is not None
+    ]
+    if not stored:
+        return None
+    sources = ", ".join(stored)
+    return f"a stored format on a GPU ({sources}) needs accelerate; pip install accelerate"
 
 
 def _told(pairing: "Pairing") -> tuple[list[str], list[str]]:

@@ -126,7 +126,8 @@ def export(
         if len(chosen) > 1:
             names = ", ".join(one.name for one in chosen)
             raise UsageError(f"-k {num_speculative_tokens}: name one drafter: {names}")
-        refused = refusals(chosen, drafts=num_speculative_tokens > 0, ignored=("attention", "code"))
+        ignored = ("attention", "code", "loading")  # engines have readers of formats
+        refused = refusals(chosen, drafts=num_speculative_tokens > 0, ignored=ignored)
         if refused:  # nothing was measured that would show otherwise
             raise CompatibilityError("; ".join(refused.values()))
         deployment = Deployment(

@@ -45,17 +45,17 @@ def look_first(
 
 
 def require_loadable(settings: RunSettings, pairings: "Sequence[Pairing]") -> None:
-    """CompatibilityError if loading would refuse all pairings, warnings if some; not for servers
-    and dummy weights."""
+    """CompatibilityError if loading would refuse all pairings, warnings if some or if servers
+    measure them as well; not for dummy weights."""
     from specbench.fit.candidates import refusals
 
     engines = settings.load.engines
-    if settings.decoder.dummy_weights or set(engines) & set(SERVED):
+    if settings.decoder.dummy_weights or set(engines) <= set(SERVED):
         return
     ignored = () if BUILTIN in engines else ("attention",)
     drafts = settings.draft.adaptive or any(settings.draft.num_speculative_tokens or (1,))
     told = refusals(pairings, drafts=drafts, ignored=ignored)
-    if told and len(told) == len(pairings):
+    if told and len(told) == len(pairings) and not set(engines) & set(SERVED):
         raise CompatibilityError("; ".join(dict.fromkeys(told.values())))
     for reason in told.values():
         typer.echo(f"warning: {reason}", err=True)

@@ -191,6 +191,7 @@ def _prepare(
         machine.place,
         left_out=found.left_out if found else (),
         count=_built_hybrid if asked.dry_run else _built,
+        ignored=("loading",) if asked.gpu or asked.gpu_memory else (),
     )
     candidates = tuple(
         _with_engines(target, candidate, machine.place.temperature)

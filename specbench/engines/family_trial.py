@@ -1,13 +1,17 @@
 """Would the decoder run such a model? A small one of its family, with random weights, is asked."""
 
+from copy import deepcopy
+
 import torch
+from transformers.quantizers.auto import get_hf_quantizer
 
 from specbench.engines.refusals import failures_told
 from specbench.errors import ModelError
 from specbench.forward.self_test import make_checked_runner
 from specbench.inputs.model_spec import ModelSpec
+from specbench.models.library_log import quiet
 from specbench.models.loading import load_config, refusing
-from specbench.models.quantization import named_format, require_readable
+from specbench.models.quantization import named_format
 from specbench.models.small import small_config
 from specbench.models.text_part import keep_text_part, text_class
 
@@ -17,8 +21,8 @@ def family_refusal(spec: ModelSpec) -> str | None:
     small model of it can be made."""
     try:
         config = load_config(spec)
-        with refusing(spec, "cpu", named_format(config)):
-            require_readable(config)
+        with refusing(spec, "cpu", named_format(config)), quiet():
+            get_hf_quantizer(deepcopy(config), None, None, True, {})  # it reads no weights
         auto = text_class(config, trust_remote_code=spec.trust_remote_code)
     except ModelError as error:
         return str(error)

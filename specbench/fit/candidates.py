@@ -77,17 +77,21 @@ def prepare(
     *,
     left_out: Sequence[LeftOut] = (),
     count: Count | None = None,
+    ignored: Collection[str] = (),
 ) -> Prepared:
-    """Check and plan every drafter; `count` counts weights that no rule covers. CompatibilityError
-    for the target."""
-    findings = check_target(files)
+    """Check and plan every drafter; `count` counts weights that no rule covers, fields in `ignored`
+    refuse nothing. CompatibilityError for the target."""
+    findings = check_target(files, ignored)
     if refused := [f.text for f in findings if f.level == "refused"]:
         raise CompatibilityError(_no_target(target, refused))
     return Prepared(
         target=target,
         findings=findings,
         alone=plan_target(files, place, count),
-        candidates=tuple(_candidate(files, drafter, place, count) for drafter in drafters),
+        candidates=tuple(
+            _candidate(files, check_drafter(files, drafter, ignored), place, count)
+            for drafter in drafters
+        ),
         left_out=tuple(left_out),
     )
 
@@ -99,12 +103,12 @@ def refusals(
     `drafts`, drafters. Hub models that are not wholly in the cache pass."""
 
     def reasons(findings: Iterable[Finding]) -> list[str]:
-        return [f.text for f in findings if f.keeps_from_loading and f.field not in ignored]
+        return [f.text for f in findings if f.keeps_from_loading]
 
     @cache
     def of_target(spec: ModelSpec) -> tuple[ModelFiles, list[str]]:
         files = open_model(spec)
-        return files, reasons(check_target(files))
+        return files, reasons(check_target(files, ignored))
 
     told: dict[str, str] = {}
     for pairing in pairings:
@@ -114,7 +118,7 @@ def refusals(
         files, refused = of_target(target.model)
         if refused:
             told[pairing.name] = _no_target(target, refused)
-        elif drafts and (refused := reasons(check_drafter(files, drafter).findings)):
+        elif drafts and (refused := reasons(check_drafter(files, drafter, ignored).findings)):
             why = "; ".join(refused)
             told[pairing.name] = f"{drafter.name} cannot draft for {target.name}: {why}"
     return told
@@ -124,8 +128,10 @@ def _no_target(target: Target, refused: Sequence[str]) -> str:
     return f"{target.name} cannot be a target: {'; '.join(refused)}"
 
 
-def _candidate(files: ModelFiles, drafter: Drafter, place: Place, count: Count | None) -> Candidate:
-    checked = check_drafter(files, drafter)
+def _candidate(
+    files: ModelFiles, checked: Compatibility, place: Place, count: Count | None
+) -> Candidate:
+    drafter = checked.drafter
     if checked.level == "refused":
         return Candidate(compatibility=checked, plan=None)
     try:

@@ -3,7 +3,7 @@
 The rules are those that loading holds a pair to: what is refused here would be refused there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
@@ -36,6 +36,7 @@ from specbench.model_files.attention import (
 from specbench.model_files.kinds import kind_of
 from specbench.model_files.model import ModelFiles, open_model
 from specbench.model_files.sizes import require_sizes, require_weights
+from specbench.model_files.stored_format import loading_refusal
 from specbench.model_files.tokenizer_files import TOKENIZER_FILES
 
 # Model types with nothing but state; transformers marks their classes.
@@ -90,18 +91,22 @@ def is_proven(model: ModelFiles) -> bool:
     )
 
 
-def check_target(target: ModelFiles) -> tuple[Finding, ...]:
-    """What speaks against the target itself, whatever drafts for it."""
+def check_target(target: ModelFiles, ignored: Collection[str] = ()) -> tuple[Finding, ...]:
+    """What speaks against the target itself, whatever drafts for it, but for `ignored` fields."""
     checks = (_model_findings, tokenizer_findings, template_findings)
     found = (one for check in checks for one in _read(partial(check, target)))
-    return tuple(replace(one, target=one.draft, draft=None) for one in found)
-
-
-def check_drafter(target: ModelFiles, drafter: Drafter) -> Compatibility:
-    """Every rule about this drafter; files that are not what they should be are a refusal."""
-    return Compatibility(
-        drafter=drafter, findings=tuple(dict.fromkeys(_drafter_findings(target, drafter)))
+    return tuple(
+        replace(one, target=one.draft, draft=None) for one in found if one.field not in ignored
     )
+
+
+def check_drafter(
+    target: ModelFiles, drafter: Drafter, ignored: Collection[str] = ()
+) -> Compatibility:
+    """Every rule about this drafter, but for `ignored` fields; files that are not what they should
+    be are a refusal."""
+    found = (one for one in _drafter_findings(target, drafter) if one.field not in ignored)
+    return Compatibility(drafter=drafter, findings=tuple(dict.fromkeys(found)))
 
 
 def _drafter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Finding]:
@@ -156,6 +161,8 @@ def _model_findings(model: ModelFiles) -> Iterator[Finding]:
     elif unsupported := unsupported_attention(model.field):
         yield finding("attention", "refused", reason=f"{spec.source} {unsupported}")
     require_weights(model)
+    if unloadable := loading_refusal(model):
+        yield finding("loading", "refused", reason=f"{spec.source}: {unloadable}")
     if spec.is_shape:
         yield finding(
             "weights", "warning", None, spec.source, "made up, and its text means nothing"

@@ -261,16 +261,3 @@ def is_here(spec: ModelSpec) -> bool:
     """Whether its files, or its config at least, are on this machine."""
     folder = spec.folder or cached_folder(spec.source, spec.revision)
     return folder is not None and folder.is_dir()
-
-
-def is_all_fp8(stored: Mapping[str, Any]) -> bool:
-    """Whether all of a compressed-tensors checkpoint's packed weights are fp8, from its
-    `quantization_config`."""
-    groups = stored.get("config_groups")
-    groups = list(groups.values()) if isinstance(groups, Mapping) else []
-    weights = [group.get("weights") if isinstance(group, Mapping) else None for group in groups]
-    are_fp8 = [
-        isinstance(one, Mapping) and (one.get("type"), one.get("num_bits")) == ("float", 8)
-        for one in weights
-    ]
-    return stored.get("quant_method") == "compressed-tensors" and any(are_fp8) and all(are_fp8)

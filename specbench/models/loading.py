@@ -17,6 +17,7 @@ from specbench.errors import ModelError, ModelMemoryError, first_line
 from specbench.inputs.model_spec import ModelSpec
 from specbench.model_files.model import open_model
 from specbench.model_files.sizes import require_weights
+from specbench.model_files.stored_format import loading_refusal
 from specbench.models.digest import weights_sha256
 from specbench.models.dummy import fill, make_skeleton
 from specbench.models.library_log import quiet
@@ -25,10 +26,8 @@ from specbench.models.placement import placing
 from specbench.models.progress import report_progress
 from specbench.models.quantization import (
     inner_tensors,
-    missing_readers,
     named_format,
     require_packable,
-    require_readable,
     stored_format,
     unpack_compressed,
 )
@@ -108,16 +107,16 @@ def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) ->
     config = load_config(spec)
     files = open_model(spec)
     require_weights(files)
-    if spec.folder is not None and (reason := files.lacking_weights):
+    lacking = files.lacking_weights if spec.folder is not None else None
+    if reason := lacking or loading_refusal(files):
         raise ModelError(f"{spec.location}: {reason}")
     dtype = _planned(spec, config, device)
     unpack_compressed(config, device)
-    stored = _stored(spec, config)
+    stored = named_format(config)
     placement = spec.device_map
     if stored is not None and device.type != "cpu":
         placement = placement or str(device)  # most stored formats can only be placed once
     with refusing(spec, placement or str(device), stored):
-        require_readable(config)
         auto = text_class(config, trust_remote_code=spec.trust_remote_code)
         if spec.quantization is not None:
             require_packable(spec.quantization, device, dtype or torch.float32)
@@ -169,7 +168,7 @@ def load_dummy(spec: ModelSpec, device: torch.device, *, seed: int = 0) -> Loade
     means nothing. ModelError also for a config stored quantised or spread."""
     config = load_config(spec)
     dtype = _planned(spec, config, device) or torch.float32
-    stored = _stored(spec, config)
+    stored = named_format(config)
     if stored is not None or spec.device_map not in (None, device.type, str(device)):
         what = f"weights stored as {stored}" if stored else f"device_map {spec.device_map}"
         raise ModelError(
@@ -212,17 +211,6 @@ def _planned(spec: ModelSpec, config: PretrainedConfig, device: torch.device) ->
     return own if isinstance(own, torch.dtype) else _DTYPES.get(str(own))
 
 
-def _stored(spec: ModelSpec, config: PretrainedConfig) -> str | None:
-    """The format that the weights are stored in; ModelError where they are to be packed again."""
-    stored = named_format(config)
-    if stored is not None and spec.quantization is not None:
-        raise ModelError(
-            f"{spec.location}: its weights are stored as {stored} and cannot be packed again; "
-            f"leave out `quantization: {spec.quantization}`"
-        )
-    return stored
-
-
 @contextmanager
 def refusing(spec: ModelSpec, placement: str, stored: str | None) -> Iterator[None]:
     """Turns what torch and transformers raise into a ModelError that says what to do."""
@@ -238,12 +226,10 @@ def refusing(spec: ModelSpec, placement: str, stored: str | None) -> Iterator[No
     except Exception as error:  # a model's own code may raise anything
         if is_of_device(error):
             raise
-        install = missing_readers(stored) if stored else None
         kind = f" (stored as {stored})" if stored else ""
-        advice = (
-            f"{first_line(error)}; all that it needs: {install}" if install else load_advice(error)
-        )
-        raise ModelError(f"{spec.location}{kind}: cannot be loaded: {advice}") from error
+        raise ModelError(
+            f"{spec.location}{kind}: cannot be loaded: {load_advice(error)}"
+        ) from error
 
 
 def load_config(spec: ModelSpec) -> Any:

@@ -6,7 +6,6 @@ right: the verifier checks its guesses like any other's, so the text stays the t
 """
 
 from collections.abc import Iterator
-from copy import deepcopy
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -14,25 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
-from transformers.quantizers.auto import get_hf_quantizer
 
 from specbench.errors import ModelError
-from specbench.model_files.model import is_all_fp8
-from specbench.models.library_log import quiet
+from specbench.model_files.stored_format import is_all_fp8
 
 # Input features that share an int4 scale: finer is truer, and stores more scales.
 _INT4_GROUP = 128
-
-# The packages that transformers needs to read a stored format, by the names of their imports.
-_READERS = {
-    "awq": ("gptqmodel", "accelerate"),
-    "bitsandbytes": ("bitsandbytes", "accelerate"),
-    "compressed-tensors": ("compressed_tensors",),
-    "fp8": ("accelerate", "kernels"),
-    "gptq": ("gptqmodel", "optimum"),
-    "mxfp4": ("accelerate", "kernels"),
-    "torchao": ("torchao",),
-}
 
 
 def require_packable(scheme: str, device: torch.device, dtype: torch.dtype) -> None:
@@ -121,23 +107,6 @@ def unpack_compressed(config: PretrainedConfig, device: torch.device | None = No
             and is_all_fp8(stored)
         )
         stored |= {"dequantize": not has_kernels, "use_optimized_inference": has_kernels}
-
-
-def require_readable(config: PretrainedConfig) -> None:
-    """ModelError, or transformers' own, if a stored format cannot be read here; reads no weight."""
-    stored = named_format(config)
-    if stored is None:
-        return
-    with quiet():
-        reader, *_ = get_hf_quantizer(deepcopy(config), None, None, True, {})
-    if reader is None:
-        raise ModelError(f"its weights are stored as {stored}, which transformers cannot read")
-
-
-def missing_readers(stored: str) -> str | None:
-    """The command that installs what a stored format needs and is not here; None: all is."""
-    missing = [name for name in _READERS.get(stored, ()) if find_spec(name) is None]
-    return f"pip install {' '.join(missing).replace('_', '-')}" if missing else None
 
 
 def _config(scheme: str, device: torch.device) -> Any:
