@@ -29,6 +29,7 @@ from specbench.inputs.pairing import Drafter, Pairing
 from specbench.metrics.cell import have_same_text
 from specbench.metrics.gathering import gather_cells
 from specbench.metrics.validity import HALF_PRECISION
+from specbench.models.raised import raise_if_device_lost
 from specbench.probes.probe import Probe
 from specbench.records import (
     NO_DRAFTER,
@@ -348,14 +349,15 @@ class TargetRun:
                     purpose="explore",
                     cells=(cells[key],),
                 )
-                pairs = enumerate(zip(base.output_ids, spec.output_ids, strict=True))
-                position, tokens = next((i, pair) for i, pair in pairs if len(set(pair)) == 2)
                 try:
-                    with failures_told():
-                        prompt_ids = session.texts(block, cells[key])[spec.turn].prompt_ids
-                        text = (*prompt_ids, *spec.output_ids[:position])
-                        logits_V = next_logits(engine.runner, text).to(engine.runner.dtype)
-                except REFUSALS as error:
+                    pairs = enumerate(zip(base.output_ids, spec.output_ids, strict=True))
+                    position, tokens = next((i, pair) for i, pair in pairs if len(set(pair)) == 2)
+                    texts = session.texts(block, cells[key])
+                    prompt_ids = next(t.prompt_ids for t in texts if t.turn == spec.turn)
+                    text = (*prompt_ids, *spec.output_ids[:position])
+                    logits_V = next_logits(engine.runner, text).to(engine.runner.dtype)
+                except Exception as error:  # whatever fails here: everything is measured
+                    raise_if_device_lost(error)
                     self._watch.warn(f"{key.pairing}: {first_line(error)}")
                     return
                 one, other = logits_V[list(tokens)].double().tolist()

@@ -478,10 +478,11 @@ def test_nothing_is_compared_in_full_precision_or_if_no_output_differs(examined,
     assert (run.differences, engine.looked_at) == ((), [])
 
 
-def test_a_target_that_refuses_the_comparison_keeps_what_is_measured(examined):
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), AssertionError()])
+def test_a_target_that_refuses_the_comparison_keeps_what_is_measured(examined, error):
     class Refusing(NearTies):
         def next_logits(self, *_):
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
 
     run = examined(Refusing(FakeClock()))
     assert run.is_complete
