@@ -21,7 +21,7 @@ from specbench.cli.measure import (
 from specbench.cli.own_pair import find_target, named_drafters, own_file
 from specbench.cli.pair_options import Paired
 from specbench.cli.pair_resume import again_words, drafters_of, interrupted_run
-from specbench.errors import CompatibilityError, UsageError
+from specbench.errors import CompatibilityError, UsageError, WorkloadError
 from specbench.settings import (
     EffortSettings,
     ForecastSettings,
@@ -59,7 +59,10 @@ def pair(asked: Paired, word: _Word = None, named: _Target = None) -> None:
 
     Exit code 3 if undecided.
     """
+    from specbench.bench.planning import plan_targets
+    from specbench.cli.plan_table import left_out
     from specbench.fit.demand import shortage
+    from specbench.inputs.pairing import Pairing
     from specbench.inputs.workloads import load_workloads
     from specbench.model_files.model import open_model
 
@@ -98,7 +101,12 @@ def pair(asked: Paired, word: _Word = None, named: _Target = None) -> None:
             raise UsageError(f"{told}: {too_large[0].name} {missing}. --force tries all the same")
         raise CompatibilityError(f"{told}; see the reasons above")
     if asked.dry_run:
-        _show(prepared, machine, asked)
+        pairings = [Pairing(target=chosen, drafter=c.drafter) for c in prepared.fitting]
+        try:
+            notes = list(left_out(plan_targets(settings, pairings, lambda _: "")))
+        except WorkloadError as error:  # memory is planned all the same
+            notes = [f"this plan cannot be measured: {error}"]
+        _show(prepared, machine._replace(notes=(*machine.notes, *notes)), asked)
         _write(asked.write, chosen, [c.drafter for c in prepared.fitting], "not measured")
         return
     _measure(target, prepared, machine, settings, asked, stored)

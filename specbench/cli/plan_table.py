@@ -52,7 +52,7 @@ def plan_document(
             for plan in plans
             for cell in plan.cell_plans()
         ],
-        "warnings": list(_warnings(plans)),
+        "warnings": list(left_out(plans)),
         "sessions": [
             {
                 "target": one.target,
@@ -69,7 +69,7 @@ def plan_document(
     }
 
 
-def _warnings(plans: Sequence[TargetPlan]) -> dict[str, None]:
+def left_out(plans: Sequence[TargetPlan]) -> dict[str, None]:
     """What is not measured, each said once: targets share workloads."""
     return dict.fromkeys(warning for plan in plans for warning in plan.left_out)
 
@@ -97,7 +97,7 @@ def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()
     ]
     if same:
         console.print(f"all: {', '.join(same)}")
-    for warning in _warnings(plans):
+    for warning in left_out(plans):
         console.print(warning)
     for plan in plans:
         for one in outlooks(plan, earlier):
