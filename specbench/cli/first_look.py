@@ -11,7 +11,7 @@ import typer
 
 from specbench.cli.hardware import has_gpu_driver
 from specbench.errors import CompatibilityError, UsageError
-from specbench.settings import BUILTIN, SERVED, RunSettings
+from specbench.settings import BUILTIN, SERVED, MachineSettings, RunSettings
 
 if TYPE_CHECKING:
     from specbench.bench.plan import TargetPlan
@@ -62,19 +62,27 @@ def require_loadable(settings: RunSettings, pairings: "Sequence[Pairing]") -> No
 
 
 def require_place(settings: RunSettings, out: Path | None) -> None:
-    """UsageError for a device that is not here, and for a folder that cannot be written."""
+    """UsageError for a device or threads that are not here, and for a folder that cannot be
+    written."""
     if not set(settings.load.engines) <= set(SERVED):
-        require_device(settings.machine.device)
+        require_machine(settings.machine)
     if out is not None:
         require_writable(out)
 
 
-def require_device(device: str) -> None:
-    """UsageError for a GPU where there is no driver of one."""
+def require_machine(machine: MachineSettings) -> None:
+    """UsageError for a GPU without a driver, and for more threads than this process has cores."""
+    from specbench.probes.load import num_cores
+
     is_linux = sys.platform == "linux"
-    if device.startswith("cuda") and is_linux and not has_gpu_driver():
+    if machine.device.startswith("cuda") and is_linux and not has_gpu_driver():
         raise UsageError(
-            f"--device {device}: this machine has no GPU driver; leave --device out for the CPU"
+            f"--device {machine.device}: this machine has no GPU driver; leave --device out for "
+            "the CPU"
+        )
+    if machine.threads is not None and machine.threads > (most := num_cores()):
+        raise UsageError(
+            f"--threads {machine.threads}: this process has {most} CPU cores; allowed: 1 to {most}"
         )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from specbench.cli.first_look import look_first, require_loadable
+from specbench.cli.first_look import look_first, require_loadable, require_place
 from specbench.cli.nodes import Nodes
 from specbench.cli.own_pair import OwnPair, own_file, to_keep
 from specbench.cli.resuming import require_as_asked
@@ -178,9 +179,15 @@ def _tell(run: "StoredRun", *, as_json: bool) -> None:
 
 
 def require_measured(run: "StoredRun", again: Sequence[str] = ()) -> None:
-    """Exit 4 where a run came to its end without a figure: there is nothing to report.
-    `again`: the command to resume with, if it is not that of the settings."""
+    """Exit 4 where a run came to its end without a figure: there is nothing to report. Exit 2, and
+    no run is kept, if nothing could be loaded. `again`: the command to resume with, if it is not
+    that of the settings."""
     if run.is_failed:
+        is_unloadable = {(f.stage, f.ended_process) for f in run.failures} == {("load", False)}
+        if is_unloadable and not run.servers:
+            shutil.rmtree(run.folder)
+            typer.echo("error: nothing was measured or kept: see the warnings above", err=True)
+            raise typer.Exit(ExitCode.USER_ERROR)
         what = f"run {run.run.run_id} failed and measured nothing"
         # Of servers it was printed when they failed.
         what += "; see the warnings above" if run.servers else f": {run.why_failed}"
@@ -242,6 +249,7 @@ def _show_plan(
         typer.echo(f"Warning: {told}", err=True)
     if is_here and not running:
         try:
+            require_place(settings, None)
             require_startable(plans)
         except UsageError as error:
             typer.echo(f"Warning: this plan cannot be measured here: {error}", err=True)

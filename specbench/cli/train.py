@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbench.cli import options
-from specbench.cli.first_look import require_device, require_writable
+from specbench.cli.first_look import require_machine, require_writable
 from specbench.cli.pairing_entry import pairing_entry
 from specbench.settings import MachineSettings
 from specbench.settings.groups import PairingsFile, PromptField, Seed
@@ -89,7 +89,7 @@ def train(
     temperatures = parse_temperatures(temperature)
     budget_s = parse_seconds(budget) if budget is not None else None
     spec = _spec(target, pairings_file)
-    require_device(machine.device)
+    require_machine(machine)
     require_writable(out)
 
     from specbench.cli.progress import ProgressWatch

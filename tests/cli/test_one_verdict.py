@@ -263,6 +263,34 @@ def test_planning_and_loading_say_it_in_the_same_words(models: Path, tmp_path: P
     assert reasons[0].replace("./", "").replace(f"{folder}/", "") in said
 
 
+def test_more_threads_than_cores_are_refused_with_the_number_of_cores(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = write_case(models, tmp_path, Case("draft_model", lambda _: None, ()))
+    monkeypatch.setattr("specbench.probes.load.num_cores", lambda: 3)
+    asked = (*RUN, "--threads", "4")
+    for command in ("run", "sweep-k"):
+        ran = specbench(command, "case/x", *asked, cwd=folder)
+        assert ran.code == 2, ran
+        assert "1 to 3" in ran.err
+    ran = specbench("run", "case/x", *asked, "--dry-run", cwd=folder)
+    assert (ran.code, "1 to 3" in ran.err) == (0, True)
+    assert not (folder / "reports").exists()
+
+
+def test_prompts_beyond_the_context_are_named_by_every_dry_run(models: Path, tmp_path: Path):
+    folder = write_case(models, tmp_path, Case("draft_model", lambda _: None, ()))
+    with (folder / "prompts.jsonl").open("a") as file:
+        file.write("\n" + json.dumps({"id": "long", "turns": ["word " * 4000]}))
+    asked = ("-w", "prompts.jsonl", "--max-new-tokens", "12", "--dry-run")
+    run = specbench("run", "case/x", *asked, cwd=folder)
+    pair = specbench("pair", "case", *asked, cwd=folder)
+    stored = json.loads(specbench("pair", "case", *asked, "--json", cwd=folder).out)
+    (note,) = (note for note in stored["machine"]["notes"] if "left out" in note)
+    assert "1 of 7 prompts" in note
+    assert all(plain(note) in plain(ran.out) for ran in (run, pair))
+
+
 def test_what_is_not_loaded_here_needs_no_reader_here(models: Path, tmp_path: Path):
     folder = write_case(models, tmp_path, CASES["target: a format without its reader"])
     commands = {
@@ -386,6 +414,10 @@ def test_numbers_that_are_not_finite_are_named_with_the_role_of_their_model(
     assert f"the {role} " in said
     assert "NaN or infinities" in said
     assert name in said
+    ran = specbench("run", "case/x", *RUN, cwd=folder)
+    assert ran.code == 2
+    assert ran.err.count(name) == 1
+    assert not list((folder / "reports").glob("*/run.json"))
 
 
 @pytest.mark.parametrize("source", ["m.gguf", "ggufs", "owner/Some-7B-GGUF"])
