@@ -91,7 +91,11 @@ class BudgetPruner:
         left = (cell for cell in candidates if cell.key.id in behind)
         ranked = sorted(left, key=lambda cell: behind[cell.key.id])
         others = [cell for cell in block.cells if cell not in _fixed(block.cells)]
-        left_s = self._room_s(block) / num_more - self._around_s()
+        # What is not of cells: references and other measurements.
+        since = self._ledger.stored.blocks[self._began[1] :]
+        in_blocks_s = sum(sum(block_seconds(stored).values()) for stored in since)
+        around_s = max(self._deadline.spent_s - self._began[0] - in_blocks_s, 0.0)
+        left_s = self._room_s(block) / num_more - (around_s / len(since) if since else 0.0)
         left_s -= sum(seconds[cell.key.id] for cell in others)
         kept: list[Cell] = []
         fewest = -(-len(active) // 2) if num >= MIN_UNITS else 1
@@ -167,13 +171,6 @@ class BudgetPruner:
         for group in _groups(_fixed(block.cells)):
             means |= _interpolated(group, means)
         return {cell.key.id: means.get(cell.key.id, 0.0) for cell in block.cells}
-
-    def _around_s(self) -> float:
-        """Seconds per block that are none of its cells': references and other measurements."""
-        since = self._ledger.stored.blocks[self._began[1] :]
-        in_blocks_s = sum(sum(block_seconds(stored).values()) for stored in since)
-        spent_s = self._deadline.spent_s - self._began[0]
-        return max(spent_s - in_blocks_s, 0.0) / len(since) if since else 0.0
 
     def _measured(self, block: Block) -> list[BlockRecord]:
         """The stored blocks of the block's condition, of the first pass and with its drafters."""

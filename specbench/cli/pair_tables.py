@@ -13,7 +13,7 @@ from specbench.cli.hardware import Machine
 from specbench.decide.rank import Gain, Ranked, are_told_apart
 from specbench.decide.reasons import range_text, speedup_text
 from specbench.decide.recommend import Verdict, judge
-from specbench.fit.candidates import Candidate, Prepared
+from specbench.fit.candidates import Prepared
 from specbench.fit.memory_plan import MemoryPlan
 from specbench.footprint import STATES_BESIDE_DRAFTS
 from specbench.report.answers import answer_lines
@@ -120,9 +120,12 @@ def _lines(prepared: Prepared) -> Iterator[str]:
     for candidate in prepared.candidates:
         if candidate.is_refused:
             continue
+        room = candidate.plan.headroom_bytes if candidate.plan else None
         if not candidate.fits:
-            yield f"refused  {candidate.drafter.name}: memory: {_too_large(candidate)}"
-        elif candidate.plan is not None and candidate.plan.headroom_bytes is not None:
+            short = measured(-(room or 0), "bytes")
+            reason = f"memory: {short} too large for this hardware and context"
+            yield f"refused  {candidate.drafter.name}: {reason}"
+        elif room is not None:
             is_ok = candidate.compatibility.level == "ok"
             fit = "compatible with the target" if is_ok else "usable, with warnings"
             yield f"fits     {candidate.drafter.name}: {fit}; enough memory"
@@ -132,11 +135,6 @@ def _lines(prepared: Prepared) -> Iterator[str]:
         yield f"warning  {prepared.target.name}: {finding.text}"
     for found in prepared.left_out:
         yield f"skipped  {found.source}: {found.reason}"
-
-
-def _too_large(candidate: Candidate) -> str:
-    short = -(candidate.plan.headroom_bytes or 0) if candidate.plan else 0
-    return f"{measured(short, 'bytes')} too large for this hardware and context"
 
 
 def _print_memory(prepared: Prepared, machine: Machine) -> None:

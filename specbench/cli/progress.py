@@ -61,7 +61,6 @@ class ProgressWatch:
         # Sentences are broken between words on a terminal, and are one line in a log.
         self._console = open_console(stderr=True, soft_wrap=not is_terminal(stderr=True))
         self._cells = LiveCells()
-        self._warnings: set[str] = set()
         self._progress = _Live(
             self._cells,
             SpinnerColumn(),
@@ -154,6 +153,7 @@ class ProgressWatch:
 
     def warn(self, text: str) -> None:
         """Each text is printed once."""
-        if text not in self._warnings:
-            self._warnings.add(text)
-            self._console.print(f"warning: {text}", style="yellow")
+        line = f"warning: {text}"
+        if line not in self._told:
+            self._console.print(line, style="yellow")
+        self._told.add(line)

@@ -49,6 +49,24 @@ class Timing(NamedTuple):
     seconds: Callable[[Run], float]
     captured: Callable[[Run], Run] | None = None
 
+    def checked(self, run: Run, wrong: Callable[[], str | None], spoil: Run) -> Run:
+        """The work, captured where rounds are; ModelError if `wrong` gives a reason, also after a
+        replay over results that `spoil` made wrong."""
+
+        def check(how: str) -> None:
+            if reason := wrong():
+                raise ModelError(f"{how}{reason}")
+
+        run()
+        check("")
+        if self.captured is None:
+            return run
+        replay = self.captured(run)
+        spoil()
+        replay()
+        check("replayed, ")
+        return replay
+
 
 def fastest(candidates: Sequence[Candidate], timing: Timing) -> tuple[str | None, list[Contender]]:
     """Who won, None if nobody took part; and what became of each, in the given order.
@@ -138,20 +156,10 @@ def _tried(kernel: Kernel, placed: Placed, expected: Tensor, case: Case, timing:
     def run() -> None:
         placed.attend(kernel)
 
-    run()
-    _check(placed, expected, case)
-    if timing.captured is None:
-        return run
-    replay = timing.captured(run)
-    placed.work.joined.fill_(torch.nan)
-    replay()
-    _check(placed, expected, case, "replayed, ")
-    return replay
-
-
-def _check(placed: Placed, expected: Tensor, case: Case, how: str = "") -> None:
-    if reason := wrong(placed.work.joined.cpu(), expected, case.dtype):
-        raise ModelError(f"{how}{reason}")
+    out = placed.work.joined
+    return timing.checked(
+        run, lambda: wrong(out.cpu(), expected, case.dtype), lambda: out.fill_(torch.nan)
+    )
 
 
 def in_turn(runs: Sequence[Run]) -> Run:

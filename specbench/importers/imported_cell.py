@@ -186,6 +186,18 @@ def request_of(
     )
 
 
+def bench_speeds(result: Result, latency: str) -> Figures:
+    """What vLLM's and SGLang's benchmarks name alike; `latency`: their name of a request's."""
+    numbers = {
+        "aggregate_tokens_per_s": result.number("output_throughput"),
+        "num_output_tokens": result.number("total_output_tokens"),
+        "requests_per_s": result.number("request_throughput"),
+    }
+    names = {"ttft_s": "ttft", "tpot_s": "tpot", "inter_chunk_latency_s": "itl"}
+    by_percentile = latencies(result.milliseconds, **names, request_latency_s=latency)
+    return {**known(numbers), **by_percentile}
+
+
 def acceptance_when_drafted(
     told: Told,
     *,

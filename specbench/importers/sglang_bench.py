@@ -4,7 +4,7 @@ Facts: sglang/bench_serving.py of 0.5.23. A line has no name of the model; accep
 server's average since its start, not that of the run.
 """
 
-from specbench.importers.imported_cell import Figures, Reading, Told, known, latencies
+from specbench.importers.imported_cell import Reading, Told, bench_speeds, known
 from specbench.importers.result_file import Result
 from specbench.importers.token_times import requests_of
 
@@ -36,34 +36,21 @@ def read(result: Result, told: Told) -> Reading:  # noqa: ARG001
         tool_version=server.text("version") if server else None,
         num_requests=None if completed is None else completed + (failed or 0),
         num_failed=failed,
-        figures=_figures(result, length),
+        figures={
+            **bench_speeds(result, "e2e_latency"),
+            **known(
+                {
+                    "input_tokens_per_s": result.number("input_throughput"),
+                    "mean_acceptance_length": length,
+                }
+            ),
+        },
         requests=requests_of(result),
         warnings=(
             *([_SINCE_START] if length is not None else []),
             *([_RANDOM] if dataset and dataset.startswith("random") else []),
         ),
     )
-
-
-def _figures(result: Result, length: float | None) -> Figures:
-    return {
-        **known(
-            {
-                "aggregate_tokens_per_s": result.number("output_throughput"),
-                "num_output_tokens": result.number("total_output_tokens"),
-                "requests_per_s": result.number("request_throughput"),
-                "input_tokens_per_s": result.number("input_throughput"),
-                "mean_acceptance_length": length,
-            }
-        ),
-        **latencies(
-            result.milliseconds,
-            ttft_s="ttft",
-            tpot_s="tpot",
-            request_latency_s="e2e_latency",
-            inter_chunk_latency_s="itl",
-        ),
-    }
 
 
 def _model(result: Result, server: Result | None) -> str | None:

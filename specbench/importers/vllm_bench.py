@@ -13,8 +13,8 @@ from specbench.importers.imported_cell import (
     Reading,
     Told,
     acceptance_when_drafted,
+    bench_speeds,
     known,
-    latencies,
 )
 from specbench.importers.result_file import Result
 from specbench.importers.token_times import requests_of
@@ -54,26 +54,9 @@ def read(result: Result, told: Told) -> Reading:
 
 def _speeds(result: Result) -> Figures:
     prompt_tokens, duration_s = result.number("total_input_tokens"), result.number("duration")
-    return {
-        **known(
-            {
-                "aggregate_tokens_per_s": result.number("output_throughput"),
-                "num_output_tokens": result.number("total_output_tokens"),
-                "num_failed": result.number("failed"),
-                "requests_per_s": result.number("request_throughput"),
-                "input_tokens_per_s": prompt_tokens / duration_s
-                if prompt_tokens is not None and duration_s
-                else None,
-            }
-        ),
-        **latencies(
-            result.milliseconds,
-            ttft_s="ttft",
-            tpot_s="tpot",
-            request_latency_s="e2el",
-            inter_chunk_latency_s="itl",
-        ),
-    }
+    rate = prompt_tokens / duration_s if prompt_tokens is not None and duration_s else None
+    own = {"num_failed": result.number("failed"), "input_tokens_per_s": rate}
+    return {**bench_speeds(result, "e2el"), **known(own)}
 
 
 def _acceptance(result: Result, told: Told) -> Figures:

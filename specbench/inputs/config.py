@@ -72,7 +72,9 @@ def _read_once(shipped_file: Path) -> Pairings:
 def _read(file: Path) -> Pairings:
     top = read_yaml(file, ConfigError).section(allowed=FILE_KEYS)
     defaults = top.may("defaults", _defaults, _Defaults())
-    targets = top.must("targets", partial(_targets, defaults=defaults))
+    targets = top.must(
+        "targets", lambda value: tuple(_target(name, own, defaults) for name, own in _named(value))
+    )
     pairings = Pairings(path=file, targets=targets, default=(targets[0].name,))
     names = partial(_default_names, pairings=pairings)
     return replace(pairings, default=top.may("default", names, pairings.default))
@@ -112,10 +114,6 @@ def _default_names(value: Value, pairings: Pairings) -> tuple[str, ...]:
     except UsageError as wrong:
         value.fail(str(wrong))
     return names
-
-
-def _targets(value: Value, defaults: _Defaults) -> tuple[Target, ...]:
-    return tuple(_target(name, entry, defaults) for name, entry in _named(value))
 
 
 def _target(name: str, value: Value, defaults: _Defaults) -> Target:

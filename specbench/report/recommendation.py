@@ -99,9 +99,10 @@ def pick_grid(
         chosen = "nothing to compare with"
     elif open_question(document, one) is not None:
         chosen = "undecided"
+    units = {"latency": "per token", "throughput": "all users", "cost": "per million tokens"}
     return Grid(
         title=title(one, picks),
-        headers=("configuration", "requests", _header(objective), "at least", ""),
+        headers=("configuration", "requests", units[objective.name], "at least", ""),
         rows=tuple(
             (
                 _method(candidate.key) if candidate.key.draft.k else "without drafts",
@@ -230,12 +231,6 @@ def _method(key: CellKey) -> str:
     if not key.draft.k:
         return "do not speculate"
     return f"{key.source}, K={key.draft.length.label}"
-
-
-def _header(objective: Objective) -> str:
-    return {"latency": "per token", "throughput": "all users", "cost": "per million tokens"}[
-        objective.name
-    ]
 
 
 def _value(value: float, objective: Objective) -> str:

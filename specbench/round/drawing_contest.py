@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specbench.errors import ModelError
 from specbench.forward.contest import Run, Timing, fastest, prepared
 from specbench.kernels.availability import DRAWS, TOP_P, Switch
 from specbench.records import Contender, Sampling
@@ -72,20 +71,11 @@ def _tried(name: str, drawing: Drawing, numbers: _Numbers, expected: Drawn, timi
             for own, new in zip(held, drawing.drawn(numbers), strict=True):
                 own.copy_(new)
 
-    def check(how: str = "") -> None:
-        if reason := drawing.wrong(numbers, held, expected):
-            raise ModelError(f"{how}it is wrong: {reason}")
+    def wrong() -> str | None:
+        reason = drawing.wrong(numbers, held, expected)
+        return f"it is wrong: {reason}" if reason else None
 
-    run()
-    check()
-    if timing.captured is None:
-        return run
-    replay = timing.captured(run)
-    for own in held:
-        own.zero_()
-    replay()
-    check("replayed, ")
-    return replay
+    return timing.checked(run, wrong, lambda: [own.zero_() for own in held])
 
 
 def _made_up(vocab_size: int, dtype: torch.dtype, device: torch.device) -> _Numbers:

@@ -91,6 +91,7 @@ def started(
     supervisor sees to that; so does a second Ctrl-C, at which nobody waits for it any more.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    environ = {**os.environ, **environment}  # with keys of servers, which only we may know
     with log.open("ab") as stream:
         start = stream.tell()
         supervisor = subprocess.Popen(
@@ -99,7 +100,7 @@ def started(
             stdin=subprocess.PIPE,
             stdout=stream,
             stderr=stream,
-            env=_without_keys({**os.environ, **environment}),
+            env={name: environ[name] for name in environ if not name.startswith(KEY)},
             start_new_session=True,
         )
     process = ServerProcess(supervisor, ServerLog(log, start, log_format), grace_s)
@@ -114,8 +115,3 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
         return int(listener.getsockname()[1])
-
-
-def _without_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """Keys of servers are for us alone."""
-    return {name: value for name, value in environment.items() if not name.startswith(KEY)}

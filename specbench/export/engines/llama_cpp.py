@@ -74,7 +74,12 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     dialect = _dialect(version)
     target = deployment.target
     command = ["llama-server", "--model", _gguf(model_name(target))]
-    lost = [*settings_lost(deployment), *deployment.tiers_lost, _convert(model_name(target))]
+    lost = [
+        *settings_lost(deployment),
+        *deployment.tiers_lost,
+        f"hub ids and folders: llama.cpp reads GGUF files; make {command[-1]} with its "
+        "convert_hf_to_gguf.py (the drafter's likewise), or name one that you have",
+    ]
     deployment = deployment.flat
     if target.revision:
         lost.append(f"revision {target.revision} of the target: convert that one")
@@ -143,13 +148,6 @@ def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
 def _gguf(source: str) -> str:
     """`owner/Name` -> `Name.gguf`; a file that is GGUF already stays."""
     return source if source.endswith(".gguf") else f"{source.rstrip('/').rsplit('/', 1)[-1]}.gguf"
-
-
-def _convert(source: str) -> str:
-    return (
-        f"hub ids and folders: llama.cpp reads GGUF files; make {_gguf(source)} with its "
-        "convert_hf_to_gguf.py (the drafter's likewise), or name one that you have"
-    )
 
 
 def _lost(deployment: Deployment) -> list[str]:
