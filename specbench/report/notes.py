@@ -28,7 +28,7 @@ def notes(document: Document, told: Collection[str] = ()) -> dict[str, list[str]
     """Lines by heading, the gravest first, without those already told; no heading is empty."""
     lines = {
         "Not measured": failure_lines(document),
-        "Invalid cells": invalid_lines(document),
+        "Invalid cells": _cell_lines(document, lambda cell: cell.invalid_reasons),
         "Warnings": [line for line in warning_lines(document) if line not in told],
     }
     return {heading: some for heading, some in lines.items() if some}
@@ -41,11 +41,6 @@ def failure_lines(document: Document) -> list[str]:
         f"{_STAGES[failure.stage]}: {failure.reason}"
         for failure in document.failures
     ] + [line for line in [lost_line(document)] if line]
-
-
-def invalid_lines(document: Document) -> list[str]:
-    """Cells that are shown but support no answer, with the reasons."""
-    return _cell_lines(document, lambda cell: cell.invalid_reasons)
 
 
 def warning_lines(document: Document) -> list[str]:
