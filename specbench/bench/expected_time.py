@@ -67,7 +67,8 @@ def _planned(plan: TargetPlan) -> tuple[float, float]:
             continue
         prompts = plan.workload(at.workload).prompts
         turns = sum(len(prompt.turns) for prompt in prompts) / len(prompts)
-        answers = cell.num_prompts * cell.num_repeats * turns * at.num_samples
+        num = len(plan.pass_prompts(plan.workload(at.workload), at)) if at.is_stream else 0
+        answers = (num or cell.num_prompts) * cell.num_repeats * turns * at.num_samples
         own = answers * plan.max_new_tokens(at.workload)
         tokens += own
         steps += own / (at.concurrency * at.num_samples)

@@ -21,14 +21,16 @@ def recommend(
         typer.Option(
             help=(
                 "latency (seconds per token for one user), throughput (tokens per "
-                "second over all users) or cost (money per million tokens)."
+                "second over all users), goodput (requests per second within the limits of "
+                "--slo, or of the run) or cost (money per million tokens)."
             )
         ),
     ] = "latency",
     slo: Annotated[
         str | None,
         typer.Option(
-            help="Limits to meet: tpot=30ms,ttft=0.5s,tpot_p95=50ms.",
+            help="Limits to meet: tpot=30ms,ttft=0.5s,tpot_p95=50ms; of goodput those of each "
+            "request.",
             show_default=False,
         ),
     ] = None,
@@ -57,7 +59,7 @@ def recommend(
     meets the limits, 3 if undecided.
     """
     from specbench.decide.objective import LIMITS, OBJECTIVES, Objective
-    from specbench.settings.words import parse_limits
+    from specbench.settings.words import REQUEST_LIMITS, parse_limits
 
     name = next((name for name in OBJECTIVES if name == objective), None)
     if name is None:
@@ -68,10 +70,10 @@ def recommend(
         raise UsageError(
             "--price-per-hour only applies to --objective cost; leave it out, or use that objective"
         )
+    is_goodput = name == "goodput"
+    limits = parse_limits(slo, REQUEST_LIMITS if is_goodput else LIMITS) if slo is not None else {}
     wanted = Objective(
-        name=name,
-        limits=parse_limits(slo, LIMITS) if slo is not None else {},
-        price_per_hour=price_per_hour,
+        name=name, limits={} if is_goodput else limits, price_per_hour=price_per_hour
     )
 
     from specbench.cli.console import WIDTH, open_console, say
@@ -90,8 +92,15 @@ def recommend(
     from specbench.report.tables import grid_table
     from specbench.runs import LATEST, load_run
 
-    # Objectives are about speed, and --slo here about medians and percentiles.
-    document = build_document(load_run(run or LATEST, out).without_slo)
+    stored = load_run(run or LATEST, out)
+    if is_goodput and not (limits or stored.run.settings.load.slo):
+        raise UsageError(
+            f"--objective goodput needs limits, and run {stored.run.run_id} had none; give --slo, "
+            "such as ttft=200ms,tpot=20ms"
+        )
+    if limits or not is_goodput:  # the other objectives are about speed
+        stored = stored.with_slo(limits if is_goodput else None)
+    document = build_document(stored)
     _require_measured(
         "--workload",
         workload or (),

@@ -8,6 +8,7 @@ import typer
 
 from specbench.cli import options
 from specbench.errors import UsageError
+from specbench.settings.words import parse_limits
 
 FORMATS = ("html", "md", "csv", "parquet")
 
@@ -20,6 +21,13 @@ def report(
     formats: Annotated[
         str, typer.Option("--format", help="html, md, csv, parquet, or a list such as html,md,csv.")
     ] = "html,md,csv",
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="Choose K by goodput within these limits, such as ttft=200ms,tpot=20ms.",
+            show_default="as the run was asked",
+        ),
+    ] = None,
     out: options.Out = Path("reports"),
     as_json: options.AsJson = False,
     is_opened: Annotated[
@@ -34,9 +42,12 @@ def report(
     if is_opened and "html" not in chosen:
         raise UsageError(f"--open shows the page, and --format {formats!r} has no html")
 
+    limits = None if slo is None else parse_limits(slo)
     from specbench.runs import LATEST, load_run
 
     stored = [load_run(name, out) for name in runs or (LATEST,)]
+    if limits is not None:
+        stored = [run.with_slo(limits) for run in stored]
 
     from specbench.cli.answer import print_answer, print_json
     from specbench.report.document import build_document

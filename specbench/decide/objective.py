@@ -14,7 +14,7 @@ from specbench.records import CellKey, CellSummary, Condition, Decision
 from specbench.settings.words import REQUEST_LIMITS
 from specbench.stats.regret import minimax_regret
 
-ObjectiveName = Literal["latency", "throughput", "cost"]
+ObjectiveName = Literal["latency", "throughput", "goodput", "cost"]
 OBJECTIVES: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
 
 # What a limit may be about, and the metric that it is held against.
@@ -28,7 +28,8 @@ LIMITS = {
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objective:
     """`latency`: seconds per token of one user; `throughput`: tokens a second of all of them;
-    `cost`: money per million tokens. `limits` are upper bounds in seconds, by metric."""
+    `goodput`: requests a second within the run's SLO; `cost`: money per million tokens. `limits`
+    are upper bounds in seconds, by metric."""
 
     name: ObjectiveName = "latency"
     limits: Mapping[str, float] = field(default_factory=dict)
@@ -36,14 +37,14 @@ class Objective:
 
     @property
     def unit(self) -> str:
-        return {"latency": "s/token", "throughput": "tokens/s", "cost": "per million tokens"}[
-            self.name
-        ]
+        units = ("s/token", "tokens/s", "requests/s", "per million tokens")
+        return dict(zip(OBJECTIVES, units, strict=True))[self.name]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One way to serve a workload; `value` in the objective's unit, `rate` in tokens a second."""
+    """One way to serve a workload; `value` in the objective's unit, `rate` in tokens a second, or
+    for goodput in requests a second."""
 
     key: CellKey
     value: float
@@ -206,7 +207,13 @@ def _candidate(
 
 
 def _rate(cell: CellSummary, objective: Objective) -> float | None:
-    """Tokens a second: of one user for latency, else of all rows, prefills included."""
+    """Tokens a second: of one user for latency, else of all rows, prefills included; requests
+    for goodput."""
+    if objective.name == "goodput":
+        served = number_of(cell.metrics, "requests_per_s")
+        # Half a request if none is within the limits: the ratio counts it as well.
+        least = served and 0.5 * served / cell.num_requests
+        return number_of(cell.metrics, "goodput_requests_per_s") or least
     if objective.name == "latency":
         seconds = number_of(cell.metrics, "tpot_s")
         return 1 / seconds if seconds else None
@@ -224,7 +231,7 @@ def _gain(cell: CellSummary, speedup: float, objective: Objective) -> float:
     One row's speed-up leaves prefill out, which all users wait for: of it that share holds which
     the first pass's whole requests kept.
     """
-    if objective.name == "latency":
+    if objective.name in ("latency", "goodput"):
         return speedup
     if cell.key.condition.request_rate is not None:
         return 1.0

@@ -28,6 +28,7 @@ WORDS = (
     TOKENIZER,
     "sampling",
     "max-new-tokens",
+    "slo",
     "synthetic",
     HARDWARE,
     SOFTWARE,

@@ -15,6 +15,7 @@ from specbench.records import (
     chosen_threads,
 )
 from specbench.settings import DecoderSettings
+from specbench.settings.words import limits_text
 
 HARDWARE = "hardware"
 THREADS = "threads"
@@ -45,6 +46,7 @@ class Fingerprint:
     hardware: Mapping[str, str]  # device, GPU or CPU, cores, threads; how a server spreads a model
     torch: str
     max_new_tokens: int | None = None  # None: the workload's own
+    slo: str = ""  # limits of --slo; empty: none
     synthetic: str = ""  # what was made up; empty for a real run
     # target -> sha256 of its chat template, which the tokenizer's contains; "": it has none
     templates: Mapping[str, str] = field(default_factory=dict)
@@ -90,6 +92,7 @@ def fingerprint_of(
         workloads=dict(run.workload_sha256),
         sampling=f"top-k {asked.top_k or 'off'}, top-p {asked.top_p:g}",
         max_new_tokens=asked.max_new_tokens,
+        slo=limits_text(settings.load.slo or {}),
         synthetic=_synthetic(settings.decoder),
         hardware={**environment.hardware, **threads, **served.hardware},
         torch=environment.packages.get("torch", ""),
@@ -111,6 +114,7 @@ def differences(
             str(baseline.max_new_tokens or "the workload's"),
             str(candidate.max_new_tokens or "the workload's"),
         ),
+        Difference("slo", baseline.slo or "none", candidate.slo or "none"),
         Difference("synthetic", baseline.synthetic or "no", candidate.synthetic or "no"),
     )
     return (

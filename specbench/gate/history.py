@@ -20,7 +20,7 @@ INTERRUPTED = "interrupted"
 
 # What runs of one history may differ in, where that is asked for.
 WORDS = (
-    *("model", "tokenizer", "workload", "sampling", "max-new-tokens", "synthetic"),
+    *("model", "tokenizer", "workload", "sampling", "max-new-tokens", "slo", "synthetic"),
     *(HARDWARE, PROMPTS, DRAFTER, INTERRUPTED),
 )
 

@@ -99,7 +99,12 @@ def pick_grid(
         chosen = "nothing to compare with"
     elif open_question(document, one) is not None:
         chosen = "undecided"
-    units = {"latency": "per token", "throughput": "all users", "cost": "per million tokens"}
+    units = {
+        "latency": "per token",
+        "throughput": "all users",
+        "goodput": "within the limits",
+        "cost": "per million tokens",
+    }
     return Grid(
         title=title(one, picks),
         headers=("configuration", "requests", units[objective.name], "at least", ""),
@@ -108,7 +113,9 @@ def pick_grid(
                 _method(candidate.key) if candidate.key.draft.k else "without drafts",
                 str(candidate.key.condition.concurrency),
                 _value(candidate.value, objective),
-                f"{candidate.cautious_rate:,.0f} tok/s",
+                measured(candidate.cautious_rate, objective.unit)
+                if objective.name == "goodput"
+                else f"{candidate.cautious_rate:,.0f} tok/s",
                 chosen if candidate is one.best else "; ".join(candidate.broken),
             )
             for candidate in one.candidates

@@ -43,8 +43,8 @@ def recommendation_json(
                     "sentence": headline(document, one, objective) + document.mark,
                     "is_untried": is_untried(document, one),
                     "is_undecided": open_question(document, one) is not None,
-                    "best": _candidate_json(one.best) if one.best else None,
-                    "candidates": [_candidate_json(c) for c in one.candidates],
+                    "best": _candidate_json(one.best, objective) if one.best else None,
+                    "candidates": [_candidate_json(c, objective) for c in one.candidates],
                     "reasons": list(reasons(document, one)),
                 }
                 for one in picks
@@ -64,12 +64,13 @@ def recommendation_json(
     return document_json
 
 
-def _candidate_json(candidate: Candidate) -> dict[str, Any]:
+def _candidate_json(candidate: Candidate, objective: Objective) -> dict[str, Any]:
+    counted = "requests" if objective.name == "goodput" else "tokens"
     return {
         **_key_json(candidate.key),
         "value": candidate.value,
-        "tokens_per_s": candidate.rate,
-        "tokens_per_s_low": candidate.cautious_rate,
+        f"{counted}_per_s": candidate.rate,
+        f"{counted}_per_s_low": candidate.cautious_rate,
         "broken_limits": list(candidate.broken),
     }
 

@@ -4,6 +4,7 @@ A line of records.jsonl is `{"type": "block", "data": {...}}`; run.json is a Run
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from specbench.errors import UsageError
 from specbench.json_text import parse_json
 from specbench.records import (
     BlockRecord,
@@ -96,10 +98,14 @@ class StoredRun:
     servers: tuple[ServerRecord, ...] = ()
     sessions: tuple[Environment, ...] = ()  # one for each resume, and for each node of a cluster
 
-    @property
-    def without_slo(self) -> "StoredRun":
-        """Judged by speed, as if no limits had been given."""
-        load = replace(self.run.settings.load, slo=None)
+    def with_slo(self, slo: Mapping[str, float] | None) -> "StoredRun":
+        """Judged by goodput within these limits; None: by speed. UsageError for several samples."""
+        if slo and self.run.settings.load.num_samples > 1:
+            raise UsageError(
+                f"--slo counts single requests, and run {self.run.run_id} took several samples of "
+                "a prompt; drop --slo"
+            )
+        load = replace(self.run.settings.load, slo=slo)
         settings = replace(self.run.settings, load=load)
         return replace(self, run=replace(self.run, settings=settings))
 

@@ -50,6 +50,26 @@ def test_an_slo_of_the_run_changes_no_answer_about_speed(folder: Path) -> None:
         specbench("report", "limited", "--out", "limited", "--json", cwd=folder).out
     )
     assert any("requests within" in decision["sentence"] for decision in report["decisions"])
+    slo = ("--slo", "ttft=10s,request_latency=1s")
+    given = json.loads(specbench("report", "served", *slo, "--json", cwd=folder).out)
+    assert given["decisions"] == report["decisions"]
+    goodput = ("--objective", "goodput", "--json")
+    by_run = specbench("recommend", "limited", "--out", "limited", *goodput, cwd=folder)
+    by_option = specbench("recommend", "served", *goodput, *slo, cwd=folder)
+    assert json.loads(by_option.out)["picks"] == json.loads(by_run.out)["picks"]
+    rates = [
+        cell["metrics"]["goodput_requests_per_s"]
+        or 0.5 * cell["metrics"]["requests_per_s"] / cell["num_requests"]
+        for cell in report["cells"]
+        if not cell["num_speculative_tokens"]
+    ]
+    for one in json.loads(by_run.out)["picks"]:
+        for candidate in one["candidates"]:
+            assert candidate["value"] == candidate["requests_per_s"]
+            if not candidate["num_speculative_tokens"]:
+                assert any(candidate["value"] == pytest.approx(rate) for rate in rates)
+        (best, *others) = one["candidates"]
+        assert all(best["value"] >= 0.99 * other["requests_per_s_low"] for other in others)
 
 
 def test_a_price_makes_tokens_cost_something(folder: Path) -> None:
@@ -71,7 +91,9 @@ def test_limits_that_nothing_meets_are_a_failed_judgement(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--objective", "speed"], "latency, throughput, cost"),
+        (["--objective", "speed"], "latency, throughput, goodput, cost"),
+        (["served", "--objective", "goodput"], "ttft=200ms,tpot=20ms"),
+        (["served", "--objective", "goodput", "--slo", "tpot_p95=20ms"], "request_latency, units"),
         (["--objective", "cost"], "--price-per-hour"),
         (["--price-per-hour", "2.50"], "leave it out"),
         (["--slo", "tpot=fast"], "tpot=30ms"),

@@ -37,6 +37,7 @@ def names(run=RUN, models=MODELS) -> list[str]:
         ({"top_k": 5}, "sampling"),
         ({"top_p": 0.8}, "sampling"),
         ({"max_new_tokens": 7}, "max-new-tokens"),
+        ({"slo": {"ttft_s": 0.2}}, "slo"),
         ({"acceptance": 0.7}, "synthetic"),
         ({"dummy_weights": True}, "synthetic"),
     ],
