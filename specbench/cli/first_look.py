@@ -62,8 +62,7 @@ def require_loadable(settings: RunSettings, pairings: "Sequence[Pairing]") -> No
 
 
 def require_place(settings: RunSettings, out: Path | None) -> None:
-    """UsageError for a device or threads that are not here, and for a folder that cannot be
-    written."""
+    """UsageError for a device or threads that are not here, or a folder that cannot be written."""
     if not set(settings.load.engines) <= set(SERVED):
         require_machine(settings.machine)
     if out is not None:
@@ -74,8 +73,7 @@ def require_machine(machine: MachineSettings) -> None:
     """UsageError for a GPU without a driver, and for more threads than this process has cores."""
     from specbench.probes.load import num_cores
 
-    is_linux = sys.platform == "linux"
-    if machine.device.startswith("cuda") and is_linux and not has_gpu_driver():
+    if machine.device.startswith("cuda") and sys.platform == "linux" and not has_gpu_driver():
         raise UsageError(
             f"--device {machine.device}: this machine has no GPU driver; leave --device out for "
             "the CPU"

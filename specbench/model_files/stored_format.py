@@ -1,6 +1,7 @@
 """The formats that weights are stored or packed in, and whether they can be loaded here."""
 
 from collections.abc import Mapping
+from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,18 @@ def loading_refusal(model: ModelFiles) -> str | None:
     if spec.quantization is not None:
         needs[f"quantization {spec.quantization}"] = ("torchao",)
     if stored is not None:
-        method = _method(stored)
+        facts = stored if isinstance(stored, Mapping) else {}
+        is_old = {"load_in_4bit", "load_in_8bit"} & facts.keys()  # bitsandbytes gave no name then
+        method = str(facts.get("quant_method", "bitsandbytes" if is_old else "an unnamed format"))
         if spec.quantization is not None:
             return (
                 f"its weights are stored as {method} and cannot be packed again; leave out "
                 f"`quantization: {spec.quantization}`"
             )
-        if method not in _READERS and f'= "{method}"\n' not in _transformers_formats():
+        # The file that names all formats is read as text: to import it is to import torch.
+        file = "transformers/utils/quantization_config.py"
+        known = Path(str(distribution("transformers").locate_file(file))).read_text("utf-8")
+        if method not in _READERS and f'= "{method}"\n' not in known:
             return f"its weights are stored as {method}, which transformers cannot read"
         needs[f"the format {method} of its weights"] = _READERS.get(method, ())
     for what, packages in needs.items():
@@ -52,21 +58,6 @@ def loading_refusal(model: ModelFiles) -> str | None:
         if missing:
             return f"{what} needs {' and '.join(missing)}; pip install {' '.join(missing)}"
     return None
-
-
-def _method(stored: object) -> str:
-    """The name of a format; old files of bitsandbytes have none."""
-    facts = stored if isinstance(stored, Mapping) else {}
-    is_old = {"load_in_4bit", "load_in_8bit"} & facts.keys()
-    return str(facts.get("quant_method", "bitsandbytes" if is_old else "an unnamed format"))
-
-
-def _transformers_formats() -> str:
-    """The text of the installed file that names all formats: to import it is to import torch."""
-    spec = find_spec("transformers")
-    assert spec is not None
-    assert spec.origin is not None
-    return (Path(spec.origin).parent / "utils" / "quantization_config.py").read_text("utf-8")
 
 
 def is_all_fp8(stored: Mapping[str, Any]) -> bool:
