@@ -91,10 +91,9 @@ def keep(root: Path, run_id: str, stored: StoredRun) -> Path:
     """Write a made-up run to disk; its folder."""
     run = replace(stored.run, run_id=run_id, schema_version=SCHEMA_VERSION)
     with create_run(root, run) as writer:
-        for record in (*stored.models, *stored.memory, *stored.forwards, *stored.blocks):
+        of_models = (*stored.models, *stored.engines, *stored.memory, *stored.forwards)
+        for record in (*of_models, *stored.blocks, *stored.servers, *stored.failures):
             writer.append(record)
-        for server in stored.servers:
-            writer.append(server)
         if stored.is_complete:
             writer.finish()
     return root / run_id
