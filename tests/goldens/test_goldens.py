@@ -1,5 +1,7 @@
-"""Today's values are the expected ones, family by family."""
+"""Today's values are the expected ones, family by family, and no feature is without its test."""
 
+import ast
+import json
 from importlib import import_module
 from pathlib import Path
 
@@ -7,7 +9,36 @@ import pytest
 
 from tests.goldens import FAMILIES, assert_equal
 
+ROOT = Path(__file__).parents[2]
+FEATURES = Path(__file__).with_name("features.json")
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_has_its_expected_values(family: str, tmp_path: Path) -> None:
     assert_equal(family, import_module(f"tests.goldens.{family}").all_facts(tmp_path))
+
+
+def test_every_feature_of_a_page_names_a_test_that_exists() -> None:
+    features = json.loads(FEATURES.read_text(encoding="utf-8"))
+    assert [page for page in features if not (ROOT / page).is_file()] == []
+    missing = {
+        f"{page}: {feature}": test
+        for page, tests in features.items()
+        for feature, test in tests.items()
+        if not exists(test)
+    }
+    assert missing == {}
+
+
+def exists(test: str) -> bool:
+    """Whether a test as `tests/FILE.py::NAME` stands in its file; nothing is imported."""
+    path, _, name = test.partition("::")
+    file = ROOT / path
+    if not file.is_file():
+        return False
+    functions = [
+        node.name
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    ]
+    return name.startswith("test_") and name in functions
