@@ -6,6 +6,7 @@ in fifty times three times over, on a machine that drifts by 0.2 % a round. Seed
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from math import exp
 from statistics import mean
 
@@ -26,11 +27,7 @@ Make = Callable[[RoundCosts], Controller]
 
 
 def steady(alpha: float) -> Rates:
-    def rates(_: random.Random) -> Iterator[float]:
-        while True:
-            yield alpha
-
-    return rates
+    return lambda _: repeat(alpha)
 
 
 def blocks(low: float, high: float, length: int) -> Rates:
@@ -63,17 +60,15 @@ class Row:
     """One text: a round at K keeps drafts until one is wrong."""
 
     def __init__(self, rates: Rates, seed: str) -> None:
-        self._rng = random.Random(seed)
+        self._draw = random.Random(seed).random
         self._rates = rates(random.Random(seed))
-        self._ahead: list[float] = []
 
     def round(self, k: int) -> int:
-        while len(self._ahead) <= k:
-            self._ahead.append(next(self._rates))
         kept = 0
-        while kept < k and self._rng.random() < self._ahead[kept]:
+        while kept < k and self._draw() < next(self._rates):
             kept += 1
-        del self._ahead[: kept + 1]
+        if kept == k:
+            next(self._rates)  # of the token that follows the last draft
         return kept
 
 
