@@ -6,7 +6,14 @@ from typing import NamedTuple
 from specbench.errors import UsageError
 from specbench.gate.baseline import Snapshot
 from specbench.gate.figures import CellFigures
-from specbench.gate.fingerprint import HARDWARE, SOFTWARE, TOKENIZER, Difference, differences
+from specbench.gate.fingerprint import (
+    HARDWARE,
+    SETTINGS,
+    SOFTWARE,
+    TOKENIZER,
+    Difference,
+    differences,
+)
 from specbench.records import CellKey
 from specbench.records.axes import AXES
 
@@ -23,13 +30,7 @@ WORDS = (
     *_AXES_OF_WORD,
     CELLS,
     PROMPTS,
-    "workload",
-    "model",
-    TOKENIZER,
-    "sampling",
-    "max-new-tokens",
-    "slo",
-    "synthetic",
+    *SETTINGS,
     HARDWARE,
     SOFTWARE,
 )

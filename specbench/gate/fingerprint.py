@@ -22,6 +22,8 @@ THREADS = "threads"
 SOFTWARE = "software"
 DRAFTER = "drafter"
 TOKENIZER = "tokenizer"
+# What `differences` may name besides the hardware.
+SETTINGS = ("model", TOKENIZER, "workload", "sampling", "max-new-tokens", "slo", "synthetic")
 _COMMIT = "commit"
 # Facts of software around what decodes: they may differ among the runs of one baseline.
 AROUND = ("specbench", "python", _COMMIT, "driver")

@@ -7,6 +7,7 @@ from specbench.gate.comparable import PROMPTS
 from specbench.gate.fingerprint import (
     DRAFTER,
     HARDWARE,
+    SETTINGS,
     Difference,
     Fingerprint,
     differences,
@@ -19,10 +20,7 @@ from specbench.stats.change_points import MIN_RUNS, Step, Trend, course
 INTERRUPTED = "interrupted"
 
 # What runs of one history may differ in, where that is asked for.
-WORDS = (
-    *("model", "tokenizer", "workload", "sampling", "max-new-tokens", "slo", "synthetic"),
-    *(HARDWARE, PROMPTS, DRAFTER, INTERRUPTED),
-)
+WORDS = (*SETTINGS, HARDWARE, PROMPTS, DRAFTER, INTERRUPTED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ token: (last - first) / (n - 1) of a request. Its acceptance sums up what vLLM s
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import inf
+from math import isfinite
 from pathlib import Path
 
 from specbench.errors import UsageError
@@ -18,7 +18,6 @@ from specbench.importers.imported_cell import (
     Reading,
     Told,
     acceptance_when_drafted,
-    known,
     latencies,
     request_of,
 )
@@ -67,35 +66,28 @@ def join(results: Sequence[Result]) -> list[Result]:
     UsageError for these without their result.
     """
     metrics = [r for r in results if r.has("aiperf_version", "metrics", "summary")]
-    requests = [r for r in results if _is_request(r)]
-    others = [result for result in results if result not in metrics and not _is_request(result)]
-    for folder in dict.fromkeys(Path(request.place).parent for request in requests):
-        lines = [r.values for r in requests if Path(r.place).parent == folder]
-        places = [
-            i
-            for i, r in enumerate(others)
-            if recognises(r) and Path(r.place).parent == folder and _REQUESTS not in r.values
-        ]
-        if len(places) != 1:
+    lines = [r for r in results if _is_request(r)]
+    joined = [r for r in results if r not in metrics and not _is_request(r)]
+    for folder in dict.fromkeys(Path(line.place).parent for line in lines):
+        part = {_REQUESTS: [line.values for line in lines if Path(line.place).parent == folder]}
+        its = [i for i, r in enumerate(joined) if recognises(r) and Path(r.place).parent == folder]
+        if len(its) != 1:
             raise UsageError(
                 f"{folder}: requests of an aiperf benchmark need one profile_export_aiperf.json "
-                f"in the same folder, and {len(places)} are given; import the folder"
+                f"in the same folder, and {len(its)} are given; import the folder"
             )
-        at = places[0]
-        others[at] = replace(others[at], values={**others[at].values, _REQUESTS: lines})
+        joined[its[0]] = replace(joined[its[0]], values={**joined[its[0]].values, **part})
     for server in metrics:
-        benchmark = server.text("benchmark_id")
-        places = [i for i, r in enumerate(others) if r.values.get("benchmark_id") == benchmark]
-        if benchmark is None or not places:
+        part, benchmark = {_COUNTERS: server.values["metrics"]}, server.text("benchmark_id")
+        its = [i for i, r in enumerate(joined) if r.values.get("benchmark_id") == benchmark]
+        if benchmark is None or not its:
             raise UsageError(
                 f"{server.place}: server metrics of an aiperf benchmark whose "
                 "profile_export_aiperf.json is not given; import both files, or their folder"
             )
-        for i in places:
-            others[i] = replace(
-                others[i], values={**others[i].values, _COUNTERS: server.values["metrics"]}
-            )
-    return others
+        for i in its:
+            joined[i] = replace(joined[i], values={**joined[i].values, **part})
+    return joined
 
 
 def read(result: Result, told: Told) -> Reading:
@@ -111,33 +103,30 @@ def read(result: Result, told: Told) -> Reading:
         model=asked.get("--model") or asked.get("-m"),
         concurrency=_number(asked.get("--concurrency")),
         num_speculative_tokens=k,
-        request_rate=_rate(asked.get("--request-rate")),
+        # Without a rate, or at an infinite one, requests come as soon as others end.
+        request_rate=max(_finite(asked.get("--request-rate")) or 0.0, 0.0) or None,
         temperature=_temperature(words),
         tool_version=result.text("aiperf_version"),
         measured_at=result.text("start_time"),
         num_requests=None if finished is None else int(finished + (failed or 0)),
         num_failed=None if failed is None else int(failed),
-        figures={**_figures(result), **acceptance},
+        figures={
+            **{name: _figure(result, *where) for name, where in _FIGURES.items()},
+            **latencies(
+                lambda tag, percent: _figure(result, tag, f"p{percent}", _SECONDS),
+                ttft_s="time_to_first_token",
+                tpot_s="inter_token_latency",
+                request_latency_s="request_latency",
+                inter_chunk_latency_s="inter_chunk_latency",
+            ),
+            **acceptance,
+        },
         requests=tuple(_requests(result)),
         warnings=(
             *(["the run was cancelled"] if result.values.get("was_cancelled") is True else []),
             *([PAST_THE_END] if acceptance else []),
         ),
     )
-
-
-def _figures(result: Result) -> Figures:
-    numbers = {name: _figure(result, *where) for name, where in _FIGURES.items()}
-    return {
-        **known(numbers),
-        **latencies(
-            lambda tag, percent: _figure(result, tag, f"p{percent}", _SECONDS),
-            ttft_s="time_to_first_token",
-            tpot_s="inter_token_latency",
-            request_latency_s="request_latency",
-            inter_chunk_latency_s="inter_chunk_latency",
-        ),
-    }
 
 
 def _is_request(result: Result) -> bool:
@@ -269,13 +258,12 @@ def _number(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() and 0 < len(text) < 7 else None
 
 
-def _rate(text: str | None) -> float | None:
-    """Arrivals a second; None where requests come as soon as others end."""
+def _finite(text: str | None) -> float | None:
     try:
-        rate = float(text) if text else 0.0
+        value = float(text or "")
     except ValueError:
         return None
-    return rate if 0 < rate < inf else None
+    return value if isfinite(value) else None
 
 
 def _temperature(words: Sequence[str]) -> float | None:
@@ -289,7 +277,4 @@ def _temperature(words: Sequence[str]) -> float | None:
         for pair in told.split(",") if is_extra else ():
             name, _, value = pair.partition(":")
             found = value if name.strip() == "temperature" else found
-    try:
-        return None if found is None else float(found)
-    except ValueError:
-        return None
+    return _finite(found)

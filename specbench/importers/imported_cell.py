@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from specbench.errors import UsageError
 from specbench.importers.result_file import Result
 from specbench.records import CellKey, Condition, Draft, Fixed, ImportedRecord, RequestRecord
 
 UNKNOWN = "unknown"  # a name that neither the file nor the user gives
-Figures = Mapping[str, float | tuple[float, ...]]
+Figures = Mapping[str, float | tuple[float, ...] | None]
 
 # Methods that draft in every round: a count of the rounds that drafted is one of all rounds.
 ALWAYS_DRAFTING = (
@@ -123,7 +123,8 @@ def to_cell(tool: str, reading: Reading, result: Result, told: Told) -> Imported
         if k
         else Draft.none,
     )
-    accepted = {name for name in reading.figures if "accept" in name}
+    figures = _known(reading.figures)
+    has_acceptance = any("accept" in name for name in figures)
     return ImportedCell(
         key=key,
         record=ImportedRecord(
@@ -135,21 +136,20 @@ def to_cell(tool: str, reading: Reading, result: Result, told: Told) -> Imported
             measured_at=reading.measured_at,
             num_requests=reading.num_requests,
             num_failed=reading.num_failed,
-            figures=dict(reading.figures),
+            figures=figures,
             requests=tuple(replace(one, cell_id=key.id) for one in reading.requests),
-            warnings=(*reading.warnings, *([NO_ACCEPTANCE] if k and not accepted else [])),
+            warnings=(*reading.warnings, *([NO_ACCEPTANCE] if k and not has_acceptance else [])),
         ),
     )
 
 
 def latencies(percentile: Callable[[str, int], float | None], **names: str) -> Figures:
-    """Medians and percentiles of our metrics, by the tool's name of each; what the file has."""
-    values = {
+    """Medians and percentiles of our metrics, by the tool's name of each."""
+    return {
         name if percent == 50 else f"{name}_p{percent}": percentile(theirs, percent)
         for name, theirs in names.items()
         for percent in (50, 90, 95, 99)
     }
-    return known(values)
 
 
 def request_of(
@@ -162,40 +162,32 @@ def request_of(
     total_s: float | None,
 ) -> RequestRecord:
     """The record of the request sent at `place`; without a token it failed."""
-    asked: dict[str, Any] = {
-        "cell_id": "",
-        "prompt_id": prompt,
-        "turn": 0,
-        "repeat": place,
-        "seed": 0,
-    }
-    asked["num_prompt_tokens"] = int(num_prompt_tokens or 0)
-    if not num_tokens or ttft_s is None or total_s is None:
-        return RequestRecord.failed("it has no output token in the file", **asked)
-    return RequestRecord(
-        **asked,
-        output_ids=(),
-        finish_reason="eos",
-        prefill_s=None,
-        ttft_s=ttft_s,
-        decode_s=total_s - ttft_s,
-        total_s=total_s,
-        cpu_s=None,
-        rounds=None,
-        num_tokens=int(num_tokens),
+    request = RequestRecord.failed(
+        "it has no output token in the file",
+        cell_id="",
+        prompt_id=prompt,
+        turn=0,
+        repeat=place,
+        seed=0,
+        num_prompt_tokens=int(num_prompt_tokens or 0),
     )
+    if num_tokens and ttft_s is not None and total_s is not None:
+        times = {"ttft_s": ttft_s, "decode_s": total_s - ttft_s, "total_s": total_s}
+        request = replace(
+            request, finish_reason="eos", error=None, num_tokens=int(num_tokens), **times
+        )
+    return request
 
 
 def bench_speeds(result: Result, latency: str) -> Figures:
     """What vLLM's and SGLang's benchmarks name alike; `latency`: their name of a request's."""
-    numbers = {
+    names = {"ttft_s": "ttft", "tpot_s": "tpot", "inter_chunk_latency_s": "itl"}
+    return {
         "aggregate_tokens_per_s": result.number("output_throughput"),
         "num_output_tokens": result.number("total_output_tokens"),
         "requests_per_s": result.number("request_throughput"),
+        **latencies(result.milliseconds, **names, request_latency_s=latency),
     }
-    names = {"ttft_s": "ttft", "tpot_s": "tpot", "inter_chunk_latency_s": "itl"}
-    by_percentile = latencies(result.milliseconds, **names, request_latency_s=latency)
-    return {**known(numbers), **by_percentile}
 
 
 def acceptance_when_drafted(
@@ -207,22 +199,14 @@ def acceptance_when_drafted(
     per_position: tuple[float, ...] | None,
 ) -> Figures:
     """Figures over the rounds that drafted: over all of them only if the method always drafts."""
-    figures = {"acceptance_rate": rate, "mean_acceptance_length_when_drafted": length}
-    if told.method not in ALWAYS_DRAFTING:
-        return known(figures)
-    return known(
-        {
-            **figures,
-            "mean_acceptance_length": length,
-            "num_rounds": num_rounds,
-            "acceptance_rate_per_position": per_position,
-        }
-    )
+    figures: Figures = {"acceptance_rate": rate, "mean_acceptance_length_when_drafted": length}
+    if told.method in ALWAYS_DRAFTING:
+        of_all_rounds = {"mean_acceptance_length": length, "num_rounds": num_rounds}
+        figures = {**figures, **of_all_rounds, "acceptance_rate_per_position": per_position}
+    return _known(figures)
 
 
-def known(
-    figures: Mapping[str, float | tuple[float, ...] | None],
-) -> dict[str, float | tuple[float, ...]]:
+def _known(figures: Figures) -> dict[str, float | tuple[float, ...]]:
     """The figures that are there."""
     return {name: value for name, value in figures.items() if value is not None and value != ()}
 

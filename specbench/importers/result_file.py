@@ -40,12 +40,16 @@ class Result:
             self.fail(key, f"an object is needed, not {_kind(value)}")
         return replace(self, key=self._dotted(key), values=value)
 
-    def sections(self, key: str) -> "tuple[Result, ...]":
-        """Each object of a list; empty if it is absent or null."""
+    def items(self, key: str) -> list[Any] | None:
+        """A list, whatever is in it; None if it is absent or null."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, list):
             self.fail(key, f"a list is needed, not {_kind(value)}")
-        items = {f"{key}[{i}]": item for i, item in enumerate(value or ())}
+        return value
+
+    def sections(self, key: str) -> "tuple[Result, ...]":
+        """Each object of a list; empty if it is absent or null."""
+        items = {f"{key}[{i}]": item for i, item in enumerate(self.items(key) or ())}
         parts = (replace(self, values=items).section(name) for name in items)
         return tuple(part for part in parts if part is not None)
 
@@ -85,11 +89,9 @@ class Result:
 
     def numbers(self, key: str) -> tuple[float, ...] | None:
         """A list of finite numbers from 0; None where it is absent or null."""
-        value = self.values.get(key)
+        value = self.items(key)
         if value is None:
             return None
-        if not isinstance(value, list):
-            self.fail(key, f"a list is needed, not {_kind(value)}")
         return tuple(self._number(f"{key}[{i}]", item, 0.0) for i, item in enumerate(value))
 
     def lists(self, key: str) -> tuple[tuple[float, ...], ...] | None:

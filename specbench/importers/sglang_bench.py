@@ -4,7 +4,7 @@ Facts: sglang/bench_serving.py of 0.5.23. A line has no name of the model; accep
 server's average since its start, not that of the run.
 """
 
-from specbench.importers.imported_cell import Reading, Told, bench_speeds, known
+from specbench.importers.imported_cell import Reading, Told, bench_speeds
 from specbench.importers.result_file import Result
 from specbench.importers.token_times import requests_of
 
@@ -38,12 +38,8 @@ def read(result: Result, told: Told) -> Reading:  # noqa: ARG001
         num_failed=failed,
         figures={
             **bench_speeds(result, "e2e_latency"),
-            **known(
-                {
-                    "input_tokens_per_s": result.number("input_throughput"),
-                    "mean_acceptance_length": length,
-                }
-            ),
+            "input_tokens_per_s": result.number("input_throughput"),
+            "mean_acceptance_length": length,
         },
         requests=requests_of(result),
         warnings=(
@@ -66,9 +62,5 @@ def _depth(server: Result | None) -> int | None:
 
 
 def _num_failed(result: Result) -> int | None:
-    errors = result.values.get("errors")
-    if errors is None:
-        return None
-    if not isinstance(errors, list):
-        result.fail("errors", "a list is needed")
-    return sum(bool(error) for error in errors)
+    errors = result.items("errors")
+    return None if errors is None else sum(map(bool, errors))

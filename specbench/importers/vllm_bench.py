@@ -14,7 +14,6 @@ from specbench.importers.imported_cell import (
     Told,
     acceptance_when_drafted,
     bench_speeds,
-    known,
 )
 from specbench.importers.result_file import Result
 from specbench.importers.token_times import requests_of
@@ -33,6 +32,7 @@ def read(result: Result, told: Told) -> Reading:
     """K is the number of positions that the counters have."""
     curve = result.numbers("spec_decode_per_position_acceptance_rates")
     completed, failed = result.whole("completed"), result.whole("failed")
+    prompt_tokens, duration_s = result.number("total_input_tokens"), result.number("duration")
     acceptance = _acceptance(result, told)
     return Reading(
         engine="vllm",
@@ -46,17 +46,17 @@ def read(result: Result, told: Told) -> Reading:
         measured_at=_iso(result.text("date")),
         num_requests=None if completed is None else completed + (failed or 0),
         num_failed=failed,
-        figures={**_speeds(result), **acceptance},
+        figures={
+            **bench_speeds(result, "e2el"),
+            "num_failed": result.number("failed"),
+            "input_tokens_per_s": prompt_tokens / duration_s
+            if prompt_tokens is not None and duration_s
+            else None,
+            **acceptance,
+        },
         requests=requests_of(result),
         warnings=(PAST_THE_END,) if acceptance else (),
     )
-
-
-def _speeds(result: Result) -> Figures:
-    prompt_tokens, duration_s = result.number("total_input_tokens"), result.number("duration")
-    rate = prompt_tokens / duration_s if prompt_tokens is not None and duration_s else None
-    own = {"num_failed": result.number("failed"), "input_tokens_per_s": rate}
-    return {**bench_speeds(result, "e2el"), **known(own)}
 
 
 def _acceptance(result: Result, told: Told) -> Figures:
@@ -66,7 +66,8 @@ def _acceptance(result: Result, told: Told) -> Figures:
     )
     drafted = result.whole("spec_decode_draft_tokens")
     percent = result.number("spec_decode_acceptance_rate")
-    rate = accepted / drafted if drafted and accepted is not None else _share(percent)
+    share = None if percent is None else percent / 100
+    rate = accepted / drafted if drafted and accepted is not None else share
     length = (
         mean_length(accepted, rounds)
         if rounds and accepted is not None
@@ -79,10 +80,6 @@ def _acceptance(result: Result, told: Told) -> Figures:
         num_rounds=rounds,
         per_position=result.numbers("spec_decode_per_position_acceptance_rates"),
     )
-
-
-def _share(percent: float | None) -> float | None:
-    return None if percent is None else percent / 100
 
 
 def _iso(stamp: str | None) -> str | None:

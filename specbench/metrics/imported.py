@@ -10,8 +10,6 @@ from specbench.metrics.summary import summarise
 from specbench.metrics.validity import suspicious_acceptance
 from specbench.records import CellKey, CellSummary, ImportedRecord, Interval
 
-Figures = Mapping[str, float | tuple[float, ...]]
-
 # A speed-up that follows from a rate on both sides.
 _SPEEDUPS = {
     "decode_speedup": "decode_tokens_per_s",
@@ -33,7 +31,9 @@ def summarise_imported(
     by_id = {record.cell_id: record for record in records}
     bases = {k.condition: by_id[k.id] for k in keys if k.is_baseline and k.id in by_id}
     return tuple(
-        _summary(key, by_id[key.id], None if key.is_baseline else bases.get(key.condition), slo)
+        _summary(
+            key, by_id[key.id], None if key.is_baseline else bases.get(key.condition), slo or {}
+        )
         for key in keys
         if key.id in by_id
     )
@@ -56,11 +56,18 @@ def _summary(
     key: CellKey,
     record: ImportedRecord,
     base: ImportedRecord | None,
-    slo: Mapping[str, float] | None,
+    slo: Mapping[str, float],
 ) -> CellSummary:
+    cell = CellData(key=key, requests=record.requests, slo=slo)
+    baseline = base.requests if base else ()
+    # Each request with that of K = 0 in the same place, if all prompts are equally long.
+    if [r.num_prompt_tokens for r in cell.requests] == [r.num_prompt_tokens for r in baseline]:
+        pairs = zip(cell.requests, baseline, strict=True)
+        requests = tuple(replace(one, prompt_id=other.prompt_id) for one, other in pairs)
+        cell = replace(cell, requests=requests, baseline=baseline)
     reasons = tuple(_broken(key, record))
     curve = record.figures.get("acceptance_rate_per_position")
-    (found,) = summarise([_paired(key, record, base, slo)])
+    (found,) = summarise([cell])
     metrics = {**found.metrics, **record.figures}
     for name, rate in _SPEEDUPS.items():
         before = number_of(base.figures, rate) if base else None
@@ -78,25 +85,6 @@ def _summary(
         metrics=dict(sorted(metrics.items())),
         speedup=found.speedup or (ratio and Interval(estimate=ratio, low=None, high=None)) or None,
         warnings=(*record.warnings, *suspicious_acceptance(curve)),
-    )
-
-
-def _paired(
-    key: CellKey,
-    record: ImportedRecord,
-    base: ImportedRecord | None,
-    slo: Mapping[str, float] | None,
-) -> CellData:
-    """Its requests, each with that of K = 0 in the same place if all prompts are equally long."""
-    own, before = record.requests, base.requests if base else ()
-    if [r.num_prompt_tokens for r in own] != [r.num_prompt_tokens for r in before]:
-        return CellData(key=key, requests=own, slo=slo or {})
-    named = zip(own, before, strict=True)
-    return CellData(
-        key=key,
-        requests=tuple(replace(one, prompt_id=other.prompt_id) for one, other in named),
-        baseline=before,
-        slo=slo or {},
     )
 
 

@@ -51,6 +51,13 @@ def test_time_grows_with_the_plan_and_ends_with_the_budget(tmp_path: Path) -> No
     assert "MiB of memory in float32, of " in ran.out
 
 
+def test_time_counts_the_requests_of_a_pass_and_not_the_prompts_alone(tmp_path: Path) -> None:
+    words = ("demo/draft", "-w", "chat", "-k", "4", "--concurrency", "4", "--prompts", "4")
+    few, more = (outlook(tmp_path, *words, "--num-requests", num) for num in ("8", "32"))
+    begin_s = 15
+    assert (more["seconds"] - begin_s) == pytest.approx(4 * (few["seconds"] - begin_s), rel=0.05)
+
+
 def test_an_earlier_run_tells_what_a_token_takes(tmp_path: Path) -> None:
     stored = served_run()
     run = replace(stored.run, run_id="earlier", schema_version=SCHEMA_VERSION)
