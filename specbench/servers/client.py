@@ -173,8 +173,8 @@ class Client:
                 async with self._http.stream("POST", f"{root}{path}", json=body) as response:
                     await self._require_success(response)
                     async for piece in response.aiter_bytes():
-                        self._take(self._fed(data, piece), answer)
-                self._take(self._fed(data, b"\n"), answer)
+                        self._take(data, piece, answer)
+                self._take(data, b"\n", answer)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             self._fail_by(error)
         if answer.fault:
@@ -210,34 +210,25 @@ class Client:
             self.num_open -= 1
             self.num_closed += 1
 
-    def _fed(self, data: EventData, piece: bytes) -> list[bytes]:
+    def _take(self, stream: EventData, piece: bytes, answer: Streamed) -> None:
+        """Add the events that end in a piece of the stream to the answer; ServerError."""
         try:
-            return data.feed(piece)
-        except ValueError as error:
-            self.fail(f"{STRANGE}: {error}")
-
-    def _take(self, events: list[bytes], answer: Streamed) -> None:
-        for data in events:
-            self.num_events += 1
-            if data == b"[DONE]":
-                answer.is_done = True
-            else:
-                self._take_one(data, answer)
-
-    def _take_one(self, data: bytes, answer: Streamed) -> None:
-        try:
-            event = from_json(data)
-        except ValueError as error:
-            self.fail(f"{STRANGE}: {error}")
-        if not isinstance(event, dict):
-            self.fail(f"{STRANGE}: {self._said(str(event))}")
-        if event.get("error") is not None:
-            reason = self._said(_reason(event["error"]))
-            self.fail(f"failed while it answered: {reason}", LostError)
-        try:
-            answer.add(event)
+            for data in stream.feed(piece):
+                self.num_events += 1
+                if data == b"[DONE]":
+                    answer.is_done = True
+                    continue
+                event = from_json(data)
+                if not isinstance(event, dict):
+                    self.fail(f"{STRANGE}: {self._said(str(event))}")
+                if event.get("error") is not None:
+                    reason = self._said(_reason(event["error"]))
+                    self.fail(f"failed while it answered: {reason}", LostError)
+                answer.add(event)
         except ValidationError as error:
             self.fail(f"{STRANGE}: {nonsense(error)}")
+        except ValueError as error:
+            self.fail(f"{STRANGE}: {error}")
 
     async def _page(self, url: str, asked: Mapping[str, Any] | None = None) -> bytes:
         method, page = "GET" if asked is None else "POST", bytearray()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import fmean
 from threading import Event, Thread
 from time import perf_counter, process_time
 from typing import Any
@@ -30,15 +31,15 @@ async def load_of(work: Coroutine[Any, Any, None], clients: Sequence[Client]) ->
     """Do the work of these clients, and measure this process meanwhile; raises what it raises."""
     num_events = sum(client.num_events for client in clients)
     start_s, cpu_start_s = perf_counter(), process_time()
-    lag = _Lag()
-    with ticking(lag.see):
+    lags_s: list[float] = []  # of the ticks
+    with ticking(lambda sent_s: lags_s.append(perf_counter() - sent_s)):
         await work
     await asyncio.sleep(0)  # what was sent during a pause at the end is also seen
     return ProcessLoad(
         wall_s=perf_counter() - start_s,
         cpu_s=process_time() - cpu_start_s,
         num_events=sum(client.num_events for client in clients) - num_events,
-        mean_lag_s=lag.sum_s / max(lag.num_ticks, 1),
+        mean_lag_s=fmean(lags_s or [0.0]),
     )
 
 
@@ -70,15 +71,3 @@ def ticking(see: See) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-
-
-class _Lag:
-    """How late ticks are seen, all together."""
-
-    def __init__(self) -> None:
-        self.num_ticks = 0
-        self.sum_s = 0.0
-
-    def see(self, sent_s: float) -> None:
-        self.num_ticks += 1
-        self.sum_s += perf_counter() - sent_s

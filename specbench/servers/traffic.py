@@ -129,16 +129,11 @@ class _Users:
             self._answered[i] = answered
             if answered.streamed is None:
                 self.has_lost |= answered.is_lost
-                self._give_up(conversation, i)
+                error = f"not sent: request {i} of its conversation failed"
+                left = conversation[conversation.index(i) + 1 :]
+                self._answered |= {j: Answered(sent_s=perf_counter(), error=error) for j in left}
                 return
             answers.append(answered.streamed)
-
-    def _give_up(self, conversation: Sequence[int], failed: int) -> None:
-        for i in conversation[conversation.index(failed) + 1 :]:
-            self._answered[i] = Answered(
-                sent_s=perf_counter(),
-                error=f"not sent: request {failed} of its conversation failed",
-            )
 
     async def traffic(self, work: Coroutine[Any, Any, None]) -> Traffic:
         load = await load_of(work, self._clients)

@@ -2,8 +2,7 @@
 
 import asyncio
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 
@@ -23,6 +22,7 @@ from specbench.runs import Ledger, StoredRun
 from specbench.servers.page_cache import read_once
 from specbench.servers.server_log import EngineError
 
+Failures = Mapping[Draft, Sequence[str]]  # why sessions in a row broke off
 LONGEST_REASON = 1_000  # characters of what is stored of a failure
 _NUMBER = re.compile(r"[\d.]+")
 TRIES = 2  # sessions in a row that break off before a K is given up
@@ -39,12 +39,11 @@ class CycleRun:
         ledger: Ledger,
         watch: Watch,
         deadline: Deadline,
-        failures: Mapping[str, Sequence[str]],
+        failures: Failures,
     ) -> None:
         self._plan, self._engine, self._host = plan, engine, host
         self._ledger, self._watch, self._deadline = ledger, watch, deadline
-        # Why sessions broke off, those in a row, by draft.
-        self._failures = defaultdict(list, {d: list(reasons) for d, reasons in failures.items()})
+        self._failures = dict(failures)
         answers = Answers()
         by_id = {cell.key.id: cell for cell in served_cells(plan, engine)}
         for block in ledger.stored.blocks:
@@ -57,19 +56,19 @@ class CycleRun:
         """The sessions of a cycle, unless all of it is stored, until the deadline."""
         if self._plan.running_ks is None:
             self._read_models()
-        left = sessions_left(sessions, self._ledger.stored.servers)
+        servers = self._ledger.stored.servers
+        # A K that is measured again needs its baseline from the same time, server and node.
+        left = sessions if sessions_missing(sessions, servers) else ()
         places = {session.place for session in sessions}
-        stored = (server for server in self._ledger.stored.servers if server.place in places)
-        attempt = 1 + max((server.attempt for server in stored), default=0)
-        for done, session in enumerate(left):
-            if self._deadline.is_over(purpose):
+        drafts = {session.draft for session in sessions}
+        attempt = 1 + max((s.attempt for s in servers if s.place in places), default=0)
+        for done, session in enumerate(left, start=1):
+            if self._deadline.is_over(purpose) or is_over(self._failures, drafts):
                 return
-            if is_over(self._failures, (one.draft for one in sessions)):
-                return
-            if len(self._failures[session.draft.label]) < TRIES:
+            if len(self._failures.get(session.draft, ())) < TRIES:
                 self._watch.stage(f"{session.target}: {session.label}")
                 self._hold_one(session, attempt)
-            self._watch.advance(done + 1, len(left), self._deadline.seconds_left(purpose))
+            self._watch.advance(done, len(left), self._deadline.seconds_left(purpose))
 
     def _read_models(self) -> None:
         """Into the page cache, so that the first start is like the later ones."""
@@ -88,11 +87,12 @@ class CycleRun:
                 record = replace(record, log=f"{error.log.parent.name}/{error.log.name}")
         self._ledger.append(replace(record, node=self._ledger.node, attempt=attempt))
         if was_held(record):
-            self._failures[session.draft.label] = []
+            self._failures[session.draft] = ()
             for text in (*record.problems, *record.warnings):
                 self._watch.warn(f"{session.label}: {text}")
         else:
-            self._failures[session.draft.label] += record.problems
+            earlier = self._failures.get(session.draft, ())
+            self._failures[session.draft] = (*earlier, *record.problems)
 
     def _explain(self, session: Session, error: Exception) -> str:
         """What is stored of a failure; it is printed in full, or its log if it was printed."""
@@ -111,19 +111,13 @@ class CycleRun:
                 return broken_off(session, name, running, (self._explain(session, error),))
 
 
-def is_over(failures: Mapping[str, Sequence[str]], drafts: Iterable[Draft]) -> bool:
-    """Whether one reason was met twice, and kept K = 0 or every other K from being measured.
-
-    `failures` are the reasons of sessions in a row, by draft.
-    """
-    ks = {draft.label: draft.k for draft in drafts}
+def is_over(failures: Failures, drafts: Set[Draft]) -> bool:
+    """Whether one reason was met twice, and kept K = 0 or every other K from being measured."""
     for reason in {row[-1] for row in failures.values() if row}:
-        failed = {
-            label for label in ks if any(_same(reason, one) for one in failures.get(label, ())[-1:])
-        }
         num = sum(_same(reason, one) for row in failures.values() for one in row)
-        is_plain = any(ks[label] == 0 for label in failed)
-        if num >= TRIES and (is_plain or failed >= {label for label in ks if ks[label]}):
+        lasts = {draft: failures.get(draft, ())[-1:] for draft in drafts}
+        failed = {draft for draft, last in lasts.items() if last and _same(reason, last[0])}
+        if num >= TRIES and (Draft.none in failed or failed >= drafts - {Draft.none}):
             return True
     return False
 
@@ -131,14 +125,6 @@ def is_over(failures: Mapping[str, Sequence[str]], drafts: Iterable[Draft]) -> b
 def _same(reason: str, other: str) -> bool:
     """Whatever their numbers are: the memory that is free is never the same twice."""
     return _NUMBER.sub("", reason) == _NUMBER.sub("", other)
-
-
-def sessions_left(sessions: Sequence[Session], servers: Sequence[ServerRecord]) -> list[Session]:
-    """All sessions of a cycle, unless each was held: then none.
-
-    A K that is measured again needs its baseline from the same time, server and node.
-    """
-    return list(sessions) if sessions_missing(sessions, servers) else []
 
 
 def sessions_missing(sessions: Sequence[Session], servers: Sequence[ServerRecord]) -> list[Session]:

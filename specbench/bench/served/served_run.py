@@ -1,7 +1,7 @@
 """One target on one serving engine: how many cycles of sessions, then the winners again."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specbench.bench.backend import Backend
@@ -11,9 +11,9 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.served.cycle_run import (
     TRIES,
     CycleRun,
+    Failures,
     is_over,
     next_name,
-    sessions_left,
     sessions_missing,
     was_held,
 )
@@ -28,7 +28,7 @@ from specbench.metrics.cell import CellData
 from specbench.metrics.gathering import gather_cells
 from specbench.metrics.pairs import paired_decode
 from specbench.metrics.summary import summarise
-from specbench.records import BlockPurpose, BlockRecord, ServerRecord
+from specbench.records import BlockPurpose, BlockRecord, Draft, ServerRecord
 from specbench.runs import Ledger, StoredRecord, StoredRun
 from specbench.stats.crossed import (
     FEWEST_PLANNED,
@@ -53,7 +53,7 @@ class Cycle:
     cells: tuple[Cell, ...]
     number: int
     purpose: BlockPurpose
-    failures: Mapping[str, Sequence[str]]  # why sessions in a row broke off, by draft
+    failures: Failures
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -127,38 +127,38 @@ class ServedRun:
                 purpose=purpose,
                 failures=self._failures(),
             )
-            left = sessions_left(cycle.sessions, self._ledger.stored.servers)
-            is_due = not is_over(cycle.failures, (s.draft for s in cycle.sessions)) and any(
-                len(cycle.failures[session.draft.label]) < TRIES for session in left
+            sessions = cycle.sessions
+            is_due = (
+                bool(sessions_missing(sessions, self._ledger.stored.servers))
+                and not is_over(cycle.failures, {session.draft for session in sessions})
+                and any(len(cycle.failures[session.draft]) < TRIES for session in sessions)
             )
-            if is_due and not self._has_time(len(left), len(cycle.sessions) * num_running, purpose):
+            if is_due and not self._has_time(len(sessions) * (1 + num_running), purpose):
                 return None
             self._num_begun[purpose] += 1
             if is_due:
                 return cycle
         return None
 
-    def _has_time(self, num_sessions: int, num_running: int, purpose: BlockPurpose) -> bool:
-        """Whether so many sessions end in time, beside those that run."""
+    def _has_time(self, num_sessions: int, purpose: BlockPurpose) -> bool:
         left_s = self.deadline.seconds_left(purpose)
-        own = [s for s in self._ledger.stored.servers if self._is_own(s)]
-        session_s = mean_session_s(own) or 0.0
-        return left_s is None or (left_s > 0 and left_s >= session_s * (num_sessions + num_running))
+        session_s = mean_session_s(self._servers()) or 0.0
+        return left_s is None or (left_s > 0 and left_s >= session_s * num_sessions)
 
-    def _failures(self) -> dict[str, list[str]]:
-        """Why sessions of this run, in a row, broke off, by draft."""
-        drafts = {
-            (cell.key.draft.drafter, cell.key.draft.k): cell.key.draft.label for cell in self._cells
-        }
-        failures: dict[str, list[str]] = {label: [] for label in drafts.values()}
-        for server in self._ledger.stored.servers[self._first :]:
-            if self._is_own(server):
-                draft = drafts[server.drafter, server.num_speculative_tokens]
-                failures[draft] = [] if was_held(server) else [*failures[draft], *server.problems]
+    def _failures(self) -> Failures:
+        """Of this run."""
+        drafts = {(d.drafter, d.k): d for d in (cell.key.draft for cell in self._cells)}
+        failures: dict[Draft, tuple[str, ...]] = dict.fromkeys(drafts.values(), ())
+        for server in self._servers(self._first):
+            draft = drafts[server.drafter, server.num_speculative_tokens]
+            failures[draft] = () if was_held(server) else (*failures[draft], *server.problems)
         return failures
 
-    def _is_own(self, server: ServerRecord) -> bool:
-        return (server.target, server.engine) == (self.plan.target.name, self._engine)
+    def _servers(self, first: int = 0) -> list[ServerRecord]:
+        """The sessions of this target and engine, from the `first` stored one on."""
+        own = (self.plan.target.name, self._engine)
+        servers = self._ledger.stored.servers[first:]
+        return [server for server in servers if (server.target, server.engine) == own]
 
     def _num_cycles(self) -> int:
         """Cycles of the first pass: as asked, else by the noise so far.

@@ -163,22 +163,21 @@ def test_a_reason_met_twice_that_leaves_nothing_to_compare_ends_the_run(
 
 def test_a_k_that_alone_does_not_start_leaves_the_others_to_be_measured():
     draft = {k: Draft(drafter="lookup", method="ngram", length=Fixed(k)) for k in (2, 4)}
-    failures = {draft[4].label: ["b", "b"]}
-    assert not is_over(failures, (Draft.none, draft[2], draft[4]))
-    assert is_over(failures, (Draft.none, draft[4]))
-    assert not is_over({draft[4].label: ["a", "b"]}, (Draft.none, draft[4]))
+    failures = {draft[4]: ["b", "b"]}
+    assert not is_over(failures, {Draft.none, draft[2], draft[4]})
+    assert is_over(failures, {Draft.none, draft[4]})
+    assert not is_over({draft[4]: ["a", "b"]}, {Draft.none, draft[4]})
 
 
 def test_a_start_between_two_failures_is_another_chance(stored):
     up, down = (s for s in stored.run.next_unit(0).sessions if s.draft.k == 4)
     (later, _) = (s for s in stored.run.next_unit(0).sessions if s.draft.k == 4)
-    label = up.draft.label
     stored.hold(up, problems=("it did not start",))
-    assert stored.run._failures()[label] == ["it did not start"]
+    assert stored.run._failures()[up.draft] == ("it did not start",)
     stored.hold(down)
-    assert stored.run._failures()[label] == []
+    assert stored.run._failures()[up.draft] == ()
     stored.hold(later, problems=("nor now",))
-    assert stored.run._failures()[label] == ["nor now"]
+    assert stored.run._failures()[up.draft] == ("nor now",)
 
 
 def test_one_that_went_on_to_its_end_and_cannot_be_used_was_held(stored):
@@ -245,10 +244,23 @@ def test_a_budget_counts_the_cycles_that_run_beside_it(tmp_path):
 
 def test_a_k_that_was_given_up_is_not_started_again_in_a_later_cycle(stored):
     host, unit = Broken(k0="a", k2="b"), stored.run.next_unit(0)
-    label = next(s.draft.label for s in unit.sessions if s.draft.k == 4)
+    draft = next(s.draft for s in unit.sessions if s.draft.k == 4)
     of_run = (stored.plan, "vllm", host, stored.ledger, RecordingWatch(), stored.deadline)
-    CycleRun(*of_run, {label: ["c", "d"]}).hold(unit.sessions, "explore")
+    CycleRun(*of_run, {draft: ["c", "d"]}).hold(unit.sessions, "explore")
     assert host.opened == [0, 2, 2, 0]
+
+
+def test_a_cycle_that_was_begun_is_held_again_as_a_whole(stored):
+    host, unit = Broken(k0="a", k2="b", k4="c"), stored.run.next_unit(0)
+    for session in unit.sessions[:-1]:
+        stored.hold(session)
+    of_run = (stored.plan, "vllm", host, stored.ledger, RecordingWatch(), stored.deadline)
+    CycleRun(*of_run, {}).hold(unit.sessions, "explore")
+    assert host.opened == [0, 2, 4, 4, 2, 0]
+    whole = ServedRun(stored.plan, "vllm", (), stored.ledger, stored.deadline).next_unit(0)
+    stored.hold(unit.sessions[-1])
+    CycleRun(*of_run, {}).hold(whole.sessions, "explore")
+    assert len(host.opened) == 6
 
 
 def test_a_cycle_ends_with_its_budget(tmp_path):

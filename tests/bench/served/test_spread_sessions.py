@@ -4,11 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from specbench.bench.planning import plan_targets
-from specbench.bench.served.cycle_run import sessions_left
-from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.bench.worker import Log
-from specbench.inputs.config import load_pairings
 from specbench.metrics.sessions import usable_sessions
 from specbench.report.document import build_document
 from tests.bench.fake_cluster import FakeCluster
@@ -96,12 +92,3 @@ def test_an_interrupted_run_keeps_what_is_stored_and_is_completed_without_a_clus
     assert (found[0], found[1]) == ({"a"}, {None})
     explored = [server for server in whole.servers if "explore" in server.place]
     assert len(explored) == 8  # those of the first cycle were not held again
-
-
-def test_a_cycle_that_was_begun_is_held_again_as_a_whole(folder):
-    pairings = load_pairings(folder.path / "pairings.yaml").select(("big/lookup",))
-    (plan,) = plan_targets(folder.settings, pairings, lambda target: target.model.dtype)
-    sessions = list(cycle_of(served_cells(plan, "vllm"), 0))
-    held = [server for server in folder.here.servers if server.cycle == 0]
-    assert sessions_left(sessions, held) == []
-    assert sessions_left(sessions, held[:3]) == sessions
