@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from specbench.metrics.cell import CellData, counted_by_server
 from specbench.metrics.pairs import paired_decode
 from specbench.metrics.registry import metric
-from specbench.records import RequestRecord
+from specbench.records import RequestRecord, ServerRecord
 from specbench.stats.acceptance import mean_length
 from specbench.stats.crossed import SessionNoise, session_noise
 
@@ -39,13 +39,13 @@ def prompt_error(cell: CellData) -> float | None:
 @metric(unit="tokens", better="higher")
 def kv_capacity_tokens(cell: CellData) -> int | None:
     """Tokens that the server's KV cache has room for, the least of its sessions."""
-    return _least(server.kv_tokens for server in cell.servers)
+    return least_kv_tokens(cell.servers)
 
 
 @metric(unit="tokens", better="lower")
 def kv_capacity_lost_tokens(cell: CellData) -> int | None:
     """kv_capacity_tokens without speculation - with it: context given up for it."""
-    plain, own = _least(s.kv_tokens for s in cell.baseline_servers), kv_capacity_tokens(cell)
+    plain, own = least_kv_tokens(cell.baseline_servers), kv_capacity_tokens(cell)
     return None if plain is None or own is None or cell.k == 0 else plain - own
 
 
@@ -90,8 +90,9 @@ def _noise(cell: CellData) -> SessionNoise | None:
     return session_noise(*seconds) if seconds is not None and seconds.has_cycles else None
 
 
-def _least(values: Iterable[int | None]) -> int | None:
-    return min((value for value in values if value is not None), default=None)
+def least_kv_tokens(servers: Iterable[ServerRecord]) -> int | None:
+    """Room for context in the smallest KV cache of these sessions; None if no server reports it."""
+    return min((s.kv_tokens for s in servers if s.kv_tokens is not None), default=None)
 
 
 def _length_by_requests(requests: tuple[RequestRecord, ...]) -> float | None:

@@ -6,6 +6,7 @@ from statistics import fmean
 
 from specbench.export.deployment import GREEDY, MATCHED, REJECTION
 from specbench.inputs.methods import all_methods
+from specbench.metrics.servers import least_kv_tokens
 from specbench.metrics.sessions import lost_sessions, usable_sessions
 from specbench.records import NO_DRAFTER, CellKey, ServerRecord
 from specbench.report.document import Document
@@ -168,8 +169,8 @@ def _row(
     group: list[ServerRecord], plain: list[ServerRecord], usable: Mapping[str, ServerRecord]
 ) -> tuple[str, ...]:
     first, sound = group[0], [server for server in group if server.session in usable]
-    room = _least_room(sound)
-    room_without = _least_room([server for server in plain if server.session in usable])
+    room = least_kv_tokens(sound)
+    room_without = least_kv_tokens([server for server in plain if server.session in usable])
     k = first.num_speculative_tokens
     taken = room_without - room if k and room is not None and room_without is not None else None
     return (
@@ -197,10 +198,6 @@ def _text(
 ) -> str:
     known = [value for value in values if value is not None]
     return form(pooled(known)) if known else ABSENT
-
-
-def _least_room(servers: Iterable[ServerRecord]) -> int | None:
-    return min((s.kv_tokens for s in servers if s.kv_tokens is not None), default=None)
 
 
 def _engine(server: ServerRecord) -> str:

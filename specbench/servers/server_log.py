@@ -2,9 +2,9 @@
 
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -15,27 +15,16 @@ READ_BYTES = 2**18  # of the end of a log: the cause often stands far above its 
 LONGEST_LINE = 300  # characters of a cause
 
 
-class Cause(NamedTuple):
-    """A line that is printed of a common failure, and what the user can do."""
-
-    printed: re.Pattern[str]
-    advice: str
-
-
-def causes(*known: tuple[str, str]) -> tuple[Cause, ...]:
-    """Patterns, which ignore case, with their advice."""
-    return tuple(Cause(re.compile(printed, re.IGNORECASE), advice) for printed, advice in known)
-
-
 @dataclass(frozen=True, slots=True)
 class LogFormat:
-    """An engine's log: how its lines begin, and the causes that only this engine prints.
+    """An engine's log: how its lines begin, and the failures that only this engine prints.
 
-    The prefix may name the groups `process` and `level`.
+    The prefix may name the groups `process` and `level`. `known`: what the user can do, by a
+    pattern of the line that is printed, whatever its case.
     """
 
     prefix: re.Pattern[str] = re.compile(r"(?P<level>DEBUG|INFO|WARNING)\b")
-    known: tuple[Cause, ...] = ()
+    known: Mapping[str, str] = field(default_factory=dict)
 
 
 PLAIN = LogFormat()
@@ -56,22 +45,18 @@ _HARMLESS = ("DEBUG", "INFO", "WARNING", "D", "I", "W")  # levels
 _TRACEBACK = "Traceback (most recent call last):"
 _MODULE = re.compile(r"^(?:\w+\.)+(?=\w+(?::|$))")  # of an exception's type
 # Printed by Python, the C library, PyTorch and Hugging Face's libraries.
-COMMON = causes(
-    (r"address already in use", PORT),
-    (r"out of memory|MemoryError|not enough memory|cannot allocate memory|bad_alloc", MEMORY),
-    (
-        r"operator torchvision::nms does not exist",
+COMMON = {
+    r"address already in use": PORT,
+    r"out of memory|MemoryError|not enough memory|cannot allocate memory|bad_alloc": MEMORY,
+    r"operator torchvision::nms does not exist": (
         "its torchvision does not fit its torch: uninstall torchvision in the engine's environment "
-        "(`PYTHON -m pip uninstall torchvision`)",
+        "(`PYTHON -m pip uninstall torchvision`)"
     ),
-    (
-        r"FileNotFoundError|is not a local folder|Repository Not Found"
-        r"|HFValidationError: Repo id|Invalid repository ID or local directory"
-        r"|does not appear to have a file named|LocalEntryNotFoundError",
-        FILE,
-    ),
-    (r"No module named", f"this Python lacks the engine or a part of it: {COMMAND}"),
-)
+    r"FileNotFoundError|is not a local folder|Repository Not Found"
+    r"|HFValidationError: Repo id|Invalid repository ID or local directory"
+    r"|does not appear to have a file named|LocalEntryNotFoundError": FILE,
+    r"No module named": f"this Python lacks the engine or a part of it: {COMMAND}",
+}
 # Exit statuses that say it themselves, as shells and Docker have them.
 ADVICE_BY_STATUS = {
     0: "if its command left it in the background, it cannot be watched: keep it in front",
@@ -112,7 +97,7 @@ class ServerLog:
 
     def explain(self, what: str, status: int | None = None) -> EngineError:
         """What happened, its root cause, and the remedy if one is known."""
-        cause, advice = _root_cause(self._lines(), (*self.format.known, *COMMON))
+        cause, advice = _root_cause(self._lines(), {**self.format.known, **COMMON})
         advice = ADVICE_BY_STATUS.get(status, advice) if status is not None else advice
         return EngineError(what, cause[:LONGEST_LINE], advice, self.path)
 
@@ -138,7 +123,7 @@ def how_it_ended(status: int) -> str:
     return f"with exit status {status}"
 
 
-def _root_cause(lines: Sequence[_Line], known: Sequence[Cause]) -> tuple[str, str]:
+def _root_cause(lines: Sequence[_Line], known: Mapping[str, str]) -> tuple[str, str]:
     """The cause and the advice; "" for what is not known.
 
     A known exception goes first, then any line that is known, the first exception, the last line.
@@ -148,9 +133,9 @@ def _root_cause(lines: Sequence[_Line], known: Sequence[Cause]) -> tuple[str, st
     # Indented lines are source code, or usage.
     printed = [line.text for line in lines if not line.text[:1].isspace()]
     for text in (*exceptions, *printed):
-        for cause in known:
-            if cause.printed.search(text):
-                return text, cause.advice
+        for pattern, advice in known.items():
+            if re.search(pattern, text, re.IGNORECASE):
+                return text, advice
     return next(iter((*exceptions, *printed[-1:])), ""), ""
 
 

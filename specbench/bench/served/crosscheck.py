@@ -1,33 +1,18 @@
 """Whether a server counted what was asked of it, and nothing else."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from specbench.records import RequestRecord
 from specbench.servers.metrics_page import Counters
 
 
-class Checked(NamedTuple):
-    """`problems` make a session unusable; a reader should know the `warnings`."""
-
-    problems: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-
-def checked(
+def count_problems(
     requests: Sequence[RequestRecord], counted: Counters, k: int, most_tokens: int
-) -> Checked:
-    """Compares the requests of one condition at K with what the server counted meanwhile.
+) -> Iterator[str]:
+    """Why the requests of one condition at K cannot be all that the server counted meanwhile.
 
     `most_tokens`: the limit of an output, which a request that failed may have taken as well.
     """
-    problems = tuple(_problems(requests, counted, k, most_tokens))
-    return Checked(problems, tuple(_warnings(requests, counted)))
-
-
-def _problems(
-    requests: Sequence[RequestRecord], counted: Counters, k: int, most_tokens: int
-) -> Iterator[str]:
     if k == 0 and counted.num_draft_tokens:
         yield (
             f"it drafted {counted.num_draft_tokens:,.0f} tokens, and is measured as K = 0; "
@@ -78,7 +63,7 @@ def _other_traffic(
         )
 
 
-def _warnings(requests: Sequence[RequestRecord], counted: Counters) -> Iterator[str]:
+def count_warnings(requests: Sequence[RequestRecord], counted: Counters) -> Iterator[str]:
     """Where requests and server both count drafts: whether they agree."""
     counts = [r.counts for r in requests if r.counts is not None]
     if not counts or len(counts) < len(requests):

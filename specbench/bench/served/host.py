@@ -56,8 +56,13 @@ class Launched:
             for session in cycle_of(served_cells(self._plan, self._name), 0):
                 program = self._start_of(session, Path(folder)).command[0]
                 if shutil.which(program) is None:
+                    option = "--engine-python"
+                    if self._asked.launch is not None:
+                        option = "--launch"
+                    elif self._asked.engine_python is None:
+                        option = f"--engine {self._name}"
                     raise UsageError(
-                        f"{self._option()}: there is no program {program} here; give the Python of "
+                        f"{option}: there is no program {program} here; give the Python of "
                         "the engine's environment, or llama.cpp's llama-server "
                         "(--engine-python), a command that starts it (--launch), or the address "
                         "of a running server (--base-url)"
@@ -68,12 +73,6 @@ class Launched:
                     if "dummy" not in " ".join(self._asked.engine_args):  # --load-format
                         for model in self._models(session):
                             require_complete(model)
-
-    def _option(self) -> str:
-        """That names the program."""
-        if self._asked.launch is not None:
-            return "--launch"
-        return f"--engine {self._name}" if self._asked.engine_python is None else "--engine-python"
 
     @asynccontextmanager
     async def open(self, session: Session) -> AsyncIterator[Running]:
@@ -105,8 +104,15 @@ class Launched:
 
     def _start_of(self, session: Session, folder: Path) -> _ServerStart:
         """Writes what the command refers to into the folder."""
-        made, config = self._exported(session), None
-        port = free_port()
+        made = exported(
+            self._name,
+            self._pairing(session),
+            session.draft.k,
+            self._plan.settings,
+            temperature=session.temperature,
+            dtype=self._plan.settings.machine.dtype,
+        )
+        port, config = free_port(), None
         if made.config is not None:
             config = folder / made.config.name
             config.write_text(made.config.text, encoding="utf-8")
@@ -129,16 +135,6 @@ class Launched:
         program, args = launch.command[: launch.num_program], launch.command[launch.num_program :]
         command = command_line(self._asked.launch, program, args, port=port)
         return _ServerStart(made, port, launch.environment, command)
-
-    def _exported(self, session: Session) -> Export:
-        return exported(
-            self._name,
-            self._pairing(session),
-            session.draft.k,
-            self._plan.settings,
-            temperature=session.temperature,
-            dtype=self._plan.settings.machine.dtype,
-        )
 
     def _pairing(self, session: Session) -> Pairing:
         """The session's; without speculation any of the target's."""

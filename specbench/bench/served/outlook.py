@@ -44,9 +44,13 @@ class Outlook:
 
 def outlooks(plan: TargetPlan, earlier: Sequence[ServerRecord]) -> Iterator[Outlook]:
     """One per engine; `earlier` sessions tell how long they take here."""
+    are_starts = plan.running_ks is None
     for engine in plan.served:
         sessions = tuple(cycle_of(served_cells(plan, engine), 0))
-        took_s = mean_session_s([s for s in earlier if _is_alike(s, plan, engine)])
+        like = (engine, plan.target.name, are_starts)
+        took_s = mean_session_s(
+            [s for s in earlier if (s.engine, s.target, bool(s.command)) == like]
+        )
         are_together = all(cell.key.condition.is_stream for cell in sessions[0].cells)
         num_prompts = min(len(plan.measured(workload)) for workload in plan.workloads)
         noise = expected_noise(None if are_together else num_prompts)
@@ -54,19 +58,13 @@ def outlooks(plan: TargetPlan, earlier: Sequence[ServerRecord]) -> Iterator[Outl
             target=plan.target.name,
             engine=engine,
             sessions=sessions,
-            are_starts=plan.running_ks is None,
+            are_starts=are_starts,
             cycles=plan.cycles,
             is_open_ended=plan.settings.servers.cycles is None,
             session_s=took_s or _guessed_s(plan, engine, sessions[0]),
             is_measured=took_s is not None,
             detectable=noise.detectable_effect(plan.cycles) if noise else None,
         )
-
-
-def _is_alike(server: ServerRecord, plan: TargetPlan, engine: str) -> bool:
-    """Whether an earlier session was of this target and engine, and started where these are."""
-    is_same = (server.engine, server.target) == (engine, plan.target.name)
-    return is_same and bool(server.command) == (plan.running_ks is None)
 
 
 def _guessed_s(plan: TargetPlan, engine: str, session: Session) -> float:

@@ -18,8 +18,6 @@ from specbench.model_files.tokenizer_files import TEMPLATE_CLOCK, prints_clock
 from specbench.records import Message, Prompt, RequestRecord
 
 FEWEST_BYTES_PER_TOKEN = 2  # on average, with any usual tokenizer
-# Asked before anything is measured; no workload has it.
-WARM_UP = "Count from {first} to {last} in words, and say nothing else."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,16 +137,3 @@ def context_needed(plan: TargetPlan, cells: Sequence[Cell]) -> int:
             answers = len(prompt.turns) * plan.max_new_tokens(workload.name)
             needed = max(needed, said // FEWEST_BYTES_PER_TOKEN + answers + TEMPLATE_TOKENS)
     return needed
-
-
-def warm_up_questions(cell: Cell, num: int, *, max_tokens: int) -> list[Question]:
-    """Different questions that no workload has."""
-    return [
-        Question(
-            messages=(Message(role="user", content=WARM_UP.format(first=i, last=i + 40)),),
-            max_tokens=max_tokens,
-            sampling=cell.sampling,
-            seed=i,
-        )
-        for i in range(num)
-    ]

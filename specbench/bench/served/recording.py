@@ -40,31 +40,34 @@ def _request(
     session: Session, cell: Cell, asked: PlannedRequest, answered: Answered, began_s: float
 ) -> RequestRecord:
     said, sent_s = answered.streamed, answered.sent_s
-    if said is None or said.first_s is None or said.last_s is None:
-        return _failed(cell, asked, answered.error or "the answer has no token")
-    num_tokens = len(said.token_ids) or said.num_tokens
-    if num_tokens is None:
-        return _failed(cell, asked, "it tells no usage, so its tokens cannot be counted")
-    try:
-        counts = find_served(session.engine).counts(said, session.draft.k)
-    except ServerError as error:
-        return _failed(cell, asked, str(error))
-    overlaps = cell.key.condition.overlaps
-    return RequestRecord(
+    failed = RequestRecord.failed(
+        answered.error or "the answer has no token",
         cell_id=cell.key.id,
         prompt_id=asked.prompt.id,
         turn=asked.turn,
         repeat=asked.repeat,
         seed=asked.seed,
+        num_prompt_tokens=0,
+    )
+    if said is None or said.first_s is None or said.last_s is None:
+        return failed
+    num_tokens = len(said.token_ids) or said.num_tokens
+    if num_tokens is None:
+        return replace(failed, error="it tells no usage, so its tokens cannot be counted")
+    try:
+        counts = find_served(session.engine).counts(said, session.draft.k)
+    except ServerError as error:
+        return replace(failed, error=str(error))
+    overlaps = cell.key.condition.overlaps
+    return replace(
+        failed,
+        error=None,
         num_prompt_tokens=said.num_prompt_tokens or 0,
         output_ids=tuple(said.token_ids),
         finish_reason="length" if said.finish_reason == "length" else "eos",
-        prefill_s=None,
         ttft_s=said.first_s - sent_s,
         decode_s=said.last_s - said.first_s,
         total_s=said.last_s - sent_s,
-        cpu_s=None,
-        rounds=None,
         arrived_s=sent_s - began_s if overlaps else None,
         num_tokens=None if said.token_ids else num_tokens,
         num_first=min(said.num_first or 1, num_tokens),
@@ -72,18 +75,6 @@ def _request(
         counts=counts,
         prompt_sha256=ids_sha256(said.prompt_ids) if said.prompt_ids else None,
         chunk_s=tuple(round(gap_s, 6) for gap_s in said.chunk_s),
-    )
-
-
-def _failed(cell: Cell, asked: PlannedRequest, error: str) -> RequestRecord:
-    return RequestRecord.failed(
-        error,
-        cell_id=cell.key.id,
-        prompt_id=asked.prompt.id,
-        turn=asked.turn,
-        repeat=asked.repeat,
-        seed=asked.seed,
-        num_prompt_tokens=0,
     )
 
 

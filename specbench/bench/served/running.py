@@ -10,7 +10,7 @@ from pathlib import PurePath
 from urllib.parse import urlsplit
 
 from specbench.bench.served.sessions import Session
-from specbench.engines.served import Question, ServedEngine, ServerFacts, find_served
+from specbench.engines.served import Question, ServerFacts, find_served
 from specbench.errors import UsageError
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Target
@@ -74,8 +74,7 @@ class Attached:
     """Servers that run already, those of the same K as replicas; none is started or stopped."""
 
     def __init__(self, engine: str, addresses: Sequence[Address]) -> None:
-        self._engine = find_served(engine)
-        self._addresses = addresses
+        self._engine, self._addresses = engine, addresses
 
     @asynccontextmanager
     async def open(self, session: Session) -> AsyncIterator[Running]:
@@ -84,11 +83,7 @@ class Attached:
         addresses = [a for a in self._addresses if a.k == session.draft.k]
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(Client(address)) for address in addresses]
-            facts = []
-            for client in clients:
-                async with _prompt_answers(client):
-                    await _require_one_server(client, self._engine)
-                    facts.append(await self._engine.facts(client))
+            facts = [await _facts(client, self._engine) for client in clients]
             for client, found in zip(clients, facts, strict=True):
                 if found.k not in (None, session.draft.k):
                     client.fail(f"it runs at K = {found.k}, but K = {session.draft.k} is expected")
@@ -100,32 +95,33 @@ class Attached:
             yield Running(clients=tuple(clients), facts=facts[0])
 
 
-@asynccontextmanager
-async def _prompt_answers(client: Client) -> AsyncIterator[None]:
-    """ServerError if what the server says of itself takes longer than `NOTICE_S`: it hangs."""
+async def _facts(client: Client, name: str) -> ServerFacts:
+    """What a server says of itself; UsageError if its counters are those of another engine.
+
+    ServerError if it hangs: it takes longer than `NOTICE_S`; or if its counters are those of
+    several servers. Each page is asked for on a connection of its own, so that a router shows
+    itself.
+    """
+    engine, pages = find_served(name), []
     try:
         async with asyncio.timeout(NOTICE_S):
-            yield
+            if engine.COUNTERS is not None:
+                for _ in range(ROUTER_PAGES):
+                    async with Client(client.address) as fresh:
+                        pages.append(await fresh.counters(engine.COUNTERS))
+                if pages[0].engine not in (None, name):
+                    raise UsageError(
+                        f"{OPTION} {client.address.root}: its counters are those of "
+                        f"{pages[0].engine}; measure it with --engine {pages[0].engine}"
+                    )
+                if any(after.since(before).is_of_a_restart for before, after in pairwise(pages)):
+                    client.fail(
+                        f"its {engine.COUNTERS} pages are those of several servers: a router? give "
+                        f"the address of each server as {OPTION}"
+                    )
+            return await engine.facts(client)
     except TimeoutError:
         client.fail(f"does not answer within {NOTICE_S:g} s, not even what it serves")
-
-
-async def _require_one_server(client: Client, engine: ServedEngine) -> None:
-    """ServerError if the counters are those of several servers behind one address.
-
-    Each page is asked for on a connection of its own, so that a router shows itself.
-    """
-    if engine.COUNTERS is None:
-        return
-    pages = []
-    for _ in range(ROUTER_PAGES):
-        async with Client(client.address) as fresh:
-            pages.append(await fresh.counters(engine.COUNTERS))
-    if any(after.since(before).is_of_a_restart for before, after in pairwise(pages)):
-        client.fail(
-            f"its {engine.COUNTERS} pages are those of several servers: a router? give the "
-            f"address of each server as {OPTION}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,17 +200,9 @@ async def looked_at(engine: str, urls: Sequence[str]) -> tuple[RunningServer, ..
     """
     found = []
     for url in urls:
-        address, own = Address.at(url, OPTION), find_served(engine)
-        async with Client(address) as client, _prompt_answers(client):
-            if own.COUNTERS is not None:
-                counted = (await client.counters(own.COUNTERS)).engine
-                if counted not in (None, engine):
-                    raise UsageError(
-                        f"{OPTION} {url}: its counters are those of {counted}; measure it "
-                        f"with --engine {counted}"
-                    )
-            await _require_one_server(client, own)
-            facts = await own.facts(client)
+        address = Address.at(url, OPTION)
+        async with Client(address) as client:
+            facts = await _facts(client, engine)
         if address.k is not None and facts.k not in (None, address.k):
             raise UsageError(
                 f"{OPTION} {url}: the server runs at K = {facts.k}; correct #k, or leave it out"

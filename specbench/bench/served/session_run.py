@@ -11,24 +11,24 @@ from time import perf_counter
 
 from specbench.bench.blocks import Cell, request_seed
 from specbench.bench.plan import TargetPlan
-from specbench.bench.served.crosscheck import checked
+from specbench.bench.served.crosscheck import count_problems, count_warnings
 from specbench.bench.served.questions import (
     Answers,
     PlannedRequest,
     asked_in,
     question,
     template_clock,
-    warm_up_questions,
 )
 from specbench.bench.served.recording import Served, request_records, server_record
 from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import Session
-from specbench.engines.served import find_served
+from specbench.engines.served import Question, find_served
 from specbench.probes.gpus import Gpus
 from specbench.records import (
     ALL_PROMPTS,
     BlockRecord,
     ClientLoad,
+    Message,
     PassRecord,
     ServerRecord,
 )
@@ -40,6 +40,7 @@ from specbench.servers.streamed import Streamed
 from specbench.servers.traffic import Answered, ServerRequest, Traffic, closed_loop, open_loop
 from specbench.stats.percentiles import median_of
 
+WARM_UP = "Count from {first} to {last} in words, and say nothing else."  # in no workload
 WARM_UP_TOKENS = 32
 RARE = 10.0  # times the median request: a silence that long is not the server's usual pace
 WARM_UPS = 2  # batches, at least, of as many requests as there will be at once
@@ -94,7 +95,15 @@ class SessionRun:
         shortest_s = SPIN_S if running.may_spin else 0.0
         for most in sorted({cell.key.condition.concurrency for cell in session.cells}):
             num = most * len(running.clients)
-            asked = warm_up_questions(session.cells[0], num, max_tokens=WARM_UP_TOKENS)
+            asked = [
+                Question(
+                    messages=(Message(role="user", content=WARM_UP.format(first=i, last=i + 40)),),
+                    max_tokens=WARM_UP_TOKENS,
+                    sampling=session.cells[0].sampling,
+                    seed=i,
+                )
+                for i in range(num)
+            ]
             paces: list[float] = []
             for first in count(0, num):
                 waited_s = perf_counter() - began_s
@@ -156,9 +165,10 @@ class SessionRun:
             num_accepted_at=counted.num_accepted_at,
         )
         limit = self._plan.max_new_tokens(cell.key.condition.workload)
-        problems, warnings = checked(requests, counted, session.draft.k, limit)
         typical_s = median_of(request.total_s for request in requests) or 0.0
         spoiling = (s for s in stalls[num_stalls:] if s.fault or s.seconds > RARE * typical_s)
+        problems = count_problems(requests, counted, session.draft.k, limit)
+        warnings = tuple(count_warnings(requests, counted))
         return Served(counted, load, (*problems, *map(str, spoiling)), warnings)
 
     async def _send(
@@ -202,18 +212,12 @@ def _token_s(answered: Answered) -> float | None:
 
 
 async def _idle_counters(clients: Sequence[Client], path: str | None) -> Counters:
-    """The counters once no request is in progress, or as they are after `IDLE_S`."""
-    ends_s = perf_counter() + IDLE_S
-    while (counters := await _counters(clients, path)).num_in_progress:
-        if perf_counter() > ends_s:
-            break
-        await asyncio.sleep(POLL_S)
-    return counters
-
-
-async def _counters(clients: Sequence[Client], path: str | None) -> Counters:
-    """What all replicas count together."""
+    """What all replicas count together once no request is in progress, or after `IDLE_S`."""
     if path is None:
         return Counters(engine=None)
-    found = [await client.counters(path) for client in clients]
-    return reduce(add, found)
+    ends_s = perf_counter() + IDLE_S
+    while True:
+        counters = reduce(add, [await client.counters(path) for client in clients])
+        if not counters.num_in_progress or perf_counter() > ends_s:
+            return counters
+        await asyncio.sleep(POLL_S)

@@ -20,7 +20,7 @@ from specbench.engines.served.served_engine import Launch, Question, ServerFacts
 from specbench.errors import UsageError
 from specbench.records import RequestCounts
 from specbench.servers.client import Client, nonsense
-from specbench.servers.server_log import ARGUMENTS, MEMORY, PORT, LogFormat, causes
+from specbench.servers.server_log import ARGUMENTS, MEMORY, PORT, LogFormat
 from specbench.servers.streamed import Count, Part, Streamed, TokenId
 
 MODULE = None
@@ -29,12 +29,12 @@ COUNTERS = "/metrics"
 _GGUF = "make the GGUF file again, or name another: --engine-args '--model FILE'"
 LOG = LogFormat(
     prefix=re.compile(r"[\d.]+ (?P<level>[A-Z]) "),
-    known=causes(
-        (r"^error: invalid argument|^error while handling argument", ARGUMENTS),
-        (r"failed to open GGUF|invalid magic characters|corrupted or incomplete", _GGUF),
-        (r"couldn't bind .*socket", PORT),
-        (r"(?:failed|unable) to allocate", MEMORY),
-    ),
+    known={
+        r"^error: invalid argument|^error while handling argument": ARGUMENTS,
+        r"failed to open GGUF|invalid magic characters|corrupted or incomplete": _GGUF,
+        r"couldn't bind .*socket": PORT,
+        r"(?:failed|unable) to allocate": MEMORY,
+    },
 )
 
 _MODEL_FLAGS = ("--model", "--model-draft")
@@ -141,19 +141,14 @@ class _Answer(Streamed):
 
     def add(self, event: Mapping[str, Any]) -> None:
         said = _Event.model_validate(event)
+        reason = _REASONS.get(said.stop_type or "")
+        choice = {"text": said.content, "token_ids": said.tokens, "finish_reason": reason}
+        usage = {"completion_tokens": said.tokens_predicted, "prompt_tokens": said.tokens_evaluated}
         metrics = {**said.timings.model_dump(), "steps": self.steps}
-        Streamed.add(self, {**_in_common_words(said), "metrics": metrics})
+        Streamed.add(self, {"choices": [choice], "usage": usage, "metrics": metrics})
         if said.tokens and said.tokens_predicted is not None:
             drafts = said.timings.draft_n, said.timings.draft_n_accepted
             self.steps.append(_Step(said.tokens_predicted, *drafts))
-
-
-def _in_common_words(said: _Event) -> dict[str, Any]:
-    """An event as an OpenAI-compatible server would say it."""
-    reason = _REASONS.get(said.stop_type or "")
-    usage = {"completion_tokens": said.tokens_predicted, "prompt_tokens": said.tokens_evaluated}
-    choice = {"text": said.content, "token_ids": said.tokens}
-    return {"choices": [{**choice, "finish_reason": reason}], "usage": usage}
 
 
 class _Template(Part):

@@ -22,7 +22,7 @@ from specbench.engines.served.counting import of_sums, read_counts
 from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
 from specbench.records import RequestCounts
 from specbench.servers.client import Client, RefusedError
-from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, LogFormat, causes
+from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, LogFormat
 from specbench.servers.streamed import Count, Part, Streamed, TokenId
 
 MODULE = "sglang"
@@ -30,18 +30,16 @@ HEALTH = "/health"
 COUNTERS = "/metrics"
 LOG = LogFormat(
     prefix=re.compile(r"\[\d{4}-\d\d-\d\d [\d:]+(?P<process>[^]]*)\] (?:(?P<level>[A-Z]+) )?"),
-    known=causes(
-        (ARGPARSE, ARGUMENTS),
-        (
-            r"increase --mem-fraction-static",
-            "take a larger share of memory: --engine-args '--mem-fraction-static 0.95'",
+    known={
+        ARGPARSE: ARGUMENTS,
+        r"increase --mem-fraction-static": (
+            "take a larger share of memory: --engine-args '--mem-fraction-static 0.95'"
         ),
-        (
-            r"is greater than the derived context_length",
-            "leave --context-length out of --engine-args, or take at most the model's own length",
+        r"is greater than the derived context_length": (
+            "leave --context-length out of --engine-args, or take at most the model's own length"
         ),
-        (r"cannot find any model weights", DOWNLOAD),
-    ),
+        r"cannot find any model weights": DOWNLOAD,
+    },
 )
 
 # Of /server_info, which holds all arguments, keys and passwords too.

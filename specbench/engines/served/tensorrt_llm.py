@@ -19,7 +19,7 @@ from specbench.engines.served.served_engine import Launch, Question, ServerFacts
 from specbench.records import RequestCounts
 from specbench.servers.client import Client
 from specbench.servers.metrics_page import count_of, gauge_of, labels_of
-from specbench.servers.server_log import ARGUMENTS, LogFormat, causes
+from specbench.servers.server_log import ARGUMENTS, LogFormat
 from specbench.servers.streamed import Part, Streamed
 
 MODULE = "tensorrt_llm"
@@ -27,7 +27,7 @@ HEALTH = "/health"
 COUNTERS = "/prometheus/metrics"
 LOG = LogFormat(
     prefix=re.compile(r"\[\d\d/\d\d/\d{4}-[\d:]+\] \[TRT-LLM\] \[(?P<level>[A-Z])\] "),
-    known=causes((r"^Error: (?:No such option|Invalid value)", ARGUMENTS)),
+    known={r"^Error: (?:No such option|Invalid value)": ARGUMENTS},
 )
 
 _CONFIG = "tensorrt_llm.yaml"

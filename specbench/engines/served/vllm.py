@@ -11,14 +11,7 @@ from specbench.engines.served.served_engine import Launch, Question, ServerFacts
 from specbench.records import RequestCounts
 from specbench.servers.client import Client
 from specbench.servers.metrics_page import count_of, labels_of
-from specbench.servers.server_log import (
-    ARGPARSE,
-    ARGUMENTS,
-    DOWNLOAD,
-    MEMORY,
-    LogFormat,
-    causes,
-)
+from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, MEMORY, LogFormat
 from specbench.servers.streamed import Count, Part, Streamed
 
 MODULE = "vllm"
@@ -29,25 +22,22 @@ LOG = LogFormat(
         r"(?:\((?P<process>.*?) pid=\d+\) ?)?"
         r"(?:(?P<level>[A-Z]+) \d\d-\d\d (?:[\d:]+ )?(?:\[[^]]+\] ?)?)?"
     ),
-    known=causes(
-        (ARGPARSE, ARGUMENTS),
-        (
-            r"is less than desired \w+ memory utilization",
+    known={
+        ARGPARSE: ARGUMENTS,
+        r"is less than desired \w+ memory utilization": (
             "end what else takes memory, or take a smaller share of it: --engine-args "
-            "'--gpu-memory-utilization 0.5'",
+            "'--gpu-memory-utilization 0.5'"
         ),
-        (
-            r"no available memory for the cache|larger than the available KV cache memory",
+        r"no available memory for the cache|larger than the available KV cache memory": (
             "take a larger share of memory or a shorter context: --engine-args "
-            "'--gpu-memory-utilization 0.95 --max-model-len 4096'",
+            "'--gpu-memory-utilization 0.95 --max-model-len 4096'"
         ),
-        (
-            r"is greater than the derived max_model_len",
-            "leave --max-model-len out of --engine-args, or take at most the model's own length",
+        r"is greater than the derived max_model_len": (
+            "leave --max-model-len out of --engine-args, or take at most the model's own length"
         ),
-        (r"cannot find any model weights", DOWNLOAD),
-        (r"died unexpectedly \(exit code: -9\)", MEMORY),
-    ),
+        r"cannot find any model weights": DOWNLOAD,
+        r"died unexpectedly \(exit code: -9\)": MEMORY,
+    },
 )
 
 _DEFAULT_AT_ONCE = 128  # concurrent requests that it takes unasked, on any device

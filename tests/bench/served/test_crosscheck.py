@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.bench.served.crosscheck import checked
+from specbench.bench.served.crosscheck import count_problems, count_warnings
 from specbench.records import RequestCounts
 from specbench.servers.metrics_page import Counters
 from tests.made_records import made_request
@@ -23,7 +23,7 @@ FOREIGN = "another client"
 
 
 def problems(some, k=0, **counted):
-    return checked(some, Counters(engine="vllm", **counted), k, MOST_TOKENS).problems
+    return tuple(count_problems(some, Counters(engine="vllm", **counted), k, MOST_TOKENS))
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,10 @@ def test_our_failed_requests_may_have_been_served_and_no_more_than_that():
 )
 def test_counts_of_requests_are_compared_with_the_servers(accepted, rounds, said):
     counted = Counters(engine="vllm", num_tokens=20.0, num_accepted=accepted, num_rounds=rounds)
-    assert checked(requests(2, COUNTS), counted, 2, MOST_TOKENS) == ((), said)
+    assert not [*count_problems(requests(2, COUNTS), counted, 2, MOST_TOKENS)]
+    assert tuple(count_warnings(requests(2, COUNTS), counted)) == said
     some = [*requests(1, COUNTS), *requests(1)]
-    assert checked(some, counted, 2, MOST_TOKENS).warnings == ()
+    assert not [*count_warnings(some, counted)]
 
 
 def test_a_server_that_drafts_is_no_baseline():
