@@ -172,9 +172,14 @@ def request_of(
         num_prompt_tokens=int(num_prompt_tokens or 0),
     )
     if num_tokens and ttft_s is not None and total_s is not None:
-        times = {"ttft_s": ttft_s, "decode_s": total_s - ttft_s, "total_s": total_s}
         request = replace(
-            request, finish_reason="eos", error=None, num_tokens=int(num_tokens), **times
+            request,
+            finish_reason="eos",
+            error=None,
+            ttft_s=ttft_s,
+            decode_s=total_s - ttft_s,
+            total_s=total_s,
+            num_tokens=int(num_tokens),
         )
     return request
 
