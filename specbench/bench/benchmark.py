@@ -133,8 +133,7 @@ def run_benchmark(
         )
         ledger = create_run(root, run)
     else:
-        depths = {(p.target.name, d): k for p in plans for d, k in p.depths.items()}
-        ledger = resume_run(root, resume, depths)
+        ledger = resume_run(root, resume)
     with ledger:
         if resume is not None:
             require_same_work(ledger.run, plans)

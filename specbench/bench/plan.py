@@ -21,7 +21,6 @@ from specbench.records import (
     Length,
     Prompt,
     Sampling,
-    too_deep,
 )
 from specbench.settings import BUILTIN, SERVED, RunSettings
 from specbench.settings.groups import DEFAULT_K
@@ -173,7 +172,10 @@ class TargetPlan:
         for pairing in self.pairings if self.running_ks is None else ():
             ks = set(self.settings.draft.num_speculative_tokens or ())
             if deeper := ks.difference(self.ks(pairing)):
-                yield too_deep(pairing.name, min(deeper))
+                yield (
+                    f"{pairing.name} cannot draft K = {min(deeper)} or more tokens ahead: "
+                    "these K were left out"
+                )
             hottest = max(self.settings.sampling.temperatures)
             for engine in self.served:
                 if (engine, pairing.drafter.name) not in self.refused:

@@ -36,7 +36,7 @@ class Generation:
 def generation_of(cell: CellData, references: Iterable[ReferenceRecord]) -> Generation | None:
     """The first request whose text is stored and is the target's own greedy text.
 
-    None where there is none, such as above temperature 0, of servers, and of runs before schema 7.
+    None where there is none, such as above temperature 0 and of servers.
     """
     at = cell.key.condition
     pieces = {

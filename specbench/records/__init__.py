@@ -45,7 +45,6 @@ from specbench.records.provenance import (
     ModelIdentity,
     RunRecord,
     no_template,
-    too_deep,
 )
 from specbench.records.servers import SESSIONS_PER_K, ClientLoad, ServerRecord
 from specbench.records.traces import TraceRecord
@@ -107,5 +106,4 @@ __all__ = [
     "chosen_threads",
     "ids_sha256",
     "no_template",
-    "too_deep",
 ]

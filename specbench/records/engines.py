@@ -43,7 +43,7 @@ class EngineRecord:
     quantization: str | None = None
     notes: tuple[str, ...] = ()
     kernels: tuple[KernelChoice, ...] = ()  # of the target and its draft models
-    # The drafters' deepest K, where they have one: what makes plans of schema 4 final.
+    # The deepest K of each drafter that has a limit.
     max_k: Mapping[str, int] = field(default_factory=dict)
     # CPU threads and why; None: on a GPU, with --threads and in runs of an earlier specbench.
     threads: KernelChoice | None = None

@@ -74,11 +74,6 @@ def no_template(target: str) -> str:
     return f"{target} has no chat template: prompts are fed as they are"
 
 
-def too_deep(pairing: str, least: int) -> str:
-    """What a run says of the K that nobody asked for and that its plan leaves out."""
-    return f"{pairing} cannot draft K = {least} or more tokens ahead: these K were left out"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
     """What a run set out to do and where; `run.json` of its folder."""

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -34,12 +33,8 @@ from specbench.records import (
     ServerRecord,
     TraceRecord,
 )
-from specbench.runs.old_plans import LAST_SCHEMA, Depths, OldRunRecord
 
-# 1: first layout (2026-11). 2: passes over many rows, engines and limits. 3: the best of several
-# samples. 4: lossy options, predicted outputs checked at once, imported figures, traces, forecasts.
-# 5: a plan is final (old_plans.py). 6: sessions of servers. 7: the text of reference answers.
-# Earlier ones read as before.
+# Runs of this layout are read from now on; earlier ones, of which none was released, are refused.
 SCHEMA_VERSION = 7
 
 
@@ -170,15 +165,14 @@ _LINE: TypeAdapter[Any] = TypeAdapter(
 )
 # pydantic hands a config to a standard dataclass only through an enclosing type.
 _RUN: TypeAdapter[RunRecord | None] = TypeAdapter(RunRecord | None, config=_CONFIG)
-_OLD_RUN: TypeAdapter[OldRunRecord | None] = TypeAdapter(OldRunRecord | None, config=_CONFIG)
 
 
 class NotJsonError(ValueError):
     """The text is not JSON at all, as after a write that was cut short."""
 
 
-class NewerSchemaError(ValueError):
-    """The run was written by a newer specbench."""
+class SchemaError(ValueError):
+    """The run was written by a specbench with another layout of runs."""
 
 
 def encode_line(record: StoredRecord) -> bytes:
@@ -200,22 +194,27 @@ def encode_run(run: RunRecord) -> bytes:
     return _encode(_RUN, run, indent=2) + b"\n"
 
 
-def decode_run(text: bytes, depths: Depths = MappingProxyType({})) -> RunRecord:
-    """The run of a run.json, its plan final by `depths`; NewerSchemaError, NotJsonError,
-    ValueError."""
-    # A newer layout has keys that are unknown here: its version is the news, not the keys.
+def decode_run(text: bytes) -> RunRecord:
+    """The run of a run.json; SchemaError, NotJsonError, ValueError."""
+    # Another layout has keys that are unknown here: its version is the news, not the keys.
     try:
         document = parse_json(text)
     except ValueError as error:
         raise NotJsonError(str(error)) from error
     version = document.get("schema_version") if isinstance(document, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise NewerSchemaError(f"schema version {version}, newer than {SCHEMA_VERSION}")
-    is_old = isinstance(version, int) and version <= LAST_SCHEMA
-    run: RunRecord | None = _decode(_OLD_RUN if is_old else _RUN, text)
+        raise SchemaError(
+            f"schema version {version}, newer than {SCHEMA_VERSION}; update specbench to read it"
+        )
+    if isinstance(version, int) and version < SCHEMA_VERSION:
+        raise SchemaError(
+            f"schema version {version}, older than {SCHEMA_VERSION}, which is the oldest that is "
+            "read; measure it again"
+        )
+    run: RunRecord | None = _decode(_RUN, text)
     if run is None:
         raise ValueError("null instead of a run")
-    return run.final(depths) if isinstance(run, OldRunRecord) else run
+    return run
 
 
 _LINE_TYPE = re.compile(rb'\{"type":"([a-z]+)","data":\{.*\}\n')

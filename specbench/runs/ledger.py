@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 from shutil import rmtree
-from types import MappingProxyType
 from typing import Self
 
 from specbench.errors import StoreError
@@ -24,7 +23,6 @@ from specbench.runs.codec import (
     encode_line,
     encode_run,
 )
-from specbench.runs.old_plans import Depths, depths_found
 from specbench.runs.reader import (
     RECORDS_FILE,
     REMEDIES,
@@ -84,20 +82,18 @@ def create_run(
         return writer
 
 
-def resume_run(root: Path, run_id: str, depths: Depths = MappingProxyType({})) -> "Ledger":
+def resume_run(root: Path, run_id: str) -> "Ledger":
     """Go on with the run of an id (or `latest`); a torn last line is removed from it.
 
-    `depths` of its drafters make an old plan final, those that its records have go first.
-    StoreError if the run is unknown, being written, damaged, of a newer schema, or if a link in its
+    StoreError if the run is unknown, being written, damaged, of another schema, or if a link in its
     folder could lead what is written elsewhere.
     """
     folder = find_run(run_id, root, also_empty=True)
     with disk_errors_named(folder), ExitStack() as undo:
         _require_no_links(folder)
         lock = undo.enter_context(_lock(folder))
-        read_run(folder)  # a newer schema is told before its records are taken for damaged ones
+        run = read_run(folder)  # first: records of another schema would be taken for damaged ones
         contents = read_records(folder)
-        run = read_run(folder, {**depths, **depths_found(contents.records)})
         writer = Ledger(folder, run, contents, lock)
         undo.pop_all()
         return writer

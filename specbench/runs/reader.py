@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple, get_args, get_origin, get_type_hints
 
 from specbench.errors import StoreError
@@ -15,8 +14,8 @@ from specbench.no_collection import no_collection
 from specbench.records import BlockRecord, FailureRecord, RunRecord
 from specbench.runs.codec import (
     Done,
-    NewerSchemaError,
     NotJsonError,
+    SchemaError,
     StoredRecord,
     StoredRun,
     decode_line,
@@ -24,7 +23,6 @@ from specbench.runs.codec import (
     has_measured,
     line_type,
 )
-from specbench.runs.old_plans import Depths, depths_found
 
 LATEST = "latest"  # in place of a run id: the newest run that has measured something
 RUN_FILE = "run.json"
@@ -77,15 +75,14 @@ def load_run(path_or_id: str | Path, root: Path, *, also_empty: bool = False) ->
     """The stored run at a path, of an id under `root`, or `latest`; also while it is written.
 
     `also_empty`: a run that failed too, as to resume it, and `latest` may have measured nothing.
-    StoreError if it is unknown, failed, damaged, or of a newer schema.
+    StoreError if it is unknown, failed, damaged, or of another schema.
     """
     with disk_errors_named(Path(path_or_id)):
         is_path = (Path(path_or_id) / RUN_FILE).is_file()
     name = str(path_or_id)
     folder = Path(name) if is_path else find_run(name, root, also_empty=also_empty)
-    read_run(folder)  # a newer schema is told before its records are taken for damaged ones
+    run = read_run(folder)  # first: records of another schema would be taken for damaged ones
     contents = read_records(folder)
-    run = read_run(folder, depths_found(contents.records))
     stored = gathered(folder, run, contents.records)
     if stored.is_failed and not also_empty:
         raise StoreError(
@@ -155,15 +152,14 @@ def is_run_id(text: str) -> bool:
     return _RUN_ID.fullmatch(text) is not None and text != LATEST
 
 
-def read_run(folder: Path, depths: Depths = MappingProxyType({})) -> RunRecord:
-    """run.json of a run's folder, its plan made final by `depths`; StoreError if damaged or of a
-    newer schema."""
+def read_run(folder: Path) -> RunRecord:
+    """run.json of a run's folder; StoreError if damaged or of another schema."""
     path = folder / RUN_FILE
     text = _content(path)
     try:
-        return decode_run(text, depths)
-    except NewerSchemaError as error:
-        raise StoreError(f"{path}: {error}; update specbench to read it") from error
+        return decode_run(text)
+    except SchemaError as error:
+        raise StoreError(f"{path}: {error}") from error
     except ValueError as error:
         raise StoreError(f"{path}: damaged: {error}") from error
 

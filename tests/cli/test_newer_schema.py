@@ -11,7 +11,7 @@ from specbench.notebook import load
 from specbench.runs import resume_run
 from tests.cli.calls import specbench
 
-OLD = Path(__file__).parents[1] / "runs" / "runs_of_schema_5" / "sweep"
+OLD = Path(__file__).parents[1] / "runs" / "stored_sweep" / "sweep"
 NEWER = "20991121-010203-a1b2"
 SAID = "schema version 99, newer than "
 

@@ -134,7 +134,7 @@ def test_a_pool_and_its_file_keep_which_run_was_noisy(tmp_path):
 def test_limited_clocks_alone_are_no_busy_machine_or_no_time_of_it_is_ever_judged(
     tmp_path, others, num
 ):
-    stored = load_run(RUNS / "runs_of_schema_5" / "sweep", tmp_path)
+    stored = load_run(RUNS / "stored_sweep" / "sweep", tmp_path)
     load = HostLoad(4, others, 0.0, load_average=3.3, clock_limit=(2000, 4000))
     facts = busy_facts(load, num_needed=2)
     assert len(facts) == num + 1
@@ -223,7 +223,7 @@ def test_the_share_of_the_cpu_is_the_reason_and_is_said_for_both_sides():
 
 
 def test_a_snapshot_and_its_file_keep_the_share_of_the_cpu(tmp_path):
-    taken = snapshot(load_run(RUNS / "runs_of_schema_5" / "sweep", tmp_path))
+    taken = snapshot(load_run(RUNS / "stored_sweep" / "sweep", tmp_path))
     assert taken.cpu_share is not None
     assert 0 < taken.cpu_share < 1.5
     write_baseline(taken, tmp_path / "baseline.json")

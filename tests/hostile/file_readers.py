@@ -32,7 +32,7 @@ from tests.hostile.mutations import Mutation
 from tests.runs.stored_examples import ENVIRONMENT, FAILURE, TRACE
 
 RESULTS = Path(__file__).parents[1] / "importers" / "files"
-RUN = Path(__file__).parents[1] / "runs" / "runs_of_schema_5" / "sweep"
+RUN = Path(__file__).parents[1] / "runs" / "stored_sweep" / "sweep"
 PAIRINGS = b"""\
 default: [big, big/copy]
 defaults: {dtype: float32, num_speculative_tokens: 3}

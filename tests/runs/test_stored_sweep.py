@@ -1,4 +1,4 @@
-"""A run of schema 5 as it was stored before keys had two parts says what it said then."""
+"""A stored run says what it said when it was measured."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from specbench.report.document_json import to_json
 from specbench.runs import load_run
 from specbench.runs.codec import encode_run
 
-RUNS = Path(__file__).parent / "runs_of_schema_5"
+RUNS = Path(__file__).parent / "stored_sweep"
 EXPECTED: dict[str, Any] = json.loads((RUNS / "expected.json").read_text())
 
 
