@@ -9,8 +9,7 @@ from specbench.records import CellKey, RunRecord
 from specbench.records.axes import AXES
 from specbench.records.keys import FlatKey
 
-_DOCS = {name: Doc(axis.meaning, axis.unit) for name, axis in AXES.items() if axis.meaning}
-_WITHOUT = [name for name, axis in AXES.items() if not axis.meaning]
+_DOCS = {name: Doc(axis.meaning, axis.unit) for name, axis in AXES.items()}
 
 
 class OfRun(Protocol):
@@ -29,9 +28,7 @@ RUN_ID: Column[OfRun] = Column(
     dtype="category",
     value=attrgetter("run.run_id"),
 )
-KEY: tuple[Column[OfRun], ...] = record_columns(
-    FlatKey, _DOCS, lambda row: FlatKey(**row.key.flat), without=_WITHOUT
-)
+KEY: tuple[Column[OfRun], ...] = record_columns(FlatKey, _DOCS, lambda row: FlatKey(**row.key.flat))
 
 
 def cell_id(get: Callable[[Any], CellKey] = attrgetter("key")) -> Column[Any]:

@@ -17,7 +17,7 @@ from specbench.records.forecasts import (
 )
 from specbench.records.imported import ImportedRecord
 from specbench.records.keys import ASSISTED_DEFAULT, NO_DRAFTER, CellKey, Condition, Draft
-from specbench.records.lengths import Auto, Fixed, Length, Schedule
+from specbench.records.lengths import Auto, Fixed, Length
 from specbench.records.lossy import LossyRule
 from specbench.records.measured import (
     ALL_PROMPTS,
@@ -100,7 +100,6 @@ __all__ = [
     "RunRecord",
     "SamplesRecord",
     "Sampling",
-    "Schedule",
     "ServerRecord",
     "TraceRecord",
     "chosen_threads",

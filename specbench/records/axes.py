@@ -1,6 +1,6 @@
 """The axes of measurement: what each thing that tells cells apart is called everywhere.
 
-An axis added later is a field of `Condition` or `Draft` (keys.py) and an entry of LATER: ids,
+An axis added later is a field of `Condition` or `Draft` (keys.py) and a row of AXES: ids,
 files, columns, `check --allow-different` and the words for people follow from it.
 """
 
@@ -17,7 +17,7 @@ class Axis:
     """One thing that tells cells apart: an entry of a flat key."""
 
     path: str  # where a key has it
-    meaning: str = ""  # of its column; "": none yet, as nothing makes such cells
+    meaning: str  # of its column
     unit: str = ""
     in_id: str = ""  # its piece of ids, from a `key`; left out at the default
     words: str = ""  # where it tells conditions apart, from `at`; "": the value
@@ -43,7 +43,7 @@ class Axis:
 
 
 # In the order of files and of columns.
-_FIRST: Mapping[str, Axis] = {
+AXES: Mapping[str, Axis] = {
     "pairing": Axis("pairing", "`target/drafter`; of K = 0 the bare target", in_id="{key.pairing}"),
     "target": Axis("condition.target", "name of the target", allowed_by=("target",)),
     "drafter": Axis(
@@ -136,8 +136,3 @@ _FIRST: Mapping[str, Axis] = {
         default=None,
     ),
 }
-# Only files of keys that use such an axis name it, so that all others stay as they are.
-LATER: Mapping[str, Axis] = {
-    "schedule": Axis("draft.schedule", allowed_by=("K",), default=None),
-}
-AXES: Mapping[str, Axis] = {**_FIRST, **LATER}

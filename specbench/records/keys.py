@@ -10,8 +10,8 @@ from typing import Any, ClassVar, get_type_hints
 
 from pydantic_core import SchemaSerializer, core_schema
 
-from specbench.records.axes import AXES, LATER, REQUIRED
-from specbench.records.lengths import Auto, Fixed, Length, Schedule, length_of
+from specbench.records.axes import AXES, REQUIRED
+from specbench.records.lengths import Auto, Fixed, Length
 from specbench.settings import BUILTIN, TRANSFORMERS
 
 NO_DRAFTER = "none"  # drafter and method of the K = 0 baseline
@@ -44,11 +44,6 @@ class Draft:
     def k(self) -> int:
         """The most tokens drafted in a round; 0: it does not speculate."""
         return self.length.most
-
-    @property
-    def schedule(self) -> tuple[tuple[int, int], ...] | None:
-        """The steps of K by batch size, where it follows that."""
-        return self.length.steps if isinstance(self.length, Schedule) else None
 
     @property
     def is_fixed(self) -> bool:
@@ -137,7 +132,7 @@ class Condition:
     def flat(self) -> dict[str, Any]:
         """An entry per axis, in the order of `CellKey.flat`."""
         names = {field.name for field in fields(self)}
-        return _used({name: getattr(self, name) for name in AXES if name in names})
+        return {name: getattr(self, name) for name in AXES if name in names}
 
     @property
     def order(self) -> tuple[bool, float, int, int]:
@@ -209,8 +204,8 @@ class CellKey:
 
     @property
     def flat(self) -> dict[str, Any]:
-        """An entry per axis, as files and tables have it; a later one only where it is used."""
-        return _used({name: axis.of(self) for name, axis in AXES.items()})
+        """An entry per axis, as files and tables have it."""
+        return {name: axis.of(self) for name, axis in AXES.items()}
 
     def entries(self, *first: str, without: Collection[str]) -> dict[str, Any]:
         """The flat key, its first entries in the order of a document's."""
@@ -222,7 +217,7 @@ class CellKey:
         """From an entry per axis, which may leave out those that have a default."""
         values = {name: flat.get(name, axis.default) for name, axis in AXES.items()}
         k, adaptive = values["num_speculative_tokens"], values["adaptive"]
-        values["length"] = length_of(k, adaptive, values["schedule"])
+        values["length"] = Auto(k) if adaptive else Fixed(k)
         condition, draft = ({f.name: values[f.name] for f in fields(p)} for p in (Condition, Draft))
         key = cls(condition=Condition(**condition), draft=Draft(**draft))
         if key.pairing != values["pairing"]:
@@ -243,10 +238,6 @@ def _serialise(key: CellKey, info: core_schema.SerializationInfo) -> dict[str, A
 
 _FLAT = core_schema.plain_serializer_function_ser_schema(_serialise, info_arg=True)
 CellKey.__pydantic_serializer__ = SchemaSerializer(core_schema.any_schema(serialization=_FLAT))
-
-
-def _used(flat: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: v for n, v in flat.items() if n not in LATER or v != LATER[n].default}
 
 
 def _annotation(path: str) -> Any:

@@ -1,4 +1,4 @@
-"""How many tokens are drafted in a round: a fixed K, one picked round by round, a schedule."""
+"""How many tokens are drafted per round: a fixed K, or one picked round by round."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -45,40 +45,4 @@ class Auto:
         return 1, self.most
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """K follows the batch size: from so many requests on, rising from 1, that K."""
-
-    steps: tuple[tuple[int, int], ...]
-
-    @property
-    def most(self) -> int:
-        return max(k for _, k in self.steps)
-
-    @property
-    def label(self) -> str:
-        """Such as `8, 4 from 5`."""
-        return ", ".join(f"{k} from {n}" if n > 1 else str(k) for n, k in self.steps)
-
-    @property
-    def named(self) -> str:
-        return f"K={self.label}"
-
-    @property
-    def id(self) -> str:
-        return "k" + ",".join(f"{k}@{n}" for n, k in self.steps)
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return 2, self.most
-
-
-Length = Fixed | Auto | Schedule
-
-
-def length_of(k: int, adaptive: bool, schedule: tuple[tuple[int, int], ...] | None) -> Length:
-    """From what files have of it; ValueError where that does not fit together."""
-    length = Schedule(schedule) if schedule is not None else Auto(k) if adaptive else Fixed(k)
-    if adaptive is not isinstance(length, Auto) or length.most != k:
-        raise ValueError(f"{length.named} is not K={k}")
-    return length
+Length = Fixed | Auto

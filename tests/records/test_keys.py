@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from specbench.records import Auto, CellKey, CellPlan, Condition, Draft, Fixed, Schedule
-from specbench.records.axes import AXES, LATER, REQUIRED
+from specbench.records import Auto, CellKey, CellPlan, Condition, Draft, Fixed
+from specbench.records.axes import AXES, REQUIRED
 from tests.cell_keys import BASE_KEY, KEY, cell_key, with_axes
 
 # Each axis alone with another value than KEY has, and the id of that cell.
@@ -28,7 +28,6 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "num_samples": (4, "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|n4"),
     "lossy": ("typical", "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|lossy typical"),
 }
-SCHEDULED = KEY.at(Schedule(((1, 8), (5, 4), (17, 0))))
 PLAN = TypeAdapter(CellPlan | None, config=ConfigDict(extra="forbid", strict=True))
 
 
@@ -37,7 +36,7 @@ def plan(key: CellKey) -> CellPlan:
 
 
 def test_every_axis_is_in_the_id_and_comes_back_from_a_file() -> None:
-    assert {"pairing", "schedule", *OTHERS} == set(AXES)
+    assert {"pairing", *OTHERS} == set(AXES)
     ids = set()
     for name, (value, its_id) in OTHERS.items():
         key = cell_key(**{name: value})
@@ -62,21 +61,10 @@ def test_every_field_of_a_part_is_an_axis_of_its_name() -> None:
                 assert AXES[field.name].default is REQUIRED
 
 
-def test_a_file_names_a_later_axis_only_where_it_is_used() -> None:
-    assert list(KEY.flat) == [name for name in AXES if name not in LATER]
-    assert KEY.flat == json.loads(PLAN.dump_json(plan(KEY)))["key"]
-    text = PLAN.dump_json(plan(SCHEDULED), warnings="error")
-    assert json.loads(text)["key"]["schedule"] == [[1, 8], [5, 4], [17, 0]]
-    assert PLAN.validate_json(text) == plan(SCHEDULED)
-    assert SCHEDULED.id == "demo/draft|code|builtin|draft_model|k8@1,4@5,0@17|c1|t0|float32"
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
         {"pairing": "demo/poor"},
-        {"num_speculative_tokens": 4, "schedule": [[1, 8]]},
-        {"adaptive": True, "schedule": [[1, 4]]},
         {"temperature": "0"},
         {"colour": "red"},
     ],
@@ -98,7 +86,6 @@ def test_k_0_is_one_draft_for_all_drafters() -> None:
 def test_each_part_has_one_label() -> None:
     auto = KEY.at(Auto(8))
     assert [key.draft.label for key in (BASE_KEY, KEY, auto)] == ["K=0", "draft K=4", "draft auto"]
-    assert SCHEDULED.draft.label == "draft K=8, 4 from 5, 0 from 17"
     lossy = cell_key(lossy="typical", context=4096, request_rate=2.5, concurrency=8)
     assert lossy.draft.label == "draft (lossy) K=4"
     assert lossy.label == (
@@ -113,9 +100,7 @@ def test_each_part_has_one_label() -> None:
 
 
 def test_each_part_has_one_order() -> None:
-    drafts = [
-        replace(KEY.draft, length=x) for x in (Fixed(1), Fixed(4), Auto(2), Schedule(((1, 1),)))
-    ]
+    drafts = [replace(KEY.draft, length=x) for x in (Fixed(1), Fixed(4), Auto(2))]
     assert sorted(reversed(drafts), key=lambda draft: draft.order) == drafts
     axes = ({}, {"concurrency": 4}, {"context": 512}, {"temperature": 1.0}, {"engine": "vllm"})
     conditions = [cell_key(**changes).condition for changes in axes]
