@@ -4,7 +4,7 @@ import ast
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from benchmarks.gpu_suite import (
-    compiled_layers,
     correct,
     distribution,
     machine,
@@ -28,11 +27,9 @@ from benchmarks.gpu_suite.side_by_side import compare_engines
 from benchmarks.gpu_suite.stage import request_of
 from specbench.engines.model_pool import ModelPool
 from specbench.execution.launcher import EagerLauncher
-from specbench.forward import compiled_steps
 from specbench.inputs.config import load_pairings
 from specbench.inputs.methods import all_methods
 from specbench.shipped import shipped
-from tests.decoding.launches import Launches
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--device", "cpu", "--small", "--limit-s", "1e6"]  # a busy machine leaves nothing out
@@ -104,7 +101,7 @@ def test_correct_finds_what_is_right(printed: Any) -> None:
 @pytest.mark.parametrize("printed", ["speed"], indirect=True)
 def test_speed_compares_who_drafts_with_who_drafts(printed: Any) -> None:
     found = printed["sections"]
-    assert _without_figures(found) == {"beside_vllm", "compiled_layers"}
+    assert _without_figures(found) == {"beside_vllm"}
     for shares in found["plain_steps"]["shares"]:
         assert {"products", "attention", "gaps"} < set(shares["classes"])
         assert shares["share_of_read_bandwidth"] is None
@@ -152,23 +149,6 @@ def test_sweep_changes_one_factor_at_a_time(printed: Any) -> None:
 
 def _without_figures(sections: dict[str, Any]) -> set[str]:
     return {name for name, found in sections.items() if "reason" in found}
-
-
-def test_kernels_of_a_layer_are_counted_for_every_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_steps, "_compiled", lambda piece, _: piece)
-
-    def operations(run: Callable[[], object]) -> int:
-        with Launches() as launches:
-            run()
-        return launches.total
-
-    found = compiled_layers.layers_of(small(), operations)
-    refused = [one["name"] for one in found["contenders"] if one["refusal"]]
-    assert refused == ["fused, triton"]
-    assert set(found["kernels_a_layer"]) == {"fused", "fused, compiled", "stock"}
-    assert all(each["T=5"] > 9 for each in found["kernels_a_layer"].values())
-    assert found["compile_s"] > 0
-    assert [one["reason"] for one in found["claims"]] == [machine.NO_GPU]
 
 
 def test_a_refusal_is_recorded_and_the_rest_goes_on(capsys: pytest.CaptureFixture[str]) -> None:

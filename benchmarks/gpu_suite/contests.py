@@ -16,7 +16,7 @@ from specbench.forward.attention.choice import KERNELS
 from specbench.forward.attention.kernel import Case
 from specbench.forward.attention.trial import Shape
 from specbench.forward.contest import SHAPES, Timing, attention_contest
-from specbench.forward.forward_contest import UNASKED, forward_contest
+from specbench.forward.forward_contest import FORWARDS, forward_contest
 from specbench.forward.fused_runner import FusedRunner
 from specbench.kernels.availability import DEVICES
 from specbench.records import Contender
@@ -44,7 +44,7 @@ def contests(machine: Machine) -> Json:
         choices.append(_choice(f"attention of the 8B shape, {case}", chosen, contenders))
         if chosen is not None:
             runner.kernels[case.window, case.is_tree] = kernels[chosen]
-    won = forward_contest(runner, tuple(UNASKED), timing)
+    won = forward_contest(runner, tuple(FORWARDS), timing)
     choices.append(_choice(f"forward of {config.num_hidden_layers} layers of it", *won))
     for drawing in DRAWINGS if machine.device.type in DEVICES else ():
         vocab_size, dtype = runner.vocab_size, runner.dtype

@@ -16,7 +16,7 @@ from specbench.engines.peer_module import make_peer
 from specbench.errors import ModelError
 from specbench.execution.graphs import Launchers
 from specbench.forward.attention.backends import pinned_attention
-from specbench.forward.forward_contest import UNASKED
+from specbench.forward.forward_contest import FORWARDS
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import TOLERANCE, distance
 
@@ -41,7 +41,7 @@ def fused_is_stock(machine: Machine) -> Json:
             name = f"{family}, {str(dtype).removeprefix('torch.')}"
             expected = _texts_logits(make_runner(machine, model, "stock"))
             found[name] = {}
-            for forward in UNASKED:
+            for forward in FORWARDS:
                 if forward == "stock":
                     continue
                 try:
@@ -78,7 +78,7 @@ def long_logits(machine: Machine) -> Json:
     right = _transformers_logits(exact, tokens_1T)
     del exact
     found: Json = {}
-    for forward in UNASKED:
+    for forward in FORWARDS:
         try:
             runner = make_runner(machine, model, forward)
         except ModelError as error:

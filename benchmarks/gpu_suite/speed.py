@@ -13,7 +13,6 @@ import torch
 
 from benchmarks.gpu_suite.beside_vllm import beside_vllm
 from benchmarks.gpu_suite.claims import claim
-from benchmarks.gpu_suite.compiled_layers import compiled_layers
 from benchmarks.gpu_suite.machine import Json, Machine, Section, absent, run_part
 from benchmarks.gpu_suite.models import shape
 from benchmarks.gpu_suite.ours import by_choosing, sampled
@@ -145,7 +144,6 @@ def sections() -> dict[str, Section]:
         "generate_static": partial(generate_static, stage),
         "beside_vllm": partial(beside_vllm, stage),
         "attention_table": alone(attention_table),
-        "compiled_layers": alone(compiled_layers),
         "embedded_pair": alone(embedded_pair),
         "large_pair": alone(large_pair),
     }

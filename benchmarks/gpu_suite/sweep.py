@@ -13,7 +13,7 @@ from benchmarks.gpu_suite.machine import Json, Machine, Section, in_a_line, run_
 from benchmarks.gpu_suite.models import shape
 from benchmarks.gpu_suite.star import Star, open_star
 from specbench.errors import ModelError
-from specbench.forward.forward_contest import UNASKED
+from specbench.forward.forward_contest import FORWARDS
 
 K = 4
 KS = tuple(range(9))
@@ -49,7 +49,7 @@ def by_graph(star: Star) -> Json:
 def by_forward(star: Star) -> Json:
     """Those that compete and run here."""
     decoders, refused = {}, {}
-    for forward in UNASKED:
+    for forward in FORWARDS:
         try:
             decoders[forward] = star.decoder(forward=forward)
         except ModelError as error:

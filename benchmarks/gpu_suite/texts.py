@@ -18,7 +18,7 @@ from benchmarks.gpu_suite.distribution import (
 from benchmarks.gpu_suite.machine import Json, Machine, in_a_line
 from specbench.engines.peer_module import make_peer
 from specbench.errors import ModelError
-from specbench.forward.forward_contest import UNASKED
+from specbench.forward.forward_contest import FORWARDS
 from specbench.records import Sampling
 from specbench.round.round import Verifier
 from specbench.round.sampling import Sampler
@@ -161,7 +161,7 @@ class _Pause(FixedK):
 def _ways(pair: Pair, requests: list[Request], expected: list[Text]) -> list[Json]:
     """Every forward that runs here, graph mode and K; the others with their reason."""
     found: list[Json] = []
-    for forward in UNASKED:
+    for forward in FORWARDS:
         for graph in GRAPHS:
             try:
                 decoder = pair.decoder(forward=forward, graph=graph)

@@ -26,7 +26,7 @@ from specbench.settings import (
     ServerSettings,
     WorkloadSettings,
 )
-from specbench.settings.decoder import Compile, Forward, Graph, Kernels
+from specbench.settings.decoder import Forward, Graph, Kernels
 from specbench.settings.groups import (
     PROMPTS,
     Engines,
@@ -107,7 +107,6 @@ class Examined:
     forward: Forward = "auto"
     graph: Graph = "auto"
     kernels: Kernels = "auto"
-    compile: Compile = False
     machine: MachineSettings
     seed: Seed = 0
     pairings_file: PairingsFile = None
@@ -121,12 +120,7 @@ class Examined:
             effort=EffortSettings(num_prompts=self.num_prompts),
             load=LoadSettings(engines=self.engines),
             servers=self.servers,
-            decoder=DecoderSettings(
-                forward=self.forward,
-                graph=self.graph,
-                kernels=self.kernels,
-                compile=self.compile,
-            ),
+            decoder=DecoderSettings(forward=self.forward, graph=self.graph, kernels=self.kernels),
             machine=self.machine,
             seed=self.seed,
             pairings_file=self.pairings_file,

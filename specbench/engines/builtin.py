@@ -64,7 +64,7 @@ class BuiltinEngine(Instrumented):
         self.tokenizer = pool.tokenizer(target.model)
         self._launchers = Launchers(options.graph, pool.device)
         contests = Contests(self._clock, self._launchers.graphs)
-        self._kernels = KernelChoices(options.kernels, contests, compiles=options.compile)
+        self._kernels = KernelChoices(options.kernels, contests)
         held = take(pool, target.model, options.forward, self._kernels)
         self._target, self._runner = held.loaded, held.runner
         self.context = held.runner.max_position
@@ -86,7 +86,7 @@ class BuiltinEngine(Instrumented):
             forward=self._runner.kind,
             **graph_facts(launched, self._launchers.graphs, self._pool.device),
             attention=self._attention(),
-            **self._kernels.facts,
+            kernels=tuple(self._kernels.contests.made.values()),
             quantization=self._target.quantization,
             notes=(*self._drafters.notes, *graph_notes(launched), *self._kernels.notes),
             max_k=dict(self._drafters.max_ks),
@@ -153,9 +153,9 @@ class BuiltinEngine(Instrumented):
             for request, arrival in zip(requests, arrivals(requests, load), strict=True)
         ]
         for _ in range(MOST_CAPTURING_PASSES):
-            made, cpu_s = decoder.num_captures + self._kernels.num_compiled, time.process_time()
+            made, cpu_s = decoder.num_captures, time.process_time()
             served = decoder.serve(asked, sampler, policy, num_rows=load.concurrency)
-            if decoder.num_captures + self._kernels.num_compiled == made:
+            if decoder.num_captures == made:
                 break  # else the time of making graphs is in it: the same texts once more
         finished_s = max(result.finished_s for result in served.results)
         longest = max(request.num_tokens for request in asked)

@@ -1,7 +1,6 @@
 """What a loaded model's forward, attention and draws run on: contests, or what was asked for."""
 
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -9,9 +8,8 @@ from specbench.engines.contests import Contests
 from specbench.errors import ModelError, UsageError, first_line
 from specbench.forward.attention.choice import ALL, KERNELS
 from specbench.forward.attention.kernel import Case
-from specbench.forward.compiled_steps import Programs
 from specbench.forward.contest import attention_contest
-from specbench.forward.forward_contest import FORWARDS, UNASKED, forward_contest
+from specbench.forward.forward_contest import FORWARDS, forward_contest
 from specbench.forward.fused_layers import FusedLayers
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.layer_self_test import check_layers
@@ -26,32 +24,15 @@ AUTO = "auto"
 
 
 class KernelChoices:
-    """Sets what runners run on: `name`, or for auto what wins; compiled layers compete if
-    `compiles`."""
+    """Sets what runners run on: `name`, or what wins if it is auto.
 
-    def __init__(self, name: str, contests: Contests, *, compiles: bool = False) -> None:
+    `notes` say for which models the name has no effect, and why.
+    """
+
+    def __init__(self, name: str, contests: Contests) -> None:
         self._name = name
         self.contests = contests
-        self._compiles = compiles
-        self._programs = Programs()
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Fields of an EngineRecord: what was chosen, and the time spent on compiling."""
-        return {
-            "kernels": tuple(self.contests.made.values()),
-            "compile_s": self._programs.compile_s if self._compiles else None,
-        }
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was asked for and is not done, and why."""
-        return tuple(self._programs.notes)
-
-    @property
-    def num_compiled(self) -> int:
-        """Programs so far; a pass in which it rose took the time to compile, too."""
-        return self._programs.num_compiled
+        self.notes: list[str] = []
 
     def settle(self, runner: Runner, forward: Forward, name: str) -> Runner:
         """The runner of the named model to decode with, its implementations chosen. ModelError.
@@ -60,9 +41,13 @@ class KernelChoices:
         """
         self._settle_draws(runner, name)
         if not isinstance(runner, FusedRunner):
-            self._note_what_has_no_effect(name)
+            note = (
+                f"--kernels {self._name} has no effect on {name}: its layers run in transformers' "
+                "own code"
+            )
+            if self._name != AUTO and note not in self.notes:
+                self.notes.append(note)
             return runner
-        runner.programs = self._programs
         self._attend(runner.layers, name)
         return self._chosen_forward(runner, forward, name)
 
@@ -72,14 +57,6 @@ class KernelChoices:
         if layers.fused is not None:
             self._attend(layers.fused, name)
         return notes
-
-    def _note_what_has_no_effect(self, name: str) -> None:
-        asked = [f"--kernels {self._name}"] if self._name != AUTO else []
-        asked += ["--compile"] if self._compiles else []
-        for option in asked:
-            self._programs.note(
-                f"{option} has no effect on {name}: its layers run in transformers' own code"
-            )
 
     def _attend(self, layers: FusedLayers, name: str) -> None:
         for case in layers.cases:
@@ -121,15 +98,14 @@ class KernelChoices:
         )
 
     def _chosen_forward(self, runner: FusedRunner, forward: Forward, name: str) -> Runner:
-        competing = FORWARDS if self._compiles else UNASKED
-        names = tuple(name for name in competing if forward == "auto" or name.startswith(forward))
+        names = tuple(name for name in FORWARDS if forward == "auto" or name.startswith(forward))
         sizes = (runner.num_layers, runner.hidden_size, runner.config.intermediate_size)
         facts = (names, runner.cases, sizes)
         hold = partial(forward_contest, runner, names, self.contests.timing)
         choice = self.contests.choose(f"forward of {name}", runner.device, facts, names, hold)
         try:
             return FORWARDS[choice.chosen](runner)
-        except ModelError as error:  # a compiler or Triton, say, is gone since it was chosen
+        except ModelError as error:  # Triton, say, is gone since it was chosen
             choice = self.contests.choose_again(choice, first_line(error), hold)
             return FORWARDS[choice.chosen](runner)
 

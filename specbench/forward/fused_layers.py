@@ -18,7 +18,6 @@ from specbench.footprint import KEPT_TOKENS, Sizes
 from specbench.forward.attention.choice import Kernels, usual_kernels
 from specbench.forward.attention.kernel import Case, Seen
 from specbench.forward.attention.stock import causal_attention
-from specbench.forward.compiled_steps import CompiledSteps, Programs
 from specbench.forward.fused_weights import FusedLayer, without_queries
 from specbench.forward.layer_steps import LayerSteps, TorchSteps, TritonSteps
 from specbench.forward.tree import Branches
@@ -125,18 +124,6 @@ class FusedLayers:
         other.steps = TritonSteps(self.sizes, self.eps)
         return other
 
-    def with_compiled(self, programs: Programs) -> Self:
-        """The same over the same slots, compiled.
-
-        ModelError where they cannot be, or compute something else.
-        """
-        other = copy(self)
-        usual: LayerSteps = self.steps
-        if why_not(self.device) is None:
-            usual = TritonSteps(self.sizes, self.eps)
-        other.steps = CompiledSteps(self.sizes, self.eps, usual, self.layers[0], programs)
-        return other
-
     def first(self, num_layers: int) -> Self:
         """The first ones over the same slots."""
         first = copy(self)
@@ -182,9 +169,7 @@ class FusedLayers:
         layer alone. `windows_from_BT` is as in LayerStack.forward, the rest as in Runner.forward.
         """
         view = self._view(len(positions_BT), span, first_row)
-        # Prompts have many lengths, of which a step need know nothing.
-        steps = self.steps.sized(None if is_plain else positions_BT.numel())
-        places = self._places(steps, positions_BT, view, first_row, branches)
+        places = self._places(positions_BT, view, first_row, branches)
         # What is looked up once a forward is not looked up once a layer: that is Python's time.
         attends: dict[int | None, tuple[Attend, Any]] = {None: (_attend_plainly, None)}
         from_BT = positions_BT if windows_from_BT is None else windows_from_BT
@@ -196,7 +181,7 @@ class FusedLayers:
         states: dict[int, Tensor] = {}
         numbers = range(len(self.layers)) if only is None else (only,)  # the cache may have more
         hidden, lasting = x_NF, numbers[-1] if is_kept else None
-        before_attention, after_attention = steps.before_attention, steps.after_attention
+        before_attention, after_attention = self.steps.before_attention, self.steps.after_attention
         for i in numbers:
             layer, kept = self.layers[i], view.layers[i]
             if i in features:
@@ -213,23 +198,18 @@ class FusedLayers:
         B, T = positions_BT.shape
         work = self.workspace(B, T, has_queries=False)
         view = self._view(B, span, first_row)
-        places = self._places(self.steps, positions_BT, view, first_row, None)
+        places = self._places(positions_BT, view, first_row, None)
         for layer, kept in zip(self._keys_alone, view.layers, strict=True):
             self.steps.keys_alone(work, x_NF, layer, kept, places)
 
     def _places(
-        self,
-        steps: LayerSteps,
-        positions_BT: Tensor,
-        view: CacheView,
-        first_row: int,
-        branches: Branches | None,
+        self, positions_BT: Tensor, view: CacheView, first_row: int, branches: Branches | None
     ) -> Any:
-        """As steps want it: where each token is written, and how far its heads are turned."""
+        """As the steps want it: where each token is written, and how far its heads are turned."""
         slots_BT = positions_BT if branches is None else branches.slots_BT
         if len(slots_BT) > 1 or first_row:
             slots_BT = slots_BT + view.first_slot_B1
-        return steps.places(self.slots.rope, positions_BT.reshape(-1), slots_BT.reshape(-1))
+        return self.steps.places(self.slots.rope, positions_BT.reshape(-1), slots_BT.reshape(-1))
 
     def _rope_table(self, length: int) -> Tensor:
         """Cosines and signed sines by position, [length, 2, 1, 2, D / 2].

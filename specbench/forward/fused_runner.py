@@ -13,11 +13,10 @@ from torch import Tensor
 from specbench.errors import ModelError
 from specbench.forward.attention.choice import Kernels
 from specbench.forward.attention.kernel import Case
-from specbench.forward.compiled_steps import Programs
 from specbench.forward.context import context_limit
 from specbench.forward.fused_layers import FusedLayers, is_mirrored
 from specbench.forward.fused_weights import can_fuse, fuse
-from specbench.forward.runner import FUSED, FUSED_COMPILED, FUSED_TRITON, Output
+from specbench.forward.runner import FUSED, FUSED_TRITON, Output
 from specbench.forward.tree import Branches
 from specbench.forward.unsupported import refuse_unsupported
 from specbench.forward.workspace import JoinedCache
@@ -44,7 +43,6 @@ class FusedRunner:
         self.max_position = context_limit(config)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self.programs = Programs()
         mirrored = is_mirrored(self.device)
         self._weights = fuse(model, mirrored=mirrored)
         self.layers = FusedLayers(
@@ -97,16 +95,6 @@ class FusedRunner:
     def logits(self, states_BTF: Tensor) -> Tensor:
         return states_BTF @ self._weights.head
 
-    def with_compiled(self) -> Self:
-        """The same over the same slots, its layers compiled.
-
-        ModelError where they cannot be, or compute something else.
-        """
-        other = copy(self)
-        other.layers = self.layers.with_compiled(self.programs)
-        other.kind = FUSED_COMPILED
-        return other
-
     def with_triton(self) -> Self:
         """The same over the same slots, its small operations in kernels of ours.
 
@@ -138,7 +126,7 @@ class FusedRunner:
         span = span if start is None else start + T
         is_plain = start is not None
         work = self.layers.workspace(B, T)
-        steps = self.layers.steps.sized(None if is_plain else B * T)
+        steps = self.layers.steps
         states = self.layers.forward(
             work,
             steps.embed(work, self._weights.embedding, tokens_BT.reshape(-1)),

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from specbench.forward.fused_layers import FusedLayers, is_mirrored
 from specbench.forward.fused_weights import can_fuse_layers, fuse_layers
 from specbench.forward.kv_cache import KvCache
-from specbench.forward.runner import FUSED_COMPILED, FUSED_TRITON, Runner
+from specbench.forward.runner import FUSED_TRITON, Runner
 from specbench.forward.stock_layers import StockLayers
 from specbench.forward.tree import Branches
-from specbench.kernels.availability import why_not
 
 
 class LayerStack:
@@ -47,10 +46,7 @@ class LayerStack:
             target, mirrored = self._target, is_mirrored(self._target.device)
             joined = fuse_layers(self._config, self.layers, self.windows, mirrored=mirrored)
             fused = FusedLayers(joined, self._config, self._rotary, mirrored=mirrored)
-            # What a target compiles stands for these.
-            is_compiled = target.kind == FUSED_COMPILED and why_not(target.device) is None
-            has_triton = target.kind == FUSED_TRITON or is_compiled
-            self._fused = fused.with_triton() if has_triton else fused
+            self._fused = fused.with_triton() if target.kind == FUSED_TRITON else fused
         return self._fused
 
     def run_stock(self, reason: str) -> None:

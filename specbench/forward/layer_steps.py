@@ -1,14 +1,13 @@
 """What a fused layer computes beside its attention: products, and small operations between them.
 
-In torch's own operations anywhere, or the small ones in Triton kernels in a third of the launches;
-`compiled_steps.py` has them compiled.
+In torch's own operations anywhere, or the small ones in Triton kernels in a third of the launches.
 Shape suffixes: N tokens, F hidden size, M width of the MLP, D head size, P positions,
 W what a first product reads.
 """
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,10 +25,6 @@ class LayerSteps(Protocol):
     """
 
     name: str
-
-    def sized(self, num_tokens: int | None) -> "LayerSteps":
-        """Those that run a forward of so many tokens; None: of a prompt, of any number."""
-        ...
 
     def places(self, rope_P: Tensor, positions_N: Tensor, slots_N: Tensor) -> Any:
         """How far each token's heads are turned, and its slot; made once a forward."""
@@ -80,9 +75,6 @@ class TorchSteps:
     def __init__(self, sizes: Sizes, eps: float, *, mirrored: bool) -> None:
         self._sizes, self._eps, self._mirrored = sizes, eps, mirrored
         self._normed = ((2 if mirrored else 1) * sizes.hidden,)
-
-    def sized(self, num_tokens: int | None) -> Self:  # noqa: ARG002
-        return self
 
     def places(self, rope_P: Tensor, positions_N: Tensor, slots_N: Tensor) -> Any:
         return slots_N, self.turns(rope_P, positions_N)

@@ -32,7 +32,6 @@ from specbench.models.first_layers import cut_model
 STOCK = "stock"
 FUSED = "fused"
 FUSED_TRITON = "fused, triton"
-FUSED_COMPILED = "fused, compiled"
 
 
 class Output(NamedTuple):
@@ -45,7 +44,7 @@ class Output(NamedTuple):
 class Runner(Protocol):
     """One model's forward over its own KV slots; the decoder and drafters see nothing else."""
 
-    kind: str  # whose code runs: STOCK, FUSED, FUSED_TRITON or FUSED_COMPILED
+    kind: str  # whose code runs: STOCK, FUSED or FUSED_TRITON
     model: Any  # transformers' own, which holds the weights
     vocab_size: int
     hidden_size: int

@@ -225,8 +225,7 @@ def _software(
     if environment.driver:
         facts["driver"] = environment.driver
     for engine in engines:
-        compiled = None if engine.compile_s is None else "compiled"
-        chosen = (engine.forward, engine.graph, engine.attention, compiled)
+        chosen = (engine.forward, engine.graph, engine.attention)
         facts[f"{engine.engine} of {engine.target}"] = ", ".join(filter(None, chosen))
     for record in imported:
         if record.tool_version is not None:

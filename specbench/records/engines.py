@@ -34,10 +34,9 @@ class EngineRecord:
 
     target: str
     engine: str
-    forward: str | None = None  # "stock", "fused", "fused, triton" or "fused, compiled"
+    forward: str | None = None  # "stock", "fused" or "fused, triton"
     graph: str | None = None  # "off", "step" or "round"
     attention: str | None = None  # what computes the target's
-    compile_s: float | None = None  # spent on compiling; None: nothing was to be compiled
     num_captures: int | None = None  # graphs made so far; None: the device has none
     capture_s: float | None = None  # spent on them, failed ones included
     quantization: str | None = None

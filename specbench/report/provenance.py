@@ -90,7 +90,6 @@ def engine_text(record: EngineRecord) -> str:
         f"{record.forward} forward" if record.forward else None,
         f"graph {record.graph}" if record.graph else None,
         f"attention {record.attention}" if record.attention else None,
-        None if record.compile_s is None else f"{measured(record.compile_s, 's')} of compiling",
         _captures(record),
         record.quantization,
     )

@@ -3,6 +3,7 @@
 A line of records.jsonl is `{"type": "block", "data": {...}}`; run.json is a RunRecord.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -159,6 +160,9 @@ _TAGS: dict[type, str] = {
     data: get_args(tag)[0] for tag, data in (get_args(line) for line in get_args(_AnyLine))
 }
 
+# Paths of keys, in run.json and in lines, that runs of this layout once had and nothing reads.
+_REMOVED = (("settings", "compile"), ("data", "compile_s"))
+
 _CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _LINE: TypeAdapter[Any] = TypeAdapter(
     Annotated[_AnyLine, Field(discriminator="type")], config=_CONFIG
@@ -237,9 +241,26 @@ def _encode(adapter: TypeAdapter[Any], value: object, *, indent: int | None = No
     return text
 
 
+def _without_removed(text: bytes) -> bytes:
+    """The same JSON without keys of `_REMOVED`; text that is not JSON stays as it is."""
+    if not any(f'"{path[-1]}"'.encode() in text for path in _REMOVED):
+        return text
+    try:
+        document = parse_json(text)
+    except ValueError:
+        return text
+    for *parents, key in _REMOVED:
+        place = document
+        for parent in parents:
+            place = place.get(parent) if isinstance(place, dict) else None
+        if isinstance(place, dict):
+            place.pop(key, None)
+    return json.dumps(document).encode()
+
+
 def _decode(adapter: TypeAdapter[Any], text: bytes) -> Any:
     try:
-        return adapter.validate_json(text)
+        return adapter.validate_json(_without_removed(text))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] == "json_invalid":

@@ -21,10 +21,6 @@ Kernels = Annotated[
         "torch, plain or flex."
     ),
 ]
-Compile = Annotated[
-    bool,
-    Option(help="Let compiled layers compete with the other forwards; compiling takes a while."),
-]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +30,6 @@ class DecoderSettings:
     forward: Forward = "auto"
     graph: Graph = "auto"
     kernels: Kernels = "auto"
-    compile: Compile = False
     acceptance: Annotated[  # simulated, per position: the text means nothing
         tuple[float, ...] | None,
         Option(

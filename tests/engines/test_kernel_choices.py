@@ -13,7 +13,7 @@ from specbench.errors import ModelError, UsageError
 from specbench.execution.clock import HostClock
 from specbench.forward.attention.choice import ALL
 from specbench.forward.fused_runner import FusedRunner
-from specbench.forward.runner import FUSED_COMPILED, FUSED_TRITON, StockRunner
+from specbench.forward.runner import FUSED_TRITON, StockRunner
 from specbench.records import Contender
 from specbench.settings.decoder import Kernels
 from tests.decoding.fake_graphs import FakeGraphs
@@ -84,15 +84,6 @@ def test_a_heads_layers_are_stock_where_that_is_asked_for(held):
     assert choices().settle_layers(layers, "stock", "head") == ()
     assert layers.fused is None
     assert held == []
-
-
-@pytest.mark.usefixtures("held")
-def test_a_heads_layers_run_as_they_are_where_those_of_its_target_are_compiled():
-    target = FusedRunner(tiny_llama())
-    target.kind = FUSED_COMPILED
-    layers = make_drafter("eagle", target).head.layers
-    assert choices().settle_layers(layers, "auto", "head") == ()
-    assert layers.fused.steps.name == "torch"
 
 
 def test_layers_with_a_window_and_without_compete_apart(held):
@@ -249,16 +240,16 @@ def test_where_nobody_is_right_the_model_is_refused_and_nothing_is_kept(monkeypa
     assert choice_file._known == {}
 
 
-def test_options_that_a_stock_forward_ignores_are_told():
-    made = KernelChoices("plain", Contests(HostClock(), None), compiles=True)
-    made.settle(StockRunner(tiny_llama()), "auto", "big")
-    assert made.notes == (
-        "--kernels plain has no effect on big: its layers run in transformers' own code",
-        "--compile has no effect on big: its layers run in transformers' own code",
-    )
+def test_an_option_that_a_stock_forward_ignores_is_noted_once():
+    made = choices("plain")
+    for _ in range(2):
+        made.settle(StockRunner(tiny_llama()), "auto", "big")
+    assert made.notes == [
+        "--kernels plain has no effect on big: its layers run in transformers' own code"
+    ]
     asks_for_nothing = choices()
     asks_for_nothing.settle(StockRunner(tiny_llama()), "auto", "big")
-    assert asks_for_nothing.notes == ()
+    assert asks_for_nothing.notes == []
 
 
 def test_what_no_cpu_runs_is_refused_with_what_it_runs():

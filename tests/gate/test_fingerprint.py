@@ -84,7 +84,7 @@ def test_another_draft_driver_or_package_may_be_and_is_told():
 
 @pytest.mark.parametrize(
     "engine",
-    [{"forward": "stock"}, {"graph": "off"}, {"attention": "eager"}, {"compile_s": 3.0}],
+    [{"forward": "stock"}, {"graph": "off"}, {"attention": "eager"}],
     ids=lambda changed: next(iter(changed)),
 )
 def test_other_kernels_are_a_change_and_no_repeat(engine):

@@ -31,7 +31,7 @@ BY_DEFAULT = with_axes(ASSISTED, method="assisted_default", num_speculative_toke
 PEERS = (GENERATE, STATIC, ASSISTED, BY_DEFAULT)
 OWN = (cells.BASE, cells.draft(2), cells.draft(4), cells.draft(8, adaptive=True))
 ENGINES = (
-    EngineRecord(target="demo", engine="builtin", forward="fused", graph="off", compile_s=1.5),
+    EngineRecord(target="demo", engine="builtin", forward="fused", graph="off"),
     EngineRecord(target="demo", engine="transformers", notes=("draft: 20 tokens at first",)),
 )
 # Seconds of 12 tokens in one row; speculation pays less the more rows are in flight.

@@ -99,7 +99,7 @@ def test_one_k_for_all_workloads_is_said_for_each_load(served: Document) -> None
 
 def test_engines_are_part_of_the_provenance(served: Document) -> None:
     facts = {fact.name: fact.value for fact in provenance(served)}
-    assert facts["engine builtin"] == "demo, fused forward, graph off, 1,500 ms of compiling"
+    assert facts["engine builtin"] == "demo, fused forward, graph off"
     assert facts["engine transformers"] == "demo; draft: 20 tokens at first"
 
 
@@ -107,7 +107,7 @@ def test_graphs_and_their_seconds_are_told(served: Document) -> None:
     ours, peer = served.engines
     graphed = replace(ours, graph="round", num_captures=12, capture_s=6.5)
     facts = {fact.name: fact.value for fact in provenance(replace(served, engines=(graphed, peer)))}
-    assert "graph round, 1,500 ms of compiling, 12 graphs captured in 6" in facts["engine builtin"]
+    assert "graph round, 12 graphs captured in 6" in facts["engine builtin"]
 
 
 @pytest.mark.slow

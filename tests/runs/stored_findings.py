@@ -24,7 +24,6 @@ ENGINE = EngineRecord(
     forward="fused",
     graph="round",
     attention="flash",
-    compile_s=1.5,
     num_captures=3,
     capture_s=2.5,
     quantization="int8",

@@ -4,6 +4,7 @@ from typing import get_args
 
 import pytest
 
+from specbench.records import EngineRecord
 from specbench.runs.codec import (
     SCHEMA_VERSION,
     NotJsonError,
@@ -72,6 +73,19 @@ def test_a_line_says_its_type_without_being_read():
     ]
     assert line_type(encode_line(MEMORY)[:-5]) is None
     assert line_type(b"{}\n") is None
+
+
+def test_keys_that_are_no_longer_stored_are_ignored_in_their_place_only():
+    document = json.loads(encode_run(run()))
+    document["settings"]["compile"] = False
+    assert decode_run(json.dumps(document).encode()) == run()
+    with pytest.raises(ValueError, match="compile: Unexpected keyword"):
+        decode_run(json.dumps(document | {"compile": False}).encode())
+
+    (engine,) = (record for record in EVERY_KIND if isinstance(record, EngineRecord))
+    line = json.loads(encode_line(engine))
+    line["data"]["compile_s"] = 1.5
+    assert decode_line(json.dumps(line).encode()) == engine
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
