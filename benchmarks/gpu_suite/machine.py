@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.gpu_suite.page import page
 from specbench.errors import SpecbenchError
-from specbench.forward.attention.choice import ALL
+from specbench.forward.attention.choice import BY_NAME
 from specbench.probes.allocator import cuda_uuid
 from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe
@@ -164,7 +164,7 @@ def _parse(
     found = "cuda:0" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=found)
     parser.add_argument("--small", action="store_true", help="tiny shapes: tries the code")
-    parser.add_argument("--kernels", choices=("auto", *ALL), default="auto")
+    parser.add_argument("--kernels", choices=("auto", *BY_NAME), default="auto")
     parser.add_argument("--only", nargs="+", choices=tuple(sections), metavar="SECTION")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="begins nothing after it")
     parser.add_argument("--commit", help="where the checkout has no history of its own")

@@ -13,7 +13,7 @@ from benchmarks.gpu_suite.machine import Json, Machine, in_a_line
 from benchmarks.gpu_suite.models import make_model, shape
 from benchmarks.gpu_suite.timing import read_bandwidth
 from specbench.footprint import Sizes
-from specbench.forward.attention.choice import ALL
+from specbench.forward.attention.choice import KERNELS
 from specbench.forward.attention.kernel import Case, Kernel, Seen
 from specbench.forward.contest import Timing
 from specbench.forward.fused_weights import FusedWeights, fuse
@@ -34,8 +34,8 @@ def attention_table(machine: Machine) -> Json:
     """Microseconds a layer of each implementation, by new tokens, bucket and rows, chains."""
     case = _case(machine)
     timing, bytes_per_s = make_timing(machine), read_bandwidth(machine)
-    refused = {kernel.name: reason for kernel in ALL.values() if (reason := kernel.refusal(case))}
-    kernels = [kernel for kernel in ALL.values() if kernel.name not in refused]
+    refused = {kernel.name: reason for kernel in KERNELS if (reason := kernel.refusal(case))}
+    kernels = [kernel for kernel in KERNELS if kernel.name not in refused]
     found: list[Json] = []
     left_out, spent = [], _Spent()
     for span, length in ({64: 40} if machine.small else LENGTHS).items():

@@ -6,7 +6,7 @@ import torch
 
 from specbench.engines.contests import Contests
 from specbench.errors import ModelError, UsageError, first_line
-from specbench.forward.attention.choice import ALL, KERNELS
+from specbench.forward.attention.choice import BY_NAME, KERNELS
 from specbench.forward.attention.kernel import Case
 from specbench.forward.contest import attention_contest
 from specbench.forward.forward_contest import FORWARDS, forward_contest
@@ -61,7 +61,7 @@ class KernelChoices:
     def _attend(self, layers: FusedLayers, name: str) -> None:
         for case in layers.cases:
             chosen = self._attention(case, name).chosen
-            layers.kernels[case.window, case.is_tree] = ALL[chosen]
+            layers.kernels[case.window, case.is_tree] = BY_NAME[chosen]
 
     def _settle_draws(self, runner: Runner, name: str) -> None:
         """Let kernels of ours draw over such a vocabulary where they are right and the faster."""
@@ -85,7 +85,7 @@ class KernelChoices:
             hold = partial(attention_contest, case, KERNELS, timing)
             here = [kernel.name for kernel in KERNELS if kernel.refusal(case) is None]
             return self.contests.choose(subject, case.device, (case,), here, hold)
-        kernel = ALL[self._name]
+        kernel = BY_NAME[self._name]
         _, (tried,) = attention_contest(case, [kernel], timing)
         if tried.refusal is not None:
             raise ModelError(
@@ -121,9 +121,9 @@ def require_kernel(name: str, device: torch.device) -> None:
         window=None,
         is_tree=False,
     )
-    refusal = None if name == AUTO else ALL[name].refusal(usual)
+    refusal = None if name == AUTO else BY_NAME[name].refusal(usual)
     if refusal is not None:
-        here = [kernel.name for kernel in ALL.values() if kernel.refusal(usual) is None]
+        here = [kernel.name for kernel in BY_NAME.values() if kernel.refusal(usual) is None]
         raise UsageError(
             f"--kernels {name}: {refusal}, and the device is {device}; choose "
             f"{', '.join((AUTO, *here))}"

@@ -13,12 +13,10 @@ Graph = Annotated[
     Literal["auto", "off", "step", "round"], Option(help="CUDA graphs: auto, off, step or round.")
 ]
 Kernels = Annotated[
-    Literal[
-        "auto", "triton", "flash_attn", "flash", "efficient", "cudnn", "torch", "plain", "flex"
-    ],
+    Literal["auto", "triton", "flash_attn", "flash", "efficient", "cudnn", "torch", "plain"],
     Option(
         help="Attention: auto (the fastest here), triton, flash_attn, flash, efficient, cudnn, "
-        "torch, plain or flex."
+        "torch or plain."
     ),
 ]
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from specbench.forward.attention import flash_attn
 from specbench.forward.attention.choice import USUAL
 from specbench.forward.attention.flash_attn import FlashAttn
-from specbench.forward.attention.flex import Flex
 from specbench.forward.attention.kernel import Case, Kernel
 from specbench.forward.attention.plain import Plain
 from specbench.forward.attention.split_kv import SplitKv
@@ -21,10 +20,8 @@ from specbench.forward.attention.trial import Shape, Trial
 from specbench.forward.attention.varlen import VarlenFlash
 from specbench.kernels import slot_attention
 
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-
 CPU = torch.device("cpu")
-HERE: tuple[Kernel, ...] = (USUAL, Plain(), SplitKv(), Flex(compiled=False))
+HERE: tuple[Kernel, ...] = (USUAL, Plain(), SplitKv())
 # Of the root mean square of what comes out.
 BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 HEADS = [(4, 4, 64), (6, 2, 80), (4, 1, 96), (8, 2, 128), (2, 1, 256)]  # query, key/value, size
@@ -164,4 +161,3 @@ def test_what_is_not_installed_or_has_no_mask_refuses():
     assert FlashAttn().refusal(replace(half, is_tree=True)) == "it has no mask for trees"
     assert "not float32" in FlashAttn().refusal(replace(half, dtype=torch.float32))
     assert "multiples of 8" in FlashAttn().refusal(replace(half, head_size=100))
-    assert Flex().refusal(replace(half, is_tree=True)) is None

@@ -11,7 +11,7 @@ from specbench.engines.contests import Contests
 from specbench.engines.kernel_choices import KernelChoices, require_kernel
 from specbench.errors import ModelError, UsageError
 from specbench.execution.clock import HostClock
-from specbench.forward.attention.choice import ALL
+from specbench.forward.attention.choice import BY_NAME
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import FUSED_TRITON, StockRunner
 from specbench.records import Contender
@@ -260,5 +260,5 @@ def test_what_no_cpu_runs_is_refused_with_what_it_runs():
 
 
 def test_the_option_has_every_implementation():
-    assert Kernels.__origin__.__args__ == ("auto", *ALL)
-    assert all(kernel.name == name for name, kernel in ALL.items())
+    assert Kernels.__origin__.__args__ == ("auto", *BY_NAME)
+    assert all(kernel.name == name for name, kernel in BY_NAME.items())

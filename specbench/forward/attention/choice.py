@@ -6,7 +6,6 @@ from collections.abc import Mapping, MutableMapping
 from torch.nn.attention import SDPBackend
 
 from specbench.forward.attention.flash_attn import FlashAttn
-from specbench.forward.attention.flex import Flex
 from specbench.forward.attention.kernel import Kernel
 from specbench.forward.attention.masked import Masked
 from specbench.forward.attention.plain import Plain
@@ -27,9 +26,7 @@ KERNELS: tuple[Kernel, ...] = (
     USUAL,
     Plain(),
 )
-# Compiled for every shape of rows, tokens and bucket, which no contest has the time for.
-BY_NAME_ONLY: tuple[Kernel, ...] = (Flex(),)
-ALL: Mapping[str, Kernel] = {kernel.name: kernel for kernel in (*KERNELS, *BY_NAME_ONLY)}
+BY_NAME: Mapping[str, Kernel] = {kernel.name: kernel for kernel in KERNELS}
 
 
 def usual_kernels() -> Kernels:
