@@ -113,7 +113,7 @@ def test_a_report_is_written_where_asked(run: specbench.Run, tmp_path: Path) -> 
 
 
 def test_an_unknown_format_is_refused(run: specbench.Run) -> None:
-    with pytest.raises(UsageError, match="no format 'pdf': allowed are html, md, csv, markdown"):
+    with pytest.raises(UsageError, match=r"'pdf'.*html, md, csv, markdown"):
         run.report("pdf")
 
 

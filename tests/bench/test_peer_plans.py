@@ -30,7 +30,7 @@ def planned(folder: Path, *engines: str, names: tuple[str, ...]) -> TargetPlan:
 
 
 def test_alone_with_nothing_like_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="transformers has no method like eagle, so big/head"):
+    with pytest.raises(UsageError, match=r"transformers.*eagle.*big/head"):
         planned(tmp_path, "transformers", names=("big/head",))
 
 

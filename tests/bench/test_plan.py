@@ -131,7 +131,7 @@ def test_two_files_of_one_name_are_refused(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         files.append(write_prompts(tmp_path / name / "mine.jsonl", PROMPTS))
-    with pytest.raises(UsageError, match=r"are both called mine\.jsonl.*rename one"):
+    with pytest.raises(UsageError, match=r"mine\.jsonl.*rename"):
         make_plan(tmp_path, changed(SETTINGS, workloads=tuple(files)))
 
 

@@ -67,7 +67,7 @@ def test_a_changed_pairing_is_named_and_an_old_run_goes_on(tmp_path: Path) -> No
     require_same_work(run, [plan])
     require_same_work(replace(run, pairing_sha256={}), [plan])
     other = replace(run, pairing_sha256={**run.pairing_sha256, "big/bad": "0" * 64})
-    with pytest.raises(UsageError, match=r"big/bad has changed in pairings\.yaml"):
+    with pytest.raises(UsageError, match=r"big/bad.*pairings\.yaml"):
         require_same_work(other, [plan])
 
 

@@ -98,7 +98,7 @@ class SglangServer(FakeServer):
 
 def test_a_server_that_speculates_is_not_timed_as_k_0():
     with serving(SglangServer()) as url:
-        with pytest.raises(UsageError, match=r"does not report its K.*#k=4"):
+        with pytest.raises(UsageError, match="#k=4"):
             time_servers([url], PROMPTS)
         costs = time_servers([f"{url}#k=3"], PROMPTS)
     assert {(c.num_speculative_tokens, c.mean_acceptance_length) for c in costs} == {(3, 2.0)}
@@ -109,7 +109,7 @@ def test_a_server_whose_rounds_stand_still_is_no_division_by_zero():
     fake.tells = False
     with serving(fake) as url:
         assert {c.num_speculative_tokens for c in time_servers([url], PROMPTS)} == {0}
-        with pytest.raises(UsageError, match="runs at K = 3 and counted no round of"):
+        with pytest.raises(UsageError, match="K = 3"):
             time_servers([f"{url}#k=3"], PROMPTS)
 
 
@@ -201,7 +201,7 @@ def test_servers_take_turns_batch_by_batch():
 
 def test_a_key_is_of_the_environment_and_shown_nowhere(monkeypatch):
     with serving(FakeServer(key="s3cret")) as url:
-        with pytest.raises(UsageError, match=r"answered 401.*give its key as SPECBENCH_API_KEY"):
+        with pytest.raises(UsageError, match=r"401.*SPECBENCH_API_KEY"):
             time_servers([url], PROMPTS)
         monkeypatch.setenv("SPECBENCH_API_KEY", "wr0ng")
         with pytest.raises(UsageError, match=r"answered 401: .*Bearer \*\*\*") as wrong:
@@ -238,7 +238,7 @@ def test_no_other_host_is_asked_whatever_the_server_says():
 def test_events_of_another_shape_are_a_message(nonsense):
     with (
         serving(FakeServer(nonsense=nonsense)) as url,
-        pytest.raises(UsageError, match="streams events that are not those of an OpenAI"),
+        pytest.raises(UsageError, match="OpenAI"),
     ):
         time_servers([url], PROMPTS)
 
@@ -256,7 +256,7 @@ def test_events_of_another_shape_are_a_message(nonsense):
 def test_a_damaged_page_of_counters_is_a_message(page):
     with (
         serving(FakeServer(counters=page + "\n")) as url,
-        pytest.raises(UsageError, match="/metrics is not a page of counters"),
+        pytest.raises(UsageError, match="/metrics"),
     ):
         time_servers([url], PROMPTS)
 

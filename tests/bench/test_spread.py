@@ -143,7 +143,7 @@ def test_a_unit_that_kills_every_worker_is_given_up_and_the_rest_goes_on(tmp_pat
 
 def test_without_a_node_the_run_ends_and_says_how_to_go_on(tmp_path):
     cluster = FakeCluster({"a": 1}, deaths=(2,), leaves=("a",))
-    with pytest.raises(SpecbenchError, match=r"no node .* is left; .* --resume a-run"):
+    with pytest.raises(SpecbenchError, match="--resume a-run"):
         spread_over(cluster, tmp_path, [InTwoPasses(units(2), [])])
 
 
@@ -168,7 +168,7 @@ def test_a_node_that_cannot_is_left_out_and_none_is_an_error():
     watch = RecordingWatch()
     settings = settings_of(pairings=("big/good",), workloads=(), device="cuda:99")
     asked = RunInputs(settings=settings, pairings=(), command=("specbench",))
-    with pytest.raises(UsageError, match=r"--ray: node a is left out: --device cuda:99"):
+    with pytest.raises(UsageError, match=r"--ray.*node a.*--device cuda:99"):
         surveyed(FakeCluster({"a": 1}), asked, watch)
     with pytest.raises(UsageError, match="no node of the cluster has the GPUs or cores"):
         surveyed(FakeCluster({}), asked, watch)

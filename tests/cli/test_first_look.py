@@ -81,7 +81,7 @@ def settings(device: str) -> RunSettings:
 def test_a_gpu_needs_a_driver(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairings = load_pairings().select(["demo/draft"])
     monkeypatch.setattr(hardware, "_GPU_FILES", (str(tmp_path / "driver"),))
-    with pytest.raises(UsageError, match=f"--device {device}: this machine has no GPU driver"):
+    with pytest.raises(UsageError, match=f"--device {device}.*GPU"):
         first_look.look_first(settings(device), pairings)
     first_look.look_first(settings("cpu"), pairings)
     (tmp_path / "driver").write_text("")

@@ -87,7 +87,7 @@ def test_costs_without_a_fixed_k_to_forecast_are_refused(tiny, ks):
     (tiny / "costs.csv").write_text(COSTS)
     ran = specbench(*ASKED, "-k", ks, "--costs", "costs.csv", "--out", "refused", cwd=tiny)
     assert ran.code == 2
-    assert "--costs forecasts fixed K above 0, such as -k 1..8" in ran.err
+    assert "such as -k 1..8" in ran.err
     assert not (tiny / "refused").exists()
 
 

@@ -141,4 +141,4 @@ def test_settings_of_another_training_are_refused(eagle, tiny):
 
     assert eagle.code == 0
     assert ran.code == 2
-    assert "was started with tokens_per_batch 2048, not 64" in ran.err
+    assert "tokens_per_batch 2048, not 64" in ran.err

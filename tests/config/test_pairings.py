@@ -138,7 +138,7 @@ def test_no_names_mean_the_default_and_without_one_the_first_target(tmp_path: Pa
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no pairing 'big/daft'.*did you mean 'big/draft'"):
+    with pytest.raises(UsageError, match=r"'big/daft'.*'big/draft'"):
         read(tmp_path, TWO_TARGETS).select(["big/daft"])
 
 
@@ -191,7 +191,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path, line_e
 
 
 def test_an_unknown_embedded_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no embedded model 'drat', did you mean 'draft'"):
+    with pytest.raises(ConfigError, match=r"'drat'.*'draft'"):
         read(tmp_path, "targets: {b: {model: demo:drat, drafters: {copy: {method: ngram}}}}")
 
 

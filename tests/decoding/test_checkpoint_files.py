@@ -81,13 +81,13 @@ def test_of_many_shards_only_the_one_that_is_asked_for_is_opened(folder: Path) -
 
     assert torch.equal(read.tensors["weight"], TENSORS["fc.weight"])
     assert "d2t" not in read.tensors
-    with pytest.raises(ModelError, match=r"model-1.safetensors, which has d2t, is not there"):
+    with pytest.raises(ModelError, match=r"model-1.safetensors.*d2t"):
         read_checkpoint(str(folder)).renamed({"d2": "D2"}).tensors["D2t"]
 
 
 def test_two_tensors_that_get_one_name_are_refused() -> None:
     both = Checkpoint(source="both", config={}, tensors={"a.w": torch.ones(1), "w": torch.ones(1)})
-    with pytest.raises(ModelError, match=r"both does not fit: a\.w and w are one"):
+    with pytest.raises(ModelError, match=r"a\.w.*\bw\b"):
         both.renamed({"a.": ""})
 
 

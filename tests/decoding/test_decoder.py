@@ -143,7 +143,7 @@ def test_a_request_longer_than_the_context_is_refused_with_both_numbers() -> Non
     target = CountingRunner(max_position=16)
     request = Request(prompt_ids=tuple(range(10)), max_new_tokens=7)
 
-    with pytest.raises(ModelError, match="take 17 tokens, the target's context has 16"):
+    with pytest.raises(ModelError, match=r"17.*16"):
         decode(target, NoDrafter(), [request], k=0)
 
 

@@ -198,10 +198,10 @@ def test_it_can_be_packed_while_it_is_made(folder, scheme):
 
 
 def test_what_made_up_weights_cannot_stand_in_for_is_refused(folder):
-    with pytest.raises(ModelError, match="cannot stand in for device_map balanced"):
+    with pytest.raises(ModelError, match="device_map balanced"):
         load_model(source(folder, device_map="balanced"), CPU, dummy=True)
     rewrite(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(ModelError, match="cannot stand in for weights stored as gptq"):
+    with pytest.raises(ModelError, match="gptq"):
         load_model(source(folder), CPU, dummy=True)
 
 
@@ -210,7 +210,7 @@ def test_a_config_that_is_not_there_or_not_a_language_model_is_refused(folder, t
     with pytest.raises(ModelError, match="gone: cannot be loaded"):
         load_model(source(tmp_path / "gone"), CPU, dummy=True)
     (folder / "config.json").write_text('{"model_type": "t5"}')
-    with pytest.raises(ModelError, match="cannot be loaded: model type t5 has an encoder"):
+    with pytest.raises(ModelError, match=r"t5.*encoder"):
         load_model(source(folder), CPU, dummy=True)
 
 

@@ -102,7 +102,7 @@ def test_a_model_it_does_not_compute_is_named_with_the_reason(
     change(model)
 
     assert reason in (can_fuse(model) or "")
-    with pytest.raises(ModelError, match="LlamaForCausalLM has no fused forward"):
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM.*fused"):
         FusedRunner(model)
 
 

@@ -170,13 +170,13 @@ def test_a_dtype_without_kernels_is_refused_before_anything_is_loaded(
 
 def test_without_torchao_the_command_that_installs_it_is_named(saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(ModelError, match=r"int8 needs torchao; pip install torchao"):
+    with pytest.raises(ModelError, match=r"int8.*pip install torchao"):
         load(saved, "int8")
 
 
 def test_a_layer_that_int4_groups_do_not_fit_is_refused_not_left_as_it_is(tmp_path):
     tiny_llama().save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="a layer of 48 inputs: they must be a multiple of 128"):
+    with pytest.raises(ModelError, match=r"48.*128"):
         load(tmp_path, "int4")
 
 
@@ -239,13 +239,13 @@ def test_weights_that_share_one_number_are_counted_as_the_config_has_them(saved)
 
 def test_a_stored_format_that_transformers_does_not_know_is_refused(folder):
     store(folder, quant_method="nonsense")
-    with pytest.raises(ModelError, match="stored as nonsense, which transformers cannot read"):
+    with pytest.raises(ModelError, match=r"nonsense.*transformers"):
         load(folder)
 
 
 def test_stored_weights_are_not_packed_again(folder):
     store(folder, quant_method="gptq", bits=4)
-    with pytest.raises(ModelError, match=r"stored as gptq .*; leave out `quantization: int8`"):
+    with pytest.raises(ModelError, match=r"gptq .*`quantization: int8`"):
         load(folder, "int8")
 
 

@@ -112,5 +112,5 @@ def test_half_precision_logits_are_sampled_in_float32() -> None:
     [{"temperature": -0.1}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="temperature and top_k are 0 or more"):
+    with pytest.raises(UsageError, match=r"temperature.*top_k.*0"):
         Sampler(Sampling(**settings))

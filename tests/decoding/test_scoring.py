@@ -119,7 +119,7 @@ def test_the_prompt_is_fed_once_and_outputs_side_by_side() -> None:
 
 
 def test_a_text_longer_than_the_context_is_refused() -> None:
-    with pytest.raises(ModelError, match="take 13 tokens, the target's context has 12"):
+    with pytest.raises(ModelError, match=r"13.*12"):
         mean_log_probs(CountingRunner(max_position=12), tuple(range(10)), [(1, 2), (1, 2, 3)])
 
 

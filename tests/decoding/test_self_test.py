@@ -74,7 +74,7 @@ class StretchesPositions(StockRunner):
 )
 def test_a_runner_that_attends_wrongly_is_refused(broken, monkeypatch):
     monkeypatch.setattr(self_test, "StockRunner", broken)
-    with pytest.raises(ModelError, match=r"LlamaForCausalLM: the decoder's logits differ"):
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM.*logits"):
         make_checked_runner(tiny_llama(), "stock")
 
 
@@ -209,7 +209,7 @@ def test_a_model_that_cannot_be_fused_runs_stock_and_the_notes_say_why():
     assert isinstance(runner, StockRunner)
     assert len(notes) == 1
     assert notes[0].startswith("stock forward instead of the fused one: Phi3ForCausalLM is not")
-    with pytest.raises(ModelError, match="Phi3ForCausalLM cannot run with the fused forward"):
+    with pytest.raises(ModelError, match=r"Phi3ForCausalLM.*fused"):
         make_checked_runner(model, "fused")
 
 
@@ -223,7 +223,7 @@ def test_the_fused_forward_leaves_the_models_own_attention_as_it_was():
 def test_logits_that_are_not_numbers_are_refused():
     model = build(ARCHITECTURES["Phi3"]())
     model.lm_head.weight.data[3] = float("nan")
-    with pytest.raises(ModelError, match="differ from the model's own by nan"):
+    with pytest.raises(ModelError, match="by nan"):
         make_checked_runner(model)
 
 

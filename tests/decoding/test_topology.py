@@ -49,11 +49,11 @@ def test_what_is_never_right_is_left_out() -> None:
 
 def test_a_tree_of_widths_has_at_most_256_drafts() -> None:
     assert Topology.of_widths((16, 15), 2).num_drafts == 16 + 240
-    with pytest.raises(UsageError, match=r"tree: \[16, 15\] makes 496 drafts at K=3"):
+    with pytest.raises(UsageError, match=r"\[16, 15\].*496.*K=3"):
         Topology.of_widths((16, 15), 3)
 
 
 @pytest.mark.parametrize("widths", [(0,), (2, -1), ("a",), (2.5,), (True,)])
 def test_widths_are_whole_numbers_above_0(widths: tuple[int, ...]) -> None:
-    with pytest.raises(UsageError, match=r"tree: .* whole numbers above 0"):
+    with pytest.raises(UsageError, match=r"tree: .*above 0"):
         Topology.of_widths(widths, 2)

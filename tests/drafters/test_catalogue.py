@@ -136,7 +136,7 @@ def test_a_tree_of_impossible_widths_is_refused_by_name(tree: tuple[Any, ...]) -
 def test_an_unknown_parameter_is_refused_with_those_there_are() -> None:
     parts = Parts(target=CountingRunner(), draft_runner=refused, checkpoint=refused)
 
-    with pytest.raises(UsageError, match="unknown parameter 'depth'; allowed: tree"):
+    with pytest.raises(UsageError, match=r"'depth'.*tree"):
         build_drafter("draft_model", parts, {"depth": 2})
 
 

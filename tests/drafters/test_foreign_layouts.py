@@ -112,7 +112,7 @@ def test_peagle_above_temperature_0_drafts_each_token_from_its_own_mask() -> Non
 
 def test_a_peagle_head_without_its_mask_is_refused_with_what_to_add() -> None:
     case = subject("peagle")
-    with pytest.raises(ModelError, match=r"lacks mask_token_id.*SpecForge.*add the one"):
+    with pytest.raises(ModelError, match=r"mask_token_id.*SpecForge"):
         case._replace(checkpoint=with_config(case.checkpoint, mask_token_id=None)).drafter()
     with pytest.raises(ModelError, match="missing: mask_hidden"):
         case._replace(checkpoint=with_tensors(case.checkpoint, mask_hidden=None)).drafter()
@@ -211,5 +211,5 @@ def test_mtp_layers_in_the_names_of_speculators_are_those_of_the_family(family: 
 def test_mtp_layers_of_a_family_that_speculators_does_not_have_are_refused_by_name() -> None:
     own = as_speculators(checkpoint_for("qwen3_5", family_of("qwen3_5").config))
     layer = {**own.config["transformer_layer_config"], "model_type": "llama"}
-    with pytest.raises(ModelError, match="of model type llama are known; those of qwen3, qwen3_n"):
+    with pytest.raises(ModelError, match=r"llama.*qwen3, qwen3_n"):
         MtpHead(with_config(own, transformer_layer_config=layer), StockRunner(dense_target()))

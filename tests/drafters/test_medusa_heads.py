@@ -136,5 +136,5 @@ def test_heads_that_do_not_fit_are_refused_by_name(
 
 
 def test_files_without_any_head_are_refused() -> None:
-    with pytest.raises(ModelError, match="other holds no Medusa heads"):
+    with pytest.raises(ModelError, match=r"other.*Medusa"):
         drafter_of(Checkpoint(source="other", config={}, tensors={"fc.weight": SMALL}))

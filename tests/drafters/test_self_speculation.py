@@ -163,7 +163,7 @@ def test_it_takes_one_forward_of_its_layers_for_each_level(
 
 
 def test_more_layers_than_the_target_has_are_refused() -> None:
-    with pytest.raises(UsageError, match="num_layers 3; the target has 2 layers"):
+    with pytest.raises(UsageError, match=r"num_layers 3.*2 layers"):
         make_drafter("self_speculation", StockRunner(tiny_llama()), num_layers=3)
 
 
@@ -172,7 +172,7 @@ def test_a_model_whose_layers_are_not_found_is_refused() -> None:
     runner = StockRunner(model)
     model.model.more = torch.nn.ModuleList(model.model.layers)
 
-    with pytest.raises(ModelError, match="the list of its 2 layers is not found"):
+    with pytest.raises(ModelError, match="2 layers"):
         make_drafter("self_speculation", runner)
 
 

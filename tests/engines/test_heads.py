@@ -117,9 +117,7 @@ def test_a_head_that_does_not_tell_its_forwards_has_no_lower_bound(
 
 def test_a_k_that_is_too_deep_is_refused_before_anything_runs(engine: BuiltinEngine) -> None:
     assert engine.record.max_k == {"medusa": NUM_HEADS}
-    with pytest.raises(
-        UsageError, match=r"at most 3 tokens ahead in its tree \(`tree: auto`\); choose -k 3"
-    ):
+    with pytest.raises(UsageError, match=r"3.*`tree: auto`.*-k 3"):
         engine.generate(REQUEST, work(4))
 
 
@@ -246,5 +244,5 @@ def test_a_head_whose_layers_cannot_run_fused_says_why(tmp_path: Path) -> None:
     (note,) = [note for note in engine.record.notes if note.startswith("e:")]
     assert note == "e: stock layers instead of fused ones: its activation is gelu, not silu"
     asked = DecoderSettings(forward="fused")
-    with pytest.raises(ModelError, match="e: its layers cannot run fused: its activation is gelu"):
+    with pytest.raises(ModelError, match=r"e: .*fused.*gelu"):
         BuiltinEngine(target, ModelPool(torch.device("cpu")), asked).add_drafter(drafter)

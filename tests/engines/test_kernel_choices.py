@@ -171,7 +171,7 @@ def test_a_kept_choice_that_no_longer_runs_is_made_anew(chosen, of, held, monkey
 @pytest.mark.usefixtures("held")
 def test_a_resumed_run_says_that_what_it_began_with_no_longer_runs(chosen, of, monkeypatch):
     remember(stored_as(chosen, of, monkeypatch))
-    with pytest.raises(ModelError, match=f"{of}.*: this run began with '{chosen}', which no") as e:
+    with pytest.raises(ModelError, match=f"{of}.*'{chosen}'") as e:
         choices().settle(FusedRunner(tiny_llama()), "auto", "big")
     assert str(e.value).endswith("restore what it needs and resume, or start a new run")
 
@@ -253,7 +253,7 @@ def test_an_option_that_a_stock_forward_ignores_is_noted_once():
 
 
 def test_what_no_cpu_runs_is_refused_with_what_it_runs():
-    with pytest.raises(UsageError, match="--kernels flash: a kernel for CUDA, and the device is"):
+    with pytest.raises(UsageError, match=r"--kernels flash.*CUDA"):
         require_kernel("flash", torch.device("cpu"))
     require_kernel("auto", torch.device("cpu"))
     require_kernel("plain", torch.device("cpu"))

@@ -58,7 +58,7 @@ def test_a_text_beyond_the_context_is_refused_in_the_words_of_the_decoder(engine
     with pytest.raises(ModelError) as told:
         engine.generate(request(4, prompt=prompt), work)
 
-    with pytest.raises(ModelError, match="257 tokens, the target's context has 256") as decoders:
+    with pytest.raises(ModelError, match=r"257.*256") as decoders:
         check_context(CONTEXT, CONTEXT + 1)
     assert str(told.value) == str(decoders.value)
 

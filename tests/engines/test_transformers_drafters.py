@@ -70,7 +70,7 @@ def test_what_the_checkpoint_says_about_drafting_is_its_default(engine, tmp_path
 
 
 def test_a_method_without_a_counterpart_is_refused_by_name(engine):
-    with pytest.raises(UsageError, match="suffix; it has a counterpart of: draft_model, ngram"):
+    with pytest.raises(UsageError, match=r"suffix.*draft_model, ngram"):
         engine.add_drafter(Drafter(name="s", method="suffix"))
 
 
@@ -79,7 +79,7 @@ def test_a_draft_of_another_vocab_size_is_refused_and_leaves_no_memory(own_engin
     draft.resize_token_embeddings(280)
     model = saved(tmp_path / "wide", draft)
 
-    with pytest.raises(CompatibilityError, match="target has 272, the draft 280"):
+    with pytest.raises(CompatibilityError, match=r"272.*280"):
         own_engine.add_drafter(Drafter(name="wide", method="draft_model", model=model))
 
     with pytest.raises(KeyError):  # nobody holds it

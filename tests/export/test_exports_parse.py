@@ -49,7 +49,7 @@ def every_setting(method: str) -> list[Deployment]:
 def test_servers_take_every_method_that_they_have(engine, method):
     for made in every_setting(method):
         if made.k and method in LACKS[engine]:
-            with pytest.raises(UsageError, match=f"{engine} has no method {method}.*nearest: "):
+            with pytest.raises(UsageError, match=f"{engine}.*{method}.*nearest: "):
                 exported(engine, made)
         else:
             parse(exported(engine, made))
@@ -87,7 +87,7 @@ def test_not_speculating_is_the_plain_command(engine):
 def test_medusa_goes_to_the_last_vllm_that_had_it():
     made = exported("vllm", deployment("medusa"), "0.32.0")
     assert '"method": "medusa"' in made.command_line
-    with pytest.raises(UsageError, match="medusa ended with vLLM"):
+    with pytest.raises(UsageError, match=r"medusa.*vLLM"):
         exported("vllm", deployment("medusa"), "0.33")
 
 

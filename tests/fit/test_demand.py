@@ -97,7 +97,7 @@ def test_sizes_that_no_model_has_are_refused(name: str, value: object, tmp_path:
     (tmp_path / "target" / "config.json").unlink()
     (tmp_path / "target" / "config.json").write_text(json.dumps({**config, name: value}))
     spec = replace(pairing.target.model, folder=tmp_path / "target")
-    with pytest.raises(ModelError, match=f"{name} is .*; it has to be a whole number"):
+    with pytest.raises(ModelError, match=f"{name}"):
         demand(replace(pairing.target, model=spec), [pairing.drafter], HERE)
     with pytest.raises(ModelError, match=name):  # of a draft model, too
         demand(pairing.target, [replace(pairing.drafter, model=spec)], HERE)

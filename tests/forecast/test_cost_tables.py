@@ -148,7 +148,7 @@ def test_steps_need_no_step():
 def test_what_costs_do_not_say_is_an_error():
     with pytest.raises(UsageError, match="K = 0"):
         told([cost(3, 1.5)], concurrency=1, ks=(3,))
-    with pytest.raises(UsageError, match="no data for 4 concurrent requests; it has 1, 8"):
+    with pytest.raises(UsageError, match=r"4.*1, 8"):
         told([cost(0, 1.0), cost(0, 1.0, concurrency=8)], concurrency=4, ks=(3,))
     with pytest.raises(UsageError, match="mixes seconds with steps"):
         told([cost(0, 1.0), cost(3, 1.5, is_relative=True)], concurrency=1, ks=(3,))

@@ -200,7 +200,7 @@ def test_a_field_without_a_meaning_is_refused() -> None:
         known: int
         new: int
 
-    with pytest.raises(TypeError, match="Record: explain each field as one column: new"):
+    with pytest.raises(TypeError, match=r"Record: .*new"):
         record_columns(Record, {"known": Doc("known")}, lambda row: row)
 
 

@@ -63,7 +63,7 @@ def test_another_chat_template_is_named_as_such():
         side(cell(FIGURES), tokenizers={"demo": mark * 64}, templates={"demo": mark * 64})
         for mark in "bf"
     )
-    assert f"chat template of demo: {'b' * 12}" in refused(one, other)
+    assert f"demo: {'b' * 12}" in refused(one, other)
     (found,) = pair_up(one, other, {"tokenizer"}).allowed
     assert (found.name, found.candidate) == ("tokenizer", f"chat template of demo: {'f' * 12}")
 
@@ -128,9 +128,7 @@ def test_what_tells_matched_cells_apart_is_in_the_result(changed, allowed):
 
 def test_allowing_so_much_that_cells_are_alike_is_refused():
     several = side(cell(FIGURES), cell(FIGURES, of=key(5)))
-    with pytest.raises(
-        UsageError, match="K=4 on code and demo/draft K=5 on code of one run look alike"
-    ):
+    with pytest.raises(UsageError, match=r"K=4 on code.*demo/draft K=5 on code"):
         pair_up(several, several, {"K"})
 
 

@@ -107,7 +107,7 @@ def test_runs_of_a_drafter_with_other_parameters_are_no_one_baseline():
             ("b", 2.6, {"demo/ngram": "b" * 64}),
         )
     )
-    with pytest.raises(UsageError, match=r"method or parameters of demo/ngram differ"):
+    with pytest.raises(UsageError, match="demo/ngram"):
         pool([one, other])
     assert pool([one, other], {"drafter"}).num_runs == 2
 

@@ -198,7 +198,7 @@ def test_another_version_is_reported_and_no_repeat_and_its_text_may_differ():
     assert not have_same_arithmetic(one, other)
     assert gate(before, after, SPEEDUP).changes == changes(one, other)
     renamed = replace(snapshot(after), origins=(replace(snapshot(after).origins[0], run_id="b"),))
-    with pytest.raises(UsageError, match="not repeats of each other: server vllm of demo, version"):
+    with pytest.raises(UsageError, match=r"vllm.*demo.*version"):
         pool([snapshot(before), renamed])
 
 
@@ -216,7 +216,7 @@ def test_how_a_server_holds_and_spreads_a_model_is_like_hardware(changed):
     before, after = served_sweep(ONE_ROW), told(served_sweep(ONE_ROW), **changed)
     assert "hardware" in {d.name for d in differences(fingerprint(before), fingerprint(after))}
     assert gate(before, after, SPEEDUP).verdict is Verdict.PASS  # ratios hold
-    with pytest.raises(UsageError, match="hardware: server vllm of demo"):
+    with pytest.raises(UsageError, match=r"hardware.*vllm.*demo"):
         gate(before, after, [Tolerance(metric="decode_tokens_per_s", share=0.4)])
 
 

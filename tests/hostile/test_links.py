@@ -34,7 +34,7 @@ def test_a_run_with_a_link_in_it_is_not_resumed(name: str, root: Path) -> None:
         shutil.move(link, precious)
     before = precious.read_bytes()
     link.symlink_to(precious)
-    with pytest.raises(StoreError, match=f"{name} is a link, and a run is written in its own"):
+    with pytest.raises(StoreError, match=f"{name}.*link"):
         resume_run(root, RUN_ID)
     assert precious.read_bytes() == before
     if name != "lock":

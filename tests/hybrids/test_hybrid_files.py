@@ -84,7 +84,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> BuiltinEngine:
 
 
 def test_loading_refuses_a_tree_by_the_drafters_name(engine: BuiltinEngine) -> None:
-    with pytest.raises(ModelError, match="own: Lfm2ForCausalLM has recurrent layers"):
+    with pytest.raises(ModelError, match=r"Lfm2ForCausalLM.*recurrent"):
         engine.add_drafter(TREE)
 
 

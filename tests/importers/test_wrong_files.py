@@ -114,5 +114,5 @@ def test_a_unit_that_is_not_known_is_refused(tmp_path):
 def test_two_results_of_one_cell_are_refused(tmp_path):
     twin = tmp_path / "twin.json"
     twin.write_bytes((FILES / "vllm_spec.json").read_bytes())
-    with pytest.raises(UsageError, match=r"twin\.json: the same cell as vllm_spec\.json"):
+    with pytest.raises(UsageError, match=r"twin\.json.*vllm_spec\.json"):
         import_files([FILES / "vllm_spec.json", twin], TOLD)

@@ -63,7 +63,7 @@ def test_a_report_is_replaced_whole(stored: StoredRun, tmp_path: Path) -> None:
 
 def test_a_refusing_disk_is_named_and_leaves_no_draft(stored: StoredRun, tmp_path: Path) -> None:
     (tmp_path / "cells.csv").mkdir()  # cannot be replaced by a file
-    with pytest.raises(StoreError, match=r"cells\.csv: cannot write the report"):
+    with pytest.raises(StoreError, match=r"cells\.csv"):
         written([stored], ["csv"], tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["cells.csv"]
     with pytest.raises(StoreError, match="cannot write the report"):

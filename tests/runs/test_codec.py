@@ -130,7 +130,7 @@ def test_a_line_with_a_wrong_value_or_an_unknown_key_names_it(
 def test_rounds_whose_columns_differ_in_length_are_refused():
     line = json.loads(encode_line(BLOCK))
     line["data"]["requests"][0]["rounds"]["num_emitted"].append(1)
-    with pytest.raises(ValueError, match=r"requests\.0\.rounds: .*differ in length"):
+    with pytest.raises(ValueError, match=r"requests\.0\.rounds"):
         decode_line(json.dumps(line).encode())
 
 

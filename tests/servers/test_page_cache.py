@@ -15,5 +15,5 @@ def test_the_weights_of_a_model_are_read_and_nothing_else(tmp_path):
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ModelError, match=r"absent\.gguf cannot be read"):
+    with pytest.raises(ModelError, match=r"absent\.gguf"):
         read_once(tmp_path / "absent.gguf")

@@ -165,7 +165,7 @@ def test_a_supervisor_that_is_killed_takes_the_engine_with_it(tmp_path, family):
     with engine(tmp_path, family=str(family)) as process:
         root = processes_of(family)[0]
         os.kill(root.ppid(), signal.SIGKILL)
-        with pytest.raises(ServerError, match="the started server ended by SIGKILL"):
+        with pytest.raises(ServerError, match="SIGKILL"):
             process.require_running(PATIENCE_S)
 
         wait_until_dead(root)
@@ -175,7 +175,7 @@ def test_what_wants_to_end_the_supervisor_ends_the_engine(tmp_path, family):
     with engine(tmp_path, grace_s=PATIENCE_S, family=str(family)) as process:
         processes = processes_of(family)
         os.kill(processes[0].ppid(), signal.SIGTERM)
-        with pytest.raises(ServerError, match=r"ended with exit status 0"):
+        with pytest.raises(ServerError, match="exit status 0"):
             process.require_running(PATIENCE_S)
 
         assert not left_of(processes)

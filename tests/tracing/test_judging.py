@@ -167,5 +167,5 @@ def test_a_tree_that_is_drawn_is_refused_by_name():
     drafts, sizes = torch.tensor([[3, 4]]), torch.tensor([2])
 
     refuse_drawn_tree("bushy", Proposal(drafts, sizes, None, tree))
-    with pytest.raises(UsageError, match="bushy samples its draft tree from its distribution"):
+    with pytest.raises(UsageError, match=r"bushy.*tree"):
         refuse_drawn_tree("bushy", Proposal(drafts, sizes, torch.ones(1, 3, 9), tree))

@@ -175,7 +175,7 @@ def test_texts_of_another_target_are_refused(first, tmp_path):
     path = tmp_path / "texts.jsonl"
     path.write_text(f"{first}\n")
 
-    with pytest.raises(StoreError, match="holds texts of another training: target_sha256"):
+    with pytest.raises(StoreError, match="target_sha256"):
         TextFile(path, ORIGIN, VOCAB_SIZE)
 
 

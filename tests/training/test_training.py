@@ -122,7 +122,7 @@ def test_a_loss_that_is_no_number_ends_the_training(tmp_path):
     student = lab().student("medusa")
     next(iter(student.parameters.values())).data.fill_(torch.nan)
 
-    with pytest.raises(ModelError, match="the loss is not a number at step 1; try --dtype float32"):
+    with pytest.raises(ModelError, match=r"step 1.*--dtype float32"):
         trained(student, tmp_path / "state")
 
 
@@ -246,7 +246,7 @@ def test_a_training_that_was_asked_for_otherwise_is_not_gone_on_with(tmp_path):
     bench, student, path = lab(), lab().student("medusa"), tmp_path / "state"
     trained(student, path, steps=3)
 
-    with pytest.raises(StoreError, match="was started with seed 0, not 7; use the same, or choose"):
+    with pytest.raises(StoreError, match=r"seed 0.*7"):
         train(
             student,
             bench.teacher(student),

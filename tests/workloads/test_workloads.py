@@ -79,7 +79,7 @@ def test_a_pairings_own_folder_is_listed_alone(
 
 def test_an_unknown_name_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
     own = write_workload(tmp_path / "own", "greet")
-    with pytest.raises(WorkloadError, match="no workload 'greeet', did you mean 'greet'"):
+    with pytest.raises(WorkloadError, match=r"'greeet'.*'greet'"):
         load_workload("greeet", folder=own)
 
 
@@ -127,5 +127,5 @@ def test_a_draw_does_not_depend_on_the_order_of_the_file() -> None:
 
 def test_more_prompts_than_there_are_give_all_and_none_is_refused() -> None:
     assert len(workload_of("abc").take(100, seed=0)) == 3
-    with pytest.raises(UsageError, match="0 prompts of letters: at least 1"):
+    with pytest.raises(UsageError, match=r"0 prompts.*1"):
         workload_of("abc").take(0, seed=0)

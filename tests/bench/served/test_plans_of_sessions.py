@@ -114,7 +114,7 @@ def test_the_context_has_room_for_every_turn_its_answers_and_tools(tmp_path):
 )
 def test_a_program_that_is_not_here_is_refused_with_what_to_name(tmp_path, changes, named):
     plan = plan_of(tmp_path, **changes)
-    with pytest.raises(UsageError, match=f"there is no program {named} here") as refused:
+    with pytest.raises(UsageError, match=f"{named}") as refused:
         require_startable([plan])
     assert all(o in str(refused.value) for o in ("--engine-python", "--launch", "--base-url"))
 
@@ -122,7 +122,7 @@ def test_a_program_that_is_not_here_is_refused_with_what_to_name(tmp_path, chang
 def test_a_program_on_the_path_will_do(tmp_path, monkeypatch):
     plan = plan_of(tmp_path, launch=None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="there is no program vllm here"):
+    with pytest.raises(UsageError, match="vllm"):
         require_startable([plan])
     _program(tmp_path / "vllm", "exit 1")
     require_startable([plan])
@@ -194,5 +194,5 @@ def _program(path, script):
 
 def test_servers_that_run_are_of_one_pairing(tmp_path):
     """Nothing tells which drafter a server has: two would be given the same figures."""
-    with pytest.raises(UsageError, match="--base-url measures one pairing, not big/lookup, big/sm"):
+    with pytest.raises(UsageError, match=r"--base-url.*big/lookup, big/sm"):
         plan_of(tmp_path, running_ks=(0, 2), pairings=("big/lookup", "big/small"))

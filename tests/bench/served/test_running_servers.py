@@ -336,7 +336,7 @@ def test_a_server_that_has_become_another_one_is_not_measured(tmp_path):
     with running(0, 0) as servers:
         one, two = (Address(root=server.url, k=0) for server in servers)
         asyncio.run(visit(plain, one, two))
-        with pytest.raises(ServerError, match="it runs at K = 0, but K = 2 is expected"):
+        with pytest.raises(ServerError, match=r"K = 0.*K = 2"):
             asyncio.run(visit(drafting, replace(one, k=2)))
         servers[1].engine.version = "0.33.0"
         with pytest.raises(ServerError, match="replicas must be alike"):
