@@ -12,7 +12,6 @@ from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.planning import fit_warnings, plan_targets
 from specbench.bench.served.host import require_startable
 from specbench.bench.served.running import (
-    addresses_of,
     running_context,
     running_ks,
     running_servers,
@@ -144,7 +143,7 @@ def run_benchmark(
             ledger.append(one)
         for cost in told:
             ledger.append(cost)
-        where.measure(plans, addresses_of(running), ledger)
+        where.measure(plans, [server.address for server in running], ledger)
         ledger.finish()
         return ledger.stored
 

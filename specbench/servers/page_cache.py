@@ -15,14 +15,12 @@ def read_once(model: Path) -> int:
     chunk = bytearray(CHUNK_BYTES)
     num_bytes = 0
     try:
-        for path in _weights(model) if model.is_dir() else [model]:
+        inside = model.iterdir() if model.is_dir() else ()
+        weights = [path for path in inside if path.suffix in WEIGHTS and path.is_file()]
+        for path in weights if model.is_dir() else [model]:
             with path.open("rb", buffering=0) as stream:
                 while num_read := stream.readinto(chunk):
                     num_bytes += num_read
     except OSError as error:
         raise ModelError(f"{model} cannot be read: {error}") from error
     return num_bytes
-
-
-def _weights(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.suffix in WEIGHTS and path.is_file()]

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import NamedTuple
 
 from specbench.bench.blocks import Cell, request_seed
@@ -11,7 +11,7 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.served.host import Host
 from specbench.bench.served.questions import Answers, PlannedRequest, question
 from specbench.bench.served.running import Running
-from specbench.bench.served.sessions import UP, Session, served_cells
+from specbench.bench.served.sessions import UP, Session, cycle_of, served_cells
 from specbench.bench.watch import Watch
 from specbench.engines.served import Question, find_served
 from specbench.errors import SpecbenchError, first_line
@@ -92,22 +92,14 @@ class Interview:
 
     def _sessions(self) -> Iterator[Session]:
         """K = 0 once for all temperatures; a drafter may be told otherwise at each."""
-        cells = served_cells(self.plan, self.engine)
-        drafts = dict.fromkeys(cell.key.draft for cell in cells)
-        for draft in sorted(drafts, key=lambda draft: draft.k > 0):
-            own = [cell for cell in cells if cell.key.draft == draft]
-            each = dict.fromkeys(cell.key.condition.temperature for cell in own)
-            for together in [(t,) for t in each] if draft.k else [tuple(each)]:
-                yield Session(
-                    engine=self.engine,
-                    target=self.plan.target.name,
-                    draft=draft,
-                    temperature=together[0],
-                    purpose="explore",
-                    cycle=0,
-                    leg=UP,
-                    cells=tuple(c for c in own if c.key.condition.temperature in together),
-                )
+        ways = [s for s in cycle_of(served_cells(self.plan, self.engine), 0) if s.leg == UP]
+        for draft in dict.fromkeys(session.draft for session in ways):
+            sessions = [session for session in ways if session.draft == draft]
+            if draft.k:
+                yield from sessions
+            else:
+                cells = chain.from_iterable(session.cells for session in sessions)
+                yield replace(sessions[0], cells=tuple(cells))
 
     async def _ask_server(self, session: Session, temperatures: Sequence[float]) -> None:
         label = f"{session.target}: {self.engine}, {session.draft.label}"

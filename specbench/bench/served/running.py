@@ -147,10 +147,6 @@ def running_servers(settings: RunSettings) -> tuple[RunningServer, ...]:
         raise UsageError(f"{OPTION} {error}") from error
 
 
-def addresses_of(running: Sequence[RunningServer]) -> tuple[Address, ...]:
-    return tuple(one.address for one in running)
-
-
 def running_ks(running: Sequence[RunningServer]) -> tuple[int, ...] | None:
     """The K that they have; None where servers are started."""
     return tuple(dict.fromkeys(one.address.k or 0 for one in running)) or None

@@ -15,7 +15,6 @@ from specbench.bench.planning import plan_targets
 from specbench.bench.served.host import host_of, require_startable
 from specbench.bench.served.interview import Heard, Interview
 from specbench.bench.served.running import (
-    addresses_of,
     running_context,
     running_ks,
     running_servers,
@@ -85,7 +84,8 @@ def collect_served_evidence(
             watch.warn(text)
         for engine in plan.served:
             with TemporaryDirectory(prefix="specbench-") as folder:
-                host = host_of(plan, engine, addresses_of(running), Path(folder))
+                addresses = [server.address for server in running]
+                host = host_of(plan, engine, addresses, Path(folder))
                 interview = Interview(plan, engine, host, watch, num_tokens, concurrency)
                 heard = interview.hold()
             evidence += _Weighing(interview, heard).evidence()
