@@ -24,11 +24,13 @@ def recognises(result: Result) -> bool:
 def read(result: Result, told: Told) -> Reading:  # noqa: ARG001
     length = result.number("accept_length")
     server = result.section("server_info")
-    completed, failed = result.whole("completed"), _num_failed(result)
+    named = result.text("model_id") or result.text("model")
+    completed, errors = result.whole("completed"), result.items("errors")
+    failed = None if errors is None else sum(map(bool, errors))
     dataset = result.text("dataset_name")
     return Reading(
         engine="sglang",
-        model=_model(result, server),
+        model=named or (server.text("model_path") if server else None),
         workload=dataset,
         num_speculative_tokens=_depth(server),
         concurrency=result.whole("max_concurrency"),
@@ -49,18 +51,8 @@ def read(result: Result, told: Told) -> Reading:  # noqa: ARG001
     )
 
 
-def _model(result: Result, server: Result | None) -> str | None:
-    named = result.text("model_id") or result.text("model")
-    return named or (server.text("model_path") if server else None)
-
-
 def _depth(server: Result | None) -> int | None:
     """K as the server's own settings have it; 0 where they name no algorithm."""
     if server is None or "speculative_algorithm" not in server.values:
         return None
     return server.whole("speculative_num_steps") if server.text("speculative_algorithm") else 0
-
-
-def _num_failed(result: Result) -> int | None:
-    errors = result.items("errors")
-    return None if errors is None else sum(map(bool, errors))

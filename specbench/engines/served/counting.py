@@ -77,21 +77,17 @@ def of_sums(
     )
 
 
-class _Cut(NamedTuple):
-    num_rounds: int
-    num_overshot: int
-
-
 def _cut(
     answer: Streamed, num_accepted: int, num_drafting: int, num_overshot: int | None = None
-) -> _Cut:
+) -> tuple[int, int]:
+    """The rounds of the answer, and the drafts accepted past its end."""
     num_later = (answer.num_tokens or len(answer.token_ids) or 1) - 1
     if num_overshot is None:
         num_overshot = max(num_drafting + num_accepted - num_later, 0)
     num_rounds = num_later - num_accepted + num_overshot
     if num_overshot > num_accepted or num_rounds < num_drafting:
         _refuse(answer, num_accepted, num_drafting)
-    return _Cut(num_rounds, num_overshot)
+    return num_rounds, num_overshot
 
 
 def _refuse(answer: Streamed, num_accepted: int, num_drafting: int) -> NoReturn:
