@@ -28,7 +28,7 @@ from benchmarks.gpu_suite.stage import request_of
 from specbench.engines.model_pool import ModelPool
 from specbench.execution.launcher import EagerLauncher
 from specbench.inputs.config import load_pairings
-from specbench.inputs.methods import all_methods
+from specbench.methods import all_methods
 from specbench.shipped import shipped
 
 ROOT = Path(__file__).parents[1]

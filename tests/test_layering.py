@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "specbench"
 BASE = {"", "errors", "exit_code", "stats", "settings", "records", "footprint", "whole_file"}
 BASE |= {"json_text", "plain_text", "no_collection"}
-FILES = {"shipped", "inputs", "model_files", "drafting"}
+FILES = {"shipped", "inputs", "model_files", "drafting", "methods"}
 DECIDING = {*BASE, *FILES, "metrics", "decide"}
 ANALYSING = {*DECIDING, "runs", "gate", "importers", "fit", "forecast", "export"}
 DECODING = {
@@ -43,14 +43,15 @@ MAY_IMPORT = {
     "stats": {"errors"},  # only numbers enter
     "settings": {"errors"},
     "records": {"stats", "settings"},
-    "inputs": {*BASE, "shipped"},
-    "model_files": {"errors", "inputs"},
-    "drafting": {*BASE, "model_files"},
+    "model_files": {"errors", "shipped"},
+    "drafting": {"errors", "footprint", "model_files"},
+    "methods": {"errors", "footprint", "model_files", "drafting"},
+    "inputs": {*BASE, "shipped", "model_files", "methods"},
     "runs": BASE,
     "metrics": {*BASE, "runs"},
     "gate": {*BASE, "runs", "metrics"},
-    "importers": {*BASE, "metrics"},
-    "decide": {*BASE, "metrics"},
+    "importers": {*BASE, "methods", "metrics"},
+    "decide": {*BASE, "methods", "metrics"},
     "fit": {*BASE, *FILES},
     "forecast": {*DECIDING, "runs"},
     "export": {*DECIDING},

@@ -56,7 +56,7 @@ def test_readme_and_makefile_promise_the_same_minutes():
 
 
 def test_every_drafter_is_named():
-    from specbench.inputs.methods import all_methods
+    from specbench.methods import all_methods
 
     text = readme.README.read_text(encoding="utf-8")
     assert all(f"`{method.name}`" in text for method in all_methods())

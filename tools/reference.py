@@ -17,9 +17,9 @@ from specbench.cli import app
 from specbench.cli.help import panel_of, with_metavar
 from specbench.exit_code import ExitCode
 from specbench.inputs.config import DEFAULTS_KEYS, DRAFTER_KEYS, FILE_KEYS, MAX_K, TARGET_KEYS
-from specbench.inputs.methods import Method, Parameter, all_methods
 from specbench.inputs.model_spec import DTYPES, MODEL_KEYS, QUANTIZATIONS
 from specbench.inputs.workloads import CARD_KEYS, MAX_NEW_TOKENS
+from specbench.methods import Method, Parameter, all_methods
 from specbench.records.lossy import RULES
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -135,7 +135,7 @@ def yaml_page() -> str:
         "## Methods\n\n"
         + _table(("method", "model", "what it is"), (_method_row(m) for m in methods)),
         _table(
-            ("parameter of", "", "without it", "allowed"),
+            ("parameter of", "", "without it", "allowed", "what it is"),
             (_parameter_row(m, p) for m in methods for p in m.parameters),
         ),
         "## Lossy rules\n\n"
@@ -175,7 +175,13 @@ def _method_row(method: Method) -> tuple[str, ...]:
 
 def _parameter_row(method: Method, parameter: Parameter) -> tuple[str, ...]:
     own = "none" if parameter.default == () else f"`{json.dumps(parameter.default)}`"
-    return f"`{method.name}`", f"`{parameter.name}`", own.replace('"', ""), parameter.wanted
+    return (
+        f"`{method.name}`",
+        f"`{parameter.name}`",
+        own.replace('"', ""),
+        parameter.wanted,
+        parameter.description,
+    )
 
 
 def _rule(parameters: Mapping[str, float | None]) -> str:

@@ -17,7 +17,7 @@ from specbench.drafting.medusa import ACCURACIES, NEW_HEADS
 from specbench.execution.clock import make_clock
 from specbench.execution.graphs import Launchers
 from specbench.forward.runner import Runner
-from specbench.inputs.methods import all_methods
+from specbench.methods import all_methods
 from specbench.models.checkpoint import Checkpoint
 from specbench.round.drafter import Drafter, NoDrafter
 from specbench.serving.decoder import Decoder

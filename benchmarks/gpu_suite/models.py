@@ -12,8 +12,8 @@ from specbench.drafters.draft_model import DraftModel
 from specbench.drafters.registry import Parts
 from specbench.engines.model_pool import ModelPool
 from specbench.forward.runner import Runner
-from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Target
+from specbench.model_files.model_spec import ModelSpec
 from specbench.models.dummy import fill, make_skeleton
 from specbench.models.loading import LoadedModel
 from specbench.shipped import PACKAGE
@@ -106,7 +106,7 @@ def agree(target: Any, draft: Any, share: float, *, num_tokens: int = 512) -> tu
 
 def draft_of(target: Runner, draft: Runner) -> DraftModel:
     """The drafting method over a draft model's runner."""
-    return DraftModel(Parts(target=target, draft_runner=lambda: draft))
+    return DraftModel(Parts(target=target, draft_runner=lambda: draft), tree=())
 
 
 def read_bytes(model: Any) -> int:

@@ -4,13 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from specbench.drafting.depth import deepest_k
 from specbench.errors import ModelError, UsageError
-from specbench.fit.drafting import settings
-from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Pairing
+from specbench.methods import find_method
 from specbench.model_files.head_files import HeadFiles
 from specbench.model_files.model import num_rows, open_model
+from specbench.model_files.model_spec import ModelSpec
 
 ReadHead = Callable[[ModelSpec], HeadFiles[Any]]  # config and shapes of a head; ModelError
 
@@ -21,8 +20,9 @@ def deepest(pairing: Pairing, read_head: ReadHead, *, made_up: bool) -> int | No
     drafter = pairing.drafter
     head = partial(_head, drafter.model or pairing.target.model, read_head, made_up=made_up)
     vocab_size = partial(num_rows, pairing.target.model)
+    method = find_method(drafter.method)
     try:
-        return deepest_k(drafter.method, settings(drafter), head, vocab_size)
+        return method.deepest(method.settings(drafter.parameters), head, vocab_size)
     except (ModelError, UsageError):
         return None
 

@@ -13,7 +13,7 @@ from specbench.cli import options
 from specbench.cli.own_pair import known_pairings
 from specbench.errors import ModelError, SpecbenchError
 from specbench.exit_code import ExitCode
-from specbench.inputs.methods import find_method
+from specbench.methods import find_method
 from specbench.settings.groups import PairingNames, PairingsFile
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from specbench.fit.compatibility import Compatibility
     from specbench.fit.finding import Finding
     from specbench.fit.memory_plan import Place
-    from specbench.inputs.model_spec import ModelSpec
     from specbench.inputs.pairing import Pairing
+    from specbench.model_files.model_spec import ModelSpec
 
 GIB = 2**30
 _FEW = 10  # pairings that nobody named and that are told in full all the same

@@ -78,7 +78,7 @@ def import_results(
     from specbench.cli.answer import print_answer, print_json
     from specbench.importers import import_files
     from specbench.importers.imported_cell import Told
-    from specbench.inputs.methods import find_method
+    from specbench.methods import find_method
     from specbench.report.document import build_document
     from specbench.runs import create_run, load_run
 

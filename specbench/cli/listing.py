@@ -208,7 +208,7 @@ def _workloads() -> list[dict[str, Any]]:
 
 
 def _drafters() -> list[dict[str, Any]]:
-    from specbench.inputs.methods import all_methods
+    from specbench.methods import all_methods
 
     return [
         {

@@ -34,7 +34,7 @@ _FAR_OVER = 1.5  # times the budget
 
 def read_methods(methods: str | None) -> tuple[str, ...]:
     """The methods named; none of them where all are meant. UsageError for an unknown one."""
-    from specbench.inputs.methods import all_methods
+    from specbench.methods import all_methods
 
     if methods is None or methods.strip() == "all":
         return ()

@@ -10,14 +10,15 @@ import typer
 from specbench.cli import options
 from specbench.cli.first_look import require_machine, require_writable
 from specbench.cli.pairing_entry import pairing_entry
+from specbench.methods import all_methods
 from specbench.settings import MachineSettings
 from specbench.settings.groups import PairingsFile, PromptField, Seed
 from specbench.settings.words import MAX_CONCURRENCY, one_of, parse_seconds, parse_temperatures
 
 if TYPE_CHECKING:
-    from specbench.inputs.model_spec import ModelSpec
+    from specbench.model_files.model_spec import ModelSpec
 
-METHODS = ("eagle", "eagle3", "medusa", "mtp")
+METHODS = tuple(m.name for m in all_methods() if m.head and m.head.is_trainable)
 DTYPES = ("float32", "bfloat16", "float16")
 
 _Method = Annotated[str, typer.Argument(help="eagle, eagle3, medusa or mtp.", metavar="METHOD")]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from specbench.methods import METHODS
 from specbench.metrics.registry import number_of
 from specbench.records import CellSummary
 from specbench.stats.break_even import break_even_acceptance
@@ -18,8 +19,6 @@ Bound = Literal["draft", "verify", "acceptance", "overhead"]
 
 MISMATCHED = 0.5  # the first draft is accepted less often
 TOO_SMALL = 0.3  # of a target's step for one drafted token, and K = 1 must be accepted so often
-_DRAFT_MODELS = {"draft_model", "token_intersection", "string_match"}
-_WITH_MODEL = {*_DRAFT_MODELS, "eagle", "eagle3", "peagle", "medusa", "mtp", "dflash"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +100,9 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
     if isinstance(first, tuple) and first and first[0] < MISMATCHED and shows_match:
         yield f"the draft is mismatched: its first token is accepted {first[0]:.0%} of the time"
     cost = number_of(metrics, "draft_cost_ratio")
-    if cost is not None and cost > TOO_SMALL and cell.key.draft.method in _DRAFT_MODELS:
+    method = METHODS.get(cell.key.draft.method)
+    has_model = method is not None and method.model != "refused" and not method.is_head
+    if cost is not None and cost > TOO_SMALL and has_model:
         yield (
             "the target is too small for a separate draft model of this size: a drafted token "
             f"costs {cost:.2f} of its steps; a smaller draft, a head or n-grams cost less"
@@ -123,9 +124,10 @@ def _shows_match(cell: CellSummary) -> bool:
 
     Others are accepted with the target's own p, which is low where the text is open.
     """
-    if cell.key.condition.temperature == 0:
-        return cell.key.draft.method in _WITH_MODEL
-    return cell.key.draft.method in {"draft_model", "token_intersection", "peagle", "mtp", "dflash"}
+    method = METHODS.get(cell.key.draft.method)
+    if method is None or method.model == "refused":
+        return False
+    return cell.key.condition.temperature == 0 or method.draws_with({})
 
 
 def _break_even(metrics: Mapping[str, float | tuple[float, ...]]) -> float | None:

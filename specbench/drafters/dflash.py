@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specbench.drafters.heads.dflash import DFlashHead, new_dflash_checkpoint
 from specbench.drafters.registry import Parts, drafter
-from specbench.drafting.depth import NEW_BLOCK_SIZE
+from specbench.methods import NEW_BLOCK_SIZE
 from specbench.models.checkpoint import Checkpoint
 from specbench.round.drafter import (
     Chunk,
@@ -29,9 +29,9 @@ from specbench.round.sampling import Sampler
 from specbench.round.state import State
 
 
-@drafter("dflash", model="required", is_head=True, draws=True)
+@drafter("dflash")
 class DFlash(PlainDrafter):
-    """A block-diffusion head fills in K masks at once (Chen et al. 2026, arXiv:2602.06036).
+    """Drafts with a block of masks, which one forward fills in.
 
     The block is the current token and K masks, K below the head's block size (of some heads the
     current token's place says the first draft: one mask less); the head sees the target's

@@ -15,14 +15,11 @@ from specbench.round.drafter import Chunk, Footprint, Outcome, RowBuffer
 from specbench.round.state import State
 
 
-@drafter("draft_model", model="required", draws=True)
+@drafter("draft_model")
 class DraftModel(ModelDrafter):
-    """Chain or tree drafting with a KV cache of its own (Leviathan et al. 2023, arXiv:2211.17192).
+    """Drafts with the draft model's own KV cache, which follows the committed text."""
 
-    `tree` says how many children the nodes of each level have, 1 past its end; K is its depth.
-    """
-
-    def __init__(self, parts: Parts, *, tree: tuple[int, ...] = ()) -> None:
+    def __init__(self, parts: Parts, *, tree: tuple[int, ...]) -> None:
         # The token before the current one is fed again: after a round in which every draft
         # was accepted it is the one the draft model has not seen, and else it costs nothing.
         super().__init__(parts.draft_runner(), parts.target, tree, num_fed=2)

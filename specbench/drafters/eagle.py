@@ -4,7 +4,7 @@ The same weights serve both: EAGLE-2 drafts another tree.
 """
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
 
@@ -16,23 +16,11 @@ from specbench.drafting.published import EAGLE_STATIC
 from specbench.models.checkpoint import Checkpoint
 
 
-@drafter("eagle", model="required", is_head=True, draws=True)
+@drafter("eagle")
 class Eagle(FeatureDrafter):
-    """One-layer head that continues from the target's last hidden state (arXiv:2401.15077).
+    """Drafts with an EAGLE head: chains, EAGLE-1's tree and EAGLE-2's."""
 
-    `tree`: `dynamic` keeps the `max_drafts` likeliest of the paths that a beam of `top_k`
-    finds (Li et al. 2024, EAGLE-2, arXiv:2406.16858), `static` drafts the published tree of
-    EAGLE-1, which is 5 deep, `chain` drafts one token after the other.
-    """
-
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        tree: Literal["chain", "static", "dynamic"] = "dynamic",
-        top_k: Annotated[int, range(1, 65)] = 10,
-        max_drafts: Annotated[int, range(1, 257)] = 59,
-    ) -> None:
+    def __init__(self, parts: Parts, *, tree: str, top_k: int, max_drafts: int) -> None:
         plan = TreePlan(kind=tree, topology=EAGLE_STATIC, top_k=top_k, max_drafts=max_drafts)
         super().__init__(EagleHead(parts.checkpoint(), parts.target), plan)
 

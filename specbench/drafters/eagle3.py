@@ -1,7 +1,7 @@
 """EAGLE-3: a decoder layer over the target's low, middle and high states guesses tokens."""
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
 
@@ -14,23 +14,11 @@ from specbench.model_files.eagle3_style import Style, default_layer_ids
 from specbench.models.checkpoint import Checkpoint
 
 
-@drafter("eagle3", model="required", is_head=True, draws=True)
+@drafter("eagle3")
 class Eagle3(FeatureDrafter):
-    """A head over three of the target's hidden states, trained on its own drafts.
+    """Drafts with an EAGLE-3 head (Li et al. 2025, arXiv:2503.01840)."""
 
-    Li et al. 2025 (arXiv:2503.01840). `tree`: `dynamic` keeps the `max_drafts` likeliest of
-    the paths that a beam of `top_k` finds (EAGLE-2, arXiv:2406.16858), `static` drafts the
-    published tree of EAGLE-1, which is 5 deep, `chain` drafts one token after the other.
-    """
-
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        tree: Literal["chain", "static", "dynamic"] = "dynamic",
-        top_k: Annotated[int, range(1, 65)] = 10,
-        max_drafts: Annotated[int, range(1, 257)] = 59,
-    ) -> None:
+    def __init__(self, parts: Parts, *, tree: str, top_k: int, max_drafts: int) -> None:
         plan = TreePlan(kind=tree, topology=EAGLE_STATIC, top_k=top_k, max_drafts=max_drafts)
         super().__init__(Eagle3Head(parts.checkpoint(), parts.target), plan)
 

@@ -6,15 +6,14 @@ E n-grams of a bucket, P = S * E + 1 places, M n-grams to add, X = M * E places.
 """
 
 from functools import partial
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from specbench.drafters.registry import Parts, drafter
-from specbench.drafting.depth import lookahead_depth
 from specbench.footprint import NGRAM_BUCKETS
 from specbench.forward.tree import Tree
+from specbench.methods import lookahead_depth
 from specbench.round.drafter import Chunk, Outcome, PlainDrafter, Proposal, Traits
 from specbench.round.sampling import Purpose, Sampler, uniform
 from specbench.round.state import State
@@ -26,25 +25,17 @@ _EMPTY = -1
 
 @drafter("lookahead")
 class Lookahead(PlainDrafter):
-    """Jacobi iterations run alongside decoding and collect n-grams to try (Fu et al. 2024,
-    arXiv:2402.02057).
+    """Feeds a window of guesses, collects the n-grams that it completes, and tries them.
 
     A round feeds ngram - 1 levels of `window` tokens, of which each level is what the target
     said after the one above it in the round before, and up to `guesses` n-grams that begin with
     the current token. What the target says after the last level completes `window` n-grams, and
-    the levels move up. K is at most ngram - 1, and a guess that is right to its end yields
-    `ngram` tokens. The paper has window = guesses = 15 for a 7B model on an A100, its code's
-    examples 7; the default of 5 feeds 40 tokens a round, which a CPU can bear.
+    the levels move up. A guess that is right to its end yields `ngram` tokens. The defaults feed
+    40 tokens per round, which a CPU can bear.
     """
 
     def __init__(
-        self,
-        parts: Parts,
-        *,
-        window: Annotated[int, range(1, 65)] = 5,
-        ngram: Annotated[int, range(2, 17)] = 5,
-        guesses: Annotated[int, range(1, 65)] = 5,
-        pool_from_prompt: bool = True,
+        self, parts: Parts, *, window: int, ngram: int, guesses: int, pool_from_prompt: bool
     ) -> None:
         device = parts.target.device
         # Its n-grams come from what its own rounds feed.

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,25 +32,18 @@ from specbench.round.state import State
 from specbench.round.topology import StaticTrees
 
 
-@drafter("medusa", model="required", is_head=True)
+@drafter("medusa")
 class Medusa(PlainDrafter):
-    """Heads that each guess one token further ahead (Cai et al. 2024, arXiv:2401.10774).
+    """Drafts with Medusa's heads, all from one state.
 
     They see the target's state, after its final norm, at the last token of its cache; the
     current token follows that one, and head i guesses the i-th after it, counted from 0. Heads
     do not know of each other's guesses, so a tree's level offers every parent the same tokens.
-    `tree: auto` is one fitted to the heads' measured accuracies where their config has them,
-    else the published one, either cut to `max_drafts` nodes and to K levels. Guesses are
-    matched with the target's own tokens; the paper's typical acceptance is `lossy: typical`.
+    Guesses are matched with the target's own tokens; the paper's typical acceptance is
+    `lossy: typical`.
     """
 
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        tree: Literal["auto", "chain", "published", "stage2", "fitted"] = "auto",
-        max_drafts: Annotated[int, range(1, 257)] = 63,
-    ) -> None:
+    def __init__(self, parts: Parts, *, tree: str, max_drafts: int) -> None:
         target, checkpoint = parts.target, parts.checkpoint()
         self.heads = MedusaHeads(checkpoint, target)
         self._last_RF = torch.empty(0, target.hidden_size)

@@ -22,9 +22,9 @@ from specbench.round.sampling import Sampler
 from specbench.round.state import State
 
 
-@drafter("mtp", model="optional", is_head=True, draws=True)
+@drafter("mtp")
 class Mtp(FeatureDrafter):
-    """The multi-token prediction layers of the target (DeepSeek-AI 2024, arXiv:2412.19437, 2.2).
+    """Drafts with the target's MTP layers, each over its own keys and values.
 
     They come from the target's own files, or from those of `model:`. Layer i makes its state at
     a position from the token after it and the state that the layer before it (the target

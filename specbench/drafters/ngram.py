@@ -3,8 +3,6 @@
 Shape suffixes: B rows, S positions, K drafts, N n-gram length.
 """
 
-from typing import Annotated
-
 import torch
 
 from specbench.drafters.registry import Parts, drafter
@@ -16,7 +14,7 @@ from specbench.round.state import State
 
 @drafter("ngram")
 class Ngram(PlainDrafter):
-    """Prompt lookup without a model; a suffix that never occurred before drafts nothing."""
+    """Drafts what followed the longest match of the text's end, the most recent if several."""
 
     traits = Traits(chains_nest=True)
 
@@ -24,8 +22,8 @@ class Ngram(PlainDrafter):
         self,
         parts: Parts,  # noqa: ARG002
         *,
-        max_ngram: Annotated[int, range(1, 33)] = 3,
-        min_ngram: Annotated[int, range(1, 33)] = 1,
+        max_ngram: int,
+        min_ngram: int,
     ) -> None:
         if not 1 <= min_ngram <= max_ngram:
             raise UsageError(

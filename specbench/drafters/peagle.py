@@ -19,9 +19,9 @@ from specbench.round.sampling import Sampler
 from specbench.round.state import State
 
 
-@drafter("peagle", model="required", is_head=True, draws=True)
+@drafter("peagle")
 class PEagle(FeatureDrafter):
-    """EAGLE-3's head, trained to draft K tokens in one forward (arXiv:2602.01469).
+    """Drafts with a P-EAGLE head: a forward over masks in place of one per token.
 
     Where EAGLE-3 feeds back a draft and the state that it came from, this one is fed a mask and a
     learnt state for every token after the next: K - 1 of them, each of which sees those before

@@ -4,7 +4,6 @@ Shape suffixes: B rows, K drafts, W new tokens looked at, P places in a referenc
 """
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -18,8 +17,7 @@ from specbench.round.state import State
 
 @drafter("previous_turn")
 class PreviousTurn(PlainDrafter):
-    """Copies from the previous answer, or from the text being edited, at the position the new
-    answer has reached.
+    """Drafts from a reference text, at a place that follows the new answer.
 
     A place in the reference advances with the tokens that agree. Where one does not, it is
     looked for anew: what the last `max_ngram` tokens of the answer occur in, if not fewer, first
@@ -30,13 +28,7 @@ class PreviousTurn(PlainDrafter):
     place of many rounds where the answer begins like the reference, and for little where not.
     """
 
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        max_ngram: Annotated[int, range(1, 33)] = 3,
-        whole_answer: bool = False,
-    ) -> None:
+    def __init__(self, parts: Parts, *, max_ngram: int, whole_answer: bool) -> None:
         self._max_ngram = max_ngram
         self._checks_predicted_output = whole_answer
         # The nearest place hangs on the one before; what a check leaves to rounds is known by

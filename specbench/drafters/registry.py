@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from specbench.errors import UsageError
 from specbench.forward.runner import Runner
-from specbench.inputs.methods import find_method
+from specbench.methods import find_method
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.retokenizer import TextTokenizer
 from specbench.round.drafter import Drafter
@@ -31,19 +31,8 @@ class Parts:
     tokenizers: Callable[[], tuple[TextTokenizer, TextTokenizer]] = _not_given
 
 
-def drafter(
-    name: str,
-    *,
-    model: Literal["required", "optional", "refused"] = "refused",  # noqa: ARG001
-    is_head: bool = False,  # noqa: ARG001
-    draws: bool = False,  # noqa: ARG001
-    learns: bool = False,  # noqa: ARG001
-    retokenizes: bool = False,  # noqa: ARG001
-) -> Callable[[D], D]:
-    """Register a drafter class; its keyword-only parameters are what pairings.yaml may set.
-
-    The other arguments are read by methods.py, without importing the file.
-    """
+def drafter(name: str) -> Callable[[D], D]:
+    """Register the class of a method; its keyword-only arguments are the method's parameters."""
 
     def register(cls: D) -> D:
         _CLASSES[name] = cls
@@ -65,5 +54,5 @@ def build_drafter(name: str, parts: Parts, parameters: dict[str, Any]) -> Drafte
     for key, value in parameters.items():
         if complaint := method.parameter(key).complaint(value):
             raise UsageError(f"{name}: {key} {complaint}")
-    drafter: Drafter = drafter_class(name)(parts, **parameters)
+    drafter: Drafter = drafter_class(name)(parts, **method.settings(parameters))
     return drafter

@@ -20,10 +20,9 @@ from specbench.round.state import State
 _GREEDY = Sampler(Sampling())
 
 
-@drafter("string_match", model="required", retokenizes=True)
+@drafter("string_match")
 class StringMatch(RetokenizedModel):
-    """Drafts the text of a model with another tokenizer, encoded anew in the target's tokens
-    (Timor et al. 2025, arXiv:2502.05202, SLEM).
+    """Drafts the draft model's text, encoded again on the host.
 
     The draft guesses its likeliest K tokens, of which the target may need fewer or more; at most
     K of those are checked. Drafts without probabilities, matched against the target's own tokens.

@@ -5,7 +5,6 @@ Shape suffixes: B rows, T tokens, K drafts, R numbers a row that are read to the
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 
@@ -37,9 +36,9 @@ class _Row:
         return self.growth.text
 
 
-@drafter("suffix", learns=True)
+@drafter("suffix")
 class Suffix(PlainDrafter):
-    """Suffix decoding: trees of the text and of earlier answers (Oliaro 2024, arXiv:2411.04975).
+    """Drafts from suffix trees of the text and of earlier answers.
 
     The trees are on the host: `propose` reads what the state holds that it has not seen. Earlier
     answers are those of the same pass to other prompts; samples of one prompt that start together
@@ -53,10 +52,10 @@ class Suffix(PlainDrafter):
         self,
         parts: Parts,  # noqa: ARG002
         *,
-        max_depth: Annotated[int, range(2, 129)] = 24,
-        max_cached_requests: Annotated[int, range(0, 100_001)] = 1000,
-        max_spec_factor: float = 1.0,
-        min_token_prob: float = 0.1,
+        max_depth: int,
+        max_cached_requests: int,
+        max_spec_factor: float,
+        min_token_prob: float,
     ) -> None:
         if max_spec_factor <= 0:
             raise UsageError(f"suffix: max_spec_factor {max_spec_factor}; above 0 is allowed")

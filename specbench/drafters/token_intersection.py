@@ -17,10 +17,9 @@ from specbench.round.sampling import Sampler
 from specbench.round.state import State
 
 
-@drafter("token_intersection", model="required", draws=True, retokenizes=True)
+@drafter("token_intersection")
 class TokenIntersection(RetokenizedModel):
-    """Drafts from a model with another tokenizer, only tokens that both have (Timor et al. 2025,
-    arXiv:2502.05202, TLI).
+    """Drafts with the draft model's distribution over the tokens in common.
 
     The draft's distribution is renormalised over these tokens before one is drawn, and that is
     the q that drafts are judged by: lossless at any temperature.

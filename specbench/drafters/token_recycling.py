@@ -4,8 +4,6 @@ Shape suffixes: B rows, N nodes fed, M = B * N, K drafts, W drafts of a level, I
 children, R ranks, V vocabulary, X = V + 1 tokens with the unknown one.
 """
 
-from typing import Annotated
-
 import torch
 
 from specbench.drafters.registry import Parts, drafter
@@ -18,22 +16,16 @@ from specbench.round.topology import StaticTrees
 
 @drafter("token_recycling")
 class TokenRecycling(PlainDrafter):
-    """A tree of the successors each token had last time (Luo et al. 2024, arXiv:2408.08696).
+    """Drafts a tree from a table of each token's last successors.
 
     All rows share one table of the 8 likeliest successors of every token. A round renews it for
     all tokens fed, rejected drafts among them, so it learns from request to request. Each pass
     begins with an empty table, at one row so does each prompt, which shows the method at its
     worst. With `warm_start` the table goes on to the next pass, as in a server; but a benchmark
-    decodes the same prompts again, and that flatters it. K cuts the tree of `max_drafts`.
+    decodes the same prompts again, and that flatters it.
     """
 
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        max_drafts: Annotated[int, range(1, 257)] = 80,
-        warm_start: bool = False,
-    ) -> None:
+    def __init__(self, parts: Parts, *, max_drafts: int, warm_start: bool) -> None:
         device, V = parts.target.device, parts.target.vocab_size
         topology = recycling_tree(max_drafts, V)
         # Rounds also renew what rejected drafts follow.

@@ -17,11 +17,11 @@ from specbench.errors import ModelError, UsageError
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import Forward, make_checked_runner
-from specbench.inputs.methods import find_method
-from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter
 from specbench.json_text import parse_json
+from specbench.methods import find_method
 from specbench.model_files.attention import NO_TREES
+from specbench.model_files.model_spec import ModelSpec
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.loading import LoadedModel, first_not_finite, not_finite_words
 from specbench.models.retokenizer import require_common_tokens

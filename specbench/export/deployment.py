@@ -9,18 +9,16 @@ from typing import NamedTuple, NoReturn, Protocol
 
 from specbench.errors import ModelError, UsageError
 from specbench.export.hybrids import hybrid_lost
-from specbench.inputs.methods import Setting, find_method
-from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Pairing
+from specbench.methods import MODEL_METHOD, Method, Setting, find_method
 from specbench.model_files.model import num_rows, open_model
+from specbench.model_files.model_spec import ModelSpec
 
 GREEDY = "greedy: a draft is accepted if it is the target's argmax"
 MATCHED = "a draft is accepted if the target's own sample equals it"
 REJECTION = "min(1, p/q) with a residual (Leviathan et al. 2023, Alg. 1)"
 
 PAD = "pad the smaller embedding (and output) in a copy of its model, and its vocab_size"
-
-_HEADS_WITH_TREES = ("eagle", "eagle3", "medusa")
 
 
 class Tier(NamedTuple):
@@ -67,6 +65,10 @@ class Deployment:
         return self.pairing.drafter.method
 
     @property
+    def _row(self) -> Method:
+        return find_method(self.method)
+
+    @property
     def target(self) -> ModelSpec:
         return self.pairing.target.model
 
@@ -77,8 +79,8 @@ class Deployment:
 
     def setting(self, name: str) -> Setting:
         """A parameter of the drafter, its default where pairings.yaml leaves it out."""
-        given = self.pairing.drafter.parameters
-        return given[name] if name in given else find_method(self.method).parameter(name).default
+        setting: Setting = self._row.settings(self.pairing.drafter.parameters)[name]
+        return setting
 
     def whole(self, name: str) -> int:
         """A parameter that is a whole number."""
@@ -89,17 +91,12 @@ class Deployment:
     @property
     def tree(self) -> str | None:
         """The kind of token tree that is drafted; None: a chain, or no tokens at all."""
-        if self.method in _HEADS_WITH_TREES:
-            kind = str(self.setting("tree"))
-            return None if kind == "chain" else kind
-        if self.method in ("draft_model", "self_speculation") and self.setting("tree"):
-            return "static"
-        return "dynamic" if self.method in ("token_recycling", "lookahead") else None
+        return self._row.tree(self._row.settings(self.pairing.drafter.parameters))
 
     @property
     def draws_drafts(self) -> bool:
         """Whether drafts are drawn from a distribution q, above temperature 0."""
-        return find_method(self.method).draws and self.tree != "dynamic"
+        return self._row.draws_with(self.pairing.drafter.parameters)
 
     @property
     def acceptance_rule(self) -> str:
@@ -120,7 +117,7 @@ class Deployment:
     def vocab_sizes(self) -> tuple[int, int] | None:
         """Rows of the embeddings of target and draft model, padding included; None for other
         methods and if unknown."""
-        if self.method != "draft_model":
+        if self.method != MODEL_METHOD:
             return None
         target, draft = num_rows(self.target), num_rows(self.head)
         return (target, draft) if target and draft else None
@@ -240,7 +237,7 @@ def exported(
 def _unknown(engine: str, deployment: Deployment) -> Iterator[str]:
     """What cannot be promised of these models."""
     yield from hybrid_lost(engine, deployment.target)
-    if deployment.method == "draft_model" and deployment.vocab_sizes is None:
+    if deployment.method == MODEL_METHOD and deployment.vocab_sizes is None:
         yield (
             f"vocab_size of {deployment.target.source} and {deployment.head.source}, which is not "
             "known here: if they differ, this command may not start; download both and export again"

@@ -7,11 +7,11 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from specbench.errors import ModelError
-from specbench.inputs.model_spec import ModelSpec
 from specbench.model_files.head_files import HeadFiles, Shaped
 from specbench.model_files.head_fit import eagle_has_bias
 from specbench.model_files.medusa_layout import medusa_fields, medusa_tensors
 from specbench.model_files.model import ModelFiles, open_model
+from specbench.model_files.model_spec import ModelSpec
 
 # What configs of vLLM's own call a field; it also takes the number of heads from K.
 _SYNONYMS = {"medusa_num_heads": "num_heads", "medusa_num_layers": "num_hidden_layers"}

@@ -9,9 +9,9 @@ from specbench.fit.compatibility import Compatibility, check_drafter, check_targ
 from specbench.fit.discover import LeftOut
 from specbench.fit.finding import Finding, finding
 from specbench.fit.memory_plan import Count, MemoryPlan, Place, plan_pair, plan_target
-from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Pairing, Target
 from specbench.model_files.model import ModelFiles, has_weights, open_model
+from specbench.model_files.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

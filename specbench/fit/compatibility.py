@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from specbench.errors import ModelError
-from specbench.fit.drafting import is_chain
 from specbench.fit.finding import NO_WEIGHTS, Finding, Level, finding
 from specbench.fit.head_findings import head_findings
 from specbench.fit.vocabulary_findings import (
@@ -23,8 +22,8 @@ from specbench.fit.vocabulary_findings import (
     tokenizer_findings,
     vocabulary_findings,
 )
-from specbench.inputs.methods import find_method
 from specbench.inputs.pairing import Drafter
+from specbench.methods import find_method, kind_of
 from specbench.model_files.attention import (
     NO_TREES,
     RECURRENT,
@@ -33,7 +32,6 @@ from specbench.model_files.attention import (
     ropes,
     unsupported_attention,
 )
-from specbench.model_files.kinds import kind_of
 from specbench.model_files.model import ModelFiles, open_model
 from specbench.model_files.sizes import require_sizes, require_weights
 from specbench.model_files.stored_format import loading_refusal
@@ -124,7 +122,7 @@ def _drafter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Finding]
         yield finding("files", "refused", reason=str(error))
         return
     if method.is_head:
-        yield from _read(partial(head_findings, target, draft, drafter.method))
+        yield from _read(partial(head_findings, target, draft, method))
         if draft is not target:
             yield from _read(partial(context_findings, target, draft))
         if draft is not target and any(map(draft.tokenizer_file, TOKENIZER_FILES)):
@@ -150,7 +148,7 @@ def _model_findings(model: ModelFiles) -> Iterator[Finding]:
     require_sizes(model)
     spec, model_type = model.spec, model.config.get("model_type")
     kind = kind_of(model)
-    if kind.method != "draft_model":
+    if not kind.is_model:
         told = kind.reason if kind.method is None else f"{kind.reason} says it is a head"
         reason = f"does not write text by itself: {told}; choose a decoder-only model"
         yield finding("kind", "refused", draft=kind.method, reason=reason)
@@ -177,7 +175,9 @@ def _model_findings(model: ModelFiles) -> Iterator[Finding]:
 
 def _tree_findings(model: ModelFiles, drafter: Drafter) -> Iterator[Finding]:
     """Whether the model takes the drafts in the shape that they come in."""
-    if is_hybrid(model.field) and not is_chain(drafter):
+    method = find_method(drafter.method)
+    is_chain = all(method.shape(drafter.parameters, k).num_drafts == k for k in (2, 4))
+    if is_hybrid(model.field) and not is_chain:
         yield finding("attention", "refused", reason=f"{model.spec.source} {NO_TREES}")
 
 
@@ -199,13 +199,12 @@ def _code_findings(model: ModelFiles) -> Iterator[Finding]:
 
 def _parameter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Finding]:
     """Findings on methods without weights of their own."""
-    if drafter.method != "self_speculation":
-        yield finding("kind", "ok", None, drafter.method, "needs nothing but the target")
+    method = find_method(drafter.method)
+    if method.num_target_layers is None:
+        yield finding("kind", "ok", None, method.name, "needs nothing but the target")
         return
-    asked = drafter.parameters.get("num_layers", 0)
-    number = asked if isinstance(asked, int) else 0
-    level: Level = "refused" if number > target.num_layers else "ok"
-    used = number or max(target.num_layers // 4, 1)
+    used = method.num_target_layers(method.settings(drafter.parameters), target.num_layers)
+    level: Level = "refused" if used > target.num_layers else "ok"
     yield finding("num_layers", level, target.num_layers, used, "of the target's layers draft")
 
 

@@ -11,10 +11,10 @@ from specbench.errors import ModelError
 from specbench.fit.gpus import GIB
 from specbench.fit.memory_plan import MemoryPlan, Place, plan_pair, plan_target
 from specbench.fit.weights import model_weights, planned_dtype
-from specbench.inputs.methods import find_method
-from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Target
+from specbench.methods import find_method
 from specbench.model_files.model import ModelFiles, is_here, open_model
+from specbench.model_files.model_spec import ModelSpec
 from specbench.model_files.sizes import require_sizes
 
 FEWEST_TOKENS = 256  # of context, below which nobody would measure

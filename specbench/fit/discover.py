@@ -12,12 +12,11 @@ from pathlib import Path
 from specbench.errors import ModelError, UsageError
 from specbench.fit.compatibility import UNREADABLE
 from specbench.fit.weights import model_weights
-from specbench.inputs.methods import all_methods
-from specbench.inputs.model_spec import ModelSpec, model_spec
+from specbench.inputs.model_spec import model_spec
 from specbench.inputs.pairing import Drafter
-from specbench.model_files.kinds import kind_of
+from specbench.methods import MODEL_METHOD, all_methods, kind_of
 from specbench.model_files.model import ModelFiles, open_model
-from specbench.model_files.mtp_families import FAMILIES, family_name, layer_tensors
+from specbench.model_files.model_spec import ModelSpec
 from specbench.settings.words import nearest
 
 _DEEPEST = 6  # folders below the one that is named
@@ -63,8 +62,9 @@ def draftless(target: ModelFiles) -> Iterator[Drafter]:
     for method in all_methods():
         if method.model == "refused":
             yield Drafter(name=method.name, method=method.name)
-    if _has_mtp_layers(target):
-        yield Drafter(name="mtp", method="mtp")
+    for method in all_methods():
+        if method.head and method.head.is_in_target(target):
+            yield Drafter(name=method.name, method=method.name)
 
 
 def drafter_of(word: str, option: str = "--drafts") -> Drafter:
@@ -87,9 +87,9 @@ def drafter_of(word: str, option: str = "--drafts") -> Drafter:
         return Drafter(name=word, method=word)
     spec = model_spec(word)
     try:
-        method = kind_of(open_model(spec)).method or "draft_model"
+        method = kind_of(open_model(spec)).method or MODEL_METHOD
     except UNREADABLE:
-        method = "draft_model"
+        method = MODEL_METHOD
         hint = nearest(word, list(methods))
         if spec.folder is None and "/" not in word and hint:
             raise UsageError(
@@ -120,7 +120,7 @@ def _drafter(target: ModelFiles, spec: ModelSpec) -> Drafter | LeftOut | None:
         kind = kind_of(files)
         if kind.method is None:
             return LeftOut(source=spec.source, reason=kind.reason)
-        if kind.method == "draft_model" and (reason := _not_smaller(target, files)):
+        if kind.is_model and (reason := _not_smaller(target, files)):
             return LeftOut(source=spec.source, reason=reason)
     except UNREADABLE as error:
         told = str(error) if isinstance(error, ModelError) else repr(error)
@@ -136,15 +136,6 @@ def _not_smaller(target: ModelFiles, draft: ModelFiles) -> str | None:
         f"not smaller than the target: {own.num_parameters:,} parameters against "
         f"{of_target.num_parameters:,}"
     )
-
-
-def _has_mtp_layers(target: ModelFiles) -> bool:
-    if family_name(target.config.get("model_type")) not in FAMILIES:
-        return False
-    try:
-        return bool(layer_tensors(target.head).tensors)
-    except ModelError:
-        return False
 
 
 def _in_folder(root: Path) -> Iterator[ModelSpec]:

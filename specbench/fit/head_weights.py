@@ -5,19 +5,19 @@ from collections.abc import Mapping
 
 from specbench.errors import ModelError
 from specbench.fit.weights import DTYPE_BYTES, Weights, kv_elements_per_token
-from specbench.model_files.eagle3_style import TENSOR_NAMES
+from specbench.methods import HeadFacts
 from specbench.model_files.head_files import HeadFiles
 from specbench.model_files.headers import TensorHeader, same_bytes
 from specbench.model_files.layer_config import head_size, layer_fields
-from specbench.model_files.medusa_layout import MedusaLayout, medusa_tensors
 from specbench.model_files.model import ModelFiles
-from specbench.model_files.mtp_families import layer_tensors, num_mtp_layers
 
 Files = HeadFiles[TensorHeader]
 _NOT_KEPT = ("d2t", "t2d")  # of EAGLE-3: a table of ids, and a mask that only training needs
 
 
-def head_weights(target: ModelFiles, head: ModelFiles, method: str, dtype: str) -> Weights | None:
+def head_weights(
+    target: ModelFiles, head: ModelFiles, facts: HeadFacts, dtype: str
+) -> Weights | None:
     """Its tensors in the target's dtype, without copies of the target's; None for a pickle.
     ModelError."""
     try:
@@ -27,18 +27,14 @@ def head_weights(target: ModelFiles, head: ModelFiles, method: str, dtype: str) 
             return None
         raise
     size = DTYPE_BYTES[dtype]
-    if method == "medusa":
-        layout = MedusaLayout.of(medusa_tensors(files), target)
-        shapes = [s for name, s in layout.shapes.items() if name != "token_map"]
+    if facts.kept_shapes is not None:
+        shapes = facts.kept_shapes(files, target).values()
         return _weights(sum(map(math.prod, shapes)), size, kv_elements=0)
-    if method == "mtp":
-        kept = _without_copies(layer_tensors(files).tensors, target)
-        layers = num_mtp_layers(files)
-        kv = kv_elements_per_token(head)
-        per_layer = 0 if kv is None else kv // head.num_layers
-        return _weights(_floats(kept), size, kv_elements=per_layer * layers)
-    tensors = files.renamed(TENSOR_NAMES.get(method, {})).tensors
-    kept = _without_copies(tensors, target)
+    kept = _without_copies(facts.tensors(files), target)
+    if facts.num_model_layers is not None:
+        per_layer = (kv_elements_per_token(head) or 0) // head.num_layers
+        kv_elements = per_layer * facts.num_model_layers(files)
+        return _weights(_floats(kept), size, kv_elements=kv_elements)
     own = {name: header for name, header in kept.items() if name.endswith("embed_tokens.weight")}
     return _weights(_floats(kept), size, kv_elements=_layers_kv(files), looked_up=_floats(own))
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from specbench.fit.drafting import Drafting, drafting, settings, whole
 from specbench.fit.head_weights import head_weights
 from specbench.fit.roofline import Reading
 from specbench.fit.text_part import text_tensors
@@ -16,9 +15,9 @@ from specbench.fit.weights import (
     sizes_of,
 )
 from specbench.fit.workspace import Layers, sampling_bytes, state_bytes
-from specbench.footprint import NGRAM_BUCKETS, STATES_BESIDE_DRAFTS, row_slots
-from specbench.inputs.methods import find_method
+from specbench.footprint import STATES_BESIDE_DRAFTS, row_slots
 from specbench.inputs.pairing import Drafter
+from specbench.methods import METHODS, BufferSizes, RoundShape, find_method
 from specbench.model_files.attention import is_hybrid
 from specbench.model_files.model import ModelFiles, open_model
 
@@ -109,13 +108,13 @@ def plan_pair(
     model = _model(target, place, place.dtype, count)
     if model is None:
         return None
-    is_head = find_method(drafter.method).is_head
+    head = find_method(drafter.method).head
     draft: _Model | None = None
-    if drafter.model is not None or is_head:
+    if drafter.model is not None or head:
         own = target if drafter.model is None else open_model(drafter.model)
         dtype = planned_dtype(target, place.device, place.dtype)
-        if is_head:
-            weights = head_weights(target, own, drafter.method, dtype)
+        if head:
+            weights = head_weights(target, own, head, dtype)
             if weights is not None:
                 layers = None
                 if weights.kv_bytes_per_token:  # else it has no layers
@@ -165,8 +164,9 @@ def _with_kept(weights: Weights | None, built: Weights | None) -> Weights | None
 def _plan(
     files: ModelFiles, target: _Model, draft: _Model | None, drafter: Drafter, place: Place
 ) -> MemoryPlan:
-    k = 0 if drafter.method == "none" else place.num_speculative_tokens
-    shape = drafting(drafter, k) if k else Drafting(0, 0)
+    method = METHODS.get(drafter.method)  # None: the target only
+    k = place.num_speculative_tokens if method else 0
+    shape = method.shape(drafter.parameters, k) if method else RoundShape(0, 0)
 
     def peak(context: int) -> Peak:
         return _peak(target, draft, drafter, shape, place, context, k)
@@ -203,11 +203,12 @@ def _peak(
     target: _Model,
     draft: _Model | None,
     drafter: Drafter,
-    shape: Drafting,
+    shape: RoundShape,
     place: Place,
     context: int,
     k: int,
 ) -> Peak:
+    method = METHODS.get(drafter.method)
     rows, own = place.concurrency, target.weights
     capacity = row_slots(context + shape.num_drafts + 1, place.device)
     models = [target, *([draft] if draft else [])]
@@ -224,39 +225,22 @@ def _peak(
     if k and len(layers) > 1:
         of_round += layers[1].forward_bytes(rows, 2, capacity, 2)
     if place.temperature > 0:
-        is_grown = k and settings(drafter).get("tree") == "dynamic"  # by scores: nothing drawn
-        draws = bool(k) and find_method(drafter.method).draws and not is_grown
+        draws = k > 0 and method is not None and method.draws_with(drafter.parameters)
         of_round += sampling_bytes(rows, shape.num_drafts, of_target.vocab_size, draws=draws)
     prefill = max(la.prefill_bytes(rows, context) for la in layers)
     # A captured round keeps its tensors for as long as its graph lives.
     is_gpu = place.device == "cuda"
     busy = prefill + of_round + CUBLAS_BYTES if is_gpu else max(prefill, of_round)
+    buffers = 0
+    if method is not None:
+        hidden_bytes = of_target.sizes.hidden * of_target.size
+        sizes = BufferSizes(rows, capacity, of_target.vocab_size, hidden_bytes)
+        buffers = method.buffer_bytes(method.settings(drafter.parameters), sizes)
     return Peak(
         weights=sum(model.weights.nbytes for model in models),
         kv_cache=kv,
-        rest=state_bytes(rows, capacity)
-        + kept
-        + busy
-        + _own_buffers(drafter, rows, capacity, of_target),
+        rest=state_bytes(rows, capacity) + kept + busy + buffers,
     )
-
-
-def _own_buffers(drafter: Drafter, rows: int, capacity: int, target: Layers) -> int:
-    """What methods keep of rows and tokens besides keys."""
-    asked = settings(drafter) if drafter.method != "none" else {}
-    match drafter.method:
-        case "token_recycling":
-            return (target.vocab_size + 1) * 8 * 8  # 8 successors of every token
-        case "eagle" | "eagle3" | "peagle" | "medusa" | "mtp":
-            return rows * target.sizes.hidden * target.size
-        case "lookahead":
-            ngram, window, guesses = (whole(asked.get(n)) for n in ("ngram", "window", "guesses"))
-            buckets = min(NGRAM_BUCKETS, target.vocab_size)
-            levels = (ngram - 1) * window + 1  # and how many of them are filled
-            return rows * 8 * (levels + (buckets * guesses + 1) * ngram + buckets)
-        case "previous_turn":
-            return rows * 8 * (capacity + 3)  # the text copied from, its size and two places
-    return 0
 
 
 def _max_context(peak: Callable[[int], Peak], room: int, limit: int | None) -> int:

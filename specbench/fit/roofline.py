@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from specbench.fit.drafting import Drafting, settings
 from specbench.fit.weights import Weights
 from specbench.inputs.pairing import Drafter
+from specbench.methods import METHODS, RoundShape
 from specbench.model_files.model import ModelFiles
 from specbench.stats.costs import bytes_per_forward, roofline_s
-
-_THROUGH_TARGETS_HEAD = ("eagle", "mtp", "dflash")
 
 
 class LowerBound(NamedTuple):
@@ -34,7 +32,7 @@ class Reading:
         target: Weights,
         draft: Weights | None,
         drafter: Drafter,
-        shape: Drafting,
+        shape: RoundShape,
     ) -> LowerBound:
         """A few checked tokens read what one does, so a verification costs a step here.
 
@@ -42,18 +40,17 @@ class Reading:
         """
         step = self._seconds(target.read_bytes, target.kv_bytes_per_token)
         once = 0.0
+        method = METHODS.get(drafter.method)
         if draft is not None:
-            shared = self.head_bytes if drafter.method in _THROUGH_TARGETS_HEAD else 0
+            is_shared = method and method.head and method.head.reads_target_head
+            shared = self.head_bytes if is_shared else 0
             once = self._seconds(draft.read_bytes + shared, draft.kv_bytes_per_token)
-        elif drafter.method == "self_speculation":
-            asked = settings(drafter).get("num_layers")
-            layers = asked if isinstance(asked, int) and asked else max(files.num_layers // 4, 1)
-            share = layers / files.num_layers
+        elif method and method.num_target_layers:
+            settings = method.settings(drafter.parameters)
+            share = method.num_target_layers(settings, files.num_layers) / files.num_layers
             own = (target.read_bytes - self.head_bytes) * share + self.head_bytes
             once = self._seconds(round(own), round(target.kv_bytes_per_token * share))
-        # What a block sees of the text before it goes through a small part of the head alone.
-        passes = 1 if drafter.method == "dflash" else shape.own_forwards
-        return LowerBound(step, step + passes * once)
+        return LowerBound(step, step + (shape.num_forwards - shape.num_small) * once)
 
     def _seconds(self, read: int, kv: int) -> float:
         return roofline_s(bytes_per_forward(read, self.rows, self.context, kv), self.bytes_per_s)

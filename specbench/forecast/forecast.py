@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from specbench.decide.recommend import near_best
 from specbench.forecast.cost_curve import CostCurve
 from specbench.forecast.replay import replay_one, serves
-from specbench.inputs.methods import find_method
+from specbench.methods import find_method
 from specbench.records import CellKey, ForecastPoint, ForecastRecord, TraceRecord
 from specbench.settings import AcceptanceRule
 from specbench.stats.acceptance import RoundCounts

@@ -6,16 +6,11 @@ from typing import NoReturn, Protocol
 
 from specbench.errors import UsageError
 from specbench.importers.result_file import Result
+from specbench.methods import METHODS
 from specbench.records import CellKey, Condition, Draft, Fixed, ImportedRecord, RequestRecord
 
 UNKNOWN = "unknown"  # a name that neither the file nor the user gives
 Figures = Mapping[str, float | tuple[float, ...] | None]
-
-# Methods that draft in every round: a count of the rounds that drafted is one of all rounds.
-ALWAYS_DRAFTING = (
-    *("draft_model", "self_speculation"),
-    *("eagle", "eagle3", "peagle", "medusa", "mtp", "dflash"),
-)
 
 # The convention of vLLM's counters, and so of the tools that read them: metrics/acceptance.py.
 PAST_THE_END = (
@@ -205,7 +200,8 @@ def acceptance_when_drafted(
 ) -> Figures:
     """Figures over the rounds that drafted: over all of them only if the method always drafts."""
     figures: Figures = {"acceptance_rate": rate, "mean_acceptance_length_when_drafted": length}
-    if told.method in ALWAYS_DRAFTING:
+    method = METHODS.get(told.method)
+    if method is not None and method.always_drafts:
         of_all_rounds = {"mean_acceptance_length": length, "num_rounds": num_rounds}
         figures = {**figures, **of_all_rounds, "acceptance_rate_per_position": per_position}
     return _known(figures)

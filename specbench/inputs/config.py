@@ -30,11 +30,9 @@ from pathlib import Path
 
 from specbench.errors import ConfigError, UsageError
 from specbench.inputs.lossy_rule import read_lossy
-from specbench.inputs.methods import Method, Setting, all_methods
 from specbench.inputs.model_spec import (
     DTYPES,
     MODEL_KEYS,
-    ModelSpec,
     read_device_map,
     read_folder,
     read_model_spec,
@@ -42,6 +40,8 @@ from specbench.inputs.model_spec import (
 from specbench.inputs.origin import ORIGIN_KEYS, read_origin
 from specbench.inputs.pairing import Drafter, Pairings, Target
 from specbench.inputs.strict_yaml import Value, one_of, read_yaml, whole
+from specbench.methods import Method, Setting, all_methods
+from specbench.model_files.model_spec import ModelSpec
 from specbench.records import NO_DRAFTER
 from specbench.shipped import PACKAGE, shipped
 

@@ -1,13 +1,11 @@
 """What a head of EAGLE-3 says of itself, in the layouts that there are, and whether it fits."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specbench.errors import ModelError
 from specbench.model_files.fields import Fields
 from specbench.model_files.head_files import HeadFiles, Shaped
 from specbench.model_files.head_fit import (
-    EAGLE_NAMES,
     SPECULATORS,
     Fit,
     HeadTarget,
@@ -26,12 +24,6 @@ EAGLE3_NAMES = {
     "aux_norm_low.": "fc_norm.0.",
     "aux_norm_mid.": "fc_norm.1.",
     "aux_norm_high.": "fc_norm.2.",
-}
-# By method, prefixes of a head's tensors with those of today.
-TENSOR_NAMES: Mapping[str, Mapping[str, str]] = {
-    "eagle": EAGLE_NAMES,
-    "eagle3": EAGLE3_NAMES,
-    "peagle": EAGLE3_NAMES,
 }
 MASK_IDS = ("mask_token_id", "pard_token", "ptd_token_id")
 _IDS = "eagle_aux_hidden_state_layer_ids"

@@ -30,9 +30,12 @@ class Layout(NamedTuple):
         return f"{read}; never tested with a published head"
 
 
-def layout_of(files: Files, method: str) -> Layout | None:
-    """None where nothing is known of the method's layouts. Pickled tensors have no names here."""
-    return next((layout for is_such, layout in _LAYOUTS.get(method, ()) if is_such(files)), None)
+Layouts = tuple[tuple[Callable[[Files], bool], Layout], ...]  # of a kind of head, the first counts
+
+
+def layout_of(files: Files, layouts: Layouts) -> Layout | None:
+    """The first of these layouts that the files have. Pickled tensors have no names here."""
+    return next((layout for is_such, layout in layouts if is_such(files)), None)
 
 
 def _says(name: str, section: str | None = None) -> Callable[[Files], bool]:
@@ -65,52 +68,50 @@ _EAGLE = "SafeAILab/EAGLE at cb7e084, eagle/model"
 _VLLM = "vllm-project/vllm"
 _MEDUSA = f"{_VLLM} at 01dbb08, models/medusa.py"
 _OF_SPECULATORS = (_says(SPECULATORS), _SPECULATORS)
-_LAYOUTS: dict[str, tuple[tuple[Callable[[Files], bool], Layout], ...]] = {
-    "eagle": (
-        (
-            _says(SPECULATORS),
-            Layout("speculators", "vllm-project/speculators at 8a49095, models/eagle.py"),
-        ),
-        (_any, Layout("SafeAILab", f"{_EAGLE}/cnets1.py", is_ours=True)),
+EAGLE_LAYOUTS: Layouts = (
+    (
+        _says(SPECULATORS),
+        Layout("speculators", "vllm-project/speculators at 8a49095, models/eagle.py"),
     ),
-    "eagle3": (
-        _OF_SPECULATORS,
-        (_says("next_layer_regular", "eagle_config"), _MODELOPT),
-        (_is_specforge_eagle3, _SPECFORGE),
-        (_any, Layout("SafeAILab", f"{_EAGLE}/cnets.py", is_ours=True)),
-    ),
-    "peagle": (
-        _OF_SPECULATORS,
-        (_says("mask_token_id"), _SPECFORGE),
-        (_any, Layout("Amazon", f"{_VLLM} at 00bd149, models/llama_eagle3.py")),
-    ),
-    "dflash": (
-        _OF_SPECULATORS,
-        (_says("causal", "dflash_config"), _MODELOPT),
-        (_says("num_target_layers"), _SPECFORGE),
-        (_any, Layout("z-lab", "z-lab/dflash at 1012959, dflash/model.py")),
-    ),
-    "medusa": (
-        (_holds("medusa_heads."), _MODELOPT),
-        (_holds("blocks."), Layout("vLLM", _MEDUSA)),
-        (
-            _any,
-            Layout(
-                "FasterDecoding",
-                "FasterDecoding/Medusa at e2a5d20, medusa/model/medusa_model.py",
-                is_ours=True,
-            ),
+    (_any, Layout("SafeAILab", f"{_EAGLE}/cnets1.py", is_ours=True)),
+)
+EAGLE3_LAYOUTS: Layouts = (
+    _OF_SPECULATORS,
+    (_says("next_layer_regular", "eagle_config"), _MODELOPT),
+    (_is_specforge_eagle3, _SPECFORGE),
+    (_any, Layout("SafeAILab", f"{_EAGLE}/cnets.py", is_ours=True)),
+)
+PEAGLE_LAYOUTS: Layouts = (
+    _OF_SPECULATORS,
+    (_says("mask_token_id"), _SPECFORGE),
+    (_any, Layout("Amazon", f"{_VLLM} at 00bd149, models/llama_eagle3.py")),
+)
+DFLASH_LAYOUTS: Layouts = (
+    _OF_SPECULATORS,
+    (_says("causal", "dflash_config"), _MODELOPT),
+    (_says("num_target_layers"), _SPECFORGE),
+    (_any, Layout("z-lab", "z-lab/dflash at 1012959, dflash/model.py")),
+)
+MEDUSA_LAYOUTS: Layouts = (
+    (_holds("medusa_heads."), _MODELOPT),
+    (_holds("blocks."), Layout("vLLM", _MEDUSA)),
+    (
+        _any,
+        Layout(
+            "FasterDecoding",
+            "FasterDecoding/Medusa at e2a5d20, medusa/model/medusa_model.py",
+            is_ours=True,
         ),
     ),
-    "mtp": (
-        _OF_SPECULATORS,
-        (
-            _any,
-            Layout(
-                "its model",
-                f"{_VLLM} at 4f7c144, 028aedf, 98debc2, ffdc985 and 01d9980, models/*_mtp.py",
-                is_ours=True,
-            ),
+)
+MTP_LAYOUTS: Layouts = (
+    _OF_SPECULATORS,
+    (
+        _any,
+        Layout(
+            "its model",
+            f"{_VLLM} at 4f7c144, 028aedf, 98debc2, ffdc985 and 01d9980, models/*_mtp.py",
+            is_ours=True,
         ),
     ),
-}
+)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import ModelError
-from specbench.inputs.model_spec import ModelSpec
 from specbench.model_files.attention import longest_context
 from specbench.model_files.fields import Fields
 from specbench.model_files.folder import cached_folder, local_file, read_json
@@ -20,6 +19,7 @@ from specbench.model_files.headers import (
     weights_headers,
 )
 from specbench.model_files.layer_config import DENSE
+from specbench.model_files.model_spec import ModelSpec
 from specbench.model_files.tokenizer_files import (
     read_chat_template,
     read_tokenizer,

@@ -14,8 +14,8 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar, set_tqdm_hook
 
 from specbench.errors import ModelError, ModelMemoryError, first_line
-from specbench.inputs.model_spec import ModelSpec
 from specbench.model_files.model import open_model
+from specbench.model_files.model_spec import ModelSpec
 from specbench.model_files.sizes import require_weights
 from specbench.model_files.stored_format import loading_refusal
 from specbench.models.digest import weights_sha256

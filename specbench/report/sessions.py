@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from specbench.export.deployment import GREEDY, MATCHED, REJECTION
-from specbench.inputs.methods import all_methods
+from specbench.methods import METHODS
 from specbench.metrics.servers import least_kv_tokens
 from specbench.metrics.sessions import lost_sessions, usable_sessions
 from specbench.records import NO_DRAFTER, CellKey, ServerRecord
@@ -221,5 +221,5 @@ def _own_rule(key: CellKey) -> str:
     if key.condition.temperature == 0:
         return GREEDY
     # A peer's methods, which pairings.yaml does not know, draw their drafts.
-    draws = {method.name: method.draws for method in all_methods()}
-    return REJECTION if draws.get(key.draft.method, True) else MATCHED
+    method = METHODS.get(key.draft.method)
+    return REJECTION if method is None or method.draws else MATCHED

@@ -18,7 +18,7 @@ from benchmarks.gpu_suite.made_up_tokenizers import made_up_tokenizers
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
-from specbench.inputs.methods import find_method
+from specbench.methods import find_method
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.retokenizer import TextTokenizer
 from specbench.records import Sampling

@@ -84,7 +84,7 @@ class ReadsAnItem(Ngram):
 def test_a_round_that_waits_for_the_device_runs_eagerly_and_says_why(
     target: StockRunner, draft: StockRunner
 ) -> None:
-    drafter = ReadsAnItem(parts_of(target, draft))
+    drafter = ReadsAnItem(parts_of(target, draft), max_ngram=3, min_ngram=1)
     expected = texts(make_decoder(target, drafter, "off"), 3)
     decoder = make_decoder(target, drafter, "round")
 
@@ -105,7 +105,7 @@ def test_a_launcher_works_after_a_capture_of_another_that_failed(
             target, drafter, eos_ids=(3,), clock=make_clock(target.device), make_launcher=launchers
         )
         for drafter in (
-            ReadsAnItem(parts_of(target, draft)),
+            ReadsAnItem(parts_of(target, draft), max_ngram=3, min_ngram=1),
             make_drafter("draft_model", target, draft),
         )
     )

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 from specbench.errors import ModelError
 from specbench.forward.runner import StockRunner
-from specbench.inputs.model_spec import ModelSpec
+from specbench.model_files.model_spec import ModelSpec
 from specbench.models.dummy import fill, make_skeleton
 from specbench.models.loading import load_dummy, load_model
 from specbench.serving.request import Request

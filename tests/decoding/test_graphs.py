@@ -148,7 +148,7 @@ class OnTheHost(Ngram):
 
 
 def test_a_drafter_on_the_host_drafts_outside_and_the_rest_is_one_graph(llama: Subject) -> None:
-    drafter = OnTheHost(parts_of(llama.target, llama.own_draft))
+    drafter = OnTheHost(parts_of(llama.target, llama.own_draft), max_ngram=3, min_ngram=1)
     texts = eager_texts(llama, drafter, some_requests(), FixedK(3), 1)
     bench = Bench(llama, drafter)
 

@@ -17,7 +17,7 @@ from specbench.forward.packed_contest import (
     slower_note,
     times_as_long,
 )
-from specbench.inputs.model_spec import ModelSpec
+from specbench.model_files.model_spec import ModelSpec
 from specbench.models.quantization import pack, packable
 from tests.decoding.models import tiny_llama
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specbench.drafters.registry import drafter_class
+from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.forward.runner import Runner
 from specbench.forward.tree import Branches, ancestors_of
 from specbench.models.checkpoint import Checkpoint
@@ -106,7 +106,7 @@ def checkpoint_of(kind: Kind, target: Runner, seed: int = 0) -> Checkpoint:
 def head_of(kind: Kind, target: Runner, *, is_stock: bool) -> Any:
     """Its model code over layers that run fused or as transformers has them."""
     parts = parts_of(target, checkpoint=checkpoint_of(kind, target))
-    head = drafter_class(kind.method)(parts).head
+    head = build_drafter(kind.method, parts, {}).head
     if is_stock:
         head.layers.run_stock("it is compared with")
     return head

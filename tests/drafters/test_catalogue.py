@@ -1,37 +1,39 @@
-"""Drafters are listed from their source alone, checked by name, and one file is enough."""
+"""Drafters are listed without torch, checked by name, and have the parameters of their rows."""
 
 import json
 import subprocess
 import sys
-import textwrap
+from inspect import Parameter as Arg
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specbench.drafters.registry import Parts, build_drafter
+from specbench import drafters
+from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.errors import UsageError
-from specbench.inputs.methods import FOLDER, Method, Parameter, all_methods, find_method
+from specbench.methods import METHODS, Method, all_methods, find_method
 from tests.decoding.fakes import CountingRunner
 
+FOLDER = Path(drafters.__file__).parent
 LIST_METHODS = """
 import json, sys
-from pathlib import Path
-from specbench.inputs.methods import all_methods
+from specbench.methods import all_methods
 
 print(json.dumps({
     "methods": [
         [method.name, method.summary, method.model, [p.name for p in method.parameters]]
-        for method in all_methods(*[Path(folder) for folder in sys.argv[1:]])
+        for method in all_methods()
     ],
     "heavy": [name for name in ("torch", "transformers", "numpy") if name in sys.modules],
 }))
 """
 
 
-def listed_in_a_fresh_process(*folders: Path) -> Any:
+def listed_in_a_fresh_process() -> Any:
     output = subprocess.run(
-        [sys.executable, "-c", LIST_METHODS, *map(str, folders)],
+        [sys.executable, "-c", LIST_METHODS],
         check=True,
         capture_output=True,
         text=True,
@@ -46,55 +48,25 @@ def test_the_drafters_are_listed_without_torch() -> None:
     assert [name for name, *_ in listed["methods"]] == [m.name for m in all_methods()]
 
 
-def test_a_drafter_is_listed_once_its_file_is_there(tmp_path: Path) -> None:
-    (tmp_path / "echo.py").write_text(
-        textwrap.dedent(
-            '''
-            import torch
-            from specbench.drafters.registry import drafter
-
-            @drafter("echo", model="required")
-            class Echo:
-                """Repeats the newest token.
-
-                More about it.
-                """
-
-                def __init__(self, parts, *, times: int = 2, loud: bool = False) -> None: ...
-
-            class NotADrafter: ...
-            '''
-        )
-    )
-
-    listed = listed_in_a_fresh_process(tmp_path)
-
-    assert listed["heavy"] == []
-    assert listed["methods"] == [
-        ["echo", "Repeats the newest token.", "required", ["times", "loud"]]
-    ]
-
-
 def test_the_folder_holds_one_file_a_method_the_registry_and_what_they_share() -> None:
     listed = {path.stem for path in FOLDER.iterdir() if path.suffix == ".py" or path.is_dir()}
-    methods = [method.module.rpartition(".")[2] for method in all_methods()]
 
-    assert len(set(methods)) == len(methods)
-    assert listed - {"__pycache__"} == {*methods, "__init__", "registry", "heads", "shared"}
+    assert listed - {"__pycache__"} == {*METHODS, "__init__", "registry", "heads", "shared"}
 
 
 @pytest.mark.parametrize("method", all_methods(), ids=lambda method: method.name)
-def test_every_drafter_has_a_summary(method: Method) -> None:
+def test_a_methods_parameters_are_the_keyword_only_arguments_of_its_class(method: Method) -> None:
+    arguments = signature(drafter_class(method.name)).parameters.values()
+    by_keyword = [a for a in arguments if a.kind is Arg.KEYWORD_ONLY]
+
+    assert [a.name for a in by_keyword] == [p.name for p in method.parameters]
+    assert all(a.default is Arg.empty for a in by_keyword)
+
+
+@pytest.mark.parametrize("method", all_methods(), ids=lambda method: method.name)
+def test_a_row_has_a_summary_and_allows_its_own_defaults(method: Method) -> None:
     assert method.summary
-
-
-def test_a_drafters_parameters_are_its_keyword_only_arguments() -> None:
-    assert find_method("ngram").parameters == (
-        Parameter(name="max_ngram", type="int", default=3, allowed=range(1, 33)),
-        Parameter(name="min_ngram", type="int", default=1, allowed=range(1, 33)),
-    )
-    assert find_method("ngram").model == "refused"
-    assert find_method("draft_model").model == "required"
+    assert all(p.description and p.complaint(p.default) is None for p in method.parameters)
 
 
 def test_an_unknown_method_is_refused_with_those_there_are() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specbench.drafters.eagle import Eagle
 from specbench.drafters.heads.eagle import EagleHead
+from specbench.drafters.registry import build_drafter
 from specbench.errors import ModelError
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import Checkpoint
@@ -190,6 +191,6 @@ def test_tensors_that_do_not_fit_are_refused(
     [("chain", (1, 4, 5)), ("static", (4, 23, 25)), ("dynamic", (10, 59, 59))],
 )
 def test_a_proposal_has_as_many_drafts_as_its_tree(tree: Any, num_drafts: tuple[int, ...]) -> None:
-    drafter = Eagle(parts_of(target(), None, new()), tree=tree)
+    drafter = build_drafter("eagle", parts_of(target(), None, new()), {"tree": tree})
 
     assert tuple(drafter.num_drafts(k) for k in (1, 4, 5)) == num_drafts

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specbench.drafters.heads.eagle import EagleHead
 from specbench.drafters.heads.mtp import MtpHead
-from specbench.drafters.registry import drafter_class
+from specbench.drafters.registry import build_drafter
 from specbench.errors import ModelError
 from specbench.forward import layer_stack
 from specbench.forward.attention.masked import Masked
@@ -137,7 +137,7 @@ def test_wrong_fused_layers_are_caught_when_the_head_is_loaded(
     target = target_of(torch.float32)
     checkpoint = checkpoint_of(KINDS[method], target)
     parts = parts_of(target, checkpoint=checkpoint)
-    made = [drafter_class(method)(parts).head.layers for _ in range(2)]
+    made = [build_drafter(method, parts, {}).head.layers for _ in range(2)]
 
     (note,) = check_layers(made[0], "auto", "h")
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from specbench.drafters.previous_turn import PreviousTurn
+from specbench.drafters.registry import build_drafter
 from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
 from specbench.round.rows import Fill, Rows
@@ -28,7 +29,9 @@ class Answer:
 
     def __init__(self, *references: Sequence[int], max_ngram: int = 3) -> None:
         B = len(references)
-        self.drafter = PreviousTurn(parts_of(CountingRunner()), max_ngram=max_ngram)
+        self.drafter = PreviousTurn(
+            parts_of(CountingRunner()), max_ngram=max_ngram, whole_answer=False
+        )
         rows = Rows(CountingRunner(), self.drafter, num_rows=B, capacity=64, eos_ids=[])
         rows.begin(B)
         self.state = rows.state
@@ -196,7 +199,7 @@ def test_greedy_text_is_that_of_generate_whatever_was_predicted(k: int, num_rows
     prompts = [random_prompt(5 + 4 * i, seed=i) for i in range(5)]
     texts = [generated(model, prompt, 14 + 3 * i) for i, prompt in enumerate(prompts)]
     target = StockRunner(model)
-    drafter = PreviousTurn(parts_of(target))
+    drafter = build_drafter("previous_turn", parts_of(target), {})
     decoder = Decoder(target, drafter, eos_ids=(), clock=CountingClock(), prefill_chunk=4)
 
     requests = predicted(texts, prompts)
@@ -211,7 +214,7 @@ def test_greedy_text_is_that_of_generate_whatever_was_predicted(k: int, num_rows
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 def test_replayed_rounds_draft_from_the_reference_too(sampling: Sampling) -> None:
     subject = make_subject()
-    drafter = PreviousTurn(parts_of(subject.target))
+    drafter = build_drafter("previous_turn", parts_of(subject.target), {})
     prompts = [random_prompt(6, seed=i) for i in range(5)]
     plain = [Request(prompt_ids=p, max_new_tokens=16) for p in prompts]
     texts = eager_texts(subject, drafter, plain, FixedK(0), 1, sampling)
@@ -227,7 +230,7 @@ def test_replayed_rounds_draft_from_the_reference_too(sampling: Sampling) -> Non
 def test_a_right_prediction_costs_one_round_every_k_plus_one_tokens() -> None:
     target, prediction_ids = CountingRunner(), (*range(10, 36), 10, 90)
     request = Request(prompt_ids=(9,), max_new_tokens=26, prediction_ids=prediction_ids)
-    drafter = PreviousTurn(parts_of(target))
+    drafter = build_drafter("previous_turn", parts_of(target), {})
     decoder = Decoder(target, drafter, eos_ids=(), clock=CountingClock())
     served = decoder.serve([request] * 2, Sampler(GREEDY), FixedK(4), num_rows=1)
     assert [result.rounds.num_accepted for result in served.results] == [(4,) * 5] * 2

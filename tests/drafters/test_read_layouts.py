@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from specbench.methods import find_method, kind_of
 from specbench.model_files.head_layouts import layout_of
-from specbench.model_files.kinds import kind_of
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from tests.drafters import test_dflash, test_medusa, test_medusa_heads
 from tests.drafters.feature_cases import PROMPTS, Watched, assert_chains, run_rounds, subject
@@ -102,7 +102,9 @@ EAGLE_LAYOUTS = {
 def in_files(folder: Path, head: Checkpoint, read: str, method: str) -> Checkpoint:
     """The head as a folder of files, told apart by them and read from them."""
     files = write_files(folder, head.config, head.tensors)
-    layout = layout_of(files.head, method)
+    facts = find_method(method).head
+    assert facts is not None
+    layout = layout_of(files.head, facts.layouts)
     assert kind_of(files).method == method
     assert layout is not None
     assert f"read in {read}" in layout.note

@@ -12,6 +12,7 @@ import torch
 from specbench.drafters.suffix import Suffix
 from specbench.errors import UsageError
 from specbench.forward.runner import StockRunner
+from specbench.methods import find_method
 from specbench.records import Sampling
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
@@ -29,7 +30,8 @@ GREEDY = Sampling()
 
 
 def suffix(target: Any = None, **parameters: Any) -> Suffix:
-    return Suffix(parts_of(target or CountingRunner()), **parameters)
+    settings = find_method("suffix").settings(parameters)
+    return Suffix(parts_of(target or CountingRunner()), **settings)
 
 
 def counted_up(drafter: Suffix, *prompts: Sequence[int], **given: Any) -> list[Result]:
@@ -136,7 +138,8 @@ def test_a_conversation_goes_on_with_the_tree_of_its_row() -> None:
             super().observe(state, outcome)
             trees.extend(row.growth.tree for row in self._rows if row)
 
-    drafter = Watched(parts_of(CountingRunner()), max_cached_requests=0)
+    settings = find_method("suffix").settings({"max_cached_requests": 0})
+    drafter = Watched(parts_of(CountingRunner()), **settings)
     first, second = [50, 9], [50, 9, *range(10, 22), 60, 9]
     _, turn = counted_up(drafter, first, second, arrival=Arrival(conversation="a"))
     assert trees[0] is trees[-1]

@@ -5,7 +5,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from specbench.drafters.registry import build_drafter
 from specbench.drafters.suffix import Suffix
+from specbench.methods import find_method
 from specbench.records import Sampling
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
@@ -64,9 +66,14 @@ def test_behind_graphs_it_drafts_what_it_drafts_without(
 ) -> None:
     repeating = (Request(prompt_ids=random_prompt(3, i) * 6, max_new_tokens=30) for i in range(4))
     requests = [*repeating, *some_requests()]
-    eager = Decoder(llama.target, Suffix(parts_of(llama.target)), eos_ids=(), clock=CountingClock())
+    eager = Decoder(
+        llama.target,
+        build_drafter("suffix", parts_of(llama.target), {}),
+        eos_ids=(),
+        clock=CountingClock(),
+    )
     expected = eager.serve(requests, Sampler(sampling), policy(), num_rows=num_rows).results
-    drafter = Deaf(parts_of(llama.target))
+    drafter = Deaf(parts_of(llama.target), **find_method("suffix").settings({}))
     bench = Bench(llama, drafter, graphs=ReplaysOfTheDevice(drafter))
 
     results = bench.serve(requests, policy(), num_rows, sampling)

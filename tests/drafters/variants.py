@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from specbench.inputs.methods import all_methods
+from specbench.methods import all_methods
 
 # What tests change beside the defaults: by name, (method, parameters).
 _TREES: dict[str, tuple[str, dict[str, Any]]] = {

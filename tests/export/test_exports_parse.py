@@ -11,7 +11,7 @@ from specbench.errors import UsageError
 from specbench.export.deployment import Deployment, Tier
 from specbench.export.engines import engines
 from specbench.inputs.config import load_pairings
-from specbench.inputs.methods import all_methods
+from specbench.methods import all_methods
 from specbench.shipped import shipped
 from tests.export.deployments import ONE, SEVERAL, deployment, exported
 from tests.export.recorded_parser import parse

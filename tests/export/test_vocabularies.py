@@ -13,7 +13,7 @@ from specbench.errors import UsageError
 from specbench.export.deployment import Deployment
 from specbench.export.engines import engines, vocabulary_notes
 from specbench.inputs.config import load_pairings
-from specbench.inputs.model_spec import ModelSpec
+from specbench.model_files.model_spec import ModelSpec
 from specbench.shipped import PACKAGE, shipped
 from tests.export.deployments import ROWS, config_of, deployment, exported, with_draft
 

@@ -3,7 +3,8 @@
 import pytest
 
 from specbench.drafting.published import EAGLE_STATIC
-from specbench.fit.drafting import drafting
+from specbench.inputs.pairing import Drafter
+from specbench.methods import RoundShape, find_method
 from tests.fit.tiny_drafters import TinyDrafters
 
 TREE = {"top_k": 3, "max_drafts": 10}
@@ -27,6 +28,10 @@ FORWARDS = [
 ]
 
 
+def drafting(drafter: Drafter, k: int) -> RoundShape:
+    return find_method(drafter.method).shape(drafter.parameters, k)
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDrafters:
     return TinyDrafters(tmp_path_factory.mktemp("tiny"))
@@ -41,7 +46,7 @@ def test_a_drafters_own_layers_run_as_often_as_is_planned(tiny, method, k, param
     engine = tiny.decoded(drafter, k)
     own = [forward for forward in engine.forwards(method, k) if forward.role == "drafter"]
 
-    assert drafting(drafter, k).own_forwards == forwards == sum(one.times for one in own)
+    assert drafting(drafter, k).num_forwards == forwards == sum(one.times for one in own)
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
@@ -49,7 +54,7 @@ def test_a_drafters_own_layers_run_as_often_as_is_planned(tiny, method, k, param
 def test_of_eagles_static_tree_there_are_the_levels_that_k_reaches(tiny, method, k, num_drafts):
     shape = drafting(tiny.drafter(method, tree="static"), k)
 
-    assert shape == (num_drafts, k, 0)
+    assert shape == RoundShape(num_drafts, k)
     assert num_drafts == EAGLE_STATIC.cut(k).num_drafts
     assert EAGLE_STATIC.depth == 5
 
@@ -60,4 +65,4 @@ def test_past_its_last_level_a_static_tree_has_no_more_drafts(tiny):
 
 
 def test_without_speculation_nothing_is_drafted(tiny):
-    assert drafting(tiny.drafter("eagle", tree="static"), 0) == (0, 0, 0)
+    assert drafting(tiny.drafter("eagle", tree="static"), 0) == RoundShape(0, 0)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from specbench.fit.compatibility import Compatibility, check_drafter
-from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter
 from specbench.model_files.model import ModelFiles
+from specbench.model_files.model_spec import ModelSpec
 from tests.tiny_models import (
     HEADS,
     NUM_LAYERS,
@@ -123,7 +123,7 @@ def test_relatives_that_are_not_run_are_refused_by_name(target, tmp_path, kind):
     changed = change_config(head, speculators_model_type=kind)
     (found,) = check(target, changed, "dflash").of_level("refused")
     assert f"speculators_model_type {kind}" in found.reason
-    assert "heads of eagle, eagle3, peagle, medusa, dflash, mtp are read" in found.reason
+    assert "heads of dflash, eagle, eagle3, medusa, mtp, peagle are read" in found.reason
 
 
 @pytest.mark.parametrize(("wrote", "asked"), [("eagle", "eagle3"), ("medusa", "eagle")])

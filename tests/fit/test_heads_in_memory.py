@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from specbench.fit.head_weights import head_weights
+from specbench.methods import find_method
 from specbench.model_files.model import open_model
 from tests.fit.test_head_compatibility import check, refusals, target  # noqa: F401
 from tests.fit.test_memory_plan import H100, pair, shape
@@ -46,11 +47,12 @@ def test_an_embedding_of_its_own_is_held_and_looked_up_but_not_read(target, tmp_
     head = write_head(tmp_path / "head", "eagle", target)
     (file,) = head.folder.glob("*.safetensors")
     tensors = {n: t for n, t in load_file(file).items() if "embed_tokens" not in n}
+    facts = find_method("eagle").head
     own = torch.randn(target.vocab_size, target.size("hidden_size"))
     found = []
     for more in ({}, {"embed_tokens.weight": own}):
         save_file({**tensors, **more}, file)
-        found.append(head_weights(target, open_model(head.spec), "eagle", "float32"))
+        found.append(head_weights(target, open_model(head.spec), facts, "float32"))
     bare, full = found
     assert full.nbytes - bare.nbytes == own.nbytes
     assert full.read_bytes == bare.read_bytes

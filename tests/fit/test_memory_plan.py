@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import UsageError
-from specbench.fit.drafting import drafting
 from specbench.fit.gpus import GPUS, find_gpu, parse_bandwidth, parse_bytes
 from specbench.fit.memory_plan import MemoryPlan, Place, plan_pair, plan_target
 from specbench.fit.workspace import sampling_bytes
-from specbench.inputs.model_spec import ModelSpec, model_spec
+from specbench.inputs.model_spec import model_spec
 from specbench.inputs.pairing import Drafter
+from specbench.methods import find_method
 from specbench.model_files.model import ModelFiles, open_model
+from specbench.model_files.model_spec import ModelSpec
 from specbench.shipped import PACKAGE
 from tests.tiny_models import write_head, write_model
 
@@ -54,7 +55,7 @@ def test_a_tree_that_is_grown_by_scores_has_no_distributions_to_hold(tmp_path, t
     drafter = Drafter(name="e", method="eagle", model=head.spec, parameters={"tree": tree})
     cold = replace(H100, num_speculative_tokens=4, context=100)
     plans = [pair(small, replace(cold, temperature=t), drafter) for t in (0.0, 1.0)]
-    drafts = drafting(drafter, 4).num_drafts
+    drafts = find_method("eagle").shape(drafter.parameters, 4).num_drafts
     needed = sampling_bytes(1, drafts, small.vocab_size, draws=draws)
     assert plans[1].peak.rest - plans[0].peak.rest == needed
 

@@ -14,8 +14,8 @@ from specbench.engines.model_pool import ModelPool, bytes_read
 from specbench.fit.memory_plan import Place, plan_pair, plan_target
 from specbench.fit.weights import model_weights, planned_dtype
 from specbench.inputs.config import load_pairings
-from specbench.inputs.model_spec import ModelSpec
 from specbench.model_files.model import open_model
+from specbench.model_files.model_spec import ModelSpec
 from specbench.models.loading import load_model
 from specbench.models.loading import planned_dtype as loading_dtype
 from specbench.records import Sampling

@@ -27,9 +27,9 @@ from specbench.drafters.heads.mtp import MtpHead
 from specbench.drafters.registry import build_drafter
 from specbench.fit.compatibility import check_drafter
 from specbench.forward.runner import Runner, StockRunner
-from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter
-from specbench.model_files.kinds import kind_of
+from specbench.methods import kind_of
+from specbench.model_files.model_spec import ModelSpec
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from tests.decoding.lossless import parts_of
 from tests.drafters.feature_cases import run_rounds

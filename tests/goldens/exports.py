@@ -11,7 +11,7 @@ from specbench.errors import UsageError
 from specbench.export import deployment as rules
 from specbench.export.deployment import Deployment, Export
 from specbench.export.engines import engines
-from specbench.inputs.methods import all_methods
+from specbench.methods import all_methods
 from tests.drafters.variants import VARIANTS
 from tests.export.deployments import ONE, SEVERAL, deployment, exported
 

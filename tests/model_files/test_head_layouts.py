@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from specbench.methods import find_method
 from specbench.model_files.head_files import HeadFiles
 from specbench.model_files.head_layouts import layout_of
 
@@ -31,6 +32,9 @@ SPECFORGES_EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"]}
 def test_a_layout_is_known_by_what_its_author_alone_writes(
     method: str, config: dict[str, Any], tensor: str, author: str
 ) -> None:
-    layout = layout_of(HeadFiles(source="a head", config=config, tensors={tensor: Any}), method)
+    facts = find_method(method).head
+    assert facts is not None
+    files = HeadFiles(source="a head", config=config, tensors={tensor: Any})
+    layout = layout_of(files, facts.layouts)
     assert layout is not None
     assert layout.author == author

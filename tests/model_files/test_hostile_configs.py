@@ -13,9 +13,9 @@ from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelError, SpecbenchError
 from specbench.fit.compatibility import check_drafter
 from specbench.forward.runner import StockRunner
-from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Target
 from specbench.model_files.model import ModelFiles
+from specbench.model_files.model_spec import ModelSpec
 from specbench.model_files.stored_format import is_all_fp8
 from specbench.models.checkpoint import Checkpoint
 from tests.cli.calls import specbench

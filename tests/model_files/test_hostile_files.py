@@ -10,10 +10,10 @@ from specbench.errors import ModelError, SpecbenchError
 from specbench.fit.compatibility import check_drafter
 from specbench.fit.discover import discover
 from specbench.fit.memory_plan import Place, plan_pair
-from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter
 from specbench.model_files.headers import read_headers
 from specbench.model_files.model import ModelFiles
+from specbench.model_files.model_spec import ModelSpec
 from tests.hostile.mutations import json_file, tensor_file
 from tests.tiny_models import files_of, write_head, write_model
 

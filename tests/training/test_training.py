@@ -9,7 +9,7 @@ import torch
 
 from specbench.errors import ModelError, StoreError
 from specbench.forward.runner import StockRunner
-from specbench.inputs.model_spec import ModelSpec
+from specbench.model_files.model_spec import ModelSpec
 from specbench.models.checkpoint import read_checkpoint
 from specbench.training import recipes
 from specbench.training.acceptance import measure_acceptance

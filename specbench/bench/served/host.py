@@ -17,9 +17,9 @@ from specbench.engines.served import Start, find_served
 from specbench.errors import UsageError
 from specbench.export.deployment import Export
 from specbench.inputs.address import Address
-from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Pairing
 from specbench.model_files.model import require_complete
+from specbench.model_files.model_spec import ModelSpec
 from specbench.servers.client import Client
 from specbench.servers.command import command_line
 from specbench.servers.process import LOOPBACK, free_port, started

@@ -8,16 +8,16 @@ level, F the head's state size, V the target's vocabulary.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from specbench.drafting.depth import feature_depth
 from specbench.drafting.topology import Topology
 from specbench.footprint import DEEPEST_BEAM, num_dynamic_drafts, num_dynamic_slots
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.tree import Branches
+from specbench.methods import feature_depth
 from specbench.round.drafter import (
     Chunk,
     Footprint,
@@ -98,7 +98,7 @@ class FeatureHead(Protocol):
 class TreePlan:
     """How drafts branch: not at all, as a topology says, or as the head's own scores say."""
 
-    kind: Literal["chain", "static", "dynamic"] = "chain"
+    kind: str = "chain"  # or static, dynamic
     topology: Topology | None = None  # of a static tree, as deep as it goes
     top_k: int = 10  # of a dynamic tree: the beam's width
     max_drafts: int = 59  # of a dynamic tree

@@ -1,0 +1,785 @@
+"""The drafting methods: one row each, with every fact about it that needs no torch.
+
+Plans, memory, help, `list`, the YAML reference, exporters and importers read the row; the class
+that drafts is in `drafters/<name>.py`. What an engine calls a method is in that engine's file.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from specbench.drafting.medusa import NEW_HEADS, MedusaTree
+from specbench.drafting.published import EAGLE_STATIC
+from specbench.drafting.recycling import RANK_PROBS, recycling_tree
+from specbench.errors import ModelError, UsageError
+from specbench.footprint import (
+    DEEPEST_BEAM,
+    MOST_DRAFTS,
+    NGRAM_BUCKETS,
+    num_dynamic_drafts,
+    num_static_drafts,
+    spare_slots,
+)
+from specbench.model_files.dflash_style import DFLASH_ARCHITECTURE, DFlashStyle, dflash_fit
+from specbench.model_files.eagle3_style import EAGLE3_NAMES, Style, eagle3_fit
+from specbench.model_files.head_files import HeadFiles, new_name
+from specbench.model_files.head_fit import EAGLE_NAMES, Fit, HeadTarget, eagle_fit, misfits
+from specbench.model_files.head_layouts import (
+    DFLASH_LAYOUTS,
+    EAGLE3_LAYOUTS,
+    EAGLE_LAYOUTS,
+    MEDUSA_LAYOUTS,
+    MTP_LAYOUTS,
+    PEAGLE_LAYOUTS,
+    Layouts,
+)
+from specbench.model_files.medusa_layout import MedusaLayout, medusa_fit, medusa_tensors
+from specbench.model_files.model import ModelFiles
+from specbench.model_files.mtp_families import (
+    FAMILIES,
+    family_name,
+    family_of,
+    layer_tensors,
+    mtp_fit,
+    num_mtp_layers,
+    require_mtp_tensors,
+)
+
+Setting = int | float | str | bool | tuple[int, ...]
+Settings = Mapping[str, Any]  # all parameters of a method, by name
+Files = HeadFiles[Any]
+OpenHead = Callable[[], Files | None]
+VocabSize = Callable[[], int | None]
+
+NEW_BLOCK_SIZE = 16  # of a DFlash head with random weights
+_ID_BYTES = 8  # of a token id or a count on the device
+
+_WORDS: Mapping[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    tuple: "a list of whole numbers above 0",  # the widths of a tree, level by level
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A setting of a drafter under `parameters:` in pairings.yaml, of the type of its default."""
+
+    name: str
+    default: Setting
+    allowed: range | tuple[str, ...] | None
+    description: str
+
+    def complaint(self, value: object) -> str | None:
+        """The reason why a value is not allowed; None if it is."""
+        wanted = type(self.default)
+        if wanted is tuple and isinstance(value, tuple):
+            return _complaint_of_widths(value)
+        is_right = type(value) is wanted or (wanted is float and type(value) is int)
+        if is_right and (self.allowed is None or value in self.allowed):
+            return None
+        return f"is {value!r}; {self.wanted} is allowed"
+
+    @property
+    def wanted(self) -> str:
+        if isinstance(self.allowed, range):
+            return f"a whole number from {self.allowed.start} to {self.allowed.stop - 1}"
+        if self.allowed is not None:
+            *others, last = self.allowed
+            return f"{', '.join(others)} or {last}" if others else last
+        return _WORDS[type(self.default)]
+
+
+def _complaint_of_widths(widths: tuple[object, ...]) -> str | None:
+    numbers = [width for width in widths if type(width) is int and width > 0]
+    if len(numbers) < len(widths):
+        return f"is {list(widths)!r}; {_WORDS[tuple]} is allowed"
+    if len(numbers) > MOST_DRAFTS or num_static_drafts(numbers, len(numbers)) > MOST_DRAFTS:
+        return f"is {list(widths)!r}; at most {MOST_DRAFTS} drafts in all its levels are allowed"
+    return None
+
+
+class RoundShape(NamedTuple):
+    """The drafts of a round, the largest tree if data decide its shape.
+
+    `num_forwards` are those of the drafter's layers, one after the other. Each reads all its
+    weights, except `num_small`, which read a small part of them.
+    """
+
+    num_drafts: int  # tokens that the target checks in addition to the current one
+    num_forwards: int
+    spare_slots: int = 0  # of its cache, past those of the target's
+    num_small: int = 0
+
+
+class BufferSizes(NamedTuple):
+    """The sizes that a drafter's buffers besides its KV cache depend on."""
+
+    num_rows: int
+    capacity: int  # tokens of a row
+    vocab_size: int  # of the target
+    state_bytes: int  # of a hidden state of the target
+
+
+class LayerReport(NamedTuple):
+    """The layers that a head has or reads, as the field and reason of a finding."""
+
+    field: str
+    layers: object
+    reason: str
+
+
+def _nothing(_: object) -> None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadFacts:
+    """A kind of draft head: how its files are recognized, whether they fit, what they keep.
+
+    The recognizers: `by_config` returns the reason, None if it is another kind; a `by_tensors`
+    sees the names of the tensors; `architecture` decides if nothing else does.
+    """
+
+    layouts: Layouts
+    fit: Callable[[Files, HeadTarget], Fit]  # ModelError
+    tensor_names: Mapping[str, str] = field(default_factory=dict)  # prefixes, with today's
+    by_config: Callable[[ModelFiles], str | None] = _nothing
+    by_tensors: Callable[[frozenset[str]], bool] = lambda _: False
+    architecture: str | None = None
+    is_speculators_type: bool = True  # as a `speculators_model_type` of the same name
+    is_trainable: bool = False  # by `specbench train`
+    reads_target_head: bool = False
+    report_layers: Callable[[Files, int], LayerReport | None] = lambda *_: None
+    # The tensors that it runs with, if they are others than its files': by name, their shapes.
+    kept_shapes: Callable[[Files, HeadTarget], Mapping[str, tuple[int, ...]]] | None = None
+    # For layers built as the model's, which may be in the model's files: their number, the tensors
+    # among all, and whether a target has them.
+    num_model_layers: Callable[[Files], int] | None = None
+    select: Callable[[Files], Files] | None = None
+    is_in_target: Callable[[ModelFiles], bool] = lambda _: False
+
+    def tensors(self, files: Files) -> Mapping[str, Any]:
+        """The head's tensors under today's names. ModelError."""
+        return (self.select or self.renamed)(files).tensors
+
+    def renamed(self, files: Files) -> Files:
+        """The files with today's names of tensors. ModelError."""
+        return files.renamed(self.tensor_names)
+
+
+def _chain(settings: Settings, k: int) -> RoundShape:  # noqa: ARG001
+    return RoundShape(k, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """A drafting method.
+
+    `draws`: above temperature 0 drafts are drawn from the drafter's distribution, except those of
+    a dynamic tree, which are its likeliest. `learns`: it drafts from the answers of other
+    requests. `retokenizes`: its model may have another tokenizer than the target.
+    `always_drafts`: a count of the rounds that drafted is one of all rounds.
+    """
+
+    name: str
+    summary: str
+    model: Literal["required", "optional", "refused"] = "refused"
+    head: HeadFacts | None = None  # of a model that is a head for one target
+    draws: bool = False
+    learns: bool = False
+    retokenizes: bool = False
+    always_drafts: bool = False
+    parameters: tuple[Parameter, ...] = ()
+    tree: Callable[[Settings], str | None] = _nothing  # kind; None: a chain
+    round_shape: Callable[[Settings, int], RoundShape] = _chain  # for a K above 0
+    # The deepest K, None: no limit. The head is None if its weights are random, the target's
+    # vocabulary if it is not known; both are asked only if the answer depends on them.
+    deepest: Callable[[Settings, OpenHead, VocabSize], int | None] = lambda *_: None
+    buffer_bytes: Callable[[Settings, BufferSizes], int] = lambda *_: 0  # without its KV cache
+    # How many of the target's first layers draft, of its number of layers.
+    num_target_layers: Callable[[Settings, int], int] | None = None
+
+    @property
+    def module(self) -> str:
+        return f"specbench.drafters.{self.name}"
+
+    @property
+    def is_head(self) -> bool:
+        return self.head is not None
+
+    def parameter(self, name: str) -> Parameter:
+        """UsageError names those there are."""
+        for parameter in self.parameters:
+            if parameter.name == name:
+                return parameter
+        allowed = ", ".join(parameter.name for parameter in self.parameters) or "none"
+        raise UsageError(f"{self.name}: unknown parameter {name!r}; allowed: {allowed}")
+
+    def settings(self, given: Mapping[str, Setting]) -> Settings:
+        """All parameters: the given values, and the defaults of the others."""
+        return {**{p.name: p.default for p in self.parameters}, **given}
+
+    def shape(self, given: Mapping[str, Setting], k: int) -> RoundShape:
+        """The drafts of a round k tokens deep, with these parameters."""
+        return self.round_shape(self.settings(given), k) if k else RoundShape(0, 0)
+
+    def draws_with(self, given: Mapping[str, Setting]) -> bool:
+        """Whether drafts are drawn above temperature 0, with these parameters."""
+        return self.draws and self.tree(self.settings(given)) != "dynamic"
+
+
+def all_methods() -> tuple[Method, ...]:
+    """Every method, by name."""
+    return tuple(METHODS.values())
+
+
+def find_method(name: str) -> Method:
+    """The method of that name; UsageError names those there are."""
+    if name not in METHODS:
+        raise UsageError(f"there is no method {name!r}; allowed: {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+class Kind(NamedTuple):
+    """The method that drafts with a model; None and the reason if there is none."""
+
+    method: str | None
+    reason: str
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it is a whole model, which writes text by itself."""
+        return self.method == MODEL_METHOD
+
+
+def kind_of(files: ModelFiles) -> Kind:
+    """The kind of a folder, by its config if that is enough, else by its tensors. ModelError."""
+    heads = [(method.name, method.head) for method in _ROWS if method.head]
+    of_speculators = files.config.get("speculators_model_type")
+    if of_speculators is not None:
+        known = [name for name, head in heads if head.is_speculators_type]
+        method = of_speculators if of_speculators in known else None
+        return Kind(method, f"speculators_model_type {of_speculators}")
+    for name, head in heads:
+        if reason := head.by_config(files):
+            return Kind(name, reason)
+    tensor_names = _names(files)
+    for name, head in heads:
+        if head.by_tensors(tensor_names):
+            return Kind(name, "the names of its tensors")
+    architecture = files.architecture or ""
+    for name, head in heads:
+        if head.architecture and head.architecture in architecture.lower():
+            return Kind(name, f"architecture {architecture}")
+    if files.config.get("is_encoder_decoder"):
+        return Kind(None, f"architecture {architecture} has an encoder")
+    if _CAUSAL.fullmatch(architecture):
+        return Kind(MODEL_METHOD, f"architecture {architecture}")
+    if architecture:
+        return Kind(None, f"architecture {architecture} writes no text")
+    return Kind(None, "names no architecture")
+
+
+MODEL_METHOD = "draft_model"  # of a whole model, unless another is named
+_CAUSAL = re.compile(r".*(ForCausalLM|LMHeadModel|ForConditionalGeneration)")
+_MEDUSA_NAME = re.compile(r"(medusa_heads?\.)?(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight")
+
+
+def _names(files: ModelFiles) -> frozenset[str]:
+    """Names of the tensors, if they can be read without unpickling."""
+    try:
+        return frozenset(files.head.tensors)
+    except ModelError:
+        return frozenset()
+
+
+def _joins(rename: Mapping[str, str], layer: str, names: frozenset[str]) -> bool:
+    """Whether a layer with that tensor follows what joins a token with a state."""
+    return {"fc.weight", f"layers.0.{layer}.weight"} <= {new_name(name, rename) for name in names}
+
+
+def _has_masks(names: frozenset[str]) -> bool:
+    return "mask_hidden" in names
+
+
+def _peagle_config(files: ModelFiles) -> str | None:
+    if files.config.get("parallel_drafting"):
+        return "parallel_drafting"
+    architecture = files.architecture or ""
+    return architecture if "peagle" in architecture.lower() else None
+
+
+def _dflash_config(files: ModelFiles) -> str | None:
+    is_dflash = files.architecture == DFLASH_ARCHITECTURE
+    return f"architecture {DFLASH_ARCHITECTURE}" if is_dflash else None
+
+
+def _eagle3_config(files: ModelFiles) -> str | None:
+    architecture = files.architecture or ""
+    is_eagle3 = "eagle3" in architecture.lower() and not _has_masks(_names(files))
+    return f"architecture {architecture}" if is_eagle3 else None
+
+
+def _medusa_config(files: ModelFiles) -> str | None:
+    if "medusa_num_heads" in files.config:
+        return "medusa_num_heads"
+    return "its files" if any(files.folder.glob("medusa_lm_head.*")) else None
+
+
+def _are_mtp_layers(names: frozenset[str]) -> bool:
+    """Whether there are only MTP layers; those next to a whole model's tensors are the model's."""
+    of_layers = ("mtp.", "mtp_layers.", "model.mtp_layers.")
+    return bool(names) and all(name.startswith(of_layers) for name in names)
+
+
+def _has_mtp_layers(target: ModelFiles) -> bool:
+    if family_name(target.config.get("model_type")) not in FAMILIES:
+        return False
+    try:
+        return bool(layer_tensors(target.head).tensors)
+    except ModelError:
+        return False
+
+
+def _mtp_fit(files: Files, target: HeadTarget) -> Fit:
+    family_of(files)
+    if files.tensors:
+        layer_tensors(files)
+    fit = mtp_fit(files, target)
+    if files.tensors and not misfits(fit):
+        require_mtp_tensors(files, target.hidden_size)
+    return fit
+
+
+def _medusa_shapes(files: Files, target: HeadTarget) -> Mapping[str, tuple[int, ...]]:
+    shapes = MedusaLayout.of(medusa_tensors(files), target).shapes
+    return {name: shape for name, shape in shapes.items() if name != "token_map"}
+
+
+def _eagle3_layers(files: Files, num_layers: int, *, is_parallel: bool = False) -> LayerReport:
+    style = Style.of(files, num_layers, is_parallel=is_parallel)
+    reason = "the inputs of these layers are read; all are there"
+    return LayerReport("layer_ids", list(style.layer_ids), reason)
+
+
+def _tree_of_widths(settings: Settings, k: int) -> RoundShape:
+    return RoundShape(num_static_drafts(settings["tree"], k), k)
+
+
+def _model_chain(settings: Settings, k: int) -> RoundShape:  # noqa: ARG001
+    return RoundShape(k, k)
+
+
+def _named_tree(settings: Settings) -> str | None:
+    return None if settings["tree"] == "chain" else str(settings["tree"])
+
+
+def _feature_tree(settings: Settings, k: int) -> RoundShape:
+    """One forward of the known tokens, whose last state gives the first drafts for free."""
+    if settings["tree"] == "chain":
+        return RoundShape(k, k)
+    if settings["tree"] == "static":
+        static = EAGLE_STATIC.cut(k)
+        return RoundShape(static.num_drafts, static.depth)
+    top_k, most = settings["top_k"], settings["max_drafts"]
+    depth = min(k, DEEPEST_BEAM)
+    return RoundShape(num_dynamic_drafts(depth, top_k, most), depth, spare_slots(top_k, most))
+
+
+def feature_depth(tree: str) -> int | None:
+    """The deepest K of heads that continue from hidden states; None: a chain has no limit."""
+    return {"static": EAGLE_STATIC.depth, "dynamic": DEEPEST_BEAM}.get(tree)
+
+
+def _medusa_shape(settings: Settings, k: int) -> RoundShape:
+    return RoundShape(k if settings["tree"] == "chain" else settings["max_drafts"], 1)
+
+
+def _medusa_depth(settings: Settings, head: OpenHead, vocab_size: VocabSize) -> int:
+    files, most = head(), vocab_size()
+    kind, max_drafts = settings["tree"], settings["max_drafts"]
+    if files is not None:
+        return MedusaTree.of(files, kind=kind, max_drafts=max_drafts, vocab_size=most).depth
+    new = MedusaTree(num_heads=NEW_HEADS, num_tokens=most, kind=kind, max_drafts=max_drafts)
+    return new.depth
+
+
+def _dflash_depth(settings: Settings, head: OpenHead, vocab_size: VocabSize) -> int:  # noqa: ARG001
+    files = head()
+    return DFlashStyle.of(files).depth if files else NEW_BLOCK_SIZE - 1
+
+
+def num_first_layers(asked: int, most: int) -> int:
+    """How many of the target's `most` layers draft; 0 asks for a quarter of them."""
+    return asked or max(most // 4, 1)
+
+
+def lookahead_depth(ngram: int) -> int:
+    """The deepest K: the first token of an n-gram is known."""
+    return ngram - 1
+
+
+def _lookahead_shape(settings: Settings, k: int) -> RoundShape:  # noqa: ARG001
+    """The current token is the first of the window."""
+    levels = settings["ngram"] - 1
+    return RoundShape(levels * (settings["window"] + settings["guesses"]) - 1, 0)
+
+
+def _lookahead_bytes(settings: Settings, sizes: BufferSizes) -> int:
+    ngram: int = settings["ngram"]
+    guesses: int = settings["guesses"]
+    buckets = min(NGRAM_BUCKETS, sizes.vocab_size)
+    levels: int = (ngram - 1) * settings["window"] + 1  # and how many of them are filled
+    pool = (buckets * guesses + 1) * ngram + buckets
+    return sizes.num_rows * _ID_BYTES * (levels + pool)
+
+
+def _recycling_bytes(settings: Settings, sizes: BufferSizes) -> int:  # noqa: ARG001
+    return (sizes.vocab_size + 1) * len(RANK_PROBS) * _ID_BYTES
+
+
+def _reference_bytes(settings: Settings, sizes: BufferSizes) -> int:  # noqa: ARG001
+    """The text copied from, its size and two places in it."""
+    return sizes.num_rows * _ID_BYTES * (sizes.capacity + 3)
+
+
+def _last_states(settings: Settings, sizes: BufferSizes) -> int:  # noqa: ARG001
+    """A row's state before its current token."""
+    return sizes.num_rows * sizes.state_bytes
+
+
+_TREE_WIDTHS = Parameter(
+    "tree",
+    (),
+    None,
+    "How many children the nodes of each level have, 1 past its end; K is its depth.",
+)
+_FEATURE_PARAMETERS = (
+    Parameter(
+        "tree",
+        "dynamic",
+        ("chain", "static", "dynamic"),
+        "`dynamic` keeps the `max_drafts` likeliest of the paths that a beam of `top_k` finds "
+        "(Li et al. 2024, EAGLE-2, arXiv:2406.16858), `static` drafts the published tree of "
+        "EAGLE-1, which is 5 deep, `chain` drafts one token after the other.",
+    ),
+    Parameter(
+        "top_k", 10, range(1, 65), "The width of a dynamic tree's beam, in tokens per level."
+    ),
+    Parameter("max_drafts", 59, range(1, 257), "The most drafts of a dynamic tree per round."),
+)
+
+# Heads come in the order in which their files are recognized.
+_ROWS = (
+    Method(
+        name="mtp",
+        summary=(
+            "The multi-token prediction layers of the target "
+            "(DeepSeek-AI 2024, arXiv:2412.19437, 2.2)."
+        ),
+        model="optional",
+        draws=True,
+        always_drafts=True,
+        round_shape=_model_chain,
+        buffer_bytes=_last_states,
+        head=HeadFacts(
+            layouts=MTP_LAYOUTS,
+            fit=_mtp_fit,
+            by_tensors=_are_mtp_layers,
+            is_trainable=True,
+            reads_target_head=True,
+            report_layers=lambda files, _: LayerReport(
+                "mtp_layers", num_mtp_layers(files), "in the files"
+            ),
+            num_model_layers=num_mtp_layers,
+            select=layer_tensors,
+            is_in_target=_has_mtp_layers,
+        ),
+    ),
+    Method(
+        name="peagle",
+        summary="EAGLE-3's head, trained to draft K tokens in one forward (arXiv:2602.01469).",
+        model="required",
+        draws=True,
+        always_drafts=True,
+        round_shape=lambda _, k: RoundShape(k, min(k, 2)),
+        buffer_bytes=_last_states,
+        head=HeadFacts(
+            layouts=PEAGLE_LAYOUTS,
+            fit=partial(eagle3_fit, is_parallel=True),
+            tensor_names=EAGLE3_NAMES,
+            by_config=_peagle_config,
+            by_tensors=_has_masks,
+            report_layers=partial(_eagle3_layers, is_parallel=True),
+        ),
+    ),
+    Method(
+        name="dflash",
+        summary=(
+            "A block-diffusion head fills in K masks at once (Chen et al. 2026, arXiv:2602.06036)."
+        ),
+        model="required",
+        draws=True,
+        always_drafts=True,
+        # A small part of the head sees the text before the block.
+        round_shape=lambda _, k: RoundShape(k, 2, num_small=1),
+        deepest=_dflash_depth,
+        head=HeadFacts(
+            layouts=DFLASH_LAYOUTS,
+            fit=dflash_fit,
+            by_config=_dflash_config,
+            reads_target_head=True,
+            report_layers=lambda files, _: LayerReport(
+                "layer_ids", list(DFlashStyle.of(files).layer_ids), "all are there"
+            ),
+        ),
+    ),
+    Method(
+        name="eagle3",
+        summary="A head over three of the target's hidden states, trained on its own drafts.",
+        model="required",
+        draws=True,
+        always_drafts=True,
+        parameters=_FEATURE_PARAMETERS,
+        tree=_named_tree,
+        round_shape=_feature_tree,
+        deepest=lambda settings, *_: feature_depth(settings["tree"]),
+        buffer_bytes=_last_states,
+        head=HeadFacts(
+            layouts=EAGLE3_LAYOUTS,
+            fit=eagle3_fit,
+            tensor_names=EAGLE3_NAMES,
+            by_config=_eagle3_config,
+            by_tensors=partial(_joins, EAGLE3_NAMES, "hidden_norm"),
+            is_trainable=True,
+            report_layers=_eagle3_layers,
+        ),
+    ),
+    Method(
+        name="eagle",
+        summary=(
+            "One-layer head that continues from the target's last hidden state (arXiv:2401.15077)."
+        ),
+        model="required",
+        draws=True,
+        always_drafts=True,
+        parameters=_FEATURE_PARAMETERS,
+        tree=_named_tree,
+        round_shape=_feature_tree,
+        deepest=lambda settings, *_: feature_depth(settings["tree"]),
+        buffer_bytes=_last_states,
+        head=HeadFacts(
+            layouts=EAGLE_LAYOUTS,
+            fit=eagle_fit,
+            tensor_names=EAGLE_NAMES,
+            by_tensors=partial(_joins, EAGLE_NAMES, "self_attn.q_proj"),
+            architecture="eagle",
+            is_trainable=True,
+            reads_target_head=True,
+        ),
+    ),
+    Method(
+        name="medusa",
+        summary=(
+            "Heads that each guess one token further ahead (Cai et al. 2024, arXiv:2401.10774)."
+        ),
+        model="required",
+        always_drafts=True,
+        parameters=(
+            Parameter(
+                "tree",
+                "auto",
+                ("auto", "chain", "published", "stage2", "fitted"),
+                "`auto` is a tree fitted to the heads' measured accuracies if their config "
+                "has them, else the published one.",
+            ),
+            Parameter(
+                "max_drafts",
+                63,
+                range(1, 257),
+                "The most nodes of the tree, which K cuts to its levels.",
+            ),
+        ),
+        tree=_named_tree,
+        round_shape=_medusa_shape,
+        deepest=_medusa_depth,
+        buffer_bytes=_last_states,
+        head=HeadFacts(
+            layouts=MEDUSA_LAYOUTS,
+            fit=medusa_fit,
+            by_config=_medusa_config,
+            by_tensors=lambda names: any(_MEDUSA_NAME.fullmatch(name) for name in names),
+            is_speculators_type=False,
+            is_trainable=True,
+            kept_shapes=_medusa_shapes,
+        ),
+    ),
+    Method(
+        name=MODEL_METHOD,
+        summary=(
+            "Chain or tree drafting with a KV cache of its own "
+            "(Leviathan et al. 2023, arXiv:2211.17192)."
+        ),
+        model="required",
+        draws=True,
+        always_drafts=True,
+        parameters=(_TREE_WIDTHS,),
+        tree=lambda settings: "static" if settings["tree"] else None,
+        round_shape=_tree_of_widths,
+    ),
+    Method(
+        name="token_intersection",
+        summary=(
+            "Drafts from a model with another tokenizer, only tokens that both have "
+            "(Timor et al. 2025, arXiv:2502.05202, TLI)."
+        ),
+        model="required",
+        draws=True,
+        retokenizes=True,
+        round_shape=_model_chain,
+    ),
+    Method(
+        name="string_match",
+        summary=(
+            "Drafts the text of a model with another tokenizer, encoded anew in the target's "
+            "tokens (Timor et al. 2025, arXiv:2502.05202, SLEM)."
+        ),
+        model="required",
+        retokenizes=True,
+        round_shape=_model_chain,
+    ),
+    Method(
+        name="self_speculation",
+        summary=(
+            "The target's first layers draft for all of it "
+            "(Elhoushi et al. 2024, arXiv:2404.16710)."
+        ),
+        draws=True,
+        always_drafts=True,
+        parameters=(
+            Parameter(
+                "num_layers",
+                0,
+                range(257),
+                "How many of the target's first layers draft; 0: a quarter of all.",
+            ),
+            _TREE_WIDTHS,
+        ),
+        tree=lambda settings: "static" if settings["tree"] else None,
+        round_shape=_tree_of_widths,
+        num_target_layers=lambda settings, most: num_first_layers(settings["num_layers"], most),
+    ),
+    Method(
+        name="ngram",
+        summary=(
+            "Prompt lookup without a model; a suffix that never occurred before drafts nothing."
+        ),
+        parameters=(
+            Parameter(
+                "max_ngram", 3, range(1, 33), "The longest suffix that is looked up, in tokens."
+            ),
+            Parameter(
+                "min_ngram", 1, range(1, 33), "The shortest suffix that may match, in tokens."
+            ),
+        ),
+    ),
+    Method(
+        name="suffix",
+        summary=(
+            "Suffix decoding: trees of the text and of earlier answers "
+            "(Oliaro 2024, arXiv:2411.04975)."
+        ),
+        learns=True,
+        parameters=(
+            Parameter("max_depth", 24, range(2, 129), "The depth of the suffix trees, in tokens."),
+            Parameter(
+                "max_cached_requests", 1000, range(100_001), "How many earlier answers are kept."
+            ),
+            Parameter(
+                "max_spec_factor", 1.0, None, "The most tokens drafted per token matched, above 0."
+            ),
+            Parameter(
+                "min_token_prob",
+                0.1,
+                None,
+                "The least probability of a drafted token by the counts, 0 to 1.",
+            ),
+        ),
+    ),
+    Method(
+        name="lookahead",
+        summary=(
+            "Jacobi iterations run alongside decoding and collect n-grams to try (Fu et al. 2024, "
+            "arXiv:2402.02057)."
+        ),
+        parameters=(
+            Parameter(
+                "window",
+                5,
+                range(1, 65),
+                "The tokens of each level; the paper has 15 for a 7B model on an A100, its "
+                "code's examples 7.",
+            ),
+            Parameter("ngram", 5, range(2, 17), "The tokens of an n-gram; K is at most one less."),
+            Parameter("guesses", 5, range(1, 65), "The most n-grams that are tried per round."),
+            Parameter(
+                "pool_from_prompt", True, None, "Whether the n-grams of the prompt are collected."
+            ),
+        ),
+        tree=lambda _: "dynamic",
+        round_shape=_lookahead_shape,
+        deepest=lambda settings, *_: lookahead_depth(settings["ngram"]),
+        buffer_bytes=_lookahead_bytes,
+    ),
+    Method(
+        name="token_recycling",
+        summary=(
+            "A tree of the successors each token had last time (Luo et al. 2024, arXiv:2408.08696)."
+        ),
+        parameters=(
+            Parameter(
+                "max_drafts", 80, range(1, 257), "The drafts of the whole tree, which K cuts."
+            ),
+            Parameter(
+                "warm_start",
+                False,
+                None,
+                "Whether the table is kept for the next pass, as in a server; a benchmark "
+                "decodes the same prompts again, and that flatters it.",
+            ),
+        ),
+        tree=lambda _: "dynamic",
+        round_shape=lambda settings, _: RoundShape(settings["max_drafts"], 0),
+        deepest=lambda settings, _, size: recycling_tree(settings["max_drafts"], size()).depth,
+        buffer_bytes=_recycling_bytes,
+    ),
+    Method(
+        name="previous_turn",
+        summary=(
+            "Copies from the previous answer, or from the text being edited, at the position the "
+            "new answer has reached."
+        ),
+        parameters=(
+            Parameter(
+                "max_ngram",
+                3,
+                range(1, 33),
+                "How many of the last tokens are looked for in the reference.",
+            ),
+            Parameter(
+                "whole_answer",
+                False,
+                None,
+                "Whether all that the reference says is checked in one long forward when the "
+                "first token is known.",
+            ),
+        ),
+        buffer_bytes=_reference_bytes,
+    ),
+)
+METHODS: Mapping[str, Method] = {m.name: m for m in sorted(_ROWS, key=lambda m: m.name)}

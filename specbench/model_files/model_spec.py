@@ -1,0 +1,44 @@
+"""Which weights to load and how: the keys that a target and a draft model share."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench.shipped import PACKAGE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """A model as pairings.yaml describes it."""
+
+    source: str  # as written: a Hugging Face id, a folder, demo:NAME, shape:NAME
+    folder: Path | None = None  # None: `source` is a Hugging Face id
+    revision: str | None = None
+    dtype: str = "auto"  # auto: float32 on a CPU, the checkpoint's own on a GPU
+    device_map: str | None = None
+    quantization: str | None = None  # packed when loaded; None: as the checkpoint is stored
+    trust_remote_code: bool = False
+    needs_gib: float | None = None  # memory of the weights; 1 GiB is 2**30 bytes
+    vocab_size: int | None = None  # rows of the embedding, for a model that is not on this machine
+
+    @property
+    def location(self) -> str:
+        """What `from_pretrained` takes."""
+        return str(self.folder or self.source)
+
+    @property
+    def place(self) -> str:
+        """The same for the same model, however its folder is written."""
+        return self.source if self.folder is None else str(self.folder.resolve())
+
+    @property
+    def is_shape(self) -> bool:
+        """True where there is only a config: its weights can only be made up."""
+        return self.source.startswith("shape:")
+
+    @property
+    def tokenizer_location(self) -> str:
+        """Where its tokenizer is; a shape has none and borrows the embedded target's.
+
+        A shape's text means nothing, and its vocabulary is larger than the borrowed one.
+        """
+        return str(PACKAGE / "demo" / "models" / "target") if self.is_shape else self.location
