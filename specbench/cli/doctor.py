@@ -13,7 +13,6 @@ from specbench.cli import options
 from specbench.cli.own_pair import known_pairings
 from specbench.errors import ModelError, SpecbenchError
 from specbench.exit_code import ExitCode
-from specbench.methods import find_method
 from specbench.settings.groups import PairingNames, PairingsFile
 
 if TYPE_CHECKING:
@@ -150,6 +149,7 @@ def _check(pairing: "Pairing", place: "Place") -> dict[str, Any]:
 
 def _without_accelerate(pairing: "Pairing") -> str | None:
     """Which models transformers cannot load on a GPU without accelerate, if it is not installed."""
+    from specbench.methods import find_method
     from specbench.model_files.model import is_here, open_model
 
     if find_spec("accelerate") is not None:
@@ -172,6 +172,7 @@ def _without_accelerate(pairing: "Pairing") -> str | None:
 def _told(pairing: "Pairing") -> tuple[list[str], list[str]]:
     """What loading would say against the target, else against the drafter beside it; and notes."""
     from specbench.fit.compatibility import check_drafter, check_target
+    from specbench.methods import find_method
     from specbench.model_files.model import open_model
 
     try:

@@ -10,7 +10,6 @@ import typer
 from specbench.cli import options
 from specbench.cli.first_look import require_machine, require_writable
 from specbench.cli.pairing_entry import pairing_entry
-from specbench.methods import all_methods
 from specbench.settings import MachineSettings
 from specbench.settings.groups import PairingsFile, PromptField, Seed
 from specbench.settings.words import MAX_CONCURRENCY, one_of, parse_seconds, parse_temperatures
@@ -18,7 +17,6 @@ from specbench.settings.words import MAX_CONCURRENCY, one_of, parse_seconds, par
 if TYPE_CHECKING:
     from specbench.model_files.model_spec import ModelSpec
 
-METHODS = tuple(m.name for m in all_methods() if m.head and m.head.is_trainable)
 DTYPES = ("float32", "bfloat16", "float16")
 
 _Method = Annotated[str, typer.Argument(help="eagle, eagle3, medusa or mtp.", metavar="METHOD")]
@@ -84,7 +82,9 @@ def train(
 
     It is trained on the target's answers, then measured.
     """
-    one_of("METHOD", method, *METHODS)
+    from specbench.methods import all_methods
+
+    one_of("METHOD", method, *(m.name for m in all_methods() if m.head and m.head.is_trainable))
     if machine.dtype is not None:
         one_of("--dtype", machine.dtype, *DTYPES)
     temperatures = parse_temperatures(temperature)
