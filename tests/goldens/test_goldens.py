@@ -7,15 +7,33 @@ from pathlib import Path
 
 import pytest
 
-from tests.goldens import FAMILIES, assert_equal
+from tests.goldens import FAMILIES, assert_equal, read
+from tests.goldens.decoding import CASES, Decoding
 
 ROOT = Path(__file__).parents[2]
 FEATURES = Path(__file__).with_name("features.json")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "decoding"])
 def test_a_family_has_its_expected_values(family: str, tmp_path: Path) -> None:
     assert_equal(family, import_module(f"tests.goldens.{family}").all_facts(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def decoding(tmp_path_factory: pytest.TempPathFactory) -> Decoding:
+    return Decoding(tmp_path_factory.mktemp("decoding"))
+
+
+@pytest.mark.sampled(one_in=4, every=["k"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "k"), CASES)
+def test_ids_and_counts_are_the_expected_ones(decoding: Decoding, name: str, k: int) -> None:
+    assert_equal("decoding", decoding.facts(name, k), name, f"K={k}")
+
+
+def test_every_expected_pass_is_decoded() -> None:
+    expected = {(name, k) for name, by_k in read("decoding").items() for k in by_k}
+    assert expected == {(name, f"K={k}") for name, k in CASES}
 
 
 def test_every_feature_of_a_page_names_a_test_that_exists() -> None:
