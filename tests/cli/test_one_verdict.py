@@ -275,6 +275,8 @@ def test_more_threads_than_cores_are_refused_with_the_number_of_cores(
         assert "1 to 3" in ran.err
     ran = specbench("run", "case/x", *asked, "--dry-run", cwd=folder)
     assert (ran.code, "1 to 3" in ran.err) == (0, True)
+    all_cores = specbench("run", "case/x", *RUN, "--threads", "3", "--dry-run", cwd=folder)
+    assert (all_cores.code, "1 to 3" in all_cores.err) == (0, False)
     assert not (folder / "reports").exists()
 
 

@@ -124,3 +124,34 @@ def test_a_draft_model_is_loaded_only_when_its_drafter_is_built() -> None:
     assert loaded == []
     build_drafter("draft_model", parts, {})
     assert loaded == [True]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "k", "num_drafts", "num_forwards"),
+    [
+        ("draft_model", {}, 4, 4, 4),
+        ("draft_model", {"tree": (2, 2)}, 2, 6, 2),
+        ("self_speculation", {}, 4, 4, 4),
+        ("eagle", {"tree": "chain"}, 4, 4, 4),
+        ("eagle3", {"tree": "chain"}, 1, 1, 1),
+        ("peagle", {}, 1, 1, 1),  # the forward over the known tokens gives the first draft
+        ("peagle", {}, 4, 4, 2),  # and one over masks all others
+        ("medusa", {"tree": "chain"}, 4, 4, 1),
+        ("dflash", {}, 4, 4, 2),
+        ("mtp", {}, 4, 4, 4),
+        ("ngram", {}, 4, 4, 0),
+        ("lookahead", {"window": 5, "ngram": 5, "guesses": 5}, 4, 39, 0),
+        ("token_recycling", {"max_drafts": 80}, 4, 80, 0),
+    ],
+)
+def test_a_round_has_the_drafts_and_forwards_of_its_method(
+    name: str, given: dict[str, Any], k: int, num_drafts: int, num_forwards: int
+) -> None:
+    method = find_method(name)
+    shape = method.round_shape(method.settings(given), k)
+    assert (shape.num_drafts, shape.num_forwards) == (num_drafts, num_forwards)
+
+
+def test_lookahead_drafts_all_of_an_n_gram_but_its_first_token() -> None:
+    method = find_method("lookahead")
+    assert method.deepest(method.settings({"ngram": 5}), lambda: None, lambda: None) == 4
