@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, replace
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
-from specbench.settings.option import Option, bare_type, is_group, option_of
+from specbench.settings.option import Option, bare_type, choices_of, is_group, option_of
 from specbench.settings.words import one_of
 
 Out = Annotated[Path, typer.Option(help="Folder where runs are stored.")]
@@ -135,7 +135,7 @@ def _as_typer(
     metavar = None if kind in (bool, int, float) else option.names_of(name)[0].strip("-").upper()
     if option.is_repeated:
         kind, default = list[str] | None, None
-    elif option.read is not None or _choices(kind):
+    elif option.read is not None or choices_of(kind):
         kind, default = str | None, _typed(default)
     if option.is_argument:
         made = typer.Argument(help=option.help, show_default=option.shown, metavar="PAIRING")
@@ -157,15 +157,9 @@ def _value(name: str, kind: Any, option: Option, default: Any, said: Any) -> Any
         return option.read(said or [])
     if said is None:
         return default
-    if choices := _choices(kind):
+    if choices := choices_of(kind):
         return one_of(option.names_of(name)[0], said, *choices)
     return said if option.read is None else option.read(said)
-
-
-def _choices(kind: Any) -> tuple[str, ...]:
-    """The values of a Literal, or of one that may be None."""
-    literal = [one for one in (kind, *get_args(kind)) if get_origin(one) is Literal]
-    return get_args(literal[0]) if literal else ()
 
 
 def _typed(default: Any) -> str | None:

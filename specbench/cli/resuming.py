@@ -8,7 +8,7 @@ from specbench.cli.own_pair import known_pairings
 from specbench.errors import UsageError
 from specbench.settings import RunSettings, WorkloadSettings
 from specbench.settings.groups import DEFAULT_WORKLOADS
-from specbench.settings.option import leaves
+from specbench.settings.option import choices_of, leaves
 
 if TYPE_CHECKING:
     from specbench.records import RunRecord
@@ -19,6 +19,7 @@ def require_as_asked(
 ) -> None:
     """UsageError if names or options beside --resume differ from the run's; its own may be
     repeated."""
+    _require_choices(run)
     _require_names(run, asked, methods, out)
     if others := list(dict.fromkeys(_other_options(run.settings, asked))):
         raise UsageError(
@@ -26,6 +27,17 @@ def require_as_asked(
             "resumed run keeps its own; leave these options out, or start a new run without "
             "--resume"
         )
+
+
+def _require_choices(run: "RunRecord") -> None:
+    stored = run.settings.stored
+    for name, kind, _, option in leaves(RunSettings):
+        value, choices = getattr(stored, name), choices_of(kind)
+        if option is not None and choices and value not in (None, *choices):
+            raise UsageError(
+                f"run {run.run_id} cannot be resumed: {option.names_of(name)[0]} {value!r} was "
+                f"removed since (allowed: {', '.join(choices)}); start a new run without --resume"
+            )
 
 
 def _require_names(run: "RunRecord", asked: RunSettings, methods: Sequence[str], out: Path) -> None:

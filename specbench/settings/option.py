@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, NamedTuple, TypeGuard, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeGuard, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +41,12 @@ def option_of(hint: Any) -> Option | None:
 def bare_type(hint: Any) -> Any:
     """Without its Annotated[]."""
     return getattr(hint, "__origin__", hint) if hasattr(hint, "__metadata__") else hint
+
+
+def choices_of(kind: Any) -> tuple[str, ...]:
+    """The values of a Literal, or of one that may be None."""
+    literal = [one for one in (kind, *get_args(kind)) if get_origin(one) is Literal]
+    return get_args(literal[0]) if literal else ()
 
 
 def is_group(kind: Any) -> TypeGuard[type]:

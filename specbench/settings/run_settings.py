@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, make_dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
 from specbench.settings.decoder import DecoderSettings
 from specbench.settings.groups import (
@@ -17,7 +17,7 @@ from specbench.settings.groups import (
     Seed,
     WorkloadSettings,
 )
-from specbench.settings.option import flat, grouped, leaves
+from specbench.settings.option import choices_of, flat, grouped, leaves
 from specbench.settings.servers import ServerSettings
 
 if TYPE_CHECKING:
@@ -70,9 +70,19 @@ class RunSettings:
         )
 
 
+def _stored_type(kind: Any) -> Any:
+    """A choice is stored as text: a run whose choice is no option any more stays readable."""
+    if not choices_of(kind):
+        return kind
+    return str if get_origin(kind) is Literal else str | None
+
+
 StoredSettings = make_dataclass(
     "RunSettings",
-    [(leaf.name, leaf.type, field(default=leaf.default)) for leaf in leaves(RunSettings)],
+    [
+        (leaf.name, _stored_type(leaf.type), field(default=leaf.default))
+        for leaf in leaves(RunSettings)
+    ],
     frozen=True,
     kw_only=True,
     slots=True,

@@ -1,4 +1,5 @@
-"""A run of a newer specbench is refused with its version by whatever reads runs."""
+"""A run of a newer specbench is refused with its version by whatever reads runs; an older one with
+a choice that is gone is read."""
 
 import json
 import shutil
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import StoreError
+from specbench.exit_code import ExitCode
 from specbench.notebook import load
-from specbench.runs import resume_run
+from specbench.runs import load_run, resume_run
 from tests.cli.calls import specbench
 
 OLD = Path(__file__).parents[1] / "runs" / "stored_sweep" / "sweep"
@@ -68,3 +70,56 @@ def test_so_do_the_notebook_and_a_writer(root: Path) -> None:
     with pytest.raises(StoreError, match=SAID):
         resume_run(root, NEWER)
     assert {path: path.read_bytes() for path in (root / NEWER).glob("r*")} == before
+
+
+@pytest.fixture(scope="module")
+def with_gone_choice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, of which `gone` was measured with --kernels flex."""
+    root = tmp_path_factory.mktemp("gone") / "reports"
+    for name in ("kept", "gone"):
+        shutil.copytree(OLD, root / name)
+    file = root / "gone" / "run.json"
+    run = json.loads(file.read_bytes())
+    run["settings"] |= {"kernels": "flex"}
+    file.write_text(json.dumps(run | {"run_id": "gone"}))
+    return root
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report", "gone"),
+        ("report", "gone", "--json"),
+        ("report", "kept", "gone"),
+        ("recommend", "gone"),
+        ("history",),
+        ("list", "runs"),
+        ("baseline", "gone", "--to", "baseline.json"),
+    ],
+    ids=" ".join,
+)
+def test_a_run_with_a_choice_that_is_gone_is_read_like_others(
+    arguments: tuple[str, ...], with_gone_choice: Path
+) -> None:
+    ran = specbench(*arguments, cwd=with_gone_choice.parent)
+    assert ran.code != ExitCode.USER_ERROR
+    assert "damaged" not in ran.out + ran.err
+
+
+def test_it_is_compared_and_its_choice_is_kept_as_it_was(with_gone_choice: Path) -> None:
+    checks = [
+        specbench("check", *names, "--json", cwd=with_gone_choice.parent)
+        for names in (("kept", "kept"), ("kept", "gone"))
+    ]
+    same, other = (json.loads(ran.out) for ran in checks)
+    assert same["verdict"] == other["verdict"]
+    gone = load_run("gone", with_gone_choice)
+    assert gone.run.settings.decoder.kernels == "flex"
+
+
+def test_it_cannot_be_resumed_and_the_choice_is_named(with_gone_choice: Path) -> None:
+    before = (with_gone_choice / "gone" / "records.jsonl").read_bytes()
+    ran = specbench("sweep-k", "--resume", "gone", cwd=with_gone_choice.parent)
+    assert ran.code == 2
+    assert "--kernels 'flex'" in ran.err
+    assert (with_gone_choice / "gone" / "records.jsonl").read_bytes() == before
