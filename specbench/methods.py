@@ -133,6 +133,22 @@ class LayerReport(NamedTuple):
     reason: str
 
 
+class Recipe(NamedTuple):
+    """How a head is trained: its learning rates, of a target 128 wide, and what it learns.
+
+    Each pass over a text goes on from the states that the head made in the pass before. Without
+    passes it drafts from the target's states only.
+    """
+
+    muon_lr: float
+    adamw_lr: float
+    passes: int = 0  # of a head of one layer; of several, one each
+    feature_weight: float = 0.0  # of the loss on states, which are to be like the target's
+    is_noisy: bool = False
+    size: str = ""  # the argument of `new_checkpoint` that says how many heads or layers it has
+    has_vocabulary: bool = False  # a vocabulary and an output of its own
+
+
 def _nothing(_: object) -> None:
     return None
 
@@ -152,7 +168,7 @@ class HeadFacts:
     by_tensors: Callable[[frozenset[str]], bool] = lambda _: False
     architecture: str | None = None
     is_speculators_type: bool = True  # as a `speculators_model_type` of the same name
-    is_trainable: bool = False  # by `specbench train`
+    recipe: Recipe | None = None  # of `specbench train`
     reads_target_head: bool = False
     report_layers: Callable[[Files, int], LayerReport | None] = lambda *_: None
     # The tensors that it runs with, if they are others than its files': by name, their shapes.
@@ -211,6 +227,11 @@ class Method:
     @property
     def is_head(self) -> bool:
         return self.head is not None
+
+    @property
+    def shares_tokens(self) -> bool:
+        """Whether its model is a whole one, with the target's tokens."""
+        return self.model == "required" and not self.is_head and not self.retokenizes
 
     def parameter(self, name: str) -> Parameter:
         """UsageError names those there are."""
@@ -459,7 +480,7 @@ _TREE_WIDTHS = Parameter(
     None,
     "How many children the nodes of each level have, 1 past its end; K is its depth.",
 )
-_FEATURE_PARAMETERS = (
+_EAGLE_PARAMETERS = (
     Parameter(
         "tree",
         "dynamic",
@@ -472,6 +493,19 @@ _FEATURE_PARAMETERS = (
         "top_k", 10, range(1, 65), "The width of a dynamic tree's beam, in tokens per level."
     ),
     Parameter("max_drafts", 59, range(1, 257), "The most drafts of a dynamic tree per round."),
+)
+
+# What the heads of EAGLE have in common.
+_eagle = partial(
+    Method,
+    model="required",
+    draws=True,
+    always_drafts=True,
+    parameters=_EAGLE_PARAMETERS,
+    tree=_named_tree,
+    round_shape=_feature_tree,
+    deepest=lambda settings, *_: feature_depth(settings["tree"]),
+    buffer_bytes=_last_states,
 )
 
 # Heads come in the order in which their files are recognized.
@@ -491,7 +525,7 @@ _ROWS = (
             layouts=MTP_LAYOUTS,
             fit=_mtp_fit,
             by_tensors=_are_mtp_layers,
-            is_trainable=True,
+            recipe=Recipe(muon_lr=4e-3, adamw_lr=2e-3, passes=2, size="num_layers"),
             reads_target_head=True,
             report_layers=lambda files, _: LayerReport(
                 "mtp_layers", num_mtp_layers(files), "in the files"
@@ -539,47 +573,33 @@ _ROWS = (
             ),
         ),
     ),
-    Method(
+    _eagle(
         name="eagle3",
         summary="A head over three of the target's hidden states, trained on its own drafts.",
-        model="required",
-        draws=True,
-        always_drafts=True,
-        parameters=_FEATURE_PARAMETERS,
-        tree=_named_tree,
-        round_shape=_feature_tree,
-        deepest=lambda settings, *_: feature_depth(settings["tree"]),
-        buffer_bytes=_last_states,
         head=HeadFacts(
             layouts=EAGLE3_LAYOUTS,
             fit=eagle3_fit,
             tensor_names=EAGLE3_NAMES,
             by_config=_eagle3_config,
             by_tensors=partial(_joins, EAGLE3_NAMES, "hidden_norm"),
-            is_trainable=True,
+            # Without a loss on features, drafts deeper than the passes are lost.
+            recipe=Recipe(muon_lr=4e-3, adamw_lr=4e-3, passes=5, has_vocabulary=True),
             report_layers=_eagle3_layers,
         ),
     ),
-    Method(
+    _eagle(
         name="eagle",
         summary=(
             "One-layer head that continues from the target's last hidden state (arXiv:2401.15077)."
         ),
-        model="required",
-        draws=True,
-        always_drafts=True,
-        parameters=_FEATURE_PARAMETERS,
-        tree=_named_tree,
-        round_shape=_feature_tree,
-        deepest=lambda settings, *_: feature_depth(settings["tree"]),
-        buffer_bytes=_last_states,
         head=HeadFacts(
             layouts=EAGLE_LAYOUTS,
             fit=eagle_fit,
             tensor_names=EAGLE_NAMES,
             by_tensors=partial(_joins, EAGLE_NAMES, "self_attn.q_proj"),
             architecture="eagle",
-            is_trainable=True,
+            # Trained on one pass, features drift: the second draft is accepted a third as often.
+            recipe=Recipe(muon_lr=4e-3, adamw_lr=2e-3, passes=3, feature_weight=0.5, is_noisy=True),
             reads_target_head=True,
         ),
     ),
@@ -615,7 +635,7 @@ _ROWS = (
             by_config=_medusa_config,
             by_tensors=lambda names: any(_MEDUSA_NAME.fullmatch(name) for name in names),
             is_speculators_type=False,
-            is_trainable=True,
+            recipe=Recipe(muon_lr=8e-3, adamw_lr=4e-3, size="num_heads"),
             kept_shapes=_medusa_shapes,
         ),
     ),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from specbench.methods import METHODS
+
 PACKAGE = Path(__file__).parents[1] / "specbench"
 BASE = {"", "errors", "exit_code", "stats", "settings", "records", "footprint", "whole_file"}
 BASE |= {"json_text", "plain_text", "no_collection"}
@@ -50,7 +52,7 @@ MAY_IMPORT = {
     "runs": BASE,
     "metrics": {*BASE, "runs"},
     "gate": {*BASE, "runs", "metrics"},
-    "importers": {*BASE, "methods", "metrics"},
+    "importers": {*BASE, "methods", "metrics", "export"},  # which has the engines' names
     "decide": {*BASE, "methods", "metrics"},
     "fit": {*BASE, *FILES},
     "forecast": {*DECIDING, "runs"},
@@ -66,7 +68,7 @@ MAY_IMPORT = {
     "serving": {*BASE, "forward", "round", "execution"},
     "adaptive_k": {*BASE, "round", "serving"},
     "drafters": {*BASE, *FILES, "models", "forward", "round"},
-    "engines": {*DRIVING, "servers"},
+    "engines": {*DRIVING, "servers", "export"},
     "probes": BASE,
     "servers": {"errors", "json_text", "arrivals", "inputs"},
     "demo": set(),
@@ -149,6 +151,34 @@ def test_an_upward_import_and_a_circle_would_be_seen():
     assert not rooms_imported("from specbench.cli.run import run") <= MAY_IMPORT["round"]
     assert files_imported("from specbench.cli import run", ["specbench.cli.run"])
     assert first_circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
+
+
+# Where methods may be named: the table, what each engine calls them, and an example for users.
+NAMES_METHODS = ("methods.py", "export/engines/*.py", "engines/peers.py", "cli/init.py")
+
+
+def methods_named(source: str) -> set[str]:
+    nodes = ast.walk(ast.parse(source))
+    return {str(node.value) for node in nodes if isinstance(node, ast.Constant)} & {*METHODS}
+
+
+def test_no_other_file_compares_or_lists_the_names_of_methods():
+    for path, source in FILES_OF_OURS.items():
+        place = path.relative_to(PACKAGE)
+        if any(place.match(pattern) for pattern in NAMES_METHODS):
+            continue
+        if room_of(path) == "model_files":  # its words are those of the files of heads
+            continue
+        own = {path.stem} if place.parts[0] == "drafters" else set()
+        assert methods_named(source) <= own, path
+
+
+def test_a_comparison_a_key_and_a_case_would_be_seen():
+    assert methods_named('if method in ("ngram", "eagle3"): ...') == {"ngram", "eagle3"}
+    assert methods_named('RATES = {"mtp": 1}\nmatch method:\n    case "medusa": ...') == {
+        "mtp",
+        "medusa",
+    }
 
 
 def modules_after(code: str, cwd: Path) -> set[str]:

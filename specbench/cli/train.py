@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-_Method = Annotated[str, typer.Argument(help="eagle, eagle3, medusa or mtp.", metavar="METHOD")]
+_Method = Annotated[
+    str, typer.Argument(help="Method whose head is trained, such as eagle3.", metavar="METHOD")
+]
 _Target = Annotated[
     str,
     typer.Option(help="Target in pairings.yaml, hub id, folder or demo:target."),
@@ -84,7 +86,7 @@ def train(
     """
     from specbench.methods import all_methods
 
-    one_of("METHOD", method, *(m.name for m in all_methods() if m.head and m.head.is_trainable))
+    one_of("METHOD", method, *(m.name for m in all_methods() if m.head and m.head.recipe))
     if machine.dtype is not None:
         one_of("--dtype", machine.dtype, *DTYPES)
     temperatures = parse_temperatures(temperature)

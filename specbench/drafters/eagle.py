@@ -20,9 +20,11 @@ from specbench.models.checkpoint import Checkpoint
 class Eagle(FeatureDrafter):
     """Drafts with an EAGLE head: chains, EAGLE-1's tree and EAGLE-2's."""
 
+    open_head = EagleHead
+
     def __init__(self, parts: Parts, *, tree: str, top_k: int, max_drafts: int) -> None:
         plan = TreePlan(kind=tree, topology=EAGLE_STATIC, top_k=top_k, max_drafts=max_drafts)
-        super().__init__(EagleHead(parts.checkpoint(), parts.target), plan)
+        super().__init__(self.open_head(parts.checkpoint(), parts.target), plan)
 
     @staticmethod
     def new_checkpoint(config: Any, seed: int) -> Checkpoint:

@@ -18,9 +18,11 @@ from specbench.models.checkpoint import Checkpoint
 class Eagle3(FeatureDrafter):
     """Drafts with an EAGLE-3 head (Li et al. 2025, arXiv:2503.01840)."""
 
+    open_head = Eagle3Head
+
     def __init__(self, parts: Parts, *, tree: str, top_k: int, max_drafts: int) -> None:
         plan = TreePlan(kind=tree, topology=EAGLE_STATIC, top_k=top_k, max_drafts=max_drafts)
-        super().__init__(Eagle3Head(parts.checkpoint(), parts.target), plan)
+        super().__init__(self.open_head(parts.checkpoint(), parts.target), plan)
 
     @staticmethod
     def new_checkpoint(

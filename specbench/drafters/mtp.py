@@ -34,8 +34,10 @@ class Mtp(FeatureDrafter):
     than there are layers the first layer goes on from the last one's states, and so on.
     """
 
+    open_head = MtpHead
+
     def __init__(self, parts: Parts) -> None:
-        head = MtpHead(parts.checkpoint(), parts.target)
+        head = self.open_head(parts.checkpoint(), parts.target)
         super().__init__(head, TreePlan())
         self._mtp = head
         # A later layer goes on from the states of the one before it, which only a row's end has.

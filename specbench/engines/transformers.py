@@ -21,18 +21,18 @@ from specbench.engines.engine import (
 from specbench.engines.generation_log import GenerationLog, timeline
 from specbench.engines.model_pool import ModelPool, identity
 from specbench.engines.peer_module import make_peer, refusals_told
-from specbench.engines.peers import BASELINES, COUNTERPARTS, peer_methods
+from specbench.engines.peers import ASSISTED, BASELINES, COUNTERPARTS, LOOKUP, STATIC
 from specbench.errors import CompatibilityError, UsageError
 from specbench.forward.context import check_context, context_limit
 from specbench.inputs.pairing import Drafter, Target
 from specbench.models.library_log import quiet
 from specbench.models.loading import LoadedModel, eos_ids
 from specbench.models.tokenizer import require_same_vocabulary
-from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity
+from specbench.records import ASSISTED_DEFAULT, NO_DRAFTER, EngineRecord, ModelIdentity
 from specbench.settings import TRANSFORMERS
 
 _MERGED = (
-    "assisted and prompt_lookup verify their first drafts together with the prompt: the time is "
+    f"{ASSISTED} and {LOOKUP} verify their first drafts together with the prompt: the time is "
     "part of ttft_s, and the tokens cost no decoding time"
 )
 _WHOLE_HISTORY = (
@@ -79,7 +79,7 @@ class TransformersEngine(InProcess):
                 f"{drafter.name}: the rule {drafter.lossy} is the built-in decoder's; "
                 "use --engine builtin, or a drafter without `lossy`"
             )
-        if not peer_methods(drafter.method):
+        if drafter.method not in COUNTERPARTS:
             raise UsageError(
                 f"{drafter.name}: transformers has nothing like method {drafter.method}; it has "
                 f"a counterpart of: {', '.join(COUNTERPARTS)}"
@@ -98,7 +98,7 @@ class TransformersEngine(InProcess):
             raise
         assistant = Assistant(drafter.model, loaded)
         self._assistants[drafter.name] = assistant
-        self._note(f"{drafter.name}: assisted_default {assistant.defaults_in_words}")
+        self._note(f"{drafter.name}: {ASSISTED_DEFAULT} {assistant.defaults_in_words}")
         return identity(drafter.name, drafter.model, loaded, tokenizer)
 
     def remove_drafter(self, name: str) -> None:
@@ -183,7 +183,7 @@ class TransformersEngine(InProcess):
         longest = drafter.parameters.get("max_ngram")
         self._ngrams[drafter.name] = longest if isinstance(longest, int) else None
         if "min_ngram" in drafter.parameters:
-            self._note(f"{drafter.name}: prompt_lookup has no min_ngram and looks up single tokens")
+            self._note(f"{drafter.name}: {LOOKUP} has no min_ngram and looks up single tokens")
 
     def _note(self, note: str) -> None:
         self.record = replace(self.record, notes=(*self.record.notes, note))
@@ -193,20 +193,18 @@ class TransformersEngine(InProcess):
         longest = max(requests, key=_num_tokens)
         num_tokens = _num_tokens(longest)
         check_context(self.context, num_tokens)
-        if work.method == "generate_static" and num_tokens > self._static_tokens:
+        if work.method == STATIC and num_tokens > self._static_tokens:
             self._static_tokens = num_tokens
             few = min(_FEW_TOKENS, longest.max_new_tokens)
             self.generate(replace(longest, max_new_tokens=few, stop_at_eos=False), work)
 
     def _drafting(self, work: Work) -> Any:
         """The module that drafts, told how; None for a method without one."""
-        match work.method:
-            case "assisted":
-                return self._assistants[work.drafter].drafting(work.k)
-            case "assisted_default":
-                return self._assistants[work.drafter].drafting_by_default()
-            case _:
-                return None
+        if work.method == ASSISTED:
+            return self._assistants[work.drafter].drafting(work.k)
+        if work.method == ASSISTED_DEFAULT:
+            return self._assistants[work.drafter].drafting_by_default()
+        return None
 
     def _settings(self, request: EngineRequest, work: Work) -> GenerationConfig:
         sampling = request.sampling
@@ -219,13 +217,12 @@ class TransformersEngine(InProcess):
         if request.stop_at_eos and self.eos_ids:
             settings.eos_token_id = list(self.eos_ids)
             settings.pad_token_id = self.eos_ids[0]  # unused by one row; unset, it is warned about
-        match work.method:
-            case "generate_static":
-                settings.cache_implementation = "static"
-                settings.max_cache_len = self._static_tokens
-            case "prompt_lookup":
-                settings.prompt_lookup_num_tokens = work.k
-                settings.max_matching_ngram_size = self._ngrams[work.drafter]
+        if work.method == STATIC:
+            settings.cache_implementation = "static"
+            settings.max_cache_len = self._static_tokens
+        elif work.method == LOOKUP:
+            settings.prompt_lookup_num_tokens = work.k
+            settings.max_matching_ngram_size = self._ngrams[work.drafter]
         return settings
 
     @contextmanager
@@ -248,8 +245,7 @@ class TransformersEngine(InProcess):
 def _require_known(work: Work) -> None:
     if work.adaptive:
         raise UsageError("transformers has no -k auto; name its K, or use engine builtin")
-    drafting = {method for methods in COUNTERPARTS.values() for method in methods}
-    if work.method not in (drafting if work.k > 0 else BASELINES):
+    if work.method not in (sum(COUNTERPARTS.values(), ()) if work.k > 0 else BASELINES):
         raise ValueError(f"transformers has no method {work.method} at K = {work.k}")
 
 

@@ -1,16 +1,16 @@
 """What is to be served, and how an engine is told so."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol, TypeVar
 
 from specbench.errors import ModelError, UsageError
 from specbench.export.hybrids import hybrid_lost
 from specbench.inputs.pairing import Pairing
-from specbench.methods import MODEL_METHOD, Method, Setting, find_method
+from specbench.methods import Method, Setting, find_method
 from specbench.model_files.model import num_rows, open_model
 from specbench.model_files.model_spec import ModelSpec
 
@@ -18,7 +18,11 @@ GREEDY = "greedy: a draft is accepted if it is the target's argmax"
 MATCHED = "a draft is accepted if the target's own sample equals it"
 REJECTION = "min(1, p/q) with a residual (Leviathan et al. 2023, Alg. 1)"
 
+LOOKUP = "ngram, which copies from the text"
+SMALL_MODEL = "draft_model with a small model of the target's family"
 PAD = "pad the smaller embedding (and output) in a copy of its model, and its vocab_size"
+
+Name = TypeVar("Name")
 
 
 class Tier(NamedTuple):
@@ -65,7 +69,7 @@ class Deployment:
         return self.pairing.drafter.method
 
     @property
-    def _row(self) -> Method:
+    def row(self) -> Method:
         return find_method(self.method)
 
     @property
@@ -79,7 +83,7 @@ class Deployment:
 
     def setting(self, name: str) -> Setting:
         """A parameter of the drafter, its default where pairings.yaml leaves it out."""
-        setting: Setting = self._row.settings(self.pairing.drafter.parameters)[name]
+        setting: Setting = self.row.settings(self.pairing.drafter.parameters)[name]
         return setting
 
     def whole(self, name: str) -> int:
@@ -91,12 +95,12 @@ class Deployment:
     @property
     def tree(self) -> str | None:
         """The kind of token tree that is drafted; None: a chain, or no tokens at all."""
-        return self._row.tree(self._row.settings(self.pairing.drafter.parameters))
+        return self.row.tree(self.row.settings(self.pairing.drafter.parameters))
 
     @property
     def draws_drafts(self) -> bool:
         """Whether drafts are drawn from a distribution q, above temperature 0."""
-        return self._row.draws_with(self.pairing.drafter.parameters)
+        return self.row.draws_with(self.pairing.drafter.parameters)
 
     @property
     def acceptance_rule(self) -> str:
@@ -117,7 +121,7 @@ class Deployment:
     def vocab_sizes(self) -> tuple[int, int] | None:
         """Rows of the embeddings of target and draft model, padding included; None for other
         methods and if unknown."""
-        if self.method != MODEL_METHOD:
+        if not self.row.shares_tokens:
             return None
         target, draft = num_rows(self.target), num_rows(self.head)
         return (target, draft) if target and draft else None
@@ -147,6 +151,27 @@ class Deployment:
     def noting(self, notes: Sequence[str]) -> "Deployment":
         """The same, with what to know of what is written."""
         return replace(self, basis=(*self.basis, *notes))
+
+    def named(
+        self,
+        engine: str,
+        names: Mapping[str, Name],
+        nearest: Mapping[str, str] | None = None,
+        head: str = SMALL_MODEL,
+    ) -> Name:
+        """What the engine calls the method, by its `names`.
+
+        UsageError if it has no such method: with the `nearest` one, else its nearest `head` of a
+        head, and what every engine has of another.
+        """
+        if self.method in names:
+            return names[self.method]
+        row, usual = self.row, LOOKUP
+        if row.is_head:
+            usual = head
+        elif row.model != "refused" or row.num_target_layers:
+            usual = SMALL_MODEL
+        self.refuse(engine, (nearest or {}).get(self.method, usual))
 
     def refuse(self, engine: str, nearest: str) -> NoReturn:
         """UsageError: the engine has no such method."""
@@ -237,7 +262,7 @@ def exported(
 def _unknown(engine: str, deployment: Deployment) -> Iterator[str]:
     """What cannot be promised of these models."""
     yield from hybrid_lost(engine, deployment.target)
-    if deployment.method == MODEL_METHOD and deployment.vocab_sizes is None:
+    if deployment.row.shares_tokens and deployment.vocab_sizes is None:
         yield (
             f"vocab_size of {deployment.target.source} and {deployment.head.source}, which is not "
             "known here: if they differ, this command may not start; download both and export again"

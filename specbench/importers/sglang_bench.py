@@ -4,6 +4,7 @@ Facts: sglang/bench_serving.py of 0.5.23. A line has no name of the model; accep
 server's average since its start, not that of the run.
 """
 
+from specbench.export.engines.sglang import depth
 from specbench.importers.imported_cell import Reading, Told, bench_speeds
 from specbench.importers.result_file import Result
 from specbench.importers.token_times import requests_of
@@ -52,7 +53,11 @@ def read(result: Result, told: Told) -> Reading:  # noqa: ARG001
 
 
 def _depth(server: Result | None) -> int | None:
-    """K as the server's own settings have it; 0 where they name no algorithm."""
-    if server is None or "speculative_algorithm" not in server.values:
+    """K by the server's own arguments."""
+    if server is None or not server.has("speculative_algorithm"):
         return None
-    return server.whole("speculative_num_steps") if server.text("speculative_algorithm") else 0
+    return depth(
+        server.text("speculative_algorithm"),
+        server.whole("speculative_num_steps"),
+        server.whole("speculative_num_draft_tokens"),
+    )

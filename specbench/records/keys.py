@@ -16,8 +16,9 @@ from specbench.settings import BUILTIN, TRANSFORMERS
 
 NO_DRAFTER = "none"  # drafter and method of the K = 0 baseline
 ASSISTED_DEFAULT = "assisted_default"  # a peer's method whose K is its own business
+GENERATE = "generate"  # a peer's method without drafts
 # The methods of K = 0 that others are compared with, one an engine.
-BASELINE_METHODS = (NO_DRAFTER, "generate")
+BASELINE_METHODS = (NO_DRAFTER, GENERATE)
 _REQUESTS = ("concurrency", "request_rate", "num_samples")  # said in one breath
 # The neutral value of an axis that `without` leaves out.
 _LEFT_OUT: Mapping[str, Any] = {

@@ -1,7 +1,7 @@
-"""How each kind of head is trained: what it starts from, its losses, its learning rates."""
+"""The heads that are trained: new ones, and those that there are."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,9 +10,9 @@ from torch import Tensor
 from specbench.drafters.registry import drafter_class
 from specbench.errors import UsageError
 from specbench.forward.runner import Runner
-from specbench.model_files.mtp_families import num_mtp_layers
+from specbench.methods import Recipe, all_methods, find_method
 from specbench.models.checkpoint import Checkpoint
-from specbench.training.chain_student import ChainStudent, MtpStudent, Passes
+from specbench.training.chain_student import ChainStudent
 from specbench.training.medusa_student import MedusaStudent, from_targets_head
 from specbench.training.optimizer import Schedule
 from specbench.training.student import Student
@@ -23,72 +23,44 @@ _WIDTH = 128  # of the target that the rates were found on; wider ones take smal
 _MOST_SAID = 32_000  # tokens of a larger vocabulary that an EAGLE-3 head can say
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Learning rates of a target `_WIDTH` wide, and the passes of a head that has them."""
-
-    muon_lr: float
-    adamw_lr: float
-    passes: Passes | None = None
-
-    def schedule(self, steps: int, hidden_size: int) -> Schedule:
-        """For a target of that width."""
-        scale = min(1.0, _WIDTH / hidden_size)
-        return Schedule(steps=steps, muon_lr=self.muon_lr * scale, adamw_lr=self.adamw_lr * scale)
-
-
-RECIPES: Mapping[str, Recipe] = {
-    # Trained on one pass alone, features drift: the second draft is accepted a third as often.
-    "eagle": Recipe(
-        muon_lr=4e-3,
-        adamw_lr=2e-3,
-        passes=Passes(count=3, feature_weight=0.5, is_noisy=True),
-    ),
-    # Without a loss on features, drafts deeper than the passes are lost.
-    "eagle3": Recipe(muon_lr=4e-3, adamw_lr=4e-3, passes=Passes(count=5)),
-    "mtp": Recipe(muon_lr=4e-3, adamw_lr=2e-3, passes=Passes(count=2)),
-    "medusa": Recipe(muon_lr=8e-3, adamw_lr=4e-3),
-}
-
-
 def recipe_of(method: str) -> Recipe:
     """UsageError names the methods whose heads can be trained."""
-    if method not in RECIPES:
-        raise UsageError(f"no head of {method!r} can be trained; allowed: {', '.join(RECIPES)}")
-    return RECIPES[method]
+    head = find_method(method).head
+    if head is None or head.recipe is None:
+        trained = [m.name for m in all_methods() if m.head and m.head.recipe]
+        raise UsageError(f"no head of {method!r} can be trained; allowed: {', '.join(trained)}")
+    return head.recipe
+
+
+def schedule(recipe: Recipe, steps: int, hidden_size: int) -> Schedule:
+    """Learning rates for a target of that width."""
+    scale = min(1.0, _WIDTH / hidden_size)
+    return Schedule(steps=steps, muon_lr=recipe.muon_lr * scale, adamw_lr=recipe.adamw_lr * scale)
 
 
 def new_student(
-    method: str, target: Runner, config: Any, texts: Sequence[Text], seed: int, num_heads: int
+    method: str, target: Runner, config: Any, texts: Sequence[Text], seed: int, size: int
 ) -> Student:
-    """A head that knows nothing yet; `num_heads` of Medusa, or layers of MTP."""
-    options: dict[str, Any] = {}
-    if method == "eagle3":
+    """A head that knows nothing yet, of that many heads or layers."""
+    recipe = recipe_of(method)
+    options: dict[str, Any] = {recipe.size: size} if recipe.size else {}
+    if recipe.has_vocabulary:
         options["target_ids"] = _said(texts, target.vocab_size)
-    elif method == "medusa":
-        options["num_heads"] = num_heads
-    elif method == "mtp":
-        options["num_layers"] = num_heads
     start: Checkpoint = drafter_class(method).new_checkpoint(config, seed, **options)
-    if method == "medusa":
-        start = from_targets_head(start, target)
-    elif method == "eagle3":
+    if recipe.has_vocabulary:
         start = _with_targets_head(start, target, options["target_ids"])
+    elif not recipe.passes:
+        start = from_targets_head(start, target)
     return open_student(method, start, target)
 
 
 def open_student(method: str, checkpoint: Checkpoint, target: Runner) -> Student:
     """A head that there is, to be trained further or measured."""
-    if method == "medusa":
+    recipe = recipe_of(method)
+    if not recipe.passes:
         return MedusaStudent(checkpoint, target)
-    passes = recipe_of(method).passes
-    assert passes is not None
-    if method != "mtp":
-        return ChainStudent(method, checkpoint, target, passes)
-    num_layers = num_mtp_layers(checkpoint)
-    if num_layers > 1:
-        passes = Passes(count=num_layers)
-    return MtpStudent(method, checkpoint, target, passes)
+    head = drafter_class(method).open_head(checkpoint, target)
+    return ChainStudent(head, checkpoint, target, recipe)
 
 
 def _with_targets_head(checkpoint: Checkpoint, target: Runner, ids: tuple[int, ...]) -> Checkpoint:

@@ -25,7 +25,7 @@ from specbench.training.answering import answer, plan_answers
 from specbench.training.batches import Batch, batches_of
 from specbench.training.card import training_card
 from specbench.training.prompts import QuestionSet, corpus_questions, workload_questions
-from specbench.training.recipes import new_student, open_student, recipe_of
+from specbench.training.recipes import new_student, open_student, recipe_of, schedule
 from specbench.training.replacing import replaced
 from specbench.training.settings import TrainSettings
 from specbench.training.student import Student
@@ -100,10 +100,11 @@ def _train_head(
     texts = _texts(settings, loaded, runner, asked, watch)
 
     watch.stage(f"training {settings.method}")
-    count = settings.num_heads if settings.method == "medusa" else settings.mtp_layers
-    student = new_student(settings.method, runner, loaded.model.config, texts, settings.seed, count)
+    sizes = {"num_heads": settings.num_heads, "num_layers": settings.mtp_layers}
+    size = sizes.get(recipe.size, 1)
+    student = new_student(settings.method, runner, loaded.model.config, texts, settings.seed, size)
     plan = Plan(
-        recipe.schedule(settings.steps, runner.hidden_size),
+        schedule(recipe, settings.steps, runner.hidden_size),
         settings.seed,
         _seconds_left(settings, began),
         settings.save_every,

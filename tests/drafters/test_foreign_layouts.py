@@ -202,9 +202,9 @@ def test_mtp_layers_in_the_names_of_speculators_are_those_of_the_family(family: 
     target = StockRunner(dense_target())
     one, other = (MtpHead(each, target) for each in (own, as_speculators(own)))
 
-    states = one.modules.state_dict()
-    assert states.keys() == other.modules.state_dict().keys()
-    for name, tensor in other.modules.state_dict().items():
+    states = one.module.state_dict()
+    assert states.keys() == other.module.state_dict().keys()
+    for name, tensor in other.module.state_dict().items():
         assert torch.equal(tensor, states[name]), name
 
 

@@ -1,10 +1,15 @@
 """What is to be served: the dtype that an engine is told, and the tree it has to do without."""
 
+from dataclasses import replace
+
 import pytest
 import yaml
 
-from specbench.export.deployment import GREEDY, MATCHED, REJECTION
-from tests.export.deployments import deployment, exported
+from specbench.errors import UsageError
+from specbench.export.deployment import GREEDY, LOOKUP, MATCHED, REJECTION, SMALL_MODEL
+from specbench.export.engines import engines
+from specbench.methods import METHODS
+from tests.export.deployments import MODELS, deployment, exported
 
 SERVERS = ("vllm", "sglang", "tensorrt_llm")
 KNOWN = ("float32", "bfloat16", "float16")
@@ -85,3 +90,21 @@ def test_no_server_has_eagles_static_tree_and_each_says_so(engine, version, meth
 
 def loses_tree(text):
     return "token tree" in text and "a chain of depth K=4" in text
+
+
+@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("like", ["ngram", "self_speculation", "draft_model", "eagle3"])
+def test_a_method_that_an_exporter_does_not_know_is_refused(engine, like, monkeypatch):
+    monkeypatch.setitem(METHODS, "planted", replace(METHODS[like], name="planted"))
+    if like in MODELS:
+        monkeypatch.setitem(MODELS, "planted", MODELS[like])
+
+    with pytest.raises(UsageError) as refused:
+        exported(engine, deployment("planted"))
+
+    known, _, nearest = str(refused.value).partition("; nearest: ")
+    assert known == f"{engine} has no method planted (big/drafter)"
+    if like == "eagle3":
+        assert ("eagle" in nearest) == (engine != "transformers")
+    else:
+        assert nearest == (LOOKUP if like == "ngram" else SMALL_MODEL)

@@ -17,22 +17,21 @@ from tests.export.deployments import ONE, SEVERAL, deployment, exported
 from tests.export.recorded_parser import parse
 
 SERVERS = ("vllm", "sglang", "tensorrt_llm", "llama_cpp")
-# What each engine lacks; everything else must be exported.
-_COPYING = {"previous_turn", "lookahead", "token_recycling"}
-_BESIDES = {"medusa", "suffix", *_COPYING}
+# What each engine has; everything else must be refused.
 _OTHER_TOKENIZER = {"token_intersection", "string_match"}
-LACKS = {
-    "vllm": {"medusa", "self_speculation", "string_match", *_COPYING},
-    "sglang": {"peagle", "self_speculation", *_OTHER_TOKENIZER, *_BESIDES},
-    "tensorrt_llm": {"eagle", "peagle", "self_speculation", *_OTHER_TOKENIZER, *_BESIDES},
-    "llama_cpp": {"eagle", "peagle", "self_speculation", *_OTHER_TOKENIZER, *_BESIDES},
-    "transformers": {"eagle", "eagle3", "peagle", *_BESIDES},
+_EVERYWHERE = {"draft_model", "mtp", "dflash", "ngram"}
+HAS = {
+    "vllm": {"eagle", "eagle3", "peagle", "suffix", "token_intersection", *_EVERYWHERE},
+    "sglang": {"eagle", "eagle3", *_EVERYWHERE},
+    "tensorrt_llm": {"eagle3", *_EVERYWHERE},
+    "llama_cpp": {"eagle3", *_EVERYWHERE},
+    "transformers": {"self_speculation", *_OTHER_TOKENIZER, *_EVERYWHERE},
 }
 METHODS = tuple(method.name for method in all_methods())
 
 
 def test_every_engine_is_covered():
-    assert set(engines()) == set(LACKS)
+    assert set(engines()) == set(HAS)
 
 
 def every_setting(method: str) -> list[Deployment]:
@@ -48,7 +47,7 @@ def every_setting(method: str) -> list[Deployment]:
 @pytest.mark.parametrize("engine", SERVERS)
 def test_servers_take_every_method_that_they_have(engine, method):
     for made in every_setting(method):
-        if made.k and method in LACKS[engine]:
+        if made.k and method not in HAS[engine]:
             with pytest.raises(UsageError, match=f"{engine}.*{method}.*nearest: "):
                 exported(engine, made)
         else:
@@ -62,7 +61,7 @@ def test_every_shipped_pairing_is_taken_or_refused_with_what_comes_nearest(engin
         made = Deployment(pairing=pairing, tiers=ONE, temperature=1.0)
         if pairing.target.model.is_shape:
             complaint = "no weights"
-        elif pairing.drafter.method in LACKS[engine]:
+        elif pairing.drafter.method not in HAS[engine]:
             complaint = "nearest: "
         elif made.unequal_vocab_sizes and engine in ("sglang", "tensorrt_llm"):
             complaint = "vocab_size 152,064"
@@ -104,7 +103,7 @@ def test_llama_cpp_before_may_2026_is_told_in_its_own_dialect(method):
 
 IN_TRANSFORMERS = [
     (method, temperature)
-    for method in sorted(set(METHODS) - LACKS["transformers"])
+    for method in sorted(HAS["transformers"])
     for temperature in (0.0, 0.7)
     # Between different tokenizers it drafts by strings at 0 and by common tokens above.
     if (method, temperature) not in (("string_match", 0.7), ("token_intersection", 0.0))

@@ -339,6 +339,17 @@ def test_a_line_of_sglang_is_a_cell_and_its_accept_length_is_marked():
     assert base.record.num_failed is None  # the line has no list of errors
 
 
+def test_a_server_of_sglang_without_steps_tells_k_by_its_draft_tokens(tmp_path):
+    _, line = (FILES / "sglang.jsonl").read_text().splitlines()
+    result = json.loads(line)
+    steps = {"speculative_num_steps": None, "speculative_num_draft_tokens": 9}
+    result["server_info"] |= {"speculative_algorithm": "NGRAM", **steps}
+    file = tmp_path / "ngram.jsonl"
+    file.write_text(json.dumps(result))
+    (spec,) = import_files([file], Told(temperature=0.0))
+    assert spec.key.draft.k == 8
+
+
 def test_figures_have_our_metrics_names():
     told = Told(temperature=0.0, num_speculative_tokens=4, method="eagle3", pairing="a/b")
     files = [path for path in FILES.iterdir() if path.suffix in (".json", ".jsonl")]

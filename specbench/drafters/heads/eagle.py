@@ -59,7 +59,7 @@ class EagleHead(JoiningHead):
     def _enter(self, embedded_BTF: Tensor, states_BTF: Tensor) -> tuple[Tensor, None]:
         return self._weights.fc(torch.cat([embedded_BTF, states_BTF], -1)), None
 
-    def logits(self, states_BTF: Tensor) -> Tensor:
+    def logits(self, states_BTF: Tensor, depth: int = 0) -> Tensor:  # noqa: ARG002
         return self._target.logits(states_BTF)
 
 

@@ -97,7 +97,7 @@ class Eagle3Head(JoiningHead):
     def _leave(self, states_BTF: Tensor) -> Tensor:
         return self._weights.norm(states_BTF) if self._style.norm_output else states_BTF
 
-    def logits(self, states_BTF: Tensor) -> Tensor:
+    def logits(self, states_BTF: Tensor, depth: int = 0) -> Tensor:  # noqa: ARG002
         weights = self._weights
         if not self._style.norm_output:
             states_BTF = weights.norm(states_BTF)

@@ -89,7 +89,7 @@ class FeatureHead(Protocol):
         """
         ...
 
-    def logits(self, states_BTF: Tensor) -> Tensor:
+    def logits(self, states_BTF: Tensor, depth: int = 0) -> Tensor:
         """Over the target's vocabulary [B, T, V]; what it cannot say is -inf."""
         ...
 

@@ -3,18 +3,22 @@
 Shape suffixes: B rows, T tokens, F hidden size, W what the first layer's attention reads.
 """
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 from specbench.drafters.heads.layers import Embed, weights_of
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
 from specbench.forward.tree import Branches
+from specbench.models.checkpoint import Checkpoint
 
 
 class JoiningHead:
     """What a FeatureHead of this kind needs not say itself; every depth has the same layers."""
 
     layers: LayerStack
+    num_depths = 1
     _weights: nn.Module
     _embed: Embed
     _target: Runner
@@ -27,6 +31,13 @@ class JoiningHead:
     @property
     def weights(self) -> tuple[Tensor, ...]:
         return weights_of(self._weights, self._embed)
+
+    def files(
+        self,
+        checkpoint: Checkpoint,  # noqa: ARG002
+        weights: Mapping[str, Tensor],
+    ) -> Mapping[str, Tensor]:
+        return weights
 
     def step(
         self,

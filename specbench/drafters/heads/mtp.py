@@ -90,15 +90,15 @@ class MtpHead:
         """ModelError says what does not fit the target, or which tensors are wrong."""
         require_fit(checkpoint, **mtp_fit(checkpoint, target))
         self.family = family_of(checkpoint)
-        self.num_layers = num_mtp_layers(checkpoint)
+        self.num_layers = self.num_depths = num_mtp_layers(checkpoint)
         self.features: tuple[int, ...] = (target.num_layers,)
         self.feature_size = target.hidden_size
         self.state_size = self.num_layers * target.hidden_size  # what a row keeps: one a layer
         self.num_tokens = target.vocab_size
         self.device, self.dtype = target.device, target.dtype
         self._target = target
-        self.modules, decoder = make_layers(checkpoint)
-        load_layers(self.modules, checkpoint, target)
+        self.module, decoder = make_layers(checkpoint)
+        load_layers(self.module, checkpoint, target)
         rotary, axes = type(decoder.rotary_emb)(decoder.config), self.family.num_axes
         self.layers = LayerStack(
             decoder.config,
@@ -111,7 +111,13 @@ class MtpHead:
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
-        return (*self.modules.parameters(), *self.modules.buffers())
+        return (*self.module.parameters(), *self.module.buffers())
+
+    def files(self, checkpoint: Checkpoint, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        files: dict[str, Tensor] = {}
+        for name, tensor in weights.items():
+            files |= split_experts(file_name(checkpoint, name), tensor)
+        return files
 
     def reads(self, depth: int = 0) -> Reads:
         layer, is_normed = self._layer(depth % self.num_layers), self.family.recycles_normed
@@ -158,7 +164,7 @@ class MtpHead:
         return self._target.logits(states_BTF) if layer.head is None else layer.head(states_BTF)
 
     def _layer(self, i: int) -> MtpLayer:
-        layer = self.modules[i]
+        layer = self.module[i]
         assert isinstance(layer, MtpLayer)
         return layer
 

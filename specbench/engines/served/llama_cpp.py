@@ -18,6 +18,7 @@ from specbench.engines.served.asking import conversation
 from specbench.engines.served.counting import Round, of_rounds, of_sums
 from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
 from specbench.errors import UsageError
+from specbench.export.engines.llama_cpp import MODEL_FLAGS
 from specbench.records import RequestCounts
 from specbench.servers.client import Client, nonsense
 from specbench.servers.server_log import ARGUMENTS, MEMORY, PORT, LogFormat
@@ -37,7 +38,6 @@ LOG = LogFormat(
     },
 )
 
-_MODEL_FLAGS = ("--model", "--model-draft")
 _REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
@@ -45,7 +45,7 @@ def launch(start: Start) -> Launch:
     """`exported` is `llama-server --model NAME.gguf ...`; the files are looked for."""
     command = list(start.exported)
     for i, word in enumerate(command):
-        if word in _MODEL_FLAGS and word not in start.arguments:
+        if word in MODEL_FLAGS and word not in start.arguments:
             command[i + 1] = str(_gguf(command[i + 1], word, start.models))
     if start.python is not None:
         command[0] = str(start.python)

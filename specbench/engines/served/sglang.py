@@ -20,6 +20,7 @@ from specbench.engines.served.asking import (
 )
 from specbench.engines.served.counting import of_sums, read_counts
 from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
+from specbench.export.engines.sglang import depth
 from specbench.records import RequestCounts
 from specbench.servers.client import Client, RefusedError
 from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, LogFormat
@@ -91,18 +92,15 @@ async def facts(client: Client) -> ServerFacts:
     return ServerFacts(
         version=str(told.get("version", "")),
         model=await client.model(),
-        k=_k(info) if info.speculative_algorithm else 0,
+        k=depth(
+            info.speculative_algorithm,
+            info.speculative_num_steps,
+            info.speculative_num_draft_tokens,
+        ),
         kv_tokens=room * (info.dp_size or 1) if room else None,
         settings={name: str(told[name]) for name in _SETTINGS if told.get(name) is not None},
         prefix_cache=prefix_cache,
     )
-
-
-def _k(info: _Info) -> int | None:
-    """The depth; drafters without steps of their own have a token for each, and the root."""
-    steps, tokens = info.speculative_num_steps, info.speculative_num_draft_tokens
-    has_steps = info.speculative_algorithm not in ("NGRAM", "DFLASH")
-    return steps if has_steps and steps else (tokens - 1 if tokens else None)
 
 
 class _Extension(Part):

@@ -8,6 +8,7 @@ import re
 from specbench.engines.served.asking import asked, conversation, own_prefix, plain_sampling
 from specbench.engines.served.counting import Round, of_rounds, of_sums, read_counts
 from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
+from specbench.export.engines.vllm import SPECULATION
 from specbench.records import RequestCounts
 from specbench.servers.client import Client
 from specbench.servers.metrics_page import count_of, labels_of
@@ -41,7 +42,6 @@ LOG = LogFormat(
 )
 
 _DEFAULT_AT_ONCE = 128  # concurrent requests that it takes unasked, on any device
-_SPECULATION = "--speculative-config"
 _SETTINGS = ("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization")
 _QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
@@ -58,7 +58,7 @@ def launch(start: Start) -> Launch:
     command += [f"--{'' if start.keeps_prefixes else 'no-'}enable-prefix-caching"]
     if start.most_at_once > _DEFAULT_AT_ONCE:
         command += ["--max-num-seqs", str(start.most_at_once)]
-    if _SPECULATION in command:  # the flag is refused without it
+    if SPECULATION in command:  # the flag is refused without it
         command += ["--per-request-spec-decode-metrics", "detailed"]
     command += start.arguments
     return Launch(command=tuple(command), num_program=num_program, environment=_QUIET)

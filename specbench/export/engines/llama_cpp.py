@@ -13,6 +13,7 @@ from typing import NamedTuple
 from specbench.errors import UsageError
 from specbench.export.deployment import (
     PAD,
+    SMALL_MODEL,
     Deployment,
     Export,
     exported,
@@ -24,26 +25,20 @@ CONFIG_NAME = None
 
 _CHANGED = date(2026, 5, 16)  # pull request 22673 merged
 _NEW_BUILD, _OLD_BUILD = 9235, 9000  # known to be after and before it
+MODEL_FLAGS = ("--model", "--model-draft")
+_MODEL, _LOOKUP = "draft-simple", "ngram-simple"
 _KINDS = {
-    "draft_model": "draft-simple",
+    "draft_model": _MODEL,
     "eagle3": "draft-eagle3",
     "mtp": "draft-mtp",
     "dflash": "draft-dflash",
-    "ngram": "ngram-simple",
+    "ngram": _LOOKUP,
 }
 _NEAREST = {
-    "eagle": "an eagle3 head",
-    "peagle": "an eagle3 head",
-    "medusa": "an eagle3 head",
     "suffix": "ngram; ngram-map-k4v also weighs continuations by how often they came",
     "previous_turn": "ngram; ngram-mod also remembers earlier answers",
-    "lookahead": "ngram",
-    "token_recycling": "ngram",
-    "self_speculation": "draft_model with a small model of the target's family",
-    "token_intersection": "draft_model with a small model of the target's family",
     "string_match": (
-        "draft_model with a small model of the target's family, or a build that translates drafts "
-        "(--engine-version 2026-04)"
+        f"{SMALL_MODEL}, or a build that translates drafts (--engine-version 2026-04)"
     ),
 }
 _MAX_DIFFERENCE, _FIRST_COMPARED = 128, 5  # of vocab_size; id whose token is compared
@@ -73,7 +68,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     """Models are GGUF files: the command names them after the models, to be converted first."""
     dialect = _dialect(version)
     target = deployment.target
-    command = ["llama-server", "--model", _gguf(model_name(target))]
+    command = ["llama-server", MODEL_FLAGS[0], _gguf(model_name(target))]
     lost = [
         *settings_lost(deployment),
         *deployment.tiers_lost,
@@ -119,28 +114,28 @@ def _dialect(version: str | None) -> _Dialect:
 
 
 def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
-    method, k = deployment.method, str(deployment.k)
-    translates = method == "string_match" and not dialect.is_new
-    if method in _NEAREST and not translates:
-        deployment.refuse("llama_cpp", _NEAREST[method])
+    k = str(deployment.k)
+    names = _KINDS if dialect.is_new else {**_KINDS, "string_match": _MODEL}
+    kind = deployment.named("llama_cpp", names, _NEAREST, head="an eagle3 head")
     flags = []
     if deployment.drafter is not None:
-        flags += ["--model-draft", _gguf(model_name(deployment.drafter))]
+        flags += [MODEL_FLAGS[1], _gguf(model_name(deployment.drafter))]
     # Every round drafts K, as it was measured: no draft is given up for being unlikely.
     if dialect.is_new:
-        flags += ["--spec-type", _KINDS[method], "--spec-draft-n-max", k]
-        if method == "ngram":
+        flags += ["--spec-type", kind, "--spec-draft-n-max", k]
+        if kind == _LOOKUP:
             size = str(deployment.setting("max_ngram"))
             flags += ["--spec-ngram-simple-size-n", size, "--spec-ngram-simple-size-m", k]
             return [*flags, "--spec-ngram-simple-min-hits", "1"]
         return [*flags, "--spec-draft-n-min", "0", "--spec-draft-p-min", "0"]
-    if method == "ngram":
+    if kind == _LOOKUP:
         size = str(deployment.setting("max_ngram"))
-        flags += ["--spec-type", "ngram-simple", "--draft-max", k]
+        flags += ["--spec-type", kind, "--draft-max", k]
         return [*flags, "--spec-ngram-size-n", size, "--spec-ngram-size-m", k]
-    if method != "draft_model" and not translates:
+    if kind != _MODEL:
         raise UsageError(
-            f"llama.cpp before {_CHANGED} has no {method}; nearest: draft_model, or a newer build"
+            f"llama.cpp before {_CHANGED} has no {deployment.method}; nearest: draft_model, or a "
+            "newer build"
         )
     return [*flags, "--draft-max", k, "--draft-min", "0", "--draft-p-min", "0"]
 
@@ -157,7 +152,7 @@ def _lost(deployment: Deployment) -> list[str]:
     lost += deployment.tree_lost
     if deployment.method == "ngram":
         lost.append(
-            f"min_ngram {deployment.setting('min_ngram')}: ngram-simple looks up suffixes of "
+            f"min_ngram {deployment.setting('min_ngram')}: {_LOOKUP} looks up suffixes of "
             f"exactly {deployment.setting('max_ngram')} tokens"
         )
     if deployment.temperature > 0 and deployment.draws_drafts:

@@ -5,6 +5,7 @@ chains of EAGLE and EAGLE3; elsewhere one K holds for every batch.
 """
 
 import json
+from typing import NamedTuple
 
 from specbench.errors import UsageError
 from specbench.export.deployment import (
@@ -22,27 +23,42 @@ from specbench.export.engine_version import dotted, read_release, told_apart
 CONFIG_NAME = "adaptive.json"
 
 _OLDEST, _NEWEST = (0, 5), (0, 5, 23)
+
+
+class _Algorithm(NamedTuple):
+    """A value of --speculative-algorithm.
+
+    With steps it drafts step by step, and EAGLE's kernel verifies, by thresholds. Without them K
+    is one less than the draft tokens, of which the current one is the first.
+    """
+
+    name: str
+    has_steps: bool = True
+    is_adaptive: bool = False  # K by batch size, and dynamic trees
+
+
 _ALGORITHMS = {
-    "draft_model": "STANDALONE",
-    "eagle": "EAGLE",
-    "eagle3": "EAGLE3",
-    "mtp": "NEXTN",
-    "dflash": "DFLASH",
-    "ngram": "NGRAM",
+    "draft_model": _Algorithm("STANDALONE"),
+    "eagle": _Algorithm("EAGLE", is_adaptive=True),
+    "eagle3": _Algorithm("EAGLE3", is_adaptive=True),
+    "mtp": _Algorithm("NEXTN"),
+    "dflash": _Algorithm("DFLASH", has_steps=False),
+    "ngram": _Algorithm("NGRAM", has_steps=False),
 }
-_ADAPTIVE = ("eagle", "eagle3")
-_THRESHOLDS = ("draft_model", "eagle", "eagle3", "mtp")  # verified by EAGLE's kernel
+_NONE = _Algorithm("", has_steps=False)
 _NEAREST = {
-    "medusa": "an eagle or eagle3 head",
     "peagle": "an eagle3 head",
     "suffix": "ngram, whose trie also remembers earlier answers",
     "previous_turn": "ngram, whose trie also remembers earlier answers",
-    "lookahead": "ngram",
-    "token_recycling": "ngram",
-    "self_speculation": "draft_model with a small model of the target's family",
-    "token_intersection": "draft_model with a small model of the target's family",
-    "string_match": "draft_model with a small model of the target's family",
 }
+
+
+def depth(algorithm: str | None, num_steps: int | None, num_tokens: int | None) -> int | None:
+    """K of a server with these arguments; 0 without an algorithm, None if they do not say."""
+    if not algorithm:
+        return 0
+    has_steps = all(a.has_steps for a in _ALGORITHMS.values() if a.name == algorithm)
+    return num_steps if has_steps and num_steps else (num_tokens - 1 if num_tokens else None)
 
 
 def vocabulary_notes(deployment: Deployment) -> list[str]:
@@ -69,9 +85,8 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         deployment = deployment.flat
     config = None
     if deployment.k:
-        if deployment.method in _NEAREST:
-            deployment.refuse("sglang", _NEAREST[deployment.method])
-        command += ["--speculative-algorithm", _ALGORITHMS[deployment.method]]
+        known = deployment.named("sglang", _ALGORITHMS, _NEAREST, head="an eagle or eagle3 head")
+        command += ["--speculative-algorithm", known.name]
         command += _draft_flags(deployment)
         if _has_tiers(deployment):
             config = ConfigFile(config_name, json.dumps(_tiers(deployment), indent=2) + "\n")
@@ -122,18 +137,23 @@ def _acceptance_flags(deployment: Deployment) -> list[str]:
 def _single(deployment: Deployment) -> float | None:
     """The threshold of a lossy rule that SGLang has, too; at temperature 0 it applies none."""
     rule = deployment.pairing.drafter.lossy
-    is_kept = deployment.temperature > 0 and deployment.method in _THRESHOLDS
+    has_thresholds = _ALGORITHMS.get(deployment.method, _NONE).has_steps
+    is_kept = deployment.temperature > 0 and has_thresholds
     return rule.parameters["single"] if rule and rule.name == "threshold" and is_kept else None
 
 
 def _is_tree(deployment: Deployment) -> bool:
     """Whether SGLang grows the same tree; any other goes out as a chain."""
-    return deployment.method in _ADAPTIVE and deployment.tree == "dynamic"
+    return _is_adaptive(deployment) and deployment.tree == "dynamic"
 
 
 def _has_tiers(deployment: Deployment) -> bool:
     """Tiers are for chains of EAGLE heads alone."""
-    return deployment.is_tiered and deployment.method in _ADAPTIVE and not deployment.tree
+    return deployment.is_tiered and _is_adaptive(deployment) and not deployment.tree
+
+
+def _is_adaptive(deployment: Deployment) -> bool:
+    return _ALGORITHMS.get(deployment.method, _NONE).is_adaptive
 
 
 def _tiers(deployment: Deployment) -> dict[str, dict[str, list[int]]]:

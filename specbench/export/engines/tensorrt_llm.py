@@ -35,16 +35,8 @@ _TYPES = {
     "dflash": "DFlash",
 }
 _NEAREST = {
-    "eagle": "an eagle3 head",
-    "peagle": "an eagle3 head",
-    "medusa": "an eagle3 head",
     "suffix": "ngram; its own suffix automaton (decoding_type: SA) is another method",
     "previous_turn": "ngram, whose pool also remembers earlier answers",
-    "lookahead": "ngram",
-    "token_recycling": "ngram",
-    "self_speculation": "draft_model with a small model of the target's family",
-    "token_intersection": "draft_model with a small model of the target's family",
-    "string_match": "draft_model with a small model of the target's family",
 }
 
 
@@ -91,9 +83,8 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
 
 def _settings(deployment: Deployment, release: Release) -> dict[str, Any]:
     method = deployment.method
-    if method in _NEAREST:
-        deployment.refuse("tensorrt_llm", _NEAREST[method])
-    config: dict[str, Any] = {"decoding_type": _TYPES[method], "max_draft_len": deployment.k}
+    name = deployment.named("tensorrt_llm", _TYPES, _NEAREST, head="an eagle3 head")
+    config: dict[str, Any] = {"decoding_type": name, "max_draft_len": deployment.k}
     if deployment.drafter is not None:
         config["speculative_model"] = model_name(deployment.drafter)
     if method == "eagle3":

@@ -22,19 +22,18 @@ from specbench.model_files.model_spec import ModelSpec
 CONFIG_NAME = "generate.py"
 
 _OLDEST, _NEWEST = (5, 17), (5, 23)
-_NEAREST = {
-    "eagle": "draft_model with a small model of the target's family",
-    "eagle3": "draft_model with a small model of the target's family",
-    "peagle": "draft_model with a small model of the target's family",
-    "medusa": "draft_model with a small model of the target's family",
-    "suffix": "ngram",
-    "previous_turn": "ngram",
-    "lookahead": "ngram",
-    "token_recycling": "ngram",
-}
 _SHORT_CONVOLUTIONS = ("lfm2", "lfm2_moe", "lfm3")  # seen to give the text of plain generate
 # Between different tokenizers: the one way at temperature 0, the other above.
 _RETOKENIZING = ("string_match", "token_intersection")
+# Arguments of `generate` that draft.
+_MODEL, _LOOKUP = "assistant_model", "prompt_lookup_num_tokens"
+_MTP, _LAYERS = "use_mtp", "assistant_early_exit"
+_ARGUMENTS = {
+    **dict.fromkeys(("draft_model", "dflash", *_RETOKENIZING), _MODEL),
+    "ngram": _LOOKUP,
+    "mtp": _MTP,
+    "self_speculation": _LAYERS,
+}
 
 _PROGRAM = """\
 import sys
@@ -112,26 +111,25 @@ def _program(deployment: Deployment) -> str:
         "assistant_confidence_threshold": 0.0,  # no draft is given up for being unlikely
     }
     assistant, arguments = "", ""
-    if deployment.k and deployment.method in _NEAREST:
-        deployment.refuse("transformers", _NEAREST[deployment.method])
-    elif deployment.k and deployment.method in ("draft_model", "dflash", *_RETOKENIZING):
+    way = deployment.named("transformers", _ARGUMENTS) if deployment.k else None
+    if way == _MODEL:
         model = _loading(deployment, is_drafter=True)
         assistant = _ASSISTANT.format(model=model, settings=_keywords(drafting))
         if deployment.vocab_sizes and deployment.unequal_vocab_sizes:
             assistant += _RESIZED.format(deployment.vocab_sizes[0])
-        arguments = ", assistant_model=assistant"
+        arguments = f", {_MODEL}=assistant"
         if deployment.method in _RETOKENIZING:
             assistant += _ASSISTANTS_TOKENIZER.format(source=_retokenized(deployment))
             arguments += ", tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer"
         if deployment.method == "dflash":
             settings["speculation_type"] = "dflash"
-    elif deployment.k and deployment.method == "ngram":
-        settings["prompt_lookup_num_tokens"] = deployment.k
+    elif way == _LOOKUP:
+        settings[_LOOKUP] = deployment.k
         settings["max_matching_ngram_size"] = deployment.setting("max_ngram")
-    elif deployment.k and deployment.method == "mtp":
-        settings |= {"use_mtp": True, "num_assistant_tokens": deployment.k}
-    elif deployment.k:
-        settings |= {"assistant_early_exit": _early_exit(deployment), **drafting}
+    elif way == _MTP:
+        settings |= {_MTP: True, "num_assistant_tokens": deployment.k}
+    elif way == _LAYERS:
+        settings |= {_LAYERS: _early_exit(deployment), **drafting}
     return _PROGRAM.format(
         tokenizer=f"from_pretrained({_source(deployment.target, {})})",
         target=_loading(deployment, is_drafter=False),

@@ -1,12 +1,14 @@
 """vLLM: `vllm serve MODEL --speculative-config JSON`.
 
-Facts: vllm/config/speculative.py of 0.30 to 0.33. Drafts are chains; medusa went with 0.33.
+Facts: vllm/config/speculative.py of 0.30 to 0.33. Drafts are chains; medusa went with 0.33. What
+it does not take of a head: models/llama_eagle.py, llama_eagle3.py and medusa.py of 0.32.
 """
 
 import json
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
 
-from specbench.errors import UsageError
+from specbench.errors import ModelError, UsageError
 from specbench.export.deployment import (
     Deployment,
     Export,
@@ -15,24 +17,29 @@ from specbench.export.deployment import (
     server_flags,
     settings_lost,
 )
-from specbench.export.engine_version import dotted, read_release, told_apart
-from specbench.export.vllm_heads import head_lost
+from specbench.export.engine_version import Release, dotted, read_release, told_apart
+from specbench.model_files.head_files import HeadFiles, Shaped
+from specbench.model_files.head_fit import eagle_has_bias
+from specbench.model_files.medusa_layout import medusa_fields, medusa_tensors
+from specbench.model_files.model import ModelFiles, open_model
 
 CONFIG_NAME = None
 
 _OLDEST, _NEWEST = (0, 30), (0, 33)
-_WITHOUT_MEDUSA = (0, 33)
-_WITH_MODEL = ("draft_model", "eagle", "eagle3", "peagle", "medusa", "mtp", "dflash")
-# Our methods that are ways to run one of vLLM's.
-_NAMES = {"peagle": "eagle3", "token_intersection": "draft_model"}
-_NEAREST = {
-    "previous_turn": "ngram, or suffix, which remembers earlier answers",
-    "lookahead": "ngram",
-    "token_recycling": "suffix",
-    "self_speculation": "draft_model with a small model of the target's family",
-    "string_match": "token_intersection, which vLLM has (use_heterogeneous_vocab)",
-    "medusa": "an eagle or eagle3 head; medusa ended with vLLM 0.32 (--engine-version 0.32)",
-}
+# What configs of vLLM's own call a field; it also takes the number of heads from K.
+_SYNONYMS = {"medusa_num_heads": "num_heads", "medusa_num_layers": "num_hidden_layers"}
+_NO_BIAS = "`specbench train eagle` makes heads without one"
+SPECULATION = "--speculative-config"
+
+
+class _Method(NamedTuple):
+    """A `method` of vLLM; `settings`: its names of ours."""
+
+    name: str
+    settings: tuple[tuple[str, str], ...] = ()
+    is_parallel: bool = False
+    lost: Callable[[ModelFiles], Iterator[str]] | None = None  # of a head on this machine
+    until: Release | None = None  # the first release without it
 
 
 def vocabulary_notes(deployment: Deployment) -> list[str]:
@@ -52,37 +59,28 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         *deployment.dtype_lost,
     ]
     if deployment.k:
-        config = _speculative_config(deployment, has_medusa=release < _WITHOUT_MEDUSA)
-        command += ["--speculative-config", json.dumps(config)]
+        known = {n: m for n, m in _METHODS.items() if m.until is None or release < m.until}
+        method = deployment.named("vllm", known, _NEAREST, head="an eagle or eagle3 head")
+        config = _speculative_config(deployment, method)
+        command += [SPECULATION, json.dumps(config)]
         lost += _lost(deployment)
         deployment = deployment.noting(vocabulary_notes(deployment))
     return exported(deployment, "vllm", dotted(release), command, lost)
 
 
-def _speculative_config(deployment: Deployment, *, has_medusa: bool) -> dict[str, Any]:
-    method = deployment.method
-    if method in _NEAREST and not (method == "medusa" and has_medusa):
-        deployment.refuse("vllm", _NEAREST[method])
-    name = _NAMES.get(method, method)
-    config: dict[str, Any] = {"method": name, "num_speculative_tokens": deployment.k}
-    if method == "peagle":
+def _speculative_config(deployment: Deployment, method: _Method) -> dict[str, Any]:
+    config: dict[str, Any] = {"method": method.name, "num_speculative_tokens": deployment.k}
+    if method.is_parallel:
         config["parallel_drafting"] = True
-    is_mapped = method == "token_intersection" or bool(deployment.unequal_vocab_sizes)
+    is_mapped = deployment.row.retokenizes or bool(deployment.unequal_vocab_sizes)
     if is_mapped:
         config["use_heterogeneous_vocab"] = True
     if deployment.drafter is not None:
         config["model"] = model_name(deployment.drafter)
         if deployment.drafter.revision:
             config["revision"] = deployment.drafter.revision
-    if method == "ngram":
-        config["prompt_lookup_max"] = deployment.setting("max_ngram")
-        config["prompt_lookup_min"] = deployment.setting("min_ngram")
-    if method == "suffix":
-        config["suffix_decoding_max_tree_depth"] = deployment.setting("max_depth")
-        config["suffix_decoding_max_cached_requests"] = deployment.setting("max_cached_requests")
-        config["suffix_decoding_max_spec_factor"] = deployment.setting("max_spec_factor")
-        config["suffix_decoding_min_token_prob"] = deployment.setting("min_token_prob")
-    if name in _WITH_MODEL and deployment.temperature > 0:
+    config |= {theirs: deployment.setting(ours) for theirs, ours in method.settings}
+    if deployment.row.model != "refused" and deployment.temperature > 0:
         # vLLM drafts greedily at any temperature unless told otherwise.
         drawn = deployment.draws_drafts and not is_mapped
         config["draft_sample_method"] = "probabilistic" if drawn else "greedy"
@@ -115,9 +113,8 @@ def _lost(deployment: Deployment) -> list[str]:
             f"beyond {last.num_rows} requests at once nothing was measured; vLLM keeps "
             f"K={last.num_speculative_tokens} there"
         )
-    if deployment.drafter is not None:
-        lost += head_lost(deployment.method, deployment.drafter)
-    if deployment.method == "token_intersection" and deployment.temperature > 0:
+    lost += _head_lost(deployment)
+    if deployment.row.retokenizes and deployment.temperature > 0:
         lost.append(
             "drafts that are drawn: between different vocabularies vLLM drafts greedily, which "
             "accepts fewer tokens than measured"
@@ -125,3 +122,94 @@ def _lost(deployment: Deployment) -> list[str]:
     if deployment.method == "suffix":
         lost.append("suffix needs the package arctic-inference beside vLLM")
     return lost
+
+
+def _head_lost(deployment: Deployment) -> list[str]:
+    """What vLLM does not take of a head; nothing if it is not on this machine or not readable."""
+    lost = _METHODS[deployment.method].lost
+    try:
+        return list(lost(open_model(deployment.head))) if lost else []
+    except ModelError:
+        return []  # whoever loads it says what is wrong
+
+
+def _of_eagle(files: ModelFiles) -> Iterator[str]:
+    yield from _without_class(files)
+    head: HeadFiles[Shaped] = HeadFiles(source=files.spec.source, config=files.config, tensors={})
+    if not eagle_has_bias(head):
+        return
+    if files.config.get("bias"):
+        yield (
+            f'{head.source}/config.json has "bias": true, which vLLM takes for biases of the '
+            "attention: those it leaves to chance, fc.bias it drops, and next to nothing is "
+            f'accepted. With "bias": false in a copy only fc.bias is lost; {_NO_BIAS}'
+        )
+    else:
+        yield f"fc.bias of {head.source}: vLLM drops it, and accepts fewer drafts; {_NO_BIAS}"
+
+
+def _of_eagle3(files: ModelFiles) -> Iterator[str]:
+    yield from _without_class(files)
+    if "fc.bias" in _names(files):
+        yield f"fc.bias of {files.spec.source}: vLLM drops it, and accepts fewer drafts"
+
+
+def _of_medusa(files: ModelFiles) -> Iterator[str]:
+    needed = medusa_fields(medusa_tensors(files.head))
+    lacking = {name: value for name, value in needed.items() if not _says(files, name, value)}
+    if lacking:
+        fields = ", ".join(f'"{name}": {json.dumps(value)}' for name, value in lacking.items())
+        yield (
+            f"{files.spec.source}/config.json lacks what vLLM reads there, and without it takes "
+            f"sizes of another model or drops tensors: add {fields}"
+        )
+
+
+def _says(files: ModelFiles, name: str, value: object) -> bool:
+    return value in (files.config.get(name), files.config.get(_SYNONYMS.get(name, name)))
+
+
+def _without_class(files: ModelFiles) -> Iterator[str]:
+    if not files.architecture:
+        yield (
+            f"{files.spec.source}/config.json names no class, which vLLM asks for: add "
+            '"architectures": ["LlamaForCausalLM"] to it'
+        )
+
+
+def _names(files: ModelFiles) -> Collection[str]:
+    """Of its tensors; none where only loading would tell."""
+    try:
+        return files.head.tensors
+    except ModelError:
+        return ()
+
+
+_METHODS = {
+    "draft_model": _Method("draft_model"),
+    "token_intersection": _Method("draft_model"),
+    "eagle": _Method("eagle", lost=_of_eagle),
+    "eagle3": _Method("eagle3", lost=_of_eagle3),
+    "peagle": _Method("eagle3", is_parallel=True, lost=_of_eagle3),
+    "medusa": _Method("medusa", lost=_of_medusa, until=(0, 33)),
+    "mtp": _Method("mtp"),
+    "dflash": _Method("dflash"),
+    "ngram": _Method(
+        "ngram", (("prompt_lookup_max", "max_ngram"), ("prompt_lookup_min", "min_ngram"))
+    ),
+    "suffix": _Method(
+        "suffix",
+        (
+            ("suffix_decoding_max_tree_depth", "max_depth"),
+            ("suffix_decoding_max_cached_requests", "max_cached_requests"),
+            ("suffix_decoding_max_spec_factor", "max_spec_factor"),
+            ("suffix_decoding_min_token_prob", "min_token_prob"),
+        ),
+    ),
+}
+_NEAREST = {
+    "previous_turn": "ngram, or suffix, which remembers earlier answers",
+    "token_recycling": "suffix",
+    "string_match": "token_intersection, which vLLM has (use_heterogeneous_vocab)",
+    "medusa": "an eagle or eagle3 head; medusa ended with vLLM 0.32 (--engine-version 0.32)",
+}
