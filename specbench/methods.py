@@ -14,19 +14,11 @@ from specbench.drafting.medusa import NEW_HEADS, MedusaTree
 from specbench.drafting.published import EAGLE_STATIC
 from specbench.drafting.recycling import RANK_PROBS, recycling_tree
 from specbench.errors import ModelError, UsageError
-from specbench.footprint import (
-    DEEPEST_BEAM,
-    MOST_DRAFTS,
-    NGRAM_BUCKETS,
-    num_dynamic_drafts,
-    num_static_drafts,
-    spare_slots,
-)
-from specbench.model_files.dflash_style import DFLASH_ARCHITECTURE, DFlashStyle, dflash_fit
-from specbench.model_files.eagle3_style import EAGLE3_NAMES, Style, eagle3_fit
-from specbench.model_files.head_files import HeadFiles, new_name
-from specbench.model_files.head_fit import EAGLE_NAMES, Fit, HeadTarget, eagle_fit, misfits
-from specbench.model_files.head_layouts import (
+from specbench.files.dflash_style import DFLASH_ARCHITECTURE, DFlashStyle, dflash_fit
+from specbench.files.eagle3_style import EAGLE3_NAMES, Style, eagle3_fit
+from specbench.files.head_files import HeadFiles, new_name
+from specbench.files.head_fit import EAGLE_NAMES, Fit, HeadTarget, eagle_fit, misfits
+from specbench.files.head_layouts import (
     DFLASH_LAYOUTS,
     EAGLE3_LAYOUTS,
     EAGLE_LAYOUTS,
@@ -35,9 +27,9 @@ from specbench.model_files.head_layouts import (
     PEAGLE_LAYOUTS,
     Layouts,
 )
-from specbench.model_files.medusa_layout import MedusaLayout, medusa_fit, medusa_tensors
-from specbench.model_files.model import ModelFiles
-from specbench.model_files.mtp_families import (
+from specbench.files.medusa_layout import MedusaLayout, medusa_fit, medusa_tensors
+from specbench.files.model import ModelFiles
+from specbench.files.mtp_families import (
     FAMILIES,
     family_name,
     family_of,
@@ -45,6 +37,14 @@ from specbench.model_files.mtp_families import (
     mtp_fit,
     num_mtp_layers,
     require_mtp_tensors,
+)
+from specbench.footprint import (
+    DEEPEST_BEAM,
+    MOST_DRAFTS,
+    NGRAM_BUCKETS,
+    num_dynamic_drafts,
+    num_static_drafts,
+    spare_slots,
 )
 
 Setting = int | float | str | bool | tuple[int, ...]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from specbench.bench import this_process
+from specbench.files.model import open_model
 from specbench.fit.gpus import GIB, RESERVED_BYTES
 from specbench.fit.memory_plan import Place, plan_target
 from specbench.inputs.config import load_pairings
-from specbench.model_files.model import open_model
 from specbench.shipped import shipped
 
 PAGE = (Path(__file__).parents[1] / "docs" / "gpu.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from specbench.methods import METHODS
 PACKAGE = Path(__file__).parents[1] / "specbench"
 BASE = {"", "errors", "exit_code", "stats", "settings", "records", "footprint", "whole_file"}
 BASE |= {"json_text", "plain_text", "no_collection"}
-FILES = {"shipped", "inputs", "model_files", "drafting", "methods"}
+FILES = {"shipped", "inputs", "files", "drafting", "methods"}
 DECIDING = {*BASE, *FILES, "metrics", "decide"}
 ANALYSING = {*DECIDING, "runs", "gate", "importers", "fit", "forecast", "export"}
 DECODING = {
@@ -45,10 +45,10 @@ MAY_IMPORT = {
     "stats": {"errors"},  # only numbers enter
     "settings": {"errors"},
     "records": {"stats", "settings"},
-    "model_files": {"errors", "shipped"},
-    "drafting": {"errors", "footprint", "model_files"},
-    "methods": {"errors", "footprint", "model_files", "drafting"},
-    "inputs": {*BASE, "shipped", "model_files", "methods"},
+    "files": {"errors", "shipped"},
+    "drafting": {"errors", "footprint", "files"},
+    "methods": {"errors", "footprint", "files", "drafting"},
+    "inputs": {*BASE, "shipped", "files", "methods"},
     "runs": BASE,
     "metrics": {*BASE, "runs"},
     "gate": {*BASE, "runs", "metrics"},
@@ -167,7 +167,7 @@ def test_no_other_file_compares_or_lists_the_names_of_methods():
         place = path.relative_to(PACKAGE)
         if any(place.match(pattern) for pattern in NAMES_METHODS):
             continue
-        if room_of(path) == "model_files":  # its words are those of the files of heads
+        if room_of(path) == "files":  # its words are those of the files of heads
             continue
         own = {path.stem} if place.parts[0] == "drafters" else set()
         assert methods_named(source) <= own, path

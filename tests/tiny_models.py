@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specbench.drafters.registry import drafter_class
-from specbench.model_files.model import ModelFiles, open_model
-from specbench.model_files.model_spec import ModelSpec
+from specbench.files.model import ModelFiles, open_model
+from specbench.files.model_spec import ModelSpec
 from tests.decoding.models import tiny_llama
 from tests.tiny_pair import make_tokenizer
 

@@ -11,9 +11,9 @@ from benchmarks.gpu_suite.machine import Machine
 from specbench.drafters.draft_model import DraftModel
 from specbench.drafters.registry import Parts
 from specbench.engines.model_pool import ModelPool
+from specbench.files.model_spec import ModelSpec
 from specbench.forward.runner import Runner
 from specbench.inputs.pairing import Drafter, Target
-from specbench.model_files.model_spec import ModelSpec
 from specbench.models.dummy import fill, make_skeleton
 from specbench.models.loading import LoadedModel
 from specbench.shipped import PACKAGE

@@ -7,9 +7,9 @@ from specbench.bench.deadline import Deadline
 from specbench.bench.depth import headers_on_this_machine
 from specbench.bench.plan import TargetPlan
 from specbench.bench.watch import Watch
+from specbench.files.head_files import HeadFiles
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import Pairing, Target
-from specbench.model_files.head_files import HeadFiles
-from specbench.model_files.model_spec import ModelSpec
 from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe
 from specbench.probes.probe import NoProbe

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from specbench.files.attention import is_hybrid
+from specbench.files.model import ModelFiles
 from specbench.fit.weights import DTYPE_BYTES, Weights, kv_elements_per_token
 from specbench.forward.own_state import cache_bytes
-from specbench.model_files.attention import is_hybrid
-from specbench.model_files.model import ModelFiles
 from specbench.models.loading import load_skeleton
 from specbench.models.quantization import packable
 

@@ -5,11 +5,11 @@ from functools import partial
 from typing import Any
 
 from specbench.errors import ModelError, UsageError
+from specbench.files.head_files import HeadFiles
+from specbench.files.model import num_rows, open_model
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import Pairing
 from specbench.methods import find_method
-from specbench.model_files.head_files import HeadFiles
-from specbench.model_files.model import num_rows, open_model
-from specbench.model_files.model_spec import ModelSpec
 
 ReadHead = Callable[[ModelSpec], HeadFiles[Any]]  # config and shapes of a head; ModelError
 

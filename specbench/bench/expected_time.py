@@ -6,8 +6,8 @@ from pathlib import Path
 from specbench.bench.plan import TargetPlan
 from specbench.bench.spent import spent_s
 from specbench.errors import ModelError
+from specbench.files.model import open_model
 from specbench.fit.memory_plan import Place, plan_target
-from specbench.model_files.model import open_model
 from specbench.runs import StoredRun, list_runs, load_run
 from specbench.settings import SERVED
 

@@ -10,10 +10,10 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 from tqdm.auto import tqdm
 
 from specbench.errors import UsageError, first_line
+from specbench.files.hub_facts import HubFacts, gated_words, hub_facts
+from specbench.files.model import has_weights, is_here
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.demand import gib
-from specbench.model_files.hub_facts import HubFacts, gated_words, hub_facts
-from specbench.model_files.model import has_weights, is_here
-from specbench.model_files.model_spec import ModelSpec
 from specbench.models.progress import report_progress
 
 PATIENCE_S = 5.0  # a hub that answers at all answers sooner

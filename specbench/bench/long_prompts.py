@@ -9,7 +9,7 @@ from math import inf
 from specbench.bench.plan import TargetPlan
 from specbench.engines.engine import Engine, Tokenizer
 from specbench.errors import ModelError, WorkloadError
-from specbench.model_files.model import open_model
+from specbench.files.model import open_model
 from specbench.records import FailureRecord, Message, Prompt
 
 _MOST_TEMPLATE_TOKENS = 1024  # that a chat template adds

@@ -10,10 +10,10 @@ from specbench.bench.long_prompts import fitting
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.served.deployments import refusals
 from specbench.errors import ModelError, UsageError
+from specbench.files.model import open_model
 from specbench.fit.compatibility import check_drafter
 from specbench.inputs.pairing import Pairing, Target
 from specbench.inputs.workloads import load_workloads
-from specbench.model_files.model import open_model
 from specbench.records import no_template
 from specbench.settings import BUILTIN, SERVED, TRANSFORMERS, RunSettings
 

@@ -21,8 +21,8 @@ from specbench.engines.kernel_choices import require_kernel
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.transformers import TransformersEngine
 from specbench.errors import ModelError, UsageError
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import Pairing, Target
-from specbench.model_files.model_spec import ModelSpec
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from specbench.models.loading import planned_dtype
 from specbench.probes.allocator import cuda_uuid

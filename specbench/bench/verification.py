@@ -24,9 +24,9 @@ from specbench.engines.model_pool import ModelPool
 from specbench.engines.peers import BASELINES
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import ModelError, SpecbenchError, WorkloadError, first_line
+from specbench.files.model import open_model
 from specbench.fit.weights import model_weights
 from specbench.inputs.pairing import Pairing
-from specbench.model_files.model import open_model
 from specbench.records import Message, Prompt, Sampling
 from specbench.settings import BUILTIN, RunSettings
 from specbench.verify.collect import Answered, Collector, Examined, Question

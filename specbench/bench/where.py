@@ -16,10 +16,10 @@ from specbench.bench.spread import Cluster, Spread, surveyed
 from specbench.bench.units import Job, WholeTargetJob
 from specbench.bench.watch import Watch
 from specbench.bench.worker import RunInputs
+from specbench.files.head_files import HeadFiles
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing, Target
-from specbench.model_files.head_files import HeadFiles
-from specbench.model_files.model_spec import ModelSpec
 from specbench.records import Environment
 from specbench.runs import Ledger
 from specbench.settings import SERVED, RunSettings

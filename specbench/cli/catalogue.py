@@ -49,8 +49,8 @@ def check_hub(pairings: "Pairings", write: Path | None) -> tuple[list[dict[str, 
     `write`: a copy of the file, with what the hub tells and the file does not. UsageError where
     the hub cannot be asked.
     """
+    from specbench.files.hub_facts import hub_facts
     from specbench.fit.hub_check import differences, hub_models, write_filled
-    from specbench.model_files.hub_facts import hub_facts
 
     if write is not None and write.exists():
         raise UsageError(f"--write {write}: file exists; name a new one")

@@ -18,11 +18,11 @@ from specbench.settings.groups import PairingNames, PairingsFile
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from specbench.files.model_spec import ModelSpec
     from specbench.fit.compatibility import Compatibility
     from specbench.fit.finding import Finding
     from specbench.fit.memory_plan import Place
     from specbench.inputs.pairing import Pairing
-    from specbench.model_files.model_spec import ModelSpec
 
 GIB = 2**30
 _FEW = 10  # pairings that nobody named and that are told in full all the same
@@ -115,8 +115,8 @@ def _checked(chosen: "Sequence[Pairing]", place: "Place", *, quiet: bool) -> lis
 
 
 def _check(pairing: "Pairing", place: "Place") -> dict[str, Any]:
+    from specbench.files.model import is_here
     from specbench.fit.demand import demand, shortage
-    from specbench.model_files.model import is_here
 
     is_downloaded = all(map(is_here, pairing.models))
     problems: list[str] = []
@@ -149,8 +149,8 @@ def _check(pairing: "Pairing", place: "Place") -> dict[str, Any]:
 
 def _without_accelerate(pairing: "Pairing") -> str | None:
     """Which models transformers cannot load on a GPU without accelerate, if it is not installed."""
+    from specbench.files.model import is_here, open_model
     from specbench.methods import find_method
-    from specbench.model_files.model import is_here, open_model
 
     if find_spec("accelerate") is not None:
         return None
@@ -171,9 +171,9 @@ def _without_accelerate(pairing: "Pairing") -> str | None:
 
 def _told(pairing: "Pairing") -> tuple[list[str], list[str]]:
     """What loading would say against the target, else against the drafter beside it; and notes."""
+    from specbench.files.model import open_model
     from specbench.fit.compatibility import check_drafter, check_target
     from specbench.methods import find_method
-    from specbench.model_files.model import open_model
 
     try:
         target = open_model(pairing.target.model)
@@ -198,8 +198,8 @@ def _notes(found: "Compatibility") -> list[str]:
 def _of_model(model: "ModelSpec | None", findings: "Iterable[Finding]") -> list[str]:
     """What its files say, else what a small model of its family says when it is run. None: a
     head."""
+    from specbench.files.model import open_model
     from specbench.fit.compatibility import is_proven
-    from specbench.model_files.model import open_model
 
     refused = [one.text for one in findings if one.level == "refused"]
     if refused or model is None:

@@ -53,9 +53,9 @@ class OwnPair:
     ) -> "tuple[Pairing, ...]":
         """The pairings named here, else those that the settings name; UsageError for a mix of
         both."""
+        from specbench.files.model import open_model
         from specbench.fit.discover import draftless
         from specbench.inputs.pairing import Pairings
-        from specbench.model_files.model import open_model
 
         named = settings.workload.pairings
         if self.target is None:

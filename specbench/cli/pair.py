@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specbench.cli.hardware import Machine
+    from specbench.files.model import ModelFiles
     from specbench.fit.candidates import Candidate, Prepared
     from specbench.fit.weights import Weights
     from specbench.inputs.pairing import Drafter, Target
-    from specbench.model_files.model import ModelFiles
     from specbench.runs import StoredRun
 
 _Word = Annotated[
@@ -61,10 +61,10 @@ def pair(asked: Paired, word: _Word = None, named: _Target = None) -> None:
     """
     from specbench.bench.planning import plan_targets
     from specbench.cli.plan_table import left_out
+    from specbench.files.model import open_model
     from specbench.fit.demand import shortage
     from specbench.inputs.pairing import Pairing
     from specbench.inputs.workloads import load_workloads
-    from specbench.model_files.model import open_model
 
     target = word or named
     if target is None or (word and named):
@@ -235,7 +235,7 @@ def _built(files: "ModelFiles", dtype: str) -> "Weights | None":
 
 def _built_hybrid(files: "ModelFiles", dtype: str) -> "Weights | None":
     """A dry run imports torch only where nothing else tells what layers keep."""
-    from specbench.model_files.attention import is_hybrid
+    from specbench.files.attention import is_hybrid
 
     return _built(files, dtype) if is_hybrid(files.field) else None
 

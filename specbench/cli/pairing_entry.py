@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 if TYPE_CHECKING:
+    from specbench.files.model_spec import ModelSpec
     from specbench.inputs.pairing import Target
-    from specbench.model_files.model_spec import ModelSpec
 
 FILE = "pairings.yaml"
 

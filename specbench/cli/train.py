@@ -15,7 +15,7 @@ from specbench.settings.groups import PairingsFile, PromptField, Seed
 from specbench.settings.words import MAX_CONCURRENCY, one_of, parse_seconds, parse_temperatures
 
 if TYPE_CHECKING:
-    from specbench.model_files.model_spec import ModelSpec
+    from specbench.files.model_spec import ModelSpec
 
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -7,7 +7,7 @@ from transformers.utils import is_sklearn_available
 
 from specbench.engines.peer_module import make_peer
 from specbench.errors import CompatibilityError
-from specbench.model_files.model_spec import ModelSpec
+from specbench.files.model_spec import ModelSpec
 from specbench.models.loading import LoadedModel
 
 _KEYS = (

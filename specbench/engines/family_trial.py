@@ -7,8 +7,8 @@ from transformers.quantizers.auto import get_hf_quantizer
 
 from specbench.engines.refusals import failures_told
 from specbench.errors import ModelError
+from specbench.files.model_spec import ModelSpec
 from specbench.forward.self_test import make_checked_runner
-from specbench.model_files.model_spec import ModelSpec
 from specbench.models.library_log import quiet
 from specbench.models.loading import load_config, refusing
 from specbench.models.quantization import named_format

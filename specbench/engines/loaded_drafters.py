@@ -14,14 +14,14 @@ from specbench.engines.model_pool import ModelPool, bytes_read, head_identity, i
 from specbench.engines.packed_weights import packed_notes
 from specbench.engines.refusals import failures_told
 from specbench.errors import ModelError, UsageError
+from specbench.files.attention import NO_TREES
+from specbench.files.model_spec import ModelSpec
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import Forward, make_checked_runner
 from specbench.inputs.pairing import Drafter
 from specbench.json_text import parse_json
 from specbench.methods import find_method
-from specbench.model_files.attention import NO_TREES
-from specbench.model_files.model_spec import ModelSpec
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.loading import LoadedModel, first_not_finite, not_finite_words
 from specbench.models.retokenizer import require_common_tokens

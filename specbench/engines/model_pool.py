@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from specbench.errors import ModelError
+from specbench.files.model_spec import ModelSpec
 from specbench.kernels.availability import DEVICES
-from specbench.model_files.model_spec import ModelSpec
 from specbench.models.checkpoint import WEIGHT_KINDS, Checkpoint, has_tokenizer, read_checkpoint
 from specbench.models.digest import weights_sha256
 from specbench.models.first_layers import layers_of

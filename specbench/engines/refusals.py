@@ -13,7 +13,7 @@ from specbench.errors import (
     WorkloadError,
     first_line,
 )
-from specbench.model_files.attention import ELSEWHERE
+from specbench.files.attention import ELSEWHERE
 from specbench.models.raised import is_of_device, raise_if_device_lost, raised_by_model
 
 # A refusal is a stored result, and the rest of the run continues.

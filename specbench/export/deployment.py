@@ -9,10 +9,10 @@ from typing import NamedTuple, NoReturn, Protocol, TypeVar
 
 from specbench.errors import ModelError, UsageError
 from specbench.export.hybrids import hybrid_lost
+from specbench.files.model import num_rows, open_model
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import Pairing
 from specbench.methods import Method, Setting, find_method
-from specbench.model_files.model import num_rows, open_model
-from specbench.model_files.model_spec import ModelSpec
 
 GREEDY = "greedy: a draft is accepted if it is the target's argmax"
 MATCHED = "a draft is accepted if the target's own sample equals it"

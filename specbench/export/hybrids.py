@@ -4,9 +4,9 @@ Such a layer's state has to be rolled back after a rejected draft, and not every
 """
 
 from specbench.errors import ModelError
-from specbench.model_files.attention import is_hybrid
-from specbench.model_files.model import open_model
-from specbench.model_files.model_spec import ModelSpec
+from specbench.files.attention import is_hybrid
+from specbench.files.model import open_model
+from specbench.files.model_spec import ModelSpec
 
 # By engine; the numbers are those of its own issues and pull requests, as read in 2026.
 _KNOWN = {

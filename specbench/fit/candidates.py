@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from functools import cache
 
 from specbench.errors import CompatibilityError, ModelError
+from specbench.files.model import ModelFiles, has_weights, open_model
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import Compatibility, check_drafter, check_target
 from specbench.fit.discover import LeftOut
 from specbench.fit.finding import Finding, finding
 from specbench.fit.memory_plan import Count, MemoryPlan, Place, plan_pair, plan_target
 from specbench.inputs.pairing import Drafter, Pairing, Target
-from specbench.model_files.model import ModelFiles, has_weights, open_model
-from specbench.model_files.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from specbench.errors import ModelError
+from specbench.files.attention import (
+    NO_TREES,
+    RECURRENT,
+    is_hybrid,
+    rope_type,
+    ropes,
+    unsupported_attention,
+)
+from specbench.files.model import ModelFiles, open_model
+from specbench.files.sizes import require_sizes, require_weights
+from specbench.files.stored_format import loading_refusal
+from specbench.files.tokenizer_files import TOKENIZER_FILES
 from specbench.fit.finding import NO_WEIGHTS, Finding, Level, finding
 from specbench.fit.head_findings import head_findings
 from specbench.fit.vocabulary_findings import (
@@ -24,18 +36,6 @@ from specbench.fit.vocabulary_findings import (
 )
 from specbench.inputs.pairing import Drafter
 from specbench.methods import find_method, kind_of
-from specbench.model_files.attention import (
-    NO_TREES,
-    RECURRENT,
-    is_hybrid,
-    rope_type,
-    ropes,
-    unsupported_attention,
-)
-from specbench.model_files.model import ModelFiles, open_model
-from specbench.model_files.sizes import require_sizes, require_weights
-from specbench.model_files.stored_format import loading_refusal
-from specbench.model_files.tokenizer_files import TOKENIZER_FILES
 
 # Model types with nothing but state; transformers marks their classes.
 _RECURRENT_TYPES = frozenset(

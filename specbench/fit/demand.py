@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from specbench.errors import ModelError
+from specbench.files.model import ModelFiles, is_here, open_model
+from specbench.files.model_spec import ModelSpec
+from specbench.files.sizes import require_sizes
 from specbench.fit.gpus import GIB
 from specbench.fit.memory_plan import MemoryPlan, Place, plan_pair, plan_target
 from specbench.fit.weights import model_weights, planned_dtype
 from specbench.inputs.pairing import Drafter, Target
 from specbench.methods import find_method
-from specbench.model_files.model import ModelFiles, is_here, open_model
-from specbench.model_files.model_spec import ModelSpec
-from specbench.model_files.sizes import require_sizes
 
 FEWEST_TOKENS = 256  # of context, below which nobody would measure
 _UNCOUNTABLE = (ModelError, TypeError, ValueError, LookupError, ArithmeticError)

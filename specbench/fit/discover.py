@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specbench.errors import ModelError, UsageError
+from specbench.files.model import ModelFiles, open_model
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import UNREADABLE
 from specbench.fit.weights import model_weights
 from specbench.inputs.model_spec import model_spec
 from specbench.inputs.pairing import Drafter
 from specbench.methods import MODEL_METHOD, all_methods, kind_of
-from specbench.model_files.model import ModelFiles, open_model
-from specbench.model_files.model_spec import ModelSpec
 from specbench.settings.words import nearest
 
 _DEEPEST = 6  # folders below the one that is named

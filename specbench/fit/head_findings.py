@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from specbench.errors import ModelError
+from specbench.files.head_files import HeadFiles
+from specbench.files.head_fit import MISFIT, misfits
+from specbench.files.head_layouts import layout_of
+from specbench.files.headers import TensorHeader
+from specbench.files.model import ModelFiles
 from specbench.fit.finding import Finding, finding
 from specbench.methods import Method, all_methods, kind_of
-from specbench.model_files.head_files import HeadFiles
-from specbench.model_files.head_fit import MISFIT, misfits
-from specbench.model_files.head_layouts import layout_of
-from specbench.model_files.headers import TensorHeader
-from specbench.model_files.model import ModelFiles
 
 Files = HeadFiles[TensorHeader]
 # What has to fit depends on which tensors a head has of its own; those of a pickle are not known.

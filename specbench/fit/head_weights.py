@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping
 
 from specbench.errors import ModelError
+from specbench.files.head_files import HeadFiles
+from specbench.files.headers import TensorHeader, same_bytes
+from specbench.files.layer_config import head_size, layer_fields
+from specbench.files.model import ModelFiles
 from specbench.fit.weights import DTYPE_BYTES, Weights, kv_elements_per_token
 from specbench.methods import HeadFacts
-from specbench.model_files.head_files import HeadFiles
-from specbench.model_files.headers import TensorHeader, same_bytes
-from specbench.model_files.layer_config import head_size, layer_fields
-from specbench.model_files.model import ModelFiles
 
 Files = HeadFiles[TensorHeader]
 _NOT_KEPT = ("d2t", "t2d")  # of EAGLE-3: a table of ids, and a mask that only training needs

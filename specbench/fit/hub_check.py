@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from specbench.errors import UsageError
+from specbench.files.hub_facts import HubFacts
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.gpus import GIB
 from specbench.inputs.pairing import Pairings
-from specbench.model_files.hub_facts import HubFacts
-from specbench.model_files.model_spec import ModelSpec
 from specbench.whole_file import write_new
 
 TOLERANCE = 0.05  # of weights: files also hold MTP layers, which transformers leaves there

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from specbench.files.attention import is_hybrid
+from specbench.files.model import ModelFiles, open_model
 from specbench.fit.head_weights import head_weights
 from specbench.fit.roofline import Reading
 from specbench.fit.text_part import text_tensors
@@ -18,8 +20,6 @@ from specbench.fit.workspace import Layers, sampling_bytes, state_bytes
 from specbench.footprint import STATES_BESIDE_DRAFTS, row_slots
 from specbench.inputs.pairing import Drafter
 from specbench.methods import METHODS, BufferSizes, RoundShape, find_method
-from specbench.model_files.attention import is_hybrid
-from specbench.model_files.model import ModelFiles, open_model
 
 Count = Callable[[ModelFiles, str], Weights | None]  # of an architecture that no rule here knows
 CUBLAS_BYTES = 2**25  # its workspace on a Hopper GPU, less on older ones

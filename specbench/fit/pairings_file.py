@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from specbench.errors import UsageError
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Target
-from specbench.model_files.model_spec import ModelSpec
 from specbench.shipped import PACKAGE
 from specbench.whole_file import write_new
 

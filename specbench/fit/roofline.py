@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from specbench.files.model import ModelFiles
 from specbench.fit.weights import Weights
 from specbench.inputs.pairing import Drafter
 from specbench.methods import METHODS, RoundShape
-from specbench.model_files.model import ModelFiles
 from specbench.stats.costs import bytes_per_forward, roofline_s
 
 

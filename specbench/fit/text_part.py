@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from specbench.model_files.headers import is_embedding, is_head
-from specbench.model_files.model import ModelFiles
+from specbench.files.headers import is_embedding, is_head
+from specbench.files.model import ModelFiles
 
 
 def text_tensors(model: ModelFiles) -> tuple[Collection[str], tuple[str, ...]]:

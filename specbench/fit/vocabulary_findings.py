@@ -3,10 +3,9 @@
 import hashlib
 from collections.abc import Iterator
 
-from specbench.fit.finding import Finding, finding
-from specbench.model_files.model import ModelFiles
-from specbench.model_files.tokenizer_files import NO_TOKENIZER, OTHER_VOCABULARIES
-from specbench.model_files.vocabulary import (
+from specbench.files.model import ModelFiles
+from specbench.files.tokenizer_files import NO_TOKENIZER, OTHER_VOCABULARIES
+from specbench.files.vocabulary import (
     NOTHING_IN_COMMON,
     Difference,
     Vocabulary,
@@ -14,6 +13,7 @@ from specbench.model_files.vocabulary import (
     compare_vocabularies,
     mismatch_words,
 )
+from specbench.fit.finding import Finding, finding
 from specbench.records import no_template
 
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from specbench.files.fields import Fields
+from specbench.files.headers import TensorHeader, is_embedding, is_head
+from specbench.files.layer_config import DENSE, layer_shapes
+from specbench.files.model import ModelFiles
+from specbench.files.stored_format import is_all_fp8
 from specbench.fit.text_part import text_tensors
 from specbench.footprint import Sizes
-from specbench.model_files.fields import Fields
-from specbench.model_files.headers import TensorHeader, is_embedding, is_head
-from specbench.model_files.layer_config import DENSE, layer_shapes
-from specbench.model_files.model import ModelFiles
-from specbench.model_files.stored_format import is_all_fp8
 
 DTYPE_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _PACKED_BITS: Mapping[str, float] = {"int8": 8, "fp8": 8, "int4": 4.25}  # docs/pairings.md

@@ -4,8 +4,8 @@ from functools import partial
 from typing import Any
 
 from specbench.errors import ModelError
+from specbench.files.attention import Fields, longest_context
 from specbench.forward.attention.reach import field
-from specbench.model_files.attention import Fields, longest_context
 
 
 def fields_of(config: Any) -> Fields:

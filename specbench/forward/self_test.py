@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specbench.errors import ModelError
+from specbench.files.attention import ELSEWHERE
 from specbench.forward.attention.reach import field
 from specbench.forward.attention.stock import attend_by
 from specbench.forward.fused_runner import FusedRunner
@@ -19,7 +20,6 @@ from specbench.forward.fused_weights import can_fuse
 from specbench.forward.runner import Runner, StockRunner
 from specbench.forward.state_layers import state_layers
 from specbench.forward.unsupported import refuse_unsupported
-from specbench.model_files.attention import ELSEWHERE
 from specbench.models.raised import failure_reason, raised_by_model
 
 Forward = Literal["auto", "stock", "fused"]

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from specbench.files.attention import ATTENTION_LAYERS
 from specbench.forward.own_state import LinearState, OwnState
 from specbench.forward.slot_cache import SlotCache
 from specbench.forward.state_slots import Piece, StateSlots
-from specbench.model_files.attention import ATTENTION_LAYERS
 
 # What transformers' layers call on a cache to leave their state there.
 _LEAVES_STATE = {"update_recurrent_state", "update_conv_state", "set_linear_cache"}

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.files.attention import STATE_LAYERS
 from specbench.forward.attention.masks import additive_mask, visible
 from specbench.forward.attention.reach import (
     EVERYTHING,
@@ -17,7 +18,6 @@ from specbench.forward.attention.reach import (
     reaches_beside_states,
 )
 from specbench.forward.tree import Branches
-from specbench.model_files.attention import STATE_LAYERS
 
 Masks = Tensor | dict[str, Tensor | None]
 

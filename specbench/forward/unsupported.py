@@ -3,9 +3,9 @@
 from typing import Any
 
 from specbench.errors import ModelError
+from specbench.files.attention import ELSEWHERE, RECURRENT, unsupported_attention
 from specbench.forward.context import fields_of
 from specbench.forward.state_layers import has_other_state
-from specbench.model_files.attention import ELSEWHERE, RECURRENT, unsupported_attention
 
 
 def refuse_unsupported(model: Any) -> None:

@@ -29,6 +29,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from specbench.errors import ConfigError, UsageError
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.lossy_rule import read_lossy
 from specbench.inputs.model_spec import (
     DTYPES,
@@ -41,7 +42,6 @@ from specbench.inputs.origin import ORIGIN_KEYS, read_origin
 from specbench.inputs.pairing import Drafter, Pairings, Target
 from specbench.inputs.strict_yaml import Value, one_of, read_yaml, whole
 from specbench.methods import Method, Setting, all_methods
-from specbench.model_files.model_spec import ModelSpec
 from specbench.records import NO_DRAFTER
 from specbench.shipped import PACKAGE, shipped
 

@@ -5,8 +5,8 @@ from os.path import normpath
 from pathlib import Path
 
 from specbench.errors import UsageError
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.strict_yaml import Section, Value, number, one_of, whole
-from specbench.model_files.model_spec import ModelSpec
 from specbench.settings.words import nearest
 from specbench.shipped import PACKAGE
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from specbench.errors import UsageError
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.model_spec import gguf_complaint
 from specbench.inputs.origin import Origin
 from specbench.methods import Setting
-from specbench.model_files.model_spec import ModelSpec
 from specbench.records import LossyRule
 from specbench.settings.words import nearest
 

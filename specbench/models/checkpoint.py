@@ -21,10 +21,10 @@ from torch import Tensor
 from transformers.utils import cached_file
 
 from specbench.errors import ModelError, first_line
-from specbench.model_files.folder import local_file, read_json
-from specbench.model_files.head_files import HeadFiles, LazyTensors
-from specbench.model_files.headers import HEAD_WEIGHTS, INDEX, read_index
-from specbench.model_files.tokenizer_files import TOKENIZER_FILES
+from specbench.files.folder import local_file, read_json
+from specbench.files.head_files import HeadFiles, LazyTensors
+from specbench.files.headers import HEAD_WEIGHTS, INDEX, read_index
+from specbench.files.tokenizer_files import TOKENIZER_FILES
 from specbench.models.load_advice import load_advice
 
 WEIGHT_KINDS = ("*.safetensors", "*.bin", "*.pt")

@@ -3,7 +3,7 @@
 import re
 
 from specbench.errors import ModelError, first_line
-from specbench.model_files.tokenizer_files import NO_TOKENIZER
+from specbench.files.tokenizer_files import NO_TOKENIZER
 
 # By words in what transformers raises: its own text is about arguments that nobody here passes.
 _SAID = {

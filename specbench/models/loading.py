@@ -14,10 +14,10 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar, set_tqdm_hook
 
 from specbench.errors import ModelError, ModelMemoryError, first_line
-from specbench.model_files.model import open_model
-from specbench.model_files.model_spec import ModelSpec
-from specbench.model_files.sizes import require_weights
-from specbench.model_files.stored_format import loading_refusal
+from specbench.files.model import open_model
+from specbench.files.model_spec import ModelSpec
+from specbench.files.sizes import require_weights
+from specbench.files.stored_format import loading_refusal
 from specbench.models.digest import weights_sha256
 from specbench.models.dummy import fill, make_skeleton
 from specbench.models.library_log import quiet

@@ -13,10 +13,10 @@ from transformers import AutoTokenizer
 from transformers.utils import chat_template_utils
 
 from specbench.errors import CompatibilityError, ModelError, WorkloadError
-from specbench.model_files.model_spec import ModelSpec
-from specbench.model_files.spelling import spelling_of
-from specbench.model_files.tokenizer_files import TEMPLATE_CLOCK, prints_clock
-from specbench.model_files.vocabulary import (
+from specbench.files.model_spec import ModelSpec
+from specbench.files.spelling import spelling_of
+from specbench.files.tokenizer_files import TEMPLATE_CLOCK, prints_clock
+from specbench.files.vocabulary import (
     Difference,
     Vocabulary,
     compare_vocabularies,

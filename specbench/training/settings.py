@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench.model_files.model_spec import ModelSpec
+from specbench.files.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)

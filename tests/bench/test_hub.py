@@ -9,9 +9,9 @@ from huggingface_hub import close_session, constants, try_to_load_from_cache
 
 from specbench.bench import hub
 from specbench.errors import ModelError
+from specbench.files.model import has_weights
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.model_spec import model_spec
-from specbench.model_files.model import has_weights
-from specbench.model_files.model_spec import ModelSpec
 from specbench.models import progress
 from specbench.models.checkpoint import read_checkpoint
 from specbench.shipped import PACKAGE

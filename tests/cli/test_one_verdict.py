@@ -16,10 +16,10 @@ from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import SpecbenchError
+from specbench.files.headers import INDEX
+from specbench.files.model import open_model
 from specbench.fit.compatibility import check_drafter, check_target
 from specbench.inputs.config import load_pairings
-from specbench.model_files.headers import INDEX
-from specbench.model_files.model import open_model
 from specbench.records import Sampling
 from tests.cli.calls import Ran, specbench
 from tests.cli.conftest import SMALL
@@ -321,7 +321,7 @@ def test_what_an_entry_asks_for_needs_its_package(
     folder = write_case(models, tmp_path, Case("draft_model", lambda _: None, ()))
     file = folder / "pairings.yaml"
     file.write_text(file.read_text().replace("model: ./x", f"model: ./x, {entry}"))
-    monkeypatch.setattr("specbench.model_files.stored_format.find_spec", lambda _: None)
+    monkeypatch.setattr("specbench.files.stored_format.find_spec", lambda _: None)
     ran = doors(folder)
     assert [one.code for one in ran.values()] == [2, 1, 2, 0, 2]
     said = [plain(ran[door].out + ran[door].err) for door in ("pair", "doctor", "dry run", "run")]

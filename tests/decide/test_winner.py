@@ -8,8 +8,8 @@ from specbench.decide.recommend import choose, decide
 from specbench.errors import UsageError
 from specbench.export.deployment import Tier
 from specbench.export.winner import Asked, winner
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Pairing, Target
-from specbench.model_files.model_spec import ModelSpec
 from specbench.records import CellSummary, Interval
 from tests.cell_keys import with_axes
 

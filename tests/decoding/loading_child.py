@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from specbench.model_files.model_spec import ModelSpec
+from specbench.files.model_spec import ModelSpec
 from specbench.models.loading import load_model
 
 

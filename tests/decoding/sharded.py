@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specbench.model_files.headers import INDEX
+from specbench.files.headers import INDEX
 
 
 def write_sharded(folder: Path, *, hidden_size: int, num_layers: int, num_files: int) -> int:

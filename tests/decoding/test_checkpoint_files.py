@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specbench.errors import ModelError, SpecbenchError
-from specbench.model_files import folder as folder_files
+from specbench.files import folder as folder_files
 from specbench.models.checkpoint import Checkpoint, has_tokenizer, read_checkpoint
 from tests.hostile.mutations import damaged
 

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig
 
 from specbench.errors import ModelError
+from specbench.files.model_spec import ModelSpec
 from specbench.forward.runner import StockRunner
-from specbench.model_files.model_spec import ModelSpec
 from specbench.models.dummy import fill, make_skeleton
 from specbench.models.loading import load_dummy, load_model
 from specbench.serving.request import Request

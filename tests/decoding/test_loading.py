@@ -8,7 +8,7 @@ from transformers import modeling_utils
 from transformers.integrations import hub_kernels
 
 from specbench.errors import ModelError
-from specbench.model_files.model_spec import ModelSpec
+from specbench.files.model_spec import ModelSpec
 from specbench.models import digest, loading
 from specbench.models.loading import eos_ids, load_model, planned_dtype
 from tests.decoding.models import tiny_llama

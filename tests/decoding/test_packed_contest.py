@@ -10,6 +10,7 @@ from specbench.engines.kernel_choices import KernelChoices
 from specbench.engines.loaded_drafters import take
 from specbench.engines.model_pool import ModelPool
 from specbench.execution.clock import HostClock
+from specbench.files.model_spec import ModelSpec
 from specbench.forward.contest import Run, Timing
 from specbench.forward.packed_contest import (
     packed_contest,
@@ -17,7 +18,6 @@ from specbench.forward.packed_contest import (
     slower_note,
     times_as_long,
 )
-from specbench.model_files.model_spec import ModelSpec
 from specbench.models.quantization import pack, packable
 from tests.decoding.models import tiny_llama
 

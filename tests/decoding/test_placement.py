@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.errors import ModelError
-from specbench.model_files.headers import INDEX
-from specbench.model_files.model_spec import ModelSpec
+from specbench.files.headers import INDEX
+from specbench.files.model_spec import ModelSpec
 from specbench.models import placement
 from specbench.models.loading import LoadedModel, load_model
 from specbench.models.quantization import pack, packable

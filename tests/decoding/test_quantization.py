@@ -12,11 +12,11 @@ from torchao.quantization import Int8WeightOnlyConfig
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from specbench.errors import ModelError
+from specbench.files.model import open_model
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.weights import model_weights
 from specbench.fit.weights import planned_dtype as files_dtype
 from specbench.forward.runner import StockRunner
-from specbench.model_files.model import open_model
-from specbench.model_files.model_spec import ModelSpec
 from specbench.models import loading, quantization
 from specbench.models.loading import LoadedModel, load_model, planned_dtype
 from specbench.models.quantization import pack, packable, require_packable, stored_format

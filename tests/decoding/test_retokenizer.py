@@ -7,8 +7,8 @@ from typing import NamedTuple
 import pytest
 
 from specbench.errors import CompatibilityError
-from specbench.model_files.spelling import text_of
-from specbench.model_files.vocabulary import Vocabulary, common_tokens
+from specbench.files.spelling import text_of
+from specbench.files.vocabulary import Vocabulary, common_tokens
 from specbench.models import retokenizer
 from specbench.models.retokenizer import Encoder, Retokenizer, require_common_tokens
 from specbench.models.tokenizer import Tokenizer

@@ -17,9 +17,9 @@ from transformers import (
 
 from specbench.bench.built_weights import built_weights
 from specbench.errors import ModelError
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.memory_plan import Place, plan_target
 from specbench.forward.self_test import make_checked_runner
-from specbench.model_files.model_spec import ModelSpec
 from specbench.models.loading import LoadedModel, load_model
 from specbench.models.text_part import keep_text_part, text_class
 from tests.decoding.models import SHAPE, plain_logits

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from specbench.files.model import open_model
 from specbench.fit.compatibility import check_drafter
 from specbench.inputs.config import load_pairings
-from specbench.model_files.model import open_model
 from tools.demo import other_draft
 
 

@@ -14,9 +14,9 @@ import torch
 from specbench.drafters.dflash import DFlash
 from specbench.drafters.heads.dflash import spread_layers
 from specbench.errors import ModelError
+from specbench.files.dflash_style import DFlashStyle
+from specbench.files.head_files import HeadFiles
 from specbench.forward.runner import StockRunner
-from specbench.model_files.dflash_style import DFlashStyle
-from specbench.model_files.head_files import HeadFiles
 from specbench.models.checkpoint import Checkpoint
 from specbench.records import Sampling
 from specbench.round.round import run_round

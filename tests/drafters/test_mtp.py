@@ -12,8 +12,8 @@ import torch
 
 from specbench.drafters.heads.mtp import MtpHead
 from specbench.drafters.mtp import Mtp
+from specbench.files import mtp_families
 from specbench.forward.runner import StockRunner
-from specbench.model_files import mtp_families
 from specbench.models.checkpoint import Checkpoint
 from specbench.round.round import run_round
 from specbench.round.sampling import Sampler

@@ -11,7 +11,7 @@ from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
 from specbench.drafters.heads.joining_head import JoiningHead
 from specbench.drafting.published import EAGLE_STATIC
 from specbench.errors import ModelError
-from specbench.model_files.head_fit import token_ids
+from specbench.files.head_fit import token_ids
 from specbench.round import growth
 from specbench.round import round as one_round
 from tests.decoding.conftest import Plant

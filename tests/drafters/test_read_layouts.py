@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from specbench.files.head_layouts import layout_of
 from specbench.methods import find_method, kind_of
-from specbench.model_files.head_layouts import layout_of
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from tests.drafters import test_dflash, test_medusa, test_medusa_heads
 from tests.drafters.feature_cases import PROMPTS, Watched, assert_chains, run_rounds, subject

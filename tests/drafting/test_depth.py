@@ -12,10 +12,10 @@ from specbench.bench.depth import ReadHead, deepest, headers_on_this_machine
 from specbench.bench.this_process import read_shapes
 from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.drafting.medusa import ACCURACIES
+from specbench.files.model_spec import ModelSpec
 from specbench.forward.runner import StockRunner
 from specbench.inputs.pairing import Drafter, Pairing, Target
 from specbench.methods import find_method
-from specbench.model_files.model_spec import ModelSpec
 from specbench.models.checkpoint import Checkpoint
 from tests.decoding.lossless import parts_of, sampled_model
 from tests.decoding.models import tiny_llama

@@ -7,7 +7,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from specbench.engines.engine import EngineRequest, Work
 from specbench.engines.peers import ASSISTED_DEFAULT_K
 from specbench.engines.transformers import TransformersEngine
-from specbench.model_files.model_spec import ModelSpec
+from specbench.files.model_spec import ModelSpec
 from specbench.records import NO_DRAFTER, Sampling
 from tests.tiny_pair import make_tokenizer
 

@@ -7,7 +7,7 @@ import pytest
 from transformers import LlamaConfig
 
 from specbench.engines import family_trial
-from specbench.model_files.model_spec import ModelSpec
+from specbench.files.model_spec import ModelSpec
 from specbench.models.small import HEADS, small_config
 
 

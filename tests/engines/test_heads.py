@@ -15,11 +15,11 @@ from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, RoundForward, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import CompatibilityError, ModelError, UsageError
+from specbench.files.model_spec import ModelSpec
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.self_test import Forward
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Drafter, Target
-from specbench.model_files.model_spec import ModelSpec
 from specbench.records import Sampling
 from specbench.settings import DecoderSettings
 from tests import tiny_models

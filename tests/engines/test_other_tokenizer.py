@@ -9,9 +9,9 @@ from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, RoundForward, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import CompatibilityError
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Drafter, Target
-from specbench.model_files.model_spec import ModelSpec
 from specbench.models.tokenizer import Tokenizer
 from specbench.records import Sampling
 from tests.other_tokenizers import revocabularied, write_pieces

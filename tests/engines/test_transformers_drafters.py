@@ -11,8 +11,8 @@ from transformers import LlamaForCausalLM
 from specbench.engines.engine import Work
 from specbench.engines.peers import ASSISTED_DEFAULT_K
 from specbench.errors import CompatibilityError, UsageError
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter
-from specbench.model_files.model_spec import ModelSpec
 from specbench.records import NO_DRAFTER
 from tests.engines.peer_work import ASSISTED, DEFAULT, LOOKUP, request, saved, watched
 from tests.tiny_pair import make_pair, make_tokenizer

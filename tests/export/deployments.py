@@ -7,9 +7,9 @@ from typing import Any
 
 from specbench.export.deployment import Deployment, Export, Tier
 from specbench.export.engines import find_exporter
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Pairing, Target
 from specbench.methods import Setting
-from specbench.model_files.model_spec import ModelSpec
 
 ROWS = 32_000
 TARGET = Target(name="big", model=ModelSpec(source="org/Big-8B", vocab_size=ROWS), drafters=())

@@ -11,7 +11,7 @@ import yaml
 from specbench.errors import UsageError
 from specbench.export.deployment import GREEDY, MATCHED, REJECTION, Tier
 from specbench.export.engines import engines, find_exporter
-from specbench.model_files.model_spec import ModelSpec
+from specbench.files.model_spec import ModelSpec
 from specbench.records import LossyRule
 from tests.export.deployments import (
     SEVERAL,

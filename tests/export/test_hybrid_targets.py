@@ -8,7 +8,7 @@ import pytest
 
 from specbench.errors import UsageError
 from specbench.export.deployment import Deployment
-from specbench.model_files.model_spec import ModelSpec
+from specbench.files.model_spec import ModelSpec
 from tests.export.deployments import TARGET, deployment, exported
 
 CONFIG = {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"]}

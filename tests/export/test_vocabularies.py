@@ -12,8 +12,8 @@ import yaml
 from specbench.errors import UsageError
 from specbench.export.deployment import Deployment
 from specbench.export.engines import engines, vocabulary_notes
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.config import load_pairings
-from specbench.model_files.model_spec import ModelSpec
 from specbench.shipped import PACKAGE, shipped
 from tests.export.deployments import ROWS, config_of, deployment, exported, with_draft
 

@@ -12,10 +12,10 @@ import yaml
 from huggingface_hub import close_session, constants
 
 from specbench.errors import UsageError
+from specbench.files.hub_facts import HubFacts, hub_facts
 from specbench.fit.catalogue import catalogued
 from specbench.fit.hub_check import filled
 from specbench.inputs.config import load_pairings
-from specbench.model_files.hub_facts import HubFacts, hub_facts
 from specbench.shipped import shipped
 from tests.cli.calls import specbench
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import CompatibilityError, ModelError
+from specbench.files.model import ModelFiles
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.candidates import prepare
 from specbench.fit.compatibility import Compatibility, check_drafter, check_target
 from specbench.fit.finding import Finding
 from specbench.fit.memory_plan import Place
 from specbench.inputs.pairing import Drafter, Target
-from specbench.model_files.model import ModelFiles
-from specbench.model_files.model_spec import ModelSpec
 from tests.tiny_models import change_config, change_json, files_of, replace_weights, write_model
 
 

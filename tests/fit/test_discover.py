@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import UsageError
+from specbench.files.model import ModelFiles
 from specbench.fit.discover import Discovered, discover, drafter_of, draftless, with_own_names
 from specbench.methods import find_method
-from specbench.model_files.model import ModelFiles
 from tests.fit.test_compatibility import Mark
 from tests.tiny_models import (
     HEADS,
@@ -105,7 +105,7 @@ def test_the_hubs_cache_is_looked_through(tmp_path):
         (repository / "refs" / "main").write_text(commit)
     code = (
         "import json\n"
-        "from specbench.model_files.model import open_model\n"
+        "from specbench.files.model import open_model\n"
         "from specbench.inputs.model_spec import model_spec\n"
         "from specbench.fit.discover import discover\n"
         "found = discover(open_model(model_spec('owner/target')))\n"

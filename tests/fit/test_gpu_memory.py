@@ -8,9 +8,9 @@ import torch
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool
+from specbench.files.model import open_model
 from specbench.fit.memory_plan import Place, plan_pair, plan_target
 from specbench.inputs.config import load_pairings
-from specbench.model_files.model import open_model
 from tests.fit.memory_child import decode
 from tests.fit.test_process_growth import PAIRINGS, write_model
 

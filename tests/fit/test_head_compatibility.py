@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
+from specbench.files.model import ModelFiles
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import Compatibility, check_drafter
 from specbench.inputs.pairing import Drafter
-from specbench.model_files.model import ModelFiles
-from specbench.model_files.model_spec import ModelSpec
 from tests.tiny_models import (
     HEADS,
     NUM_LAYERS,

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
+from specbench.files.model import open_model
 from specbench.fit.head_weights import head_weights
 from specbench.methods import find_method
-from specbench.model_files.model import open_model
 from tests.fit.test_head_compatibility import check, refusals, target  # noqa: F401
 from tests.fit.test_memory_plan import H100, pair, shape
 from tests.tiny_models import change_config, replace_weights, write_head

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.files.model import open_model
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.memory_plan import CUBLAS_BYTES, Place, plan_pair
 from specbench.fit.weights import model_weights
 from specbench.inputs.pairing import Drafter
-from specbench.model_files.model import open_model
-from specbench.model_files.model_spec import ModelSpec
 from specbench.shipped import PACKAGE
 
 GIB = 2**30

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import UsageError
+from specbench.files.model import ModelFiles, open_model
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.gpus import GPUS, find_gpu, parse_bandwidth, parse_bytes
 from specbench.fit.memory_plan import MemoryPlan, Place, plan_pair, plan_target
 from specbench.fit.workspace import sampling_bytes
 from specbench.inputs.model_spec import model_spec
 from specbench.inputs.pairing import Drafter
 from specbench.methods import find_method
-from specbench.model_files.model import ModelFiles, open_model
-from specbench.model_files.model_spec import ModelSpec
 from specbench.shipped import PACKAGE
 from tests.tiny_models import write_head, write_model
 

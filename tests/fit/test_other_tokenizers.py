@@ -3,11 +3,11 @@
 import pytest
 
 from specbench.errors import UsageError
+from specbench.files.model import ModelFiles
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import Compatibility, check_drafter
 from specbench.fit.discover import drafter_of
 from specbench.inputs.pairing import Drafter
-from specbench.model_files.model import ModelFiles
-from specbench.model_files.model_spec import ModelSpec
 from tests.fit.test_compatibility import change_tokenizer, check, only
 from tests.fit.test_compatibility import draft as draft
 from tests.fit.test_compatibility import target as target

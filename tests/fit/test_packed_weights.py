@@ -10,9 +10,9 @@ import torch
 from specbench.bench.built_weights import built_weights
 from specbench.engines.model_pool import bytes_read
 from specbench.errors import ModelError
+from specbench.files.model import ModelFiles
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.weights import model_weights
-from specbench.model_files.model import ModelFiles
-from specbench.model_files.model_spec import ModelSpec
 from specbench.models.loading import load_model
 from tests.decoding.models import _config, build
 from tests.tiny_models import change_config, files_of, write_files

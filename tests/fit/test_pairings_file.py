@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import UsageError
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.pairings_file import write_pairings
 from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import model_spec
 from specbench.inputs.pairing import Drafter, Target
-from specbench.model_files.model_spec import ModelSpec
 from specbench.records import LossyRule
 from specbench.shipped import shipped
 

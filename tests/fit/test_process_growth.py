@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specbench.files.model import open_model
 from specbench.fit.memory_plan import Place, plan_pair, plan_target
 from specbench.inputs.config import load_pairings
-from specbench.model_files.model import open_model
 from tests.tiny_pair import make_tokenizer
 
 ROOT = Path(__file__).parents[2]

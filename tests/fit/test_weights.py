@@ -11,11 +11,11 @@ from specbench.bench.built_weights import built_weights
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
 from specbench.engines.model_pool import ModelPool, bytes_read
+from specbench.files.model import open_model
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.memory_plan import Place, plan_pair, plan_target
 from specbench.fit.weights import model_weights, planned_dtype
 from specbench.inputs.config import load_pairings
-from specbench.model_files.model import open_model
-from specbench.model_files.model_spec import ModelSpec
 from specbench.models.loading import load_model
 from specbench.models.loading import planned_dtype as loading_dtype
 from specbench.records import Sampling

@@ -7,9 +7,9 @@ import torch
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
 from specbench.engines.model_pool import ModelPool
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Target
 from specbench.methods import Setting
-from specbench.model_files.model_spec import ModelSpec
 from specbench.records import Sampling
 from tests.tiny_models import HEADS, write_head, write_model
 

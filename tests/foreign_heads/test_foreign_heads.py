@@ -25,11 +25,11 @@ from specbench.drafters.heads.eagle3 import Eagle3Head
 from specbench.drafters.heads.medusa import MedusaHeads
 from specbench.drafters.heads.mtp import MtpHead
 from specbench.drafters.registry import build_drafter
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import check_drafter
 from specbench.forward.runner import Runner, StockRunner
 from specbench.inputs.pairing import Drafter
 from specbench.methods import kind_of
-from specbench.model_files.model_spec import ModelSpec
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from tests.decoding.lossless import parts_of
 from tests.drafters.feature_cases import run_rounds

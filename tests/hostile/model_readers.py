@@ -7,14 +7,14 @@ from functools import cache
 from pathlib import Path
 
 from specbench.errors import ModelError
+from specbench.files.headers import INDEX, read_headers
+from specbench.files.model import ModelFiles, open_model
+from specbench.files.model_spec import ModelSpec
+from specbench.files.sizes import require_sizes
 from specbench.fit.compatibility import check_drafter
 from specbench.fit.discover import discover
 from specbench.fit.memory_plan import Place, plan_pair
 from specbench.inputs.pairing import Drafter
-from specbench.model_files.headers import INDEX, read_headers
-from specbench.model_files.model import ModelFiles, open_model
-from specbench.model_files.model_spec import ModelSpec
-from specbench.model_files.sizes import require_sizes
 from specbench.records import Message
 from specbench.shipped import PACKAGE
 from tests.hostile import mutations

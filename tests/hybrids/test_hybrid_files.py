@@ -11,14 +11,14 @@ from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelError
+from specbench.files.attention import is_hybrid
+from specbench.files.model import ModelFiles
 from specbench.fit.compatibility import check_drafter, check_target
 from specbench.fit.memory_plan import Place, plan_pair
 from specbench.footprint import STATES_BESIDE_DRAFTS
 from specbench.forward.runner import StockRunner
 from specbench.forward.state_layers import has_other_state
 from specbench.inputs.pairing import Drafter, Target
-from specbench.model_files.attention import is_hybrid
-from specbench.model_files.model import ModelFiles
 from specbench.records import Sampling
 from specbench.serving.request import Request
 from tests.decoding.lossless import decode, make_drafter

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from specbench.errors import ModelError, StoreError
+from specbench.files.model_spec import ModelSpec
 from specbench.forward.runner import StockRunner
-from specbench.model_files.model_spec import ModelSpec
 from specbench.models.checkpoint import read_checkpoint
 from specbench.training import recipes
 from specbench.training.acceptance import measure_acceptance

@@ -11,8 +11,8 @@ from specbench.bench.threads import idle_threads
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.served import Question
 from specbench.errors import ModelError
+from specbench.files.model import open_model
 from specbench.fit.weights import DTYPE_BYTES, model_weights
-from specbench.model_files.model import open_model
 from specbench.models.loading import eos_ids
 from specbench.records import Sampling
 from specbench.verify.evidence import GreedyEvidence, SampledEvidence, Subject

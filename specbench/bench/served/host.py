@@ -16,10 +16,10 @@ from specbench.bench.served.sessions import Session, cycle_of, served_cells
 from specbench.engines.served import Start, find_served
 from specbench.errors import UsageError
 from specbench.export.deployment import Export
+from specbench.files.model import require_complete
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing
-from specbench.model_files.model import require_complete
-from specbench.model_files.model_spec import ModelSpec
 from specbench.servers.client import Client
 from specbench.servers.command import command_line
 from specbench.servers.process import LOOPBACK, free_port, started

@@ -12,9 +12,9 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.served.sessions import Session
 from specbench.engines.served import Question
 from specbench.errors import ModelError
-from specbench.model_files.model import open_model
-from specbench.model_files.model_spec import ModelSpec
-from specbench.model_files.tokenizer_files import TEMPLATE_CLOCK, prints_clock
+from specbench.files.model import open_model
+from specbench.files.model_spec import ModelSpec
+from specbench.files.tokenizer_files import TEMPLATE_CLOCK, prints_clock
 from specbench.records import Message, Prompt, RequestRecord
 
 FEWEST_BYTES_PER_TOKEN = 2  # on average, with any usual tokenizer

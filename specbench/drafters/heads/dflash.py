@@ -24,15 +24,15 @@ from specbench.drafters.heads.layers import (
     tensors_of,
     token_table,
 )
-from specbench.forward.final_norm import state_features
-from specbench.forward.runner import Runner
-from specbench.forward.tree import Branches
-from specbench.model_files.dflash_style import (
+from specbench.files.dflash_style import (
     DFLASH_ARCHITECTURE,
     DFlashStyle,
     dflash_fit,
     with_layer_fields,
 )
+from specbench.forward.final_norm import state_features
+from specbench.forward.runner import Runner
+from specbench.forward.tree import Branches
 from specbench.models.checkpoint import Checkpoint
 
 

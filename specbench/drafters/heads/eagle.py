@@ -21,8 +21,8 @@ from specbench.drafters.heads.layers import (
     tensors_of,
     token_embedding,
 )
+from specbench.files.head_fit import EAGLE_NAMES, eagle_fit, eagle_has_bias
 from specbench.forward.runner import Runner
-from specbench.model_files.head_fit import EAGLE_NAMES, eagle_fit, eagle_has_bias
 from specbench.models.checkpoint import Checkpoint
 
 

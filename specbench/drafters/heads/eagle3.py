@@ -24,9 +24,9 @@ from specbench.drafters.heads.layers import (
     token_embedding,
     token_table,
 )
+from specbench.files.eagle3_style import EAGLE3_NAMES, Style, eagle3_fit
 from specbench.forward.final_norm import state_features
 from specbench.forward.runner import Runner
-from specbench.model_files.eagle3_style import EAGLE3_NAMES, Style, eagle3_fit
 from specbench.models.checkpoint import Checkpoint
 
 

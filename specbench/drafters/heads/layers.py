@@ -18,16 +18,16 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from specbench.errors import ModelError, first_line
-from specbench.forward.layer_stack import LayerStack
-from specbench.forward.runner import Runner
-from specbench.model_files.head_fit import MISFIT, OLD_ROTARY, misfits, token_ids
-from specbench.model_files.layer_config import (
+from specbench.files.head_fit import MISFIT, OLD_ROTARY, misfits, token_ids
+from specbench.files.layer_config import (
     FULL,
     LAYER_NEEDS,
     SLIDING,
     layer_fields,
     layer_windows,
 )
+from specbench.forward.layer_stack import LayerStack
+from specbench.forward.runner import Runner
 from specbench.models.checkpoint import Checkpoint
 
 # What transformers raises for a config that it cannot build from.

@@ -10,8 +10,8 @@ from torch.nn.functional import silu
 
 from specbench.drafters.heads.layers import require_fit
 from specbench.errors import ModelError
+from specbench.files.medusa_layout import TOKEN_MAP, MedusaLayout, medusa_fit, medusa_tensors
 from specbench.forward.runner import Runner
-from specbench.model_files.medusa_layout import TOKEN_MAP, MedusaLayout, medusa_fit, medusa_tensors
 from specbench.models.checkpoint import Checkpoint
 
 

@@ -24,10 +24,7 @@ from specbench.drafters.heads.layers import (
 )
 from specbench.drafters.heads.mtp_layouts import by_expert, copies, joined_experts, split_experts
 from specbench.errors import ModelError, first_line
-from specbench.forward.layer_stack import LayerStack
-from specbench.forward.runner import Runner
-from specbench.forward.tree import Branches
-from specbench.model_files.mtp_families import (
+from specbench.files.mtp_families import (
     FAMILIES,
     Family,
     family_name,
@@ -38,6 +35,9 @@ from specbench.model_files.mtp_families import (
     num_mtp_layers,
     text_fields,
 )
+from specbench.forward.layer_stack import LayerStack
+from specbench.forward.runner import Runner
+from specbench.forward.tree import Branches
 from specbench.models.checkpoint import Checkpoint
 
 # Older names of fields, and what layers look for beyond them.

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from specbench.model_files.mtp_families import prefixes
+from specbench.files.mtp_families import prefixes
 from specbench.models.checkpoint import Checkpoint
 
 

@@ -17,7 +17,7 @@ from specbench.export.deployment import (
 )
 from specbench.export.engine_version import dotted, read_release, told_apart
 from specbench.export.hybrids import recurrent_type
-from specbench.model_files.model_spec import ModelSpec
+from specbench.files.model_spec import ModelSpec
 
 CONFIG_NAME = "generate.py"
 

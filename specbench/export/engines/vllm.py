@@ -18,10 +18,10 @@ from specbench.export.deployment import (
     settings_lost,
 )
 from specbench.export.engine_version import Release, dotted, read_release, told_apart
-from specbench.model_files.head_files import HeadFiles, Shaped
-from specbench.model_files.head_fit import eagle_has_bias
-from specbench.model_files.medusa_layout import medusa_fields, medusa_tensors
-from specbench.model_files.model import ModelFiles, open_model
+from specbench.files.head_files import HeadFiles, Shaped
+from specbench.files.head_fit import eagle_has_bias
+from specbench.files.medusa_layout import medusa_fields, medusa_tensors
+from specbench.files.model import ModelFiles, open_model
 
 CONFIG_NAME = None
 

@@ -6,9 +6,9 @@ import pytest
 
 from specbench.bench.served.running import RunningServer, looked_at, server_warnings
 from specbench.errors import UsageError
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Target
-from specbench.model_files.model_spec import ModelSpec
 from tests.bench.served.running import running
 
 

@@ -16,8 +16,8 @@ from specbench.bench.served.recording import unusable
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.cli.plan_table import print_plan
 from specbench.errors import ModelError, UsageError
-from specbench.model_files.model import require_complete
-from specbench.model_files.model_spec import ModelSpec
+from specbench.files.model import require_complete
+from specbench.files.model_spec import ModelSpec
 from specbench.records import Message, Prompt
 from specbench.stats.crossed import expected_noise
 from tests.bench.served.served_runs import MAX_NEW_TOKENS, SIX, plan_of

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from specbench.errors import ModelError
-from specbench.model_files.fields import Fields
-from specbench.model_files.head_files import HeadFiles, Shaped
-from specbench.model_files.head_fit import (
+from specbench.files.fields import Fields
+from specbench.files.head_files import HeadFiles, Shaped
+from specbench.files.head_fit import (
     SPECULATORS,
     Fit,
     HeadTarget,
@@ -19,7 +19,7 @@ from specbench.model_files.head_fit import (
     table_shapes,
     token_ids,
 )
-from specbench.model_files.layer_config import SLIDING, layer_fields, layer_shapes, layer_windows
+from specbench.files.layer_config import SLIDING, layer_fields, layer_shapes, layer_windows
 
 F = TypeVar("F", bound=HeadFiles[Any])
 

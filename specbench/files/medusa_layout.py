@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from specbench.errors import ModelError
-from specbench.model_files.head_files import HeadFiles, Shaped
-from specbench.model_files.head_fit import Fit, HeadTarget, misfits
+from specbench.files.head_files import HeadFiles, Shaped
+from specbench.files.head_fit import Fit, HeadTarget, misfits
 
 F = TypeVar("F", bound=HeadFiles[Any])
 

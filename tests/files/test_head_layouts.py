@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from specbench.files.head_files import HeadFiles
+from specbench.files.head_layouts import layout_of
 from specbench.methods import find_method
-from specbench.model_files.head_files import HeadFiles
-from specbench.model_files.head_layouts import layout_of
 
 SPECFORGES_EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"]}
 

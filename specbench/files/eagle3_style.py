@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from specbench.errors import ModelError
-from specbench.model_files.fields import Fields
-from specbench.model_files.head_files import HeadFiles, Shaped
-from specbench.model_files.head_fit import (
+from specbench.files.fields import Fields
+from specbench.files.head_files import HeadFiles, Shaped
+from specbench.files.head_fit import (
     SPECULATORS,
     Fit,
     HeadTarget,
@@ -14,7 +14,7 @@ from specbench.model_files.head_fit import (
     table_shapes,
     token_ids,
 )
-from specbench.model_files.layer_config import layer_fields, layer_shapes
+from specbench.files.layer_config import layer_fields, layer_shapes
 
 # SafeAILab and SpecForge, speculators, and the first form of one norm a captured state.
 EAGLE3_NAMES = {

@@ -4,9 +4,9 @@ import math
 from collections.abc import Collection, Mapping
 
 from specbench.errors import ModelError
-from specbench.model_files.attention import rope_type
-from specbench.model_files.fields import MOST_LAYERS, Fields
-from specbench.model_files.head_files import HeadFiles, Shaped
+from specbench.files.attention import rope_type
+from specbench.files.fields import MOST_LAYERS, Fields
+from specbench.files.head_files import HeadFiles, Shaped
 
 LAYER_NEEDS = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 # Numbers above 0 where a config has them.

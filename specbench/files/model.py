@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import ModelError
-from specbench.model_files.attention import longest_context
-from specbench.model_files.fields import Fields
-from specbench.model_files.folder import cached_folder, local_file, read_json
-from specbench.model_files.head_files import HeadFiles
-from specbench.model_files.headers import (
+from specbench.files.attention import longest_context
+from specbench.files.fields import Fields
+from specbench.files.folder import cached_folder, local_file, read_json
+from specbench.files.head_files import HeadFiles
+from specbench.files.headers import (
     HEAD_WEIGHTS,
     INDEX,
     MODEL_WEIGHTS,
@@ -18,14 +18,14 @@ from specbench.model_files.headers import (
     read_index,
     weights_headers,
 )
-from specbench.model_files.layer_config import DENSE
-from specbench.model_files.model_spec import ModelSpec
-from specbench.model_files.tokenizer_files import (
+from specbench.files.layer_config import DENSE
+from specbench.files.model_spec import ModelSpec
+from specbench.files.tokenizer_files import (
     read_chat_template,
     read_tokenizer,
     read_vocabulary,
 )
-from specbench.model_files.vocabulary import Vocabulary
+from specbench.files.vocabulary import Vocabulary
 
 # What architectures call a size that most call otherwise.
 _SYNONYMS: Mapping[str, tuple[str, ...]] = {

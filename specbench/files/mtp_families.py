@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from specbench.errors import ModelError
-from specbench.model_files.fields import MOST_LAYERS, Fields
-from specbench.model_files.head_files import HeadFiles, Shaped
-from specbench.model_files.head_fit import SPECULATORS, Fit, HeadTarget
-from specbench.model_files.layer_config import SIZES
+from specbench.files.fields import MOST_LAYERS, Fields
+from specbench.files.head_files import HeadFiles, Shaped
+from specbench.files.head_fit import SPECULATORS, Fit, HeadTarget
+from specbench.files.layer_config import SIZES
 
 F = TypeVar("F", bound=HeadFiles[Any])
 

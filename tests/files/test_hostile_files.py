@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import ModelError, SpecbenchError
+from specbench.files.headers import read_headers
+from specbench.files.model import ModelFiles
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import check_drafter
 from specbench.fit.discover import discover
 from specbench.fit.memory_plan import Place, plan_pair
 from specbench.inputs.pairing import Drafter
-from specbench.model_files.headers import read_headers
-from specbench.model_files.model import ModelFiles
-from specbench.model_files.model_spec import ModelSpec
 from tests.hostile.mutations import json_file, tensor_file
 from tests.tiny_models import files_of, write_head, write_model
 
@@ -121,7 +121,7 @@ def test_headers_are_what_safetensors_reads(tmp_path):
 
 
 def test_equal_tensors_are_found_equal_and_others_are_not(tmp_path):
-    from specbench.model_files.headers import same_bytes
+    from specbench.files.headers import same_bytes
 
     one = read_headers(write_model(tmp_path / "one", seed=0).folder / "model.safetensors")
     same = read_headers(write_model(tmp_path / "same", seed=0).folder / "model.safetensors")

@@ -7,8 +7,8 @@ only the source was read. docs/heads.md has the same as a table.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from specbench.model_files.head_files import HeadFiles
-from specbench.model_files.head_fit import SPECULATORS
+from specbench.files.head_files import HeadFiles
+from specbench.files.head_fit import SPECULATORS
 
 Files = HeadFiles[Any]
 

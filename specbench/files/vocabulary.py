@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from specbench.model_files.spelling import Spelling, text_of
+from specbench.files.spelling import Spelling, text_of
 
 _ANOTHER = "choose a draft of the same model family, or a method without a draft model (ngram)"
 NOTHING_IN_COMMON = (

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from specbench.model_files.model import ModelFiles
+from specbench.files.model import ModelFiles
 
 # The packages that transformers needs to read a stored format on any device, by the names of
 # their imports.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from specbench.errors import UsageError
-from specbench.model_files.headers import HEAD_WEIGHTS
+from specbench.files.headers import HEAD_WEIGHTS
 
 PATIENCE_S = 10.0
 _SMALL_FILES = (".json", ".jinja", ".model", ".tiktoken", ".txt")

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import ModelError
-from specbench.model_files.folder import LARGEST_JSON, local_file, read_json
-from specbench.model_files.spelling import spelling_of
-from specbench.model_files.vocabulary import Vocabulary
+from specbench.files.folder import LARGEST_JSON, local_file, read_json
+from specbench.files.spelling import spelling_of
+from specbench.files.vocabulary import Vocabulary
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 NO_TOKENIZER = (

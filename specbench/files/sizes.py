@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from specbench.errors import ModelError
-from specbench.model_files.fields import MOST_LAYERS, Fields
-from specbench.model_files.head_files import HeadFiles
-from specbench.model_files.headers import TensorHeader, is_embedding, is_head, same_bytes
-from specbench.model_files.layer_config import layer_shapes
-from specbench.model_files.model import ModelFiles
+from specbench.files.fields import MOST_LAYERS, Fields
+from specbench.files.head_files import HeadFiles
+from specbench.files.headers import TensorHeader, is_embedding, is_head, same_bytes
+from specbench.files.layer_config import layer_shapes
+from specbench.files.model import ModelFiles
 
 # Far above any model; a number beyond is a slip of the pen or a trap.
 _MOST: Mapping[str, int] = {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specbench.errors import ModelError
-from specbench.model_files.folder import local_file, read_json
+from specbench.files.folder import local_file, read_json
 
 INDEX = "model.safetensors.index.json"
 MODEL_WEIGHTS = ("model.safetensors", INDEX)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from specbench.errors import ModelError
-from specbench.model_files.fields import Fields
+from specbench.files.fields import Fields
 
 
 class Shaped(Protocol):

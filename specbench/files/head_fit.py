@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from specbench.errors import ModelError
-from specbench.model_files.head_files import HeadFiles, Shaped
-from specbench.model_files.layer_config import layer_fields, layer_shapes
+from specbench.files.head_files import HeadFiles, Shaped
+from specbench.files.layer_config import layer_fields, layer_shapes
 
 MISFIT = "made for another target; choose the head that its authors trained for this one"
 Fit = Mapping[str, tuple[object, object]]  # field -> the head's value, the target's
