@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
 
-from specbench.bench.backend import CPU
 from specbench.bench.depth import any_shape
+from specbench.bench.machine import CPU, ThisMachine, are_served, head_reader
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.planning import fit_warnings, plan_targets
 from specbench.bench.served.host import require_startable
@@ -18,9 +18,8 @@ from specbench.bench.served.running import (
     server_warnings,
 )
 from specbench.bench.served_costs import time_servers
-from specbench.bench.spread import Cluster
+from specbench.bench.spread import Cluster, Spread
 from specbench.bench.watch import Watch
-from specbench.bench.where import Here, OnNodes, Where
 from specbench.errors import UsageError
 from specbench.forecast.cost_curve import told
 from specbench.forecast.engine_costs import is_address, read_file
@@ -36,7 +35,7 @@ from specbench.runs import (
     new_run_id,
     resume_run,
 )
-from specbench.settings import BUILTIN, SERVED, TRANSFORMERS, RunSettings
+from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
 
 
 def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[EngineCost]:
@@ -77,23 +76,23 @@ def run_benchmark(
     """
     if any_shape(pairings):
         settings = replace(settings, decoder=replace(settings.decoder, dummy_weights=True))
-    where: Where = (
-        Here(settings, pairings, watch)
+    machines = (
+        ThisMachine(settings, pairings, watch)
         if cluster is None
-        else OnNodes(cluster, settings, pairings, watch)
+        else Spread(cluster, settings, pairings, watch)
     )
     running = running_servers(settings)
     plans = plan_targets(
         settings,
         pairings,
-        where.dtype_of,
-        where.read_head,
+        machines.dtype_of,
+        head_reader(settings),
         running_ks=running_ks(running),
         context=running_context(running),
     )
     if cluster is None and not running:  # nodes have programs of their own
         require_startable(plans)
-    environment, *others = where.environments
+    environment, *others = machines.environments
     warnings = (
         *dict.fromkeys(w for plan in plans for w in plan_warnings(plan)),
         *server_warnings(running, settings.load.engines[0], plans[0].target),
@@ -101,7 +100,7 @@ def run_benchmark(
     here = cluster is None and not running
     threads, num_needed = None, 1  # a GPU keeps one core busy, as does a trial of threads
     if environment.device == CPU:
-        is_served = set(settings.load.engines) <= set(SERVED)
+        is_served = are_served(settings)
         threads = environment.threads
         num_needed = threads or (environment.num_cpu_cores if is_served else 1) or 1
     if here and (facts := busy_now(num_needed, threads)):
@@ -143,7 +142,7 @@ def run_benchmark(
             ledger.append(one)
         for cost in told:
             ledger.append(cost)
-        where.measure(plans, [server.address for server in running], ledger)
+        machines.measure(plans, [server.address for server in running], ledger)
         ledger.finish()
         return ledger.stored
 

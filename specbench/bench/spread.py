@@ -4,12 +4,17 @@ Nodes have the same hardware, because the cells of a run are compared. A unit of
 node; if that node is lost, the unit begins again on another.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from specbench.bench.units import Job, Unit
+from specbench.bench.deadline import Deadline
+from specbench.bench.machine import target_budget_s
+from specbench.bench.plan import TargetPlan
+from specbench.bench.served.served_run import ServedRun
+from specbench.bench.spent import spent_s
 from specbench.bench.watch import Watch
 from specbench.bench.worker import (
     Log,
@@ -19,12 +24,18 @@ from specbench.bench.worker import (
     Stage,
     Survey,
     Tell,
+    Unit,
     Warned,
+    WholeTarget,
     survey,
     work,
 )
 from specbench.errors import SpecbenchError, UsageError
+from specbench.inputs.address import Address
+from specbench.inputs.pairing import Pairing, Target
+from specbench.records import Environment
 from specbench.runs import Ledger
+from specbench.settings import RunSettings
 
 MOST_TRIES = 3  # at a unit whose workers are lost
 
@@ -111,59 +122,89 @@ def _kind(found: Survey) -> str:
 class _Try:
     """A unit, and which attempt at it this is."""
 
-    job: Job
     unit: Unit
+    served: ServedRun | None = None  # that the unit is a cycle of
     number: int = 1
 
 
 class Spread:
-    """Keeps every slot of every node at work until all jobs are done."""
+    """Keeps every slot of every node at work until all is measured; nothing is decoded here.
+
+    The nodes share one budget.
+    """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        nodes: Mapping[str, Survey],
-        inputs: RunInputs,
-        budget_s: float | None,
-        ledger: Ledger,
-        watch: Watch,
+        self, cluster: Cluster, settings: RunSettings, pairings: Sequence[Pairing], watch: Watch
     ) -> None:
-        self._cluster, self._nodes, self._inputs = cluster, nodes, inputs
-        self._budget_s, self._ledger, self._watch = budget_s, ledger, watch
+        self._cluster, self._watch = cluster, watch
+        inputs = RunInputs(settings=settings, pairings=tuple(pairings), command=tuple(sys.argv))
+        watch.stage("checking the nodes of the cluster")
+        self._nodes = surveyed(cluster, inputs, watch)
         self._slots = cluster.slots()
         self._running: dict[int, tuple[str, _Try]] = {}
-        self._waiting: list[_Try] = []  # lost, and to be begun again
+        self._waiting: list[_Try] = []
         self._num_done = 0
 
-    def measure(self, jobs: Sequence[Job]) -> None:
-        """All units of all jobs, several at once. SpecbenchError if no node is left."""
+    @property
+    def environments(self) -> Sequence[Environment]:
+        """One per node; all are of one kind, so the first stands for them."""
+        return tuple(survey.environment for survey in self._nodes.values())
+
+    def dtype_of(self, target: Target) -> str:
+        """The dtype that the target will be decoded in."""
+        return next(iter(self._nodes.values())).dtypes[target.name]
+
+    def measure(
+        self, plans: Sequence[TargetPlan], running: Sequence[Address], ledger: Ledger
+    ) -> None:
+        """Everything planned that is not stored yet. SpecbenchError if no node is left."""
+        budget_s = target_budget_s(plans)
+        targets = [WholeTarget(plan=own) for plan in plans if (own := plan.in_process) is not None]
+        served = []
+        for plan in plans:
+            clock = partial(_stored_s, ledger, plan)
+            deadline = Deadline(budget_s, clock, spent_s=clock())
+            served += [ServedRun(plan, name, running, ledger, deadline) for name in plan.served]
+        self.keep_busy(targets, served, ledger, budget_s)
+
+    def keep_busy(
+        self,
+        units: Sequence[Unit],
+        served: Sequence[ServedRun],
+        ledger: Ledger,
+        budget_s: float | None,
+    ) -> None:
+        """All units and all cycles, several at once. SpecbenchError if no node is left."""
+        self._waiting += [_Try(unit=unit) for unit in units]
         while True:
-            self._start_all(jobs)
+            self._start_all(served, ledger, budget_s)
             if not self._running:
                 return
             event = self._cluster.next_event()
-            node, one = self._running[event.task]
+            node, attempt = self._running[event.task]
             if isinstance(event.what, Ended | Lost):
                 del self._running[event.task]
-            self._take(node, one, event.what)
+            self._take(node, attempt, event.what, ledger)
 
-    def _start_all(self, jobs: Sequence[Job]) -> None:
+    def _start_all(
+        self, served: Sequence[ServedRun], ledger: Ledger, budget_s: float | None
+    ) -> None:
         """As many as there are free slots."""
         while True:
             node = self._free_node()
             if node is None and not self._running:
                 raise SpecbenchError(
                     "no node of the cluster is left; everything measured so far is stored, "
-                    f"{self._ledger.how_to_go_on}"
+                    f"{ledger.how_to_go_on}"
                 )
-            one = self._next(jobs) if node is not None else None
-            if node is None or one is None:
+            attempt = self._next(served) if node is not None else None
+            if node is None or attempt is None:
                 return
-            run = replace(self._ledger.run, environment=self._nodes[node].environment)
-            known = list(one.unit.known(self._ledger.records))
-            task = partial(work, one.unit, self._inputs, run, known, self._budget_s)
-            self._running[self._cluster.start(node, task)] = node, one
-            self._watch.stage(f"{one.unit.label} (node {node})")
+            run = replace(ledger.run, environment=self._nodes[node].environment)
+            known = list(attempt.unit.known(ledger.records))
+            task = partial(work, attempt.unit, run, known, budget_s)
+            self._running[self._cluster.start(node, task)] = node, attempt
+            self._watch.stage(f"{attempt.unit.label} (node {node})")
 
     def _free_node(self) -> str | None:
         """The one with the most free slots, of those that are still there."""
@@ -174,25 +215,25 @@ class Spread:
         node = max(free, key=lambda name: free[name])
         return node if free[node] > 0 else None
 
-    def _next(self, jobs: Sequence[Job]) -> _Try | None:
+    def _next(self, served: Sequence[ServedRun]) -> _Try | None:
         if self._waiting:
             return self._waiting.pop(0)
-        for job in jobs:
-            num_running = sum(one.job is job for _, one in self._running.values())
-            unit = job.next_unit(num_running)
-            if unit is not None:
-                return _Try(job=job, unit=unit)
+        for run in served:
+            num_running = sum(attempt.served is run for _, attempt in self._running.values())
+            cycle = run.next_cycle(num_running)
+            if cycle is not None:
+                return _Try(unit=cycle, served=run)
         return None
 
-    def _take(self, node: str, one: _Try, what: Message | Ended | Lost) -> None:
+    def _take(self, node: str, attempt: _Try, what: Message | Ended | Lost, ledger: Ledger) -> None:
         match what:
             case Lost(reason):
-                self._again(one, f"its worker on node {node} was lost ({reason})")
+                self._again(attempt, f"its worker on node {node} was lost ({reason})", ledger)
             case Ended():
                 self._num_done += 1
                 self._watch.advance(self._num_done, self._num_done + len(self._running), None)
             case Log(name, text):
-                path = self._ledger.folder / name
+                path = ledger.folder / name
                 path.parent.mkdir(exist_ok=True)
                 with path.open("ab") as file:
                     file.write(text)
@@ -205,14 +246,20 @@ class Spread:
             case Survey():
                 raise AssertionError("nodes were surveyed before")
             case record:
-                self._ledger.append(record)
+                ledger.append(record)
 
-    def _again(self, one: _Try, why: str) -> None:
-        if one.number < MOST_TRIES:
-            self._watch.warn(f"{one.unit.label}: {why}; it begins again; what is stored stays")
-            self._waiting.append(replace(one, number=one.number + 1))
+    def _again(self, attempt: _Try, why: str, ledger: Ledger) -> None:
+        label = attempt.unit.label
+        if attempt.number < MOST_TRIES:
+            self._watch.warn(f"{label}: {why}; it begins again; what is stored stays")
+            self._waiting.append(replace(attempt, number=attempt.number + 1))
             return
         reason = f"given up after {MOST_TRIES} tries: {why}"
-        self._watch.warn(f"{one.unit.label}: {reason}")
-        for record in one.unit.lost(self._ledger.stored, reason):
-            self._ledger.append(record)
+        self._watch.warn(f"{label}: {reason}")
+        for record in attempt.unit.lost(ledger.stored, reason):
+            ledger.append(record)
+
+
+def _stored_s(ledger: Ledger, plan: TargetPlan) -> float:
+    """A clock of what all nodes have spent on a target, in seconds."""
+    return spent_s(ledger.stored, plan)

@@ -64,9 +64,6 @@ class ThisProcess:
         except ModelError:
             return "unknown"  # loading will fail likewise, and that failure is recorded
 
-    def read_head(self, spec: ModelSpec) -> Checkpoint:
-        return read_shapes(spec)
-
     def environment(self, command: Sequence[str]) -> Environment:
         return describe_environment(str(self._device), self._threads, command, self._probe)
 

@@ -1,21 +1,22 @@
-"""What a worker on another machine does: the same as a run here, reporting everything it finds."""
+"""What a node of a cluster does: the same as a run here, reporting everything it finds."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from specbench.bench.backend import open_backend
 from specbench.bench.blocks import Block
 from specbench.bench.deadline import Deadline
+from specbench.bench.machine import ThisMachine
+from specbench.bench.plan import TargetPlan
 from specbench.bench.spent import spent_s
-from specbench.bench.units import Unit
+from specbench.bench.watch import Watch
 from specbench.errors import DeviceLostError, SpecbenchError
 from specbench.inputs.pairing import Pairing
-from specbench.records import BlockRecord, Environment, RunRecord, ServerRecord
-from specbench.runs import StoredRecord, create_run
+from specbench.records import BlockRecord, Environment, FailureRecord, RunRecord, ServerRecord
+from specbench.runs import Ledger, StoredRecord, StoredRun, create_run
 from specbench.settings import RunSettings
 
 
@@ -60,13 +61,68 @@ class RunInputs:
     command: tuple[str, ...]
 
 
+class Unit(Protocol):
+    """Cells that are compared with each other, K = 0 among them. Units are pickled."""
+
+    @property
+    def plan(self) -> TargetPlan: ...
+
+    @property
+    def label(self) -> str: ...
+
+    def measure(self, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:
+        """Measure what is not stored yet, until the deadline; stored as it comes."""
+
+    def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
+        """The records that another machine needs to resume this unit."""
+        ...
+
+    def lost(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:
+        """Records that say why the unit was given up, for what is not stored of it."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WholeTarget:
+    """Everything about a target that engines in one process measure."""
+
+    plan: TargetPlan
+
+    @property
+    def label(self) -> str:
+        return self.plan.target.name
+
+    def measure(self, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:
+        from specbench.bench.this_process import ThisProcess  # noqa: PLC0415 - imports torch
+
+        process = ThisProcess(self.plan.settings, self.plan.pairings, watch)
+        process.measure(self.plan, ledger, watch, deadline)
+
+    def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
+        """All but other targets' blocks, and this machine's environment."""
+        cell_ids = {cell.key.id for cell in self.plan.all_cells}
+        for record in records:
+            is_foreign = isinstance(record, BlockRecord) and record.order[0] not in cell_ids
+            if not is_foreign and not isinstance(record, Environment):
+                yield record
+
+    def lost(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:  # noqa: ARG002
+        yield FailureRecord(
+            pairing=self.plan.target.name,
+            workload="",
+            stage="load",
+            reason=reason,
+            cell_ids=tuple(cell.key.id for cell in self.plan.all_cells),
+        )
+
+
 def survey(node: str, inputs: RunInputs, tell: Tell) -> None:
     """Report this machine, as a Survey; as Refused where it cannot take part."""
     try:
-        backend = open_backend(inputs.settings, inputs.pairings, _Telling(tell))
+        machine = ThisMachine(inputs.settings, inputs.pairings, _Telling(tell))
         targets = {pairing.target.name: pairing.target for pairing in inputs.pairings}
-        environment = replace(backend.environment(inputs.command), node=node)
-        dtypes = {name: backend.dtype_of(target) for name, target in targets.items()}
+        environment = replace(machine.environment(inputs.command), node=node)
+        dtypes = {name: machine.dtype_of(target) for name, target in targets.items()}
         tell(Survey(environment, dtypes))
     except SpecbenchError as error:
         tell(Refused(str(error)))
@@ -74,7 +130,6 @@ def survey(node: str, inputs: RunInputs, tell: Tell) -> None:
 
 def work(
     unit: Unit,
-    inputs: RunInputs,
     run: RunRecord,
     known: Sequence[StoredRecord],
     budget_s: float | None,
@@ -97,11 +152,10 @@ def work(
             tell(record)
 
         try:
-            backend = open_backend(inputs.settings, inputs.pairings, watch)
             with create_run(folder, run, known, tell_record) as ledger:
                 spent = spent_s(ledger.stored, unit.plan)
                 deadline = Deadline(budget_s, time.monotonic, spent_s=spent)
-                unit.measure(backend, ledger, watch, deadline)
+                unit.measure(ledger, watch, deadline)
         except DeviceLostError:
             raise
         except SpecbenchError as error:

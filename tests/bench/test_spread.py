@@ -1,19 +1,18 @@
 """Units of work over the nodes of a cluster that is made of threads."""
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
 
-from specbench.bench.deadline import Deadline
 from specbench.bench.spread import MOST_TRIES, Spread, surveyed
-from specbench.bench.worker import RunInputs, Survey
+from specbench.bench.worker import RunInputs
 from specbench.errors import SpecbenchError, UsageError
 from specbench.records import FailureRecord, RunRecord
 from specbench.runs import SCHEMA_VERSION, create_run
 from tests.bench.fake_cluster import FakeCluster
-from tests.bench.fake_runs import ENVIRONMENT, RUN_ID
+from tests.bench.fake_runs import RUN_ID
 from tests.bench.fakes import RecordingWatch
 from tests.settings.flat_settings import settings_of
 
@@ -30,7 +29,7 @@ class Words:
     words: tuple[str, ...]
     plan: object = field(default_factory=lambda: SimpleNamespace(target=SimpleNamespace(name="")))
 
-    def measure(self, place, ledger, watch, deadline):  # noqa: ARG002
+    def measure(self, ledger, watch, deadline):  # noqa: ARG002
         stored = {one.reason for one in ledger.stored.failures}
         watch.stage(f"{self.label} at {ledger.node}")
         for word in self.words:
@@ -45,17 +44,14 @@ class Words:
 
 
 class InTwoPasses:
-    """A job whose second pass begins when all of the first is done."""
-
-    plan = None
-    deadline = Deadline(None, lambda: 0.0)
+    """An engine whose second pass begins when all of the first is done."""
 
     def __init__(self, first, second):
         self.passes = [list(first), list(second)]
         self.stored_at_second = None
         self.ledger = None
 
-    def next_unit(self, num_running):
+    def next_cycle(self, num_running):
         if self.passes[0]:
             return self.passes[0].pop(0)
         if num_running and self.stored_at_second is None:
@@ -65,27 +61,23 @@ class InTwoPasses:
         return self.passes[1].pop(0) if self.passes[1] else None
 
 
-def spread_over(cluster, tmp_path, jobs):
+def spread_over(cluster, tmp_path, engines, units=()):
     """Reasons that were stored, and the watch."""
     watch = RecordingWatch()
     settings = settings_of(pairings=("big/good",), workloads=(), engines=("vllm",))
-    asked = RunInputs(settings=settings, pairings=(), command=("specbench",))
-    nodes = {node: Survey(replace(ENVIRONMENT, node=node), {}) for node in sorted(cluster.slots())}
-    for node in nodes:  # in place of the surveys
-        cluster.start(node, lambda _: None)
-        cluster.next_event()
+    spread = Spread(cluster, settings, (), watch)
     run = RunRecord(
         schema_version=SCHEMA_VERSION,
         run_id=RUN_ID,
-        environment=nodes[min(nodes)].environment,
+        environment=spread.environments[0],
         settings=settings,
         workload_sha256={},
         cells=(),
     )
     with create_run(tmp_path, run) as ledger:
-        for job in jobs:
-            job.ledger = ledger
-        Spread(cluster, nodes, asked, None, ledger, watch).measure(jobs)
+        for engine in engines:
+            engine.ledger = ledger
+        spread.keep_busy(units, engines, ledger, None)
         return [one.reason for one in ledger.records], watch
 
 

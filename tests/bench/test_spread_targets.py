@@ -1,10 +1,16 @@
 """Targets in one process each, over the nodes of a cluster."""
 
+import pytest
+
+from specbench.bench import worker
+from specbench.bench.deadline import Deadline
+from specbench.bench.spent import block_seconds
 from specbench.errors import DeviceLostError
 from specbench.execution.launcher import EagerLauncher
 from tests.bench.fake_cluster import FakeCluster
 from tests.bench.fakes import RecordingWatch
 from tests.bench.tiny_runs import run_on, settings_for, write_tiny
+from tests.settings.flat_settings import changed
 from tests.stored_work import work_of
 
 TWIN = """\
@@ -66,3 +72,40 @@ def test_a_device_that_is_lost_ends_its_worker_and_another_resumes(tmp_path, mon
     assert blocks_of(there) == blocks_of(here)
     assert there.is_complete
     assert there.failures == ()
+
+
+def test_what_a_cluster_left_is_completed_without_it(tmp_path):
+    settings = two_targets(tmp_path)
+    here = run_on(tmp_path, settings, tmp_path / "runs")
+
+    def stop(_):
+        raise KeyboardInterrupt
+
+    watch = RecordingWatch(stop)  # when the first target is done
+    with pytest.raises(KeyboardInterrupt):
+        run_on(tmp_path, settings, tmp_path / "runs", watch, cluster=FakeCluster({"a": 1}))
+    whole = run_on(tmp_path, settings, tmp_path / "runs", resume=watch.ids[0])
+    assert whole.is_complete
+    assert blocks_of(whole) == blocks_of(here)
+    by_node = {block.node for block in whole.blocks if "tiny/draft" in "".join(block.order)}
+    assert by_node == {"a"}
+    assert {block.node for block in whole.blocks} == {"a", None}
+
+
+def test_the_second_try_at_a_unit_has_what_the_first_left_of_the_budget(tmp_path, monkeypatch):
+    settings = changed(two_targets(tmp_path), budget_s=200.0)
+    begun = []
+
+    def deadline(budget_s, clock, *, spent_s):
+        begun.append((budget_s, spent_s))
+        return Deadline(budget_s, clock, spent_s=spent_s)
+
+    monkeypatch.setattr(worker, "Deadline", deadline)
+    watch, cluster = RecordingWatch(), FakeCluster({"a": 1}, deaths=(14,))
+    stored = run_on(tmp_path, settings, tmp_path / "runs", watch, cluster=cluster)
+    again = [text for text in watch.warnings if "begins again" in text]
+    assert len(again) == 1
+    assert {one[0] for one in begun} == {100.0}  # half for each target
+    (spent_s,) = (one[1] for one in begun if one[1])
+    seconds = [sum(block_seconds(block).values()) for block in stored.blocks]
+    assert 0 < spent_s < sum(seconds)

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specbench.bench.backend import Backend
 from specbench.bench.blocks import Cell
 from specbench.bench.deadline import Deadline
 from specbench.bench.plan import TargetPlan
@@ -63,7 +62,7 @@ class Cycle:
     def label(self) -> str:
         return f"{self.plan.target.name}: {self.engine}, cycle {self.number + 1}"
 
-    def measure(self, backend: Backend, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:  # noqa: ARG002
+    def measure(self, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:
         host = host_of(self.plan, self.engine, self.running, ledger.folder)
         run = CycleRun(self.plan, self.engine, host, ledger, watch, deadline, self.failures)
         run.hold(self.sessions, self.purpose)
@@ -85,7 +84,7 @@ class Cycle:
 
 
 class ServedRun:
-    """The job of one engine; cycles that are stored are not held again."""
+    """All cycles of one engine; those that are stored are not held again."""
 
     def __init__(
         self,
@@ -102,17 +101,25 @@ class ServedRun:
         self._num_begun: Counter[BlockPurpose] = Counter()
         self._winners: tuple[Cell, ...] | None = None  # None: still to be found
 
-    def next_unit(self, num_running: int) -> Cycle | None:
-        """Cycles of the first pass; once all of it is stored, its winners again."""
+    def measure(self, watch: Watch) -> None:
+        """Hold one cycle after the other, as far as the deadline lets."""
+        while (cycle := self.next_cycle(0)) is not None:
+            cycle.measure(self._ledger, watch, self.deadline)
+
+    def next_cycle(self, num_running: int) -> Cycle | None:
+        """Cycles of the first pass; once all of it is stored, its winners again.
+
+        None: not now beside `num_running` others, or with none running never.
+        """
         if self._winners is None:
-            found = self._next_cycle("explore", self._cells, self._num_cycles(), num_running)
+            found = self._next_of("explore", self._cells, self._num_cycles(), num_running)
             if found is not None or num_running:
                 return found
             self._winners = self._find_winners()
         as_often = self._num_begun["explore"] if self._winners else 0
-        return self._next_cycle("confirm", self._winners, as_often, num_running)
+        return self._next_of("confirm", self._winners, as_often, num_running)
 
-    def _next_cycle(
+    def _next_of(
         self, purpose: BlockPurpose, cells: Sequence[Cell], num_cycles: int, num_running: int
     ) -> Cycle | None:
         """The next cycle with sessions left; None where there is none, or no time for it."""

@@ -5,12 +5,12 @@ No torch is imported before the last server has stopped, and none where the targ
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from specbench.bench.backend import ServerBackend
+from specbench.bench.machine import served_dtype
 from specbench.bench.planning import plan_targets
 from specbench.bench.served.host import host_of, require_startable
 from specbench.bench.served.interview import Heard, Interview
@@ -70,7 +70,7 @@ def collect_served_evidence(
     plans = plan_targets(
         settings,
         pairings,
-        ServerBackend(settings).dtype_of,
+        partial(served_dtype, settings),
         running_ks=running_ks(running),
         context=running_context(running),
     )

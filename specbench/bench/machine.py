@@ -1,0 +1,93 @@
+"""A run on this machine: target after target, engine after engine."""
+
+import sys
+import time
+from collections.abc import Sequence
+
+from specbench.bench.deadline import Deadline
+from specbench.bench.depth import ReadHead, headers_on_this_machine
+from specbench.bench.plan import TargetPlan
+from specbench.bench.served.served_run import ServedRun
+from specbench.bench.spent import spent_s
+from specbench.bench.watch import Watch
+from specbench.inputs.address import Address
+from specbench.inputs.pairing import Pairing, Target
+from specbench.probes.environment import describe_environment
+from specbench.probes.nvml import open_probe
+from specbench.probes.probe import NoProbe
+from specbench.records import Environment
+from specbench.runs import Ledger
+from specbench.settings import SERVED, RunSettings
+
+GPU, CPU, SERVER = "cuda:0", "cpu", "server"
+
+
+class ThisMachine:
+    """This process and the servers that it asks. If only servers decode, torch is not imported."""
+
+    def __init__(self, settings: RunSettings, pairings: Sequence[Pairing], watch: Watch) -> None:
+        self._settings, self._watch = settings, watch
+        self._process = None
+        if not are_served(settings):
+            from specbench.bench.this_process import ThisProcess  # noqa: PLC0415 - imports torch
+
+            self._process = ThisProcess(settings, pairings, watch)
+
+    @property
+    def environments(self) -> Sequence[Environment]:
+        """This machine's."""
+        return (self.environment(sys.argv),)
+
+    def environment(self, command: Sequence[str]) -> Environment:
+        """This machine, unless servers run already: those may be anywhere."""
+        if self._process is not None:
+            return self._process.environment(command)
+        if self._settings.servers.base_urls:
+            no_probe = NoProbe("none (servers were running already)")
+            return describe_environment(SERVER, None, command, no_probe)
+        probe = open_probe(GPU)
+        device = CPU if isinstance(probe, NoProbe) else GPU
+        return describe_environment(device, self._settings.machine.threads, command, probe)
+
+    def dtype_of(self, target: Target) -> str:
+        """The dtype that the target will be decoded in."""
+        if self._process is not None:
+            return self._process.dtype_of(target)
+        return served_dtype(self._settings, target)
+
+    def measure(
+        self, plans: Sequence[TargetPlan], running: Sequence[Address], ledger: Ledger
+    ) -> None:
+        """Everything planned that is not stored yet."""
+        for plan in plans:  # a target's deadline begins when the target before has ended
+            spent = spent_s(ledger.stored, plan)
+            deadline = Deadline(target_budget_s(plans), time.monotonic, spent_s=spent)
+            if self._process is not None and (in_process := plan.in_process) is not None:
+                self._process.measure(in_process, ledger, self._watch, deadline)
+            for engine in plan.served:
+                ServedRun(plan, engine, running, ledger, deadline).measure(self._watch)
+
+
+def are_served(settings: RunSettings) -> bool:
+    """Whether only servers decode."""
+    return set(settings.load.engines) <= set(SERVED)
+
+
+def served_dtype(settings: RunSettings, target: Target) -> str:
+    """The requested dtype, else the server picks it."""
+    return settings.machine.dtype or target.model.dtype
+
+
+def target_budget_s(plans: Sequence[TargetPlan]) -> float | None:
+    """Seconds for each target; None without a budget."""
+    budget_s = plans[0].settings.effort.budget_s
+    return None if budget_s is None else budget_s / len(plans)
+
+
+def head_reader(settings: RunSettings) -> ReadHead:
+    """Reads the heads of a run's drafters, without torch if only servers decode."""
+    if are_served(settings):
+        return headers_on_this_machine
+    from specbench.bench.this_process import read_shapes  # noqa: PLC0415 - imports torch
+
+    return read_shapes
