@@ -2,5 +2,5 @@
 
 In: a target's plan, and servers that run or how to start them. Out: blocks of requests and one
 ServerRecord per session. Open `sessions.py` first: what a session is, and their order;
-`served_run.py` decides which cycles there are, `session_run.py` asks everything that one asks.
+`served_run.py` decides which cycles there are, `cycle_run.py` holds one.
 """
