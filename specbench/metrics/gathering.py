@@ -2,11 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import NamedTuple
 
 from specbench.metrics.cell import CellData, Pass, Samples, finished, turn_of
-from specbench.metrics.client_bound import mean_event_interval_s, why_bound
 from specbench.metrics.sessions import usable_sessions
 from specbench.records import (
     NO_DRAFTER,
@@ -14,6 +12,7 @@ from specbench.records import (
     BlockPurpose,
     BlockRecord,
     CellKey,
+    ClientLoad,
     FirstDifference,
     ForwardCost,
     LimitRecord,
@@ -23,6 +22,9 @@ from specbench.records import (
 )
 from specbench.runs import StoredRun
 from specbench.stats.crossed import MIN_CYCLES
+
+MAX_CLIENT_SHARE = 0.5  # of its core
+MAX_CLIENT_LAG = 0.05  # of the seconds between two events of one stream
 
 
 def gather_cells(
@@ -47,11 +49,23 @@ def gather_cells(
         _merged([_by_cell(block, sessions.get(block.session or "")) for block in group])
         for group in _together([block for block in blocks if block.purpose == purpose], sessions)
     ]
-    cells = (
-        _gather(key, _baseline_of(key, keys), chosen, memories, forwards, limits, differences)
+    memory = {(record.target, record.drafter): record for record in memories}
+    cells = [
+        replace(
+            cell,
+            memory_target=memory.get((cell.key.condition.target, NO_DRAFTER)),
+            memory_pair=memory.get((cell.key.condition.target, cell.key.draft.drafter))
+            if cell.key.draft.drafter != NO_DRAFTER
+            else None,
+            forwards=tuple(cost for cost in forwards if cost.cell_id == cell.key.id),
+            limits=tuple(limit for limit in limits if limit.cell_id == cell.key.id),
+            differences=tuple(one for one in differences if one.cell_id == cell.key.id),
+            slo=slo or {},
+        )
         for key in keys
-    )
-    return tuple(_sharing([replace(cell, slo=slo or {}) for cell in cells if cell.requests]))
+        if (cell := _gather(key, _baseline_of(key, keys), chosen)).requests
+    ]
+    return tuple(_sharing(cells))
 
 
 def _sharing(cells: Iterable[CellData]) -> Iterator[CellData]:
@@ -157,15 +171,7 @@ def _by_cell(block: BlockRecord, server: ServerRecord | None) -> _Shares:
     return shares
 
 
-def _gather(
-    key: CellKey,
-    baseline: CellKey | None,
-    blocks: Sequence[_Shares],
-    memories: Sequence[MemoryRecord],
-    forwards: Sequence[ForwardCost],
-    limits: Sequence[LimitRecord],
-    differences: Sequence[FirstDifference],
-) -> CellData:
+def _gather(key: CellKey, baseline: CellKey | None, blocks: Sequence[_Shares]) -> CellData:
     cell_id, baseline_id = key.id, baseline.id if baseline else ""
     sides = [
         _Sides(block[cell_id], block.get(baseline_id, _NO_SHARE))
@@ -177,9 +183,6 @@ def _gather(
     is_rule = any(bound) and len(sound) < MIN_CYCLES  # then all of them are shown, and none used
     kept = sides if is_rule else sound
     own, base = [one.own for one in kept], [one.base for one in kept]
-    memory = {
-        record.drafter: record for record in memories if record.target == key.condition.target
-    }
     return CellData(
         key=key,
         requests=tuple(request for share in own for request in share.requests),
@@ -188,11 +191,6 @@ def _gather(
         baseline_passes=tuple(one for share in base for one in share.passes),
         samples=tuple(one for share in own for one in share.samples),
         baseline_samples=tuple(one for share in base for one in share.samples),
-        memory_target=memory.get(NO_DRAFTER),
-        memory_pair=memory.get(key.draft.drafter) if key.draft.drafter != NO_DRAFTER else None,
-        forwards=tuple(cost for cost in forwards if cost.cell_id == cell_id),
-        limits=tuple(limit for limit in limits if limit.cell_id == cell_id),
-        differences=tuple(one for one in differences if one.cell_id == cell_id),
         servers=tuple(server for share in own for server in share.servers),
         sessions=tuple(session for share in own for session in share.sessions),
         baseline_servers=tuple(server for share in base for server in share.servers),
@@ -204,27 +202,47 @@ def _gather(
 
 def _bound_by(sides: Sequence[_Sides]) -> list[str]:
     """Of each cycle, why its client was too slow; empty where it kept up."""
-    own = _reasons([one.own for one in sides])
-    base = _reasons([one.base for one in sides])
+    own, base = _reasons([one.own for one in sides]), _reasons([one.base for one in sides])
     return [
-        reason or (f"baseline: {other}" if other else "")
+        f"client-bound: {reason}" if reason else (other and f"baseline: client-bound: {other}")
         for reason, other in zip(own, base, strict=True)
     ]
 
 
 def _reasons(shares: Sequence[_Share]) -> list[str]:
-    """Of each share, why its client was too slow; empty if it kept up."""
+    """Of each share, why its client was too slow; empty if it kept up.
+
+    Tokens of one round come in one event. The interval of these is that of all shares: by its own,
+    a fast one would be called client-bound sooner than a slow one, and the speedup of the rest
+    would be off.
+    """
     requests = [request for share in shares for request in finished(share.requests)]
     cell_id = requests[0].cell_id if requests else ""
     loads = [
         [load for server in share.servers for load in server.client if load.cell_id == cell_id]
         for share in shares
     ]
-    interval_s = mean_event_interval_s(chain.from_iterable(loads), requests)
-    first = (
-        next(filter(None, (why_bound(load, interval_s) for load in some)), "") for some in loads
-    )
-    return [f"client-bound: {reason}" if reason else "" for reason in first]
+    num_events = sum(load.num_events for own in loads for load in own)
+    streamed_s = sum(request.decode_s or 0.0 for request in requests)
+    interval_s = streamed_s / num_events if num_events and streamed_s else None
+    return [next(filter(None, (why_bound(load, interval_s) for load in own)), "") for own in loads]
+
+
+def why_bound(load: ClientLoad, event_interval_s: float | None) -> str:
+    """Why the client, and not the server, set the pace of streams with this interval between
+    events; empty: it did not."""
+    if load.cpu_s > MAX_CLIENT_SHARE * load.seconds:
+        return (
+            f"the client used {load.cpu_s / load.seconds:.0%} of a core, more than "
+            f"{MAX_CLIENT_SHARE:.0%}; ask fewer at once, or from a faster machine"
+        )
+    if event_interval_s is not None and load.mean_lag_s > MAX_CLIENT_LAG * event_interval_s:
+        return (
+            f"the client's event loop lagged by {load.mean_lag_s * 1e3:.1f} ms on average, more "
+            f"than {MAX_CLIENT_LAG:.0%} of the {event_interval_s * 1e3:.1f} ms between two events; "
+            "keep a core free for it"
+        )
+    return ""
 
 
 def _whole_cycles(own: Sequence[_Share], base: Sequence[_Share]) -> Iterator[tuple[int, int]]:

@@ -4,9 +4,7 @@ Whatever a server does, from another protocol to silence, is an answer or a Serv
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import TracebackType
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, Self, TypeVar
 
 import httpx
@@ -75,13 +73,8 @@ class Client:
         await self._http.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        await self._http.__aexit__(kind, error, at)
+    async def __aexit__(self, *error: Any) -> None:
+        await self._http.__aexit__(*error)
 
     async def json(self, url: str, asked: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The JSON object at a URL of the server, or its answer to what is posted; ServerError."""
@@ -168,15 +161,8 @@ class Client:
         root = self.address.root if path.startswith("/") else f"{self.address.api}/"
         body = {"stream": True, "stream_options": {"include_usage": True}, **asked}
         answer, data = answer or Streamed(), EventData()
-        try:
-            with self._open_request():
-                async with self._http.stream("POST", f"{root}{path}", json=body) as response:
-                    await self._require_success(response)
-                    async for piece in response.aiter_bytes():
-                        self._take(data, piece, answer)
-                self._take(data, b"\n", answer)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            self._fail_by(error)
+        await self._read(f"{root}{path}", body, lambda piece: self._take(data, piece, answer))
+        self._take(data, b"\n", answer)
         if answer.fault:
             self.fail(answer.fault, LostError if answer.is_cut else ServerError)
         return answer
@@ -201,15 +187,6 @@ class Client:
         text = "\n\n".join(message["content"] for message in conversation["messages"])
         return await self.stream("completions", {**asked, "prompt": text}, answer)
 
-    @contextmanager
-    def _open_request(self) -> Iterator[None]:
-        self.num_open += 1
-        try:
-            yield
-        finally:
-            self.num_open -= 1
-            self.num_closed += 1
-
     def _take(self, stream: EventData, piece: bytes, answer: Streamed) -> None:
         """Add the events that end in a piece of the stream to the answer; ServerError."""
         try:
@@ -231,18 +208,32 @@ class Client:
             self.fail(f"{STRANGE}: {error}")
 
     async def _page(self, url: str, asked: Mapping[str, Any] | None = None) -> bytes:
-        method, page = "GET" if asked is None else "POST", bytearray()
+        page = bytearray()
+
+        def take(piece: bytes) -> None:
+            page.extend(piece)
+            if len(page) > LARGEST_PAGE:
+                self.fail(f"{_path(url)} has more than {LARGEST_PAGE >> 20} MiB")
+
+        await self._read(url, asked, take)
+        return bytes(page)
+
+    async def _read(
+        self, url: str, body: Mapping[str, Any] | None, take: Callable[[bytes], None]
+    ) -> None:
+        """Pass on what is answered, to a body if there is one, as it comes in; ServerError."""
+        method = "GET" if body is None else "POST"
+        self.num_open += 1
         try:
-            with self._open_request():
-                async with self._http.stream(method, url, json=asked) as response:
-                    await self._require_success(response)
-                    async for piece in response.aiter_bytes():
-                        page += piece
-                        if len(page) > LARGEST_PAGE:
-                            self.fail(f"{_path(url)} has more than {LARGEST_PAGE >> 20} MiB")
+            async with self._http.stream(method, url, json=body) as response:
+                await self._require_success(response)
+                async for piece in response.aiter_bytes():
+                    take(piece)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             self._fail_by(error)
-        return bytes(page)
+        finally:
+            self.num_open -= 1
+            self.num_closed += 1
 
     async def _require_success(self, response: httpx.Response) -> None:
         if response.is_success:

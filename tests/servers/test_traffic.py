@@ -13,7 +13,7 @@ from specbench.arrivals import poisson_arrivals
 from specbench.engines.arrivals import arrivals
 from specbench.engines.engine import EngineRequest, Load
 from specbench.errors import WorkloadError
-from specbench.metrics.client_bound import why_bound
+from specbench.metrics.gathering import why_bound
 from specbench.records import ClientLoad, Sampling
 from specbench.servers.client import ServerError
 from specbench.servers.streamed import Streamed
