@@ -17,7 +17,7 @@ from specbench.importers.imported_cell import Format, ImportedCell, Told, to_cel
 from specbench.importers.result_file import Result, read_results
 from specbench.settings.words import MAX_K
 
-_NOT_FORMATS = ("imported_cell", "result_file", "token_times")
+_NOT_FORMATS = ("imported_cell", "result_file")
 
 
 def formats() -> tuple[Format, ...]:

@@ -92,8 +92,8 @@ def join(results: Sequence[Result]) -> list[Result]:
 
 def read(result: Result, told: Told) -> Reading:
     """K is only in the server metrics; the model and the load are in the command line."""
-    words = _words(result)
-    asked = _options(words)
+    options = _options(result)
+    asked = dict(options)  # of one given several times the last
     finished = _figure(result, "request_count", "avg", _COUNTS)
     failed = _figure(result, "error_request_count", "avg", _COUNTS)
     k = _num_speculative_tokens(result)
@@ -105,7 +105,7 @@ def read(result: Result, told: Told) -> Reading:
         num_speculative_tokens=k,
         # Without a rate, or at an infinite one, requests come as soon as others end.
         request_rate=max(_finite(asked.get("--request-rate")) or 0.0, 0.0) or None,
-        temperature=_temperature(words),
+        temperature=_temperature(options),
         tool_version=result.text("aiperf_version"),
         measured_at=result.text("start_time"),
         num_requests=None if finished is None else int(finished + (failed or 0)),
@@ -234,23 +234,21 @@ def _figure(result: Result, tag: str, statistic: str, units: Mapping[str, float]
     return value * units[unit.lower()]
 
 
-def _words(result: Result) -> list[str]:
-    """Its command line; empty where the file has none."""
+def _options(result: Result) -> list[tuple[str, str]]:
+    """Each value in its command line, with its option; empty where the file has none."""
     holders = (result.section("run_info"), result.section("input_config"))
     lines = [line for holder in holders if holder and (line := holder.text("cli_command"))]
     try:
-        return shlex.split(lines[0]) if lines else []
+        words = shlex.split(lines[0]) if lines else []
     except ValueError:  # an open quote: it was cut
-        return []
-
-
-def _options(words: Sequence[str]) -> dict[str, str]:
-    """The value of each option, of one given several times the last."""
-    options = {}
-    for word, following in zip(words, [*words, ""][1:], strict=True):
-        name, equals, value = word.partition("=")
-        if name.startswith("-"):
-            options[name] = value if equals else following
+        words = []
+    options, name = [], ""
+    for word in words:
+        equals, value = "=", word
+        if word.startswith("-"):
+            name, equals, value = word.partition("=")
+        if equals:
+            options.append((name, value))
     return options
 
 
@@ -266,15 +264,8 @@ def _finite(text: str | None) -> float | None:
     return value if isfinite(value) else None
 
 
-def _temperature(words: Sequence[str]) -> float | None:
+def _temperature(options: Sequence[tuple[str, str]]) -> float | None:
     """Read from all extra inputs: the option may repeat, with several NAME:VALUE each."""
-    found, is_extra = None, False
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name.startswith("-"):
-            is_extra = name == "--extra-inputs"
-        told = (value if equals else "") if name.startswith("-") else word
-        for pair in told.split(",") if is_extra else ():
-            name, _, value = pair.partition(":")
-            found = value if name.strip() == "temperature" else found
-    return _finite(found)
+    extra = ",".join(value for option, value in options if option == "--extra-inputs")
+    pairs = (pair.partition(":") for pair in extra.split(","))
+    return _finite({name.strip(): value for name, _, value in pairs}.get("temperature"))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NoReturn, Protocol
+from typing import Protocol, TypeVar
 
 from specbench.errors import UsageError
 from specbench.importers.result_file import Result
@@ -10,6 +10,7 @@ from specbench.methods import METHODS
 from specbench.records import CellKey, Condition, Draft, Fixed, ImportedRecord, RequestRecord
 
 UNKNOWN = "unknown"  # a name that neither the file nor the user gives
+N = TypeVar("N", int, float)
 Figures = Mapping[str, float | tuple[float, ...] | None]
 
 # The convention of vLLM's counters, and so of the tools that read them: metrics/acceptance.py.
@@ -90,18 +91,19 @@ def to_cell(tool: str, reading: Reading, result: Result, told: Told) -> Imported
     K of the file goes before the one told. A file that does not say whether its server
     speculated needs the one told, and at K = 0 is a baseline, whatever pairing was told.
     """
-    k = reading.num_speculative_tokens
-    if k is None:
-        k = told.num_speculative_tokens
-        if k is None:
-            name = result.file_name
-            _ask(result, "K", f"{name}#k=4, or {name}#k=0 for a server without speculation")
-    temperature = reading.temperature if reading.temperature is not None else told.temperature
-    if temperature is None:
-        _ask(result, "the temperature", "--temperature 0")
-    concurrency = reading.concurrency if reading.concurrency is not None else told.concurrency
-    if concurrency is None:
-        _ask(result, "how many requests ran at once", "--concurrency 8")
+    name = result.file_name
+    wanted = f"{name}#k=4, or {name}#k=0 for a server without speculation"
+    k = _first(reading.num_speculative_tokens, told.num_speculative_tokens, result, "K", wanted)
+    temperature = _first(
+        reading.temperature, told.temperature, result, "the temperature", "--temperature 0"
+    )
+    concurrency = _first(
+        reading.concurrency,
+        told.concurrency,
+        result,
+        "how many requests ran at once",
+        "--concurrency 8",
+    )
     told_target, _, told_drafter = told.pairing.partition("/")
     target = told_target or reading.target
     key = CellKey(
@@ -179,6 +181,35 @@ def request_of(
     return request
 
 
+def requests_of(result: Result) -> tuple[RequestRecord, ...]:
+    """In the order they were sent; empty if the file has no such lists.
+
+    `itls` has the seconds between a request's chunks: their sum is its decode time, whatever a
+    chunk holds. Prompts of equal length that got equal texts are taken for one, asked repeatedly.
+    """
+    prompts, lengths, ttfts = map(result.numbers, ("input_lens", "output_lens", "ttfts"))
+    gaps, texts = result.lists("itls"), result.values.get("generated_texts")
+    if prompts is None or lengths is None or ttfts is None or gaps is None:
+        return ()
+    for name, column in (("input_lens", prompts), ("ttfts", ttfts), ("itls", gaps)):
+        if len(column) != len(lengths):
+            result.fail(name, f"{len(column)} requests, {len(lengths)} in output_lens")
+    if not isinstance(texts, list) or len(texts) != len(lengths):
+        texts = [*range(len(lengths))]
+    first: dict[tuple[float, str], int] = {}
+    return tuple(
+        request_of(
+            f"prompt {first.setdefault((prompts[i], str(texts[i])), i)}",
+            i,
+            num_prompt_tokens=prompts[i],
+            num_tokens=lengths[i],
+            ttft_s=ttfts[i],
+            total_s=ttfts[i] + sum(gaps[i]),
+        )
+        for i in range(len(lengths))
+    )
+
+
 def bench_speeds(result: Result, latency: str) -> Figures:
     """What vLLM's and SGLang's benchmarks name alike; `latency`: their name of a request's."""
     names = {"ttft_s": "ttft", "tpot_s": "tpot", "inter_chunk_latency_s": "itl"}
@@ -212,5 +243,9 @@ def _known(figures: Figures) -> dict[str, float | tuple[float, ...]]:
     return {name: value for name, value in figures.items() if value is not None and value != ()}
 
 
-def _ask(result: Result, what: str, option: str) -> NoReturn:
-    raise UsageError(f"{result.place}: the file does not say {what}; give {option}")
+def _first(read: N | None, told: N | None, result: Result, what: str, option: str) -> N:
+    """What the file says, else the user; UsageError if neither does."""
+    value = told if read is None else read
+    if value is None:
+        raise UsageError(f"{result.place}: the file does not say {what}; give {option}")
+    return value

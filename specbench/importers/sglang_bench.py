@@ -5,9 +5,8 @@ server's average since its start, not that of the run.
 """
 
 from specbench.export.engines.sglang import depth
-from specbench.importers.imported_cell import Reading, Told, bench_speeds
+from specbench.importers.imported_cell import Reading, Told, bench_speeds, requests_of
 from specbench.importers.result_file import Result
-from specbench.importers.token_times import requests_of
 
 TOOL = "sglang bench_serving"
 

@@ -14,9 +14,9 @@ from specbench.importers.imported_cell import (
     Told,
     acceptance_when_drafted,
     bench_speeds,
+    requests_of,
 )
 from specbench.importers.result_file import Result
-from specbench.importers.token_times import requests_of
 from specbench.stats.acceptance import mean_length
 
 TOOL = "vllm bench serve"
@@ -33,7 +33,7 @@ def read(result: Result, told: Told) -> Reading:
     curve = result.numbers("spec_decode_per_position_acceptance_rates")
     completed, failed = result.whole("completed"), result.whole("failed")
     prompt_tokens, duration_s = result.number("total_input_tokens"), result.number("duration")
-    acceptance = _acceptance(result, told)
+    acceptance = _acceptance(result, told, curve)
     return Reading(
         engine="vllm",
         model=result.text("model_id"),
@@ -59,12 +59,9 @@ def read(result: Result, told: Told) -> Reading:
     )
 
 
-def _acceptance(result: Result, told: Told) -> Figures:
-    rounds, accepted = (
-        result.whole("spec_decode_num_drafts"),
-        result.whole("spec_decode_accepted_tokens"),
-    )
-    drafted = result.whole("spec_decode_draft_tokens")
+def _acceptance(result: Result, told: Told, curve: tuple[float, ...] | None) -> Figures:
+    names = ("num_drafts", "draft_tokens", "accepted_tokens")
+    rounds, drafted, accepted = (result.whole(f"spec_decode_{name}") for name in names)
     percent = result.number("spec_decode_acceptance_rate")
     share = None if percent is None else percent / 100
     rate = accepted / drafted if drafted and accepted is not None else share
@@ -78,7 +75,7 @@ def _acceptance(result: Result, told: Told) -> Figures:
         rate=rate,
         length=length,
         num_rounds=rounds,
-        per_position=result.numbers("spec_decode_per_position_acceptance_rates"),
+        per_position=curve,
     )
 
 
