@@ -72,10 +72,8 @@ async def _time_in_turns(
 class _Timed:
     """A server under way."""
 
-    def __init__(self, client: Client, asked: dict[str, Any], engine: str, version: str) -> None:
-        self._client = client
-        self._asked = asked
-        self._named = " ".join(filter(None, (engine or "server", version)))
+    def __init__(self, client: Client, asked: dict[str, Any], name: str) -> None:
+        self._client, self._asked, self._name = client, asked, name
         self._num_foreign = 0  # batches during which others were also served
 
     @classmethod
@@ -84,7 +82,7 @@ class _Timed:
         asked = {"model": await client.model(), **asked}
         if counted.engine == "vllm":  # which tokens an event holds, and so how many
             asked["return_token_ids"] = True
-        return cls(client, asked, counted.engine or "", version)
+        return cls(client, asked, " ".join(filter(None, (counted.engine or "server", version))))
 
     async def cost(self, prompts: Sequence[str]) -> EngineCost | None:
         """None where no answer could be timed, or others were served meanwhile."""
@@ -130,7 +128,7 @@ class _Timed:
         timed_rounds = num_rounds * num_timed / num_later
         return EngineCost(
             source=self._client.address.root,
-            engine=self._named,
+            engine=self._name,
             num_speculative_tokens=k,
             concurrency=len(answers),
             cost=decode_s / timed_rounds,

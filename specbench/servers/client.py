@@ -31,9 +31,13 @@ Told = TypeVar("Told", bound=Part)
 class ServerError(SpecbenchError):
     """A server cannot be reached, refuses, or does not tell what is needed of it."""
 
+    is_lost = False  # whether the same request may be answered another time
+
 
 class LostError(ServerError):
-    """It was silent, could not be reached, or broke off: another time it may answer."""
+    """It was silent, could not be reached, or broke off."""
+
+    is_lost = True
 
 
 class RefusedError(ServerError):
@@ -42,13 +46,7 @@ class RefusedError(ServerError):
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
         self.status = status
-
-
-def is_lost(error: SpecbenchError) -> bool:
-    """Whether the same request may be answered another time, so that its session is repeated."""
-    if isinstance(error, RefusedError):
-        return error.status in BUSY or error.status >= 500
-    return isinstance(error, LostError)
+        self.is_lost = status in BUSY or status >= 500
 
 
 class Client:

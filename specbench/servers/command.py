@@ -20,25 +20,19 @@ def command_line(
     """
     if template is None:
         return [*default, *args]
-    words = _words(template)
-    command: list[str] = []
-    for word in words if ARGS in words else [*words, ARGS]:
-        command += args if word == ARGS else [word.replace(PORT, str(port))]
-    return command
-
-
-def _words(template: str) -> list[str]:
     try:
         words = shlex.split(template)
     except ValueError as error:
         raise UsageError(f"--launch {template}: {error}") from None
     if not words:
         raise UsageError("--launch is empty; expected a command that starts a server")
-    for word in words:
-        found = set(_PLACEHOLDER.findall(word)) - {PORT}
-        if found and word != ARGS:
+    command: list[str] = []
+    for word in words if ARGS in words else [*words, ARGS]:
+        unknown = set(_PLACEHOLDER.findall(word)) - {PORT}
+        if unknown and word != ARGS:
             raise UsageError(
-                f"--launch {template}: {min(found)} in {word!r} is not known there; {PORT} may "
+                f"--launch {template}: {min(unknown)} in {word!r} is not known there; {PORT} may "
                 f"stand anywhere, and {ARGS} for all flags as a word of its own"
             )
-    return words
+        command += args if word == ARGS else [word.replace(PORT, str(port))]
+    return command

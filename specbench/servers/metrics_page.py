@@ -112,13 +112,12 @@ class Counters:
 
     def since(self, before: "Counters") -> "Counters":
         """What was counted in between; a counter that began to exist in between began at 0."""
-        counted: dict[str, Any] = {}
-        for name in _SUMS:
-            now = getattr(self, name)
-            counted[name] = None if now is None else now - (getattr(before, name) or 0.0)
+        counted: dict[str, Any] = {
+            name: now - (getattr(before, name) or 0.0) for name, now in self.sums.items()
+        }
         at = zip_longest(self.num_accepted_at, before.num_accepted_at, fillvalue=0.0)
         # Only a restart lets a counter fall.
-        has_fallen = any((value or 0.0) < 0 for value in counted.values())
+        has_fallen = any(value < 0 for value in counted.values())
         is_known = self.started_s is not None and before.started_s is not None
         return replace(
             self,
@@ -129,10 +128,9 @@ class Counters:
 
     def __add__(self, other: "Counters") -> "Counters":
         """What two servers counted together; a counter that one of them lacks is not known."""
-        summed: dict[str, Any] = {}
-        for name in _SUMS:
-            one, two = getattr(self, name), getattr(other, name)
-            summed[name] = None if one is None or two is None else one + two
+        both = self.sums.keys() & other.sums.keys()
+        summed: dict[str, Any] = dict.fromkeys(_SUMS)
+        summed |= {name: self.sums[name] + other.sums[name] for name in both}
         at = zip_longest(self.num_accepted_at, other.num_accepted_at, fillvalue=0.0)
         running = [s.num_in_progress for s in (self, other) if s.num_in_progress is not None]
         return replace(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from specbench.arrivals import poisson_arrivals
 from specbench.errors import SpecbenchError
-from specbench.servers.client import Client, LostError, is_lost
+from specbench.servers.client import Client, LostError, ServerError
 from specbench.servers.client_load import ProcessLoad, load_of
 from specbench.servers.streamed import Streamed
 
@@ -148,6 +148,7 @@ async def _ask(request: ServerRequest, client: Client, answers: Sequence[Streame
     try:
         streamed = await request.ask(client, answers)
     except SpecbenchError as error:
-        return Answered(sent_s=sent_s, error=str(error), is_lost=is_lost(error))
+        is_lost = isinstance(error, ServerError) and error.is_lost
+        return Answered(sent_s=sent_s, error=str(error), is_lost=is_lost)
     asked_s = sent_s if streamed.asked_s is None else streamed.asked_s
     return Answered(sent_s=asked_s, streamed=streamed)
