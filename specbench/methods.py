@@ -14,22 +14,25 @@ from specbench.drafting.medusa import NEW_HEADS, MedusaTree
 from specbench.drafting.published import EAGLE_STATIC
 from specbench.drafting.recycling import RANK_PROBS, recycling_tree
 from specbench.errors import ModelError, UsageError
-from specbench.files.dflash_style import DFLASH_ARCHITECTURE, DFlashStyle, dflash_fit
-from specbench.files.eagle3_style import EAGLE3_NAMES, Style, eagle3_fit
-from specbench.files.head_files import HeadFiles, new_name
-from specbench.files.head_fit import EAGLE_NAMES, Fit, HeadTarget, eagle_fit, misfits
-from specbench.files.head_layouts import (
+from specbench.files.dflash import DFLASH_ARCHITECTURE, DFlashStyle, dflash_fit
+from specbench.files.eagle import EAGLE3_NAMES, EAGLE_NAMES, Style, eagle3_fit, eagle_fit
+from specbench.files.head_files import (
     DFLASH_LAYOUTS,
     EAGLE3_LAYOUTS,
     EAGLE_LAYOUTS,
     MEDUSA_LAYOUTS,
     MTP_LAYOUTS,
     PEAGLE_LAYOUTS,
+    Fit,
+    HeadFiles,
+    HeadTarget,
     Layouts,
+    misfits,
+    new_name,
 )
-from specbench.files.medusa_layout import MedusaLayout, medusa_fit, medusa_tensors
+from specbench.files.medusa import MedusaLayout, medusa_fit, medusa_tensors
 from specbench.files.model import ModelFiles
-from specbench.files.mtp_families import (
+from specbench.files.mtp import (
     FAMILIES,
     family_name,
     family_of,

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Inner
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from specbench.files.vocabulary import common_tokens
+from specbench.files.tokenizer import common_tokens
 from specbench.models.tokenizer import Tokenizer
 
 SPECIALS = ("<|end|>", "<|turn|>")

@@ -6,7 +6,7 @@ of these, which the two sides pair differently.
 
 from typing import NamedTuple
 
-from specbench.files.vocabulary import Vocabulary
+from specbench.files.tokenizer import Vocabulary
 
 _FIRST = 0x4E00  # enough characters for any vocabulary, each of several bytes
 

@@ -14,8 +14,8 @@ from specbench.engines.model_pool import ModelPool
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.runner import Runner
 from specbench.inputs.pairing import Drafter, Target
-from specbench.models.dummy import fill, make_skeleton
 from specbench.models.loading import LoadedModel
+from specbench.models.weights import fill, make_skeleton
 from specbench.shipped import PACKAGE
 from specbench.stats.costs import bytes_per_forward
 

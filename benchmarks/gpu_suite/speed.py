@@ -29,7 +29,7 @@ from specbench.fit.demand import gib
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Drafter, Target
 from specbench.inputs.workloads import load_workload
-from specbench.models.dummy import make_skeleton
+from specbench.models.weights import make_skeleton
 from specbench.records import NO_DRAFTER, Message
 from specbench.settings import DecoderSettings
 from specbench.shipped import shipped

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench.files.attention import is_hybrid
+from specbench.files.config import is_hybrid
 from specbench.files.model import ModelFiles
 from specbench.fit.weights import DTYPE_BYTES, Weights, kv_elements_per_token
 from specbench.forward.own_state import cache_bytes

@@ -8,7 +8,7 @@ import torch
 
 from specbench.bench.blocks import Cell, work_of
 from specbench.engines.engine import Engine, EngineRequest, Instrumented, Work
-from specbench.models.raised import raise_if_device_lost
+from specbench.models.library_errors import raise_if_device_lost
 from specbench.probes.launches import HostCalls, count_host_calls
 from specbench.records import BlockRecord, ForwardCost, LimitRecord, Sampling
 

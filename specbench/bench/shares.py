@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from specbench.bench.watch import Watch
 from specbench.errors import DeviceError, SpecbenchError
-from specbench.models import talkative
+from specbench.models import library_log
 
 
 class Share(NamedTuple):
@@ -76,7 +76,7 @@ def _in_order(finds: Sequence[Found]) -> list[Any]:
 
 
 def _process(pickled: bytes, share: Share, to: Connection) -> None:
-    talkative.silence()  # before the work's modules import what talks
+    library_log.silence()  # before the work's modules import what talks
     work: Work = pickle.loads(pickled)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes to all; the parent ends the others
     try:

@@ -29,7 +29,7 @@ from specbench.inputs.pairing import Drafter, Pairing
 from specbench.metrics.cell import have_same_text
 from specbench.metrics.gathering import gather_cells
 from specbench.metrics.validity import HALF_PRECISION
-from specbench.models.raised import raise_if_device_lost
+from specbench.models.library_errors import raise_if_device_lost
 from specbench.probes.probe import Probe
 from specbench.records import (
     NO_DRAFTER,

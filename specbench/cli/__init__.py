@@ -33,7 +33,7 @@ from specbench.cli.verify import verify
 from specbench.cli.watch import watch
 from specbench.errors import DeviceLostError, SpecbenchError, UsageError
 from specbench.exit_code import ExitCode
-from specbench.models import talkative
+from specbench.models import library_log
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What a path that the user named may meet, wherever it is first touched.
@@ -96,7 +96,7 @@ def main() -> None:
 
     Typer sees to Ctrl-C (exit code 130) and to a reader that went away, as in `| head`.
     """
-    talkative.silence()
+    library_log.silence()
     with plain_streams():
         _run()
 

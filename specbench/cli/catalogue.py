@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def fitting(pairings: "Sequence[Pairing]", gpu: str | None) -> "tuple[Pairing, ...]":
     """Those whose weights fit this machine or the GPU; what was left out is told on stderr."""
     from specbench.cli.hardware import find_machine
-    from specbench.fit.catalogue import fits
+    from specbench.fit.demand import fits
     from specbench.fit.memory_plan import Place
 
     machine = find_machine(
@@ -50,7 +50,7 @@ def check_hub(pairings: "Pairings", write: Path | None) -> tuple[list[dict[str, 
     the hub cannot be asked.
     """
     from specbench.files.hub_facts import hub_facts
-    from specbench.fit.hub_check import differences, hub_models, write_filled
+    from specbench.fit.pairings_file import differences, hub_models, write_filled
 
     if write is not None and write.exists():
         raise UsageError(f"--write {write}: file exists; name a new one")

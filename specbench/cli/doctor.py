@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from specbench.files.model_spec import ModelSpec
-    from specbench.fit.compatibility import Compatibility
-    from specbench.fit.finding import Finding
+    from specbench.fit.compatibility import Compatibility, Finding
     from specbench.fit.memory_plan import Place
     from specbench.inputs.pairing import Pairing
 

@@ -176,8 +176,7 @@ def _prepare(
     asked: Paired,
 ) -> "Prepared":
     from specbench.fit.candidates import prepare
-    from specbench.fit.catalogue import catalogued
-    from specbench.fit.discover import discover, draftless, with_own_names
+    from specbench.fit.discover import catalogued, discover, draftless, with_own_names
 
     if asked.folders and not asked.discover:
         raise UsageError("--in names folders to search; add --discover")
@@ -211,7 +210,7 @@ def _prepare(
 def _with_engines(target: "Target", candidate: "Candidate", temperature: float) -> "Candidate":
     """Also with what serving engines do with a draft model's vocabulary."""
     from specbench.export.engines import engines, vocabulary_notes
-    from specbench.fit.finding import finding
+    from specbench.fit.compatibility import finding
     from specbench.inputs.pairing import Pairing
 
     if candidate.is_refused:
@@ -235,7 +234,7 @@ def _built(files: "ModelFiles", dtype: str) -> "Weights | None":
 
 def _built_hybrid(files: "ModelFiles", dtype: str) -> "Weights | None":
     """A dry run imports torch only where nothing else tells what layers keep."""
-    from specbench.files.attention import is_hybrid
+    from specbench.files.config import is_hybrid
 
     return _built(files, dtype) if is_hybrid(files.field) else None
 

@@ -10,7 +10,7 @@ from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
 from specbench.drafters.heads.layers import drawn, layer_config, new_layer_fields
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafting.published import EAGLE_STATIC
-from specbench.files.eagle3_style import Style, default_layer_ids
+from specbench.files.eagle import Style, default_layer_ids
 from specbench.models.checkpoint import Checkpoint
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from specbench.drafters.heads.medusa import MedusaHeads
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafting.medusa import NEW_HEADS, MedusaTree
-from specbench.files.medusa_layout import medusa_fields
+from specbench.files.medusa import medusa_fields
 from specbench.models.checkpoint import Checkpoint
 from specbench.round.drafter import (
     Footprint,

@@ -9,7 +9,7 @@ from torch import Tensor
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafters.shared.retokenized_model import RetokenizedModel
 from specbench.errors import CompatibilityError
-from specbench.files.vocabulary import NOTHING_IN_COMMON
+from specbench.files.tokenizer import NOTHING_IN_COMMON
 from specbench.models.retokenizer import require_common_tokens
 from specbench.round.drafter import Proposal, Traits
 from specbench.round.growth import grow_chain

@@ -7,7 +7,7 @@ from specbench.drafting.published import MC_SIM_7B_63, VICUNA_7B_STAGE2
 from specbench.drafting.topology import Topology
 from specbench.errors import ModelError, UsageError
 from specbench.files.head_files import HeadFiles
-from specbench.files.medusa_layout import count_heads, count_tokens, medusa_tensors
+from specbench.files.medusa import count_heads, count_tokens, medusa_tensors
 
 # In the head's config, of our own: how often the token of each rank of each head is right.
 ACCURACIES = "medusa_head_accuracies"

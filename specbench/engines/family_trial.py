@@ -11,9 +11,9 @@ from specbench.files.model_spec import ModelSpec
 from specbench.forward.self_test import make_checked_runner
 from specbench.models.library_log import quiet
 from specbench.models.loading import load_config, refusing
+from specbench.models.parts import keep_text_part, text_class
 from specbench.models.quantization import named_format
 from specbench.models.small import small_config
-from specbench.models.text_part import keep_text_part, text_class
 
 
 def family_refusal(spec: ModelSpec) -> str | None:

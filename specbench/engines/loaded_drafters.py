@@ -14,7 +14,7 @@ from specbench.engines.model_pool import ModelPool, bytes_read, head_identity, i
 from specbench.engines.packed_weights import packed_notes
 from specbench.engines.refusals import failures_told
 from specbench.errors import ModelError, UsageError
-from specbench.files.attention import NO_TREES
+from specbench.files.config import NO_TREES
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner

@@ -16,7 +16,7 @@ from specbench.execution.cuda_graphs import Captured, Graphs
 from specbench.footprint import rounded_up, span_bucket
 from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.slot_cache import SlotCache
-from specbench.models.raised import raise_if_device_lost
+from specbench.models.library_errors import raise_if_device_lost
 from specbench.round.head_part import Slots
 
 

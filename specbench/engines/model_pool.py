@@ -14,17 +14,17 @@ from specbench.errors import ModelError
 from specbench.files.model_spec import ModelSpec
 from specbench.kernels.availability import DEVICES
 from specbench.models.checkpoint import WEIGHT_KINDS, Checkpoint, has_tokenizer, read_checkpoint
-from specbench.models.digest import weights_sha256
-from specbench.models.first_layers import layers_of
 from specbench.models.loading import (
     LoadedModel,
     first_not_finite,
     load_model,
     not_finite_words,
+    weights_sha256,
 )
-from specbench.models.placement import give_back_host_memory
+from specbench.models.parts import layers_of
 from specbench.models.progress import report_compiling
 from specbench.models.tokenizer import Tokenizer
+from specbench.models.weights import give_back_host_memory
 from specbench.records import ModelIdentity
 
 

@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from specbench.engines.refusals import device_errors_told
 from specbench.errors import ModelError, SpecbenchError, first_line
 from specbench.forward.attention.stock import attend_by
-from specbench.models.raised import raised_by_model
+from specbench.models.library_errors import raised_by_model
 
 
 def twin(model: Any) -> Any:

@@ -13,8 +13,8 @@ from specbench.errors import (
     WorkloadError,
     first_line,
 )
-from specbench.files.attention import ELSEWHERE
-from specbench.models.raised import is_of_device, raise_if_device_lost, raised_by_model
+from specbench.files.config import ELSEWHERE
+from specbench.models.library_errors import is_of_device, raise_if_device_lost, raised_by_model
 
 # A refusal is a stored result, and the rest of the run continues.
 REFUSALS = (

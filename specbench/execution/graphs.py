@@ -29,7 +29,7 @@ from specbench.execution.launcher import (
 )
 from specbench.footprint import span_bucket
 from specbench.forward.slot_cache import SlotCache
-from specbench.models.raised import raise_if_device_lost
+from specbench.models.library_errors import raise_if_device_lost
 from specbench.round.drafter import Proposal
 from specbench.round.round import Verifier, finish_round, propose, run_round
 from specbench.round.rows import Rows

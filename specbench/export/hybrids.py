@@ -4,7 +4,7 @@ Such a layer's state has to be rolled back after a rejected draft, and not every
 """
 
 from specbench.errors import ModelError
-from specbench.files.attention import is_hybrid
+from specbench.files.config import is_hybrid
 from specbench.files.model import open_model
 from specbench.files.model_spec import ModelSpec
 

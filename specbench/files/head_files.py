@@ -1,11 +1,18 @@
-"""The files of a draft head: its config, and its tensors or what a header says of them."""
+"""The files of a draft head: its config, tensors or what headers say of them, and its layout."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 from specbench.errors import ModelError
-from specbench.files.fields import Fields
+from specbench.files.config import Fields
+
+MISFIT = "made for another target; choose the head that its authors trained for this one"
+Fit = Mapping[str, tuple[object, object]]  # field -> the head's value, the target's
+Shapes = Mapping[str, tuple[int, ...]]
+
+SPECULATORS = "speculators_model_type"
+OLD_ROTARY = "rotary_emb.inv_freq"  # old transformers stored what follows from the config
 
 
 class Shaped(Protocol):
@@ -146,3 +153,169 @@ class _Renamed(LazyTensors[T_co]):
 
     def shape(self, name: str) -> tuple[int, ...]:
         return shape_of(self._tensors, self._names[name])
+
+
+class HeadTarget(Protocol):
+    """What heads have to fit."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+
+
+def misfits(fit: Fit) -> Fit:
+    """The fields in which the head's value is not the target's."""
+    return {name: pair for name, pair in fit.items() if pair[0] != pair[1]}
+
+
+def require_tensors(files: HeadFiles[Shaped], shapes: Shapes, optional: Shapes) -> None:
+    """ModelError unless a head has all these tensors, and beside them only `optional` ones."""
+    files.without(OLD_ROTARY).require({**shapes, **optional}, frozenset(optional))
+
+
+def table_shapes(D: int, V: int) -> dict[str, tuple[int, ...]]:
+    """The tables beside a head's weights: d2t leads to the target's tokens, t2d marks them."""
+    return {"d2t": (D,), "t2d": (V,)}
+
+
+def token_ids(files: HeadFiles[Shaped], D: int, V: int) -> list[int] | None:
+    """The target's id of each of a head's D tokens; None: all V. ModelError if d2t, which holds
+    offsets, is missing or t2d differs from it."""
+    d2t, t2d = (
+        files.whole_numbers(name) if name in files.tensors else None for name in table_shapes(D, V)
+    )
+    if t2d is not None and D == V and not any(t2d):
+        t2d = None  # of SafeAILab's heads that say all tokens: never filled in
+    if d2t is None:
+        if D != V:
+            raise ModelError(
+                f"{files.source} does not fit: missing: d2t, for draft_vocab_size is {D} and "
+                f"vocab_size {V}"
+            )
+        if t2d is not None and not all(t2d):
+            raise ModelError(f"{files.source}: t2d leaves tokens out, and there is no d2t")
+        return None
+    ids = [i + offset for i, offset in enumerate(d2t)]
+    if min(ids) < 0 or max(ids) >= V or len(set(ids)) != D:
+        is_ids = sorted(set(d2t)) == d2t and min(d2t) >= 0 and max(d2t) < V
+        hint = "; it holds ids, and offsets are needed (d2t[i] = id - i)" if is_ids else ""
+        raise ModelError(
+            f"{files.source}: d2t does not lead to {D} different tokens of the target's {V}{hint}"
+        )
+    if t2d is not None and {i for i, is_said in enumerate(t2d) if is_said} != set(ids):
+        raise ModelError(
+            f"{files.source}: d2t and t2d name different tokens; one is of another head"
+        )
+    return ids
+
+
+class Layout(NamedTuple):
+    """Whose layout a head's files have, and whether a head by its author was ever met.
+
+    `release` is the one whose heads were met, which `tests/foreign_heads` holds; None: only its
+    source was read. docs/heads.md has the same as a table.
+    """
+
+    author: str
+    source: str
+    release: str | None = None
+    is_ours: bool = False  # `specbench train` writes it as well
+
+    @property
+    def note(self) -> str:
+        if self.release is not None:
+            return f"as {self.author} writes it: logits are those of {self.release}'s own forward"
+        ours = " (`specbench train` has it too)" if self.is_ours else ""
+        read = f"{self.author}'s layout{ours}, read in {self.source}"
+        return f"{read}; never tested with a published head"
+
+
+Files = HeadFiles[Any]
+Layouts = tuple[tuple[Callable[[Files], bool], Layout], ...]  # of a kind of head, the first counts
+
+
+def layout_of(files: Files, layouts: Layouts) -> Layout | None:
+    """The first of these layouts that the files have. Pickled tensors have no names here."""
+    return next((layout for is_such, layout in layouts if is_such(files)), None)
+
+
+def _says(name: str, section: str | None = None) -> Callable[[Files], bool]:
+    def says(files: Files) -> bool:
+        values = files.config if section is None else files.config.get(section)
+        return isinstance(values, dict) and values.get(name) is not None
+
+    return says
+
+
+def _holds(*prefixes: str) -> Callable[[Files], bool]:
+    return lambda files: any(name.startswith(prefixes) for name in files.tensors)
+
+
+def _is_specforge_eagle3(files: Files) -> bool:
+    """SafeAILab's heads have the same tensors, and the class of a Llama."""
+    return _holds("midlayer.")(files) and "LlamaForCausalLMEagle3" in files.fields.texts(
+        "architectures"
+    )
+
+
+def _any(_: Files) -> bool:
+    return True
+
+
+_SPECULATORS = Layout("speculators", "speculators 0.9.0", "speculators 0.9.0")
+_SPECFORGE = Layout("SpecForge", "SpecForge 0.2.0", "SpecForge 0.2.0")
+_MODELOPT = Layout("NVIDIA's modelopt", "modelopt 0.47.0", "modelopt 0.47.0")
+_EAGLE = "SafeAILab/EAGLE at cb7e084, eagle/model"
+_VLLM = "vllm-project/vllm"
+_MEDUSA = f"{_VLLM} at 01dbb08, models/medusa.py"
+_OF_SPECULATORS = (_says(SPECULATORS), _SPECULATORS)
+EAGLE_LAYOUTS: Layouts = (
+    (
+        _says(SPECULATORS),
+        Layout("speculators", "vllm-project/speculators at 8a49095, models/eagle.py"),
+    ),
+    (_any, Layout("SafeAILab", f"{_EAGLE}/cnets1.py", is_ours=True)),
+)
+EAGLE3_LAYOUTS: Layouts = (
+    _OF_SPECULATORS,
+    (_says("next_layer_regular", "eagle_config"), _MODELOPT),
+    (_is_specforge_eagle3, _SPECFORGE),
+    (_any, Layout("SafeAILab", f"{_EAGLE}/cnets.py", is_ours=True)),
+)
+PEAGLE_LAYOUTS: Layouts = (
+    _OF_SPECULATORS,
+    (_says("mask_token_id"), _SPECFORGE),
+    (_any, Layout("Amazon", f"{_VLLM} at 00bd149, models/llama_eagle3.py")),
+)
+DFLASH_LAYOUTS: Layouts = (
+    _OF_SPECULATORS,
+    (_says("causal", "dflash_config"), _MODELOPT),
+    (_says("num_target_layers"), _SPECFORGE),
+    (_any, Layout("z-lab", "z-lab/dflash at 1012959, dflash/model.py")),
+)
+MEDUSA_LAYOUTS: Layouts = (
+    (_holds("medusa_heads."), _MODELOPT),
+    (_holds("blocks."), Layout("vLLM", _MEDUSA)),
+    (
+        _any,
+        Layout(
+            "FasterDecoding",
+            "FasterDecoding/Medusa at e2a5d20, medusa/model/medusa_model.py",
+            is_ours=True,
+        ),
+    ),
+)
+MTP_LAYOUTS: Layouts = (
+    _OF_SPECULATORS,
+    (
+        _any,
+        Layout(
+            "its model",
+            f"{_VLLM} at 4f7c144, 028aedf, 98debc2, ffdc985 and 01d9980, models/*_mtp.py",
+            is_ours=True,
+        ),
+    ),
+)

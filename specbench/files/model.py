@@ -2,30 +2,35 @@
 
 from collections.abc import Mapping
 from functools import cached_property
+from importlib.metadata import distribution
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from specbench.errors import ModelError
-from specbench.files.attention import longest_context
-from specbench.files.fields import Fields
-from specbench.files.folder import cached_folder, local_file, read_json
+from specbench.files.config import DENSE, MOST_LAYERS, Fields, layer_shapes, longest_context
 from specbench.files.head_files import HeadFiles
 from specbench.files.headers import (
     HEAD_WEIGHTS,
     INDEX,
     MODEL_WEIGHTS,
     TensorHeader,
+    cached_folder,
+    is_embedding,
+    is_head,
+    local_file,
     read_index,
+    read_json,
+    same_bytes,
     weights_headers,
 )
-from specbench.files.layer_config import DENSE
 from specbench.files.model_spec import ModelSpec
-from specbench.files.tokenizer_files import (
+from specbench.files.tokenizer import (
+    Vocabulary,
     read_chat_template,
     read_tokenizer,
     read_vocabulary,
 )
-from specbench.files.vocabulary import Vocabulary
 
 # What architectures call a size that most call otherwise.
 _SYNONYMS: Mapping[str, tuple[str, ...]] = {
@@ -261,3 +266,146 @@ def is_here(spec: ModelSpec) -> bool:
     """Whether its files, or its config at least, are on this machine."""
     folder = spec.folder or cached_folder(spec.source, spec.revision)
     return folder is not None and folder.is_dir()
+
+
+# Far above any model; a number beyond is a slip of the pen or a trap.
+_MOST: Mapping[str, int] = {
+    "hidden_size": 2**20,
+    "intermediate_size": 2**24,
+    "num_hidden_layers": MOST_LAYERS,
+    "num_attention_heads": 2**14,
+    "num_key_value_heads": 2**14,
+    "head_dim": 2**16,
+    "vocab_size": 2**24,
+}
+_MOST_PIECES = 4  # of two tables that are compared: the first rows tell
+_TAKE = "take the config.json that the weights came with"
+_MAY_BE_ZERO = ("intermediate_size", "num_key_value_heads")  # of layers that have none
+
+
+def require_sizes(model: ModelFiles) -> None:
+    """ModelError with field and value for a size, or one of a list per layer, that no model has."""
+    for name, most in _MOST.items():
+        value = model.field(name)
+        least = 0 if name in _MAY_BE_ZERO else 1
+        for one in value if isinstance(value, list) else [value]:
+            Fields(source=model.spec.source, values={name: one}).whole(name, least, most)
+
+
+def require_weights(model: ModelFiles) -> None:
+    """ModelError if config.json lacks a size, which a library default would replace, or the weights
+    are not its own."""
+    source = model.spec.source
+    parts = [part for part in model.config.values() if isinstance(part, dict)]
+    # A part's class has defaults of its own, and so has a model's own code.
+    is_flat = not (model.needs_code or any("model_type" in part for part in parts))
+    for name in ("hidden_size", "num_hidden_layers", "vocab_size") if is_flat else ():
+        if model.field(name) is None:
+            model.must(name)
+    tensors, width = model.tensors, model.size("hidden_size")
+    if not tensors or width is None or model.field("quantization_config") is not None:
+        return
+    if not any(width in one.shape for one in tensors.values()):
+        raise ModelError(
+            f"{source}: with this config.json hidden_size is {width}, which no tensor of its "
+            f"weights has; {_TAKE}"
+        )
+    if not is_flat:
+        return
+    table = min(filter(is_embedding, tensors), key=len, default=None)
+    head = min(filter(is_head, tensors), key=len, default=None)
+    is_tied = model.field("tie_word_embeddings")
+    if is_tied is False and head is None and table is not None:
+        raise ModelError(
+            f"{source}: config.json: tie_word_embeddings is false, and its files have no "
+            "lm_head.weight; download it again, or set it to true if the model has no head"
+        )
+    if is_tied and head and table and not same_bytes(tensors[head], tensors[table], _MOST_PIECES):
+        raise ModelError(
+            f"{source}: config.json: tie_word_embeddings is true, and {head} differs from {table}: "
+            "which of them is the head is not clear; set it to false to use both"
+        )
+    if model.dense_kind is not None:
+        _require_dense(model, tensors)
+
+
+def _require_dense(model: ModelFiles, tensors: Mapping[str, TensorHeader]) -> None:
+    """ModelError for tensors of a dense model that are missing, or of another shape."""
+    source = f"{model.spec.source}: config.json"
+    fields = Fields(source=source, values=model.config)
+    prefix = "" if "embed_tokens.weight" in tensors else "model."
+    table = (model.vocab_size, model.hidden_size)
+    shapes = {f"{prefix}embed_tokens.weight": table, f"{prefix}norm.weight": table[1:]}
+    if "lm_head.weight" in tensors:
+        shapes["lm_head.weight"] = table
+    shapes |= layer_shapes(fields, tensors.keys(), prefix, kind=model.dense_kind)
+    known = {name: tensor for name, tensor in tensors.items() if name in shapes}
+    try:
+        HeadFiles(source=source, config=model.config, tensors=known).require(shapes, frozenset())
+    except ModelError as error:
+        raise ModelError(f"{error}; {_TAKE}, or download the model again") from error
+
+
+# The packages that transformers needs to read a stored format on any device, by the names of
+# their imports.
+_READERS = {
+    "aqlm": ("aqlm", "accelerate"),
+    "auto-round": ("auto_round",),
+    "awq": ("gptqmodel", "accelerate"),
+    "bitnet": ("accelerate",),
+    "bitsandbytes": ("bitsandbytes", "accelerate"),
+    "compressed-tensors": ("compressed_tensors",),
+    "eetq": ("kernels", "accelerate"),
+    "fbgemm_fp8": ("accelerate",),
+    "fp8": ("accelerate",),
+    "gptq": ("gptqmodel", "optimum"),
+    "mxfp4": ("accelerate",),
+    "mxfp8": ("accelerate",),
+    "sinq": ("sinq",),
+    "torchao": ("torchao",),
+    "vptq": ("vptq", "accelerate"),
+}
+
+
+def loading_refusal(model: ModelFiles) -> str | None:
+    """Why this installation cannot load the weights as its entry and its files have them, and what
+    to do; None if it can. ModelError."""
+    spec, stored = model.spec, model.field("quantization_config")
+    needs: dict[str, tuple[str, ...]] = {}
+    if spec.device_map is not None:
+        needs[f"device_map {spec.device_map}"] = ("accelerate",)
+    if spec.quantization is not None:
+        needs[f"quantization {spec.quantization}"] = ("torchao",)
+    if stored is not None:
+        facts = stored if isinstance(stored, Mapping) else {}
+        is_old = {"load_in_4bit", "load_in_8bit"} & facts.keys()  # bitsandbytes gave no name then
+        method = str(facts.get("quant_method", "bitsandbytes" if is_old else "an unnamed format"))
+        if spec.quantization is not None:
+            return (
+                f"its weights are stored as {method} and cannot be packed again; leave out "
+                f"`quantization: {spec.quantization}`"
+            )
+        # The file that names all formats is read as text: to import it is to import torch.
+        file = "transformers/utils/quantization_config.py"
+        known = Path(str(distribution("transformers").locate_file(file))).read_text("utf-8")
+        if method not in _READERS and f'= "{method}"\n' not in known:
+            return f"its weights are stored as {method}, which transformers cannot read"
+        needs[f"the format {method} of its weights"] = _READERS.get(method, ())
+    for what, packages in needs.items():
+        missing = [name.replace("_", "-") for name in packages if find_spec(name) is None]
+        if missing:
+            return f"{what} needs {' and '.join(missing)}; pip install {' '.join(missing)}"
+    return None
+
+
+def is_all_fp8(stored: Mapping[str, Any]) -> bool:
+    """Whether all of a compressed-tensors checkpoint's packed weights are fp8, from its
+    `quantization_config`."""
+    groups = stored.get("config_groups")
+    groups = list(groups.values()) if isinstance(groups, Mapping) else []
+    weights = [group.get("weights") if isinstance(group, Mapping) else None for group in groups]
+    are_fp8 = [
+        isinstance(one, Mapping) and (one.get("type"), one.get("num_bits")) == ("float", 8)
+        for one in weights
+    ]
+    return stored.get("quant_method") == "compressed-tensors" and any(are_fp8) and all(are_fp8)

@@ -7,9 +7,8 @@ from functools import cache
 from specbench.errors import CompatibilityError, ModelError
 from specbench.files.model import ModelFiles, has_weights, open_model
 from specbench.files.model_spec import ModelSpec
-from specbench.fit.compatibility import Compatibility, check_drafter, check_target
+from specbench.fit.compatibility import Compatibility, Finding, check_drafter, check_target, finding
 from specbench.fit.discover import LeftOut
-from specbench.fit.finding import Finding, finding
 from specbench.fit.memory_plan import Count, MemoryPlan, Place, plan_pair, plan_target
 from specbench.inputs.pairing import Drafter, Pairing, Target
 

@@ -3,14 +3,16 @@
 The rules are those that loading holds a pair to: what is refused here would be refused there.
 """
 
+import hashlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from specbench.errors import ModelError
-from specbench.files.attention import (
+from specbench.files.config import (
     NO_TREES,
     RECURRENT,
     is_hybrid,
@@ -18,24 +20,296 @@ from specbench.files.attention import (
     ropes,
     unsupported_attention,
 )
-from specbench.files.model import ModelFiles, open_model
-from specbench.files.sizes import require_sizes, require_weights
-from specbench.files.stored_format import loading_refusal
-from specbench.files.tokenizer_files import TOKENIZER_FILES
-from specbench.fit.finding import NO_WEIGHTS, Finding, Level, finding
-from specbench.fit.head_findings import head_findings
-from specbench.fit.vocabulary_findings import (
-    chat_template_findings,
-    context_findings,
-    eos_findings,
-    padding_findings,
-    retokenized_findings,
-    template_findings,
-    tokenizer_findings,
-    vocabulary_findings,
+from specbench.files.head_files import MISFIT, HeadFiles, layout_of, misfits
+from specbench.files.headers import TensorHeader
+from specbench.files.model import (
+    ModelFiles,
+    loading_refusal,
+    open_model,
+    require_sizes,
+    require_weights,
+)
+from specbench.files.tokenizer import (
+    NO_TOKENIZER,
+    NOTHING_IN_COMMON,
+    OTHER_VOCABULARIES,
+    TOKENIZER_FILES,
+    Difference,
+    Vocabulary,
+    common_tokens,
+    compare_vocabularies,
+    mismatch_words,
 )
 from specbench.inputs.pairing import Drafter
-from specbench.methods import find_method, kind_of
+from specbench.methods import Method, all_methods, find_method, kind_of
+from specbench.records import no_template
+
+Level = Literal["refused", "warning", "ok"]
+NO_WEIGHTS = "none"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """`target` and `draft` are the two values as text; None where one of them has none."""
+
+    field: str
+    level: Level
+    target: str | None = None
+    draft: str | None = None
+    reason: str = ""
+
+    @property
+    def lacks_weights(self) -> bool:
+        """Whether there is only a config, which is enough to plan."""
+        return self.field == "weights" and NO_WEIGHTS in (self.target, self.draft)
+
+    @property
+    def keeps_from_loading(self) -> bool:
+        return self.level == "refused" or self.lacks_weights
+
+    @property
+    def text(self) -> str:
+        """The reason with both values."""
+        values = [f"target {self.target}"] if self.target is not None else []
+        values += [f"draft {self.draft}"] if self.draft is not None else []
+        shown = f" ({', '.join(values)})" if values else ""
+        return f"{self.field}: {self.reason}{shown}"
+
+
+def finding(
+    field: str, level: Level, target: object = None, draft: object = None, reason: str = ""
+) -> Finding:
+    """One whose values are shown as they print."""
+    shown = (None if value is None else str(value) for value in (target, draft))
+    of_target, of_draft = shown
+    return Finding(field=field, level=level, target=of_target, draft=of_draft, reason=reason)
+
+
+Files = HeadFiles[TensorHeader]
+# What has to fit depends on which tensors a head has of its own; those of a pickle are not known.
+_BY_TENSORS = ("hidden_size", "draft_vocab_size")
+
+
+def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Iterator[Finding]:
+    """Sizes, layers and whose head it is. ModelError says what cannot be read."""
+    facts, files = method.head, _files(head)
+    assert facts is not None
+    is_pickle = isinstance(files, Finding) and files.level == "warning"
+    if method.model == "required":
+        kind = kind_of(head)
+        if kind.is_model and is_pickle:
+            reason = f"{kind.reason}: could be any model; loading checks its tensors"
+            yield finding("kind", "warning", method.name, kind.method, reason)
+        elif kind.method != method.name:
+            reason = f"it is a {kind.method} head by {kind.reason}; choose its own method for it"
+            heads = [one.name for one in all_methods() if one.is_head]
+            if kind.method not in heads:
+                reason = (
+                    f"it is not a head of {method.name} ({kind.reason}); heads of "
+                    f"{', '.join(heads)} are read"
+                )
+            yield finding("kind", "refused", method.name, kind.method or "unknown", reason)
+            return
+        else:
+            yield finding("kind", "ok", method.name, kind.method, f"by {kind.reason}")
+    if isinstance(files, Finding):
+        yield files
+        if files.level == "refused":
+            return
+        files = HeadFiles(source=head.spec.source, config=head.config, tensors={})
+        if facts.kept_shapes is not None:
+            return  # its sizes are those of its tensors
+    try:
+        renamed = facts.renamed(files)
+        fit = facts.fit(renamed, target)
+    except ModelError as error:
+        yield finding("head", "refused", reason=str(error))
+        return
+    for name, (own, wanted) in fit.items():
+        if not files.tensors and name in _BY_TENSORS:
+            continue
+        reason = "as the target's"
+        if own != wanted:
+            reason = MISFIT
+        yield finding(name, "ok" if own == wanted else "refused", wanted, own, reason)
+    if "d2t" in renamed.tensors and not misfits(fit):
+        offsets = renamed.whole_numbers("d2t")
+        if len(offsets) < target.vocab_size and not any(offsets):
+            reason = "d2t is all 0, as one that was never filled in: only the first ids are drafted"
+            yield finding("d2t", "warning", target.vocab_size, len(offsets), reason)
+    if (layout := layout_of(files, facts.layouts)) is not None:
+        yield finding("layout", "ok", None, layout.author, layout.note)
+    if (layers := facts.report_layers(files, target.num_layers)) is not None:
+        wanted = f"{target.num_layers} layers"
+        yield finding(layers.field, "ok", wanted, layers.layers, layers.reason)
+    yield from _verifier(head, target)
+
+
+def _files(head: ModelFiles) -> Files | Finding:
+    """With headers of its tensors; a pickle, which is not opened, is only told of."""
+    try:
+        return head.head
+    except ModelError as error:
+        if not head.pickles:
+            return finding("weights", "refused", reason=str(error))
+        reason = "a pickle is not opened here; loading reads it where it holds tensors alone"
+        return finding("weights", "warning", None, head.pickles[0], reason)
+
+
+def _verifier(head: ModelFiles, target: ModelFiles) -> Iterator[Finding]:
+    """The target that a head names as its own, where it names one."""
+    config = head.config
+    speculators = config.get("speculators_config")
+    verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
+    named = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    named = named or config.get("base_model_name_or_path")
+    if not isinstance(named, str) or not named:
+        return
+    source = target.spec.source
+    is_same = named.rstrip("/").split("/")[-1].lower() == source.rstrip("/").split("/")[-1].lower()
+    reason = "made for it" if is_same else "its authors name another target; acceptance will tell"
+    yield finding("made_for", "ok" if is_same else "warning", source, named, reason)
+
+
+def vocabulary_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+    """Every id has to stand for the same token; special ones may go by other names."""
+    own, of_target = draft.vocabulary, target.vocabulary
+    if own is None or of_target is None:
+        yield _by_files(target, draft)
+        return
+    found = compare_vocabularies(of_target, own)
+    sizes = f"{len(of_target.ids_by_token):,} tokens", f"{len(own.ids_by_token):,} tokens"
+    if found.wrong:
+        yield finding("tokenizer", "refused", *sizes, mismatch_words(of_target, own, found))
+        return
+    if found.unknown:
+        yield finding("tokenizer", "warning", *sizes, found.unknown_words)
+    else:
+        yield finding("tokenizer", "ok", *sizes, "every id means the same token")
+    yield _special(of_target, own, found)
+
+
+def tokenizer_findings(target: ModelFiles) -> Iterator[Finding]:
+    """Whether a target has a tokenizer that can be read; without weights it is only planned."""
+    if target.vocabulary is None and target.tensors is not None and not target.has_tokenizer:
+        yield finding("tokenizer", "refused", reason=NO_TOKENIZER)
+
+
+def retokenized_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+    """What a draft with another tokenizer has in common with its target, and what it costs."""
+    own, of_target = draft.vocabulary, target.vocabulary
+    if own is None or of_target is None:
+        yield _by_files(target, draft)
+        return
+    found = common_tokens(of_target, own)
+    sizes = f"{found.target_size:,} tokens", f"{found.draft_size:,} tokens"
+    if not found.draft_ids:
+        yield finding("tokenizer", "refused", *sizes, NOTHING_IN_COMMON)
+    elif not compare_vocabularies(of_target, own).wrong:
+        reason = "every id means the same token: draft_model drafts the same without the host"
+        yield finding("tokenizer", "warning", *sizes, reason)
+    else:
+        cost = "every round waits for the host, which encodes new text for the draft (in draft_s)"
+        yield finding("tokenizer", "warning", *sizes, f"{found.in_words}; {cost}")
+
+
+def _special(target: Vocabulary, draft: Vocabulary, difference: Difference) -> Finding:
+    if difference.renamed:
+        first, of_target, own = difference.renamed[0]
+        reason = f"{len(difference.renamed)} have other names, the first is id {first}"
+        return finding("special_tokens", "warning", of_target, own, reason)
+    counts = len(target.special_ids), len(draft.special_ids)
+    if counts[0] != counts[1]:
+        reason = "tokens that one of the two calls special and the other does not"
+        return finding("special_tokens", "warning", *counts, reason)
+    return finding("special_tokens", "ok", *counts, "the same names")
+
+
+def _by_files(target: ModelFiles, draft: ModelFiles) -> Finding:
+    """Without tokenizer.json on both sides: equal files are equal vocabularies."""
+    for name in OTHER_VOCABULARIES:
+        files = [model.tokenizer_file(name) for model in (target, draft)]
+        if all(files):
+            one, other = (hashlib.sha256(f.read_bytes()).hexdigest()[:12] for f in files if f)
+            if one == other:
+                return finding("tokenizer", "ok", one, other, f"the same {name}")
+            reason = f"{name} differs; loading compares the tokens"
+            return finding("tokenizer", "warning", one, other, reason)
+    if not draft.has_tokenizer:
+        return finding("tokenizer", "refused", reason=NO_TOKENIZER)
+    reason = "no tokenizer.json on both sides; loading compares the tokens"
+    return finding("tokenizer", "warning", reason=reason)
+
+
+def template_findings(target: ModelFiles) -> Iterator[Finding]:
+    """A target needs a template for its prompts to be those of a chat."""
+    if target.lacks_template:
+        reason = no_template(target.spec.source)
+        yield finding("chat_template", "warning", draft="none", reason=reason)
+
+
+def chat_template_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+    """Prompts have the target's form; a draft trained on another one is right less often."""
+    one, other = target.chat_template, draft.chat_template
+    shown = _mark(one), _mark(other)
+    if one == other:
+        yield finding("chat_template", "ok", *shown, "the same")
+        return
+    reason = "prompts use the target's chat template; the draft was trained with another"
+    yield finding("chat_template", "warning", *shown, reason)
+
+
+def _mark(text: str | None) -> str:
+    return "none" if text is None else hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def eos_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+    """The target's end the text; an end that only the draft knows is a draft like any other."""
+    of_target, own = set(target.eos_ids), set(draft.eos_ids)
+    shown = (_ids(of_target), _ids(own))
+    if of_target == own:
+        yield finding("eos", "ok", *shown, "the same ends of text")
+    elif not own or not of_target:
+        yield finding("eos", "warning", *shown, "one of the two names no end of text")
+    else:
+        reason = "the target's end the text; those of the draft alone are tokens like any other"
+        yield finding("eos", "warning", *shown, reason)
+
+
+def padding_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+    """Rows of an embedding beyond the tokenizer's ids are padding, and are cut or masked."""
+    rows, own = target.vocab_size, draft.vocab_size
+    vocabulary = target.vocabulary
+    num_ids = vocabulary.num_ids if vocabulary else min(rows, own)
+    known = draft.vocabulary.num_ids if draft.vocabulary else num_ids
+    if own < min(num_ids, known):
+        reason = (
+            f"the draft has rows for {own:,} of the target's {num_ids:,} ids "
+            f"({own / num_ids:.0%}): it never drafts the others, and reads each as its last one"
+        )
+        yield finding("vocab_size", "warning", rows, own, reason)
+    elif own < num_ids:
+        yield finding("vocab_size", "ok", rows, own, "a row for every token that the draft knows")
+    elif rows != own:
+        reason = f"padding of {num_ids:,} ids, and is cut or masked"
+        yield finding("vocab_size", "ok", rows, own, reason)
+    else:
+        yield finding("vocab_size", "ok", rows, own, "the same")
+
+
+def context_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+    """Past its own context a draft guesses worse, and nothing else."""
+    limit, own = target.longest_context, draft.longest_context
+    if own is not None and (limit is None or own < limit):
+        reason = f"beyond {own:,} tokens the draft is past its trained context and accepted less"
+        yield finding("context", "warning", limit, own, reason)
+    else:
+        yield finding("context", "ok", limit, own, "the draft reaches as far")
+
+
+def _ids(ids: set[int]) -> str:
+    return ", ".join(map(str, sorted(ids))) or "none"
+
 
 # Model types with nothing but state; transformers marks their classes.
 _RECURRENT_TYPES = frozenset(

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from specbench.errors import ModelError
-from specbench.files.model import ModelFiles, is_here, open_model
+from specbench.files.model import ModelFiles, is_here, open_model, require_sizes
 from specbench.files.model_spec import ModelSpec
-from specbench.files.sizes import require_sizes
 from specbench.fit.gpus import GIB
 from specbench.fit.memory_plan import MemoryPlan, Place, plan_pair, plan_target
 from specbench.fit.weights import model_weights, planned_dtype
-from specbench.inputs.pairing import Drafter, Target
+from specbench.inputs.pairing import Drafter, Pairing, Target
 from specbench.methods import find_method
 
 FEWEST_TOKENS = 256  # of context, below which nobody would measure
@@ -228,3 +227,14 @@ def gib(nbytes: int) -> str:
     if nbytes < GIB:
         return f"{nbytes / 2**20:,.1f} MiB"
     return f"{nbytes / GIB:,.{0 if nbytes >= 1000 * GIB else 1}f} GiB"
+
+
+def fits(pairing: Pairing, place: Place) -> bool | None:
+    """Whether the weights fit; None where the file does not tell enough.
+
+    KV cache and activations come on top: `memory_plan.py` counts them once the files are here.
+    """
+    weights = sum(loaded_bytes(model, place) for model in pairing.models)
+    if weights > (place.memory_bytes or 0):
+        return False
+    return None if pairing.target.model.needs_gib is None else True

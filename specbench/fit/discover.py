@@ -1,4 +1,4 @@
-"""Looks for whatever might draft for a target: in folders and in the hub's local cache.
+"""Looks for whatever might draft for a target: in folders, the hub's local cache, our catalog.
 
 Only configs and headers are read: nothing is unpickled, no code of a model runs.
 """
@@ -14,10 +14,12 @@ from specbench.files.model import ModelFiles, open_model
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import UNREADABLE
 from specbench.fit.weights import model_weights
+from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import model_spec
 from specbench.inputs.pairing import Drafter
 from specbench.methods import MODEL_METHOD, all_methods, kind_of
 from specbench.settings.words import nearest
+from specbench.shipped import shipped
 
 _DEEPEST = 6  # folders below the one that is named
 _MOST_FOLDERS = 20_000
@@ -176,3 +178,21 @@ def plain_name(source: str) -> str:
     """A name as pairings.yaml takes it."""
     last = re.sub(r"[^A-Za-z0-9._-]+", "-", source.rstrip("/").replace(":", "/").split("/")[-1])
     return last.lstrip("._-") or "draft"
+
+
+def catalogued(source: str) -> tuple[Drafter, ...]:
+    """What the shipped file has for a model, each way of drafting once; UsageError for none."""
+    targets = load_pairings(shipped("pairings.yaml")).targets
+    found: dict[object, Drafter] = {}
+    for target in targets:
+        for drafter in target.drafters if target.model.source == source else ():
+            draft = drafter.model.source if drafter.model else None
+            way = drafter.method, draft, str(drafter.parameters), str(drafter.lossy)
+            found.setdefault(way, drafter)
+    if not found:
+        known = [t.model.source for t in targets if ":" not in t.model.source]
+        raise UsageError(
+            f"--catalogue has nothing for {source}{nearest(source, known)}; "
+            "it knows targets by their hub ids, which `specbench list pairings --json` shows"
+        )
+    return tuple(found.values())

@@ -1,25 +1,138 @@
-"""What a pair takes in memory and what speculation costs in context, before anything is loaded."""
+"""What a pair takes in memory, and the least time that a step and a round can take.
+
+Nothing is loaded. Workspace is counted as forward/workspace.py, state.py, sampling.py and rows.py
+allocate. Letters: B rows, T tokens a row, S slots, V vocabulary.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from specbench.files.attention import is_hybrid
+from specbench.files.config import is_hybrid
 from specbench.files.model import ModelFiles, open_model
-from specbench.fit.head_weights import head_weights
-from specbench.fit.roofline import Reading
-from specbench.fit.text_part import text_tensors
 from specbench.fit.weights import (
     DTYPE_BYTES,
     Weights,
+    head_weights,
     model_weights,
     planned_dtype,
     sizes_of,
+    text_tensors,
 )
-from specbench.fit.workspace import Layers, sampling_bytes, state_bytes
-from specbench.footprint import STATES_BESIDE_DRAFTS, row_slots
+from specbench.footprint import (
+    KEPT_TOKENS,
+    PREFILL_CHUNK,
+    STATES_BESIDE_DRAFTS,
+    Sizes,
+    row_slots,
+    rows_prefilled_together,
+)
 from specbench.inputs.pairing import Drafter
 from specbench.methods import METHODS, BufferSizes, RoundShape, find_method
+from specbench.stats.costs import bytes_per_forward, roofline_s
+
+_PROBABILITY = 4  # bytes of a probability
+_TOKEN = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layers:
+    """A model's layers as far as their temporary tensors go; `size` is bytes of a number."""
+
+    sizes: Sizes
+    vocab_size: int
+    size: int
+    mirrored: bool  # as forward/fused_layers.py keeps its hidden state on a CPU
+
+    @property
+    def kept_bytes(self) -> int:
+        """What a forward of few tokens writes into, made once."""
+        return KEPT_TOKENS * sum(self.sizes.widths(mirrored=self.mirrored)) * self.size
+
+    def rotary_bytes(self, capacity: int) -> int:
+        """A table of sines and cosines by position."""
+        return capacity * 2 * self.sizes.head * self.size
+
+    def forward_bytes(self, rows: int, tokens: int, span: int, num_logits: int) -> int:
+        """The most that is alive at once in a forward of B x T tokens.
+
+        `num_logits` are the tokens a row whose logits are asked for; a `span` of 0 needs no mask.
+        """
+        sizes, num_tokens = self.sizes, rows * tokens
+        query, kv = sizes.query_heads * sizes.head, sizes.kv_heads * sizes.head
+        made = (1 + self.mirrored) * sizes.hidden + max(query + kv, query, sizes.mlp)
+        scratch = sum(sizes.widths(mirrored=self.mirrored)) if num_tokens > KEPT_TOKENS else 0
+        mask = rows * sizes.group * tokens * span
+        logits = rows * num_logits * self.vocab_size
+        return (num_tokens * (made + scratch) + mask + logits) * self.size
+
+    def prefill_bytes(self, rows: int, context: int) -> int:
+        """For a chunk of the prompts of as many rows as are fed together."""
+        together = min(rows, rows_prefilled_together(self.vocab_size))
+        return self.forward_bytes(together, min(PREFILL_CHUNK, context), 0, 1)
+
+
+def state_bytes(rows: int, capacity: int) -> int:
+    """Prompt and output of every row, by position."""
+    return rows * capacity * _TOKEN
+
+
+def sampling_bytes(rows: int, num_drafts: int, vocab_size: int, *, draws: bool) -> int:
+    """Probabilities of a sampled round: scores, noise and p of every node, and the drafts' q.
+
+    At temperature 0 there are none: a chain is matched with the likeliest tokens.
+    """
+    nodes = rows * (num_drafts + 1) * vocab_size
+    of_drafts = 2 * rows * num_drafts * vocab_size if draws else 0
+    noise = 2 * _TOKEN * nodes  # a hash is mixed in 64 bits
+    return (3 * nodes + of_drafts) * _PROBABILITY + noise
+
+
+class LowerBound(NamedTuple):
+    """Least seconds of a baseline step and of a round at K."""
+
+    step_s: float
+    round_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """How much is read at once, and how fast; `head_bytes` are those of the target's head."""
+
+    rows: int
+    context: int  # tokens of each row
+    bytes_per_s: float
+    head_bytes: int
+
+    def lower_bound(
+        self,
+        files: ModelFiles,
+        target: Weights,
+        draft: Weights | None,
+        drafter: Drafter,
+        shape: RoundShape,
+    ) -> LowerBound:
+        """A few checked tokens read what one does, so a verification costs a step here.
+
+        Source: the memory side of the roofline (Williams et al. 2009).
+        """
+        step = self._seconds(target.read_bytes, target.kv_bytes_per_token)
+        once = 0.0
+        method = METHODS.get(drafter.method)
+        if draft is not None:
+            is_shared = method and method.head and method.head.reads_target_head
+            shared = self.head_bytes if is_shared else 0
+            once = self._seconds(draft.read_bytes + shared, draft.kv_bytes_per_token)
+        elif method and method.num_target_layers:
+            settings = method.settings(drafter.parameters)
+            share = method.num_target_layers(settings, files.num_layers) / files.num_layers
+            own = (target.read_bytes - self.head_bytes) * share + self.head_bytes
+            once = self._seconds(round(own), round(target.kv_bytes_per_token * share))
+        return LowerBound(step, step + (shape.num_forwards - shape.num_small) * once)
+
+    def _seconds(self, read: int, kv: int) -> float:
+        return roofline_s(bytes_per_forward(read, self.rows, self.context, kv), self.bytes_per_s)
+
 
 Count = Callable[[ModelFiles, str], Weights | None]  # of an architecture that no rule here knows
 CUBLAS_BYTES = 2**25  # its workspace on a Hopper GPU, less on older ones

@@ -1,20 +1,43 @@
-"""What a model's weights and keys take in memory, counted from its config and its headers.
+"""What the weights and keys of a model or a head take in memory, from its config and its headers.
 
 Shape suffixes: F hidden size, V vocabulary.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from specbench.files.fields import Fields
-from specbench.files.headers import TensorHeader, is_embedding, is_head
-from specbench.files.layer_config import DENSE, layer_shapes
-from specbench.files.model import ModelFiles
-from specbench.files.stored_format import is_all_fp8
-from specbench.fit.text_part import text_tensors
+from specbench.errors import ModelError
+from specbench.files.config import DENSE, Fields, head_size, layer_fields, layer_shapes
+from specbench.files.head_files import HeadFiles
+from specbench.files.headers import TensorHeader, is_embedding, is_head, same_bytes
+from specbench.files.model import ModelFiles, is_all_fp8
 from specbench.footprint import Sizes
+from specbench.methods import HeadFacts
+
+
+def text_tensors(model: ModelFiles) -> tuple[Collection[str], tuple[str, ...]]:
+    """The names of the tensors that text needs, and of the modules beside them, by their names.
+
+    Text's are those that lie beside its embedding, and a head. All of them where the config has
+    no part of its own for text, or none of the tensors is an embedding.
+    """
+    names = model.tensors or {}
+    embedding = next(filter(is_embedding, names), None)
+    if embedding is None or not isinstance(model.config.get("text_config"), dict):
+        return tuple(names), ()
+    path = tuple(embedding.split(".")[:-2])
+    kept = [n for n in names if is_head(n) or tuple(n.split(".")[: len(path)]) == path]
+    beside = {_parting(path, tuple(n.split("."))) for n in names.keys() - set(kept)}
+    return kept, tuple(sorted(beside))
+
+
+def _parting(path: tuple[str, ...], other: tuple[str, ...]) -> str:
+    """The name of a module up to where its path leaves the text's."""
+    shared = next((i for i, (a, b) in enumerate(zip(path, other, strict=False)) if a != b), 0)
+    return ".".join(other[: shared + 1])
+
 
 DTYPE_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _PACKED_BITS: Mapping[str, float] = {"int8": 8, "fp8": 8, "int4": 4.25}  # docs/pairings.md
@@ -203,3 +226,77 @@ def _loaded(model: ModelFiles) -> dict[str, TensorHeader] | None:
         and not name.endswith("rotary_emb.inv_freq")
         and not (is_tied and is_head(name))
     }
+
+
+Files = HeadFiles[TensorHeader]
+_NOT_KEPT = ("d2t", "t2d")  # of EAGLE-3: a table of ids, and a mask that only training needs
+
+
+def head_weights(
+    target: ModelFiles, head: ModelFiles, facts: HeadFacts, dtype: str
+) -> Weights | None:
+    """Its tensors in the target's dtype, without copies of the target's; None for a pickle.
+    ModelError."""
+    try:
+        files = head.head
+    except ModelError:
+        if head.pickles:
+            return None
+        raise
+    size = DTYPE_BYTES[dtype]
+    if facts.kept_shapes is not None:
+        shapes = facts.kept_shapes(files, target).values()
+        return _weights(sum(map(math.prod, shapes)), size, kv_elements=0)
+    kept = _without_copies(facts.tensors(files), target)
+    if facts.num_model_layers is not None:
+        per_layer = (kv_elements_per_token(head) or 0) // head.num_layers
+        kv_elements = per_layer * facts.num_model_layers(files)
+        return _weights(_floats(kept), size, kv_elements=kv_elements)
+    own = {name: header for name, header in kept.items() if name.endswith("embed_tokens.weight")}
+    return _weights(_floats(kept), size, kv_elements=_layers_kv(files), looked_up=_floats(own))
+
+
+def _weights(num_elements: int, size: int, *, kv_elements: int, looked_up: int = 0) -> Weights:
+    return Weights(
+        num_parameters=num_elements,
+        nbytes=num_elements * size,
+        read_bytes=(num_elements - looked_up) * size,
+        kv_bytes_per_token=kv_elements * size,
+        is_exact=True,
+        basis="headers",
+    )
+
+
+def _without_copies(
+    tensors: Mapping[str, TensorHeader], target: ModelFiles
+) -> dict[str, TensorHeader]:
+    """Without an embedding that is the target's, bit by bit, and without what is not kept."""
+    of_target = target.tensors or {}
+    tables = [header for name, header in of_target.items() if name.endswith("embed_tokens.weight")]
+    heads = [header for name, header in of_target.items() if name.endswith("lm_head.weight")]
+    return {
+        name: header
+        for name, header in tensors.items()
+        if name not in _NOT_KEPT
+        and not name.endswith("rotary_emb.inv_freq")
+        and not (name.endswith("embed_tokens.weight") and _is_copy(header, tables))
+        and not (name.endswith("shared_head.head.weight") and _is_copy(header, heads or tables))
+    }
+
+
+def _is_copy(header: TensorHeader, of: list[TensorHeader]) -> bool:
+    try:
+        return any(same_bytes(header, other) for other in of)
+    except OSError as error:
+        raise ModelError(f"{header.file} cannot be read: {error}") from error
+
+
+def _layers_kv(files: Files) -> int:
+    """Numbers that a token takes in the layers of a head."""
+    fields = layer_fields(files.fields)
+    kv_heads = fields.whole("num_key_value_heads") or fields.must("num_attention_heads")
+    return (fields.whole("num_hidden_layers") or 1) * 2 * kv_heads * head_size(fields)
+
+
+def _floats(tensors: Mapping[str, TensorHeader]) -> int:
+    return sum(header.num_elements for header in tensors.values() if header.is_float)

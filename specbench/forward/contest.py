@@ -16,7 +16,7 @@ from specbench.errors import ModelError
 from specbench.forward.attention.kernel import Case, Kernel
 from specbench.forward.attention.trial import Placed, Shape, Trial
 from specbench.forward.rounding import wrong
-from specbench.models.raised import failure_reason
+from specbench.models.library_errors import failure_reason
 from specbench.records import Contender
 
 Run = Callable[[], object]

@@ -4,11 +4,11 @@ from functools import partial
 from typing import Any
 
 from specbench.errors import ModelError
-from specbench.files.attention import Fields, longest_context
+from specbench.files.config import ReadField, longest_context
 from specbench.forward.attention.reach import field
 
 
-def fields_of(config: Any) -> Fields:
+def fields_of(config: Any) -> ReadField:
     """The fields of a loaded config, as the files' rules read them."""
     return partial(field, config)
 

@@ -12,7 +12,7 @@ from specbench.errors import ModelError
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.self_test import TOLERANCE, Forward, distance
 from specbench.forward.tree import Branches, ancestors_of
-from specbench.models.raised import failure_reason
+from specbench.models.library_errors import failure_reason
 
 _SPAN = 64
 _KEPT, _ALONE, _TOGETHER = 3, 4, 5  # tokens of a row: keys alone, fed alone, with the other row's

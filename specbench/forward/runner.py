@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specbench.errors import ModelError
-from specbench.files.attention import ELSEWHERE, NO_TREES
+from specbench.files.config import ELSEWHERE, NO_TREES
 from specbench.footprint import STATES_BESIDE_DRAFTS
 from specbench.forward.attention import stock
 from specbench.forward.context import context_limit
@@ -25,7 +25,7 @@ from specbench.forward.state_slots import StateSlots
 from specbench.forward.stock_masks import StockMasks
 from specbench.forward.tree import Branches
 from specbench.forward.unsupported import refuse_unsupported
-from specbench.models.first_layers import cut_model
+from specbench.models.parts import cut_model
 
 # Whose code runs a forward: transformers' own, or ours with torch's operations, with its small ones
 # in Triton kernels, or compiled.

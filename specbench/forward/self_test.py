@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specbench.errors import ModelError
-from specbench.files.attention import ELSEWHERE
+from specbench.files.config import ELSEWHERE
 from specbench.forward.attention.reach import field
 from specbench.forward.attention.stock import attend_by
 from specbench.forward.fused_runner import FusedRunner
@@ -20,7 +20,7 @@ from specbench.forward.fused_weights import can_fuse
 from specbench.forward.runner import Runner, StockRunner
 from specbench.forward.state_layers import state_layers
 from specbench.forward.unsupported import refuse_unsupported
-from specbench.models.raised import failure_reason, raised_by_model
+from specbench.models.library_errors import failure_reason, raised_by_model
 
 Forward = Literal["auto", "stock", "fused"]
 _Way = Callable[[Runner, Tensor], Tensor]  # feeds a runner rows of tokens; logits [B, T, V]

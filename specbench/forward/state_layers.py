@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from specbench.files.attention import ATTENTION_LAYERS
+from specbench.files.config import ATTENTION_LAYERS
 from specbench.forward.own_state import LinearState, OwnState
 from specbench.forward.slot_cache import SlotCache
 from specbench.forward.state_slots import Piece, StateSlots

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.files.attention import STATE_LAYERS
+from specbench.files.config import STATE_LAYERS
 from specbench.forward.attention.masks import additive_mask, visible
 from specbench.forward.attention.reach import (
     EVERYTHING,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from specbench.errors import ModelError
-from specbench.files.attention import ELSEWHERE, RECURRENT, unsupported_attention
+from specbench.files.config import ELSEWHERE, RECURRENT, unsupported_attention
 from specbench.forward.context import fields_of
 from specbench.forward.state_layers import has_other_state
 

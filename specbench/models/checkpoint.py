@@ -21,11 +21,10 @@ from torch import Tensor
 from transformers.utils import cached_file
 
 from specbench.errors import ModelError, first_line
-from specbench.files.folder import local_file, read_json
 from specbench.files.head_files import HeadFiles, LazyTensors
-from specbench.files.headers import HEAD_WEIGHTS, INDEX, read_index
-from specbench.files.tokenizer_files import TOKENIZER_FILES
-from specbench.models.load_advice import load_advice
+from specbench.files.headers import HEAD_WEIGHTS, INDEX, local_file, read_index, read_json
+from specbench.files.tokenizer import TOKENIZER_FILES
+from specbench.models.library_errors import load_advice
 
 WEIGHT_KINDS = ("*.safetensors", "*.bin", "*.pt")
 _COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})/")

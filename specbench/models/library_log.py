@@ -1,17 +1,36 @@
-"""What transformers logs, where it says nothing that a user could act on."""
+"""What libraries log that a user cannot act on; imports none of them before they are needed."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from transformers.utils import logging
+# They tell of every kernel of torchao that is made for another device.
+_OF_OTHER_DEVICES = ("torchao", "torch.utils._pytree")
+_KERNEL_ADVICE = "transformers.integrations.hub_kernels"  # which packages to install for a hybrid
+
+
+def silence() -> None:
+    """For a whole process, before it imports them."""
+    for name in _OF_OTHER_DEVICES:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger(_KERNEL_ADVICE).addFilter(_can_be_followed)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Only errors are logged inside."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
+    """Inside, transformers logs only errors."""
+    from transformers.utils import logging as library  # noqa: PLC0415 - half a second
+
+    verbosity = library.get_verbosity()
+    library.set_verbosity_error()
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
+        library.set_verbosity(verbosity)
+
+
+def _can_be_followed(_: logging.LogRecord) -> bool:
+    """The advised packages hold kernels for GPUs alone."""
+    import torch  # noqa: PLC0415 - it advises what has torch
+
+    return torch.cuda.is_available()

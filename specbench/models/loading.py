@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,15 +15,11 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar, set_tqdm_hook
 
 from specbench.errors import ModelError, ModelMemoryError, first_line
-from specbench.files.model import open_model
+from specbench.files.model import loading_refusal, open_model, require_weights
 from specbench.files.model_spec import ModelSpec
-from specbench.files.sizes import require_weights
-from specbench.files.stored_format import loading_refusal
-from specbench.models.digest import weights_sha256
-from specbench.models.dummy import fill, make_skeleton
+from specbench.models.library_errors import is_of_device, load_advice
 from specbench.models.library_log import quiet
-from specbench.models.load_advice import load_advice
-from specbench.models.placement import placing
+from specbench.models.parts import keep_text_part, text_class
 from specbench.models.progress import report_progress
 from specbench.models.quantization import (
     inner_tensors,
@@ -31,8 +28,38 @@ from specbench.models.quantization import (
     stored_format,
     unpack_compressed,
 )
-from specbench.models.raised import is_of_device
-from specbench.models.text_part import keep_text_part, text_class
+from specbench.models.weights import fill, make_skeleton, placing
+
+_HASHED_WHOLE = 4 * 2**30  # larger checkpoints are known by their shape
+_EDGE = 2**20
+
+
+def weights_sha256(
+    location: str, commit: str | None, kinds: tuple[str, ...] = ("*.safetensors",)
+) -> str:
+    """A hash that changes with the weights.
+
+    Local folder: of all files of these kinds; above 4 GiB of each file's name, size and its
+    first and last MiB, marked `edges:`. Hub: of the id and commit, marked `commit:`.
+    """
+    folder = Path(location)
+    if not folder.is_dir():
+        return "commit:" + hashlib.sha256(f"{location}@{commit}".encode()).hexdigest()
+    files = sorted(file for kind in kinds for file in folder.glob(kind) if file.is_file())
+    is_whole = sum(file.stat().st_size for file in files) <= _HASHED_WHOLE
+    digest = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}\n".encode())
+        with file.open("rb") as stream:
+            if is_whole:
+                while chunk := stream.read(_EDGE):
+                    digest.update(chunk)
+            else:
+                digest.update(stream.read(_EDGE))
+                stream.seek(max(size - _EDGE, 0))
+                digest.update(stream.read())
+    return ("" if is_whole else "edges:") + digest.hexdigest()
 
 
 def _reported(make_bar: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:

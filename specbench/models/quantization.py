@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from specbench.errors import ModelError
-from specbench.files.stored_format import is_all_fp8
+from specbench.files.model import is_all_fp8
 
 # Input features that share an int4 scale: finer is truer, and stores more scales.
 _INT4_GROUP = 128

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from specbench.errors import CompatibilityError
-from specbench.files.vocabulary import (
+from specbench.files.tokenizer import (
     NOTHING_IN_COMMON,
     Overlap,
     Vocabulary,

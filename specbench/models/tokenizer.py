@@ -2,30 +2,71 @@
 
 import hashlib
 import json
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, tzinfo
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
+import psutil
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 from transformers.utils import chat_template_utils
 
 from specbench.errors import CompatibilityError, ModelError, WorkloadError
 from specbench.files.model_spec import ModelSpec
-from specbench.files.spelling import spelling_of
-from specbench.files.tokenizer_files import TEMPLATE_CLOCK, prints_clock
-from specbench.files.vocabulary import (
+from specbench.files.tokenizer import (
+    TEMPLATE_CLOCK,
     Difference,
     Vocabulary,
     compare_vocabularies,
     mismatch_words,
+    prints_clock,
+    spelling_of,
 )
-from specbench.models.load_advice import load_advice
+from specbench.models.library_errors import load_advice
 from specbench.models.loading import load_config
-from specbench.models.work_limit import TooMuchWorkError, limited_work
 from specbench.records import Message
+
+MOST_S = 30.0  # of processor time, so that a busy machine changes nothing
+MOST_GROWTH = 2**31  # bytes of memory
+_LOOK_S = 0.1
+
+
+class TooMuchWorkError(Exception):
+    """What was to be done takes more than is allowed; the text says what of."""
+
+
+@contextmanager
+def limited_work(most_s: float = MOST_S, most_growth: int = MOST_GROWTH) -> Iterator[None]:
+    """TooMuchWorkError where the block takes more. In the main thread alone, which has signals."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    process = psutil.Process()
+    most_bytes = process.memory_info().rss + most_growth
+    left_s = most_s
+
+    def look(*_: object) -> None:
+        nonlocal left_s
+        left_s -= _LOOK_S
+        if left_s <= 0:
+            raise TooMuchWorkError(f"{most_s:g} s of processor time")
+        if process.memory_info().rss > most_bytes:
+            raise TooMuchWorkError(f"{most_growth / 2**30:g} GiB of memory")
+
+    before = signal.signal(signal.SIGVTALRM, look)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _LOOK_S, _LOOK_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        # Its default is to end the process, and a last signal may be on its way to another thread.
+        signal.signal(signal.SIGVTALRM, before if callable(before) else lambda *_: None)
+
 
 # What transformers raises for files that nobody meant it to read, and its sandbox for templates.
 _REFUSALS = (

@@ -165,7 +165,7 @@ def test_triton_without_pythons_headers_says_what_to_install(tmp_path, monkeypat
 
 
 def test_what_needs_accelerate_is_not_ready_without_it(tmp_path, monkeypatch):
-    module = import_module("specbench.files.stored_format")
+    module = import_module("specbench.files.model")
     (tmp_path / "pairings.yaml").write_text(
         "targets:\n  a:\n    model: demo:target\n    drafters:\n"
         "      spread: {method: draft_model, model: demo:draft, device_map: auto}\n"

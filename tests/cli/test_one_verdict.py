@@ -321,7 +321,7 @@ def test_what_an_entry_asks_for_needs_its_package(
     folder = write_case(models, tmp_path, Case("draft_model", lambda _: None, ()))
     file = folder / "pairings.yaml"
     file.write_text(file.read_text().replace("model: ./x", f"model: ./x, {entry}"))
-    monkeypatch.setattr("specbench.files.stored_format.find_spec", lambda _: None)
+    monkeypatch.setattr("specbench.files.model.find_spec", lambda _: None)
     ran = doors(folder)
     assert [one.code for one in ran.values()] == [2, 1, 2, 0, 2]
     said = [plain(ran[door].out + ran[door].err) for door in ("pair", "doctor", "dry run", "run")]

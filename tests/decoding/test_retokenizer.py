@@ -7,8 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from specbench.errors import CompatibilityError
-from specbench.files.spelling import text_of
-from specbench.files.vocabulary import Vocabulary, common_tokens
+from specbench.files.tokenizer import Vocabulary, common_tokens, text_of
 from specbench.models import retokenizer
 from specbench.models.retokenizer import Encoder, Retokenizer, require_common_tokens
 from specbench.models.tokenizer import Tokenizer

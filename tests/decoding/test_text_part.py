@@ -21,7 +21,7 @@ from specbench.files.model_spec import ModelSpec
 from specbench.fit.memory_plan import Place, plan_target
 from specbench.forward.self_test import make_checked_runner
 from specbench.models.loading import LoadedModel, load_model
-from specbench.models.text_part import keep_text_part, text_class
+from specbench.models.parts import keep_text_part, text_class
 from tests.decoding.models import SHAPE, plain_logits
 from tests.tiny_models import files_of
 

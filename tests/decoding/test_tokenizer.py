@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import CompatibilityError, ModelError, WorkloadError
-from specbench.models.tokenizer import Tokenizer, require_same_vocabulary
-from specbench.models.work_limit import limited_work
+from specbench.models.tokenizer import Tokenizer, limited_work, require_same_vocabulary
 from specbench.records import Message
 from tests.tiny_pair import make_tokenizer
 

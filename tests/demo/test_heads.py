@@ -12,7 +12,7 @@ from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.inputs.config import load_pairings
-from specbench.models.digest import weights_sha256
+from specbench.models.loading import weights_sha256
 from specbench.records import Sampling
 from specbench.shipped import shipped
 from tests.demo.test_models import prompts

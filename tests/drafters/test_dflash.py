@@ -14,7 +14,7 @@ import torch
 from specbench.drafters.dflash import DFlash
 from specbench.drafters.heads.dflash import spread_layers
 from specbench.errors import ModelError
-from specbench.files.dflash_style import DFlashStyle
+from specbench.files.dflash import DFlashStyle
 from specbench.files.head_files import HeadFiles
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import Checkpoint

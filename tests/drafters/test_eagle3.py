@@ -20,7 +20,7 @@ from specbench.drafters.eagle3 import Eagle3
 from specbench.drafters.heads.eagle3 import Eagle3Head, Eagle3Weights
 from specbench.drafters.heads.layers import layer_config, shapes_of
 from specbench.errors import ModelError
-from specbench.files.eagle3_style import Style, default_layer_ids
+from specbench.files.eagle import Style, default_layer_ids
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import Checkpoint
 from tests.decoding.models import VOCAB_SIZE, tiny_llama

@@ -14,8 +14,7 @@ from specbench.drafters.heads.eagle3 import Eagle3Head
 from specbench.drafters.heads.mtp import MtpHead
 from specbench.drafting.published import EAGLE_STATIC
 from specbench.errors import ModelError
-from specbench.files.fields import Fields
-from specbench.files.layer_config import layer_windows
+from specbench.files.config import Fields, layer_windows
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.models.checkpoint import Checkpoint

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from specbench.files.head_layouts import layout_of
+from specbench.files.head_files import layout_of
 from specbench.methods import find_method, kind_of
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from tests.drafters import test_dflash, test_medusa, test_medusa_heads

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.gpu_suite.made_up_tokenizers import MadeUpTokenizer, made_up_tokenizers
 from specbench.drafters.registry import Parts, build_drafter
-from specbench.files.vocabulary import Vocabulary, common_tokens
+from specbench.files.tokenizer import Vocabulary, common_tokens
 from specbench.forward.runner import Runner, StockRunner
 from specbench.models.retokenizer import LONGEST_WORD, Retokenizer, TextTokenizer
 from specbench.records import Sampling

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specbench.files.attention import is_hybrid, longest_context, unsupported_attention
+from specbench.files.config import is_hybrid, longest_context, unsupported_attention
 
 
 @pytest.mark.parametrize(

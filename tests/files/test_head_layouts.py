@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from specbench.files.head_files import HeadFiles
-from specbench.files.head_layouts import layout_of
+from specbench.files.head_files import HeadFiles, layout_of
 from specbench.methods import find_method
 
 SPECFORGES_EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"]}

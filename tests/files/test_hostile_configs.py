@@ -11,9 +11,8 @@ from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelError, SpecbenchError
-from specbench.files.model import ModelFiles
+from specbench.files.model import ModelFiles, is_all_fp8
 from specbench.files.model_spec import ModelSpec
-from specbench.files.stored_format import is_all_fp8
 from specbench.fit.compatibility import check_drafter
 from specbench.forward.runner import StockRunner
 from specbench.inputs.pairing import Drafter, Target

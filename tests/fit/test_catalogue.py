@@ -13,8 +13,8 @@ from huggingface_hub import close_session, constants
 
 from specbench.errors import UsageError
 from specbench.files.hub_facts import HubFacts, hub_facts
-from specbench.fit.catalogue import catalogued
-from specbench.fit.hub_check import filled
+from specbench.fit.discover import catalogued
+from specbench.fit.pairings_file import filled
 from specbench.inputs.config import load_pairings
 from specbench.shipped import shipped
 from tests.cli.calls import specbench

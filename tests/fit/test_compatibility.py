@@ -8,8 +8,7 @@ from specbench.errors import CompatibilityError, ModelError
 from specbench.files.model import ModelFiles
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.candidates import prepare
-from specbench.fit.compatibility import Compatibility, check_drafter, check_target
-from specbench.fit.finding import Finding
+from specbench.fit.compatibility import Compatibility, Finding, check_drafter, check_target
 from specbench.fit.memory_plan import Place
 from specbench.inputs.pairing import Drafter, Target
 from tests.tiny_models import change_config, change_json, files_of, replace_weights, write_model

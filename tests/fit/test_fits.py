@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench.fit.catalogue import fits
+from specbench.fit.demand import fits
 from specbench.fit.memory_plan import Place
 from specbench.inputs.config import load_pairings
 from tests.cli.calls import specbench

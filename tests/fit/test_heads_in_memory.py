@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from specbench.files.model import open_model
-from specbench.fit.head_weights import head_weights
+from specbench.fit.weights import head_weights
 from specbench.methods import find_method
 from tests.fit.test_head_compatibility import check, refusals, target  # noqa: F401
 from tests.fit.test_memory_plan import H100, pair, shape
@@ -30,7 +30,7 @@ def test_any_models_config_is_refused_where_no_pickle_hides_what_it_is(target, t
 
 
 def test_an_ngram_needs_no_room_for_distributions():
-    from specbench.fit.workspace import sampling_bytes
+    from specbench.fit.memory_plan import sampling_bytes
     from specbench.inputs.pairing import Drafter
 
     big = open_model(shape("llama-8b"))

@@ -9,8 +9,7 @@ from specbench.errors import UsageError
 from specbench.files.model import ModelFiles, open_model
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.gpus import GPUS, find_gpu, parse_bandwidth, parse_bytes
-from specbench.fit.memory_plan import MemoryPlan, Place, plan_pair, plan_target
-from specbench.fit.workspace import sampling_bytes
+from specbench.fit.memory_plan import MemoryPlan, Place, plan_pair, plan_target, sampling_bytes
 from specbench.inputs.model_spec import model_spec
 from specbench.inputs.pairing import Drafter
 from specbench.methods import find_method

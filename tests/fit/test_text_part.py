@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specbench.fit.text_part import text_tensors
+from specbench.fit.weights import text_tensors
 
 
 def files(names: str, **config: Any) -> Any:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from specbench.errors import ModelError
 from specbench.files.headers import INDEX, read_headers
-from specbench.files.model import ModelFiles, open_model
+from specbench.files.model import ModelFiles, open_model, require_sizes
 from specbench.files.model_spec import ModelSpec
-from specbench.files.sizes import require_sizes
 from specbench.fit.compatibility import check_drafter
 from specbench.fit.discover import discover
 from specbench.fit.memory_plan import Place, plan_pair

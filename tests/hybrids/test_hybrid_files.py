@@ -11,7 +11,7 @@ from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelError
-from specbench.files.attention import is_hybrid
+from specbench.files.config import is_hybrid
 from specbench.files.model import ModelFiles
 from specbench.fit.compatibility import check_drafter, check_target
 from specbench.fit.memory_plan import Place, plan_pair

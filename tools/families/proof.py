@@ -13,8 +13,8 @@ from specbench.errors import ModelError, first_line
 from specbench.execution.clock import make_clock
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
+from specbench.models.parts import keep_text_part
 from specbench.models.small import VOCABULARY
-from specbench.models.text_part import keep_text_part
 from specbench.records import Sampling
 from specbench.round.drafter import Drafter, NoDrafter
 from specbench.round.sampling import Sampler

@@ -14,7 +14,7 @@ from specbench.engines.served import Question
 from specbench.errors import ModelError
 from specbench.files.model import open_model
 from specbench.files.model_spec import ModelSpec
-from specbench.files.tokenizer_files import TEMPLATE_CLOCK, prints_clock
+from specbench.files.tokenizer import TEMPLATE_CLOCK, prints_clock
 from specbench.records import Message, Prompt, RequestRecord
 
 FEWEST_BYTES_PER_TOKEN = 2  # on average, with any usual tokenizer

@@ -24,7 +24,7 @@ from specbench.drafters.heads.layers import (
     tensors_of,
     token_table,
 )
-from specbench.files.dflash_style import (
+from specbench.files.dflash import (
     DFLASH_ARCHITECTURE,
     DFlashStyle,
     dflash_fit,

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from specbench.drafters.heads.eagle import JoiningHead
 from specbench.drafters.heads.feature_drafter import Reads
-from specbench.drafters.heads.joining_head import JoiningHead
 from specbench.drafters.heads.layers import (
     decoder_layer,
     layer_config,
@@ -24,7 +24,7 @@ from specbench.drafters.heads.layers import (
     token_embedding,
     token_table,
 )
-from specbench.files.eagle3_style import EAGLE3_NAMES, Style, eagle3_fit
+from specbench.files.eagle import EAGLE3_NAMES, Style, eagle3_fit
 from specbench.forward.final_norm import state_features
 from specbench.forward.runner import Runner
 from specbench.models.checkpoint import Checkpoint

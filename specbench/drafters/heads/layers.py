@@ -18,14 +18,14 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from specbench.errors import ModelError, first_line
-from specbench.files.head_fit import MISFIT, OLD_ROTARY, misfits, token_ids
-from specbench.files.layer_config import (
+from specbench.files.config import (
     FULL,
     LAYER_NEEDS,
     SLIDING,
     layer_fields,
     layer_windows,
 )
+from specbench.files.head_files import MISFIT, OLD_ROTARY, misfits, token_ids
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
 from specbench.models.checkpoint import Checkpoint
@@ -50,7 +50,7 @@ def layer_config(checkpoint: Checkpoint, num_positions: int | None = None) -> An
     heads state the length that they were trained on. ModelError where the config lacks
     something or has what cannot be run.
     """
-    given = layer_fields(checkpoint)
+    given = layer_fields(checkpoint.fields)
     fields = {name: given.values[name] for name in (*LAYER_NEEDS, *_OPTIONAL) if given.has(name)}
     own = fields.pop("max_position_embeddings", 0)
     if most := max(own, num_positions or 0):

@@ -10,7 +10,7 @@ from torch.nn.functional import silu
 
 from specbench.drafters.heads.layers import require_fit
 from specbench.errors import ModelError
-from specbench.files.medusa_layout import TOKEN_MAP, MedusaLayout, medusa_fit, medusa_tensors
+from specbench.files.medusa import TOKEN_MAP, MedusaLayout, medusa_fit, medusa_tensors
 from specbench.forward.runner import Runner
 from specbench.models.checkpoint import Checkpoint
 

@@ -18,9 +18,9 @@ from specbench.export.deployment import (
     settings_lost,
 )
 from specbench.export.engine_version import Release, dotted, read_release, told_apart
+from specbench.files.eagle import eagle_has_bias
 from specbench.files.head_files import HeadFiles, Shaped
-from specbench.files.head_fit import eagle_has_bias
-from specbench.files.medusa_layout import medusa_fields, medusa_tensors
+from specbench.files.medusa import medusa_fields, medusa_tensors
 from specbench.files.model import ModelFiles, open_model
 
 CONFIG_NAME = None

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from specbench.errors import ModelError
-from specbench.files.fields import MOST_LAYERS, Fields
-from specbench.files.head_files import HeadFiles, Shaped
-from specbench.files.head_fit import SPECULATORS, Fit, HeadTarget
-from specbench.files.layer_config import SIZES
+from specbench.files.config import MOST_LAYERS, SIZES, Fields
+from specbench.files.head_files import SPECULATORS, Fit, HeadFiles, HeadTarget, Shaped
 
 F = TypeVar("F", bound=HeadFiles[Any])
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from specbench.errors import ModelError
-from specbench.files.fields import Fields
-from specbench.files.head_files import HeadFiles, Shaped
-from specbench.files.head_fit import (
+from specbench.files.config import SLIDING, Fields, layer_fields, layer_shapes, layer_windows
+from specbench.files.head_files import (
     SPECULATORS,
     Fit,
+    HeadFiles,
     HeadTarget,
+    Shaped,
     misfits,
     require_tensors,
     table_shapes,
     token_ids,
 )
-from specbench.files.layer_config import SLIDING, layer_fields, layer_shapes, layer_windows
 
 F = TypeVar("F", bound=HeadFiles[Any])
 
@@ -106,7 +106,7 @@ def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
             "fc.weight": (size, len(ids) * size),
             "hidden_norm.weight": (size,),
             "norm.weight": (size,),
-            **layer_shapes(layer_fields(with_layer_fields(files)), files.tensors.keys()),
+            **layer_shapes(layer_fields(with_layer_fields(files).fields), files.tensors.keys()),
         }
         require_tensors(files, shapes, {"lm_head.weight": (D, size), **table_shapes(D, V)})
         token_ids(files, D, V)

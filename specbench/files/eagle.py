@@ -1,20 +1,20 @@
-"""What a head of EAGLE-3 says of itself, in the layouts that there are, and whether it fits."""
+"""What a head of EAGLE or EAGLE-3 says of itself, in the layouts there are, and whether it fits."""
 
 from dataclasses import dataclass
 
 from specbench.errors import ModelError
-from specbench.files.fields import Fields
-from specbench.files.head_files import HeadFiles, Shaped
-from specbench.files.head_fit import (
+from specbench.files.config import Fields, layer_fields, layer_shapes
+from specbench.files.head_files import (
     SPECULATORS,
     Fit,
+    HeadFiles,
     HeadTarget,
+    Shaped,
     misfits,
     require_tensors,
     table_shapes,
     token_ids,
 )
-from specbench.files.layer_config import layer_fields, layer_shapes
 
 # SafeAILab and SpecForge, speculators, and the first form of one norm a captured state.
 EAGLE3_NAMES = {
@@ -25,6 +25,8 @@ EAGLE3_NAMES = {
     "aux_norm_mid.": "fc_norm.1.",
     "aux_norm_high.": "fc_norm.2.",
 }
+# What checkpoints call an EAGLE head's tensors; the last two are those of speculators.
+EAGLE_NAMES = {"model.": "", "fusion_fc.": "fc.", "transformer.": "layers.0."}
 MASK_IDS = ("mask_token_id", "pard_token", "ptd_token_id")
 _IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -131,7 +133,7 @@ def _mask_id(config: Fields) -> int:
 def eagle3_fit(files: HeadFiles[Shaped], target: HeadTarget, *, is_parallel: bool = False) -> Fit:
     """Sizes that have to be the target's; tensors go by today's names. ModelError, also for tensors
     and tables that do not fit."""
-    names, layer = files.tensors.keys(), layer_fields(files)
+    names, layer = files.tensors.keys(), layer_fields(files.fields)
     F, V = layer.must("hidden_size"), target.vocab_size
     style = Style.of(files, target.num_layers, is_parallel=is_parallel)
     D, size, count = style.num_tokens, target.hidden_size, len(style.layer_ids)
@@ -173,3 +175,30 @@ def eagle3_fit(files: HeadFiles[Shaped], target: HeadTarget, *, is_parallel: boo
         require_tensors(files, shapes, beside)
         token_ids(files, D, V)
     return fit
+
+
+def eagle_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
+    """An EAGLE head's fit, also for what speculators calls eagle. ModelError, also for tensors that
+    do not fit, except of a pickle."""
+    if files.fields.flag("layernorms"):
+        raise ModelError(
+            f"{files.source}: heads with layernorms: true are not supported; choose one "
+            "of EAGLE's own layout"
+        )
+    layer, has_bias = layer_fields(files.fields), eagle_has_bias(files)
+    F, V = layer.must("hidden_size"), layer.must("vocab_size")
+    fit = {"hidden_size": (F, target.hidden_size), "vocab_size": (V, target.vocab_size)}
+    shapes = {"fc.weight": (F, 2 * F), **layer_shapes(layer, files.tensors.keys())}
+    if has_bias:
+        shapes["fc.bias"] = (F,)
+    del shapes["layers.0.input_layernorm.weight"]  # the first layer's input is as fc made it
+    if files.tensors and not misfits(fit):
+        require_tensors(files, shapes, {"embed_tokens.weight": (V, F)})
+    return fit
+
+
+def eagle_has_bias(files: HeadFiles[Shaped]) -> bool:
+    """Whether the product that joins a token with a state adds a bias; SafeAILab's does."""
+    given = files.fields
+    told = (given.flag(name) for name in ("fusion_bias", "bias"))
+    return next((is_so for is_so in told if is_so is not None), not given.has(SPECULATORS))

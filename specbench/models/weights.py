@@ -1,7 +1,9 @@
-"""Where a weight goes when it is read: to its device at once, packed where that is asked for.
+"""Where weights come from, and where each goes: to its device as it is read, packed if asked for.
 
-So neither the host nor the device holds more of a model than what it keeps and a few times one
-tensor, which conversions and packing take.
+Neither the host nor the device holds more of a model than what it keeps and a few times one
+tensor, which conversions and packing take. Weights that are made up from a config have the right
+shapes and speeds, and no meaning: rows have length 1 in the mean, so that activations neither
+vanish nor overflow and logits differ from token to token, for any depth.
 """
 
 import ctypes
@@ -10,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +20,9 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
+from specbench.models.parts import text_class
 from specbench.models.quantization import pack, packable
 
 # Transformers' threads read ahead, which would gather the weights on the host; read in each load.
@@ -106,3 +110,62 @@ def give_back_host_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
+
+
+def make_skeleton(
+    config: PretrainedConfig, dtype: torch.dtype, *, seed: int = 0, trust_remote_code: bool = False
+) -> Any:
+    """The model without its matrices, which are on the meta device.
+
+    Vectors (norms, biases) and buffers (rotary frequencies) are on the CPU as the architecture
+    starts them.
+    """
+    with _matrices_on_meta(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # some vectors are drawn: GPT-OSS's sinks
+        auto = text_class(config, trust_remote_code=trust_remote_code)
+        return auto.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+
+
+def fill(skeleton: Any, device: torch.device, *, seed: int, scheme: str | None) -> None:
+    """Fill every matrix with seeded random values on the device, and pack linear ones if asked."""
+    generator = torch.Generator(device).manual_seed(seed)
+    to_pack = {id(linear) for linear in packable(skeleton)} if scheme else set()
+    # Tied matrices stay one. Weak, so that a matrix is given back as soon as it is packed.
+    made: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
+    for module in skeleton.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if not parameter.is_meta:
+                continue
+            drawn = made.get(id(parameter))
+            if drawn is None:
+                drawn = made[id(parameter)] = _random_like(parameter, device, generator)
+            setattr(module, name, drawn)
+            del drawn
+        if scheme and id(module) in to_pack:
+            pack(module, scheme)
+    skeleton.to(device)  # the vectors and buffers
+
+
+@contextmanager
+def _matrices_on_meta() -> Iterator[None]:
+    """Parameters of two dimensions and more lose their memory when a module takes them in."""
+
+    def forget(module: nn.Module, name: str, parameter: nn.Parameter | None) -> Any:  # noqa: ARG001
+        if parameter is None or parameter.ndim < 2 or parameter.is_meta:
+            return None
+        return nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+
+    hook = register_module_parameter_registration_hook(forget)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _random_like(
+    parameter: nn.Parameter, device: torch.device, generator: torch.Generator
+) -> nn.Parameter:
+    """Uniform with variance 1 / row length: cheaper than normal values, and as good here."""
+    edge = (3 / parameter.shape[-1]) ** 0.5
+    values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+    return nn.Parameter(values.uniform_(-edge, edge, generator=generator), requires_grad=False)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from specbench.errors import ModelError
-from specbench.files.head_files import HeadFiles, Shaped
-from specbench.files.head_fit import Fit, HeadTarget, misfits
+from specbench.files.head_files import Fit, HeadFiles, HeadTarget, Shaped, misfits
 
 F = TypeVar("F", bound=HeadFiles[Any])
 

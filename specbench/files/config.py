@@ -1,0 +1,387 @@
+"""What config.json says of a model and of its layers: read with care, for nobody has checked it."""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, NoReturn
+
+from specbench.errors import ModelError
+
+MOST_LAYERS = 1000  # what no head has; a config that says more is not followed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fields:
+    """A mapping of a config.json. `source` is what messages call the folder.
+
+    Each reader returns None for a field that is not there or null, and raises ModelError with
+    source, field and value for one of another type.
+    """
+
+    source: str
+    values: Mapping[str, Any] = field(repr=False)
+    path: str = ""  # of a mapping within the config, with a dot at its end
+
+    def has(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def whole(self, name: str, least: int = 0, most: int | None = None) -> int | None:
+        """A whole number of `least` or more."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not _is_whole(value) or value < least or (most is not None and value > most):
+            upper = "or more" if most is None else f"to {most}"
+            self.fail(name, f"a whole number, {least} {upper}")
+        return int(value)
+
+    def must(self, name: str, least: int = 0, most: int | None = None) -> int:
+        """A whole number that has to be there."""
+        value = self.whole(name, least, most)
+        if value is None:
+            self.lacks(name)
+        return value
+
+    def number(self, name: str) -> float | None:
+        """A finite number."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or abs(value) > 1e300 or not isfinite(value):
+            self.fail(name, "a number")
+        return float(value)
+
+    def flag(self, name: str) -> bool | None:
+        value = self.values.get(name)
+        if not isinstance(value, bool | None):
+            self.fail(name, "true or false")
+        return value
+
+    def text(self, name: str) -> str | None:
+        value = self.values.get(name)
+        if not isinstance(value, str | None):
+            self.fail(name, "a text")
+        return value
+
+    def ids(self, name: str) -> tuple[int, ...] | None:
+        """A list of whole numbers, of which none is below 0; it may be empty."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple) or not all(_is_whole(i) and i >= 0 for i in value):
+            self.fail(name, "a list of whole numbers, 0 or more")
+        return tuple(value)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of texts; empty where there is none."""
+        value = self.values.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or not all(isinstance(t, str) for t in value):
+            self.fail(name, "a list of texts")
+        return tuple(value)
+
+    def section(self, name: str) -> "Fields | None":
+        """A mapping within this one."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            self.fail(name, "a mapping")
+        return Fields(source=self.source, values=value, path=f"{self.path}{name}.")
+
+    def lacks(self, *names: str) -> NoReturn:
+        raise ModelError(f"{self.source}: its config lacks {', '.join(names)}")
+
+    def fail(self, name: str, wanted: str) -> NoReturn:
+        shown = repr(self.values.get(name))
+        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+        raise ModelError(
+            f"{self.source}: config.json: {self.path}{name} is {shown}; it has to be {wanted}"
+        )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+
+
+ReadField = Callable[[str], Any]  # a field of a config by name; None where it has none
+
+RECURRENT = (
+    "keeps recurrent state that cannot be rolled back after a rejected draft; choose a target and "
+    "a draft that have attention layers"
+)
+NO_TREES = (
+    "has recurrent layers, which can only check chains of drafts; choose a method without a tree"
+)
+ATTENTION_LAYERS = frozenset(
+    {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+)
+STATE_LAYERS = ("linear_attention", "conv")  # by the names that masks go by
+# `mamba` is an older name; `hybrid` layers have attention and a state; the last two have neither.
+_KNOWN_LAYER_TYPES = ATTENTION_LAYERS | {*STATE_LAYERS, "mamba", "hybrid", "mlp", "moe"}
+_OWN_LAYER_TYPES = {"zaya": {"hybrid_sliding"}}  # others call the mask of such a layer otherwise
+_WITH_ALIBI = ("bloom", "mpt")  # by model type; others have a field for it
+_PICKED = ("index_topk", "keep_window_size")  # DeepSeek V3.2, GLM with DSA; Doge
+ELSEWHERE = "measure it with --engine transformers, or with vllm where vLLM serves it"
+
+# Model types with recurrent or convolutional layers beside attention.
+_HYBRIDS = frozenset(
+    {
+        *("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear", "olmo_hybrid", "minimax"),
+        *("nemotron_h", "granitemoehybrid", "falcon_h1", "bamba", "jamba", "zamba", "zamba2"),
+        *("lfm2", "lfm2_moe", "lfm3", "zaya"),
+    }
+)
+
+
+def is_hybrid(fields: ReadField) -> bool:
+    """Whether layers keep a state beside keys and values, which is rolled back position by
+    position: such a model can only check chains of drafts."""
+    if str(fields("model_type")).removesuffix("_text") not in _HYBRIDS:
+        return False
+    kinds = fields("layer_types")
+    is_told = isinstance(kinds, list)
+    return not (is_told and all(isinstance(k, str) and k in ATTENTION_LAYERS for k in kinds))
+
+
+def unsupported_attention(fields: ReadField) -> str | None:
+    """Why the decoder would be wrong, to be read after the model's name; None where it is not."""
+    known = _KNOWN_LAYER_TYPES | _OWN_LAYER_TYPES.get(str(fields("model_type")), set())
+    if unknown := set(fields("layer_types") or ()) - known:
+        return (
+            f"has layers of type {', '.join(sorted(unknown))}; "
+            f"supported: {', '.join(sorted(_KNOWN_LAYER_TYPES))}; {ELSEWHERE}"
+        )
+    if any(rope_type(rope) == "dynamic" for rope in ropes(fields)):
+        return (
+            "rescales its rotary positions by the current length (rope_type dynamic), "
+            "which makes text depend on drafts; set rope_type to default in its config"
+        )
+    for name in _PICKED:
+        if budget := fields(name):
+            return (
+                f"picks the {budget} slots that a token sees by an index of its own ({name}), "
+                f"which the decoder does not keep; {ELSEWHERE}"
+            )
+    if fields("alibi") or fields("model_type") in _WITH_ALIBI:
+        return (
+            "uses ALiBi, whose bias counts slots where the decoder has positions, so trees and "
+            f"ragged rows would be wrong; {ELSEWHERE}"
+        )
+    return None
+
+
+def longest_context(fields: ReadField) -> int | None:
+    """Tokens of context the model was made for, up to where its positions change their meaning.
+
+    longrope turns a whole batch to other frequencies once any position, a draft's or a
+    neighbour's, passes the original length: beyond it text would depend on both. Llama 4 scales
+    the queries of layers without rope from `floor_scale` tokens on by a position that it takes
+    from a cache of its own.
+    """
+    limits = [fields("max_position_embeddings")]
+    if fields("attn_temperature_tuning") and fields("floor_scale"):
+        limits.append(fields("floor_scale") - 1)
+    for rope in ropes(fields):
+        if rope_type(rope) == "longrope":
+            name = "original_max_position_embeddings"
+            limits.append(rope.get(name) or fields(name))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def ropes(fields: ReadField) -> list[Mapping[str, Any]]:
+    """The settings of the rotary positions; mixed layers have one set per layer type."""
+    rope = fields("rope_parameters") or fields("rope_scaling") or {}
+    return [kind for kind in rope.values() if isinstance(kind, dict)] or [rope]
+
+
+def rope_type(rope: Mapping[str, Any]) -> Any:
+    """Under the key of today, else that of older configs."""
+    return rope.get("rope_type") or rope.get("type")
+
+
+LAYER_NEEDS = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+# Numbers above 0 where a config has them.
+SIZES = (*LAYER_NEEDS, "num_key_value_heads", "head_dim", "max_position_embeddings")
+SLIDING, FULL = "sliding_attention", "full_attention"
+_ATTENTION = {FULL, SLIDING}
+# What Qwen's config classes take for fields that a file leaves out. Source: transformers.
+_QWEN = ("qwen2", "qwen3")
+_FIRST_WINDOW, _QWEN_WINDOW = 28, 4096
+# Dense families whose whole models run in tests/decoding, by their model type: what transformers'
+# classes mean by a config that is silent.
+DENSE: Mapping[str, Mapping[str, int]] = {
+    "llama": {},
+    "mistral": {"num_key_value_heads": 8},
+    "qwen2": {"num_key_value_heads": 32},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+}
+# What would change the computation, with the value that does not.
+_NEUTRAL = {
+    "partial_rotary_factor": 1.0,
+    "attn_logit_softcapping": 0.0,
+    "residual_multiplier": 1.0,
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "clip_qkv": 0.0,
+}
+
+
+def layer_fields(config: Fields) -> Fields:
+    """The part of a head's config that is of its decoder layers; ModelError if it lacks something
+    or heads cannot run it."""
+    fields = config.section("transformer_layer_config") or config
+    if lacking := [name for name in LAYER_NEEDS if not fields.has(name)]:
+        fields.lacks(*lacking)
+    for name in SIZES:
+        fields.whole(name, least=1)
+    fields.whole("num_hidden_layers", least=1, most=MOST_LAYERS)
+    for name in ("rms_norm_eps", "rope_theta"):
+        fields.number(name)
+    fields.flag("mlp_bias")
+    for name in ("hidden_act", "model_type"):
+        fields.text(name)
+    _refuse_unread(config, fields)
+    _refuse_uneven_heads(fields)
+    layer_windows(fields)
+    _refuse_positions(fields)
+    _refuse_scales(fields)
+    return fields
+
+
+def head_size(fields: Fields) -> int:
+    """Numbers in a key of one attention head."""
+    heads = fields.must("num_attention_heads", least=1)
+    return fields.whole("head_dim", least=1) or fields.must("hidden_size", least=1) // heads
+
+
+def layer_shapes(
+    fields: Fields,
+    names: Collection[str],
+    prefix: str = "",
+    *,
+    width: int | None = None,
+    kind: str | None = None,
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of dense decoder layers, biases of attention as `names` has them.
+
+    `width` is how many numbers the first layer's attention reads, if not the hidden size; `kind`
+    the model type, if it is no head: their layers are those of Llama or Qwen 3.
+    """
+    if kind is None:
+        kind = "qwen3" if fields.text("model_type") == "qwen3" else "llama"
+    silent = DENSE[kind]
+    F, inner = fields.must("hidden_size"), fields.must("intermediate_size")
+    heads = fields.must("num_attention_heads")
+    kv_heads = fields.whole("num_key_value_heads") or silent.get("num_key_value_heads") or heads
+    size = fields.whole("head_dim") or silent.get("head_dim") or head_size(fields)
+    has_mlp_bias = kind == "llama" and fields.flag("mlp_bias")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i in range(fields.whole("num_hidden_layers") or 1):
+        layer, read = f"{prefix}layers.{i}.", F if i else width or F
+        linears = {
+            "self_attn.q_proj": (heads * size, read),
+            "self_attn.k_proj": (kv_heads * size, read),
+            "self_attn.v_proj": (kv_heads * size, read),
+            "self_attn.o_proj": (F, heads * size),
+            "mlp.gate_proj": (inner, F),
+            "mlp.up_proj": (inner, F),
+            "mlp.down_proj": (F, inner),
+        }
+        for name, shape in linears.items():
+            shapes[f"{layer}{name}.weight"] = shape
+            bias = f"{layer}{name}.bias"
+            if has_mlp_bias if name.startswith("mlp.") else bias in names:
+                shapes[bias] = shape[:1]
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"{layer}{name}.weight"] = (F,)
+        for name in ("q_norm", "k_norm") if kind == "qwen3" else ():
+            shapes[f"{layer}self_attn.{name}.weight"] = (size,)
+    return shapes
+
+
+def layer_windows(fields: Fields) -> tuple[int | None, ...]:
+    """By layer, how many tokens one sees, itself included; None: all. ModelError.
+
+    Where `layer_types` are left out it means what transformers' classes make of it: Llama has
+    no windows, Mistral has them in all layers, Qwen from layer `max_window_layers` on.
+    """
+    num_layers = fields.whole("num_hidden_layers") or 1
+    window, is_on = fields.whole("sliding_window", least=1), fields.flag("use_sliding_window")
+    first, kind = fields.whole("max_window_layers"), fields.text("model_type")
+    if types := fields.texts("layer_types"):
+        if len(types) < num_layers or set(types) - _ATTENTION:
+            fields.fail("layer_types", f"{' or '.join(sorted(_ATTENTION))} for {num_layers} layers")
+        slides = [types[i] == SLIDING for i in range(num_layers)]
+    elif kind == "mistral":
+        slides = [bool(window)] * num_layers
+    else:
+        starts = _FIRST_WINDOW if first is None else first
+        slides = [kind in _QWEN and is_on is True and i >= starts for i in range(num_layers)]
+    if window is None and kind in _QWEN and is_on:
+        window = _QWEN_WINDOW
+    if any(slides) and window is None:
+        fields.fail("sliding_window", f"a number of tokens, for layers of type {SLIDING}")
+    return tuple(window if is_sliding else None for is_sliding in slides)
+
+
+def _refuse_unread(config: Fields, layer: Fields) -> None:
+    if config.has("quantization_config"):
+        raise ModelError(
+            f"{config.source}: its config has a quantization_config, and quantised heads are not "
+            "read; choose a copy in plain weights"
+        )
+    if layer.has("kv_lora_rank"):
+        raise ModelError(
+            f"{config.source}: its layers have latent attention (kv_lora_rank), which heads cannot "
+            "run; choose a head with plain attention"
+        )
+
+
+def _refuse_uneven_heads(fields: Fields) -> None:
+    heads = fields.must("num_attention_heads")
+    if heads % (fields.whole("num_key_value_heads") or heads):
+        fields.fail("num_key_value_heads", f"a divisor of num_attention_heads, {heads}")
+    if head_size(fields) % 2 or not head_size(fields):
+        name = "head_dim" if fields.has("head_dim") else "hidden_size"
+        fields.fail(name, "such that each attention head has an even number of its own")
+
+
+def _refuse_positions(fields: Fields) -> None:
+    rope = fields.section("rope_parameters") or fields.section("rope_scaling")
+    if rope is None:
+        return
+    for name in ("rope_type", "type"):
+        rope.text(name)
+    for name in ("rope_theta", "factor"):
+        rope.number(name)
+    if rope_type(rope.values) == "dynamic":
+        raise ModelError(
+            f"{fields.source}: rope_type dynamic rescales positions by the current length; "
+            "set it to default in the head's config"
+        )
+    if rope.number("partial_rotary_factor") not in (None, 1.0):
+        _refuse(rope, "partial_rotary_factor", 1.0)
+
+
+def _refuse_scales(fields: Fields) -> None:
+    for name, neutral in _NEUTRAL.items():
+        if fields.number(name) not in (None, neutral):
+            _refuse(fields, name, neutral)
+    size = head_size(fields)
+    scalar = fields.number("query_pre_attn_scalar")
+    if scalar is not None and scalar != size:
+        _refuse(fields, "query_pre_attn_scalar", size)
+    multiplier = fields.number("attention_multiplier")
+    if multiplier is not None and not math.isclose(multiplier, size**-0.5, rel_tol=1e-3):
+        _refuse(fields, "attention_multiplier", size**-0.5)
+
+
+def _refuse(fields: Fields, name: str, neutral: float) -> None:
+    raise ModelError(
+        f"{fields.source}: {fields.path}{name} is {fields.values[name]!r}, which heads cannot run "
+        f"({neutral:g} would change nothing); choose a head with plain attention"
+    )
