@@ -86,7 +86,9 @@ class BudgetPruner:
             if num_more >= MIN_UNITS:
                 waiting = (cell for cell in _fixed(block.cells) if not num_blocks[cell.key.id])
                 candidates = [*active, *waiting]
-        seconds = self._seconds(block, measured)
+        means = _mean_seconds(measured)
+        seconds = {cell.key.id: means.get(cell.key.id, 0.0) for cell in block.cells}
+        seconds |= _interpolated(_fixed(block.cells), means)
         behind = _behind(block, active, cells)
         left = (cell for cell in candidates if cell.key.id in behind)
         ranked = sorted(left, key=lambda cell: behind[cell.key.id])
@@ -165,13 +167,6 @@ class BudgetPruner:
             return 1 / len(taken)
         return taken[block.condition] / sum(taken.values())
 
-    def _seconds(self, block: Block, measured: Sequence[BlockRecord]) -> dict[str, float]:
-        """Seconds of each cell per block; if not measured yet, of those next to it."""
-        means = _mean_seconds(measured)
-        for group in _groups(_fixed(block.cells)):
-            means |= _interpolated(group, means)
-        return {cell.key.id: means.get(cell.key.id, 0.0) for cell in block.cells}
-
     def _measured(self, block: Block) -> list[BlockRecord]:
         """The stored blocks of the block's condition, of the first pass and with its drafters."""
         drafted = {cell.key.id for cell in block.cells if cell.drafter != NO_DRAFTER}
@@ -224,12 +219,9 @@ def _losers(active: Iterable[Cell], cells: dict[str, CellData]) -> set[str]:
     for group in _groups(active):
         known = [cells[cell.key.id] for cell in group if cell.key.id in cells]
         best = max(known, key=_speedup, default=None)
-        lost |= {
-            cell.key.id
-            for cell in known
-            if best is not None and cell is not best
-            if _is_slower(cell) or _is_slower(against(cell, best))
-        }
+        for cell in known:
+            if best and cell is not best and (_is_slower(cell) or _is_slower(against(cell, best))):
+                lost.add(cell.key.id)
     return lost
 
 
@@ -238,26 +230,29 @@ def _behind(
 ) -> dict[str, tuple[float, int, float]]:
     """How far each K is behind its drafter's best, in speed and then in K; best drafters first. K
     not measured yet are interpolated; drafters without an active K are left out."""
-    speedups = {cell_id: _speedup(cell) for cell_id, cell in cells.items()}
+    known = {cell_id: _speedup(cell) for cell_id, cell in cells.items()}
+    speedups = _interpolated(_fixed(block.cells), known)
     places: dict[str, tuple[float, int, float]] = {}
     for group in _groups(_fixed(block.cells)):
-        own = _interpolated(group, speedups)
         left = (cell for cell in group if cell in active)
-        best = max(left, key=lambda cell: own[cell.key.id], default=None)
+        best = max(left, key=lambda cell: speedups[cell.key.id], default=None)
         if best is None:
             continue
-        k, most = best.key.draft.k, own[best.key.id]
+        k, most = best.key.draft.k, speedups[best.key.id]
         for cell in group:
-            behind = max(1 - own[cell.key.id] / most, 0.0) if most else 0.0
+            behind = max(1 - speedups[cell.key.id] / most, 0.0) if most else 0.0
             places[cell.key.id] = behind, abs(cell.key.draft.k - k), -most
     return places
 
 
-def _interpolated(group: Sequence[Cell], known: dict[str, float]) -> dict[str, float]:
-    """A value of each K of a drafter; 0 where none is known."""
-    points = {c.key.draft.k: known[c.key.id] for c in group if c.key.id in known} or {0: 0.0}
-    values = np.interp([cell.key.draft.k for cell in group], [*points], [*points.values()])
-    return {cell.key.id: float(value) for cell, value in zip(group, values, strict=True)}
+def _interpolated(cells: Iterable[Cell], known: dict[str, float]) -> dict[str, float]:
+    """A value of each cell, between those that are known of its drafter; 0 without any."""
+    values: dict[str, float] = {}
+    for group in _groups(cells):
+        points = {c.key.draft.k: known[c.key.id] for c in group if c.key.id in known} or {0: 0.0}
+        at = np.interp([cell.key.draft.k for cell in group], [*points], [*points.values()])
+        values |= {cell.key.id: float(value) for cell, value in zip(group, at, strict=True)}
+    return values
 
 
 def _speedup(cell: CellData) -> float:
