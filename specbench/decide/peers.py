@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from specbench.metrics.cell import CellData, RequestPair, against, have_same_text
+from specbench.metrics.cell import CellData, Pair, against, have_same_text
 from specbench.metrics.pairs import (
     PairedSeconds,
     paired_cpu,
@@ -92,7 +92,7 @@ def _beside_a_server(own: CellData, peer: CellData) -> SideBySide | None:
     if decode is None:
         return None
     first = {_turn(request): request for request in reversed(theirs.finished)}
-    pairs = [RequestPair(first[_turn(r)], r) for r in ours.finished if _turn(r) in first]
+    pairs = [Pair(first[_turn(r)], r) for r in ours.finished if _turn(r) in first]
     return SideBySide(
         own=own.key,
         peer=peer.key,
@@ -122,7 +122,7 @@ def _ratio(own: float | None, peer: float | None) -> Interval | None:
     return Interval(estimate=own / peer, low=None, high=None) if own and peer else None
 
 
-def _equal_text(pairs: Sequence[RequestPair]) -> float | None:
+def _equal_text(pairs: Sequence[Pair[RequestRecord]]) -> float | None:
     """Of pairs in which both sides tell token ids, or neither does."""
     told = [pair for pair in pairs if bool(pair.base.output_ids) == bool(pair.spec.output_ids)]
     return sum(have_same_text(*pair) for pair in told) / len(told) if told else None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from itertools import chain, pairwise, zip_longest
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from specbench.records import (
     CellKey,
@@ -25,11 +25,11 @@ from specbench.stats.acceptance import RoundCounts
 T = TypeVar("T")
 
 
-class RequestPair(NamedTuple):
-    """The same prompt, turn, repeat and sample, decoded at K = 0 and at the cell's K."""
+class Pair(NamedTuple, Generic[T]):
+    """The same request, pass or samples, decoded at K = 0 and at the cell's K."""
 
-    base: RequestRecord
-    spec: RequestRecord
+    base: T
+    spec: T
 
 
 class Pass(NamedTuple):
@@ -40,25 +40,11 @@ class Pass(NamedTuple):
     requests: tuple[RequestRecord, ...]
 
 
-class PassPair(NamedTuple):
-    """The passes of one block, at K = 0 and at the cell's K."""
-
-    base: Pass
-    spec: Pass
-
-
 class Samples(NamedTuple):
     """The samples of one turn, which were decoded together."""
 
     record: SamplesRecord
     requests: tuple[RequestRecord, ...]
-
-
-class SamplesPair(NamedTuple):
-    """The samples of the same turn, at K = 0 and at the cell's K."""
-
-    base: Samples
-    spec: Samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,24 +111,24 @@ class CellData:
         return RoundCounts.of_rounds(log.num_drafted, log.num_accepted, log.num_emitted, self.k)
 
     @cached_property
-    def pairs(self) -> tuple[RequestPair, ...]:
+    def pairs(self) -> tuple[Pair[RequestRecord], ...]:
         """Requests that finished on both sides, in the order of `requests`."""
         return _paired(_baseline_by_unit(self), self.finished)
 
     @cached_property
-    def pass_pairs(self) -> tuple[PassPair, ...]:
+    def pass_pairs(self) -> tuple[Pair[Pass], ...]:
         """Passes of the same block on both sides, in the order of `passes`."""
         base = {served.block_id: served for served in self.baseline_passes}
         return tuple(
-            PassPair(base[spec.block_id], spec) for spec in self.passes if spec.block_id in base
+            Pair(base[spec.block_id], spec) for spec in self.passes if spec.block_id in base
         )
 
     @cached_property
-    def samples_pairs(self) -> tuple[SamplesPair, ...]:
+    def samples_pairs(self) -> tuple[Pair[Samples], ...]:
         """Samples of the same turn on both sides, in the order of `samples`."""
         base = {turn_of(own.record): own for own in self.baseline_samples}
         return tuple(
-            SamplesPair(base[turn_of(spec.record)], spec)
+            Pair(base[turn_of(spec.record)], spec)
             for spec in self.samples
             if turn_of(spec.record) in base
         )
@@ -226,16 +212,16 @@ def against(cell: CellData, other: CellData) -> CellData:
 
 def paired_requests(
     base: Iterable[RequestRecord], spec: Iterable[RequestRecord]
-) -> tuple[RequestPair, ...]:
+) -> tuple[Pair[RequestRecord], ...]:
     """Requests that finished on both sides, in the order of `spec`."""
     return _paired({_unit(request): request for request in finished(base)}, finished(spec))
 
 
 def _paired(
     known: Mapping[tuple[str, int, int, int], RequestRecord], spec: Iterable[RequestRecord]
-) -> tuple[RequestPair, ...]:
+) -> tuple[Pair[RequestRecord], ...]:
     pairs = ((known.get(_unit(request)), request) for request in spec)
-    return tuple(RequestPair(base, request) for base, request in pairs if base is not None)
+    return tuple(Pair(base, request) for base, request in pairs if base is not None)
 
 
 def have_same_text(one: RequestRecord, other: RequestRecord) -> bool:
@@ -293,11 +279,11 @@ def pooled_counts(requests: Sequence[RequestRecord], k: int) -> RoundCounts | No
     histograms = [own.num_by_accepted for own in known if own.num_by_accepted is not None]
     return RoundCounts.of_sums(
         num_rounds=sum(own.num_rounds for own in known),
-        num_drafted=_sum_of_all(own.num_drafted for own in known),
+        num_drafted=sum_of_all(own.num_drafted for own in known),
         num_accepted=sum(own.num_accepted for own in known),
         num_emitted=sum(request.num_output_tokens - 1 for request in requests),
-        num_drafting=_sum_of_all(own.num_drafting for own in known),
-        num_rejecting=_sum_of_all(own.num_rejecting for own in known),
+        num_drafting=sum_of_all(own.num_drafting for own in known),
+        num_rejecting=sum_of_all(own.num_rejecting for own in known),
         by_accepted=[sum(own[i] for own in histograms if i < len(own)) for i in range(k + 1)]
         if len(histograms) == len(known)
         else None,
@@ -342,14 +328,11 @@ def counted_by_server(cell: CellData) -> RoundCounts | None:
     )
 
 
-def _sum_of_all(values: Iterable[int | None]) -> int | None:
-    """None where one of them is not known."""
-    total = 0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
+def sum_of_all(values: Iterable[int | None]) -> int | None:
+    """None without values, or if one of them is not known."""
+    entries = [*values]
+    known = [value for value in entries if value is not None]
+    return sum(known) if known and len(known) == len(entries) else None
 
 
 def turn_of(record: RequestRecord | SamplesRecord) -> tuple[str, int, int]:

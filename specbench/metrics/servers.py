@@ -4,7 +4,7 @@ own acceptance length, the load of the client.
 
 from collections.abc import Iterable
 
-from specbench.metrics.cell import CellData, counted_by_server
+from specbench.metrics.cell import CellData, counted_by_server, sum_of_all
 from specbench.metrics.pairs import paired_decode
 from specbench.metrics.registry import metric
 from specbench.records import RequestRecord, ServerRecord
@@ -52,9 +52,7 @@ def kv_capacity_lost_tokens(cell: CellData) -> int | None:
 @metric(unit="requests", better="lower")
 def num_preemptions(cell: CellData) -> int | None:
     """Requests that the server put off for lack of room, in all sessions of this K."""
-    found = [server.num_preemptions for server in cell.servers]
-    known = [value for value in found if value is not None]
-    return sum(known) if known and len(known) == len(found) else None
+    return sum_of_all(server.num_preemptions for server in cell.servers)
 
 
 @metric(unit="tokens", better=None)
