@@ -238,7 +238,7 @@ def require_complete(spec: ModelSpec) -> None:
     model = open_model(spec)
     kinds = ("*.safetensors", "*.gguf", *_PICKLES)
     if model.tensors is None and not any(next(model.folder.glob(kind), None) for kind in kinds):
-        raise ModelError(f"{spec.source}: {model.lacking_weights}")
+        raise ModelError(f"{spec.folder}: {model.lacking_weights}")
 
 
 def num_rows(spec: ModelSpec) -> int | None:

@@ -55,12 +55,7 @@ _ENTRIES: dict[str, dict[str, Any]] = {
     },
     **_LOSSY,
 }
-# Every drafter at one K; a chain, a tree and a lookup at the smallest and at a large one as well.
-CASES = [
-    ("none", 0),
-    *((name, 4) for name in _ENTRIES),
-    *((name, k) for name in ("draft_model", "eagle3", "ngram") for k in (1, 8)),
-]
+CASES = [("none", 0), *((name, k) for name in _ENTRIES for k in range(1, 9))]
 _MAX_NEW_TOKENS = 10
 _SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.7)}
 _NUM_PROMPTS = {1: 2, 4: 4}  # by concurrency

@@ -24,7 +24,7 @@ def decoding(tmp_path_factory: pytest.TempPathFactory) -> Decoding:
     return Decoding(tmp_path_factory.mktemp("decoding"))
 
 
-@pytest.mark.sampled(one_in=4, every=["k"])
+@pytest.mark.sampled(one_in=24, every=["k"])
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "k"), CASES)
 def test_ids_and_counts_are_the_expected_ones(decoding: Decoding, name: str, k: int) -> None:
