@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu_suite import contests, drafting, numerics, own_kernels
+from benchmarks.gpu_suite import autotuning, drafting, numerics, own_kernels
 from benchmarks.gpu_suite.distribution import accept_all
 from benchmarks.gpu_suite.machine import Json, Machine
 from specbench.forward.attention.kernel import Seen
@@ -38,8 +38,8 @@ class OneTooFar(Plain):
 def test_an_attention_that_is_off_by_one_is_named(
     small: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contests, "KERNELS", (OneTooFar(), Plain()))
-    found = contests.contests(small)
+    monkeypatch.setattr(autotuning, "KERNELS", (OneTooFar(), Plain()))
+    found = autotuning.autotuning(small)
     assert held(found) == {
         "contests that somebody wins": True,
         "implementations that are wrong somewhere": False,

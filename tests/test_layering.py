@@ -147,6 +147,13 @@ def test_no_files_import_one_another():
     assert first_circle(imported) == []
 
 
+def test_rounds_do_not_know_that_their_kernels_are_chosen():
+    rounds = {"round", "execution", "serving", "adaptive_k", "drafters"}
+    for path, source in FILES_OF_OURS.items():
+        if room_of(path) in rounds:
+            assert not files_imported(source, ["specbench.forward.autotune"]), path
+
+
 def test_an_upward_import_and_a_circle_would_be_seen():
     assert not rooms_imported("from specbench.cli.run import run") <= MAY_IMPORT["round"]
     assert files_imported("from specbench.cli import run", ["specbench.cli.run"])

@@ -5,8 +5,8 @@ python -m benchmarks.gpu_suite.correct [--device cpu --small] [--only SECTION ..
 
 from collections.abc import Sequence
 
+from benchmarks.gpu_suite.autotuning import autotuning, other_cases
 from benchmarks.gpu_suite.captures import captures, host_calls, memory
-from benchmarks.gpu_suite.contests import contests, other_cases
 from benchmarks.gpu_suite.drafting import one_graph
 from benchmarks.gpu_suite.failures import failed_captures
 from benchmarks.gpu_suite.gpu_tests import gpu_tests
@@ -23,7 +23,7 @@ from benchmarks.gpu_suite.texts import (
 
 # The most valuable first, so that a limit of time costs the least.
 SECTIONS: dict[str, Section] = {
-    "contests": contests,
+    "contests": autotuning,
     "identity": identity,
     "sampling_law": sampling_distribution,
     "host_calls": host_calls,

@@ -15,12 +15,10 @@ from benchmarks.gpu_suite.models import (
     medium,
     random_prompt,
 )
-from specbench.engines.contests import Contests
-from specbench.engines.kernel_choices import KernelChoices
+from specbench.engines.kernel_choices import FORWARDS, KernelChoices
 from specbench.execution.clock import make_clock
 from specbench.execution.graphs import Launchers
 from specbench.execution.launcher import GraphKind
-from specbench.forward.forward_contest import FORWARDS
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
@@ -90,10 +88,10 @@ def make_runner(machine: Machine, model: Any, forward: str = "auto") -> Runner:
     """
     checked, _ = make_checked_runner(model, "stock" if forward == "stock" else "auto")
     graphs = Launchers("auto", machine.device).graphs
-    choices = KernelChoices(machine.kernels, Contests(make_clock(machine.device), graphs))
-    settled = choices.settle(checked, "auto", "the suite's model")
+    choices = KernelChoices(machine.kernels, make_clock(machine.device), graphs)
+    chosen = choices.choose(checked, "auto", "the suite's model")
     if forward in ("auto", "stock") or not isinstance(checked, FusedRunner):
-        return settled
+        return chosen
     return FORWARDS[forward](checked)
 
 

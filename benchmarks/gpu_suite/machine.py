@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.gpu_suite.page import page
 from specbench.errors import SpecbenchError
-from specbench.forward.attention.choice import BY_NAME
+from specbench.forward.attention.candidates import BY_NAME
 from specbench.probes.allocator import cuda_uuid
 from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe
@@ -40,7 +40,7 @@ class Machine:
     device: torch.device
     small: bool
     ends_s: float  # by time.monotonic
-    kernels: Kernels = "auto"  # an implementation of attention that is forced, or the contest
+    kernels: Kernels = "auto"  # an implementation of attention that is forced, or auto
 
     @property
     def shows_nothing(self) -> str | None:

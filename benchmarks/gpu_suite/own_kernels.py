@@ -1,6 +1,6 @@
 """Our Triton kernels against torch's operations on the card in bf16, where no interpreter runs.
 
-Attention is in contests.py. Shape suffixes: N tokens, B rows, T positions, V vocabulary.
+Attention is in autotuning.py. Shape suffixes: N tokens, B rows, T positions, V vocabulary.
 """
 
 from types import SimpleNamespace

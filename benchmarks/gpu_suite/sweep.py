@@ -12,8 +12,8 @@ from benchmarks.gpu_suite.decoders import GRAPHS
 from benchmarks.gpu_suite.machine import Json, Machine, Section, in_a_line, run_part
 from benchmarks.gpu_suite.models import shape
 from benchmarks.gpu_suite.star import Star, open_star
+from specbench.engines.kernel_choices import FORWARDS
 from specbench.errors import ModelError
-from specbench.forward.forward_contest import FORWARDS
 
 K = 4
 KS = tuple(range(9))

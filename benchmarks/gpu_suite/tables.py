@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_suite.contests import make_timing
+from benchmarks.gpu_suite.autotuning import make_timing
 from benchmarks.gpu_suite.machine import Json, Machine, in_a_line
 from benchmarks.gpu_suite.models import make_model, shape
 from benchmarks.gpu_suite.timing import read_bandwidth
 from specbench.footprint import Sizes
-from specbench.forward.attention.choice import KERNELS
+from specbench.forward.attention.candidates import KERNELS
 from specbench.forward.attention.kernel import Case, Kernel, Seen
-from specbench.forward.contest import Timing
+from specbench.forward.autotune import Timing
 from specbench.forward.fused_weights import FusedWeights, fuse
 from specbench.forward.workspace import JoinedCache, Workspace
 

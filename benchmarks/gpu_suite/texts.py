@@ -16,9 +16,9 @@ from benchmarks.gpu_suite.distribution import (
     tiny,
 )
 from benchmarks.gpu_suite.machine import Json, Machine, in_a_line
+from specbench.engines.kernel_choices import FORWARDS
 from specbench.engines.peer_module import make_peer
 from specbench.errors import ModelError
-from specbench.forward.forward_contest import FORWARDS
 from specbench.records import Sampling
 from specbench.round.round import Verifier
 from specbench.round.sampling import Sampler

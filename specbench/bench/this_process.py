@@ -14,14 +14,13 @@ from specbench.bench.target import TargetRun
 from specbench.bench.threads import choose_threads, trial_of_plan
 from specbench.bench.watch import Watch
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.choice_file import remember
-from specbench.engines.contests import Outcome
 from specbench.engines.engine import Engine
 from specbench.engines.kernel_choices import require_kernel
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.transformers import TransformersEngine
 from specbench.errors import ModelError, UsageError
 from specbench.files.model_spec import ModelSpec
+from specbench.forward.autotune import Outcome, remember_choices
 from specbench.inputs.pairing import Pairing, Target
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from specbench.models.loading import planned_dtype
@@ -69,7 +68,7 @@ class ThisProcess:
 
     def measure(self, plan: TargetPlan, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:
         """Load the target, and measure all its pairings."""
-        remember(choice for engine in ledger.stored.engines for choice in engine.kernels)
+        remember_choices(choice for engine in ledger.stored.engines for choice in engine.kernels)
         meter = MemoryMeter(plan.target.name, str(self._device), self._probe)
         target_run = TargetRun(plan, ledger, self._probe, meter, watch, deadline)
         target_run.measure(partial(self._open, plan, ledger, watch, target_run))

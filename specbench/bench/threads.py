@@ -10,11 +10,16 @@ import torch
 
 from specbench import __version__
 from specbench.bench.plan import TargetPlan, peers_of
-from specbench.engines import choice_file
-from specbench.engines.contests import Outcome
 from specbench.engines.engine import Engine, EngineRequest, Load, Work
 from specbench.engines.refusals import REFUSALS
-from specbench.forward.contest import Candidate, Timing, fastest
+from specbench.forward.autotune import (
+    Candidate,
+    Outcome,
+    Timing,
+    fastest,
+    find_choice,
+    keep_choice,
+)
 from specbench.probes import load as host
 from specbench.probes.environment import cpu_model
 from specbench.probes.load import HostLoad, idle_cores, others_fact, physical_cores
@@ -55,13 +60,13 @@ def choose_threads(
     torch.set_num_threads(numbers[-1])
     choice = KernelChoice(key=key, subject=subject, chosen=str(numbers[-1]))
     if len(numbers) > 1:
-        if known := choice_file.find(key):
+        if known := find_choice(key):
             choice = replace(known, subject=subject)
         else:
             winner, contenders = trial(numbers)
             if winner is not None:
                 choice = replace(choice, chosen=winner, contenders=tuple(contenders))
-                choice_file.keep(choice)
+                keep_choice(choice)
     torch.set_num_threads(int(choice.chosen))
     return replace(choice, contenders=(*choice.contenders, *refused))
 

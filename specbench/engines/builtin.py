@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specbench.engines.arrivals import arrivals
-from specbench.engines.contests import Contests
 from specbench.engines.controllers import Controllers
 from specbench.engines.engine import (
     EngineRequest,
@@ -29,7 +28,7 @@ from specbench.execution.clock import make_clock
 from specbench.execution.graphs import Launchers
 from specbench.footprint import row_slots
 from specbench.forward.attention.backends import attention_backend
-from specbench.forward.attention.choice import USUAL
+from specbench.forward.attention.candidates import USUAL
 from specbench.forward.attention.reach import field
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
@@ -63,8 +62,7 @@ class BuiltinEngine(Instrumented):
         self._clock = make_clock(pool.device)
         self.tokenizer = pool.tokenizer(target.model)
         self._launchers = Launchers(options.graph, pool.device)
-        contests = Contests(self._clock, self._launchers.graphs)
-        self._kernels = KernelChoices(options.kernels, contests)
+        self._kernels = KernelChoices(options.kernels, self._clock, self._launchers.graphs)
         held = take(pool, target.model, options.forward, self._kernels)
         self._target, self._runner = held.loaded, held.runner
         self.context = held.runner.max_position
@@ -86,7 +84,7 @@ class BuiltinEngine(Instrumented):
             forward=self._runner.kind,
             **graph_facts(launched, self._launchers.graphs, self._pool.device),
             attention=self._attention(),
-            kernels=tuple(self._kernels.contests.made.values()),
+            kernels=tuple(self._kernels.autotuner.choices.values()),
             quantization=self._target.quantization,
             notes=(*self._drafters.notes, *graph_notes(launched), *self._kernels.notes),
             max_k=dict(self._drafters.max_ks),

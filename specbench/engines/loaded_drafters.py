@@ -67,8 +67,8 @@ def take(
     try:
         with failures_told():
             runner, notes = make_checked_runner(loaded.model, forward)
-        runner = kernels.settle(runner, forward, shown(spec))
-        notes = (*loaded.notes, *notes, *packed_notes(kernels.contests, loaded, shown(spec)))
+        runner = kernels.choose(runner, forward, shown(spec))
+        notes = (*loaded.notes, *notes, *packed_notes(kernels.autotuner, loaded, shown(spec)))
     except (ModelError, torch.OutOfMemoryError):
         pool.release(spec)
         raise
@@ -138,7 +138,7 @@ class LoadedDrafters:
             name = first_not_finite(head().tensors.items())
             raise ModelError(not_finite_words(f"the head {drafter.name}", name))
         if isinstance(layers := method.footprint.keeps, LayerStack):
-            self._note(*self._kernels.settle_layers(layers, self._forward, drafter.name))
+            self._note(*self._kernels.choose_for_layers(layers, self._forward, drafter.name))
             self._pool.give_back()  # parts of which joined matrices were made
         self._methods[drafter.name] = method
         if drafter.lossy is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specbench.errors import ModelError
 from specbench.footprint import KEPT_TOKENS, Sizes
-from specbench.forward.attention.choice import Kernels, usual_kernels
+from specbench.forward.attention.candidates import Kernels, usual_kernels
 from specbench.forward.attention.kernel import Case, Seen
 from specbench.forward.attention.stock import causal_attention
 from specbench.forward.fused_weights import FusedLayer, without_queries

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specbench.errors import ModelError
-from specbench.forward.attention.choice import Kernels
+from specbench.forward.attention.candidates import Kernels
 from specbench.forward.attention.kernel import Case
 from specbench.forward.context import context_limit
 from specbench.forward.fused_layers import FusedLayers, is_mirrored

@@ -9,7 +9,7 @@ class Contender:
     """An implementation that could have run: its seconds, or why it did not take part."""
 
     name: str
-    seconds: float | None = None  # of one round of the contest, the median of several
+    seconds: float | None = None  # of one turn, the median of several
     refusal: str | None = None
 
 

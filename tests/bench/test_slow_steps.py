@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from specbench.engines import contests
+from specbench.forward import autotune
 from specbench.inputs.model_spec import model_spec
 from specbench.models import progress
 from specbench.models.loading import load_model
@@ -68,7 +68,7 @@ def test_kernels_that_are_compiled_are_counted_and_those_of_the_cache_are_not(tm
     assert all("_gated" in line and "cached for the next run" in line for line in lines)
 
 
-def test_a_contest_says_what_it_compares(said: list[str], monkeypatch) -> None:
-    monkeypatch.setattr(contests.choice_file, "keep", lambda _: None)
-    contests._held("key", "attention of big", lambda: ("torch", [Contender(name="torch")]))
+def test_autotuning_says_what_it_compares(said: list[str], monkeypatch) -> None:
+    monkeypatch.setattr(autotune, "keep_choice", lambda _: None)
+    autotune._tuned("key", "attention of big", lambda: ("torch", [Contender(name="torch")]))
     assert said == ["comparing implementations: attention of big", ""]

@@ -18,9 +18,9 @@ from specbench.bench.threads import (
     choose_threads,
     trial_of_plan,
 )
-from specbench.engines import choice_file
 from specbench.engines.engine import EngineRequest, EngineResult, Work
 from specbench.errors import ModelError
+from specbench.forward import autotune
 from specbench.gate.fingerprint import fingerprint_of, thread_difference
 from specbench.probes import load
 from specbench.probes.load import HostLoad
@@ -56,7 +56,7 @@ class Threaded(FakeEngine):
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Eight cores, a fresh cache, and threads that are only counted; returns `others`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(choice_file, "_known", {})
+    monkeypatch.setattr(autotune, "_known", {})
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8)  # noqa: ARG005
     now = {"threads": 1}
     monkeypatch.setattr(torch, "set_num_threads", lambda n: now.update(threads=n))
@@ -137,7 +137,7 @@ def test_candidates_are_one_half_and_all(cores, numbers):
 def test_a_choice_is_kept_for_equal_model_hardware_and_load(machine, engine, tmp_path, monkeypatch):
     engine.seconds_of = {1: 2.0, 4: 1.0, 8: 3.0}
     assert chosen(engine, tmp_path).chosen == "4"
-    monkeypatch.setattr(choice_file, "_known", {})  # as in another process
+    monkeypatch.setattr(autotune, "_known", {})  # as in another process
     engine.seconds_of = {1: 1.0, 4: 2.0, 8: 3.0}
     num_calls = len(engine.calls)
     kept = chosen(engine, tmp_path)
@@ -199,7 +199,7 @@ def test_the_choice_and_its_reason_are_in_the_record_and_a_resumed_run_keeps_it(
     with pytest.raises(KeyboardInterrupt):
         run_on(folder, settings, tmp_path / "runs", RecordingWatch(stop))
     assert trials == [["1", "4", "8"]]
-    monkeypatch.setattr(choice_file, "_known", {})
+    monkeypatch.setattr(autotune, "_known", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
     machine(8.0)  # nothing is idle now
     stored = run_on(folder, settings, tmp_path / "runs", resume="latest")

@@ -57,7 +57,7 @@ def work_clock(cost: Cost, *, counts_cpu: bool) -> Iterator[WorkClock]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FusedRunner, "forward", forward)
         # By this clock transformers' own forward takes no time, and would be chosen.
-        patch.setattr(kernel_choices, "forward_contest", lambda *_: ("fused", []))
+        patch.setattr(kernel_choices, "autotune_forward", lambda *_: ("fused", []))
         patch.setattr(HostClock, "start", start)
         patch.setattr(HostClock, "now", now)
         yield clock

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from specbench.forward.attention import flash_attn
-from specbench.forward.attention.choice import USUAL
+from specbench.forward.attention.candidates import USUAL, Inputs, Shape
 from specbench.forward.attention.flash_attn import FlashAttn
 from specbench.forward.attention.kernel import Case, Kernel
 from specbench.forward.attention.plain import Plain
 from specbench.forward.attention.split_kv import SplitKv
-from specbench.forward.attention.trial import Shape, Trial
 from specbench.forward.attention.varlen import VarlenFlash
 from specbench.kernels import slot_attention
 
@@ -40,9 +39,9 @@ def of(heads: tuple[int, int, int], dtype: torch.dtype, window: int | None, is_t
     )
 
 
-def error(kernel: Kernel, trial: Trial) -> float:
-    expected = trial.expected()
-    got = trial.run(kernel).float()
+def error(kernel: Kernel, inputs: Inputs) -> float:
+    expected = inputs.expected()
+    got = inputs.run(kernel).float()
     assert got.isfinite().all()
     return float((got - expected).abs().max() / expected.square().mean().sqrt())
 
@@ -66,15 +65,15 @@ def test_it_is_the_plain_one_over_random_lengths_buckets_and_windows(
         dtype = (torch.float32, torch.float16)[seed % 2]
         window = draws.choice([None, None, 7, 40])
         case, shape = of(heads, dtype, window, is_tree), Shape(rows, tokens, length, span)
-        assert error(kernel, Trial(case, shape, seed=seed)) < BOUNDS[dtype], (shape, window, dtype)
+        assert error(kernel, Inputs(case, shape, seed=seed)) < BOUNDS[dtype], (shape, window, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kernel", HERE[:2], ids=lambda kernel: kernel.name)
 def test_so_are_torchs_in_other_dtypes(kernel, dtype):
     for is_tree in (False, True):
-        trial = Trial(of(HEADS[3], dtype, None, is_tree), Shape(2, 5, 100, 256))
-        assert error(kernel, trial) < BOUNDS[dtype]
+        inputs = Inputs(of(HEADS[3], dtype, None, is_tree), Shape(2, 5, 100, 256))
+        assert error(kernel, inputs) < BOUNDS[dtype]
 
 
 def as_its_page_says(
@@ -109,8 +108,8 @@ def as_its_page_says(
 def test_flash_attn_is_told_lengths_and_windows_as_its_page_has_them(window, monkeypatch):
     module = type("flash_attn", (), {"flash_attn_with_kvcache": staticmethod(as_its_page_says)})
     monkeypatch.setattr(flash_attn, "import_module", lambda _: module)
-    trial = Trial(of(HEADS[1], torch.float16, window, False), Shape(3, 5, 60, 128))
-    assert error(FlashAttn(), trial) < BOUNDS[torch.float16]
+    inputs = Inputs(of(HEADS[1], torch.float16, window, False), Shape(3, 5, 60, 128))
+    assert error(FlashAttn(), inputs) < BOUNDS[torch.float16]
 
 
 def flash_as_torch_calls_it(
@@ -151,8 +150,8 @@ def flash_as_torch_calls_it(
 @pytest.mark.parametrize("window", [None, 7])
 def test_torchs_flash_is_told_where_every_token_begins_and_ends(window, monkeypatch):
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_as_torch_calls_it)
-    trial = Trial(of(HEADS[3], torch.float16, window, False), Shape(3, 5, 60, 128))
-    assert error(VarlenFlash(), trial) < BOUNDS[torch.float16]
+    inputs = Inputs(of(HEADS[3], torch.float16, window, False), Shape(3, 5, 60, 128))
+    assert error(VarlenFlash(), inputs) < BOUNDS[torch.float16]
 
 
 def test_what_is_not_installed_or_has_no_mask_refuses():

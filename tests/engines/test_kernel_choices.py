@@ -1,17 +1,17 @@
-"""A contest is held once: its outcome is shared, kept for later runs and taken up again."""
+"""A choice is made once, shared, kept for later runs and taken again by a resumed one."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from specbench.engines import choice_file, kernel_choices
-from specbench.engines.choice_file import remember
-from specbench.engines.contests import Contests
-from specbench.engines.kernel_choices import KernelChoices, require_kernel
+from specbench.engines import kernel_choices
+from specbench.engines.kernel_choices import KernelChoices, require_kernel, round_timing
 from specbench.errors import ModelError, UsageError
 from specbench.execution.clock import HostClock
-from specbench.forward.attention.choice import BY_NAME
+from specbench.forward import autotune
+from specbench.forward.attention.candidates import BY_NAME
+from specbench.forward.autotune import Autotuner, keep_choice, remember_choices
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import FUSED_TRITON, StockRunner
 from specbench.records import Contender
@@ -24,13 +24,13 @@ from tests.decoding.models import ARCHITECTURES, build, tiny_llama
 @pytest.fixture(autouse=True)
 def fresh(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(choice_file, "_known", {})
-    monkeypatch.setattr(choice_file, "_begun_with", set())
+    monkeypatch.setattr(autotune, "_known", {})
+    monkeypatch.setattr(autotune, "_begun_with", set())
 
 
 @pytest.fixture
 def held(monkeypatch):
-    """Subjects of the contests that are held; plain attention wins them all."""
+    """Subjects that are tuned; plain attention is always the fastest."""
     cases = []
 
     def attention(case, kernels, *_):
@@ -41,23 +41,27 @@ def held(monkeypatch):
         cases.append("forward")
         return "fused", [Contender(name=name, seconds=1.0) for name in names]
 
-    monkeypatch.setattr(kernel_choices, "attention_contest", attention)
-    monkeypatch.setattr(kernel_choices, "forward_contest", forwards)
+    monkeypatch.setattr(kernel_choices, "autotune_attention", attention)
+    monkeypatch.setattr(kernel_choices, "autotune_forward", forwards)
     return cases
 
 
 def choices(name="auto"):
-    return KernelChoices(name, Contests(HostClock(), None))
+    return KernelChoices(name, HostClock(), None)
 
 
-def test_the_winner_runs_and_every_contest_is_held_once(held):
+def chosen_by(kernels):
+    return [choice.chosen for choice in kernels.autotuner.choices.values()]
+
+
+def test_the_winner_runs_and_every_choice_is_made_once(held):
     made = choices()
-    runner = made.settle(FusedRunner(tiny_llama()), "auto", "big")
+    runner = made.choose(FusedRunner(tiny_llama()), "auto", "big")
     assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
     assert held == ["chain", "tree", "forward"]
-    made.settle(FusedRunner(tiny_llama(seed=1)), "auto", "draft")  # of the same shape
+    made.choose(FusedRunner(tiny_llama(seed=1)), "auto", "draft")  # of the same shape
     assert len(held) == 3
-    assert [choice.subject for choice in made.contests.made.values()] == [
+    assert [choice.subject for choice in made.autotuner.choices.values()] == [
         "attention of big, chain",
         "attention of big, tree",
         "forward of big",
@@ -66,12 +70,12 @@ def test_the_winner_runs_and_every_contest_is_held_once(held):
 
 def test_a_heads_layers_take_steps_and_attention_as_their_target_does(held):
     made = choices()
-    target = made.settle(FusedRunner(tiny_llama()), "auto", "big")
+    target = made.choose(FusedRunner(tiny_llama()), "auto", "big")
     same, narrow = (make_drafter("eagle", t).head.layers for t in (target, narrow_target()))
-    assert made.settle_layers(same, "auto", "head") == ()
+    assert made.choose_for_layers(same, "auto", "head") == ()
     assert len(held) == 3  # of equal heads
     assert {kernel.name for kernel in same.fused.kernels.values()} == {"plain"}
-    made.settle_layers(narrow, "auto", "narrow")
+    made.choose_for_layers(narrow, "auto", "narrow")
     assert held[3:] == ["chain", "tree"]
 
 
@@ -81,25 +85,25 @@ def narrow_target():
 
 def test_a_heads_layers_are_stock_where_that_is_asked_for(held):
     layers = make_drafter("eagle", FusedRunner(tiny_llama())).head.layers
-    assert choices().settle_layers(layers, "stock", "head") == ()
+    assert choices().choose_for_layers(layers, "stock", "head") == ()
     assert layers.fused is None
     assert held == []
 
 
 def test_layers_with_a_window_and_without_compete_apart(held):
-    choices().settle(FusedRunner(build(ARCHITECTURES["Qwen2 + window"]())), "auto", "big")
+    choices().choose(FusedRunner(build(ARCHITECTURES["Qwen2 + window"]())), "auto", "big")
     windows = [case for case in held if "window" in case]
     assert len(windows) == 2
     assert len(held) in (3, 5)
 
 
 def test_a_later_process_takes_what_was_chosen_and_another_shape_competes(held, monkeypatch):
-    choices().settle(FusedRunner(tiny_llama()), "auto", "big")
-    monkeypatch.setattr(choice_file, "_known", {})
-    runner = choices().settle(FusedRunner(tiny_llama()), "auto", "big")
+    choices().choose(FusedRunner(tiny_llama()), "auto", "big")
+    monkeypatch.setattr(autotune, "_known", {})
+    runner = choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     assert len(held) == 3
     assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
-    choices().settle(FusedRunner(tiny_llama(hidden_size=64)), "auto", "big")
+    choices().choose(FusedRunner(tiny_llama(hidden_size=64)), "auto", "big")
     assert len(held) > 3
 
 
@@ -121,31 +125,32 @@ def test_a_cache_that_cannot_be_read_is_as_if_there_were_none(content, held, tmp
     file = tmp_path / "cache" / "specbench" / "kernels.json"
     file.parent.mkdir(parents=True)
     file.write_text(content)
-    choices().settle(FusedRunner(tiny_llama()), "auto", "big")
+    choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     assert len(held) == 3
     assert file.read_text().count('"chosen"') == 3
 
 
 def test_a_choice_of_what_is_not_here_is_made_anew(held, monkeypatch):
     first = choices()
-    first.settle(FusedRunner(tiny_llama()), "auto", "big")
-    stored = {key: replace(choice, chosen="nobody") for key, choice in first.contests.made.items()}
-    monkeypatch.setattr(choice_file, "_known", stored)
+    first.choose(FusedRunner(tiny_llama()), "auto", "big")
+    made = first.autotuner.choices
+    stored = {key: replace(choice, chosen="nobody") for key, choice in made.items()}
+    monkeypatch.setattr(autotune, "_known", stored)
     again = choices()
-    runner = again.settle(FusedRunner(tiny_llama()), "auto", "big")
+    runner = again.choose(FusedRunner(tiny_llama()), "auto", "big")
     assert len(held) == 6
     assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
-    assert [choice.chosen for choice in again.contests.made.values()] == ["plain", "plain", "fused"]
+    assert chosen_by(again) == ["plain", "plain", "fused"]
 
 
 def stored_as(chosen, of, monkeypatch):
     """Choices of an earlier process; the one whose subject begins with `of` names `chosen`."""
     first = choices()
-    first.settle(FusedRunner(tiny_llama()), "auto", "big")
-    monkeypatch.setattr(choice_file, "_known", {})
+    first.choose(FusedRunner(tiny_llama()), "auto", "big")
+    monkeypatch.setattr(autotune, "_known", {})
     return [
         replace(choice, chosen=chosen) if choice.subject.startswith(of) else choice
-        for choice in first.contests.made.values()
+        for choice in first.autotuner.choices.values()
     ]
 
 
@@ -156,42 +161,42 @@ GONE = [(FUSED_TRITON, "forward"), ("flash_attn", "attention of big, chain")]
 @pytest.mark.parametrize(("chosen", "of"), GONE)
 def test_a_kept_choice_that_no_longer_runs_is_made_anew(chosen, of, held, monkeypatch):
     for choice in stored_as(chosen, of, monkeypatch):
-        choice_file.keep(choice)
+        keep_choice(choice)
     again = choices()
-    runner = again.settle(FusedRunner(tiny_llama()), "auto", "big")
+    runner = again.choose(FusedRunner(tiny_llama()), "auto", "big")
     assert len(held) == 4
     assert runner.kind == "fused"
     assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
-    assert [choice.chosen for choice in again.contests.made.values()] == ["plain", "plain", "fused"]
-    choices().settle(FusedRunner(tiny_llama()), "auto", "big")
+    assert chosen_by(again) == ["plain", "plain", "fused"]
+    choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     assert len(held) == 4  # it was kept
 
 
 @pytest.mark.parametrize(("chosen", "of"), GONE)
 @pytest.mark.usefixtures("held")
 def test_a_resumed_run_says_that_what_it_began_with_no_longer_runs(chosen, of, monkeypatch):
-    remember(stored_as(chosen, of, monkeypatch))
+    remember_choices(stored_as(chosen, of, monkeypatch))
     with pytest.raises(ModelError, match=f"{of}.*'{chosen}'") as e:
-        choices().settle(FusedRunner(tiny_llama()), "auto", "big")
+        choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     assert str(e.value).endswith("restore what it needs and resume, or start a new run")
 
 
 def test_a_forward_of_another_size_competes_and_equal_attention_does_not(held):
-    choices().settle(FusedRunner(tiny_llama()), "auto", "big")
-    choices().settle(FusedRunner(tiny_llama(num_hidden_layers=3)), "auto", "deep")
+    choices().choose(FusedRunner(tiny_llama()), "auto", "big")
+    choices().choose(FusedRunner(tiny_llama(num_hidden_layers=3)), "auto", "deep")
     assert held == ["chain", "tree", "forward", "forward"]
 
 
 def test_forwards_compete_anew_where_others_take_part(held):
     for forward in ("auto", "fused", "auto"):
-        choices().settle(FusedRunner(tiny_llama()), forward, "big")
+        choices().choose(FusedRunner(tiny_llama()), forward, "big")
     assert held == ["chain", "tree", "forward", "forward"]
 
 
 def test_a_choice_hangs_on_threads_versions_and_how_rounds_are_started(monkeypatch):
-    made = Contests(HostClock(), None)
+    made = Autotuner(round_timing(HostClock(), None))
     keys = {made.key(torch.device("cpu"), "fact"), made.key(torch.device("cpu"), "other fact")}
-    keys.add(Contests(HostClock(), FakeGraphs()).key(torch.device("cpu"), "fact"))
+    keys.add(Autotuner(round_timing(HostClock(), FakeGraphs())).key(torch.device("cpu"), "fact"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     keys.add(made.key(torch.device("cpu"), "fact"))
     monkeypatch.setattr(torch, "__version__", "0.0")
@@ -200,55 +205,55 @@ def test_a_choice_hangs_on_threads_versions_and_how_rounds_are_started(monkeypat
     assert len({made.key(torch.device("cpu"), "fact") for _ in range(2)} - keys) == 0
 
 
-def test_a_cache_that_cannot_be_written_costs_nothing_but_the_next_contest(held, monkeypatch):
+def test_a_cache_that_cannot_be_written_costs_only_the_next_tuning(held, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/no such folder")
-    choices().settle(FusedRunner(tiny_llama()), "auto", "big")
+    choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     assert len(held) == 3
 
 
 def test_a_run_that_is_resumed_goes_on_with_its_own_choice(held, monkeypatch):
     first = choices()
-    first.settle(FusedRunner(tiny_llama()), "auto", "big")
-    stored = [replace(choice, chosen="torch") for choice in first.contests.made.values()]
+    first.choose(FusedRunner(tiny_llama()), "auto", "big")
+    stored = [replace(choice, chosen="torch") for choice in first.autotuner.choices.values()]
     stored[-1] = replace(stored[-1], chosen="stock")
-    monkeypatch.setattr(choice_file, "_known", {})
-    remember(stored)  # though the cache says otherwise
-    runner = choices().settle(FusedRunner(tiny_llama()), "auto", "big")
+    monkeypatch.setattr(autotune, "_known", {})
+    remember_choices(stored)  # though the cache says otherwise
+    runner = choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     assert isinstance(runner, StockRunner)
     assert len(held) == 3
 
 
 def test_one_can_be_forced_and_is_checked():
     made = choices("plain")
-    runner = made.settle(FusedRunner(tiny_llama()), "fused", "big")
+    runner = made.choose(FusedRunner(tiny_llama()), "fused", "big")
     assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
-    forced = [choice.is_forced for choice in made.contests.made.values()]
+    forced = [choice.is_forced for choice in made.autotuner.choices.values()]
     assert forced == [True, True, False]  # a forward is still picked among ours
-    remember(made.contests.made.values())
-    assert not any(choice.is_forced for choice in choice_file._known.values())
+    remember_choices(made.autotuner.choices.values())
+    assert not any(choice.is_forced for choice in autotune._known.values())
 
 
 def test_where_nobody_is_right_the_model_is_refused_and_nothing_is_kept(monkeypatch):
     lost = [Contender(name="plain", refusal="it is wrong: off by 2 of the output's size")]
-    monkeypatch.setattr(kernel_choices, "attention_contest", lambda *_: (None, lost))
+    monkeypatch.setattr(kernel_choices, "autotune_attention", lambda *_: (None, lost))
     with pytest.raises(ModelError) as told:
-        choices().settle(FusedRunner(tiny_llama()), "auto", "big")
+        choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     assert str(told.value) == (
         "attention of big, chain: no implementation is right here: plain: it is wrong: off by 2 of "
         "the output's size; choose --forward stock, which runs transformers' own code"
     )
-    assert choice_file._known == {}
+    assert autotune._known == {}
 
 
 def test_an_option_that_a_stock_forward_ignores_is_noted_once():
     made = choices("plain")
     for _ in range(2):
-        made.settle(StockRunner(tiny_llama()), "auto", "big")
+        made.choose(StockRunner(tiny_llama()), "auto", "big")
     assert made.notes == [
         "--kernels plain has no effect on big: its layers run in transformers' own code"
     ]
     asks_for_nothing = choices()
-    asks_for_nothing.settle(StockRunner(tiny_llama()), "auto", "big")
+    asks_for_nothing.choose(StockRunner(tiny_llama()), "auto", "big")
     assert asks_for_nothing.notes == []
 
 

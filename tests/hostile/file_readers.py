@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
-from specbench.engines import choice_file
 from specbench.forecast.engine_costs import read_file
+from specbench.forward import autotune
 from specbench.gate.baseline import pool
 from specbench.gate.baseline_file import read_baseline, write_baseline
 from specbench.gate.check import check
@@ -173,20 +173,20 @@ def _kernel_choices(folder: Path) -> Case:
     one = Contender(name="sdpa", seconds=0.1)
     own = KernelChoice(key="a", subject="attention", chosen="sdpa", contenders=(one,))
     with (
-        patch.object(choice_file, "_known", {}),
+        patch.object(autotune, "_known", {}),
         patch.dict("os.environ", XDG_CACHE_HOME=str(folder)),
     ):
-        choice_file.keep(own)
+        autotune.keep_choice(own)
         file = next(folder.rglob("kernels.json"))
 
     def read() -> None:
         with (
-            patch.object(choice_file, "_known", {}),
+            patch.object(autotune, "_known", {}),
             patch.dict("os.environ", XDG_CACHE_HOME=str(folder)),
         ):
-            found = choice_file.find("a")
+            found = autotune.find_choice("a")
             assert found is None or encode_choice(found)
-            choice_file.keep(own)
+            autotune.keep_choice(own)
 
     return Case(
         file=file,

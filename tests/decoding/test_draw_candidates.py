@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specbench.engines import choice_file, kernel_choices
-from specbench.engines.contests import Contests
+from specbench.engines import kernel_choices
+from specbench.engines.draw_candidates import DRAWINGS, autotune_draws
 from specbench.engines.kernel_choices import KernelChoices
 from specbench.execution.clock import HostClock
-from specbench.forward.contest import Timing
+from specbench.forward import autotune
+from specbench.forward.autotune import Timing
 from specbench.forward.runner import StockRunner
 from specbench.kernels import availability, gated, noise, nucleus, race
-from specbench.round.drawing_contest import DRAWINGS, drawing_contest
 from tests.decoding.models import tiny_llama
 
 V = 130
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 def interpreted(monkeypatch, tmp_path):
     monkeypatch.setattr(availability, "DEVICES", {"cpu"})
     monkeypatch.setattr(kernel_choices, "DEVICES", {"cpu"})
-    monkeypatch.setattr(choice_file, "_known", {})
+    monkeypatch.setattr(autotune, "_known", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for drawing in DRAWINGS:
         monkeypatch.setattr(drawing.switch, "_lost", frozenset())
@@ -41,7 +41,7 @@ def even(run):
 
 
 def held(drawing, timing=Timing(even)):  # noqa: B008
-    return drawing_contest(drawing, V, torch.float32, CPU, timing)
+    return autotune_draws(drawing, V, torch.float32, CPU, timing)
 
 
 def twice_the_noise(seeds_B, positions_BT, *others):
@@ -97,20 +97,20 @@ def test_what_a_replay_does_not_draw_anew_loses():
     assert all(one.refusal.startswith("replayed, it is wrong") for one in contenders)
 
 
-def test_a_models_own_vocabulary_is_settled_when_it_is_loaded_and_recorded(monkeypatch):
+def test_a_models_own_vocabulary_is_tuned_when_it_is_loaded_and_recorded(monkeypatch):
     asked = []
 
-    def contest(drawing, vocab_size, *_):
+    def tuned(drawing, vocab_size, *_):
         asked.append((drawing.name, vocab_size))
         return "torch" if drawing is DRAWS else "triton", []
 
-    monkeypatch.setattr(kernel_choices, "drawing_contest", contest)
-    contests = Contests(HostClock(), None)
+    monkeypatch.setattr(kernel_choices, "autotune_draws", tuned)
+    choices = KernelChoices("auto", HostClock(), None)
     runner = StockRunner(tiny_llama())
-    KernelChoices("auto", contests).settle(runner, "stock", "big")
+    choices.choose(runner, "stock", "big")
 
     assert asked == [("draws", runner.vocab_size), ("top-p", runner.vocab_size)]
-    assert [(one.subject, one.chosen) for one in contests.made.values()] == [
+    assert [(one.subject, one.chosen) for one in choices.autotuner.choices.values()] == [
         (f"draws of big, {runner.vocab_size} tokens", "torch"),
         (f"top-p of big, {runner.vocab_size} tokens", "triton"),
     ]
@@ -123,10 +123,10 @@ def test_a_models_own_vocabulary_is_settled_when_it_is_loaded_and_recorded(monke
 
 def test_a_triton_that_cannot_launch_draws_nothing_though_it_won_before(monkeypatch):
     """Kept choices are of a machine that had Python.h, which a kernel's launcher includes."""
-    contests = Contests(HostClock(), None)
-    contests.timing = Timing(even)
-    KernelChoices("auto", contests).settle(StockRunner(tiny_llama()), "stock", "big")
-    assert "triton" in {choice.chosen for choice in contests.made.values()}
+    choices = KernelChoices("auto", HostClock(), None)
+    choices.autotuner.timing = Timing(even)
+    choices.choose(StockRunner(tiny_llama()), "stock", "big")
+    assert "triton" in {choice.chosen for choice in choices.autotuner.choices.values()}
 
     def fails(_):
         raise subprocess.CalledProcessError(1, ["gcc", "driver.c"])
@@ -135,15 +135,15 @@ def test_a_triton_that_cannot_launch_draws_nothing_though_it_won_before(monkeypa
     availability._launch_failure.cache_clear()
     try:
         assert "CalledProcessError" in (availability.why_not(CPU) or "")
-        contests = Contests(HostClock(), None)
-        KernelChoices("auto", contests).settle(StockRunner(tiny_llama()), "stock", "big")
-        assert {choice.chosen for choice in contests.made.values()} == {"torch"}
+        choices = KernelChoices("auto", HostClock(), None)
+        choices.choose(StockRunner(tiny_llama()), "stock", "big")
+        assert {choice.chosen for choice in choices.autotuner.choices.values()} == {"torch"}
     finally:
         availability._launch_failure.cache_clear()
 
 
 def test_where_triton_has_no_kernels_nothing_is_asked(monkeypatch):
     monkeypatch.setattr(kernel_choices, "DEVICES", {"cuda"})
-    contests = Contests(HostClock(), None)
-    KernelChoices("auto", contests).settle(StockRunner(tiny_llama()), "stock", "big")
-    assert contests.made == {}
+    choices = KernelChoices("auto", HostClock(), None)
+    choices.choose(StockRunner(tiny_llama()), "stock", "big")
+    assert choices.autotuner.choices == {}

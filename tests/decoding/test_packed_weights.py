@@ -4,20 +4,20 @@ import pytest
 import torch
 from torch import nn
 
-from specbench.engines import choice_file, contests
-from specbench.engines.contests import Contests
+from specbench.engines import kernel_choices
 from specbench.engines.kernel_choices import KernelChoices
 from specbench.engines.loaded_drafters import take
 from specbench.engines.model_pool import ModelPool
-from specbench.execution.clock import HostClock
-from specbench.files.model_spec import ModelSpec
-from specbench.forward.contest import Run, Timing
-from specbench.forward.packed_contest import (
-    packed_contest,
+from specbench.engines.packed_weights import (
     packed_layers,
     slower_note,
+    time_packed,
     times_as_long,
 )
+from specbench.execution.clock import HostClock
+from specbench.files.model_spec import ModelSpec
+from specbench.forward import autotune
+from specbench.forward.autotune import Run, Timing
 from specbench.models.quantization import pack, packable
 from tests.decoding.models import tiny_llama
 
@@ -59,9 +59,7 @@ def test_the_largest_packed_layers_of_one_shape_are_timed_and_no_plain_ones():
 def test_a_ratio_is_that_of_all_timed_layers_and_the_asked_scheme_runs():
     model = packed_model()
     clock = Metered(model, layer_s=0.75)
-    chosen, contenders = packed_contest(
-        packed_layers(model), 5, "int8", Timing(seconds=clock.seconds)
-    )
+    chosen, contenders = time_packed(packed_layers(model), 5, "int8", Timing(seconds=clock.seconds))
     assert chosen == "int8"
     assert [(one.name, one.seconds) for one in contenders] == [("int8", 3.0), ("float32", 1.0)]
     assert times_as_long(tuple(contenders)) == 3.0
@@ -75,7 +73,7 @@ def test_where_rounds_are_captured_replays_are_timed():
         return lambda: None
 
     timing = Timing(seconds=Metered(model, layer_s=9.0).seconds, captured=capture)
-    _, contenders = packed_contest(packed_layers(model), 1, "int8", timing)
+    _, contenders = time_packed(packed_layers(model), 1, "int8", timing)
     assert len(captured) == 2
     assert [one.seconds for one in contenders] == [1.0, 1.0]
 
@@ -89,7 +87,7 @@ def test_what_cannot_be_timed_has_a_reason_and_no_ratio():
         return 1.0
 
     timing = Timing(seconds=seconds, captured=capture)
-    _, contenders = packed_contest(packed_layers(packed_model()), 1, "int8", timing)
+    _, contenders = time_packed(packed_layers(packed_model()), 1, "int8", timing)
     assert all("CUDA out of memory" in (one.refusal or "") for one in contenders)
     assert times_as_long(tuple(contenders)) is None
 
@@ -114,14 +112,14 @@ def test_an_engine_notes_slower_weights_and_times_them_once(
     tmp_path, monkeypatch, layer_s, is_said
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(choice_file, "_known", {})
+    monkeypatch.setattr(autotune, "_known", {})
     tiny_llama(hidden_size=128, intermediate_size=256).save_pretrained(tmp_path / "wide")
     spec = ModelSpec(source="wide", folder=tmp_path / "wide", quantization="int8")
     pool = ModelPool(CPU)
     clock = Metered(pool.load(spec).model, layer_s)
-    monkeypatch.setattr(contests, "_seconds", lambda _, run: clock.seconds(run))
+    monkeypatch.setattr(kernel_choices, "_seconds", lambda _, run: clock.seconds(run))
 
-    choices = KernelChoices("auto", Contests(HostClock(), None))
+    choices = KernelChoices("auto", HostClock(), None)
     held = take(pool, spec, "stock", choices)
     said = [note for note in held.notes if "slower than float32" in note]
     assert said == (
@@ -132,11 +130,11 @@ def test_an_engine_notes_slower_weights_and_times_them_once(
         if is_said
         else []
     )
-    timed = [choice for choice in choices.contests.made.values() if choice.chosen == "int8"]
+    timed = [choice for choice in choices.autotuner.choices.values() if choice.chosen == "int8"]
     assert [c.subject for c in timed] == [f"int8 linear layer of wide, T = {T}" for T in (1, 5)]
 
     num_runs = clock.num_runs
-    monkeypatch.setattr(choice_file, "_known", {})  # a later run: the file is left
-    again = take(pool, spec, "stock", KernelChoices("auto", Contests(HostClock(), None)))
+    monkeypatch.setattr(autotune, "_known", {})  # a later run: the file is left
+    again = take(pool, spec, "stock", KernelChoices("auto", HostClock(), None))
     assert again.notes == held.notes
     assert clock.num_runs == num_runs

@@ -1,23 +1,58 @@
-"""A forward's attention over made-up keys, to try an implementation on.
+"""The implementations of attention, and what they are compared on to choose one.
 
-Slots past a row's length hold larger numbers than the others, as rejected drafts might, so that
-whoever looks at one of them is far off. Shape suffixes: B rows, T new tokens, N = B * T, K drafts.
+They are tried on a forward's attention over random keys. Slots past a row's length hold larger
+numbers than the others, as rejected drafts might, so that an implementation which reads one of
+them is far off. Shape suffixes: B rows, T new tokens, N = B * T, K drafts.
 """
 
+from collections import defaultdict
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
+from specbench.errors import ModelError
 from specbench.footprint import Sizes
+from specbench.forward.attention.flash_attn import FlashAttn
 from specbench.forward.attention.kernel import Case, Kernel, Seen
+from specbench.forward.attention.masked import Masked
 from specbench.forward.attention.plain import Plain
+from specbench.forward.attention.split_kv import SplitKv
+from specbench.forward.attention.varlen import VarlenFlash
+from specbench.forward.autotune import Outcome, Results, Timing, Work, autotune
 from specbench.forward.tree import Branches, ancestors_of
 from specbench.forward.workspace import JoinedCache, Workspace
 
+Kernels = MutableMapping[tuple[int | None, bool], Kernel]  # by window, and whether it is a tree
+
+# What runs before a choice: whichever of its kernels torch picks.
+USUAL = Masked("torch")
+# In the order that decides among equals.
+KERNELS: tuple[Kernel, ...] = (
+    SplitKv(),
+    FlashAttn(),
+    VarlenFlash(),
+    Masked("efficient", SDPBackend.EFFICIENT_ATTENTION),
+    Masked("cudnn", SDPBackend.CUDNN_ATTENTION),
+    USUAL,
+    Plain(),
+)
+BY_NAME: Mapping[str, Kernel] = {kernel.name: kernel for kernel in KERNELS}
+
+NUM_LAYERS = 32  # share what a kernel makes once per forward, which on a CPU takes no time
 _STALE = 8.0
 _CACHE_BYTES = 64 * 2**20  # more than a GPU's L2: each layer is read from memory, as in decoding
+# The largest error allowed, of the root mean square of what comes out.
+_ALLOWED = {torch.float64: 1e-4, torch.float32: 2e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+
+
+def usual_kernels() -> Kernels:
+    """Torch's own everywhere."""
+    return defaultdict(lambda: USUAL)
 
 
 class Shape(NamedTuple):
@@ -29,7 +64,47 @@ class Shape(NamedTuple):
     span: int
 
 
-class Trial:
+# A short and a long text, each in its bucket; one row and several; K = 0 and K = 4.
+SHAPES = tuple(
+    Shape(num_rows, num_tokens, length, span)
+    for length, span in ((200, 1024), (2100, 4096))
+    for num_rows in (1, 4)
+    for num_tokens in (1, 5)
+)
+
+
+@torch.inference_mode()
+def autotune_attention(
+    case: Case, kernels: Sequence[Kernel], timing: Timing, shapes: Sequence[Shape] = SHAPES
+) -> Outcome:
+    """The fastest of the implementations that are right for the case."""
+    num_layers = NUM_LAYERS if case.device.type == "cuda" else 1
+    inputs = [Inputs(case, s) for s in shapes if s.num_tokens > 1 or not case.is_tree]
+    placed = [drawn.placed(case, num_layers) for drawn in inputs]
+
+    def works(kernel: Kernel) -> list[Work]:
+        if refusal := kernel.refusal(case):
+            raise ModelError(refusal)
+        return [partial(tensors.attend, kernel) for tensors in placed]
+
+    return autotune(
+        {kernel.name: partial(works, kernel) for kernel in kernels},
+        [(drawn.expected(),) for drawn in inputs],
+        lambda results, expected: wrong(results[0].cpu(), expected[0], case.dtype),
+        timing,
+    )
+
+
+def wrong(got: Tensor, expected: Tensor, dtype: torch.dtype) -> str | None:
+    """What is wrong with numbers that were computed in `dtype`; None if it is rounding."""
+    error = (got.float() - expected.float()).abs().max() / expected.float().square().mean().sqrt()
+    allowed = _ALLOWED[dtype]
+    if error <= allowed:  # which NaN is not
+        return None
+    return f"off by {float(error):.2g} of the output's size ({allowed:g} is rounding)"
+
+
+class Inputs:
     """One layer's keys and values, the queries of a forward, and what it sees."""
 
     def __init__(self, case: Case, shape: Shape, *, seed: int = 0) -> None:
@@ -69,12 +144,10 @@ class Trial:
 
     def run(self, kernel: Kernel, case: Case | None = None) -> Tensor:
         """What they get of a kernel [N, H D]."""
-        placed = self.placed(case or self._case)
-        placed.attend(kernel)
-        return placed.work.joined
+        return self.placed(case or self._case).attend(kernel)[0]
 
     def placed(self, case: Case, num_layers: int = 1) -> "Placed":
-        """The same numbers on the case's device, in its dtype, for each of so many layers.
+        """The same numbers on the case's device, in its dtype, for each of `num_layers` layers.
 
         Layers share buffers beyond _CACHE_BYTES.
         """
@@ -98,13 +171,14 @@ class Trial:
 
 
 class Placed(NamedTuple):
-    """A trial's tensors where they are computed with."""
+    """Inputs on the device that computes with them."""
 
     work: Workspace
     seen: Seen
 
-    def attend(self, kernel: Kernel) -> None:
-        """As a forward does: looks once for all of its layers."""
+    def attend(self, kernel: Kernel) -> Results:
+        """As a forward does: looks once for all of its layers; what the last one gets [N, H D]."""
         look = kernel.look(self.seen)
         for kept in self.seen.view.layers:
             kernel.attend(self.work, kept, look)
+        return (self.work.joined,)

@@ -6,17 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from specbench.engines import kernel_choices
+from specbench.engines.kernel_choices import autotune_forward
 from specbench.errors import DeviceLostError
-from specbench.forward import forward_contest as forward_contest_file
-from specbench.forward.attention import trial as trial_file
+from specbench.forward.attention import candidates as attention_candidates
+from specbench.forward.attention.candidates import Inputs, Shape, autotune_attention, wrong
 from specbench.forward.attention.kernel import Case
 from specbench.forward.attention.masked import Masked
 from specbench.forward.attention.plain import Plain
-from specbench.forward.attention.trial import Shape, Trial
-from specbench.forward.contest import Candidate, Timing, attention_contest, fastest
-from specbench.forward.forward_contest import forward_contest
+from specbench.forward.autotune import Candidate, Timing, fastest
 from specbench.forward.fused_runner import FusedRunner
-from specbench.forward.rounding import wrong
 from tests.decoding.fake_graphs import FakeGraphs
 from tests.decoding.models import tiny_llama
 
@@ -53,6 +52,21 @@ class Metered:
         kernel.attend = slowly
         return kernel
 
+    def run_of(self, *seconds):
+        """Work that takes these seconds, call by call, and the last of them from then on."""
+        left = list(seconds)
+
+        def run():
+            self.now_s += left.pop(0) if len(left) > 1 else left[0]
+
+        return run
+
+
+def frozen(run):
+    """Replays nothing: the results stay as they were wiped."""
+    run()
+    return lambda: None
+
 
 class SeesOneMore(Masked):
     def look(self, seen):
@@ -88,7 +102,7 @@ def held(case, *kernels):
     meter = Metered()
     for place, kernel in enumerate(kernels):
         meter.takes(kernel, 0.01 * (place + 1))  # the wrong ones are first and fast
-    return attention_contest(case, kernels, Timing(meter.seconds))
+    return autotune_attention(case, kernels, Timing(meter.seconds))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +140,7 @@ def test_a_slow_one_is_not_chosen_though_it_is_first():
     meter = Metered()
     slow = meter.takes(Masked("slow"), 0.02)
     fast = meter.takes(Plain(), 0.01)
-    winner, (first, second) = attention_contest(CASE, [slow, fast], Timing(meter.seconds))
+    winner, (first, second) = autotune_attention(CASE, [slow, fast], Timing(meter.seconds))
     assert winner == "plain"
     assert first.seconds == pytest.approx(2 * second.seconds)
 
@@ -134,25 +148,17 @@ def test_a_slow_one_is_not_chosen_though_it_is_first():
 @pytest.mark.parametrize(("second_s", "winner"), [(0.96, "first"), (0.94, "second")])
 def test_within_5_percent_the_order_decides(second_s, winner):
     meter = Metered()
-
-    def takes(seconds):
-        def run():
-            meter.now_s += seconds
-
-        return run
-
-    candidates = [Candidate("first", takes(1.0)), Candidate("second", takes(second_s))]
+    candidates = [
+        Candidate("first", meter.run_of(1.0)),
+        Candidate("second", meter.run_of(second_s)),
+    ]
     assert fastest(candidates, Timing(meter.seconds))[0] == winner
 
 
 @pytest.mark.parametrize(("ready_s", "takes_part"), [(210.0, True), (330.0, False)])
 def test_what_it_takes_to_run_once_is_not_what_it_takes_to_get_ready(ready_s, takes_part):
     meter = Metered()
-
-    def runs():
-        meter.now_s += 100.0
-
-    candidate = Candidate("slow", runs, ready_s=ready_s)  # the limit is 120 s
+    candidate = Candidate("slow", meter.run_of(100.0), ready_s=ready_s)  # the limit is 120 s
     winner, (slow,) = fastest([candidate], Timing(meter.seconds))
     assert (winner == "slow") is takes_part
     assert (slow.refusal is None) is takes_part
@@ -160,17 +166,8 @@ def test_what_it_takes_to_run_once_is_not_what_it_takes_to_get_ready(ready_s, ta
 
 def test_the_median_of_several_turns_decides():
     meter = Metered()
-
-    def takes(*seconds):
-        left = iter(seconds)
-
-        def run():
-            meter.now_s += next(left)
-
-        return run
-
-    lucky_once = takes(0.1, 0.01, 0.1, 0.1, 0.1, 0.1)  # the first is a warm-up
-    candidates = [Candidate("lucky", lucky_once), Candidate("faster", takes(*[0.08] * 6))]
+    lucky_once = meter.run_of(0.1, 0.01, 0.1)  # the first is a warm-up
+    candidates = [Candidate("lucky", lucky_once), Candidate("faster", meter.run_of(0.08))]
     winner, (lucky, _) = fastest(candidates, Timing(meter.seconds))
     assert winner == "faster"
     assert lucky.seconds == pytest.approx(0.1)
@@ -179,11 +176,7 @@ def test_the_median_of_several_turns_decides():
 def test_what_is_right_when_called_and_wrong_when_replayed_loses():
     meter = Metered()
 
-    def frozen(run):
-        run()
-        return lambda: None  # replays nothing: the output stays as it was wiped
-
-    winner, (lost,) = attention_contest(CASE, [Plain()], Timing(meter.seconds, frozen))
+    winner, (lost,) = autotune_attention(CASE, [Plain()], Timing(meter.seconds, frozen))
     assert winner is None
     assert lost.refusal.startswith("replayed, it is wrong")
 
@@ -205,36 +198,32 @@ class NoNumbersForDrafts(FusedRunner):
 
 def test_a_forward_that_gives_no_numbers_for_drafts_loses(monkeypatch):
     wrong = lambda runner: NoNumbersForDrafts(runner.model)  # noqa: E731
-    monkeypatch.setitem(forward_contest_file.FORWARDS, "wrong", wrong)
+    monkeypatch.setitem(kernel_choices.FORWARDS, "wrong", wrong)
     timing = Timing(Metered().seconds)
-    winner, (lost, _) = forward_contest(FusedRunner(tiny_llama()), ("wrong", "stock"), timing)
+    winner, (lost, _) = autotune_forward(FusedRunner(tiny_llama()), ("wrong", "stock"), timing)
     assert winner == "stock"
     assert lost.refusal == "it is wrong: logits of 5 tokens are off by nan"
 
 
 def test_a_forward_that_is_wrong_when_replayed_loses():
-    def frozen(run):
-        run()
-        return lambda: None  # the logits stay as they were wiped
-
     timing = Timing(Metered().seconds, frozen)
-    winner, (lost,) = forward_contest(FusedRunner(tiny_llama()), ("fused",), timing)
+    winner, (lost,) = autotune_forward(FusedRunner(tiny_llama()), ("fused",), timing)
     assert winner is None
     assert lost.refusal == "replayed, it is wrong: logits of 1 tokens are off by nan"
 
 
 def test_a_forward_that_is_right_when_replayed_takes_part():
     timing = Timing(Metered().seconds, lambda run: FakeGraphs().capture(run).replay)
-    assert forward_contest(FusedRunner(tiny_llama()), ("stock",), timing)[0] == "stock"
+    assert autotune_forward(FusedRunner(tiny_llama()), ("stock",), timing)[0] == "stock"
 
 
 def test_whole_forwards_compete_too_and_a_wrong_one_loses(monkeypatch):
     wrong = lambda runner: ForgetsAToken(runner.model)  # noqa: E731
-    monkeypatch.setitem(forward_contest_file.FORWARDS, "wrong", wrong)
+    monkeypatch.setitem(kernel_choices.FORWARDS, "wrong", wrong)
     meter = Metered()
     names = ("wrong", "fused, triton", "stock", "fused")
     runner = FusedRunner(tiny_llama())
-    winner, contenders = forward_contest(runner, names, Timing(meter.seconds))
+    winner, contenders = autotune_forward(runner, names, Timing(meter.seconds))
     assert winner == "stock"  # all take no time by this clock: the order decides
     reasons = [one.refusal for one in contenders]
     assert reasons[0].startswith("it is wrong: logits of 1 tokens are off by")
@@ -257,19 +246,19 @@ class Counts(Plain):
         super().attend(work, kept, look)
 
 
-def test_a_trial_of_many_layers_looks_once_and_reads_other_memory_in_each():
+def test_many_layers_looks_once_and_reads_other_memory_in_each():
     kernel = Counts()
-    trial = Trial(CASE, Shape(1, 5, 100, 256))
-    placed = trial.placed(CASE, 8)
+    inputs = Inputs(CASE, Shape(1, 5, 100, 256))
+    placed = inputs.placed(CASE, 8)
     placed.attend(kernel)
     assert (kernel.num_looks, len(kernel.read), len(set(kernel.read))) == (1, 8, 8)
-    assert wrong(placed.work.joined, trial.expected(), CASE.dtype) is None
+    assert wrong(placed.work.joined, inputs.expected(), CASE.dtype) is None
 
 
 def test_layers_share_memory_beyond_what_a_cache_holds(monkeypatch):
-    monkeypatch.setattr(trial_file, "_CACHE_BYTES", 2 * 256 * 64 * 4)  # two layers
+    monkeypatch.setattr(attention_candidates, "_CACHE_BYTES", 2 * 256 * 64 * 4)  # two layers
     kernel = Counts()
-    Trial(CASE, Shape(1, 5, 100, 256)).placed(CASE, 8).attend(kernel)
+    Inputs(CASE, Shape(1, 5, 100, 256)).placed(CASE, 8).attend(kernel)
     assert (len(kernel.read), len(set(kernel.read))) == (8, 2)
 
 
@@ -308,7 +297,7 @@ def test_whatever_a_candidate_raises_it_has_lost_with_its_reason(error, at):
     assert type(error).__name__ in lost.refusal
 
 
-def test_a_lost_device_ends_the_contest(monkeypatch):
+def test_a_lost_device_ends_the_tuning(monkeypatch):
     def lost():
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 

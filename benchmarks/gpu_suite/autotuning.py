@@ -1,4 +1,4 @@
-"""Which implementations win the contests of an 8B's heads, and whether any is wrong elsewhere."""
+"""Which implementations are chosen for an 8B's heads, and whether any is wrong elsewhere."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -9,27 +9,25 @@ import torch
 from benchmarks.gpu_suite.claims import all_of, claim
 from benchmarks.gpu_suite.machine import Json, Machine
 from benchmarks.gpu_suite.models import make_model, shape
-from specbench.engines.contests import contest_timing
+from specbench.engines.draw_candidates import DRAWINGS, autotune_draws
+from specbench.engines.kernel_choices import FORWARDS, autotune_forward, round_timing
 from specbench.execution.clock import make_clock
 from specbench.execution.graphs import Launchers
-from specbench.forward.attention.choice import KERNELS
+from specbench.forward.attention.candidates import KERNELS, SHAPES, Shape, autotune_attention
 from specbench.forward.attention.kernel import Case
-from specbench.forward.attention.trial import Shape
-from specbench.forward.contest import SHAPES, Timing, attention_contest
-from specbench.forward.forward_contest import FORWARDS, forward_contest
+from specbench.forward.autotune import Timing
 from specbench.forward.fused_runner import FusedRunner
 from specbench.kernels.availability import DEVICES
 from specbench.records import Contender
-from specbench.round.drawing_contest import DRAWINGS, drawing_contest
 
 HEAD_SIZES = (64, 80, 96, 256)  # beside the 8B's 128
 WINDOW = 100
 _SMALL = (Shape(1, 1, 40, 64), Shape(2, 5, 40, 64))
 _ELSEWHERE = (Shape(3, 5, 137, 256), Shape(2, 9, 250, 1024))
-_WRONG = ("it is wrong", "replayed")  # how a contest begins to say so
+_WRONG = ("it is wrong", "replayed")  # how the reason of such a candidate begins
 
 
-def contests(machine: Machine) -> Json:
+def autotuning(machine: Machine) -> Json:
     """Attention over chains and trees, whole forwards and draws, every contender with its seconds
     or why it did not take part."""
     timing = make_timing(machine)
@@ -40,15 +38,15 @@ def contests(machine: Machine) -> Json:
     choices = []
     for case in runner.cases:
         shapes = _SMALL if machine.small else SHAPES
-        chosen, contenders = attention_contest(case, KERNELS, timing, shapes)
+        chosen, contenders = autotune_attention(case, KERNELS, timing, shapes)
         choices.append(_choice(f"attention of the 8B shape, {case}", chosen, contenders))
         if chosen is not None:
             runner.kernels[case.window, case.is_tree] = kernels[chosen]
-    won = forward_contest(runner, tuple(FORWARDS), timing)
+    won = autotune_forward(runner, tuple(FORWARDS), timing)
     choices.append(_choice(f"forward of {config.num_hidden_layers} layers of it", *won))
     for drawing in DRAWINGS if machine.device.type in DEVICES else ():
         vocab_size, dtype = runner.vocab_size, runner.dtype
-        drawn = drawing_contest(drawing, vocab_size, dtype, machine.device, timing)
+        drawn = autotune_draws(drawing, vocab_size, dtype, machine.device, timing)
         choices.append(_choice(f"{drawing.name} over {vocab_size} tokens", *drawn))
     found = {str(choice["subject"]): choice["contenders"] for choice in choices}
     won_claim = all_of(
@@ -65,7 +63,7 @@ def other_cases(machine: Machine) -> Json:
 
 
 def _wrong(found: Mapping[str, Any], claims: Sequence[Json]) -> Json:
-    """Contenders that are wrong, of contests by subject, and the claim that there are none."""
+    """Contenders that are wrong, by the subject of the choice; claims that there are none."""
     wrong = [
         f"{subject}: {one['name']}: {one['refusal']}"
         for subject, contenders in found.items()
@@ -77,9 +75,9 @@ def _wrong(found: Mapping[str, Any], claims: Sequence[Json]) -> Json:
 
 
 def make_timing(machine: Machine) -> Timing:
-    """As engines time their contests, captured where rounds are."""
+    """As engines time candidates, captured if rounds are."""
     graphs = Launchers("auto", machine.device).graphs
-    return contest_timing(make_clock(machine.device), graphs)
+    return round_timing(make_clock(machine.device), graphs)
 
 
 def _choice(subject: str, chosen: str | None, contenders: Sequence[Contender]) -> Json:
@@ -100,7 +98,7 @@ def _elsewhere(machine: Machine, timing: Timing) -> tuple[dict[str, Any], list[s
         if not machine.has_time():
             left_out.append(name)
             continue
-        _, contenders = attention_contest(case, KERNELS, timing, shapes)
+        _, contenders = autotune_attention(case, KERNELS, timing, shapes)
         found[name] = [asdict(contender) for contender in contenders]
     return found, left_out
 

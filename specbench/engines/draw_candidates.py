@@ -1,7 +1,7 @@
-"""Kernels of ours that draw compete with torch's operations, over a model's own vocabulary.
+"""Our kernels that draw are compared with torch's operations, over a model's own vocabulary.
 
-Right means: the same numbers and tokens but for rounding, as called and, where rounds are captured,
-replayed. Shape suffixes: B rows, T positions, V vocabulary.
+Right means: the same numbers and tokens but for rounding. Shape suffixes: B rows, T positions, V
+vocabulary.
 """
 
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specbench.forward.contest import Run, Timing, fastest, prepared
+from specbench.forward.autotune import Outcome, Results, Timing, Work, autotune
 from specbench.kernels.availability import DRAWS, TOP_P, Switch
-from specbench.records import Contender, Sampling
+from specbench.records import Sampling
 from specbench.round.nucleus import nucleus
 from specbench.round.sampling import Purpose, Sampler, draw, exponential, uniform
 
@@ -32,53 +32,38 @@ class _Numbers(NamedTuple):
     positions_BT: Tensor
 
 
-Drawn = tuple[Tensor, ...]
-
-
 class Drawing(NamedTuple):
-    """What is drawn with kernels of ours or without, and what is wrong with it."""
+    """What is drawn with our kernels or without them, and what is wrong with it."""
 
     name: str
     switch: Switch
-    drawn: Callable[[_Numbers], Drawn]
-    wrong: Callable[[_Numbers, Drawn, Drawn], str | None]
+    drawn: Callable[[_Numbers], Results]
+    wrong: Callable[[_Numbers, Results, Results], str | None]
 
 
 @torch.inference_mode()
-def drawing_contest(
+def autotune_draws(
     drawing: Drawing, vocab_size: int, dtype: torch.dtype, device: torch.device, timing: Timing
-) -> tuple[str | None, list[Contender]]:
-    """The faster of both where the kernels of ours are right, as `fastest` has it."""
-    numbers = _made_up(vocab_size, dtype, device)
-    with drawing.switch.turned(vocab_size, on=False):
-        expected = drawing.drawn(numbers)
-    return fastest(
-        [
-            prepared(name, partial(_tried, name, drawing, numbers, expected, timing), timing)
-            for name in NAMES
-        ],
+) -> Outcome:
+    """Our kernels if they are right and the faster, else torch."""
+    numbers = _random_numbers(vocab_size, dtype, device)
+
+    def drawn(name: str) -> Results:
+        with drawing.switch.turned(vocab_size, on=name == TRITON):
+            return drawing.drawn(numbers)
+
+    def works(name: str) -> list[Work]:
+        return [partial(drawn, name)]
+
+    return autotune(
+        {name: partial(works, name) for name in NAMES},
+        [drawn(TORCH)],
+        partial(drawing.wrong, numbers),
         timing,
     )
 
 
-def _tried(name: str, drawing: Drawing, numbers: _Numbers, expected: Drawn, timing: Timing) -> Run:
-    """Draws, captured where rounds are; ModelError where they are wrong."""
-    vocab_size = numbers.logits_BTV.shape[-1]
-    held = tuple(torch.zeros_like(one) for one in expected)
-
-    def run() -> None:
-        with drawing.switch.turned(vocab_size, on=name == TRITON):
-            for own, new in zip(held, drawing.drawn(numbers), strict=True):
-                own.copy_(new)
-
-    def wrong() -> str | None:
-        reason = drawing.wrong(numbers, held, expected)
-        return f"it is wrong: {reason}" if reason else None
-
-    return timing.checked(run, wrong, lambda: [own.zero_() for own in held])
-
-
-def _made_up(vocab_size: int, dtype: torch.dtype, device: torch.device) -> _Numbers:
+def _random_numbers(vocab_size: int, dtype: torch.dtype, device: torch.device) -> _Numbers:
     generator = torch.Generator().manual_seed(0)
     logits_BTV = (torch.randn(_B, _T, vocab_size, generator=generator) * 3).to(device, dtype)
     probs_BTV = (logits_BTV.float() / _TEMPERATURE).softmax(-1)
@@ -87,7 +72,7 @@ def _made_up(vocab_size: int, dtype: torch.dtype, device: torch.device) -> _Numb
     return _Numbers(logits_BTV, probs_BTV, seeds_B, positions_BT.to(device))
 
 
-def _draws(numbers: _Numbers) -> Drawn:
+def _draws(numbers: _Numbers) -> Results:
     places = (numbers.seeds_B, numbers.positions_BT)
     sampler = Sampler(Sampling(temperature=_TEMPERATURE))
     return (
@@ -98,7 +83,7 @@ def _draws(numbers: _Numbers) -> Drawn:
     )
 
 
-def _wrong_draws(numbers: _Numbers, drawn: Drawn, expected: Drawn) -> str | None:
+def _wrong_draws(numbers: _Numbers, drawn: Results, expected: Results) -> str | None:
     """Uniform numbers to the last bit, noise but for rounding, tokens but for near-ties."""
     (chances_BT, noise_BTV, *tokens), (own_BT, own_BTV, *_) = drawn, expected
     if not torch.equal(chances_BT, own_BT):
@@ -115,11 +100,11 @@ def _wrong_draws(numbers: _Numbers, drawn: Drawn, expected: Drawn) -> str | None
     return None
 
 
-def _cut(numbers: _Numbers) -> Drawn:
+def _cut(numbers: _Numbers) -> Results:
     return (nucleus(numbers.logits_BTV.float(), _TOP_P),)
 
 
-def _wrong_cut(numbers: _Numbers, drawn: Drawn, expected: Drawn) -> str | None:  # noqa: ARG001
+def _wrong_cut(numbers: _Numbers, drawn: Results, expected: Results) -> str | None:  # noqa: ARG001
     moved = float((drawn[0] - expected[0]).abs().sum(-1).max())
     return None if moved <= _MOVED else f"{moved:.2g} of a distribution is elsewhere"
 
