@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from specbench.bench.blocks import Block, Cell
 from specbench.bench.deadline import EXPLORE_SHARE
-from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, peer_methods
+from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, COUNTERPARTS
 from specbench.export.engines import vocabulary_notes
 from specbench.inputs.pairing import Drafter, Pairing, Target
 from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS, Workload
@@ -288,4 +288,4 @@ def _draft(drafter: Drafter, length: Length) -> Draft:
 
 def peers_of(drafter: Drafter) -> tuple[str, ...]:
     """What transformers has like it; nothing where a rule of ours judges the drafts."""
-    return () if drafter.lossy else peer_methods(drafter.method)
+    return () if drafter.lossy else COUNTERPARTS.get(drafter.method, ())

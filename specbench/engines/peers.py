@@ -19,8 +19,3 @@ COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
     "draft_model": (ASSISTED, ASSISTED_DEFAULT),
     "ngram": (LOOKUP,),
 }
-
-
-def peer_methods(drafting_method: str) -> tuple[str, ...]:
-    """Methods of transformers that draft in the same way; none where it has no such way."""
-    return COUNTERPARTS.get(drafting_method, ())
