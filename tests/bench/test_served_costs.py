@@ -67,7 +67,7 @@ def test_a_server_that_counts_nothing_must_be_said_to_run_at_k_0():
         with pytest.raises(UsageError, match="#k=0"):
             time_servers([url], PROMPTS)
         assert {c.num_speculative_tokens for c in time_servers([f"{url}#k=0"], PROMPTS)} == {0}
-        with pytest.raises(UsageError, match="does not count rounds"):
+        with pytest.raises(UsageError, match="not count rounds"):
             time_servers([f"{url}#k=3"], PROMPTS)
 
 
@@ -164,7 +164,7 @@ def test_an_end_of_text_that_is_counted_is_timed(has_ids):
 
 
 def test_a_server_that_serves_others_meanwhile_is_not_timed():
-    others = pytest.raises(UsageError, match="it served other clients in every batch")
+    others = pytest.raises(UsageError, match="other clients")
     with serving(FakeServer(num_foreign=40)) as url, others:
         time_servers([url], PROMPTS)
 

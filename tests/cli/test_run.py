@@ -138,16 +138,14 @@ def test_a_dry_run_prints_the_plan_and_measures_nothing(command, tiny, tmp_path)
     assert max(map(len, ran.out.splitlines())) <= 80
     # 2 workloads, 2 temperatures, 2 drafters: K = 0 once for both drafters.
     num_ks = 1 if command == "run" else 8
-    assert f"{2 * 2 * (1 + 2 * num_ks)} cells. Nothing was measured.\n" in ran.out
-    assert " MiB of memory in float32" in ran.out.replace("\n ", "")
+    assert f"{2 * 2 * (1 + 2 * num_ks)} cells. " in ran.out
+    assert re.search(" MiB .*float32", ran.out.replace("\n ", ""))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_dry_run_under_a_budget_says_that_it_may_end_earlier(tiny):
     ran = specbench("run", "-w", "prompts.jsonl", "--budget", "3m", "--dry-run", cwd=tiny)
-    assert "cells at most; --budget or --precision may end it earlier." in ran.out.replace(
-        "\n", " "
-    )
+    assert re.search("cells .*; --budget .*--precision ", ran.out.replace("\n", " "))
 
 
 def test_a_dry_run_says_once_what_all_rows_have_and_cuts_no_name(tiny):

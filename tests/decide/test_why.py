@@ -1,6 +1,7 @@
 """What bounds a cell, by hand."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -65,20 +66,16 @@ def test_nothing_is_said_of_a_cell_that_does_not_tell():
 def test_what_rolling_states_back_takes_is_named(summarised):
     states = metrics(state_bytes_per_row=3 * 2**20)
     (line,) = [x for x in why(summarised(4, 1.4, 1.3, 1.5, metrics=states)) if "states" in x]
-    assert line == (
-        "recurrent layers step token by token and keep 3.0 MiB of states per row, so that drafts "
-        "can be rolled back: checking K + 1 tokens costs 1.40 steps"
-    )
+    assert re.match(r"recurrent layers .*3\.0 MiB .*1\.40 steps$", line)
     assert not any("states" in x for x in why(summarised(4, 1.4, 1.3, 1.5, metrics=metrics())))
 
 
 def test_a_mismatched_draft_is_called_so(summarised):
     poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
-    assert list(why(summarised(2, 0.8, 0.9, 1.0, metrics=poor))) == [
-        "acceptance-bound: rejected drafts dominate the loss",
-        "breaks even if 62% of tested drafts are accepted; 30% were",
-        "the draft is mismatched: its first token is accepted 30% of the time",
-    ]
+    bound, needed, mismatch = why(summarised(2, 0.8, 0.9, 1.0, metrics=poor))
+    assert bound.startswith("acceptance-bound: ")
+    assert re.search("62% .*30% ", needed)
+    assert re.search("mismatched: .*30% ", mismatch)
     good = poor | {"acceptance_rate_per_position": (0.8, 0.5)}
     assert not any("mismatched" in line for line in why(summarised(2, 0.8, 0.9, 1.0, metrics=good)))
 
@@ -95,12 +92,12 @@ def test_made_up_acceptance_says_nothing_of_how_models_match(summarised):
 def test_a_target_too_small_for_a_draft_model_is_called_so(summarised):
     dear = metrics(draft=0.45, break_even=2.4, verify=1.4)
     lines = list(why(summarised(2, 0.8, 0.9, 1.0, metrics=dear)))
-    assert any("too small for a separate draft model" in line for line in lines)
+    assert any("too small for" in line for line in lines)
 
 
 def test_a_round_dearer_than_its_tokens_loses_whatever_is_kept(summarised):
     lines = list(why(summarised(2, 0.5, 0.6, 0.7, metrics=metrics(break_even=3.2, draft=0.9))))
-    assert "a round costs 3.20 steps: K=2 loses even if every draft is accepted" in lines
+    assert any(re.search(r"3\.20 steps: K=2 ", line) for line in lines)
 
 
 def test_greedy_drafts_of_an_open_text_are_not_called_mismatched(summarised):

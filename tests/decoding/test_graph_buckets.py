@@ -125,7 +125,7 @@ def test_a_model_on_several_devices_runs_eagerly(llama: Subject) -> None:
     bench.serve(one_request(), FixedK(0), sampling=WARM)
 
     assert bench.launcher.graph == "off"
-    assert bench.launcher.reason == "the keys and values are spread over 2 devices"
+    assert "over 2 devices" in bench.launcher.reason
 
 
 class OneCard(FakeGraphs):
@@ -179,7 +179,7 @@ def test_a_draft_model_on_one_card_is_captured_beside_a_target_on_two(sampling: 
     assert {result.graph for result in results} == {"step"}
     assert bench.launcher.graph == "step"
     assert "spread over 2 devices" in (bench.launcher.reason or "")
-    assert "only drafting is captured" in (bench.launcher.reason or "")
+    assert "only drafting" in (bench.launcher.reason or "")
 
 
 def test_k_0_of_a_target_on_two_cards_is_not_captured() -> None:
@@ -201,7 +201,7 @@ def test_without_a_draft_model_on_one_card_nothing_is_captured(
     bench.serve(one_request(), FixedK(4))
     assert bench.graphs.num_captures == 0
     assert bench.launcher.graph == "off"
-    assert bench.launcher.reason == "the keys and values are spread over 2 devices"
+    assert "over 2 devices" in bench.launcher.reason
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_on_a_gpu_dtype_is_the_checkpoints_own(tmp_path):
 def test_pickled_weights_are_not_read(folder):
     (folder / "model.safetensors").unlink()
     torch.save(tiny_llama().state_dict(), folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="pickled weights are not read; convert them"):
+    with pytest.raises(ModelError, match="pickled weights"):
         load_model(source(folder), CPU)
 
 
@@ -106,7 +106,7 @@ def test_a_broken_model_folder_is_refused_by_name(folder, name, content):
 def test_weights_cut_off_by_a_broken_download_are_refused(folder):
     weights = (folder / "model.safetensors").read_bytes()
     damage(folder, "model.safetensors", weights[: len(weights) // 2])
-    with pytest.raises(ModelError, match=r"ends before its tensors do \(.*download it again"):
+    with pytest.raises(ModelError, match=r"ends before .*download"):
         load_model(source(folder), CPU)
 
 
@@ -120,9 +120,9 @@ def test_a_config_that_lost_its_size_is_refused_before_memory_is_taken(folder, m
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ModelError, match="gone: cannot be loaded"):
+    with pytest.raises(ModelError, match="gone: cannot"):
         load_model(source(tmp_path / "gone"), CPU)
-    with pytest.raises(ModelError, match="gone: cannot be loaded"):
+    with pytest.raises(ModelError, match="gone: cannot"):
         planned_dtype(source(tmp_path / "gone"), CUDA)
 
 
@@ -131,7 +131,7 @@ def test_code_of_others_is_not_run_unasked(folder):
     config |= {"model_type": "foreign", "auto_map": {"AutoConfig": "code.Config"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "code.py").write_text("raise SystemExit('this code was run')")
-    with pytest.raises(ModelError, match="only if you trust its authors' code"):
+    with pytest.raises(ModelError, match="trust its authors'"):
         load_model(source(folder), CPU)
 
 

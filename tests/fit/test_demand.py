@@ -1,6 +1,7 @@
 """Memory is asked for before it is taken: by files alone, with what would take less."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,8 +27,8 @@ def test_a_cpu_takes_float32_and_bfloat16_would_fit():
     target, drafters = shape("8b")
     told = shortage(target, drafters, HERE)
     assert told is not None
-    assert told.startswith("needs about 34.9 GiB in float32 (34.5 GiB of weights")
-    assert told.endswith("has 21.0 GiB free; what would fit: --dtype bfloat16 (17.5 GiB)")
+    assert re.match(r"needs .*34\.9 GiB .*float32 \(34\.5 GiB ", told)
+    assert re.search(r"21\.0 GiB free; .*--dtype bfloat16 \(17\.5 GiB\)$", told)
     assert shortage(target, drafters, replace(HERE, dtype="bfloat16")) is None
     assert shortage(target, drafters, replace(HERE, device="cuda")) is None
     assert shortage(target, drafters, replace(HERE, memory_bytes=None)) is None
@@ -37,8 +38,8 @@ def test_fewer_rows_and_shorter_texts_are_said_where_they_help():
     target, drafters = shape("8b")
     many = replace(HERE, dtype="bfloat16", concurrency=64, context=8000)
     told = shortage(target, drafters, many) or ""
-    assert "64 requests of 8,000 tokens" in told
-    assert "what would fit: --concurrency 2 (" in told
+    assert re.search("64 .*8,000 tokens", told)
+    assert ": --concurrency 2 (" in told
     few = replace(many, concurrency=2)
     assert shortage(target, drafters, few) is None
     assert shortage(target, drafters, replace(few, concurrency=4)) is not None
@@ -47,17 +48,15 @@ def test_fewer_rows_and_shorter_texts_are_said_where_they_help():
 def test_what_nothing_here_helps_says_so():
     target, drafters = shape("70b")
     told = shortage(target, drafters, HERE) or ""
-    assert "choose a smaller model or a larger machine" in told
-    assert "the least that settings get it to is 133.9 GiB" in told
+    assert "smaller model" in told
+    assert "133.9 GiB" in told
 
 
 def test_a_model_that_is_not_here_is_no_smaller_for_being_packed():
     spec = model_spec("owner/far-away")
     target = Target(name="far", model=replace(spec, needs_gib=48.0), drafters=())
-    assert shortage(target, [], HERE) == (
-        "needs at least 96.0 GiB, and this machine has 21.0 GiB free; "
-        "choose a smaller model or a larger machine"
-    )
+    told = shortage(target, [], HERE) or ""
+    assert re.match(r"needs .*least 96\.0 GiB, .*21\.0 GiB free; .*smaller model", told)
 
 
 def test_a_cpu_holds_all_drafters_at_once_and_a_gpu_one_after_the_other():
@@ -113,7 +112,7 @@ def test_every_command_asks_the_same(
     ran = specbench(command, "shape-8b", cwd=tmp_path)
     assert ran.code == (1 if command == "doctor" else 2)
     told = " ".join((ran.out if command == "doctor" else ran.err).split())
-    assert "GiB in float32 (34.5 GiB of weights" in told
-    assert "what would fit: --dtype bfloat16 (17." in told
+    assert re.search(r"GiB .*float32 \(34\.5 GiB ", told)
+    assert ": --dtype bfloat16 (17." in told
     assert ("--force" in told) is (command != "doctor")
     assert not (tmp_path / "reports").exists()

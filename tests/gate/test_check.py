@@ -5,6 +5,7 @@ sqrt(2) %: normal quantiles, 1.645 for 5 % and 0.842 for 80 %.
 """
 
 import math
+import re
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_a_loss_beyond_the_tolerance_but_within_noise_of_it_is_neither_worse_nor
     # 6 %: 0.01059 beyond, / 0.01414 = 0.749, p = 0.23. Detectable: 2.486 * 0.01414 = 3.5 %.
     found = judged("decode_speedup", 2.0, 1.88)
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert found.reason.startswith("cannot tell on this machine")
+    assert found.reason.startswith("cannot tell")
     assert found.p_value == pytest.approx(0.227, abs=0.001)
     assert found.minimum_detectable_effect == pytest.approx(1 - math.exp(-0.03516), abs=1e-4)
 
@@ -253,7 +254,7 @@ def test_nor_does_a_speed_up_whose_fall_is_uncertain_hold_up_an_improvement(spee
     (found,) = check(side(cell(before)), side(others, name="b"), SPEEDUP, {"prompts"}).judgements
     assert found.verdict is verdict
     assert found.minimum_detectable_effect > found.tolerance
-    assert found.reason.startswith("this cell got faster") is (verdict is Verdict.PASS)
+    assert found.reason.startswith("this cell got") is (verdict is Verdict.PASS)
 
 
 def test_on_other_hardware_a_speed_up_that_fell_is_a_regression_whatever_the_speed():
@@ -288,7 +289,7 @@ def test_the_side_with_too_few_prompts_is_named():
     gate = check(
         side(cell({"decode_speedup": figure(2.0)})), side(few, name="b"), SPEEDUP, {"prompts"}
     )
-    assert gate.judgements[-1].reason == "3 prompts or passes; an interval needs 5"
+    assert re.fullmatch("3 prompts .*; .*5", gate.judgements[-1].reason)
 
 
 def test_counts_of_an_adaptive_k_are_not_said_to_be_absent():

