@@ -147,7 +147,7 @@ def test_provenance_is_on_disk_before_anything_is_measured(tiny, tmp_path):
     provenance, records = seen
     assert records == b""
     assert provenance["environment"]["threads"] == 1
-    assert provenance["environment"]["probe"] == "none (NVML supports NVIDIA GPUs only)"
+    assert provenance["environment"]["probe"].startswith("none (NVML ")
     assert set(provenance["workload_sha256"]) == {"talk.jsonl"}
     assert provenance["settings"]["max_new_tokens"] == 8
     assert run.blocks

@@ -155,4 +155,4 @@ def test_a_run_without_real_texts_decides_nothing(tiny, finished, tmp_path):
     (copy / "run.json").write_text(text.replace('"dummy_weights": false', '"dummy_weights": true'))
     ran = specbench("export", "tiny/draft", "--engine", "vllm", "--runs", copy.parent, cwd=tiny)
     assert ran.code == 2
-    assert "cannot say which K to serve" in ran.err
+    assert "which K" in ran.err

@@ -1,6 +1,7 @@
 """A run that measured nothing is `failed`, and no command takes it for the latest."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def test_the_latest_run_is_the_latest_that_measured_something(folder: Path, comm
 def test_named_it_is_refused_with_the_reason(folder: Path, name, command) -> None:
     ran = specbench(command, *([GOOD] if command == "check" else []), name, cwd=folder)
     assert ran.code == 2
-    assert f"run {name} failed and measured nothing: {FAILED[name]}" in ran.err
+    assert re.search(f"run {name} failed .*: {re.escape(FAILED[name])}", ran.err)
     assert not list((folder / "reports" / name).glob("report.*"))
 
 

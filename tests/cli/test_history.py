@@ -1,6 +1,7 @@
 """`specbench history` over stored runs: a table, a page, a document."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -67,9 +68,7 @@ def test_too_few_runs_are_not_said_to_hold_no_step(nightly):
     ran = specbench("history", *METRIC, "--json", cwd=nightly)
     fourth = json.loads(ran.out)["series"][0]["points"][3]["run_id"]
     ran = specbench("history", *METRIC, "--run", fourth, cwd=nightly)
-    assert ran.out.splitlines()[-1] == (
-        "no series has 8 runs, the minimum for a change point or trend"
-    )
+    assert re.match("no series .*8 runs, ", ran.out.splitlines()[-1])
 
 
 def test_a_damaged_run_is_named_and_passed_over(nightly, tmp_path):

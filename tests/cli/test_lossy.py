@@ -1,6 +1,7 @@
 """`lossy:` from pairings.yaml to the answer, and to `verify`."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def test_lossy_texts_end_where_they_end_and_differ(ran) -> None:
     assert by_drafter["copy"] == by_drafter["none"]
     assert by_drafter["wild"] != by_drafter["none"]
     said = " ".join(done.out.split())
-    assert "outputs differ from K = 0 at temperature 0, as the rule typical" in said
+    assert re.search("outputs differ .*K = 0 .*rule typical", said)
 
 
 def test_samples_are_drawn_with_a_rule_too(lossy: Path, tmp_path: Path) -> None:
@@ -160,8 +161,8 @@ def test_verify_calls_it_lossy_by_choice_and_exits_1(lossy: Path) -> None:
         is_bold = result["pairing"] == "tiny/wild"
         assert result["lossless"] is not is_bold
         assert result["lossy"] == ("typical threshold=0.01" if is_bold else None)
-    assert document["sentences"][-1].startswith(
-        "tiny/wild: lossy by choice: builtin draft_model K=3 at T=0: typical"
+    assert re.match(
+        "tiny/wild: lossy .*builtin draft_model K=3 .*T=0: typical", document["sentences"][-1]
     )
 
 

@@ -305,7 +305,7 @@ def test_what_is_not_loaded_here_needs_no_reader_here(models: Path, tmp_path: Pa
     ran = {command: specbench(*command, cwd=folder) for command in commands}
     assert {command: one.code for command, one in ran.items()} == commands
     mixed = ("run", "case/x", *RUN, "--dry-run", "--engine", "builtin,vllm")
-    assert "warning: case cannot be a target" in ran[mixed].err
+    assert "warning: case cannot" in ran[mixed].err
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_a_target_of_the_file_gets_a_drafter_beside_the_others(
     models = "../models" if path.parent == Path() else "../../models"
     path.write_text(FILE.replace("../models", models))
     where, lines = entry(word, None if file == "pairings.yaml" else path)
-    assert re.search(r"under `drafters:` of mine in ", where)
+    assert re.search(r"`drafters:` .*mine", where)
     path.write_text(path.read_text() + lines)
     model = trained(path).drafter.model
     assert model is not None

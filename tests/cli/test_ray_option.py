@@ -48,4 +48,4 @@ def test_running_servers_are_not_spread(tmp_path):
     words = ("--engine", "vllm", "--base-url", "http://localhost:1", "--ray")
     done = specbench("run", "demo/draft", *words, cwd=tmp_path)
     assert done.code == 2
-    assert "--ray starts servers on its nodes" in done.err
+    assert "--ray starts servers" in done.err

@@ -29,7 +29,7 @@ def test_the_newest_run_is_answered_for_latency(folder: Path) -> None:
     assert ran.code == 3, ran.err  # one of its questions is open
     assert ": undecided: " in ran.out
     assert "chosen" in ran.out
-    assert "one configuration for all workloads" in ran.out
+    assert "for all workloads" in ran.out
 
 
 def test_an_slo_of_the_run_changes_no_answer_about_speed(folder: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_price_makes_tokens_cost_something(folder: Path) -> None:
 def test_limits_that_nothing_meets_are_a_failed_judgement(folder: Path) -> None:
     ran = specbench("recommend", "served", "--slo", "tpot=1us", cwd=folder)
     assert ran.code == 1, ran.err
-    assert "no configuration meets the limits" in ran.out
+    assert "no configuration" in ran.out
 
 
 @pytest.mark.parametrize(

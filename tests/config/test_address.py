@@ -22,7 +22,7 @@ def test_an_address_says_where_and_perhaps_which_k():
     ],
 )
 def test_a_password_in_it_is_refused_and_not_repeated(url):
-    with pytest.raises(UsageError, match=r"--costs.*give a key as SPECBENCH_API_KEY") as wrong:
+    with pytest.raises(UsageError, match=r"--costs.*SPECBENCH_API_KEY") as wrong:
         Address.at(url, "--costs")
     assert "secret" not in str(wrong.value)
 
@@ -41,7 +41,7 @@ def test_what_is_no_address_at_all_is_refused_without_repeating_it():
     with pytest.raises(UsageError, match=r"--costs: .*such as http://localhost:8000") as wrong:
         Address.at("http://me:secret@[::1", "--costs")
     assert "secret" not in str(wrong.value)
-    with pytest.raises(UsageError, match="only the K it runs is read"):
+    with pytest.raises(UsageError, match="only the K"):
         Address.at("http://a#k=\u00b2", "--costs")
 
 

@@ -42,7 +42,7 @@ def test_more_of_what_makes_the_interval_wide_is_asked_for(
     sentence = decide(
         choose([undecided(summarised, metrics)]), workload_prompts=workload_prompts
     ).sentence
-    assert sentence.startswith("code: undecided: 0.98x to 1.18x at K=4; ")
+    assert {"undecided:", "0.98x", "1.18x", "K=4;"} <= set(sentence.split())
     assert more in sentence
     assert less not in sentence
 
@@ -129,4 +129,4 @@ def test_a_cell_without_a_whole_cycle_decides_nothing():
     assert four.speedup is None
     assert four.metrics["num_cycles"] == 0
     (decision,) = build_document(stored).decisions
-    assert decision.sentence == "code: undecided: no valid measurement"
+    assert decision.sentence.startswith("code: undecided: no valid")

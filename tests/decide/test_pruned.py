@@ -1,5 +1,7 @@
 """What was pruned, or is worst somewhere, decides nothing and is not chosen."""
 
+import re
+
 import pytest
 
 from specbench.decide.objective import Objective
@@ -16,10 +18,9 @@ def test_a_winner_picked_from_several_is_measured_again_though_the_others_were_p
 
 def test_a_pruned_k_of_a_higher_estimate_is_said_to_be_dropped(summarised):
     won, left = summarised(4, 1.4, 1.5, 1.6), summarised(8, None, 1.9, None)
-    assert decide(choose([won, left]), won).reasons[-3:-1] == (
-        "K=4 led the first pass over K = 4, 8, by its lower bound",
-        "dropped after too few prompts for an interval: K = 8",
-    )
+    led, dropped = decide(choose([won, left]), won).reasons[-3:-1]
+    assert re.match("K=4 led .*K = 4, 8, ", led)
+    assert re.fullmatch("dropped .*: K = 8", dropped)
 
 
 @pytest.mark.parametrize("name", ["latency", "throughput", "cost"])

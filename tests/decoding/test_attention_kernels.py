@@ -156,7 +156,7 @@ def test_torchs_flash_is_told_where_every_token_begins_and_ends(window, monkeypa
 
 def test_what_is_not_installed_or_has_no_mask_refuses():
     half = replace(of(HEADS[3], torch.bfloat16, None, False), device=torch.device("cuda"))
-    assert FlashAttn().refusal(half) == "flash-attn is not installed"
-    assert FlashAttn().refusal(replace(half, is_tree=True)) == "it has no mask for trees"
+    assert "not installed" in (FlashAttn().refusal(half) or "")
+    assert "no mask" in (FlashAttn().refusal(replace(half, is_tree=True)) or "")
     assert "not float32" in FlashAttn().refusal(replace(half, dtype=torch.float32))
     assert "multiples of 8" in FlashAttn().refusal(replace(half, head_size=100))

@@ -3,6 +3,7 @@
 They run in Triton's interpreter, as if a CPU were one of their devices.
 """
 
+import re
 import subprocess
 from types import SimpleNamespace
 
@@ -94,7 +95,7 @@ def test_what_a_replay_does_not_draw_anew_loses():
 
     winner, contenders = held(DRAWS, Timing(even, frozen))
     assert winner is None
-    assert all(one.refusal.startswith("replayed, it is wrong") for one in contenders)
+    assert all(re.match("replayed, .*wrong", one.refusal) for one in contenders)
 
 
 def test_a_models_own_vocabulary_is_tuned_when_it_is_loaded_and_recorded(monkeypatch):

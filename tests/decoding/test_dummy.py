@@ -207,7 +207,7 @@ def test_what_made_up_weights_cannot_stand_in_for_is_refused(folder):
 
 @pytest.mark.slow
 def test_a_config_that_is_not_there_or_not_a_language_model_is_refused(folder, tmp_path):
-    with pytest.raises(ModelError, match="gone: cannot be loaded"):
+    with pytest.raises(ModelError, match="gone: cannot"):
         load_model(source(tmp_path / "gone"), CPU, dummy=True)
     (folder / "config.json").write_text('{"model_type": "t5"}')
     with pytest.raises(ModelError, match=r"t5.*encoder"):

@@ -1,5 +1,6 @@
 """The weights of a fused forward are held once, and what cannot be fused is named."""
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -107,5 +108,5 @@ def test_a_model_it_does_not_compute_is_named_with_the_reason(
 
 
 def test_other_architectures_and_activations_are_named() -> None:
-    assert "Phi3ForCausalLM is not one of Llama" in (can_fuse(build(ARCHITECTURES["Phi3"]())) or "")
-    assert can_fuse(tiny_llama(hidden_act="gelu")) == "its activation is gelu, not silu"
+    assert re.match("Phi3ForCausalLM .*Llama", can_fuse(build(ARCHITECTURES["Phi3"]())) or "")
+    assert re.search("gelu, .*silu", can_fuse(tiny_llama(hidden_act="gelu")) or "")

@@ -1,6 +1,7 @@
 """Of a multimodal model only what text needs is loaded, and its text stays what it was."""
 
 import logging
+import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,8 @@ def test_modules_without_weights_stay_where_they_are(whole: tuple[Any, Path]) ->
 def test_what_images_need_is_left_out_and_named(loaded: LoadedModel) -> None:
     assert loaded.dropped == DROPPED
     (note,) = loaded.notes
-    assert note == (
-        "the text part of LlavaForConditionalGeneration runs (LlamaModel); left out: "
-        + ", ".join(DROPPED)
-    )
+    assert re.search(r"text part .*LlavaForConditionalGeneration .*\(LlamaModel\); ", note)
+    assert note.endswith(": " + ", ".join(DROPPED))
 
 
 def test_what_is_left_out_counts_neither_as_parameters_nor_as_bytes(
@@ -93,9 +92,8 @@ def test_a_plan_counts_what_is_loaded_and_names_what_is_not(
     assert plan is not None
     assert plan.target.num_parameters == loaded.num_parameters
     assert plan.target.nbytes == pytest.approx(loaded.weights_bytes, rel=1e-3)
-    assert not shown or plan.notes == (
-        "the target's text part is planned and runs alone; left out: " + ", ".join(DROPPED_FILES),
-    )
+    left_out = [note.partition("left out: ")[2] for note in plan.notes]
+    assert not shown or left_out == [", ".join(DROPPED_FILES)]
 
 
 def test_the_text_part_says_what_the_whole_says(

@@ -242,7 +242,7 @@ def test_a_head_whose_layers_cannot_run_fused_says_why(tmp_path: Path) -> None:
     engine.add_drafter(drafter)
 
     (note,) = [note for note in engine.record.notes if note.startswith("e:")]
-    assert note == "e: stock layers instead of fused ones: its activation is gelu, not silu"
+    assert {"stock", "gelu,", "silu"} <= set(note.split())
     asked = DecoderSettings(forward="fused")
     with pytest.raises(ModelError, match=r"e: .*fused.*gelu"):
         BuiltinEngine(target, ModelPool(torch.device("cpu")), asked).add_drafter(drafter)

@@ -1,5 +1,6 @@
 """What is to be served: the dtype that an engine is told, and the tree it has to do without."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -25,7 +26,7 @@ def test_a_dtype_that_servers_know_is_served_as_it_was_measured(dtype):
 def test_float64_and_no_dtype_are_left_to_the_checkpoint():
     wide, silent = deployment("ngram", dtype="float64"), deployment("ngram")
     assert (wide.served_dtype, silent.served_dtype) == (None, None)
-    assert wide.dtype_lost == ["float64: this engine takes the checkpoint's dtype"]
+    assert [lost.partition(":")[0] for lost in wide.dtype_lost] == ["float64"]
     assert silent.dtype_lost == []
 
 
@@ -103,7 +104,7 @@ def test_a_method_that_an_exporter_does_not_know_is_refused(engine, like, monkey
         exported(engine, deployment("planted"))
 
     known, _, nearest = str(refused.value).partition("; nearest: ")
-    assert known == f"{engine} has no method planted (big/drafter)"
+    assert re.fullmatch(rf"{engine} .*planted \(big/drafter\)", known)
     if like == "eagle3":
         assert ("eagle" in nearest) == (engine != "transformers")
     else:

@@ -93,7 +93,7 @@ def with_header(header: str, num_bytes: int) -> bytes:
 )
 def test_a_tensor_that_cannot_be_where_it_is_said_to_be_is_a_model_error(tmp_path, header):
     (tmp_path / "model.safetensors").write_bytes(with_header(header, 8))
-    with pytest.raises(ModelError, match="cannot be read: x"):
+    with pytest.raises(ModelError, match="read: x"):
         read_headers(tmp_path / "model.safetensors")
 
 
@@ -105,7 +105,7 @@ def test_a_link_out_of_the_folder_is_refused(target, tmp_path):
     spec = ModelSpec(source=str(draft.folder), folder=draft.folder)
     checked = check_drafter(target, Drafter(name="d", method="draft_model", model=spec))
     (found,) = {finding.text for finding in checked.of_level("refused")}
-    assert "is a link out of its folder" in found
+    assert "a link out" in found
 
 
 def test_headers_are_what_safetensors_reads(tmp_path):

@@ -73,8 +73,8 @@ def test_methods_without_a_draft_are_always_there(target):
 def test_what_can_draft_for_nobody_is_told_with_its_reason(target, pool):
     reasons = {Path(out.source).name: out.reason for out in find(target, pool).left_out}
     assert set(reasons) == {"huge", "bert", "t5", "broken"}
-    assert "not smaller than the target" in reasons["huge"]
-    assert reasons["bert"] == "architecture BertModel writes no text"
+    assert "not smaller" in reasons["huge"]
+    assert "BertModel" in reasons["bert"]
     assert "cannot be read" in reasons["broken"]
 
 

@@ -1,5 +1,6 @@
 """Tables say what the report says, and what their columns are."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -185,7 +186,7 @@ def test_every_column_has_a_meaning_and_the_unit_of_its_name(table: str) -> None
     for suffix, unit in units.items():
         named = told[told["name"].str.endswith(suffix) & ~told["name"].str.contains("_per_|tpot")]
         assert set(named["unit"]) <= {unit}
-    assert "no table 'cell': there are cells, requests, rounds, decisions" in refusal("cell")
+    assert re.search("'cell': .*cells, requests, rounds, decisions", refusal("cell"))
 
 
 def refusal(table: str) -> str:

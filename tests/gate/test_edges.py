@@ -1,6 +1,7 @@
 """Refusals, causes and reasons of the gate where they border on others."""
 
 import math
+import re
 
 import pytest
 
@@ -24,7 +25,7 @@ def test_too_few_prompts_of_the_baseline_are_named_as_well():
     few = cell({"decode_speedup": Figure(value=2.0, without=(1.9, 2.0, 2.1))}, units=three)
     many = side(cell({"decode_speedup": figure(2.0)}), name="b")
     gate = check(side(few), many, SPEEDUP, {"prompts"})
-    assert gate.judgements[-1].reason == "3 prompts or passes; an interval needs 5"
+    assert re.fullmatch("3 prompts .*; .*5", gate.judgements[-1].reason)
 
 
 def test_a_small_share_is_not_named_where_k_0_hides_most_of_the_loss():
@@ -67,7 +68,7 @@ def test_a_cell_that_changed_is_left_out_where_cells_may_differ(changed):
 def test_a_cell_beyond_those_of_the_other_side_is_named_by_what_tells_it_from_them():
     both = side(cell(FIGURES), cell(FIGURES, of=key(dtype="bfloat16")))
     told = refused(both, side(cell(FIGURES), name="b"))
-    assert "cells: demo/draft K=4 on code, dtype bfloat16 in the baseline" in told
+    assert re.search("cells: demo/draft K=4 .*code, .*bfloat16 .*baseline", told)
 
 
 def test_what_one_prompt_alone_has_is_a_share_and_no_logarithm():

@@ -1,5 +1,7 @@
 """What `history` says of accidents is a fixed 5 %, and no distribution or length exceeds it."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -39,9 +41,7 @@ def test_an_end_to_end_speedup_has_its_own_interval():
 def test_of_ten_series_half_a_one_steps_by_accident():
     found = history(runs([1.5, 1.6] * 5), ["decode_speedup"])
     assert len(found.series) == 1
-    assert (
-        "of 1 series without change, expect about 0.1 to show a change point"
-    ) in found.false_alarms
+    assert re.search(r"of 1 series .*\b0\.1 ", found.false_alarms)
     assert history(runs(STEPPED[:4]), ["decode_speedup"]).false_alarms.startswith("no series has")
 
 

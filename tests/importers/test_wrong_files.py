@@ -108,7 +108,7 @@ def test_a_unit_that_is_not_known_is_refused(tmp_path):
     file = tmp_path / "aiperf.json"
     file.write_text(json.dumps(result))
     message = refusal(file, Told(num_speculative_tokens=4))
-    assert "time_to_first_token.unit: 'fortnights' is unknown; allowed: s, sec" in message
+    assert {"time_to_first_token.unit:", "'fortnights'", "s,"} <= set(message.split())
 
 
 def test_two_results_of_one_cell_are_refused(tmp_path):

@@ -51,7 +51,7 @@ def test_a_client_bound_baseline_makes_every_speedup_over_it_invalid():
     base = cell_of(stored, 0).key.id
     slow = replace(stored, servers=tuple(bound(s, base, cpu_s=9.0) for s in stored.servers))
     (reason,) = judge_cell(cell_of(slow, 4))
-    assert reason.startswith("baseline: client-bound: the client used 90% of a core, more than 50%")
+    assert {"baseline:", "client-bound:", "90%", "50%;"} <= set(reason.split())
     (own,) = judge_cell(cell_of(slow, 0))
     assert f"baseline: {own}" == reason
 
@@ -93,7 +93,7 @@ def test_a_cycle_in_which_either_side_was_bound_is_left_out_and_that_is_said(k):
     assert set(found.cycles.values()) == {0, 2, 3}
     assert not judge_cell(found)
     (warning,) = cell_warnings(found)
-    assert warning.startswith("1 of 4 cycles are left out: client-bound")
+    assert "1 of 4 cycles " in warning[: warning.index(": client-bound")]
     rest = paired_decode(cell_of(served_sweep(), 4))
     assert (paired_decode(found).spec_s == rest.spec_s[[0, 2, 3]]).all()
 

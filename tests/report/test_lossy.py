@@ -113,7 +113,7 @@ def test_csv_has_the_rule_in_a_column(marked: Document) -> None:
 
 def test_a_warning_says_what_it_is(marked: Document) -> None:
     (warning,) = [text for text in run_warnings(marked) if "lossy" in text]
-    assert warning.startswith(f"demo/bold is lossy by choice (rule {RULE}): it accepts drafts that")
+    assert re.match(rf"demo/bold .*lossy .*\(rule {re.escape(RULE)}\): ", warning)
 
 
 def test_the_answer_is_lossless_where_any_lossless_drafter_helps(marked: Document) -> None:
@@ -157,7 +157,8 @@ def test_another_text_than_that_of_k_0_is_no_surprise() -> None:
     )
     cells = build_document(replace(stored, blocks=blocks)).cells
     said = {warning for cell in cells for warning in cell.warnings}
-    assert said == {f"6 of 6 outputs differ from K = 0 at temperature 0, as the rule {RULE} allows"}
+    (warning,) = said
+    assert re.match(f"6 of 6 outputs .*K = 0 .*{re.escape(RULE)}", warning)
     assert all(cell.valid for cell in cells)
 
 

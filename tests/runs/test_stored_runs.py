@@ -73,7 +73,7 @@ def test_runs_are_listed_oldest_first_and_a_damaged_one_keeps_none_from_view(thr
 
 
 def test_an_unknown_run_is_answered_with_the_known_ones(three_runs: Path):
-    with pytest.raises(StoreError, match=r"no run 'c' in .*; runs there: broken, b, a$"):
+    with pytest.raises(StoreError, match=r"'c' in .*: broken, b, a$"):
         load_run("c", three_runs)
     with pytest.raises(StoreError, match="no run 'c'"):
         resume_run(three_runs, "c")

@@ -46,7 +46,7 @@ def test_a_key_that_is_repeated_is_not_shown(form, call, monkeypatch):
 
 def test_a_key_that_cannot_be_sent_is_refused_before_anything_is_asked(monkeypatch):
     monkeypatch.setenv("SPECBENCH_API_KEY", "s3cret s3cret")
-    with pytest.raises(UsageError, match="holds a character that no key has") as wrong:
+    with pytest.raises(UsageError, match="holds a character") as wrong:
         client_of("http://127.0.0.1:1")
     assert KEY not in str(wrong.value)
 

@@ -1,6 +1,7 @@
 """What is read out of the events of a stream."""
 
 import json
+import re
 
 import pytest
 
@@ -104,11 +105,9 @@ def test_events_come_in_whatever_pieces():
 def test_an_answer_that_ended_says_what_is_wrong_with_it(monkeypatch):
     answer = taken(monkeypatch, (1.0, ids(7, 8)), (2.0, USAGE))
     assert answer.fault is not None
-    assert answer.fault.startswith("broke off: its stream ended after 1 events")
+    assert re.match("broke off: .*1 events", answer.fault)
     answer.is_done = True
-    assert answer.fault == (
-        "counts differ: its usage says 8 completion tokens, and 2 token ids came"
-    )
+    assert re.match("counts differ: .*8 .*2 ", answer.fault)
     answer.num_tokens = 2
     assert answer.fault is None
     answer.num_tokens = None  # no usage

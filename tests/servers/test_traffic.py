@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import re
 import threading
 import time
 from dataclasses import dataclass, field
@@ -128,14 +129,9 @@ def test_a_failure_is_accounted_for_and_ends_only_its_own_conversation():
         request(5),
     ]
     answers, load = in_virtual_time(closed_loop(requests, [PacedClient()], concurrency=2))
-    assert [a.error for a in answers] == [
-        None,
-        "unlucky",
-        "not sent: request 1 of its conversation failed",
-        "unlucky",
-        "the template refuses",
-        None,
-    ]
+    errors = [a.error for a in answers]
+    assert re.match("not sent: request 1 ", errors.pop(2) or "")
+    assert errors == [None, "unlucky", "unlucky", "the template refuses", None]
     assert [i for i, a in enumerate(answers) if a.streamed] == [0, 5]
     assert load.num_events == 2
 

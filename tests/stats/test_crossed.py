@@ -131,9 +131,9 @@ def test_impossible_entries_are_refused(wrong):
 
 
 def test_columns_of_other_shapes_and_of_failures_alone_are_refused():
-    with pytest.raises(ValueError, match="same cycles and prompts"):
+    with pytest.raises(ValueError, match="cycles and prompts"):
         crossed_speedup(*(column[0] for column in cells()))
-    with pytest.raises(ValueError, match="no request was served"):
+    with pytest.raises(ValueError, match="no request"):
         crossed_speedup(*(np.full((2, 5), np.nan) for _ in range(4)))
 
 
