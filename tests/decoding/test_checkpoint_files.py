@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specbench.errors import ModelError, SpecbenchError
-from specbench.files import folder as folder_files
+from specbench.files import headers
 from specbench.models.checkpoint import Checkpoint, has_tokenizer, read_checkpoint
 from tests.hostile.mutations import damaged
 
@@ -191,7 +191,7 @@ def test_a_folder_that_cannot_be_trusted_is_refused_by_name(case: str, folder: P
 
 def test_a_config_that_is_no_config_by_its_size_is_not_read(folder, monkeypatch) -> None:
     save_file(TENSORS, folder / "model.safetensors")
-    monkeypatch.setattr(folder_files, "LARGEST_JSON", 10)
+    monkeypatch.setattr(headers, "LARGEST_JSON", 10)
     with pytest.raises(ModelError, match="more than 10 bytes"):
         read_checkpoint(str(folder))
 

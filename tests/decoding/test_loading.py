@@ -9,7 +9,7 @@ from transformers.integrations import hub_kernels
 
 from specbench.errors import ModelError
 from specbench.files.model_spec import ModelSpec
-from specbench.models import digest, loading
+from specbench.models import loading
 from specbench.models.loading import eos_ids, load_model, planned_dtype
 from tests.decoding.models import tiny_llama
 
@@ -147,12 +147,12 @@ def test_the_content_hash_follows_the_weights_and_nothing_else(saved, folder):
 
 
 def test_a_large_checkpoint_is_known_by_its_edges(folder, monkeypatch):
-    monkeypatch.setattr(digest, "_HASHED_WHOLE", 100)
-    monkeypatch.setattr(digest, "_EDGE", 1000)
+    monkeypatch.setattr(loading, "_HASHED_WHOLE", 100)
+    monkeypatch.setattr(loading, "_EDGE", 1000)
     (folder / "small.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:10])
 
     def hashed() -> str:
-        return digest.weights_sha256(str(folder), None)
+        return loading.weights_sha256(str(folder), None)
 
     weights = bytearray((folder / "model.safetensors").read_bytes())
     first = hashed()
@@ -165,7 +165,7 @@ def test_a_large_checkpoint_is_known_by_its_edges(folder, monkeypatch):
 
 
 def test_a_model_of_the_hub_is_known_by_its_commit():
-    one, other = (digest.weights_sha256("owner/name", c) for c in ("abc", "abd"))
+    one, other = (loading.weights_sha256("owner/name", c) for c in ("abc", "abd"))
     assert one.startswith("commit:")
     assert one != other
 

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specbench.errors import ModelError
 from specbench.files.headers import INDEX
 from specbench.files.model_spec import ModelSpec
-from specbench.models import placement
+from specbench.models import weights
 from specbench.models.loading import LoadedModel, load_model
 from specbench.models.quantization import pack, packable
 from tests.decoding.models import tiny_llama
@@ -168,7 +168,7 @@ def test_a_weight_is_packed_before_the_next_is_read(folder, monkeypatch):
             journey.steps.append(("packed", tuple(linear.weight.shape)))
             pack(linear, scheme)
 
-        monkeypatch.setattr(placement, "pack", noted)
+        monkeypatch.setattr(weights, "pack", noted)
         model = load(folder, CPU, quantization="int8").model
     steps = journey.steps
     packed = [number for number, (what, _) in enumerate(steps) if what == "packed"]

@@ -12,7 +12,7 @@ import torch
 
 from specbench.drafters.heads.mtp import MtpHead
 from specbench.drafters.mtp import Mtp
-from specbench.files import mtp_families
+from specbench.files import mtp
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import Checkpoint
 from specbench.round.round import run_round
@@ -74,9 +74,9 @@ def test_a_familys_layer_says_what_the_plain_facts_say(name: str) -> None:
 def test_the_layout_check_fails_for_another_order_or_another_state(
     name: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = mtp_families.FAMILIES[name]
+    right = mtp.FAMILIES[name]
     wrong = replace(right, **{fault: not getattr(right, fault)})
-    monkeypatch.setitem(mtp_families.FAMILIES, name, wrong)
+    monkeypatch.setitem(mtp.FAMILIES, name, wrong)
 
     with pytest.raises(AssertionError, match="the state that goes on"):
         check_layout(name)
