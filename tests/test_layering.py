@@ -70,7 +70,7 @@ MAY_IMPORT = {
     "drafters": {*BASE, *FILES, "models", "forward", "round"},
     "engines": {*DRIVING, "servers", "export"},
     "probes": BASE,
-    "servers": {"errors", "json_text", "arrivals", "inputs"},
+    "servers": {"errors", "json_text", "arrivals", "inputs", "records"},
     "demo": set(),
     "verify": DRIVING,
     "tracing": DRIVING,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from specbench.serving.request import Request
 
 from benchmarks.gpu_suite.machine import Machine
 from benchmarks.gpu_suite.models import (
@@ -29,7 +30,6 @@ from specbench.round.sampling import Sampler
 from specbench.round.verifier import verify
 from specbench.serving.decoder import Decoder, MakeLauncher
 from specbench.serving.policy import FixedK
-from specbench.serving.request import Request
 
 GRAPHS: tuple[GraphKind, ...] = ("off", "step", "round")
 GREEDY = Sampler(Sampling())

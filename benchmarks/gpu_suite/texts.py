@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from specbench.serving.request import Request
 from transformers import GenerationConfig
 
 from benchmarks.gpu_suite.claims import all_of, claim
@@ -24,7 +25,6 @@ from specbench.round.round import Verifier
 from specbench.round.sampling import Sampler
 from specbench.round.verifier import verify
 from specbench.serving.policy import FixedK
-from specbench.serving.request import Request
 
 K, AWAY = 4, 20
 WARM = Sampling(temperature=0.8)

@@ -5,10 +5,10 @@ from statistics import median
 from typing import NamedTuple
 
 from specbench.adaptive_k.round_costs import RoundCosts
+from specbench.records import Request
 from specbench.round.sampling import Sampler
 from specbench.serving.decoder import Decoder
 from specbench.serving.policy import FixedK
-from specbench.serving.request import Request
 
 NUM_ROUNDS = 7  # of each kind; the first of them warms up
 AWAY = (2, 16)  # rounds at K = 0 before the drafter has to catch up
@@ -53,7 +53,7 @@ def measure_round_costs(
         nonlocal spent_s
         request = Request(prompt_ids=prompt_ids, max_new_tokens=num_tokens)
         served = decoder.serve([request] * rows, sampler, policy, num_rows=rows)
-        spent_s += max(result.finished_s for result in served.results)
+        spent_s += served.seconds
         return served.timeline.seconds
 
     for rows in _buckets(num_rows):

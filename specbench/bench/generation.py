@@ -16,18 +16,17 @@ from specbench.bench.this_process import find_device
 from specbench.bench.threads import choose_threads, idle_threads, trial_of
 from specbench.bench.watch import Watch
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, Work
+from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool
 from specbench.execution.clock import make_clock
 from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
-from specbench.records import Message, Sampling
+from specbench.records import Message, Request, Sampling
 from specbench.round.drafter import Proposal
 from specbench.round.round import Verifier
 from specbench.round.sampling import Sampler
 from specbench.round.verifier import Verdict
 from specbench.serving.decoder import Decoder
-from specbench.serving.request import Request
 from specbench.settings import RunSettings
 
 
@@ -120,7 +119,7 @@ def watched_generation(
     sampling = Sampling(temperature=settings.sampling.temperatures[0])
     most = settings.sampling.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
     # The prefill's token, which no verifier sees: the same noise draws it again.
-    alone = EngineRequest(prompt_ids=ids, max_new_tokens=1, sampling=sampling, seed=settings.seed)
+    alone = Request(prompt_ids=ids, max_new_tokens=1, sampling=sampling, seed=settings.seed)
     first = engine.generate(alone, engine.baseline).output_ids
     rounds: list[WatchedRound] = []
     left, has_ended = most, False

@@ -7,10 +7,10 @@ from statistics import median
 import torch
 
 from specbench.bench.blocks import Cell, work_of
-from specbench.engines.engine import Engine, EngineRequest, Instrumented, Work
+from specbench.engines.engine import Engine, Instrumented, Work
 from specbench.models.library_errors import raise_if_device_lost
 from specbench.probes.launches import HostCalls, count_host_calls
-from specbench.records import BlockRecord, ForwardCost, LimitRecord, Sampling
+from specbench.records import BlockRecord, ForwardCost, LimitRecord, Request, Sampling
 
 ROUNDS = 12  # beside a block
 WARM_UPS = 4  # the rounds after a prefill are slower
@@ -18,7 +18,7 @@ BLOCKS = 8  # of a cell; further ones would tell no more
 
 
 def measure_forwards(
-    engine: Instrumented, cells: tuple[Cell, ...], request_of: Callable[[Cell], EngineRequest]
+    engine: Instrumented, cells: tuple[Cell, ...], request_of: Callable[[Cell], Request]
 ) -> Iterator[ForwardCost]:
     """Model forwards of every cell, in the order of its rounds, and some rounds between them.
 
@@ -88,7 +88,7 @@ def measure_limits(
 def count_launches(
     engine: Engine,
     cells: Iterable[Cell],
-    request: EngineRequest,
+    request: Request,
     device: torch.device,
     count: Count = count_host_calls,
 ) -> Iterator[LimitRecord]:
@@ -132,7 +132,7 @@ def _bytes_per_round(engine: Instrumented, cell: Cell, context: int) -> int:
 
 
 def _calls_per_round(
-    engine: Engine, work: Work, request: EngineRequest, count: Count
+    engine: Engine, work: Work, request: Request, count: Count
 ) -> tuple[float, float] | None:
     """Launches and waits; None where the engine shows no rounds or the profiler no calls."""
     num_rounds = 0

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from specbench.engines.engine import Engine, EngineRequest
+from specbench.engines.engine import Engine
 from specbench.engines.pieces import text_pieces
 from specbench.errors import WorkloadError
-from specbench.records import Message, Prompt, ReferenceRecord, Sampling
+from specbench.records import Message, Prompt, ReferenceRecord, Request, Sampling
 from specbench.runs import Ledger
 
 GREEDY = Sampling()
@@ -68,7 +68,7 @@ class References:
     def _decoded(
         self, workload: str, prompt_id: str, turn: int, ids: Sequence[int], context: int | None
     ) -> ReferenceRecord:
-        request = EngineRequest(
+        request = Request(
             prompt_ids=tuple(ids),
             max_new_tokens=self._max_new_tokens(workload),
             sampling=GREEDY,

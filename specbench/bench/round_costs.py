@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from specbench.bench.blocks import Cell, request_seed, work_of
-from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass
-from specbench.records import RoundCost
+from specbench.engines.engine import Engine, Load, ServedPass
+from specbench.records import Request, RoundCost
 from specbench.records.forecasts import later_s
 from specbench.stats.paired import paired_log_ratio
 from specbench.tracing.text import Text
@@ -102,7 +102,7 @@ class RoundCosts:
         self._contexts.append(fmean(len(t.prompt_ids) + VISIT_TOKENS / 2 for t in chosen))
         self.spent_s += self._clock() - began_s
 
-    def _requests(self, texts: Sequence[Text], one: Costed) -> list[EngineRequest]:
+    def _requests(self, texts: Sequence[Text], one: Costed) -> list[Request]:
         """For each text its first tokens; before that, of later turns, the ones before.
 
         Those emit a token of their own, which is no round, and leave what they read in the cache:
@@ -110,7 +110,7 @@ class RoundCosts:
         """
         num_tokens = math.ceil(max(FEWEST_ROUNDS * one.tokens_per_round, VISIT_TOKENS)) + 1
         visits = [
-            EngineRequest(
+            Request(
                 prompt_ids=text.prompt_ids,
                 max_new_tokens=num_tokens,
                 sampling=one.cell.sampling,

@@ -10,15 +10,14 @@ from specbench.bench.lost_device import losses_kept
 from specbench.bench.plan import TargetPlan
 from specbench.bench.predictions import quoted_text
 from specbench.bench.recording import (
-    Turn,
-    failed_record,
     make_pass,
     make_records,
     make_samples,
 )
-from specbench.bench.references import GREEDY, References
-from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass
+from specbench.bench.references import References
+from specbench.engines.engine import Engine, Load, ServedPass
 from specbench.engines.refusals import REFUSALS
+from specbench.errors import first_line
 from specbench.inputs.lengthening import TextSource, lengthen
 from specbench.probes.probe import Probe
 from specbench.records import (
@@ -27,7 +26,9 @@ from specbench.records import (
     PassRecord,
     Prompt,
     ReferenceRecord,
+    Request,
     RequestRecord,
+    Result,
     SamplesRecord,
 )
 from specbench.runs import Ledger
@@ -96,16 +97,16 @@ class Session:
         """Token ids of a prompt's first turn; WorkloadError where the template refuses it."""
         return next(self._references.turns(workload, prompt, []))
 
-    def request(self, block: Block, cell: Cell) -> EngineRequest:
+    def request(self, block: Block, cell: Cell) -> Request:
         """The first request of a block, as one of its cells gets it."""
-        return next(self._asked(block, cell)).request
+        return next(self._asked(block, cell))
 
     def texts(self, block: Block, cell: Cell) -> list[Text]:
         """The target's own answers to a block in a cell without drafts: references, or sampled by
         seed."""
         texts = []
-        for turn in self._asked(block, cell):
-            request, place = turn.request, (block.condition.workload, turn.prompt_id, turn.turn)
+        for request in self._asked(block, cell):
+            place = block.condition.workload, request.prompt_id, request.turn
             if cell.sampling.temperature == 0:
                 output_ids = self._references.known(*place, block.condition.context).output_ids
             else:
@@ -114,14 +115,14 @@ class Session:
             texts.append(
                 Text(
                     workload=block.condition.workload,
-                    prompt_id=turn.prompt_id,
-                    turn=turn.turn,
+                    prompt_id=request.prompt_id,
+                    turn=request.turn,
                     prompt_ids=request.prompt_ids,
                     output_ids=output_ids,
                     max_new_tokens=request.max_new_tokens,
                     sampling=cell.sampling,
-                    seed=turn.seed,
-                    repeat=turn.repeat,
+                    seed=request.seed,
+                    repeat=request.repeat,
                     prediction_ids=request.prediction_ids,
                     context=block.condition.context,
                 )
@@ -148,30 +149,32 @@ class Session:
         """
         num_samples = cell.key.condition.num_samples
         done = _Share([], [], [])
-        turns: list[Turn] = []
+        requests: list[Request] = []
         try:
-            for turn in self._asked(block, cell):
-                turns.append(turn)
-            at_once = len(turns) if num_samples == 1 else num_samples
+            for request in self._asked(block, cell):
+                requests.append(request)
+            at_once = len(requests) if num_samples == 1 else num_samples
             with losses_kept(self._ledger, [cell], "decode"):
-                for i in range(0, len(turns), at_once):
-                    self._serve_together(block, cell, turns[i : i + at_once], done)
+                for i in range(0, len(requests), at_once):
+                    self._serve_together(block, cell, requests[i : i + at_once], done)
         except REFUSALS as error:
-            failed = turns or [Turn(block.prompts[0].id, 0, block.repeat, 0, _NOTHING)]
-            return _Share([failed_record(cell, turn, error) for turn in failed], [], [])
+            first = Request(prompt_id=block.prompts[0].id, repeat=block.repeat, max_new_tokens=0)
+            failed = Result.failed(first_line(error))
+            records = [RequestRecord.of(cell.key.id, own, failed) for own in requests or [first]]
+            return _Share(records, [], [])
         return done
 
     def _serve_together(
-        self, block: Block, cell: Cell, turns: Sequence[Turn], done: _Share
+        self, block: Block, cell: Cell, requests: Sequence[Request], done: _Share
     ) -> None:
-        served, device, energy_j = self._serve(cell, [turn.request for turn in turns], block)
-        done.requests.extend(make_records(cell, turns, served, device=device, energy_j=energy_j))
+        served, device, energy_j = self._serve(cell, requests, block)
+        done.requests.extend(make_records(cell, requests, served, device=device, energy_j=energy_j))
         if cell.key.condition.num_samples > 1:
-            done.samples.append(make_samples(cell, turns, served))
+            done.samples.append(make_samples(cell, requests, served))
         elif block.condition.is_stream or cell.key.draft.is_adaptive:
             done.passes.append(make_pass(cell, served))
 
-    def _asked(self, block: Block, cell: Cell) -> Iterator[Turn]:
+    def _asked(self, block: Block, cell: Cell) -> Iterator[Request]:
         """The requests of a block, in order; prompts that come again are further repeats."""
         # Greedy cells all emit as many tokens as the reference, so that seconds compare;
         # sampled and lossy ones end where they end, and are compared per token.
@@ -190,20 +193,22 @@ class Session:
                 # The samples of a turn are served by themselves, before those of the next.
                 is_chained = len(prompt.turns) > 1 and num_samples == 1
                 length = len(answers[turn].output_ids)
-                request = EngineRequest(
+                request = Request(
                     prompt_ids=ids,
                     max_new_tokens=length
                     if is_known
                     else self._plan.max_new_tokens(block.condition.workload),
                     sampling=cell.sampling,
-                    seed=0,
                     stop_at_eos=not is_known,
                     conversation=f"{prompt.id}|{seen}" if is_chained else None,
                     prediction_ids=self._prediction(asked, turn, answers),
+                    prompt_id=prompt.id,
+                    turn=turn,
+                    repeat=repeat,
                 )
                 for sample in range(num_samples):
                     seed = request_seed(self._seed, prompt.id, repeat, turn, sample)
-                    yield Turn(prompt.id, turn, repeat, seed, replace(request, seed=seed), sample)
+                    yield replace(request, seed=seed, sample=sample)
 
     def _prediction(
         self, prompt: Prompt, turn: int, answers: Sequence[ReferenceRecord]
@@ -216,7 +221,7 @@ class Session:
         return self.engine.tokenizer.ids(quoted_text(prompt.turns[0]) if said is None else said)
 
     def _serve(
-        self, cell: Cell, requests: Sequence[EngineRequest], block: Block
+        self, cell: Cell, requests: Sequence[Request], block: Block
     ) -> tuple[ServedPass, DeviceSample | None, float | None]:
         key = cell.key
         load = Load(
@@ -234,6 +239,3 @@ class Session:
             device = self._probe.stop()
         used_j = None if before_j is None or after_j is None else after_j - before_j
         return served, device, used_j
-
-
-_NOTHING = EngineRequest(prompt_ids=(), max_new_tokens=0, sampling=GREEDY, seed=0)

@@ -21,7 +21,7 @@ from specbench.bench.session import Session
 from specbench.bench.traces import Trace
 from specbench.bench.warm_up import WARM_UP_TOKENS, answer_shortly, warm_up_works
 from specbench.bench.watch import Watch
-from specbench.engines.engine import Engine, EngineRequest, InProcess, Load, Work
+from specbench.engines.engine import Engine, InProcess, Load, Work
 from specbench.engines.refusals import REFUSALS, failures_told
 from specbench.errors import ModelMemoryError, first_line
 from specbench.forward.scoring import next_logits
@@ -37,6 +37,7 @@ from specbench.records import (
     FirstDifference,
     KernelChoice,
     MemoryRecord,
+    Request,
     Sampling,
 )
 from specbench.runs import Ledger
@@ -251,7 +252,7 @@ class TargetRun:
         usable: list[Cell] = []
         said: tuple[int, ...] = ()  # half of it is expected the next time: rounds go on behind it
         for cell, *others in shapes.values():
-            request = EngineRequest(
+            request = Request(
                 prompt_ids=prompt_ids,
                 max_new_tokens=WARM_UP_TOKENS,
                 sampling=cell.sampling,
@@ -305,7 +306,7 @@ class TargetRun:
         ]
         if not cells:
             return
-        request = EngineRequest(
+        request = Request(
             prompt_ids=prompt_ids, max_new_tokens=WARM_UP_TOKENS, sampling=Sampling(), seed=0
         )
         self._watch.stage(f"{self._plan.target.name}: counting launches")

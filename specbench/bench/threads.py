@@ -10,7 +10,7 @@ import torch
 
 from specbench import __version__
 from specbench.bench.plan import TargetPlan, peers_of
-from specbench.engines.engine import Engine, EngineRequest, Load, Work
+from specbench.engines.engine import Engine, Load, Work
 from specbench.engines.refusals import REFUSALS
 from specbench.forward.autotune import (
     Candidate,
@@ -23,7 +23,7 @@ from specbench.forward.autotune import (
 from specbench.probes import load as host
 from specbench.probes.environment import cpu_model
 from specbench.probes.load import HostLoad, idle_cores, others_fact, physical_cores
-from specbench.records import Contender, KernelChoice, Sampling
+from specbench.records import Contender, KernelChoice, Request, Sampling
 from specbench.settings import BUILTIN
 
 TRIAL_TOKENS = 12  # per answer; with each number of threads at most 7 answers of each K
@@ -76,7 +76,7 @@ def trial_of(
 ) -> Outcome:
     """Decode a few tokens of each work with each number of threads, interleaved; works that the
     engine refuses are left out, and without any none wins."""
-    request = EngineRequest(
+    request = Request(
         prompt_ids=engine.tokenizer.ids(text)[:PROMPT_TOKENS] or engine.eos_ids[:1],
         max_new_tokens=TRIAL_TOKENS,
         sampling=Sampling(),
@@ -86,7 +86,7 @@ def trial_of(
 
     def seconds(work: Work) -> float:
         served = engine.serve([request] * concurrency, work, Load(concurrency=concurrency))
-        return sum(result.decode_s or result.total_s for result in served.results)
+        return sum(result.decode_s or result.total_s or 0.0 for result in served.results)
 
     able = []
     for work in works:

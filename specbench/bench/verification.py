@@ -19,7 +19,7 @@ from specbench.bench.spent import duration
 from specbench.bench.this_process import find_device, open_engines, read_shapes
 from specbench.bench.threads import choose_threads, idle_threads, trial_of_plan
 from specbench.bench.watch import Watch
-from specbench.engines.engine import Engine, EngineRequest, EngineResult, Load
+from specbench.engines.engine import Engine, Load
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.peers import BASELINES
 from specbench.engines.refusals import REFUSALS
@@ -27,7 +27,7 @@ from specbench.errors import ModelError, SpecbenchError, WorkloadError, first_li
 from specbench.files.model import open_model
 from specbench.fit.weights import model_weights
 from specbench.inputs.pairing import Pairing
-from specbench.records import Message, Prompt, Sampling
+from specbench.records import Message, Prompt, Request, Result, Sampling
 from specbench.settings import BUILTIN, RunSettings
 from specbench.verify.collect import Answered, Collector, Examined, Question
 from specbench.verify.evidence import Evidence
@@ -223,7 +223,7 @@ def _questions(plan: TargetPlan, engine: Engine, watch: Watch, num_rows: int) ->
     ]
     left, turn = every, 0
     while left:
-        able: list[tuple[_Conversation, EngineRequest]] = []
+        able: list[tuple[_Conversation, Request]] = []
         refused: list[tuple[_Conversation, SpecbenchError]] = []
         for one in left:
             one.history += one.prompt.turns[turn]
@@ -265,8 +265,8 @@ def _questions(plan: TargetPlan, engine: Engine, watch: Watch, num_rows: int) ->
 
 
 def _answered(
-    engine: Engine, asked: Sequence[tuple[_Conversation, EngineRequest]], num_rows: int
-) -> "Iterator[tuple[tuple[_Conversation, EngineRequest], EngineResult | ModelError]]":
+    engine: Engine, asked: Sequence[tuple[_Conversation, Request]], num_rows: int
+) -> "Iterator[tuple[tuple[_Conversation, Request], Result | ModelError]]":
     """The target's own answers, without drafts; where one is refused, each by itself."""
     load = Load(concurrency=num_rows)
     requests = [request for _, request in asked]
@@ -281,8 +281,8 @@ def _answered(
                 yield one, error
 
 
-def _greedy(prompt_ids: tuple[int, ...], length: int) -> EngineRequest:
-    return EngineRequest(prompt_ids=prompt_ids, max_new_tokens=length, sampling=Sampling(), seed=0)
+def _greedy(prompt_ids: tuple[int, ...], length: int) -> Request:
+    return Request(prompt_ids=prompt_ids, max_new_tokens=length, sampling=Sampling(), seed=0)
 
 
 def nearly(answer: Sequence[int]) -> tuple[int, ...]:

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 
 from specbench.adaptive_k.controller import default_ks
 from specbench.bench.blocks import Cell, work_of
-from specbench.engines.engine import Engine, EngineRequest, Work
-from specbench.records import Sampling
+from specbench.engines.engine import Engine, Work
+from specbench.records import Request, Sampling
 
 WARM_UP_TOKENS = 12
 
 
 def answer_shortly(engine: Engine, prompt_ids: tuple[int, ...], work: Work) -> None:
     """A few greedy tokens after the prompt."""
-    request = EngineRequest(
+    request = Request(
         prompt_ids=prompt_ids, max_new_tokens=WARM_UP_TOKENS, sampling=Sampling(), seed=0
     )
     engine.generate(request, work)

@@ -5,11 +5,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specbench.engines.arrivals import arrivals
+from specbench.engines.arrivals import arriving
 from specbench.engines.controllers import Controllers
 from specbench.engines.engine import (
-    EngineRequest,
-    EngineResult,
     Instrumented,
     Load,
     RoundForward,
@@ -35,14 +33,13 @@ from specbench.forward.runner import Runner
 from specbench.forward.scoring import mean_log_probs
 from specbench.inputs.pairing import Drafter, Target
 from specbench.models.loading import eos_ids
-from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity
+from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity, Request, Result
 from specbench.round.drafter import Drafter as DraftingMethod
 from specbench.round.round import Verifier
 from specbench.round.sampling import Sampler
 from specbench.round.synthetic import SyntheticVerifier
 from specbench.serving.decoder import Decoder
 from specbench.serving.policy import Beside, FixedK, Policy
-from specbench.serving.request import Request, Result
 from specbench.settings import BUILTIN, DecoderSettings
 from specbench.stats.costs import bytes_per_forward
 
@@ -114,12 +111,12 @@ class BuiltinEngine(Instrumented):
         self._drafters.remove(name)
         self._model_forwards.forget()
 
-    def generate(self, request: EngineRequest, work: Work) -> EngineResult:
+    def generate(self, request: Request, work: Work) -> Result:
         served = self.serve([request], work, Load())
         return replace(served.results[0], cpu_s=served.cpu_s)
 
     @failures_told()
-    def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
+    def serve(self, requests: Sequence[Request], work: Work, load: Load) -> ServedPass:
         if not work.adaptive:
             return self._serve(requests, work, load, FixedK(self._drafters.depth(work)))
         policy, calibration_s = self._controllers.open(
@@ -134,33 +131,22 @@ class BuiltinEngine(Instrumented):
         return replace(served, seconds=seconds, calibration_s=calibration_s)
 
     def _serve(
-        self, requests: Sequence[EngineRequest], work: Work, load: Load, policy: Policy
+        self, requests: Sequence[Request], work: Work, load: Load, policy: Policy
     ) -> ServedPass:
         sampler = Sampler(requests[0].sampling)
         decoder = self._decoder(work.drafter, requests[0].stop_at_eos)
         k = policy.max_k
-        asked = [
-            Request(
-                prompt_ids=request.prompt_ids,
-                max_new_tokens=request.max_new_tokens,
-                seed=request.seed,
-                arrival=arrival,
-                prediction_ids=request.prediction_ids,
-                is_sample=load.best_of,
-            )
-            for request, arrival in zip(requests, arrivals(requests, load), strict=True)
-        ]
+        asked = list(arriving(requests, load))
         for _ in range(MOST_CAPTURING_PASSES):
             made, cpu_s = decoder.num_captures, time.process_time()
             served = decoder.serve(asked, sampler, policy, num_rows=load.concurrency)
             if decoder.num_captures == made:
                 break  # else the time of making graphs is in it: the same texts once more
-        finished_s = max(result.finished_s for result in served.results)
         longest = max(request.num_tokens for request in asked)
         scores = self._score(requests[0].prompt_ids, served.results) if load.best_of else None
         return ServedPass(
-            results=tuple(self._result(result) for result in served.results),
-            seconds=finished_s,
+            results=tuple(map(self._ended, served.results)),
+            seconds=served.seconds,
             rounds=served.timeline,
             cpu_s=time.process_time() - cpu_s,
             kv_bytes=load.concurrency * self._row_bytes(work.drafter, longest, k),
@@ -232,7 +218,7 @@ class BuiltinEngine(Instrumented):
         )
         return (RoundForward(role="target", num_tokens=num_nodes, times=1), *drafting)
 
-    def time_forwards(self, request: EngineRequest, work: Work) -> TimedForwards | None:
+    def time_forwards(self, request: Request, work: Work) -> TimedForwards | None:
         forwards = self.forwards(work.drafter, work.k)
         if not forwards:
             return None
@@ -279,18 +265,7 @@ class BuiltinEngine(Instrumented):
             )
         return known
 
-    def _result(self, result: Result) -> EngineResult:
-        return EngineResult(
-            output_ids=result.output_ids,
-            hit_eos=result.output_ids[-1] in self.eos_ids,
-            prefill_s=result.first_token_s - result.started_s,
-            ttft_s=result.first_token_s - result.arrived_s,
-            decode_s=result.finished_s - result.first_token_s,
-            total_s=result.finished_s - result.arrived_s,
-            cpu_s=None,
-            rounds=result.rounds,
-            arrived_s=result.arrived_s,
-            queue_s=result.started_s - result.arrived_s,
-            answer_check=result.answer_check,
-            graph=result.graph,
-        )
+    def _ended(self, result: Result) -> Result:
+        """With its end as the target's own token says it, also if no request stops there."""
+        is_ended = result.output_ids[-1] in self.eos_ids
+        return replace(result, finish_reason="eos" if is_ended else "length")

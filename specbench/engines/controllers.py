@@ -6,8 +6,8 @@ from typing import NamedTuple
 from specbench.adaptive_k.calibration import measure_round_costs
 from specbench.adaptive_k.controller import Controller, default_ks
 from specbench.adaptive_k.round_costs import RoundCosts
-from specbench.engines.engine import EngineRequest, Load, Work
-from specbench.records import Sampling
+from specbench.engines.engine import Load, Work
+from specbench.records import Request, Sampling
 from specbench.round.sampling import Sampler
 from specbench.serving.decoder import Decoder
 
@@ -31,7 +31,7 @@ class Controllers:
 
     def open(
         self,
-        request: EngineRequest,
+        request: Request,
         work: Work,
         load: Load,
         max_k: int,

@@ -10,13 +10,12 @@ from typing import Literal, Protocol, runtime_checkable
 
 from specbench.inputs.pairing import Drafter
 from specbench.records import (
-    AnswerCheck,
     EngineRecord,
     Message,
     ModelIdentity,
-    RoundLog,
+    Request,
+    Result,
     RoundTimeline,
-    Sampling,
 )
 
 
@@ -42,40 +41,6 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EngineRequest:
-    """One prompt to decode. Without `stop_at_eos` exactly `max_new_tokens` are emitted."""
-
-    prompt_ids: tuple[int, ...]
-    max_new_tokens: int
-    sampling: Sampling
-    seed: int
-    stop_at_eos: bool = True
-    conversation: str | None = None  # a later request of the same one waits for the earlier
-    prediction_ids: tuple[int, ...] = ()  # a text that the answer may resemble
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineResult:
-    """One decoded request; seconds, None where the engine cannot tell.
-
-    ttft_s and total_s count from its arrival, queue_s from there to the start of its prefill.
-    """
-
-    output_ids: tuple[int, ...]
-    hit_eos: bool
-    prefill_s: float | None
-    ttft_s: float | None
-    decode_s: float | None
-    total_s: float
-    cpu_s: float | None  # None where requests overlap
-    rounds: RoundLog | None
-    arrived_s: float = 0.0  # since the pass began
-    queue_s: float = 0.0
-    answer_check: AnswerCheck | None = None
-    graph: str | None = None  # how much of its rounds one graph held, as in a RequestRecord
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
     """How requests come in. Closed loop: the next one starts when a row is free."""
 
@@ -97,7 +62,7 @@ class Scores:
 class ServedPass:
     """All requests of a pass, in the order they were given, and the rounds that served them."""
 
-    results: tuple[EngineResult, ...]
+    results: tuple[Result, ...]
     seconds: float
     rounds: RoundTimeline
     cpu_s: float
@@ -120,7 +85,7 @@ class RoundForward:
 class TimedForwards:
     """Rounds and the model forwards in them, measured in turns; seconds of each, in order."""
 
-    result: EngineResult
+    result: Result
     forward_s: Mapping[RoundForward, tuple[float, ...]]
 
     @property
@@ -172,11 +137,11 @@ class Engine(Protocol):
     def remove_drafter(self, name: str) -> None:
         """Give its memory back; a name that was never loaded is no mistake."""
 
-    def generate(self, request: EngineRequest, work: Work) -> EngineResult:
+    def generate(self, request: Request, work: Work) -> Result:
         """Decode one request alone."""
         ...
 
-    def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
+    def serve(self, requests: Sequence[Request], work: Work, load: Load) -> ServedPass:
         """Decode all of them, up to `load.concurrency` at once; UsageError if it cannot."""
         ...
 
@@ -206,7 +171,7 @@ class Instrumented(InProcess, Protocol):
         """The model forwards that one round at K = k contains; none where not all are known."""
         ...
 
-    def time_forwards(self, request: EngineRequest, work: Work) -> TimedForwards | None:
+    def time_forwards(self, request: Request, work: Work) -> TimedForwards | None:
         """Decode one request at a fixed K with every model forward measured alone after each
         round; None where `forwards` names none."""
         ...

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from specbench.engines.engine import EngineResult
-from specbench.records import RoundLog, RoundTimeline
+from specbench.records import Result, RoundLog, RoundTimeline
 
 
 class GenerationLog:
@@ -80,13 +79,13 @@ class GenerationLog:
         return drafts
 
 
-def timeline(results: Sequence[EngineResult], k: int) -> RoundTimeline:
+def timeline(results: Sequence[Result], k: int) -> RoundTimeline:
     """The rounds of requests served one after the other, as far as they were told."""
     at_s, seconds, num_emitted = [], [], []
     for result in results:
-        if result.rounds is None or result.ttft_s is None:
+        now_s = result.first_token_s
+        if result.rounds is None or now_s is None:
             continue
-        now_s = result.arrived_s + result.ttft_s
         for round_s, emitted in zip(result.rounds.round_s, result.rounds.num_emitted, strict=True):
             at_s.append(now_s)
             seconds.append(round_s)

@@ -10,14 +10,7 @@ import torch
 from transformers import GenerationConfig
 
 from specbench.engines.assistant import Assistant, require_same_width
-from specbench.engines.engine import (
-    EngineRequest,
-    EngineResult,
-    InProcess,
-    Load,
-    ServedPass,
-    Work,
-)
+from specbench.engines.engine import InProcess, Load, ServedPass, Work
 from specbench.engines.generation_log import GenerationLog, timeline
 from specbench.engines.model_pool import ModelPool, identity
 from specbench.engines.peer_module import make_peer, refusals_told
@@ -28,7 +21,14 @@ from specbench.inputs.pairing import Drafter, Target
 from specbench.models.library_log import quiet
 from specbench.models.loading import LoadedModel, eos_ids
 from specbench.models.tokenizer import require_same_vocabulary
-from specbench.records import ASSISTED_DEFAULT, NO_DRAFTER, EngineRecord, ModelIdentity
+from specbench.records import (
+    ASSISTED_DEFAULT,
+    NO_DRAFTER,
+    EngineRecord,
+    ModelIdentity,
+    Request,
+    Result,
+)
 from specbench.settings import TRANSFORMERS
 
 _MERGED = (
@@ -107,7 +107,7 @@ class TransformersEngine(InProcess):
             self._pool.release(self._assistants.pop(name).spec)
 
     @torch.inference_mode()  # cheaper than the no_grad of its own
-    def generate(self, request: EngineRequest, work: Work) -> EngineResult:
+    def generate(self, request: Request, work: Work) -> Result:
         """Decode one request alone; ModelError where it is too long or transformers refuses.
 
         Where drafts are verified together with the prompt, the first token comes with others:
@@ -139,9 +139,9 @@ class TransformersEngine(InProcess):
             output_ids = tuple(text_1T[0].tolist()[len(request.prompt_ids) :])
             total_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
         ttft_s = log.first_token_s - began_s
-        return EngineResult(
+        return Result(
             output_ids=output_ids,
-            hit_eos=output_ids[-1] in self.eos_ids,
+            finish_reason="eos" if output_ids[-1] in self.eos_ids else "length",
             prefill_s=ttft_s if work.k == 0 else None,
             ttft_s=ttft_s,
             decode_s=log.last_token_s - log.first_token_s,
@@ -150,7 +150,7 @@ class TransformersEngine(InProcess):
             rounds=log.rounds(output_ids, work.k),
         )
 
-    def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
+    def serve(self, requests: Sequence[Request], work: Work, load: Load) -> ServedPass:
         if load.concurrency != 1 or load.request_rate is not None:
             raise UsageError(
                 "transformers drafts for one request at a time; run it with --concurrency 1 and "
@@ -188,10 +188,10 @@ class TransformersEngine(InProcess):
     def _note(self, note: str) -> None:
         self.record = replace(self.record, notes=(*self.record.notes, note))
 
-    def _make_room(self, requests: Sequence[EngineRequest], work: Work) -> None:
+    def _make_room(self, requests: Sequence[Request], work: Work) -> None:
         """Refuse what is too long; compile for a longer static cache now, not under the clock."""
-        longest = max(requests, key=_num_tokens)
-        num_tokens = _num_tokens(longest)
+        longest = max(requests, key=lambda request: request.num_tokens)
+        num_tokens = longest.num_tokens
         check_context(self.context, num_tokens)
         if work.method == STATIC and num_tokens > self._static_tokens:
             self._static_tokens = num_tokens
@@ -206,7 +206,7 @@ class TransformersEngine(InProcess):
             return self._assistants[work.drafter].drafting_by_default()
         return None
 
-    def _settings(self, request: EngineRequest, work: Work) -> GenerationConfig:
+    def _settings(self, request: Request, work: Work) -> GenerationConfig:
         sampling = request.sampling
         settings = GenerationConfig(max_new_tokens=request.max_new_tokens, do_sample=False)
         if sampling.temperature > 0:
@@ -247,10 +247,6 @@ def _require_known(work: Work) -> None:
         raise UsageError("transformers has no -k auto; name its K, or use engine builtin")
     if work.method not in (sum(COUNTERPARTS.values(), ()) if work.k > 0 else BASELINES):
         raise ValueError(f"transformers has no method {work.method} at K = {work.k}")
-
-
-def _num_tokens(request: EngineRequest) -> int:
-    return len(request.prompt_ids) + request.max_new_tokens
 
 
 @torch.inference_mode()

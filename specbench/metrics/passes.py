@@ -25,7 +25,7 @@ def busy_span(served: Pass, num_rows: int) -> Span | None:
         return _busy_of_requests(served, num_rows)
     full = [i for i, live in enumerate(rounds.num_live) if live == num_rows]
     requests = finished(served.requests)
-    given = [(_first_token_s(r), 1 + r.num_checked_at_once) for r in requests]
+    given = [(r.first_token_s, 1 + r.num_checked_at_once) for r in requests]
     known = [(at_s, tokens) for at_s, tokens in given if at_s is not None]
     if not full or len(known) < len(given):
         return None
@@ -57,7 +57,7 @@ def _busy_of_requests(served: Pass, num_rows: int) -> Span | None:
 
 
 def _tokens_within(request: RequestRecord, began_s: float, ended_s: float) -> float:
-    first_s = _first_token_s(request)
+    first_s = request.first_token_s
     if first_s is None or request.decode_s is None:
         return 0.0
     within = request.num_first if began_s < first_s <= ended_s else 0
@@ -84,13 +84,6 @@ def samples_span(samples: Samples) -> Span:
     """From the shared prefill until the answer is picked."""
     tokens = sum(request.num_output_tokens for request in samples.requests)
     return Span(samples.record.seconds, tokens)
-
-
-def _first_token_s(request: RequestRecord) -> float | None:
-    """When a request had its first token, since its pass began."""
-    if request.arrived_s is None or request.ttft_s is None:
-        return None
-    return request.arrived_s + request.ttft_s
 
 
 def _end_s(rounds: RoundTimeline, i: int) -> float:

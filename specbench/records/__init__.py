@@ -34,6 +34,7 @@ from specbench.records.measured import (
     ReferenceRecord,
     RequestCounts,
     RequestRecord,
+    Result,
     RoundLog,
     RoundTimeline,
     SamplesRecord,
@@ -46,6 +47,7 @@ from specbench.records.provenance import (
     RunRecord,
     no_template,
 )
+from specbench.records.requests import Request
 from specbench.records.servers import SESSIONS_PER_K, ClientLoad, ServerRecord
 from specbench.records.traces import TraceRecord
 from specbench.stats.interval import Interval
@@ -91,8 +93,10 @@ __all__ = [
     "PassRecord",
     "Prompt",
     "ReferenceRecord",
+    "Request",
     "RequestCounts",
     "RequestRecord",
+    "Result",
     "Role",
     "RoundCost",
     "RoundLog",

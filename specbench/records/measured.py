@@ -2,7 +2,9 @@
 
 from collections.abc import Sized
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+from specbench.records.requests import Request
 
 ALL_PROMPTS = "*"  # prompt of a block that serves the whole list
 
@@ -87,47 +89,51 @@ class DeviceSample:
     num_other_processes: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestRecord:
-    """One turn of one prompt, decoded once in one cell."""
+FinishReason = Literal["eos", "length", "failed"]
 
-    cell_id: str
-    prompt_id: str
-    turn: int
-    repeat: int
-    seed: int
-    num_prompt_tokens: int
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What a request came to, whoever decoded it; None if the engine cannot tell."""
+
     output_ids: tuple[int, ...]  # the first comes from prefill, the rest from check and rounds
-    finish_reason: Literal["eos", "length", "failed"]
+    finish_reason: FinishReason
     prefill_s: float | None
     ttft_s: float | None  # start to first token, prefill of target and drafter included
     decode_s: float | None  # first token to last
     total_s: float | None
     cpu_s: float | None  # process CPU time over the same span as total_s
     rounds: RoundLog | None
-    energy_j: float | None = None
-    device: DeviceSample | None = None
     error: str | None = None  # set exactly when finish_reason is "failed"
     arrived_s: float | None = None  # since its pass began; ttft_s and total_s count from here
     queue_s: float | None = None  # arrival to the start of its prefill
-    sample: int = 0  # which of several answers to the same turn
     answer_check: AnswerCheck | None = None  # None: no predicted output was checked
-    num_tokens: int | None = None  # where a server counts them and gives no ids
+    num_tokens: int | None = None  # if a server counts them and gives no ids
     num_first: int = 1  # tokens that came with the first one: decode_s has none of them
-    text: str | None = None  # as a server said it
-    counts: RequestCounts | None = None  # where a server tells them, and not the rounds
-    # How much of its rounds one graph held: off, step or round; all of them where rounds differ,
+    text: str | None = None  # of a server's response
+    counts: RequestCounts | None = None  # of a server that does not report single rounds
+    # How much of its rounds one graph held: off, step or round; all of them if rounds differ,
     # such as "off, round". None: without rounds, or the engine does not tell.
     graph: str | None = None
-    prompt_sha256: str | None = None  # `ids_sha256` of its prompt; None: a server gave no ids
     chunk_s: tuple[float, ...] | None = None  # between two streamed chunks with tokens; of a server
 
     @classmethod
-    def failed(cls, error: str, **asked: Any) -> "RequestRecord":
-        """One that could not be answered, and why; `asked`: which it was."""
+    def failed(cls, error: str, **keys: Any) -> Self:
+        """A request that could not be answered, and why; `keys`: which one it was."""
         nothing = dict.fromkeys(("prefill_s", "ttft_s", "decode_s", "total_s", "cpu_s", "rounds"))
         ended = {"output_ids": (), "finish_reason": "failed", "error": error}
-        return cls(**{**nothing, **ended, **asked})
+        return cls(**{**nothing, **ended, **keys})
+
+    @property
+    def hit_eos(self) -> bool:
+        return self.finish_reason == "eos"
+
+    @property
+    def first_token_s(self) -> float | None:
+        """When the first token was there, since the pass began."""
+        if self.arrived_s is None or self.ttft_s is None:
+            return None
+        return self.arrived_s + self.ttft_s
 
     @property
     def num_output_tokens(self) -> int:
@@ -142,6 +148,34 @@ class RequestRecord:
     def num_checked_at_once(self) -> int:
         """Output tokens that came from neither prefill nor a round."""
         return self.answer_check.num_emitted if self.answer_check else 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestRecord(Result):
+    """The result of one turn of one prompt, decoded once in one cell."""
+
+    cell_id: str
+    prompt_id: str
+    turn: int
+    repeat: int
+    seed: int
+    num_prompt_tokens: int
+    sample: int = 0  # which of several answers to the same turn
+    energy_j: float | None = None
+    device: DeviceSample | None = None
+    prompt_sha256: str | None = None  # `ids_sha256` of its prompt; None: a server gave no ids
+
+    @classmethod
+    def of(cls, cell_id: str, request: Request, result: Result, **more: Any) -> "RequestRecord":
+        """A request's result in a cell; `more` are fields of the record."""
+        known = {field.name: getattr(result, field.name) for field in fields(Result)}
+        known |= {key: getattr(request, key) for key in _KEYS}
+        return cls(
+            **{"cell_id": cell_id, "num_prompt_tokens": len(request.prompt_ids), **known, **more}
+        )
+
+
+_KEYS = ("prompt_id", "turn", "repeat", "seed", "sample")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -82,11 +82,16 @@ class EventData:
 
 @dataclass(kw_only=True, slots=True)
 class Streamed:
-    """One streamed answer. Times are of `perf_counter`, when what they name came in."""
+    """One streamed answer, or why there is none.
+
+    Times are of `perf_counter`, when what they name came in.
+    """
 
     tells_all_ids: ClassVar[bool] = True  # where it tells any
 
-    asked_s: float | None = None  # where something else was asked first: when this was
+    sent_s: float = 0.0  # when the request was
+    error: str | None = None  # why there is no answer
+    is_lost: bool = False  # whether the same request may be answered another time
     text: str = ""
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))  # where the server tells
     num_tokens: int | None = None  # of the whole answer

@@ -6,51 +6,37 @@ go to the same server, which may have kept their prefix.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from specbench.arrivals import poisson_arrivals
 from specbench.errors import SpecbenchError
+from specbench.records import Request
 from specbench.servers.client import Client, LostError, ServerError
 from specbench.servers.client_load import ProcessLoad, load_of
 from specbench.servers.streamed import Streamed
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerRequest:
-    """What is asked, given the answers to the earlier requests of its conversation."""
-
-    ask: Callable[[Client, Sequence[Streamed]], Awaitable[Streamed]]
-    conversation: str | None = None  # None: one by itself
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answered:
-    """What became of a request: its answer, or why there is none."""
-
-    sent_s: float  # by perf_counter, as the times of the answer are
-    streamed: Streamed | None = None
-    error: str | None = None
-    is_lost: bool = False  # whether another time it may be answered
+# Sends a request, given the answers to the earlier requests of its conversation.
+Send = Callable[[Client, Request, Sequence[Streamed]], Awaitable[Streamed]]
 
 
 class Traffic(NamedTuple):
     """The outcome of all requests, in their order, and the load of this process meanwhile."""
 
-    answers: list[Answered]
+    answers: list[Streamed]
     load: ProcessLoad
 
     def require_no_loss(self) -> None:
         """LostError, with how many were answered, if a request was lost."""
-        num = sum(one.streamed is not None for one in self.answers)
-        for lost in (one for one in self.answers if one.is_lost):
+        num = sum(answer.error is None for answer in self.answers)
+        for lost in (answer for answer in self.answers if answer.is_lost):
             raise LostError(f"{lost.error}; {num} of {len(self.answers)} requests were answered")
 
 
 async def closed_loop(
-    requests: Sequence[ServerRequest],
+    requests: Sequence[Request],
     clients: Sequence[Client],
+    send: Send,
     *,
     concurrency: int,
     ends_at_loss: bool = False,
@@ -61,7 +47,7 @@ async def closed_loop(
     """
     if concurrency < 1:
         raise ValueError(f"{concurrency} users cannot ask anything")
-    users = _Users(requests, clients)
+    users = _Users(requests, clients, send)
     waiting = iter(users.conversations)
 
     async def seat() -> None:
@@ -78,8 +64,9 @@ async def closed_loop(
 
 
 async def open_loop(
-    requests: Sequence[ServerRequest],
+    requests: Sequence[Request],
     clients: Sequence[Client],
+    send: Send,
     *,
     request_rate: float,
     seed: int = 0,
@@ -89,7 +76,7 @@ async def open_loop(
 
     `ends_at_loss`: see closed_loop.
     """
-    users = _Users(requests, clients)
+    users = _Users(requests, clients, send)
 
     async def all_of_them() -> None:
         start_s = perf_counter()
@@ -107,10 +94,10 @@ async def open_loop(
 class _Users:
     """Those who ask, and the answers so far."""
 
-    def __init__(self, requests: Sequence[ServerRequest], clients: Sequence[Client]) -> None:
-        self._requests = requests
+    def __init__(self, requests: Sequence[Request], clients: Sequence[Client], send: Send) -> None:
+        self._requests, self._send = requests, send
         self._clients = clients
-        self._answered: dict[int, Answered] = {}
+        self._answered: dict[int, Streamed] = {}
         self._num_begun = 0
         self.has_lost = False
         found: dict[str | int, list[int]] = {}
@@ -125,30 +112,29 @@ class _Users:
         self._num_begun += 1
         answers: list[Streamed] = []
         for i in conversation:
-            answered = await _ask(self._requests[i], client, answers)
-            self._answered[i] = answered
-            if answered.streamed is None:
-                self.has_lost |= answered.is_lost
+            answer = await self._ask(self._requests[i], client, answers)
+            self._answered[i] = answer
+            if answer.error is not None:
+                self.has_lost |= answer.is_lost
                 error = f"not sent: request {i} of its conversation failed"
                 left = conversation[conversation.index(i) + 1 :]
-                self._answered |= {j: Answered(sent_s=perf_counter(), error=error) for j in left}
+                self._answered |= {j: Streamed(sent_s=perf_counter(), error=error) for j in left}
                 return
-            answers.append(answered.streamed)
+            answers.append(answer)
+
+    async def _ask(self, request: Request, client: Client, earlier: Sequence[Streamed]) -> Streamed:
+        sent_s = perf_counter()
+        try:
+            answer = await self._send(client, request, earlier)
+        except SpecbenchError as error:
+            is_lost = isinstance(error, ServerError) and error.is_lost
+            return Streamed(sent_s=sent_s, error=str(error), is_lost=is_lost)
+        answer.sent_s = answer.sent_s or sent_s
+        return answer
 
     async def traffic(self, work: Coroutine[Any, Any, None]) -> Traffic:
         load = await load_of(work, self._clients)
         for i in set(range(len(self._requests))) - self._answered.keys():
             error = "not sent: an earlier request was lost"
-            self._answered[i] = Answered(sent_s=perf_counter(), error=error)
+            self._answered[i] = Streamed(sent_s=perf_counter(), error=error)
         return Traffic([self._answered[i] for i in range(len(self._requests))], load)
-
-
-async def _ask(request: ServerRequest, client: Client, answers: Sequence[Streamed]) -> Answered:
-    sent_s = perf_counter()
-    try:
-        streamed = await request.ask(client, answers)
-    except SpecbenchError as error:
-        is_lost = isinstance(error, ServerError) and error.is_lost
-        return Answered(sent_s=sent_s, error=str(error), is_lost=is_lost)
-    asked_s = sent_s if streamed.asked_s is None else streamed.asked_s
-    return Answered(sent_s=asked_s, streamed=streamed)

@@ -10,15 +10,14 @@ from specbench.footprint import PREFILL_CHUNK, row_slots
 from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.context import check_context
 from specbench.forward.runner import Runner
-from specbench.records import Sampling
+from specbench.records import Request, Result, Sampling
 from specbench.round.drafter import Drafter
 from specbench.round.round import Verifier
 from specbench.round.rows import Rows
 from specbench.round.sampling import Sampler
 from specbench.round.verifier import verify
 from specbench.serving.policy import FixedK, Policy
-from specbench.serving.request import Request, Result, Served
-from specbench.serving.serving import Serving
+from specbench.serving.serving import Served, Serving
 
 MakeLauncher = Callable[[Rows, Sampler, Verifier, Clock], Launcher]
 

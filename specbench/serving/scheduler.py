@@ -7,19 +7,9 @@ ones: a gap that nobody waits for is filled by the last active row.
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Arrival:
-    """When a request comes in, seconds since the pass began; None: when a row is free for it.
-
-    The later turns of a conversation come in when the one before is answered, whatever `at_s`.
-    """
-
-    at_s: float | None = None
-    conversation: str | None = None
+from specbench.records import Request
 
 
 class Admission(NamedTuple):
@@ -32,7 +22,7 @@ class Admission(NamedTuple):
 class Scheduler:
     """Rows 0 .. num_rows - 1 and the requests that wait for them, first come first served."""
 
-    def __init__(self, arrivals: Sequence[Arrival], num_rows: int) -> None:
+    def __init__(self, arrivals: Sequence[Request], num_rows: int) -> None:
         if num_rows < 1:
             raise ValueError(f"{num_rows} rows cannot serve anything")
         self._row_of_conversation: dict[str, int] = {}
@@ -120,7 +110,7 @@ class Scheduler:
         return self._requests.index(None)
 
 
-def _chains(arrivals: Sequence[Arrival]) -> tuple[dict[int, int], set[int]]:
+def _chains(arrivals: Sequence[Request]) -> tuple[dict[int, int], set[int]]:
     """The next request of each one's conversation, and the requests that follow another."""
     next_of: dict[int, int] = {}
     last: dict[str, int] = {}

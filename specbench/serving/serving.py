@@ -8,14 +8,13 @@ from typing import NamedTuple
 
 from specbench.execution.clock import Clock, Mark
 from specbench.execution.launcher import GraphKind, Launch, Launcher
-from specbench.records import AnswerCheck, RoundLog, RoundTimeline
+from specbench.records import AnswerCheck, Request, Result, RoundLog, RoundTimeline
 from specbench.round.drafter import PredictsOutput
 from specbench.round.round import Verifier
 from specbench.round.rows import Fill, Rows
 from specbench.round.sampling import Sampler
 from specbench.serving.policy import Policy
 from specbench.serving.predicted_output import Checked, check_predicted_output
-from specbench.serving.request import Request, Result, Served
 from specbench.serving.scheduler import Admission, Scheduler
 
 
@@ -59,6 +58,14 @@ class _Round(NamedTuple):
     graph: GraphKind
 
 
+class Served(NamedTuple):
+    """One result per request, in their order, and the rounds that served them."""
+
+    results: list[Result]
+    timeline: RoundTimeline
+    seconds: float  # until the last token
+
+
 class _Kept(NamedTuple):
     """What a row's last request left in its keys and values."""
 
@@ -87,7 +94,7 @@ class Serving:
         self._policy = policy
         self._clock = clock
         self._verifier = verifier
-        self._scheduler = Scheduler([r.arrival for r in requests], rows.state.num_rows)
+        self._scheduler = Scheduler(requests, rows.state.num_rows)
         self._progress: dict[int, _Progress] = {}
         self._kept: dict[int, _Kept] = {}  # by row
         self._flights: deque[_Flight] = deque()
@@ -109,7 +116,8 @@ class Serving:
             elif not running and self._scheduler.next_arrival_s is not None:
                 time.sleep(max(self._scheduler.next_arrival_s - self._clock.now(), 0.0))
         results = [self._result(i) for i in range(len(self._requests))]
-        return Served(results, self._timeline())
+        seconds = max((r.arrived_s or 0.0) + (r.total_s or 0.0) for r in results)
+        return Served(results, self._timeline(), seconds)
 
     def _admit(self) -> None:
         admitted = self._scheduler.admit(self._clock.now())
@@ -235,7 +243,7 @@ class Serving:
         progress = self._progress[request]
         progress.is_done = True
         row = self._scheduler.finish(request, self._clock.now())
-        if self._requests[request].arrival.conversation is not None:
+        if self._requests[request].conversation is not None:
             tokens = (*self._requests[request].prompt_ids, *progress.output)
             # The last token is not in the KV, and the one before it perhaps not in the drafter's.
             self._kept[row] = _Kept(tokens, max(len(tokens) - 2 - self._behind, 0))
@@ -248,9 +256,17 @@ class Serving:
         first_token_s = self._clock.seconds(progress.first_token)
         answer_check = self._answer_check(progress, first_token_s)
         before_rounds_s = answer_check.seconds if answer_check else 0.0
+        finished_s = rounds[-1].ended_s if rounds else first_token_s + before_rounds_s
+        arrived_s = self._scheduler.arrived_s(request)
+        started_s = self._clock.seconds(progress.began)
         return Result(
             output_ids=tuple(progress.output),
-            hit_eos=progress.output[-1] in self._eos_ids,
+            finish_reason="eos" if progress.output[-1] in self._eos_ids else "length",
+            prefill_s=first_token_s - started_s,
+            ttft_s=first_token_s - arrived_s,
+            decode_s=finished_s - first_token_s,
+            total_s=finished_s - arrived_s,
+            cpu_s=None,
             rounds=RoundLog(
                 num_drafted=tuple(progress.num_drafted),
                 num_accepted=tuple(progress.num_accepted),
@@ -259,10 +275,8 @@ class Serving:
                 draft_s=tuple(drafted) if len(drafted) == len(rounds) else None,
                 verify_s=tuple(verified) if len(verified) == len(rounds) else None,
             ),
-            arrived_s=self._scheduler.arrived_s(request),
-            started_s=self._clock.seconds(progress.began),
-            first_token_s=first_token_s,
-            finished_s=rounds[-1].ended_s if rounds else first_token_s + before_rounds_s,
+            arrived_s=arrived_s,
+            queue_s=started_s - arrived_s,
             answer_check=answer_check,
             graph=", ".join(sorted({r.graph for r in rounds})) or None,
         )

@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 from specbench.execution.clock import make_clock
 from specbench.forward.runner import Runner
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.round.drafter import NoDrafter
 from specbench.round.sampling import Sampler
 from specbench.serving.decoder import Decoder
 from specbench.serving.policy import FixedK
-from specbench.serving.request import Request
 from specbench.training.prompts import Question
 from specbench.training.texts import Text, TextFile
 

@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from specbench.engines.engine import Engine, EngineRequest, EngineResult, Load, Work
-from specbench.records import Sampling
+from specbench.engines.engine import Engine, Load, Work
+from specbench.records import Request, Result, Sampling
 from specbench.verify.evidence import (
     GreedyEvidence,
     JointCounts,
@@ -54,9 +54,9 @@ class Question(AnsweredPrompt):
         """About how long an answer will be."""
         return self.max_new_tokens if self.answer is None else len(self.answer.output_ids)
 
-    def asked(self, sampling: Sampling, seed: int, repeat: int = 0) -> EngineRequest:
+    def asked(self, sampling: Sampling, seed: int, repeat: int = 0) -> Request:
         """`repeat`: how often it was asked before; each time it is another conversation."""
-        return EngineRequest(
+        return Request(
             prompt_ids=self.prompt_ids,
             max_new_tokens=self.max_new_tokens,
             sampling=sampling,
@@ -174,7 +174,7 @@ class Collector:
         length = max(n for n in range(1, _MOST_JOINT_TOKENS + 1) if n == 1 or V**n <= _MOST_CELLS)
         probs_C = self._teacher.joint_probs(question.prompt_ids, length, sampling)
         requests = [
-            EngineRequest(
+            Request(
                 prompt_ids=question.prompt_ids,
                 max_new_tokens=length + who.work.k + 1,  # so that rounds may draft all they want
                 sampling=sampling,
@@ -189,7 +189,7 @@ class Collector:
         observed_C = np.bincount(cells, minlength=len(probs_C)).astype(np.float64)
         return JointCounts(observed_C=observed_C, probability_C=probs_C.numpy(), num_tokens=length)
 
-    def _serve(self, who: Examined, requests: Sequence[EngineRequest]) -> Sequence[EngineResult]:
+    def _serve(self, who: Examined, requests: Sequence[Request]) -> Sequence[Result]:
         return who.engine.serve(requests, who.work, Load(concurrency=who.num_rows)).results
 
     def _draw(self, who: Examined, sampling: Sampling, what: str, repeat: int) -> int:

@@ -6,8 +6,8 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from specbench.engines.engine import EngineRequest, EngineResult, Work
-from specbench.records import RoundLog
+from specbench.engines.engine import Work
+from specbench.records import Request, Result, RoundLog
 from tests.bench.fakes import FakeEngine
 
 
@@ -25,7 +25,7 @@ class CurveEngine(FakeEngine):
     jitter: float = 0.05
     _factor: float = 1.0
 
-    def generate(self, request: EngineRequest, work: Work) -> EngineResult:
+    def generate(self, request: Request, work: Work) -> Result:
         prompt = f"{self.seed}|{zlib.crc32(bytes(request.prompt_ids))}"
         draw = random.Random(f"{prompt}|{work.k}|{len(self.calls)}").gauss(0, self.jitter)
         if work.k:

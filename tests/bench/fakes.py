@@ -13,15 +13,7 @@ from typing import NamedTuple
 import torch
 
 from specbench.bench.blocks import Block
-from specbench.engines.engine import (
-    EngineRequest,
-    EngineResult,
-    Load,
-    RoundForward,
-    ServedPass,
-    TimedForwards,
-    Work,
-)
+from specbench.engines.engine import Load, RoundForward, ServedPass, TimedForwards, Work
 from specbench.errors import ModelError, WorkloadError
 from specbench.inputs.pairing import Drafter
 from specbench.records import (
@@ -29,6 +21,8 @@ from specbench.records import (
     EngineRecord,
     Message,
     ModelIdentity,
+    Request,
+    Result,
     RoundLog,
     RoundTimeline,
 )
@@ -108,7 +102,7 @@ class BytesTokenizer:
 class Call(NamedTuple):
     """One request as the engine got it."""
 
-    request: EngineRequest
+    request: Request
     drafter: str
     k: int
 
@@ -161,7 +155,7 @@ class FakeServer:
         if name in self.loaded:
             self.loaded.remove(name)
 
-    def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
+    def serve(self, requests: Sequence[Request], work: Work, load: Load) -> ServedPass:
         """One request after the other in each of `concurrency` rows, all rows at equal speed."""
         began_s = self.clock.now_s
         results = []
@@ -182,7 +176,7 @@ class FakeServer:
         )
         return ServedPass(results=tuple(results), seconds=seconds, rounds=rounds, cpu_s=seconds)
 
-    def generate(self, request: EngineRequest, work: Work) -> EngineResult:
+    def generate(self, request: Request, work: Work) -> Result:
         drafter, k = work.drafter, work.k
         assert drafter in ("none", *self.loaded)
         call = Call(request, drafter, k)
@@ -200,9 +194,9 @@ class FakeServer:
         rounds = self._rounds(num_tokens - 1, drafter, k, self._slowness(call))
         decode_s = sum(rounds.round_s)
         self.clock.now_s += PREFILL_S + decode_s
-        return EngineResult(
+        return Result(
             output_ids=output_ids,
-            hit_eos=output_ids[-1] == END,
+            finish_reason="eos" if output_ids[-1] == END else "length",
             prefill_s=PREFILL_S,
             ttft_s=PREFILL_S,
             decode_s=decode_s,
@@ -250,7 +244,7 @@ class FakeEngine(FakeServer):
         own = RoundForward(role="drafter", num_tokens=1, times=k)
         return (target,) if drafter == "none" else (target, own)
 
-    def time_forwards(self, request: EngineRequest, work: Work) -> TimedForwards:
+    def time_forwards(self, request: Request, work: Work) -> TimedForwards:
         """Takes no time: it is beside what is measured. Every fifth of a kind is a hiccup."""
         rounds = self._rounds(request.max_new_tokens - 1, work.drafter, work.k, 1.0)
         forward_s = {
@@ -260,9 +254,9 @@ class FakeEngine(FakeServer):
             )
             for forward in self.forwards(work.drafter, work.k)
         }
-        result = EngineResult(
+        result = Result(
             output_ids=(),
-            hit_eos=False,
+            finish_reason="length",
             prefill_s=None,
             ttft_s=None,
             decode_s=None,

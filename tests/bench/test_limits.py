@@ -9,16 +9,16 @@ import torch
 
 from specbench.bench.blocks import Cell
 from specbench.bench.limits import count_launches, measure_limits
-from specbench.engines.engine import EngineRequest, EngineResult, RoundForward, Work
+from specbench.engines.engine import RoundForward, Work
 from specbench.errors import UsageError
 from specbench.probes.launches import HostCalls
-from specbench.records import BlockRecord, Sampling
+from specbench.records import BlockRecord, Request, Result, Sampling
 from tests.cell_keys import cell_key
 from tests.made_records import made_block, made_request, steps
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 WARM = Sampling(temperature=0.7)
-REQUEST = EngineRequest(prompt_ids=(1, 2), max_new_tokens=5, sampling=Sampling(), seed=3)
+REQUEST = Request(prompt_ids=(1, 2), max_new_tokens=5, sampling=Sampling(), seed=3)
 
 
 def cell(k: int, concurrency: int = 1) -> Cell:
@@ -48,7 +48,7 @@ class SizedEngine:
 
     shows_rounds: bool = True
     calls: HostCalls | None = None
-    works: list[tuple[EngineRequest, Work]] = field(default_factory=list)
+    works: list[tuple[Request, Work]] = field(default_factory=list)
 
     def bytes_read(self, drafter: str, forward: RoundForward, rows: int, context: int) -> int:
         assert drafter == "small" or forward.role == "target"
@@ -61,13 +61,13 @@ class SizedEngine:
         rest = RoundForward(role="drafter", num_tokens=1, times=k - 1)
         return (target,) if drafter == "none" else (target, first, rest)
 
-    def generate(self, request: EngineRequest, work: Work) -> EngineResult:
+    def generate(self, request: Request, work: Work) -> Result:
         self.works.append((request, work))
         n = -(-(request.max_new_tokens - 1) // (work.k // 2 + 1))
         self.calls = HostCalls(launches=50 + 3 * n, graph_launches=n, syncs=2 + n)
-        return EngineResult(
+        return Result(
             output_ids=(0,) * request.max_new_tokens,
-            hit_eos=False,
+            finish_reason="length",
             prefill_s=None,
             ttft_s=None,
             decode_s=None,
@@ -170,7 +170,7 @@ def test_what_cannot_be_told_is_not_recorded():
 @pytest.mark.parametrize("error", [UsageError("no room"), AssertionError("CUPTI"), OSError("no")])
 def test_a_cell_that_cannot_be_profiled_has_no_count_and_the_next_one_has(error):
     class Refusing(SizedEngine):
-        def generate(self, request: EngineRequest, work: Work) -> EngineResult:
+        def generate(self, request: Request, work: Work) -> Result:
             if work.k == 2:
                 raise error
             return super().generate(request, work)

@@ -18,13 +18,13 @@ from specbench.bench.threads import (
     choose_threads,
     trial_of_plan,
 )
-from specbench.engines.engine import EngineRequest, EngineResult, Work
+from specbench.engines.engine import Work
 from specbench.errors import ModelError
 from specbench.forward import autotune
 from specbench.gate.fingerprint import fingerprint_of, thread_difference
 from specbench.probes import load
 from specbench.probes.load import HostLoad
-from specbench.records import Contender
+from specbench.records import Contender, Request, Result
 from specbench.report.document import build_document
 from specbench.report.provenance import provenance
 from tests.bench.fake_runs import SETTINGS, make_plan
@@ -41,7 +41,7 @@ class Threaded(FakeEngine):
 
     seconds_of: Mapping[int, float] = MappingProxyType({1: 1.0, 4: 1.0, 8: 1.0})
 
-    def generate(self, request: EngineRequest, work: Work) -> EngineResult:
+    def generate(self, request: Request, work: Work) -> Result:
         result = super().generate(request, work)
         self.numbers.append((torch.get_num_threads(), work.k))
         assert result.decode_s is not None

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import StoreError, UsageError
 from specbench.inputs.config import load_pairings
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.report.document import build_document
 from specbench.runs import load_run
 from tests.bench.fake_runs import write_prompts
@@ -193,7 +192,7 @@ def test_a_run_that_is_not_there_cannot_go_on(tiny, tmp_path):
 
 def test_an_answer_ends_at_its_end_token_unless_it_is_told_to_go_on(tiny):
     engine = BuiltinEngine(load_pairings(tiny / "pairings.yaml").targets[0], ModelPool(CPU))
-    request = EngineRequest(
+    request = Request(
         prompt_ids=(40, 41, 42), max_new_tokens=8, sampling=Sampling(), seed=0, stop_at_eos=False
     )
     whole = engine.generate(request, engine.baseline)

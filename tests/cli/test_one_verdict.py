@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, Work
+from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import SpecbenchError
 from specbench.files.headers import INDEX
 from specbench.files.model import open_model
 from specbench.fit.compatibility import check_drafter, check_target
 from specbench.inputs.config import load_pairings
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from tests.cli.calls import Ran, specbench
 from tests.cli.conftest import SMALL
 from tests.tiny_models import VOCAB_SIZE, change_json, write_head, write_model
@@ -387,7 +387,7 @@ def test_tokens_that_the_draft_does_not_know_change_no_text(models: Path, tmp_pa
     engine.add_drafter(drafter)
     said = set()
     for seed in range(8):
-        request = EngineRequest(
+        request = Request(
             prompt_ids=tuple(range(3 + seed, 23 + seed)),
             max_new_tokens=24,
             sampling=Sampling(),

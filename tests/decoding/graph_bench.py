@@ -8,12 +8,11 @@ from typing import NamedTuple
 from specbench.execution.graphs import GraphLauncher
 from specbench.execution.launcher import GraphKind
 from specbench.forward.runner import StockRunner
-from specbench.records import Sampling
+from specbench.records import Request, Result, Sampling
 from specbench.round.drafter import Drafter
 from specbench.round.sampling import Sampler
 from specbench.serving.decoder import Decoder
 from specbench.serving.policy import FixedK, Policy
-from specbench.serving.request import Request, Result
 from tests.decoding.fake_graphs import FakeGraphs, LateClock, LateCopies, graphed
 from tests.decoding.lossless import make_drafter
 from tests.decoding.models import random_prompt, tiny_llama

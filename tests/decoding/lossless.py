@@ -21,12 +21,11 @@ from specbench.forward.runner import Runner
 from specbench.methods import find_method
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.retokenizer import TextTokenizer
-from specbench.records import Sampling
+from specbench.records import Request, Result, Sampling
 from specbench.round.drafter import Drafter, NoDrafter, Proposal
 from specbench.round.sampling import Purpose, Sampler, draw
 from specbench.round.verifier import verify
 from specbench.serving.decoder import Decoder
-from specbench.serving.request import Request, Result
 from tests.decoding.fakes import CountingClock
 from tests.decoding.models import plain_logits, tiny_llama
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import cache
 
 from specbench.forward.runner import StockRunner
+from specbench.records import Request
 from specbench.round.drafter import Drafter
-from specbench.serving.request import Request
 from tests.decoding.lossless import (
     FIRST,
     LAST,

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from specbench.forward.runner import StockRunner
-from specbench.serving.request import Request
+from specbench.records import Request
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import ARCHITECTURES, build, generated, ragged_prompts
 

@@ -9,13 +9,12 @@ from specbench.drafters.ngram import Ngram
 from specbench.execution.clock import make_clock
 from specbench.execution.graphs import GraphLauncher, Launchers
 from specbench.forward.runner import StockRunner
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.round.drafter import Drafter, Proposal
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
 from specbench.serving.decoder import Decoder
 from specbench.serving.policy import FixedK
-from specbench.serving.request import Request
 from tests.decoding.lossless import make_drafter, parts_of
 from tests.decoding.models import random_prompt, tiny_llama
 

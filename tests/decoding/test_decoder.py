@@ -7,9 +7,8 @@ import torch
 
 from specbench.errors import ModelError
 from specbench.forward.runner import StockRunner
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.round.drafter import NoDrafter
-from specbench.serving.request import Request
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter, until_eos
 from tests.decoding.models import (

@@ -17,7 +17,7 @@ from specbench.files.model_spec import ModelSpec
 from specbench.forward.runner import StockRunner
 from specbench.models.loading import load_dummy, load_model
 from specbench.models.weights import fill, make_skeleton
-from specbench.serving.request import Request
+from specbench.records import Request
 from specbench.shipped import PACKAGE
 from tests.decoding.lossless import assert_texts, decode, make_drafter
 from tests.decoding.models import (

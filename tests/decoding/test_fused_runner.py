@@ -10,7 +10,7 @@ from torch import Tensor
 from specbench.forward.fused_layers import _KEPT_SHAPES, _keep
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
-from specbench.serving.request import Request
+from specbench.records import Request
 from tests.decoding.fused_families import FAMILIES, LLAMA3_ROPE, TOKENS_2T, family
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import (

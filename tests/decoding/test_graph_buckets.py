@@ -13,12 +13,11 @@ from specbench.execution.graphs import Launchers
 from specbench.execution.launcher import EagerLauncher
 from specbench.footprint import span_bucket
 from specbench.forward.runner import Output, StockRunner
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.round.drafter import NoDrafter
 from specbench.round.sampling import Sampler
 from specbench.serving.decoder import Decoder, MakeLauncher
 from specbench.serving.policy import FixedK
-from specbench.serving.request import Request
 from tests.decoding.fake_graphs import FakeGraphs, LateClock
 from tests.decoding.graph_bench import (
     GREEDY,

@@ -10,15 +10,13 @@ from torch import Tensor
 from specbench.drafters.ngram import Ngram
 from specbench.execution.launcher import GraphKind, catch_up
 from specbench.forward.runner import StockRunner
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.round.drafter import Drafter, Traits
 from specbench.round.round import run_round
 from specbench.round.rows import Fill, Rows
 from specbench.round.sampling import Sampler
 from specbench.round.verifier import verify
 from specbench.serving.policy import FixedK
-from specbench.serving.request import Request
-from specbench.serving.scheduler import Arrival
 from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda
 from tests.decoding.fake_graphs import FailingGraphs, InertGraphs, LateClock, graphed
 from tests.decoding.graph_bench import (
@@ -92,7 +90,7 @@ def test_a_conversation_goes_on_from_keys_that_idle_rows_kept(llama: Subject) ->
     (short,) = one_request(num_tokens=4)
     (text,) = eager_texts(llama, drafter, [short], FixedK(3), 1)
     turns = [
-        Request(prompt_ids=prompt, max_new_tokens=n, arrival=Arrival(conversation="a"))
+        Request(prompt_ids=prompt, max_new_tokens=n, conversation="a")
         for prompt, n in [(short.prompt_ids, 4), ((*short.prompt_ids, *text, 9, 8), 12)]
     ]
     requests = [*some_requests(3), *turns]

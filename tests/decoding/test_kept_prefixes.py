@@ -3,10 +3,9 @@
 import pytest
 
 from specbench.forward.fused_runner import FusedRunner
+from specbench.records import Request
 from specbench.round.drafter import NoDrafter
 from specbench.serving.policy import FixedK
-from specbench.serving.request import Request
-from specbench.serving.scheduler import Arrival
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import assert_texts, make_drafter
 from tests.decoding.models import exact_llama, generated, random_prompt
@@ -22,12 +21,8 @@ __all__ = ["runner"]
 
 
 def test_a_conversation_goes_on_in_its_row_and_only_new_tokens_are_fed() -> None:
-    first = Request(
-        prompt_ids=tuple(range(1, 11)), max_new_tokens=5, arrival=Arrival(conversation="a")
-    )
-    then = Request(
-        prompt_ids=tuple(range(1, 19)), max_new_tokens=5, arrival=Arrival(conversation="a")
-    )
+    first = Request(prompt_ids=tuple(range(1, 11)), max_new_tokens=5, conversation="a")
+    then = Request(prompt_ids=tuple(range(1, 19)), max_new_tokens=5, conversation="a")
     other = Request(prompt_ids=(50,), max_new_tokens=30)
     runner = CountingRunner()
 
@@ -53,8 +48,7 @@ def test_a_kept_prefix_leaves_the_next_turns_text_as_it_was(
     target = runner(exact_llama(seed=0))
     drafter = make_drafter("draft_model", target, runner(exact_llama(seed=0)), tree=tree)
     turns = [
-        Request(prompt_ids=p, max_new_tokens=12, arrival=Arrival(conversation="c"))
-        for p in (opening, follow_up)
+        Request(prompt_ids=p, max_new_tokens=12, conversation="c") for p in (opening, follow_up)
     ]
 
     served = serve(target, drafter, [*turns, *some_requests(6)], FixedK(k), 2)
@@ -69,13 +63,14 @@ def test_a_row_that_another_moved_into_keeps_nothing_of_the_text_before() -> Non
         Request(
             prompt_ids=prompt,
             max_new_tokens=3,
-            arrival=Arrival(at_s=at_s, conversation=name),
+            at_s=at_s,
+            conversation=name,
         )
         for at_s, name in ((0.0, "a"), (12.0, "b"))
     )
     # Takes the first one's row when it ends; the third takes that one's, and the last waits.
     moved, late = (
-        Request(prompt_ids=random_prompt(9, seed=2), max_new_tokens=20, arrival=Arrival(at_s=at_s))
+        Request(prompt_ids=random_prompt(9, seed=2), max_new_tokens=20, at_s=at_s)
         for at_s in (0.0, 10.0)
     )
 
@@ -83,7 +78,8 @@ def test_a_row_that_another_moved_into_keeps_nothing_of_the_text_before() -> Non
         FusedRunner(exact_llama(seed=0)), NoDrafter(), [first, moved, late, again], FixedK(0), 2
     )
 
-    assert served.results[3].started_s > served.results[1].first_token_s
+    waited = served.results[3]
+    assert waited.arrived_s + waited.queue_s > served.results[1].first_token_s
     answer = generated(plain, prompt, 3)
     assert_texts([served.results[0], served.results[3]], [answer, answer])
 
@@ -102,7 +98,7 @@ def test_turns_that_start_together_each_keep_their_own_prefix(runner: MakeRunner
         runner(exact_llama(seed=0)),
         NoDrafter(),
         [
-            Request(prompt_ids=prompt, max_new_tokens=6, arrival=Arrival(conversation=str(i % 2)))
+            Request(prompt_ids=prompt, max_new_tokens=6, conversation=str(i % 2))
             for i, prompt in enumerate([*openings, *follow_ups])
         ],
         FixedK(0),

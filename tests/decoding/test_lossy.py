@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specbench.drafting.topology import Topology
 from specbench.forward.runner import StockRunner
-from specbench.records import LossyRule, Sampling
+from specbench.records import LossyRule, Request, Result, Sampling
 from specbench.records.lossy import RULES
 from specbench.round.drafter import Proposal
 from specbench.round.lossy import (
@@ -21,7 +21,6 @@ from specbench.round.sampling import Sampler
 from specbench.round.topology import StaticTree
 from specbench.round.verifier import verify
 from specbench.serving.decoder import Decoder
-from specbench.serving.request import Request, Result
 from tests.decoding.fake_rounds import trace_round
 from tests.decoding.fakes import CountingClock
 from tests.decoding.lossless import make_drafter

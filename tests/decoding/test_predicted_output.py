@@ -11,7 +11,7 @@ import pytest
 
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
-from specbench.records import AnswerCheck, Sampling
+from specbench.records import AnswerCheck, Request, Result, Sampling
 from specbench.round.drafter import Proposal
 from specbench.round.round import Verifier
 from specbench.round.sampling import Sampler
@@ -20,8 +20,6 @@ from specbench.round.synthetic import SyntheticVerifier
 from specbench.round.verifier import verify
 from specbench.serving.decoder import Decoder
 from specbench.serving.policy import FixedK
-from specbench.serving.request import Request, Result
-from specbench.serving.scheduler import Arrival
 from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
 from tests.decoding.graph_bench import GREEDY, WARM, Bench, Cycle, eager_texts, make_subject
 from tests.decoding.lossless import assert_texts, decode, make_drafter
@@ -77,7 +75,7 @@ def test_an_answer_that_is_as_expected_takes_one_forward_and_no_round() -> None:
     assert [len(fed_BT[0]) for fed_BT in runner.fed] == [1, 25]
     assert len(result.rounds) == 0
     assert (result.rounds.draft_s, result.rounds.verify_s) == ((), ())
-    assert (result.first_token_s, result.finished_s) == (1.0, 2.0)
+    assert (result.first_token_s, result.total_s) == (1.0, 2.0)
 
 
 def test_rounds_go_on_behind_a_prediction_that_is_too_short() -> None:
@@ -279,7 +277,7 @@ def test_a_conversation_goes_on_in_the_row_that_a_check_completed() -> None:
             prompt_ids=prompt,
             max_new_tokens=len(text),
             prediction_ids=text,
-            arrival=Arrival(conversation="c"),
+            conversation="c",
         )
         for prompt, text in zip((PROMPTS[2], turn), texts, strict=True)
     ]

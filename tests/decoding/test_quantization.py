@@ -21,7 +21,7 @@ from specbench.forward.runner import StockRunner
 from specbench.models import loading, quantization
 from specbench.models.loading import LoadedModel, load_model, planned_dtype
 from specbench.models.quantization import pack, packable, require_packable, stored_format
-from specbench.serving.request import Request
+from specbench.records import Request
 from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import (

@@ -9,11 +9,10 @@ from collections.abc import Collection
 import pytest
 import torch
 
-from specbench.records import Sampling
+from specbench.records import Request, Result, Sampling
 from specbench.round.round import run_round
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
-from specbench.serving.request import Request, Result
 from tests.decoding.fakes import CountingRunner, ScriptedDrafter
 from tests.decoding.lossless import decode
 
@@ -189,11 +188,11 @@ def test_times_come_from_the_clock_and_split_each_round() -> None:
     # Readings are 0, 1, 2 ...: start 0, first token 1; a round reads began, drafted, finished.
     result = counted(k=3)
 
-    assert (result.started_s, result.first_token_s) == (0, 1)
+    assert (result.arrived_s, result.queue_s, result.first_token_s) == (0, 0, 1)
     assert result.rounds.draft_s == (1, 1, 1)
     assert result.rounds.verify_s == (1, 1, 1)
     assert result.rounds.round_s == (2, 2, 2)
-    assert result.finished_s == 10
+    assert result.total_s == 10
 
 
 def test_the_baseline_spends_no_time_drafting() -> None:

@@ -10,12 +10,11 @@ import torch
 
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
-from specbench.records import Sampling
+from specbench.records import Request, Result, Sampling
 from specbench.round.drafter import Drafter, NoDrafter, Proposal
 from specbench.round.rows import Fill, Rows
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
-from specbench.serving.request import Request, Result
 from tests.decoding.fakes import CountingRunner, Wrapped
 from tests.decoding.lossless import GREEDY, decode, deepest, make_drafter
 from tests.decoding.models import exact_llama, ragged_prompts, random_prompt

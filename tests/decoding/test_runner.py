@@ -15,8 +15,8 @@ from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.forward.tree import branches_of
 from specbench.forward.unsupported import refuse_unsupported
+from specbench.records import Request
 from specbench.round.topology import StaticTree
-from specbench.serving.request import Request
 from tests.decoding.lossless import assert_texts, decode, make_drafter
 from tests.decoding.models import (
     ARCHITECTURES,

@@ -1,14 +1,18 @@
 """Who runs in which row and when, without a model."""
 
 import random
+from functools import partial
 
 import pytest
 
-from specbench.serving.scheduler import Arrival, Scheduler
+from specbench.records import Request
+from specbench.serving.scheduler import Scheduler
+
+arrival = partial(Request, max_new_tokens=1)
 
 
-def closed(num_requests: int) -> list[Arrival]:
-    return [Arrival() for _ in range(num_requests)]
+def closed(num_requests: int) -> list[Request]:
+    return [arrival() for _ in range(num_requests)]
 
 
 def test_requests_take_rows_in_their_order_and_the_rest_wait() -> None:
@@ -30,7 +34,7 @@ def test_a_freed_row_goes_to_the_next_one_waiting() -> None:
 
 
 def test_a_request_does_not_start_before_it_arrives() -> None:
-    scheduler = Scheduler([Arrival(at_s=0.0), Arrival(at_s=3.0)], num_rows=2)
+    scheduler = Scheduler([arrival(at_s=0.0), arrival(at_s=3.0)], num_rows=2)
 
     assert scheduler.admit(2.9) == [(0, 0)]
     assert scheduler.next_arrival_s == 3.0
@@ -39,7 +43,7 @@ def test_a_request_does_not_start_before_it_arrives() -> None:
 
 
 def test_a_request_that_waited_for_a_row_arrived_when_it_said() -> None:
-    scheduler = Scheduler([Arrival(at_s=0.0), Arrival(at_s=1.0)], num_rows=1)
+    scheduler = Scheduler([arrival(at_s=0.0), arrival(at_s=1.0)], num_rows=1)
     scheduler.admit(0.0)
     scheduler.finish(0, 9.0)
     scheduler.admit(9.0)
@@ -48,8 +52,8 @@ def test_a_request_that_waited_for_a_row_arrived_when_it_said() -> None:
 
 
 def test_the_next_turn_waits_for_the_answer_and_gets_its_row_before_others() -> None:
-    turns = [Arrival(conversation="a"), Arrival(conversation="a")]
-    scheduler = Scheduler([Arrival(), *turns, Arrival(), Arrival()], num_rows=2)
+    turns = [arrival(conversation="a"), arrival(conversation="a")]
+    scheduler = Scheduler([arrival(), *turns, arrival(), arrival()], num_rows=2)
     assert scheduler.admit(0.0) == [(0, 0), (1, 1)]
 
     scheduler.finish(1, 2.0)
@@ -59,8 +63,8 @@ def test_the_next_turn_waits_for_the_answer_and_gets_its_row_before_others() -> 
 
 
 def test_a_next_turn_comes_in_with_the_answer_whatever_time_it_names() -> None:
-    turns = [Arrival(at_s=1.0, conversation="a"), Arrival(at_s=50.0, conversation="a")]
-    scheduler = Scheduler([*turns, Arrival(at_s=1.5)], num_rows=1)
+    turns = [arrival(at_s=1.0, conversation="a"), arrival(at_s=50.0, conversation="a")]
+    scheduler = Scheduler([*turns, arrival(at_s=1.5)], num_rows=1)
     assert scheduler.admit(1.0) == [(0, 0)]
 
     scheduler.finish(0, 2.0)
@@ -94,7 +98,7 @@ def test_no_rows_serve_nobody() -> None:
 def test_every_request_runs_once_and_none_is_overtaken_by_one_that_came_later(seed: int) -> None:
     draw = random.Random(seed)
     num_rows, num_requests = draw.randint(1, 8), draw.randint(1, 60)
-    arrivals = [Arrival(at_s=draw.uniform(0, 20)) for _ in range(num_requests)]
+    arrivals = [arrival(at_s=draw.uniform(0, 20)) for _ in range(num_requests)]
     scheduler = Scheduler(arrivals, num_rows)
     started: list[int] = []
     now = 0.0

@@ -10,13 +10,12 @@ from specbench.adaptive_k.controller import Controller, default_ks
 from specbench.adaptive_k.round_costs import RoundCosts
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
-from specbench.records import Sampling
+from specbench.records import Request, Result, Sampling
 from specbench.round.drafter import Drafter, NoDrafter
 from specbench.round.sampling import Sampler
 from specbench.serving.decoder import Decoder
 from specbench.serving.policy import FixedK, Policy
-from specbench.serving.request import Request, Result, Served
-from specbench.serving.scheduler import Arrival
+from specbench.serving.serving import Served
 from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
 from tests.decoding.graph_bench import WARM, Cycle
 from tests.decoding.lossless import GREEDY, assert_texts, make_drafter
@@ -140,7 +139,7 @@ def test_two_hundred_requests_over_sixteen_rows_all_finish_and_none_starves() ->
         first = request.prompt_ids[-1] + 1
         assert result.output_ids == tuple(range(first, first + request.max_new_tokens))
     # Nobody is overtaken: prefills begin in the order of the list.
-    starts = [result.started_s for result in served.results]
+    starts = [result.arrived_s + result.queue_s for result in served.results]
     assert starts == sorted(starts)
     timeline = served.timeline
     assert max(timeline.num_live) == 16
@@ -177,17 +176,14 @@ def test_rows_catch_up_after_rounds_with_fewer_drafts_or_none(
 
 
 def test_open_loop_requests_wait_for_their_time_and_for_a_row() -> None:
-    requests = [
-        Request(prompt_ids=(1,), max_new_tokens=4, arrival=Arrival(at_s=at_s))
-        for at_s in (0.0, 0.0, 1.0)
-    ]
+    requests = [Request(prompt_ids=(1,), max_new_tokens=4, at_s=at_s) for at_s in (0.0, 0.0, 1.0)]
 
     served = serve(CountingRunner(), NoDrafter(), requests, FixedK(0), 2)
 
     late = served.results[2]
     assert late.arrived_s == 1.0
-    assert late.started_s > late.arrived_s  # both rows were busy
-    assert late.first_token_s > late.started_s
+    assert late.queue_s > 0  # both rows were busy
+    assert late.ttft_s > late.queue_s
 
 
 def test_the_timeline_counts_what_the_requests_emitted(runner: MakeRunner) -> None:

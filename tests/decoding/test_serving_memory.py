@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from specbench.forward.runner import StockRunner
+from specbench.records import Request
 from specbench.round.drafter import NoDrafter
 from specbench.serving.policy import FixedK
-from specbench.serving.request import Request
 from tests.decoding.models import tiny_llama
 from tests.decoding.test_serving import serve
 

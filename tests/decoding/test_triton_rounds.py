@@ -11,7 +11,7 @@ from specbench.forward.fused_layers import FusedLayers
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.fused_weights import fuse
 from specbench.forward.layer_steps import TritonSteps
-from specbench.serving.request import Request
+from specbench.records import Request
 from tests.decoding.fused_families import FAMILIES, family
 from tests.decoding.lossless import assert_texts, decode, make_drafter
 from tests.decoding.models import CLOSE, generated, ragged_prompts

@@ -9,11 +9,11 @@ from transformers import AutoConfig
 from specbench.demo import MODELS
 from specbench.drafters.registry import drafter_class
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, Work
+from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool
 from specbench.inputs.config import load_pairings
 from specbench.models.loading import weights_sha256
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.shipped import shipped
 from tests.demo.test_models import prompts
 
@@ -54,9 +54,7 @@ def test_a_head_drafts_for_the_target_and_leaves_its_text_as_it_is(name: str, to
     work = Work(drafter=name, method=pairing.drafter.method, k=4)
     num_rounds = num_tokens = 0
     for prompt in prompts("code", tokenizer, 3):
-        request = EngineRequest(
-            prompt_ids=tuple(prompt), max_new_tokens=60, sampling=Sampling(), seed=0
-        )
+        request = Request(prompt_ids=tuple(prompt), max_new_tokens=60, sampling=Sampling(), seed=0)
         drafted = engine.generate(request, work)
         assert drafted.output_ids == engine.generate(request, engine.baseline).output_ids
         num_rounds += len(drafted.rounds)

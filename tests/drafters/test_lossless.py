@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from specbench.forward.runner import StockRunner
-from specbench.serving.request import Request
+from specbench.records import Request
 from tests.decoding.lossless import assert_texts, decode, deepest, make_drafter, until_eos
 from tests.decoding.models import exact_llama, generated, ragged_prompts, random_prompt
 from tests.drafters.variants import VARIANTS, Variant

@@ -19,13 +19,12 @@ from specbench.drafting.topology import Topology
 from specbench.errors import ModelError, UsageError
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import Checkpoint
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.round.drafter import Drafter, Proposal
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
 from specbench.serving.decoder import Decoder
 from specbench.serving.policy import FixedK
-from specbench.serving.request import Request
 from tests.decoding.conftest import Plant
 from tests.decoding.fakes import CountingClock, Wrapped
 from tests.decoding.lossless import parts_of

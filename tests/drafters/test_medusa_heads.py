@@ -13,7 +13,7 @@ from torch import Tensor
 from specbench.drafters.heads.medusa import MedusaHeads
 from specbench.errors import ModelError
 from specbench.models.checkpoint import Checkpoint
-from specbench.serving.request import Request
+from specbench.records import Request
 from tests.decoding.lossless import decode
 from tests.drafters.test_medusa import NUM_HEADS, Watched, drafter_of, heads, target
 

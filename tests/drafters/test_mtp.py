@@ -15,9 +15,9 @@ from specbench.drafters.mtp import Mtp
 from specbench.files import mtp
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import Checkpoint
+from specbench.records import Request
 from specbench.round.round import run_round
 from specbench.round.sampling import Sampler
-from specbench.serving.request import Request
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, parts_of
 from tests.decoding.models import build, generated, random_prompt
 from tests.drafters.feature_cases import (

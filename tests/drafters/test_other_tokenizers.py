@@ -17,12 +17,11 @@ from specbench.errors import CompatibilityError
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.models.tokenizer import Tokenizer
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.round.drafter import Drafter, Proposal
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
 from specbench.serving.decoder import Decoder
-from specbench.serving.request import Request
 from tests.decoding.fakes import CountingClock, Flattened, Wrapped
 from tests.decoding.graph_bench import Bench, Cycle, make_subject, some_requests
 from tests.decoding.lossless import (

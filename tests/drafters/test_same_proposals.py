@@ -13,14 +13,13 @@ from torch import Tensor
 
 from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.forward.fused_runner import FusedRunner
+from specbench.records import Request, Result
 from specbench.round.drafter import Drafter, Proposal
 from specbench.round.round import run_round
 from specbench.round.rows import Fill, Rows
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
 from specbench.serving.decoder import Decoder
-from specbench.serving.request import Request, Result
-from specbench.serving.scheduler import Arrival
 from tests.decoding.fakes import CountingClock, Wrapped
 from tests.decoding.graph_bench import Cycle
 from tests.decoding.lossless import (
@@ -112,7 +111,7 @@ def served(variant: Variant, *prompts: Path) -> tuple[list[Drafted], list[Result
             prompt_ids=prompt,
             max_new_tokens=40,
             seed=SEED,
-            arrival=Arrival(conversation="c"),
+            conversation="c",
         )
         for prompt in prompts
     ]

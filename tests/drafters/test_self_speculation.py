@@ -9,8 +9,8 @@ from torch import Tensor
 from specbench.errors import ModelError, UsageError
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
+from specbench.records import Request, Result
 from specbench.round.drafter import OwnForward
-from specbench.serving.request import Request, Result
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import (
     ARCHITECTURES,

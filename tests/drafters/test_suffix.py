@@ -13,13 +13,11 @@ from specbench.drafters.suffix import Suffix
 from specbench.errors import UsageError
 from specbench.forward.runner import StockRunner
 from specbench.methods import find_method
-from specbench.records import Sampling
+from specbench.records import Request, Result, Sampling
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
 from specbench.serving.decoder import Decoder
 from specbench.serving.policy import FixedK
-from specbench.serving.request import Request, Result
-from specbench.serving.scheduler import Arrival
 from tests.decoding.fakes import CountingClock, CountingRunner
 from tests.decoding.graph_bench import WARM, Subject, make_subject
 from tests.decoding.lossless import assert_texts, decode, parts_of
@@ -141,7 +139,7 @@ def test_a_conversation_goes_on_with_the_tree_of_its_row() -> None:
     settings = find_method("suffix").settings({"max_cached_requests": 0})
     drafter = Watched(parts_of(CountingRunner()), **settings)
     first, second = [50, 9], [50, 9, *range(10, 22), 60, 9]
-    _, turn = counted_up(drafter, first, second, arrival=Arrival(conversation="a"))
+    _, turn = counted_up(drafter, first, second, conversation="a")
     assert trees[0] is trees[-1]
     assert turn.rounds.num_accepted == (2, 4, 2)  # 9 and 10, and then all that came after
 
@@ -268,7 +266,7 @@ def test_an_answer_whose_row_is_given_to_another_is_kept_to_its_end() -> None:
     requests = [
         Request(prompt_ids=(10,), max_new_tokens=7),  # 11 .. 17; then the second row moves
         Request(prompt_ids=(40,), max_new_tokens=12),
-        Request(prompt_ids=(14, 15), max_new_tokens=5, arrival=Arrival(at_s=25.0)),
+        Request(prompt_ids=(14, 15), max_new_tokens=5, at_s=25.0),
     ]
     decoder = Decoder(target, drafter, eos_ids=(), clock=CountingClock())
 

@@ -4,11 +4,11 @@ from contextlib import contextmanager
 
 from torch.nn.modules.module import register_module_forward_hook
 
-from specbench.engines.engine import EngineRequest, Work
+from specbench.engines.engine import Work
 from specbench.engines.peers import ASSISTED_DEFAULT_K
 from specbench.engines.transformers import TransformersEngine
 from specbench.files.model_spec import ModelSpec
-from specbench.records import NO_DRAFTER, Sampling
+from specbench.records import NO_DRAFTER, Request, Sampling
 from tests.tiny_pair import make_tokenizer
 
 PROMPT = tuple(range(5, 25))
@@ -23,7 +23,7 @@ ALL = [BASELINE, STATIC, *DRAFTING]
 
 
 def request(num_tokens=NUM_TOKENS, *, temperature=0.0, seed=0, prompt=PROMPT, **changes):
-    return EngineRequest(
+    return Request(
         prompt_ids=prompt,
         max_new_tokens=num_tokens,
         sampling=Sampling(temperature=temperature),

@@ -8,10 +8,10 @@ from specbench.adaptive_k.calibration import Calibration
 from specbench.adaptive_k.round_costs import RoundCosts
 from specbench.engines import controllers
 from specbench.engines.controllers import Controllers
-from specbench.engines.engine import EngineRequest, Load, Work
-from specbench.records import Sampling
+from specbench.engines.engine import Load, Work
+from specbench.records import Request, Sampling
 
-REQUEST = EngineRequest(prompt_ids=(1,), max_new_tokens=8, sampling=Sampling(), seed=0)
+REQUEST = Request(prompt_ids=(1,), max_new_tokens=8, sampling=Sampling(), seed=0)
 WARM = replace(REQUEST, sampling=Sampling(temperature=0.7))
 CHAT = Work(drafter="draft", method="draft_model", k=2, adaptive=True, workload="chat")
 OTHER = replace(CHAT, drafter="other")

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from specbench.engines.engine import EngineResult
 from specbench.engines.generation_log import GenerationLog, timeline
-from specbench.records import RoundLog
+from specbench.records import Result, RoundLog
 
 
 def log_of(fed, put):
@@ -64,9 +63,9 @@ def test_rounds_that_drafted_beyond_k_are_not_told():
 
 def result(*, arrived_s, round_s):
     ones = (1,) * len(round_s)
-    return EngineResult(
+    return Result(
         output_ids=(1,) * (1 + len(round_s)),
-        hit_eos=False,
+        finish_reason="length",
         prefill_s=None,
         ttft_s=0.5,
         decode_s=sum(round_s),

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from specbench.drafters.medusa import Medusa
 from specbench.drafting.published import MC_SIM_7B_63
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, Load, RoundForward, Work
+from specbench.engines.engine import Load, RoundForward, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import CompatibilityError, ModelError, UsageError
 from specbench.files.model_spec import ModelSpec
@@ -20,7 +20,7 @@ from specbench.forward.layer_stack import LayerStack
 from specbench.forward.self_test import Forward
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Drafter, Target
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.settings import DecoderSettings
 from tests import tiny_models
 from tests.tiny_models import change_config, write_model
@@ -28,7 +28,7 @@ from tests.tiny_pair import make_tokenizer, write_pair
 
 NUM_HEADS, WIDTH, VOCAB = 3, 32, 272
 PARAMETERS = NUM_HEADS * (WIDTH * WIDTH + WIDTH + VOCAB * WIDTH)
-REQUEST = EngineRequest(
+REQUEST = Request(
     prompt_ids=(40, 41, 42, 43), max_new_tokens=12, sampling=Sampling(), seed=0, stop_at_eos=False
 )
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, Load, Work
+from specbench.engines.engine import Load, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.inputs.pairing import Drafter, Target
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from tests.tiny_models import write_head, write_model
 
 ROWS = 3
@@ -30,7 +30,7 @@ def test_of_the_target_and_of_a_head_whose_beam_needs_slots_of_its_own(
     told = set()
     for most in (50, 61, 67):  # rising past the end of a bucket: rows are never given back
         requests = [
-            EngineRequest(prompt_ids=(40, 41, 42), max_new_tokens=most, sampling=Sampling(), seed=i)
+            Request(prompt_ids=(40, 41, 42), max_new_tokens=most, sampling=Sampling(), seed=i)
             for i in range(ROWS)
         ]
         served = engine.serve(requests, work, Load(concurrency=ROWS))

@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, RoundForward, Work
+from specbench.engines.engine import RoundForward, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import CompatibilityError
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Drafter, Target
 from specbench.models.tokenizer import Tokenizer
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from tests.other_tokenizers import revocabularied, write_pieces
 from tests.tiny_pair import make_pair, write_pair
 
-REQUEST = EngineRequest(
+REQUEST = Request(
     prompt_ids=(40, 41, 42, 43), max_new_tokens=16, sampling=Sampling(), seed=0, stop_at_eos=False
 )
 METHODS = ("token_intersection", "string_match")

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, RoundForward, Work
+from specbench.engines.engine import RoundForward, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.inputs.pairing import Drafter
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 
-REQUEST = EngineRequest(
+REQUEST = Request(
     prompt_ids=(40, 41, 42, 43), max_new_tokens=24, sampling=Sampling(), seed=0, stop_at_eos=False
 )
 PLAIN = Work(drafter="none", method="none", k=0)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, Load, Work
+from specbench.engines.engine import Load, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.inputs.config import load_pairings
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.shipped import shipped
 
 HEADS = {
@@ -32,9 +32,9 @@ def engine() -> BuiltinEngine:
     return engine
 
 
-def request(engine: BuiltinEngine) -> EngineRequest:
+def request(engine: BuiltinEngine) -> Request:
     ids = engine.tokenizer.ids("def add(first, second):\n    return first +")
-    return EngineRequest(
+    return Request(
         prompt_ids=tuple(ids), max_new_tokens=40, sampling=Sampling(), seed=0, stop_at_eos=False
     )
 

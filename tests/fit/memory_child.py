@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, Work
+from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool
 from specbench.inputs.config import load_pairings
 from specbench.probes.host import process_used_bytes
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.shipped import shipped
 
 NUM_NEW = 8
@@ -24,9 +24,7 @@ NUM_NEW = 8
 
 def decode(engine: BuiltinEngine, work: Work, context: int) -> None:
     prompt_ids = tuple(3 + i % 200 for i in range(context - NUM_NEW))
-    request = EngineRequest(
-        prompt_ids=prompt_ids, max_new_tokens=NUM_NEW, sampling=Sampling(), seed=0
-    )
+    request = Request(prompt_ids=prompt_ids, max_new_tokens=NUM_NEW, sampling=Sampling(), seed=0)
     engine.generate(request, work)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from specbench.bench.built_weights import built_weights
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, Work
+from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool, bytes_read
 from specbench.files.model import open_model
 from specbench.files.model_spec import ModelSpec
@@ -18,7 +18,7 @@ from specbench.fit.weights import model_weights, planned_dtype
 from specbench.inputs.config import load_pairings
 from specbench.models.loading import load_model
 from specbench.models.loading import planned_dtype as loading_dtype
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.shipped import shipped
 from tests.decoding.models import ARCHITECTURES, _config, build
 from tests.tiny_models import files_of
@@ -124,7 +124,7 @@ def test_every_drafter_of_the_embedded_pair_takes_what_is_planned():
     alone = plan_target(files, place)
     assert alone is not None
     assert alone.target.nbytes == engine.weights_bytes("none")
-    request = EngineRequest(
+    request = Request(
         prompt_ids=tuple(range(10, 40)), max_new_tokens=8, sampling=Sampling(), seed=0
     )
     for drafter in target.drafters:

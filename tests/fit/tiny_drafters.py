@@ -5,18 +5,16 @@ from pathlib import Path
 import torch
 
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, Work
+from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Target
 from specbench.methods import Setting
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from tests.tiny_models import HEADS, write_head, write_model
 
 CONTEXT = 38  # tokens of the request below
-REQUEST = EngineRequest(
-    prompt_ids=tuple(range(10, 40)), max_new_tokens=8, sampling=Sampling(), seed=0
-)
+REQUEST = Request(prompt_ids=tuple(range(10, 40)), max_new_tokens=8, sampling=Sampling(), seed=0)
 
 
 class TinyDrafters:

@@ -19,7 +19,7 @@ import yaml
 
 from specbench.demo import MODELS, WORKLOADS
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, EngineResult, Load, Work
+from specbench.engines.engine import Load, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
@@ -29,7 +29,7 @@ from specbench.inputs.workloads import load_workload
 from specbench.methods import find_method
 from specbench.models.loading import load_model
 from specbench.models.tokenizer import Tokenizer
-from specbench.records import Sampling
+from specbench.records import Request, Result, Sampling
 from specbench.settings import DecoderSettings
 from tests.decoding.lossless import SAMPLED_PROMPT, sampled_model
 from tests.drafters.variants import VARIANTS
@@ -108,7 +108,7 @@ class Decoding:
                     work = Work(drafter=name, method=pairing.drafter.method, k=k)
                     self._add(subject.engine, pairing.drafter)
                 requests = [
-                    EngineRequest(
+                    Request(
                         prompt_ids=prompt,
                         max_new_tokens=_MAX_NEW_TOKENS,
                         sampling=sampling,
@@ -146,7 +146,7 @@ class Decoding:
         return Subject(engine, prompts)
 
 
-def _in_one_line(results: Sequence[EngineResult], k: int) -> str:
+def _in_one_line(results: Sequence[Result], k: int) -> str:
     """A hash of all ids, the first eight, and how many rounds accepted a draft at 1 .. K."""
     ids = [result.output_ids for result in results]
     logs = [result.rounds for result in results if result.rounds]
@@ -166,7 +166,7 @@ def _in_one_line(results: Sequence[EngineResult], k: int) -> str:
 @cache
 def _prediction(engine: BuiltinEngine, prompt: tuple[int, ...]) -> tuple[int, ...]:
     """The target's greedy answer with one token changed, for methods that copy from one."""
-    request = EngineRequest(
+    request = Request(
         prompt_ids=prompt, max_new_tokens=_MAX_NEW_TOKENS, sampling=Sampling(), seed=0
     )
     answer = engine.generate(request, engine.baseline).output_ids

@@ -14,7 +14,7 @@ from specbench.inputs.address import Address
 from specbench.records import RequestCounts, ServerRecord
 from specbench.runs.codec import encode_line
 from specbench.servers.client import Client
-from tests.engines.served.replay import QUESTION, recorded
+from tests.engines.served.replay import REQUEST, recorded
 from tests.hostile import mutations
 from tests.hostile.case import Case, Make
 from tests.hostile.mutations import Mutation
@@ -108,7 +108,7 @@ async def _facts(engine: str, client: Client) -> None:
 async def _answer(engine: str, client: Client) -> None:
     """Its tokens are counted, and its text and counts are stored."""
     served = find_served(engine)
-    said = await served.answer(client, "tiny", QUESTION)
+    said = await served.answer(client, "tiny", REQUEST)
     said.text.encode()
     assert all(0 <= token < 2**31 for token in said.token_ids)
     counts = served.counts(said, 4)

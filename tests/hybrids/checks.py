@@ -15,8 +15,7 @@ from specbench.adaptive_k.controller import Controller, default_ks
 from specbench.adaptive_k.round_costs import RoundCosts
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
-from specbench.serving.request import Request
-from specbench.serving.scheduler import Arrival
+from specbench.records import Request
 from tests.decoding.graph_bench import Cycle
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import generated, ragged_prompts, random_prompt, tiny_llama
@@ -132,10 +131,7 @@ def check_adaptive_k(of: Subject) -> None:
 
 def check_second_turn(of: Subject, draft: Runner, ks: Sequence[int] = (3,)) -> None:
     """A conversation goes on in its row, beside another request and after rounds that idle."""
-    turns = [
-        Request(prompt_ids=p, max_new_tokens=NUM_TOKENS, arrival=Arrival(conversation="c"))
-        for p in of.turns
-    ]
+    turns = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS, conversation="c") for p in of.turns]
     other = Request(prompt_ids=ragged_prompts()[0], max_new_tokens=NUM_TOKENS)
     drafter = make_drafter("draft_model", of.target, draft)
 
@@ -164,10 +160,10 @@ def check_short_answer(of: Subject) -> None:
         (answer, (*opening, *answer[:9], *random_prompt(5, seed=3))),
     ):
         turns = [
-            Request(prompt_ids=p, max_new_tokens=n, arrival=Arrival(conversation="c"))
+            Request(prompt_ids=p, max_new_tokens=n, conversation="c")
             for p, n in ((opening, len(said)), (follow_up, NUM_TOKENS))
         ]
-        afresh = replace(turns[1], arrival=Arrival())
+        afresh = replace(turns[1], conversation=None)
         drafter = make_drafter("draft_model", of.target, of.near)
 
         (alone,) = decode(of.target, drafter, [afresh], k=3)

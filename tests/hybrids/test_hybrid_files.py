@@ -8,7 +8,7 @@ import torch
 
 from specbench.bench.built_weights import built_weights
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, Work
+from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelError
 from specbench.files.config import is_hybrid
@@ -19,8 +19,7 @@ from specbench.footprint import STATES_BESIDE_DRAFTS
 from specbench.forward.runner import StockRunner
 from specbench.forward.state_layers import has_other_state
 from specbench.inputs.pairing import Drafter, Target
-from specbench.records import Sampling
-from specbench.serving.request import Request
+from specbench.records import Request, Sampling
 from tests.decoding.lossless import decode, make_drafter
 from tests.decoding.models import generated, ragged_prompts
 from tests.hybrids.models import HYBRIDS, tiny_hybrid
@@ -92,7 +91,7 @@ def test_forwards_timed_between_rounds_leave_the_text_as_it_was(engine: BuiltinE
     own = replace(TREE, name="chain", parameters={"num_layers": 1})
     engine.add_drafter(own)
     prompt = ragged_prompts()[0]
-    request = EngineRequest(
+    request = Request(
         prompt_ids=prompt, max_new_tokens=16, sampling=Sampling(), seed=0, stop_at_eos=False
     )
 

@@ -9,10 +9,9 @@ from specbench.errors import ModelError
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
 from specbench.forward.scoring import mean_log_probs
+from specbench.records import Request
 from specbench.round.drafter import NoDrafter
 from specbench.serving.policy import FixedK
-from specbench.serving.request import Request
-from specbench.serving.scheduler import Arrival
 from tests.decoding import graph_bench
 from tests.decoding.fake_rounds import trace_round
 from tests.decoding.graph_bench import Bench, Cycle
@@ -97,10 +96,7 @@ def test_a_second_turn_feeds_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -
         return forward(runner, tokens_BT, *args, **how)
 
     monkeypatch.setattr(StockRunner, "forward", seen)
-    turns = [
-        Request(prompt_ids=p, max_new_tokens=NUM_TOKENS, arrival=Arrival(conversation="c"))
-        for p in of.turns
-    ]
+    turns = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS, conversation="c") for p in of.turns]
     serve(of.target, NoDrafter(), turns, FixedK(0), 1)
 
     # The last two tokens of the answer are fed again, as in a row that has keys alone.

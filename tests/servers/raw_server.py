@@ -3,14 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 
 from specbench.inputs.address import Address
+from specbench.records import Request
+from specbench.servers import traffic
 from specbench.servers.client import Client, ServerError
 from specbench.servers.streamed import Streamed
-from specbench.servers.traffic import ServerRequest
 
 
 def client_of(url: str, **more: Any) -> Client:
@@ -54,14 +57,26 @@ def failure_of(
     return asyncio.run(ask())
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Posted(Request):
+    """A request of the API, whose body may follow from the answers before."""
+
+    path: str
+    body: Callable[[Sequence[Streamed]], Mapping[str, Any]]
+
+
 def posted(
     path: str,
     body: Callable[[Sequence[Streamed]], Mapping[str, Any]],
     conversation: str | None = None,
-) -> ServerRequest:
-    """A request of the API, whose body may follow from the answers before."""
+) -> Posted:
+    return Posted(path=path, body=body, conversation=conversation, max_new_tokens=0)
 
-    async def ask(client: Client, earlier: Sequence[Streamed]) -> Streamed:
-        return await client.stream(path, body(earlier))
 
-    return ServerRequest(ask=ask, conversation=conversation)
+async def _post(client: Client, request: Request, earlier: Sequence[Streamed]) -> Streamed:
+    assert isinstance(request, Posted)
+    return await client.stream(request.path, request.body(earlier))
+
+
+closed_loop = partial(traffic.closed_loop, send=_post)
+open_loop = partial(traffic.open_loop, send=_post)

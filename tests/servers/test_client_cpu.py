@@ -7,9 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from specbench.servers.traffic import closed_loop
 from tests.servers.crowd_server import IDS
-from tests.servers.raw_server import client_of, posted
+from tests.servers.raw_server import client_of, closed_loop, posted
 
 NUM_EVENTS = 40  # of an answer, and its end
 
@@ -30,7 +29,7 @@ async def load_at(url, concurrency, num_requests):
     async with client_of(url) as client:
         await closed_loop(requests[:concurrency], [client], concurrency=concurrency)
         answers, load = await closed_loop(requests, [client], concurrency=concurrency)
-    assert all(len(a.streamed.token_ids) == len(IDS) * NUM_EVENTS for a in answers)
+    assert all(len(a.token_ids) == len(IDS) * NUM_EVENTS for a in answers)
     assert load.num_events == num_requests * (NUM_EVENTS + 2)
     return load
 

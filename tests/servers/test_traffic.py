@@ -11,16 +11,15 @@ from time import process_time
 import pytest
 
 from specbench.arrivals import poisson_arrivals
-from specbench.engines.arrivals import arrivals
-from specbench.engines.engine import EngineRequest, Load
+from specbench.engines.arrivals import arriving
+from specbench.engines.engine import Load
 from specbench.errors import WorkloadError
 from specbench.metrics.gathering import why_bound
-from specbench.records import ClientLoad, Sampling
+from specbench.records import ClientLoad, Request, Sampling
 from specbench.servers.client import ServerError
 from specbench.servers.streamed import Streamed
-from specbench.servers.traffic import closed_loop, open_loop
 from tests.servers.event_loops import in_virtual_time
-from tests.servers.raw_server import posted
+from tests.servers.raw_server import closed_loop, open_loop, posted
 
 
 @dataclass
@@ -57,7 +56,7 @@ def test_in_closed_loop_the_next_one_starts_when_one_ends():
     requests = [request(i, s) for i, s in enumerate(seconds)]
     answers, load = in_virtual_time(closed_loop(requests, [client], concurrency=2))
     assert [a.sent_s for a in answers] == pytest.approx([0, 0, 1, 2])
-    assert [a.streamed.text for a in answers] == [f"completions {i}" for i in range(4)]
+    assert [a.text for a in answers] == [f"completions {i}" for i in range(4)]
     assert client.most_active == 2
     more = in_virtual_time(closed_loop(requests[:1], [client], concurrency=2)).load
     assert (more.num_events, more.wall_s) == (1, pytest.approx(4))
@@ -76,14 +75,14 @@ def test_in_open_loop_they_come_at_their_times_whatever_is_unanswered():
 def test_arrivals_are_those_of_an_engine_in_this_process():
     sampling = Sampling(temperature=0.0)
     asked = [
-        EngineRequest(
+        Request(
             prompt_ids=(1,), max_new_tokens=1, sampling=sampling, seed=0, conversation=conversation
         )
         for conversation in ("a", "a", None, None, "b")
     ]
     times_s = poisson_arrivals(4.0, 7)
     expected = [next(times_s), None, next(times_s), next(times_s), next(times_s)]
-    assert [a.at_s for a in arrivals(asked, Load(request_rate=4.0, seed=7))] == expected
+    assert [a.at_s for a in arriving(asked, Load(request_rate=4.0, seed=7))] == expected
 
 
 @pytest.mark.parametrize("is_open", [False, True])
@@ -132,7 +131,7 @@ def test_a_failure_is_accounted_for_and_ends_only_its_own_conversation():
     errors = [a.error for a in answers]
     assert re.match("not sent: request 1 ", errors.pop(2) or "")
     assert errors == [None, "unlucky", "unlucky", "the template refuses", None]
-    assert [i for i, a in enumerate(answers) if a.streamed] == [0, 5]
+    assert [i for i, a in enumerate(answers) if not a.error] == [0, 5]
     assert load.num_events == 2
 
 

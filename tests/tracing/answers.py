@@ -8,12 +8,12 @@ import torch
 
 from specbench.bench.predictions import quoted_text
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, Load, Work
+from specbench.engines.engine import Load, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Target
 from specbench.inputs.workloads import load_workload
-from specbench.records import Message, Prompt, RoundLog, Sampling
+from specbench.records import Message, Prompt, Request, RoundLog, Sampling
 from specbench.shipped import shipped
 from specbench.stats.acceptance import RoundCounts
 from specbench.tracing.text import Text
@@ -97,7 +97,7 @@ def answered(
 ) -> list[tuple[tuple[int, ...], RoundLog]]:
     """The same turns decoded with drafts: output and rounds of each."""
     requests = [
-        EngineRequest(
+        Request(
             prompt_ids=text.prompt_ids,
             max_new_tokens=text.max_new_tokens,
             sampling=text.sampling,
@@ -132,7 +132,7 @@ def counted(logs: Sequence[RoundLog], k: int) -> RoundCounts:
 def _answer(
     engine: BuiltinEngine, prompt_ids: Sequence[int], sampling: Sampling, seed: int, most: int
 ) -> tuple[int, ...]:
-    request = EngineRequest(
+    request = Request(
         prompt_ids=tuple(prompt_ids), max_new_tokens=most, sampling=sampling, seed=seed
     )
     return engine.generate(request, engine.baseline).output_ids

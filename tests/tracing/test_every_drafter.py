@@ -12,12 +12,11 @@ import pytest
 from specbench.errors import UsageError
 from specbench.forecast.replay import replay_one, serves
 from specbench.forward.fused_runner import FusedRunner
-from specbench.records import Sampling, TraceRecord
+from specbench.records import Request, Sampling, TraceRecord
 from specbench.records.traces import Drafting
 from specbench.round.drafter import Drafter, Proposal
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
-from specbench.serving.request import Request
 from specbench.stats.acceptance import RoundCounts
 from specbench.tracing import track
 from specbench.tracing.conversation import Names, trace

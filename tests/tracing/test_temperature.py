@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from specbench.forecast.replay import replay_one
-from specbench.records import Sampling, TraceRecord
-from specbench.serving.request import Request
+from specbench.records import Request, Sampling, TraceRecord
 from specbench.stats.acceptance import RoundCounts
 from specbench.tracing import judging
 from specbench.tracing.conversation import Names, trace, trace_conversation

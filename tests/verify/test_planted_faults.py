@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, Load, ServedPass, Work
+from specbench.engines.engine import Load, ServedPass, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.forward.runner import StockRunner
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import load_workload
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.round import verifier
 from specbench.round.sampling import Purpose, Sampler, uniform
-from specbench.serving.request import Request
 from specbench.verify.collect import Answered, Collector, Examined, Question
 from specbench.verify.evidence import Evidence
 from specbench.verify.finding import Finding
@@ -206,7 +205,7 @@ class SevenTokens:
     def __init__(self) -> None:
         self.target, self.draft = (StockRunner(sampled_model(seed)) for seed in (0, 1))
 
-    def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
+    def serve(self, requests: Sequence[Request], work: Work, load: Load) -> ServedPass:
         drafter = make_drafter(work.method, self.target, self.draft)
         results = []
         for first in range(0, len(requests), load.concurrency):

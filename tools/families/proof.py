@@ -15,11 +15,10 @@ from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
 from specbench.models.parts import keep_text_part
 from specbench.models.small import VOCABULARY
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.round.drafter import Drafter, NoDrafter
 from specbench.round.sampling import Sampler
 from specbench.serving.decoder import Decoder
-from specbench.serving.request import Request
 from tools.families.registry import tiny_model
 
 IDENTICAL = "identical"

@@ -9,12 +9,11 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.this_process import find_device
 from specbench.bench.threads import idle_threads
 from specbench.engines.model_pool import ModelPool
-from specbench.engines.served import Question
 from specbench.errors import ModelError
 from specbench.files.model import open_model
 from specbench.fit.weights import DTYPE_BYTES, model_weights
 from specbench.models.loading import eos_ids
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.verify.evidence import GreedyEvidence, SampledEvidence, Subject
 from specbench.verify.reader import AnsweredPrompt, Reader
 from specbench.verify.served_text import ServedText
@@ -27,7 +26,7 @@ WEIGHTS_SHARE = 0.8  # of the free memory that weights may take; the rest is for
 class AlongTarget:
     """One target in memory. ModelError where it does not fit, or reads other tokens."""
 
-    def __init__(self, plan: TargetPlan, asked: Mapping[str, Question], most_tokens: int) -> None:
+    def __init__(self, plan: TargetPlan, asked: Mapping[str, Request], most_tokens: int) -> None:
         self._spec, self._asked, self._most = plan.target.model, asked, most_tokens
         settings = plan.settings
         device = find_device(settings.machine.device)
@@ -44,7 +43,7 @@ class AlongTarget:
         self, subject: Subject, texts: Sequence[ServedText], own: Sequence[ServedText] | None
     ) -> GreedyEvidence:
         """Beside the texts of K = 0; without these, beside the target's best tokens."""
-        asked = [self._as_read(text, self._asked[text.prompt].max_tokens) for text in texts]
+        asked = [self._as_read(text, self._asked[text.prompt].max_new_tokens) for text in texts]
         baseline = None if own is None else [self._whole(text) for text in own]
         ids = [self._whole(text) for text in texts]
         return self._reader.greedy(subject, asked, ids, baseline, eos_ids=self._eos_ids)

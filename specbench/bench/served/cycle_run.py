@@ -18,9 +18,7 @@ from specbench.bench.served.crosscheck import count_problems, count_warnings
 from specbench.bench.served.host import Host
 from specbench.bench.served.questions import (
     Answers,
-    PlannedRequest,
     asked_in,
-    question,
     template_clock,
 )
 from specbench.bench.served.recording import (
@@ -33,7 +31,7 @@ from specbench.bench.served.recording import (
 from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import Session, served_cells
 from specbench.bench.watch import Watch
-from specbench.engines.served import Question, find_served
+from specbench.engines.served import find_served
 from specbench.errors import ModelError, SpecbenchError
 from specbench.metrics.sessions import usable_sessions
 from specbench.probes.gpus import Gpus
@@ -45,6 +43,7 @@ from specbench.records import (
     Draft,
     Message,
     PassRecord,
+    Request,
     ServerRecord,
 )
 from specbench.runs import Ledger, StoredRun
@@ -54,7 +53,7 @@ from specbench.servers.page_cache import read_once
 from specbench.servers.server_log import EngineError
 from specbench.servers.silence import Stall, watch_for_stalls
 from specbench.servers.streamed import Streamed
-from specbench.servers.traffic import Answered, ServerRequest, Traffic, closed_loop, open_loop
+from specbench.servers.traffic import Traffic, closed_loop, open_loop
 from specbench.stats.percentiles import median_of
 
 Failures = Mapping[Draft, Sequence[str]]  # why sessions in a row broke off
@@ -185,9 +184,9 @@ class CycleRun:
         for most in sorted({cell.key.condition.concurrency for cell in session.cells}):
             num = most * len(running.clients)
             asked = [
-                Question(
+                Request(
                     messages=(Message(role="user", content=WARM_UP.format(first=i, last=i + 40)),),
-                    max_tokens=WARM_UP_TOKENS,
+                    max_new_tokens=WARM_UP_TOKENS,
                     sampling=session.cells[0].sampling,
                     seed=i,
                 )
@@ -261,26 +260,25 @@ class CycleRun:
         return Served(counted, load, (*problems, *map(str, spoiling)), warnings)
 
     async def _send(
-        self, session: Session, cell: Cell, asked: Sequence[PlannedRequest], running: Running
+        self, session: Session, cell: Cell, requests: Sequence[Request], running: Running
     ) -> Traffic:
         engine, condition = find_served(session.engine), cell.key.condition
 
-        def request(own: PlannedRequest) -> ServerRequest:
-            async def ask(client: Client, earlier: Sequence[Streamed]) -> Streamed:
-                messages = self._answers.history(cell, own, [one.text for one in earlier])
-                asking = question(self._plan, cell, own, messages)
-                return await engine.answer(client, running.facts.model, asking)
+        async def send(client: Client, request: Request, earlier: Sequence[Streamed]) -> Streamed:
+            texts = [answer.text for answer in earlier]
+            whole = self._answers.completed(cell, request, texts)
+            return await engine.answer(client, running.facts.model, whole)
 
-            return ServerRequest(ask=ask, conversation=own.conversation)
-
-        requests = [request(one) for one in asked]
         if condition.request_rate is None:
             rows = condition.concurrency
-            return await closed_loop(requests, running.clients, concurrency=rows, ends_at_loss=True)
+            return await closed_loop(
+                requests, running.clients, send, concurrency=rows, ends_at_loss=True
+            )
         seed = request_seed(self._plan.settings.seed, ALL_PROMPTS, session.repeat, 0)
         return await open_loop(
             requests,
             running.clients,
+            send,
             request_rate=condition.request_rate,
             seed=seed,
             ends_at_loss=True,
@@ -334,11 +332,10 @@ def is_steady(paces: Sequence[float]) -> bool:
     return len(last) == STEADY_BATCHES and max(last) <= STEADY * min(last)
 
 
-def _token_s(answered: Answered) -> float | None:
-    said = answered.streamed
-    if said is None or said.last_s is None or not said.num_tokens:
+def _token_s(answer: Streamed) -> float | None:
+    if answer.last_s is None or not answer.num_tokens:
         return None
-    return (said.last_s - answered.sent_s) / said.num_tokens
+    return (answer.last_s - answer.sent_s) / answer.num_tokens
 
 
 async def _idle_counters(clients: Sequence[Client], path: str | None) -> Counters:

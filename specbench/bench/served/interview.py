@@ -9,16 +9,16 @@ from typing import NamedTuple
 from specbench.bench.blocks import Cell, request_seed
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.host import Host
-from specbench.bench.served.questions import Answers, PlannedRequest, question
+from specbench.bench.served.questions import Answers, request_of
 from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import UP, Session, cycle_of, served_cells
 from specbench.bench.watch import Watch
-from specbench.engines.served import Question, find_served
+from specbench.engines.served import find_served
 from specbench.errors import SpecbenchError, first_line
-from specbench.records import Draft, Prompt
+from specbench.records import Draft, Prompt, Request
 from specbench.servers.client import ServerError
 from specbench.servers.silence import watch_for_stalls
-from specbench.servers.traffic import Answered
+from specbench.servers.streamed import Streamed
 from specbench.verify.evidence import CONTROL
 from specbench.verify.served_text import ServedText
 
@@ -62,7 +62,7 @@ class Interview:
     watch: Watch
     num_tokens: int
     concurrency: int
-    asked: dict[str, Question] = field(default_factory=dict)  # by the id of the place
+    asked: dict[str, Request] = field(default_factory=dict)  # by the id of the place
     heard: list[Heard] = field(default_factory=list)
     _said: dict[str, str] = field(default_factory=dict)  # by K = 0 at temperature 0
 
@@ -133,10 +133,10 @@ class Interview:
         found: list[ServedText] = []
         for turn in range(max(place.turn for place in left) + 1):
             places = [p for p in left if p.turn == turn and (is_own or p.id in self._said)]
-            questions = [self._question(place) for place in places]
-            done = await running.ask(self.engine, questions, concurrency=self.concurrency)
-            for place, asked, answered in zip(places, questions, done, strict=True):
-                if answered.streamed is None and turn and is_own:
+            requests = [self._request(place) for place in places]
+            done = await running.ask(self.engine, requests, concurrency=self.concurrency)
+            for place, asked, answered in zip(places, requests, done, strict=True):
+                if answered.error and turn and is_own:
                     self.watch.warn(f"{place.id} and after are left out: {answered.error}")
                     left = [p for p in left if p.prompt is not place.prompt]
                     continue
@@ -159,44 +159,40 @@ class Interview:
         while (missing := self.num_tokens - sum(one.num_tokens for one in found)) > 0:
             first, num = len(found), -(-missing // self.most_tokens)
             batch = [places[i % len(places)] for i in range(first, first + num)]
-            questions = []
+            requests = []
             for i, place in enumerate(batch, first):
-                asked = self._question(place, repeat=i)
+                asked = self._request(place, repeat=i)
                 self.asked.setdefault(place.id, asked)
                 temperature = asked.sampling.temperature * colder
                 sampling = replace(asked.sampling, temperature=temperature)
-                questions.append(replace(asked, sampling=sampling, max_tokens=self.most_tokens))
-            done = await running.ask(self.engine, questions, concurrency=self.concurrency)
+                requests.append(replace(asked, sampling=sampling, max_new_tokens=self.most_tokens))
+            done = await running.ask(self.engine, requests, concurrency=self.concurrency)
             found += [_text(running, *one) for one in zip(batch, done, strict=True)]
         return tuple(found)
 
     def _prompts(self, cell: Cell) -> tuple[Prompt, ...]:
         return self.plan.prompts(self.plan.workload(cell.key.condition.workload))
 
-    def _question(self, place: _Place, repeat: int = 0) -> Question:
+    def _request(self, place: _Place, repeat: int = 0) -> Request:
         """With the turns before it as K = 0 answered them; each K and repeat has its own seed."""
-        own = f"{place.cell.key.draft.label}|{place.prompt.id}"
-        asked = PlannedRequest(
-            prompt=place.prompt,
-            turn=place.turn,
-            repeat=repeat,
-            seed=request_seed(self.plan.settings.seed, own, repeat, place.turn),
+        name = f"{place.cell.key.draft.label}|{place.prompt.id}"
+        seed = request_seed(self.plan.settings.seed, name, repeat, place.turn)
+        request = request_of(
+            self.plan, place.cell, place.prompt, place.turn, repeat=repeat, seed=seed
         )
-        said = [self._said[place._replace(turn=turn).id] for turn in range(place.turn)]
-        messages = Answers().history(place.cell, asked, said)
-        return question(self.plan, place.cell, asked, messages)
+        texts = [self._said[place._replace(turn=turn).id] for turn in range(place.turn)]
+        return replace(Answers().completed(place.cell, request, texts), conversation=None)
 
 
-def _text(running: Running, place: _Place, answered: Answered) -> ServedText:
+def _text(running: Running, place: _Place, answer: Streamed) -> ServedText:
     """ServerError where there is none; a server that has ended says why."""
-    said = answered.streamed
-    if said is None:
+    if answer.error is not None:
         running.require()
-        raise ServerError(f"{place.id} was not answered: {answered.error}")
+        raise ServerError(f"{place.id} was not answered: {answer.error}")
     return ServedText(
         prompt=place.id,
-        ids=tuple(said.token_ids),
-        text=said.text,
-        num_prompt_tokens=said.num_prompt_tokens,
-        is_ended=said.finish_reason == "stop",
+        ids=tuple(answer.token_ids),
+        text=answer.text,
+        num_prompt_tokens=answer.num_prompt_tokens,
+        is_ended=answer.finish_reason == "stop",
     )

@@ -3,37 +3,23 @@
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 
 from specbench.bench.blocks import Cell, request_seed
 from specbench.bench.long_prompts import TEMPLATE_TOKENS
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.sessions import Session
-from specbench.engines.served import Question
 from specbench.errors import ModelError
 from specbench.files.model import open_model
 from specbench.files.model_spec import ModelSpec
 from specbench.files.tokenizer import TEMPLATE_CLOCK, prints_clock
-from specbench.records import Message, Prompt, RequestRecord
+from specbench.records import Message, Prompt, Request, RequestRecord
 
 FEWEST_BYTES_PER_TOKEN = 2  # on average, with any usual tokenizer
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedRequest:
-    """One request of a condition."""
-
-    prompt: Prompt
-    turn: int
-    repeat: int
-    seed: int
-
-    @property
-    def conversation(self) -> str | None:
-        """The id of its conversation, whose turns follow one another; None for a single turn."""
-        is_one = len(self.prompt.turns) > 1
-        return f"{self.prompt.id}|{self.repeat}" if is_one else None
+UNANSWERED = Message(role="assistant", content="")  # stands for the answer to an earlier turn
 
 
 class Answers:
@@ -50,25 +36,27 @@ class Answers:
                     (*_place(cell), request.prompt_id, request.turn), request.text
                 )
 
-    def history(
-        self, cell: Cell, asked: PlannedRequest, said: Sequence[str]
-    ) -> tuple[Message, ...]:
-        """All messages up to a turn, with earlier answers in between.
+    def completed(self, cell: Cell, request: Request, texts: Sequence[str]) -> Request:
+        """A request with the answers to the turns before it.
 
-        `said`: the answers of this session, used where none is known yet.
+        `texts`: the answers of this session, used if none is known yet.
         """
-        messages: list[Message] = []
-        for turn, own in zip(range(asked.turn), said, strict=True):
-            text = self._texts.get((*_place(cell), asked.prompt.id, turn), own)
-            messages += (*asked.prompt.turns[turn], Message(role="assistant", content=text))
-        return (*messages, *asked.prompt.turns[asked.turn])
+        answers = (
+            self._texts.get((*_place(cell), request.prompt_id, turn), text)
+            for turn, text in enumerate(texts)
+        )
+        messages = (
+            Message(role="assistant", content=next(answers)) if message is UNANSWERED else message
+            for message in request.messages
+        )
+        return replace(request, messages=tuple(messages))
 
 
 def _place(cell: Cell) -> tuple[str, float]:
     return cell.key.condition.workload, cell.key.condition.temperature
 
 
-def asked_in(plan: TargetPlan, session: Session, cell: Cell) -> list[PlannedRequest]:
+def asked_in(plan: TargetPlan, session: Session, cell: Cell) -> list[Request]:
     """The condition's requests, prompts shuffled alike at every K, turns of a prompt in order."""
     condition = cell.key.condition
     workload = plan.workload(condition.workload)
@@ -80,35 +68,36 @@ def asked_in(plan: TargetPlan, session: Session, cell: Cell) -> list[PlannedRequ
     times = -(-len(prompts) // len({prompt.id for prompt in prompts}))
     random.Random(f"{plan.settings.seed}|{session.repeat}|{condition.workload}").shuffle(prompts)
     seen: dict[str, int] = {}
-    found: list[PlannedRequest] = []
+    found: list[Request] = []
     for prompt in prompts:
         repeat = session.repeat * times + seen.get(prompt.id, 0)
         seen[prompt.id] = seen.get(prompt.id, 0) + 1
         for turn in range(len(prompt.turns)):
-            found.append(
-                PlannedRequest(
-                    prompt=prompt,
-                    turn=turn,
-                    repeat=repeat,
-                    seed=request_seed(plan.settings.seed, prompt.id, repeat, turn),
-                )
-            )
+            seed = request_seed(plan.settings.seed, prompt.id, repeat, turn)
+            found.append(request_of(plan, cell, prompt, turn, repeat=repeat, seed=seed))
     return found
 
 
-def question(
-    plan: TargetPlan, cell: Cell, asked: PlannedRequest, messages: tuple[Message, ...]
-) -> Question:
-    """The request as an engine is asked it."""
+def request_of(
+    plan: TargetPlan, cell: Cell, prompt: Prompt, turn: int, *, repeat: int, seed: int
+) -> Request:
+    """A turn of a prompt; the answers to the turns before are still to come."""
     _, clock_args = template_clock(plan.target.model, cell.key.condition.engine)
-    return Question(
-        messages=messages,
-        max_tokens=plan.max_new_tokens(cell.key.condition.workload),
+    messages: list[Message] = []
+    for earlier in prompt.turns[:turn]:
+        messages += (*earlier, UNANSWERED)
+    return Request(
+        messages=(*messages, *prompt.turns[turn]),
+        tools=prompt.tools,
+        template_args={**clock_args, **prompt.template_args},
+        max_new_tokens=plan.max_new_tokens(cell.key.condition.workload),
         sampling=cell.sampling,
-        seed=asked.seed,
-        tools=asked.prompt.tools,
-        template_args={**clock_args, **asked.prompt.template_args},
+        seed=seed,
+        conversation=f"{prompt.id}|{repeat}" if len(prompt.turns) > 1 else None,
         keeps_prefixes=plan.settings.servers.prefix_cache,
+        prompt_id=prompt.id,
+        turn=turn,
+        repeat=repeat,
     )
 
 

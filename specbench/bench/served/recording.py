@@ -3,18 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specbench.bench.blocks import Cell
-from specbench.bench.served.questions import PlannedRequest
 from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import Session
-from specbench.engines.served import find_served
+from specbench.engines.served import find_served, result_of
 from specbench.probes.gpus import GpuUse
-from specbench.records import ClientLoad, RequestRecord, ServerRecord, ids_sha256
-from specbench.servers.client import ServerError
+from specbench.records import ClientLoad, Request, RequestRecord, ServerRecord, ids_sha256
 from specbench.servers.metrics_page import Counters
-from specbench.servers.traffic import Answered
+from specbench.servers.streamed import Streamed
 
 
 class Served(NamedTuple):
@@ -27,55 +25,27 @@ class Served(NamedTuple):
 
 
 def request_records(
-    session: Session, cell: Cell, asked: Sequence[PlannedRequest], answered: Sequence[Answered]
+    session: Session, cell: Cell, requests: Sequence[Request], answers: Sequence[Streamed]
 ) -> tuple[RequestRecord, ...]:
     """The records of one condition's requests, in the order they were asked."""
-    began_s = min((one.sent_s for one in answered), default=0.0)
+    engine = find_served(session.engine)
+    results = [result_of(engine, answer, session.draft.k) for answer in answers]
+    began_s = min((answer.sent_s for answer in answers), default=0.0)
     return tuple(
-        _request(session, cell, own, one, began_s) for own, one in zip(asked, answered, strict=True)
+        RequestRecord.of(cell.key.id, request, result, **_of_prompt(cell, answer, began_s))
+        if result.error is None
+        else RequestRecord.of(cell.key.id, request, result)
+        for request, answer, result in zip(requests, answers, results, strict=True)
     )
 
 
-def _request(
-    session: Session, cell: Cell, asked: PlannedRequest, answered: Answered, began_s: float
-) -> RequestRecord:
-    said, sent_s = answered.streamed, answered.sent_s
-    failed = RequestRecord.failed(
-        answered.error or "the answer has no token",
-        cell_id=cell.key.id,
-        prompt_id=asked.prompt.id,
-        turn=asked.turn,
-        repeat=asked.repeat,
-        seed=asked.seed,
-        num_prompt_tokens=0,
-    )
-    if said is None or said.first_s is None or said.last_s is None:
-        return failed
-    num_tokens = len(said.token_ids) or said.num_tokens
-    if num_tokens is None:
-        return replace(failed, error="it tells no usage, so its tokens cannot be counted")
-    try:
-        counts = find_served(session.engine).counts(said, session.draft.k)
-    except ServerError as error:
-        return replace(failed, error=str(error))
-    overlaps = cell.key.condition.overlaps
-    return replace(
-        failed,
-        error=None,
-        num_prompt_tokens=said.num_prompt_tokens or 0,
-        output_ids=tuple(said.token_ids),
-        finish_reason="length" if said.finish_reason == "length" else "eos",
-        ttft_s=said.first_s - sent_s,
-        decode_s=said.last_s - said.first_s,
-        total_s=said.last_s - sent_s,
-        arrived_s=sent_s - began_s if overlaps else None,
-        num_tokens=None if said.token_ids else num_tokens,
-        num_first=min(said.num_first or 1, num_tokens),
-        text=said.text,
-        counts=counts,
-        prompt_sha256=ids_sha256(said.prompt_ids) if said.prompt_ids else None,
-        chunk_s=tuple(round(gap_s, 6) for gap_s in said.chunk_s),
-    )
+def _of_prompt(cell: Cell, answer: Streamed, began_s: float) -> dict[str, Any]:
+    """What a server says of the prompt, and when it was sent."""
+    return {
+        "num_prompt_tokens": answer.num_prompt_tokens or 0,
+        "prompt_sha256": ids_sha256(answer.prompt_ids) if answer.prompt_ids else None,
+        "arrived_s": answer.sent_s - began_s if cell.key.condition.overlaps else None,
+    }
 
 
 def server_record(

@@ -10,15 +10,16 @@ from pathlib import PurePath
 from urllib.parse import urlsplit
 
 from specbench.bench.served.sessions import Session
-from specbench.engines.served import Question, ServerFacts, find_served
+from specbench.engines.served import ServerFacts, find_served
 from specbench.errors import UsageError
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Target
+from specbench.records import Request
 from specbench.servers.client import Client, LostError, ServerError
 from specbench.servers.process import ServerProcess
 from specbench.servers.silence import NOTICE_S
 from specbench.servers.streamed import Streamed
-from specbench.servers.traffic import Answered, ServerRequest, closed_loop
+from specbench.servers.traffic import closed_loop
 from specbench.settings import SERVED, RunSettings
 
 OPTION = "--base-url"
@@ -45,18 +46,16 @@ class Running:
         return self.process is None and not hosts.isdisjoint(LOOPBACK)
 
     async def ask(
-        self, engine: str, questions: Sequence[Question], *, concurrency: int
-    ) -> list[Answered]:
+        self, engine: str, requests: Sequence[Request], *, concurrency: int
+    ) -> list[Streamed]:
         """The answers, in order; LostError, after which nothing more is asked, if one is lost."""
 
-        def request(own: Question) -> ServerRequest:
-            async def ask(client: Client, _: Sequence[Streamed]) -> Streamed:
-                return await find_served(engine).answer(client, self.facts.model, own)
+        async def send(client: Client, request: Request, _: Sequence[Streamed]) -> Streamed:
+            return await find_served(engine).answer(client, self.facts.model, request)
 
-            return ServerRequest(ask=ask)
-
-        requests = [request(one) for one in questions]
-        done = await closed_loop(requests, self.clients, concurrency=concurrency, ends_at_loss=True)
+        done = await closed_loop(
+            requests, self.clients, send, concurrency=concurrency, ends_at_loss=True
+        )
         try:
             done.require_no_loss()
         except LostError:

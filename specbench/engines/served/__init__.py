@@ -8,10 +8,10 @@ from typing import cast
 
 from specbench.engines.served.served_engine import (
     Launch,
-    Question,
     ServedEngine,
     ServerFacts,
     Start,
+    result_of,
 )
 
 
@@ -22,9 +22,9 @@ def find_served(name: str) -> ServedEngine:
 
 __all__ = [
     "Launch",
-    "Question",
     "ServedEngine",
     "ServerFacts",
     "Start",
     "find_served",
+    "result_of",
 ]

@@ -16,10 +16,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from specbench.engines.served.asking import conversation
 from specbench.engines.served.counting import Round, of_rounds, of_sums
-from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
+from specbench.engines.served.served_engine import Launch, ServerFacts, Start
 from specbench.errors import UsageError
 from specbench.export.engines.llama_cpp import MODEL_FLAGS
-from specbench.records import RequestCounts
+from specbench.records import Request, RequestCounts
 from specbench.servers.client import Client, nonsense
 from specbench.servers.server_log import ARGUMENTS, MEMORY, PORT, LogFormat
 from specbench.servers.streamed import Count, Part, Streamed, TokenId
@@ -159,25 +159,25 @@ class _Tokens(Part):
     tokens: list[TokenId]
 
 
-async def answer(client: Client, model: str, question: Question) -> Streamed:
+async def answer(client: Client, model: str, request: Request) -> Streamed:
     """With token ids, unless a token ended within a character: such ids are not told."""
-    root, sampling = client.address.root, question.sampling
-    made = await client.told(f"{root}/apply-template", _Template, conversation(question))
+    root, sampling = client.address.root, request.sampling
+    made = await client.told(f"{root}/apply-template", _Template, conversation(request))
     text = {"content": made.prompt, "add_special": True, "parse_special": True}
     asked = await client.told(f"{root}/tokenize", _Tokens, text)
     body = {
         "model": model,
         "prompt": asked.tokens,
-        "n_predict": question.max_tokens,
+        "n_predict": request.max_new_tokens,
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "min_p": 0.0,
-        "seed": question.seed,
-        "cache_prompt": question.keeps_prefixes,
+        "seed": request.seed,
+        "cache_prompt": request.keeps_prefixes,
         "timings_per_token": True,
     }
-    found = _Answer(asked_s=perf_counter(), prompt_ids=asked.tokens)
+    found = _Answer(sent_s=perf_counter(), prompt_ids=asked.tokens)
     await client.stream("/completion", body, found)
     if len(found.token_ids) != found.num_tokens:
         del found.token_ids[:]

@@ -1,9 +1,9 @@
 """Any server with an OpenAI-compatible API: what the client's own clock and its usage tell."""
 
 from specbench.engines.served.asking import asked, conversation
-from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
+from specbench.engines.served.served_engine import Launch, ServerFacts, Start
 from specbench.errors import UsageError
-from specbench.records import RequestCounts
+from specbench.records import Request, RequestCounts
 from specbench.servers.client import Client
 from specbench.servers.server_log import LogFormat
 from specbench.servers.streamed import Streamed
@@ -31,10 +31,10 @@ async def facts(client: Client) -> ServerFacts:
     )
 
 
-async def answer(client: Client, model: str, question: Question) -> Streamed:
+async def answer(client: Client, model: str, request: Request) -> Streamed:
     """Only with fields that the API has, and the top-k if one was asked for."""
-    top_k = {"top_k": question.sampling.top_k} if question.sampling.top_k else {}
-    return await client.chat({**asked(model, question), **top_k}, conversation(question))
+    top_k = {"top_k": request.sampling.top_k} if request.sampling.top_k else {}
+    return await client.chat({**asked(model, request), **top_k}, conversation(request))
 
 
 def counts(answer: Streamed, k: int) -> RequestCounts | None:  # noqa: ARG001

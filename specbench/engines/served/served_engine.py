@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from specbench.records import Message, RequestCounts, Sampling
-from specbench.servers.client import Client
+from specbench.records import Request, RequestCounts, Result
+from specbench.servers.client import Client, ServerError
 from specbench.servers.server_log import LogFormat
 from specbench.servers.streamed import Streamed
 
@@ -52,19 +52,6 @@ class ServerFacts:
     prefix_cache: str = "unknown"  # off, on, unknown, or "by request": each asks for it or not
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """One request: a conversation that the server's own chat template makes a prompt of."""
-
-    messages: tuple[Message, ...]
-    max_tokens: int
-    sampling: Sampling
-    seed: int
-    tools: tuple[Mapping[str, object], ...] = ()
-    template_args: Mapping[str, object] = field(default_factory=dict)
-    keeps_prefixes: bool = False
-
-
 class ServedEngine(Protocol):
     """A file of engines/served/: it is named as the engine, and as its exporter."""
 
@@ -84,7 +71,7 @@ class ServedEngine(Protocol):
         """What a healthy server says of itself; ServerError."""
         ...
 
-    async def answer(self, client: Client, model: str, question: Question) -> Streamed:
+    async def answer(self, client: Client, model: str, request: Request) -> Streamed:
         """Ask, and stream the answer with whatever the engine can count of it; ServerError."""
         ...
 
@@ -94,3 +81,31 @@ class ServedEngine(Protocol):
         ServerError where its counts cannot be those of this answer.
         """
         ...
+
+
+def result_of(engine: ServedEngine, answer: Streamed, k: int) -> Result:
+    """An answer as a result; failed if it has no token, or counts that cannot be its own."""
+    if answer.error or answer.first_s is None or answer.last_s is None:
+        return Result.failed(answer.error or "the answer has no token")
+    num_tokens = len(answer.token_ids) or answer.num_tokens
+    if num_tokens is None:
+        return Result.failed("it tells no usage, so its tokens cannot be counted")
+    try:
+        counts = engine.counts(answer, k)
+    except ServerError as error:
+        return Result.failed(str(error))
+    return Result(
+        output_ids=tuple(answer.token_ids),
+        finish_reason="length" if answer.finish_reason == "length" else "eos",
+        prefill_s=None,
+        ttft_s=answer.first_s - answer.sent_s,
+        decode_s=answer.last_s - answer.first_s,
+        total_s=answer.last_s - answer.sent_s,
+        cpu_s=None,
+        rounds=None,
+        num_tokens=None if answer.token_ids else num_tokens,
+        num_first=min(answer.num_first or 1, num_tokens),
+        text=answer.text,
+        counts=counts,
+        chunk_s=tuple(round(gap_s, 6) for gap_s in answer.chunk_s),
+    )

@@ -19,9 +19,9 @@ from specbench.engines.served.asking import (
     plain_sampling,
 )
 from specbench.engines.served.counting import of_sums, read_counts
-from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
+from specbench.engines.served.served_engine import Launch, ServerFacts, Start
 from specbench.export.engines.sglang import depth
-from specbench.records import RequestCounts
+from specbench.records import Request, RequestCounts
 from specbench.servers.client import Client, RefusedError
 from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, LogFormat
 from specbench.servers.streamed import Count, Part, Streamed, TokenId
@@ -132,11 +132,11 @@ class _Answer(Streamed):
             self.token_ids = array("i", ids)
 
 
-async def answer(client: Client, model: str, question: Question) -> Streamed:
+async def answer(client: Client, model: str, request: Request) -> Streamed:
     """With ids and counts; the usage of each event says how many tokens came with the first."""
-    body = {**asked(model, question), **plain_sampling(question), **own_prefix(question)}
+    body = {**asked(model, request), **plain_sampling(request), **own_prefix(request)}
     told = {"return_spec_tokens_details": True, "return_output_ids_in_sglext": True}
-    return await client.chat({**body, **told, **COUNTED_STREAM}, conversation(question), _Answer())
+    return await client.chat({**body, **told, **COUNTED_STREAM}, conversation(request), _Answer())
 
 
 def counts(answer: Streamed, k: int) -> RequestCounts | None:

@@ -15,8 +15,8 @@ from pydantic import Field
 
 from specbench.engines.served.asking import COUNTED_STREAM, asked, conversation
 from specbench.engines.served.counting import of_sums
-from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
-from specbench.records import RequestCounts
+from specbench.engines.served.served_engine import Launch, ServerFacts, Start
+from specbench.records import Request, RequestCounts
 from specbench.servers.client import Client
 from specbench.servers.metrics_page import count_of, gauge_of, labels_of
 from specbench.servers.server_log import ARGUMENTS, LogFormat
@@ -96,10 +96,10 @@ class _Answer(Streamed):
             self.metrics = {"avg_decoded_tokens_per_iter": mean} if mean else self.metrics
 
 
-async def answer(client: Client, model: str, question: Question) -> Streamed:
+async def answer(client: Client, model: str, request: Request) -> Streamed:
     """It gives no ids; the usage of each event says how many tokens came with the first."""
-    body = {**asked(model, question), "top_k": question.sampling.top_k, **COUNTED_STREAM}
-    return await client.chat(body, conversation(question), _Answer())
+    body = {**asked(model, request), "top_k": request.sampling.top_k, **COUNTED_STREAM}
+    return await client.chat(body, conversation(request), _Answer())
 
 
 def counts(answer: Streamed, k: int) -> RequestCounts | None:

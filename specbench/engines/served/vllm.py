@@ -7,9 +7,9 @@ import re
 
 from specbench.engines.served.asking import asked, conversation, own_prefix, plain_sampling
 from specbench.engines.served.counting import Round, of_rounds, of_sums, read_counts
-from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
+from specbench.engines.served.served_engine import Launch, ServerFacts, Start
 from specbench.export.engines.vllm import SPECULATION
-from specbench.records import RequestCounts
+from specbench.records import Request, RequestCounts
 from specbench.servers.client import Client
 from specbench.servers.metrics_page import count_of, labels_of
 from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, MEMORY, LogFormat
@@ -91,10 +91,10 @@ def _kv_tokens(cache: dict[str, str]) -> int:
     return (blocks or 0) * (tokens or 0)
 
 
-async def answer(client: Client, model: str, question: Question) -> Streamed:
+async def answer(client: Client, model: str, request: Request) -> Streamed:
     """With token ids; a salt keeps a running server's prefix cache out of it."""
-    body = {**asked(model, question), **plain_sampling(question), **own_prefix(question)}
-    return await client.chat({**body, "return_token_ids": True}, conversation(question))
+    body = {**asked(model, request), **plain_sampling(request), **own_prefix(request)}
+    return await client.chat({**body, "return_token_ids": True}, conversation(request))
 
 
 class _Counts(Part):

@@ -66,7 +66,7 @@ def test_repeats_of_a_prompt_in_one_pass_are_asked_with_seeds_of_their_own(tmp_p
     for session in sessions:
         asked = asked_in(plan, session, session.cells[0])
         assert {one.repeat for one in asked} == {2 * session.repeat, 2 * session.repeat + 1}
-        assert len({(one.prompt.id, one.turn, one.repeat) for one in asked}) == len(asked) == 14
+        assert len({(one.prompt_id, one.turn, one.repeat) for one in asked}) == len(asked) == 14
         assert len({one.seed for one in asked}) == len(asked)
         assert len({one.conversation for one in asked} - {None}) == 2
 
@@ -78,18 +78,18 @@ def test_a_number_of_requests_cycles_over_the_prompts(tmp_path, num, rows):
     sessions = list(cycle_of(served_cells(plan, "vllm"), 1))
     each = [asked_in(plan, session, session.cells[0]) for session in sessions]
     for asked in each:
-        first_turns = Counter(one.prompt.id for one in asked if one.turn == 0)
+        first_turns = Counter(one.prompt_id for one in asked if one.turn == 0)
         assert first_turns.total() == num
         assert set(first_turns.values()) <= {num // 6, num // 6 + 1}
-        assert len({(one.prompt.id, one.turn, one.repeat) for one in asked}) == len(asked)
-    assert len({frozenset(one.prompt.id for one in asked) for asked in each}) == 1
+        assert len({(one.prompt_id, one.turn, one.repeat) for one in asked}) == len(asked)
+    assert len({frozenset(one.prompt_id for one in asked) for asked in each}) == 1
 
 
 def test_prompts_and_requests_are_two_numbers(tmp_path):
     plan = plan_of(tmp_path, num_prompts=3, num_requests=10, concurrency=(2,))
     session, *_ = cycle_of(served_cells(plan, "vllm"), 1)
     asked = asked_in(plan, session, session.cells[0])
-    prompts = Counter(one.prompt.id for one in asked if one.turn == 0)
+    prompts = Counter(one.prompt_id for one in asked if one.turn == 0)
     assert sorted(prompts.values()) == [3, 3, 4]
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from specbench.bench.served.questions import (
     Answers,
-    PlannedRequest,
-    question,
+    request_of,
     template_clock,
 )
 from specbench.bench.served.sessions import cycle_of, served_cells
@@ -20,24 +19,29 @@ FIRST, SECOND = (
     (Message(role="user", content="Say hello"),),
     (Message(role="user", content="And again"),),
 )
-LATER = PlannedRequest(prompt=Prompt(id="p", turns=(FIRST, SECOND)), turn=1, repeat=3, seed=1)
+TALK = Prompt(id="p", turns=(FIRST, SECOND))
+PLACE = {"turn": 1, "repeat": 3, "seed": 1}
 
 
-def said(answers, cell, own):
+def said(plan, answers, cell, own):
     """What stands between both turns."""
-    first, answer, second = answers.history(cell, LATER, [own])
+    later = request_of(plan, cell, TALK, **PLACE)
+    first, answer, second = answers.completed(cell, later, [own]).messages
     assert ((first,), (second,)) == (FIRST, SECOND)
     return answer.content
 
 
 def test_a_later_turn_follows_the_first_answer_without_speculation(tmp_path):
-    plain, drafting, *_ = served_cells(plan_of(tmp_path), "vllm")
+    plan = plan_of(tmp_path)
+    plain, drafting, *_ = served_cells(plan, "vllm")
     answers = Answers()
-    assert said(answers, drafting, "its own") == "its own"  # nothing is known yet
+    assert said(plan, answers, drafting, "its own") == "its own"  # nothing is known yet
     answer = made_request(plain.key.id, "p", None, text="Hello")
     answers.learn(plain, [replace(answer, finish_reason="failed", text="Hel"), answer])
     answers.learn(plain, [replace(answer, text="Hi")])
-    assert said(answers, drafting, "its own") == said(answers, plain, "its own") == "Hello"
+    assert (
+        said(plan, answers, drafting, "its own") == said(plan, answers, plain, "its own") == "Hello"
+    )
 
 
 def test_an_answer_is_of_its_temperature(tmp_path):
@@ -48,8 +52,8 @@ def test_an_answer_is_of_its_temperature(tmp_path):
     )
     answers = Answers()
     answers.learn(cold[0], [made_request(cold[0].key.id, "p", None, text="Hello")])
-    assert said(answers, cold[1], "its own") == "Hello"
-    assert said(answers, warm[1], "its own") == "its own"
+    assert said(plan, answers, cold[1], "its own") == "Hello"
+    assert said(plan, answers, warm[1], "its own") == "its own"
 
 
 @pytest.mark.parametrize(
@@ -73,8 +77,9 @@ def test_the_date_of_a_chat_template_is_sent_if_it_takes_one(
     plan = replace(plan, target=replace(plan.target, model=model))
     assert template_clock(model, engine) == (date, args)
     (cell, *_) = served_cells(plan, "vllm")
-    asked = replace(LATER, prompt=replace(LATER.prompt, template_args={"date_string": "today"}))
-    assert question(plan, cell, asked, ()).template_args == {"date_string": "today"}
+    today = {"date_string": "today"}
+    own = replace(TALK, template_args=today)
+    assert request_of(plan, cell, own, **PLACE).template_args == today
 
 
 def test_every_temperature_has_starts_of_its_own(tmp_path):

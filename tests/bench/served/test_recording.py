@@ -12,7 +12,6 @@ from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.engines.served import ServerFacts
 from specbench.probes.gpus import GpuUse
 from specbench.servers.streamed import Streamed
-from specbench.servers.traffic import Answered
 from tests.bench.served.served_runs import plan_of
 
 SENT_S = 100.0
@@ -39,7 +38,7 @@ def recorded(folder, *answers, concurrency=1):
 
 
 def test_times_are_from_sending_to_the_first_token_and_on_to_the_last(tmp_path):
-    (one,) = recorded(tmp_path, Answered(sent_s=SENT_S, streamed=SAID))
+    (one,) = recorded(tmp_path, replace(SAID, sent_s=SENT_S))
     assert (one.ttft_s, one.decode_s, one.total_s) == (0.5, 1.5, 2.0)
     assert (one.num_output_tokens, one.num_first, one.num_timed_tokens) == (5, 2, 3)
     assert (one.num_prompt_tokens, one.text, one.finish_reason) == (7, "Hello", "eos")
@@ -49,7 +48,7 @@ def test_times_are_from_sending_to_the_first_token_and_on_to_the_last(tmp_path):
 
 def test_a_prompt_is_known_by_its_token_ids_if_the_server_gives_them(tmp_path):
     ids = [[1, 2, 3], [1, 2, 3], [12, 3], None]
-    said = [Answered(sent_s=SENT_S, streamed=replace(SAID, prompt_ids=own)) for own in ids]
+    said = [replace(SAID, sent_s=SENT_S, prompt_ids=own) for own in ids]
     one, same, other, unknown = (r.prompt_sha256 for r in recorded(tmp_path, *said))
     assert one == same != other
     assert unknown is None
@@ -57,14 +56,14 @@ def test_a_prompt_is_known_by_its_token_ids_if_the_server_gives_them(tmp_path):
 
 def test_without_ids_tokens_are_those_of_the_usage(tmp_path):
     silent = replace(SAID, token_ids=array("i"), num_first=None, finish_reason="length")
-    (one,) = recorded(tmp_path, Answered(sent_s=SENT_S, streamed=silent))
+    (one,) = recorded(tmp_path, replace(silent, sent_s=SENT_S))
     assert (one.output_ids, one.num_output_tokens, one.num_first) == ((), 5, 1)
     assert one.finish_reason == "length"
 
 
 def test_many_at_once_have_arrived_since_the_first_of_them_was_sent(tmp_path):
     sent_s = (SENT_S + 0.25, SENT_S)
-    answers = [Answered(sent_s=s, streamed=SAID) for i, s in enumerate(sent_s)]
+    answers = [replace(SAID, sent_s=s) for i, s in enumerate(sent_s)]
     found = recorded(tmp_path, *answers, concurrency=2)
     assert [one.arrived_s for one in found] == [0.25, 0.0]
 
@@ -72,8 +71,8 @@ def test_many_at_once_have_arrived_since_the_first_of_them_was_sent(tmp_path):
 @pytest.mark.parametrize(
     ("answered", "error"),
     [
-        (Answered(sent_s=SENT_S, error="broke off"), "broke off"),
-        (Answered(sent_s=SENT_S, streamed=Streamed()), "the answer has no token"),
+        (Streamed(sent_s=SENT_S, error="broke off"), "broke off"),
+        (Streamed(sent_s=SENT_S), "the answer has no token"),
     ],
 )
 def test_what_has_no_answer_has_failed(tmp_path, answered, error):

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specbench.engines.served import Question, ServerFacts, Start, find_served
+from specbench.engines.served import ServerFacts, Start, find_served
 from specbench.inputs.address import Address
-from specbench.records import Message, Sampling
+from specbench.records import Message, Request, Sampling
 from specbench.servers.client import Client, Streamed
 from tests.servers.fake_server import FakeServer, serving
 
-QUESTION = Question(
+REQUEST = Request(
     messages=(Message(role="user", content="Hello"),),
-    max_tokens=20,
+    max_new_tokens=20,
     sampling=Sampling(temperature=0.5, top_p=0.9),
     seed=7,
 )
@@ -39,10 +39,10 @@ class Replayed(NamedTuple):
     asked: list[dict[str, Any]]  # of the server, in order
 
 
-def answer(engine: str, pages: Mapping[str, str], question: Question = QUESTION) -> Replayed:
+def answer(engine: str, pages: Mapping[str, str], request: Request = REQUEST) -> Replayed:
     async def ask(url: str) -> Streamed:
         async with Client(Address.at(url, "--base-url")) as client:
-            return await find_served(engine).answer(client, "tiny", question)
+            return await find_served(engine).answer(client, "tiny", request)
 
     fake = FakeServer(pages=pages)
     with serving(fake) as url:

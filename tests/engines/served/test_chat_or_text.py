@@ -9,11 +9,11 @@ from specbench.engines.served import find_served
 from specbench.inputs.address import Address
 from specbench.records import Message
 from specbench.servers.client import Client, RefusedError
-from tests.engines.served.replay import QUESTION
+from tests.engines.served.replay import REQUEST
 from tests.servers.fake_server import FakeServer, serving
 
 TWO = replace(
-    QUESTION,
+    REQUEST,
     messages=(Message(role="system", content="Be brief."), Message(role="user", content="Hello")),
 )
 

@@ -9,7 +9,7 @@ import pytest
 from specbench.engines.served import find_served
 from specbench.errors import UsageError
 from specbench.servers.client import Streamed
-from tests.engines.served.replay import QUESTION, answer, facts, recorded, start
+from tests.engines.served.replay import REQUEST, answer, facts, recorded, start
 
 LLAMA = find_served("llama_cpp")
 SERVER = {
@@ -121,7 +121,7 @@ def test_the_ids_of_the_conversation_are_what_is_answered():
     assert asked["prompt"] == json.loads(ANSWERS["/tokenize"])["tokens"]
     assert (asked["n_predict"], asked["seed"], asked["cache_prompt"]) == (20, 7, False)
     assert (asked["temperature"], asked["top_k"], asked["min_p"]) == (0.5, 0, 0)  # off, not its own
-    kept = replace(QUESTION, keeps_prefixes=True)
+    kept = replace(REQUEST, keeps_prefixes=True)
     assert answer("llama_cpp", ANSWERS, kept).asked[-1]["cache_prompt"]
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from specbench.engines.served import find_served
 from specbench.records import Sampling
-from tests.engines.served.replay import QUESTION, answer, facts
+from tests.engines.served.replay import REQUEST, answer, facts
 
 
 def test_k_is_what_the_address_says():
@@ -22,5 +22,5 @@ def test_an_answer_by_its_usage_and_no_counts():
 
 
 def test_a_top_k_that_is_wanted_is_asked_for():
-    wanted = replace(QUESTION, sampling=Sampling(temperature=1.0, top_k=40))
+    wanted = replace(REQUEST, sampling=Sampling(temperature=1.0, top_k=40))
     assert answer("openai", {}, wanted).asked[0]["top_k"] == 40

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specbench.engines.served import find_served
-from tests.engines.served.replay import QUESTION, answer, facts, recorded, start
+from tests.engines.served.replay import REQUEST, answer, facts, recorded, start
 
 SGLANG = find_served("sglang")
 INFO = json.loads(recorded("sglang_server_info.json"))
@@ -76,5 +76,5 @@ def test_what_is_asked():
     assert asked["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     assert (asked["top_k"], asked["repetition_penalty"]) == (-1, 1)
     assert "cache_salt" in asked
-    kept = replace(QUESTION, keeps_prefixes=True)
+    kept = replace(REQUEST, keeps_prefixes=True)
     assert "cache_salt" not in answer("sglang", ANSWERS, kept).asked[0]

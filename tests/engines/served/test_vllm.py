@@ -9,7 +9,7 @@ import pytest
 from specbench.engines.served import find_served
 from specbench.records import Message
 from specbench.servers.client import Streamed
-from tests.engines.served.replay import QUESTION, answer, facts, recorded, start
+from tests.engines.served.replay import REQUEST, answer, facts, recorded, start
 
 VLLM = find_served("vllm")
 SPECULATIVE = ("vllm", "serve", "m", "--speculative-config", "{}")
@@ -101,13 +101,13 @@ def test_an_answer_without_any_draft_has_a_round_for_each_token():
 
 def test_what_is_asked():
     tool = {"type": "function", "function": {"name": "add"}}
-    question = replace(
-        QUESTION,
+    request = replace(
+        REQUEST,
         messages=(Message(role="user", content="Hello", extra={"name": "Ada"}),),
         tools=(tool,),
         template_args={"enable_thinking": False},
     )
-    [asked] = answer("vllm", ANSWERS, question).asked
+    [asked] = answer("vllm", ANSWERS, request).asked
     assert asked["messages"] == [{"role": "user", "content": "Hello", "name": "Ada"}]
     assert asked["tools"] == [tool]
     assert asked["chat_template_kwargs"] == {"enable_thinking": False}
@@ -121,7 +121,7 @@ def test_what_is_asked():
 def test_a_prefix_is_found_again_only_where_it_may_be():
     salts = [answer("vllm", ANSWERS).asked[0]["cache_salt"] for _ in range(2)]
     assert salts[0] != salts[1]
-    kept = replace(QUESTION, keeps_prefixes=True)
+    kept = replace(REQUEST, keeps_prefixes=True)
     assert "cache_salt" not in answer("vllm", ANSWERS, kept).asked[0]
 
 
