@@ -129,7 +129,7 @@ def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
     assert read.all[0].drafter.model.folder == shelf / "draft"
     again = plan(*arguments, "--write", "fits.yaml", cwd=shelf)
     assert again.code == 2
-    assert re.search(r"fits\.yaml.*file exists", again.err)
+    assert re.search(r"fits\.yaml.*file exists; .*new", again.err)
 
 
 @pytest.mark.parametrize(

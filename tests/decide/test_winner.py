@@ -149,7 +149,7 @@ def test_the_lowest_temperature_is_meant_unless_another_is_asked_for(measured):
 
 def test_other_temperatures_of_the_run_are_named(measured):
     parts = [measured({4: 1.2}, temperature=t) for t in (1.0, 0.7)] + [measured({2: 1.5})]
-    assert re.match(r".*temperature 0; .*0\.7, 1: ", found(parts).basis[0])
+    assert re.match(r".*temperature 0; .*0\.7, 1: choose", found(parts).basis[0])
     for asked, some in ((Asked(temperature=1.0), parts), (Asked(), parts[:1])):
         assert not any("choose with --temperature" in text for text in found(some, asked).basis)
 

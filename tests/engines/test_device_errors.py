@@ -59,9 +59,8 @@ def test_an_error_that_stays_is_the_end_of_the_process_and_no_refusal() -> None:
     with pytest.raises(DeviceLostError) as raised:
         told(RuntimeError(ILLEGAL))
     assert not isinstance(raised.value, REFUSALS)
-    assert str(raised.value) == (
-        "the GPU fails at everything since: CUDA error: an illegal memory access was encountered"
-    )
+    assert str(raised.value).startswith("the GPU fails ")
+    assert str(raised.value).endswith(": CUDA error: an illegal memory access was encountered")
 
 
 @pytest.mark.usefixtures("broken_device")
