@@ -60,7 +60,7 @@ MAY_IMPORT = {
     "frames": {*BASE, "runs", "metrics", "decide"},
     "report": {*ANALYSING, "frames"},
     "notebook": {*ANALYSING, "frames", "report"},
-    "models": {*BASE, *FILES},
+    "models": {*BASE, *FILES, "fit"},
     "kernels": set(),
     "forward": {*BASE, *FILES, "kernels", "models"},
     "round": {*BASE, *FILES, "kernels", "models", "forward"},

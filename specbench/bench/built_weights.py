@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from specbench.files.config import is_hybrid
-from specbench.files.model import ModelFiles
-from specbench.fit.weights import DTYPE_BYTES, Weights, kv_elements_per_token
+from specbench.files.model import DTYPE_BYTES, ModelFiles
+from specbench.fit.weights import Weights, kv_elements_per_token
 from specbench.forward.own_state import cache_bytes
 from specbench.models.loading import load_skeleton
 from specbench.models.quantization import packable

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from specbench.drafters.eagle3 import Eagle3
-from specbench.drafters.heads.eagle3 import Eagle3Head
+from specbench.drafters.heads.eagle3 import ParallelHead
 from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
 from specbench.drafters.registry import Parts, drafter
 from specbench.models.checkpoint import Checkpoint
@@ -30,7 +30,7 @@ class PEagle(FeatureDrafter):
     """
 
     def __init__(self, parts: Parts) -> None:
-        head = Eagle3Head(parts.checkpoint(), parts.target, is_parallel=True)
+        head = ParallelHead(parts.checkpoint(), parts.target)
         super().__init__(head, TreePlan())
         self._masks = head.masks
 

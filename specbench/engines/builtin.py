@@ -32,7 +32,6 @@ from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
 from specbench.forward.scoring import mean_log_probs
 from specbench.inputs.pairing import Drafter, Target
-from specbench.models.loading import eos_ids
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity, Request, Result
 from specbench.round.drafter import Drafter as DraftingMethod
 from specbench.round.round import Verifier
@@ -63,7 +62,7 @@ class BuiltinEngine(Instrumented):
         held = take(pool, target.model, options.forward, self._kernels)
         self._target, self._runner = held.loaded, held.runner
         self.context = held.runner.max_position
-        self.eos_ids = eos_ids(self._target.model)
+        self.eos_ids = self._target.eos_ids
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
         self._name = target.name
         self._model_forwards = ModelForwards(self._launchers.graphs, self._clock)

@@ -19,7 +19,7 @@ from specbench.errors import CompatibilityError, UsageError
 from specbench.forward.context import check_context, context_limit
 from specbench.inputs.pairing import Drafter, Target
 from specbench.models.library_log import quiet
-from specbench.models.loading import LoadedModel, eos_ids
+from specbench.models.loading import LoadedModel
 from specbench.models.tokenizer import require_same_vocabulary
 from specbench.records import (
     ASSISTED_DEFAULT,
@@ -57,7 +57,7 @@ class TransformersEngine(InProcess):
         self._pool = pool
         self._target = pool.load(target.model)
         self.tokenizer = pool.tokenizer(target.model)
-        self.eos_ids = eos_ids(self._target.model)
+        self.eos_ids = self._target.eos_ids
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
         self._module = make_peer(self._target.model)
         self.context = context_limit(self._module.config.get_text_config())

@@ -193,8 +193,11 @@ def longest_context(fields: ReadField) -> int | None:
 
 
 def ropes(fields: ReadField) -> list[Mapping[str, Any]]:
-    """The settings of the rotary positions; mixed layers have one set per layer type."""
-    rope = fields("rope_parameters") or fields("rope_scaling") or {}
+    """The settings of the rotary positions; mixed layers have one set per layer type.
+
+    The older name goes first, as in transformers.
+    """
+    rope = fields("rope_scaling") or fields("rope_parameters") or {}
     return [kind for kind in rope.values() if isinstance(kind, dict)] or [rope]
 
 
@@ -219,6 +222,25 @@ DENSE: Mapping[str, Mapping[str, int]] = {
     "qwen2": {"num_key_value_heads": 32},
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
 }
+# Kinds of rotary positions, each with what it has to state.
+_ROPES: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "proportional": (),
+    "dynamic": ("factor",),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+    "yarn": ("factor",),
+}
+# transformers' names of them.
+ACTIVATIONS = frozenset(
+    {
+        *("gelu", "quick_gelu", "relu", "relu2", "relu6", "leaky_relu", "prelu", "xielu", "mish"),
+        *("silu", "swish", "hardswish", "sigmoid", "tanh", "laplace", "linear", "sqrtsoftplus"),
+        *("gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python"),
+        *("gelu_python_tanh", "gelu_pytorch_tanh"),
+    }
+)
 # What would change the computation, with the value that does not.
 _NEUTRAL = {
     "partial_rotary_factor": 1.0,
@@ -239,17 +261,51 @@ def layer_fields(config: Fields) -> Fields:
     for name in SIZES:
         fields.whole(name, least=1)
     fields.whole("num_hidden_layers", least=1, most=MOST_LAYERS)
-    for name in ("rms_norm_eps", "rope_theta"):
-        fields.number(name)
-    fields.flag("mlp_bias")
-    for name in ("hidden_act", "model_type"):
-        fields.text(name)
+    fields.text("model_type")
+    require_layers(fields)
     _refuse_unread(config, fields)
     _refuse_uneven_heads(fields)
     layer_windows(fields)
     _refuse_positions(fields)
     _refuse_scales(fields)
     return fields
+
+
+def require_layers(fields: Fields) -> None:
+    """ModelError for values of which transformers cannot build layers of a dense family."""
+    if fields.text("hidden_act") not in (None, *ACTIVATIONS):
+        fields.fail("hidden_act", "an activation that transformers has")
+    if (eps := fields.number("rms_norm_eps")) is not None and eps <= 0:
+        fields.fail("rms_norm_eps", "a number above 0")
+    for name in ("rope_theta", "attention_dropout", "initializer_range"):
+        fields.number(name)
+    for name in ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"):
+        fields.flag(name)
+    for name in ("max_position_embeddings", "sliding_window"):
+        fields.whole(name, least=1)
+    if (rope := _rope(fields)) is None:
+        return
+    for name in ("rope_type", "type"):
+        rope.text(name)
+    for name in ("rope_theta", "factor"):
+        rope.number(name)
+    kind = rope_type(rope.values) or "default"
+    if kind not in _ROPES:
+        rope.fail("rope_type" if rope.has("rope_type") else "type", f"one of {', '.join(_ROPES)}")
+    if lacking := [name for name in _ROPES[kind] if not rope.has(name)]:
+        rope.lacks(*(f"{rope.path}{name} (rope_type {kind})" for name in lacking))
+
+
+def _rope(fields: Fields) -> Fields | None:
+    sections = (fields.section(name) for name in ("rope_scaling", "rope_parameters"))
+    return next((section for section in sections if section and section.values), None)
+
+
+def biased_products(fields: Fields, kind: str) -> str:
+    """Which of the products q, k, v and o of a dense family's attention add a bias."""
+    if kind == "qwen2":
+        return "qkv"
+    return "qkvo" if kind in ("llama", "qwen3") and fields.flag("attention_bias") else ""
 
 
 def head_size(fields: Fields) -> int:
@@ -266,11 +322,13 @@ def layer_shapes(
     width: int | None = None,
     kind: str | None = None,
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors of dense decoder layers, biases of attention as `names` has them.
+    """Shapes of the tensors of dense decoder layers.
 
-    `width` is how many numbers the first layer's attention reads, if not the hidden size; `kind`
-    the model type, if it is no head: their layers are those of Llama or Qwen 3.
+    `width` is how many numbers the first layer's attention reads, if not the hidden size. `kind`
+    is the model type of a whole model, whose config says which biases attention has. The layers of
+    a head are those of Llama or Qwen 3, with the biases in `names`.
     """
+    biased = None if kind is None else biased_products(fields, kind)
     if kind is None:
         kind = "qwen3" if fields.text("model_type") == "qwen3" else "llama"
     silent = DENSE[kind]
@@ -294,7 +352,11 @@ def layer_shapes(
         for name, shape in linears.items():
             shapes[f"{layer}{name}.weight"] = shape
             bias = f"{layer}{name}.bias"
-            if has_mlp_bias if name.startswith("mlp.") else bias in names:
+            if name.startswith("mlp."):
+                has_bias = has_mlp_bias
+            else:
+                has_bias = bias in names if biased is None else name[10] in biased
+            if has_bias:
                 shapes[bias] = shape[:1]
         for name in ("input_layernorm", "post_attention_layernorm"):
             shapes[f"{layer}{name}.weight"] = (F,)
@@ -351,13 +413,9 @@ def _refuse_uneven_heads(fields: Fields) -> None:
 
 
 def _refuse_positions(fields: Fields) -> None:
-    rope = fields.section("rope_parameters") or fields.section("rope_scaling")
+    rope = _rope(fields)
     if rope is None:
         return
-    for name in ("rope_type", "type"):
-        rope.text(name)
-    for name in ("rope_theta", "factor"):
-        rope.number(name)
     if rope_type(rope.values) == "dynamic":
         raise ModelError(
             f"{fields.source}: rope_type dynamic rescales positions by the current length; "

@@ -12,6 +12,8 @@ Fit = Mapping[str, tuple[object, object]]  # field -> the head's value, the targ
 Shapes = Mapping[str, tuple[int, ...]]
 
 SPECULATORS = "speculators_model_type"
+TOKEN_MAP = "token_map"
+ID_TABLES = ("d2t", "t2d", TOKEN_MAP)  # beside weights, of whole numbers
 OLD_ROTARY = "rotary_emb.inv_freq"  # old transformers stored what follows from the config
 
 
@@ -20,13 +22,14 @@ class Shaped(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+    def is_floating_point(self) -> bool: ...
 
 
 @runtime_checkable
-class KnowsShapes(Protocol):
-    """Tensors whose shapes are known before they are read."""
+class KnowsHeaders(Protocol):
+    """Tensors of which something is known before they are read."""
 
-    def shape(self, name: str) -> tuple[int, ...]: ...
+    def header(self, name: str) -> Shaped: ...
 
 
 T_co = TypeVar("T_co", bound=Shaped, covariant=True)
@@ -72,7 +75,7 @@ class HeadFiles(Generic[T_co]):
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape; the tensor is not read where its file's header says it."""
-        return shape_of(self.tensors, name)
+        return tuple(header_of(self.tensors, name).shape)
 
     def whole_numbers(self, name: str) -> list[int]:
         """The values of a small table; ModelError if they are not whole numbers."""
@@ -86,7 +89,8 @@ class HeadFiles(Generic[T_co]):
         return numbers
 
     def require(self, shapes: Mapping[str, tuple[int, ...]], optional: frozenset[str]) -> None:
-        """ModelError lists every tensor that is missing, not known, or of another shape."""
+        """ModelError lists every tensor that is missing, not known, of another shape, or of whole
+        numbers, as packed weights are."""
         needed = set(shapes) - optional
         missing = sorted(needed - set(self.tensors))
         surplus = sorted(set(self.tensors) - set(shapes))
@@ -95,10 +99,16 @@ class HeadFiles(Generic[T_co]):
             for name, shape in sorted(shapes.items())
             if name in self.tensors and (found := self.shape(name)) != shape
         ]
+        packed = [
+            name
+            for name in sorted(set(shapes) & set(self.tensors) - set(ID_TABLES))
+            if not header_of(self.tensors, name).is_floating_point()
+        ]
         problems = [
             *([f"missing: {_listed(missing)}"] if missing else []),
             *([f"not known: {_listed(surplus)}"] if surplus else []),
             *([_listed(wrong)] if wrong else []),
+            *([f"whole numbers, not weights: {_listed(packed)}"] if packed else []),
         ]
         if problems:
             raise ModelError(f"{self.source} does not fit: {'; '.join(problems)}")
@@ -118,17 +128,15 @@ def _listed(names: list[str], most: int = 12) -> str:
     return ", ".join(names[:most]) + more
 
 
-def shape_of(tensors: Mapping[str, Shaped], name: str) -> tuple[int, ...]:
-    """As the mapping itself tells, where it can tell without reading the tensor."""
-    if isinstance(tensors, KnowsShapes):
-        return tensors.shape(name)
-    return tuple(tensors[name].shape)
+def header_of(tensors: Mapping[str, Shaped], name: str) -> Shaped:
+    """What is known of a tensor before it is read, else the tensor."""
+    return tensors.header(name) if isinstance(tensors, KnowsHeaders) else tensors[name]
 
 
 class LazyTensors(Mapping[str, T_co]):
     """Tensors by name, each read when it is asked for; `names`: what it is found by."""
 
-    def __init__(self, names: Mapping[str, str]) -> None:
+    def __init__(self, names: Mapping[str, Any]) -> None:
         self._names = names
 
     def __contains__(self, name: object) -> bool:
@@ -151,8 +159,8 @@ class _Renamed(LazyTensors[T_co]):
     def __getitem__(self, name: str) -> T_co:
         return self._tensors[self._names[name]]
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return shape_of(self._tensors, self._names[name])
+    def header(self, name: str) -> Shaped:
+        return header_of(self._tensors, self._names[name])
 
 
 class HeadTarget(Protocol):

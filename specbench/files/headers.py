@@ -74,6 +74,7 @@ HEAD_WEIGHTS = (
     *MODEL_WEIGHTS,
     "pytorch_model.bin",
 )
+NO_HEAD = f"there are no weights; one of {', '.join(HEAD_WEIGHTS)} is read"
 _LARGEST_HEADER = 100_000_000  # the format's own limit
 _SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*\.safetensors")
 _BITS = {
@@ -97,8 +98,7 @@ class TensorHeader(NamedTuple):
     def num_elements(self) -> int:
         return math.prod(self.shape)
 
-    @property
-    def is_float(self) -> bool:
+    def is_floating_point(self) -> bool:
         return self.dtype.startswith(("F", "BF"))
 
     def tolist(self) -> list[int]:

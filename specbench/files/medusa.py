@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from specbench.errors import ModelError
-from specbench.files.head_files import Fit, HeadFiles, HeadTarget, Shaped, misfits
+from specbench.files.head_files import TOKEN_MAP, Fit, HeadFiles, HeadTarget, Shaped, misfits
 
 F = TypeVar("F", bound=HeadFiles[Any])
 
-TOKEN_MAP = "token_map"
 _PREFIXES = ("medusa_head.", "medusa_heads.")
 _SHARED = "lm_head.weight"
 
@@ -52,6 +51,21 @@ def count_tokens(files: HeadFiles[Any]) -> int | None:
     """That the heads of `medusa_tensors` can say; None: all of the target's."""
     map_shape = files.shape(TOKEN_MAP) if TOKEN_MAP in files.tensors else ()
     return map_shape[0] if map_shape else None
+
+
+def token_map(files: HeadFiles[Any], V: int) -> list[int] | None:
+    """The target's id of each token that the heads of `medusa_tensors` can say; None: all V.
+    ModelError if it has none such."""
+    if TOKEN_MAP not in files.tensors:
+        return None
+    ids, shape = files.whole_numbers(TOKEN_MAP), files.shape(TOKEN_MAP)
+    if len(shape) != 1 or not ids:
+        raise ModelError(f"{files.source}: {TOKEN_MAP} is not a list of token ids")
+    if wrong := [i for i in ids if not 0 <= i < V]:
+        raise ModelError(
+            f"{files.source}: {TOKEN_MAP} names the id {wrong[0]}; the target has {V} ids"
+        )
+    return ids
 
 
 def medusa_fields(files: HeadFiles[Shaped]) -> dict[str, object]:
@@ -151,6 +165,7 @@ class MedusaLayout:
 def medusa_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
     """Sizes that have to be the target's; all shapes are those of `MedusaLayout`. ModelError."""
     files = medusa_tensors(files)
+    token_map(files, target.vocab_size)
     layout = MedusaLayout.of(files, target)
     if layout.weights[0][0] not in files.tensors:
         files.require(layout.shapes, layout.optional)

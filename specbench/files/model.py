@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import ModelError
-from specbench.files.config import DENSE, MOST_LAYERS, Fields, layer_shapes, longest_context
+from specbench.files.config import (
+    DENSE,
+    MOST_LAYERS,
+    Fields,
+    layer_shapes,
+    longest_context,
+    require_layers,
+)
 from specbench.files.head_files import HeadFiles
 from specbench.files.headers import (
     HEAD_WEIGHTS,
     INDEX,
     MODEL_WEIGHTS,
+    NO_HEAD,
     TensorHeader,
     cached_folder,
     is_embedding,
@@ -32,6 +40,14 @@ from specbench.files.tokenizer import (
     read_vocabulary,
 )
 
+DTYPE_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+TRUST_CODE = (
+    "set trust_remote_code: true for it in pairings.yaml only if you trust its authors' code"
+)
+UNKNOWN_TYPE = (
+    "the installed transformers does not know the model_type of its config.json; correct it, or "
+    "install a newer transformers"
+)
 # What architectures call a size that most call otherwise.
 _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "dtype": ("torch_dtype",),
@@ -41,7 +57,7 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "max_position_embeddings": ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len"),
 }
 # Fields of the whole model, whichever part of it writes the text.
-_WHOLE = ("dtype", "quantization_config")
+_WHOLE = ("dtype", "quantization_config", "eos_token_id")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
@@ -66,7 +82,7 @@ class ModelFiles:
     def field(self, name: str) -> Any:
         """A field of the language model's config under any of its names; None where it is not.
 
-        `dtype` and `quantization_config` are the whole model's, where its config has them.
+        Those in `_WHOLE` are the whole model's, if its config has them.
         """
         nested = self.config.get("text_config") or self.config.get("transformer_layer_config")
         text = nested if isinstance(nested, dict) else self.config
@@ -117,6 +133,22 @@ class ModelFiles:
         """The class that transformers would build."""
         names = self.config.get("architectures")
         return str(names[0]) if isinstance(names, list) and names else None
+
+    @property
+    def stored_dtype(self) -> str:
+        """The dtype that its weights are loaded in as they are: its config's, else that of the
+        first tensor; float32 for types that nothing runs in."""
+        dtype = self.field("dtype")
+        if dtype is None and self.tensors:
+            floats = (t.dtype for t in self.tensors.values() if t.is_floating_point())
+            dtype = {"F64": "float64", "BF16": "bfloat16", "F16": "float16"}.get(next(floats, ""))
+        return dtype if isinstance(dtype, str) and dtype in DTYPE_BYTES else "float32"
+
+    @property
+    def stored_format(self) -> str | None:
+        """What its weights are stored as: `gptq`, `awq`, `torchao` ...; None: plain tensors."""
+        stored = self.field("quantization_config")
+        return None if stored is None else format_name(stored)
 
     @property
     def dense_kind(self) -> str | None:
@@ -189,16 +221,20 @@ class ModelFiles:
 
     @cached_property
     def head(self) -> HeadFiles[TensorHeader]:
-        """Its files as those of a head; ModelError where its weights are not safetensors."""
-        names = tuple(name for name in HEAD_WEIGHTS if name.endswith((".safetensors", ".json")))
-        tensors = weights_headers(self.folder, names)
-        if not tensors:
+        """Its files as those of a head; ModelError if its weights are not safetensors."""
+        if (pickle := self.head_pickle) is not None:
             raise ModelError(
-                f"{self.spec.source}: its weights are {self.pickles[0]}, which only loading reads"
-                if self.pickles
-                else f"{self.spec.source}: there are no weights"
+                f"{self.spec.source}: its weights are {pickle}, which only loading reads"
             )
+        if not (tensors := weights_headers(self.folder, HEAD_WEIGHTS)):
+            raise ModelError(f"{self.spec.source}: {NO_HEAD}")
         return HeadFiles(source=self.spec.source, config=self.config, tensors=tensors)
+
+    @property
+    def head_pickle(self) -> str | None:
+        """The name of the file that a head's weights are read from, if that is a pickle."""
+        name = next((name for name in HEAD_WEIGHTS if local_file(self.folder, name)), "")
+        return name if name.endswith((".pt", ".bin")) else None
 
     @cached_property
     def pickles(self) -> tuple[str, ...]:
@@ -283,13 +319,26 @@ _TAKE = "take the config.json that the weights came with"
 _MAY_BE_ZERO = ("intermediate_size", "num_key_value_heads")  # of layers that have none
 
 
-def require_sizes(model: ModelFiles) -> None:
-    """ModelError with field and value for a size, or one of a list per layer, that no model has."""
+def require_config(model: ModelFiles) -> None:
+    """ModelError with field and value for a size, or one of a list per layer, that no model has,
+    and for what a library could not build a model of."""
     for name, most in _MOST.items():
         value = model.field(name)
         least = 0 if name in _MAY_BE_ZERO else 1
         for one in value if isinstance(value, list) else [value]:
             Fields(source=model.spec.source, values={name: one}).whole(name, least, most)
+    _ = model.eos_ids
+    if model.dense_kind is None:
+        return
+    fields = Fields(source=model.spec.source, values=model.config)
+    require_layers(fields)
+    fields.whole("bos_token_id")
+    is_list = isinstance(model.config.get("eos_token_id"), list)
+    _ = fields.ids("eos_token_id") if is_list else fields.whole("eos_token_id")
+    fields.whole("pad_token_id", least=-1, most=model.vocab_size - 1)
+    num_layers, types = model.num_layers, fields.texts("layer_types")
+    if types and len(types) != num_layers:
+        fields.fail("layer_types", f"one for each of {num_layers} layers")
 
 
 def require_weights(model: ModelFiles) -> None:
@@ -315,9 +364,11 @@ def require_weights(model: ModelFiles) -> None:
     table = min(filter(is_embedding, tensors), key=len, default=None)
     head = min(filter(is_head, tensors), key=len, default=None)
     is_tied = model.field("tie_word_embeddings")
-    if is_tied is False and head is None and table is not None:
+    is_silent = is_tied is None and model.dense_kind is not None  # its class takes it for false
+    if (is_tied is False or is_silent) and head is None and table is not None:
+        given = "is missing, which means false" if is_silent else "is false"
         raise ModelError(
-            f"{source}: config.json: tie_word_embeddings is false, and its files have no "
+            f"{source}: config.json: tie_word_embeddings {given}, and its files have no "
             "lm_head.weight; download it again, or set it to true if the model has no head"
         )
     if is_tied and head and table and not same_bytes(tensors[head], tensors[table], _MOST_PIECES):
@@ -367,6 +418,14 @@ _READERS = {
 }
 
 
+def format_name(stored: object) -> str:
+    """The format that a `quantization_config` names."""
+    facts = stored if isinstance(stored, Mapping) else {}
+    is_old = {"load_in_4bit", "load_in_8bit"} & facts.keys()  # bitsandbytes gave no name then
+    method = facts.get("quant_method", "bitsandbytes" if is_old else "an unnamed format")
+    return str(getattr(method, "value", method))  # an enumeration's member prints its class
+
+
 def loading_refusal(model: ModelFiles) -> str | None:
     """Why this installation cannot load the weights as its entry and its files have them, and what
     to do; None if it can. ModelError."""
@@ -377,9 +436,7 @@ def loading_refusal(model: ModelFiles) -> str | None:
     if spec.quantization is not None:
         needs[f"quantization {spec.quantization}"] = ("torchao",)
     if stored is not None:
-        facts = stored if isinstance(stored, Mapping) else {}
-        is_old = {"load_in_4bit", "load_in_8bit"} & facts.keys()  # bitsandbytes gave no name then
-        method = str(facts.get("quant_method", "bitsandbytes" if is_old else "an unnamed format"))
+        method = format_name(stored)
         if spec.quantization is not None:
             return (
                 f"its weights are stored as {method} and cannot be packed again; leave out "

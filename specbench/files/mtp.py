@@ -8,7 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from specbench.errors import ModelError
-from specbench.files.config import MOST_LAYERS, SIZES, Fields
+from specbench.files.config import (
+    DENSE,
+    LAYER_NEEDS,
+    MOST_LAYERS,
+    SIZES,
+    Fields,
+    layer_shapes,
+    require_layers,
+)
 from specbench.files.head_files import SPECULATORS, Fit, HeadFiles, HeadTarget, Shaped
 
 F = TypeVar("F", bound=HeadFiles[Any])
@@ -163,6 +171,11 @@ def mtp_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
     fields = text_fields(files)
     for name in (*SIZES, *_MTP_SIZES):
         fields.whole(name, least=1)
+    if family_of(files).decoder in DENSE and (
+        lacks := [n for n in LAYER_NEEDS if not fields.has(n)]
+    ):
+        fields.lacks(*lacks)
+    require_layers(fields)
     return {
         "hidden_size": (fields.whole("hidden_size", least=1), target.hidden_size),
         "num_hidden_layers": (fields.whole("num_hidden_layers", least=1), target.num_layers),
@@ -171,13 +184,27 @@ def mtp_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
 
 
 def require_mtp_tensors(files: HeadFiles[Shaped], F: int) -> None:
-    """ModelError if layers lack what joins a token with a state, or have it in another shape."""
+    """ModelError for tensors that are missing or of another shape.
+
+    Those of a mixture's or a hybrid's decoder layer are left to loading.
+    """
     shapes = {"token_norm": (F,), "state_norm": (F,), "join": (F, 2 * F), "out_norm": (F,)}
     needed = {}
     for i in range(num_mtp_layers(files)):
         for module, shape in shapes.items():
             if i == 0 or module not in family_of(files).shared:
                 needed[file_name(files, f"{i}.{module}.weight")] = shape
+        for name, shape in _dense_shapes(files).items():
+            needed[file_name(files, f"{i}.block.{name}")] = shape
     found = layer_tensors(files)
     others = {name: found.shape(name) for name in found.tensors}
     found.require(others | needed, frozenset())
+
+
+def _dense_shapes(files: HeadFiles[Shaped]) -> dict[str, tuple[int, ...]]:
+    """Of the tensors of a decoder layer of a dense family; none of others."""
+    if (kind := family_of(files).decoder) not in DENSE:
+        return {}
+    values = {**text_fields(files).values, "num_hidden_layers": 1}
+    shapes = layer_shapes(Fields(source=files.source, values=values), (), kind=kind)
+    return {name.removeprefix("layers.0."): shape for name, shape in shapes.items()}

@@ -23,10 +23,12 @@ from specbench.files.config import (
 from specbench.files.head_files import MISFIT, HeadFiles, layout_of, misfits
 from specbench.files.headers import TensorHeader
 from specbench.files.model import (
+    TRUST_CODE,
+    UNKNOWN_TYPE,
     ModelFiles,
     loading_refusal,
     open_model,
-    require_sizes,
+    require_config,
     require_weights,
 )
 from specbench.files.tokenizer import (
@@ -94,7 +96,10 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Itera
     """Sizes, layers and whose head it is. ModelError says what cannot be read."""
     facts, files = method.head, _files(head)
     assert facts is not None
-    is_pickle = isinstance(files, Finding) and files.level == "warning"
+    if isinstance(files, Finding) and files.level == "refused":
+        yield files
+        return
+    is_pickle = isinstance(files, Finding)
     if method.model == "required":
         kind = kind_of(head)
         if kind.is_model and is_pickle:
@@ -114,8 +119,6 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Itera
             yield finding("kind", "ok", method.name, kind.method, f"by {kind.reason}")
     if isinstance(files, Finding):
         yield files
-        if files.level == "refused":
-            return
         files = HeadFiles(source=head.spec.source, config=head.config, tensors={})
         if facts.kept_shapes is not None:
             return  # its sizes are those of its tensors
@@ -150,10 +153,10 @@ def _files(head: ModelFiles) -> Files | Finding:
     try:
         return head.head
     except ModelError as error:
-        if not head.pickles:
+        if (pickle := head.head_pickle) is None:
             return finding("weights", "refused", reason=str(error))
-        reason = "a pickle is not opened here; loading reads it where it holds tensors alone"
-        return finding("weights", "warning", None, head.pickles[0], reason)
+        reason = "a pickle is not opened here; loading reads it if it holds only tensors"
+        return finding("weights", "warning", None, pickle, reason)
 
 
 def _verifier(head: ModelFiles, target: ModelFiles) -> Iterator[Finding]:
@@ -365,7 +368,7 @@ def is_proven(model: ModelFiles) -> bool:
 
 def check_target(target: ModelFiles, ignored: Collection[str] = ()) -> tuple[Finding, ...]:
     """What speaks against the target itself, whatever drafts for it, but for `ignored` fields."""
-    checks = (_model_findings, tokenizer_findings, template_findings)
+    checks = (model_findings, tokenizer_findings, template_findings)
     found = (one for check in checks for one in _read(partial(check, target)))
     return tuple(
         replace(one, target=one.draft, draft=None) for one in found if one.field not in ignored
@@ -402,7 +405,7 @@ def _drafter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Finding]
         if draft is not target and any(map(draft.tokenizer_file, TOKENIZER_FILES)):
             yield from _read(partial(vocabulary_findings, target, draft))
         return
-    yield from _read(partial(_model_findings, draft))
+    yield from _read(partial(model_findings, draft))
     yield from _read(partial(_tree_findings, draft, drafter))
     for check in _RETOKENIZED_CHECKS if method.retokenizes else _PAIR_CHECKS:
         yield from _read(partial(check, target, draft))
@@ -417,9 +420,22 @@ def _read(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         yield finding("files", "refused", reason=str(error) if is_told else repr(error))
 
 
-def _model_findings(model: ModelFiles) -> Iterator[Finding]:
-    """Whether the decoder would load and run a whole model."""
-    require_sizes(model)
+def require_loadable(model: ModelFiles) -> None:
+    """ModelError if this installation cannot load a whole model, in the words of its finding.
+
+    Which attention the decoder runs is not asked, nor what else is still to be downloaded.
+    """
+    source, is_remote = model.spec.source, model.spec.folder is None
+    for refusal in model_findings(model):
+        is_other = refusal.field == "attention" or (refusal.field == "weights" and is_remote)
+        if refusal.keeps_from_loading and not is_other:
+            reason = refusal.reason
+            raise ModelError(reason if reason.startswith(source) else f"{source}: {reason}")
+
+
+def model_findings(model: ModelFiles) -> Iterator[Finding]:
+    """Whether a whole model can be loaded, and the decoder runs it. ModelError."""
+    require_config(model)
     spec, model_type = model.spec, model.config.get("model_type")
     kind = kind_of(model)
     if not kind.is_model:
@@ -460,15 +476,13 @@ def _code_findings(model: ModelFiles) -> Iterator[Finding]:
     model_type = model.config.get("model_type")
     known = _is_known(model_type)
     if model.needs_code and not known and not model.spec.trust_remote_code:
-        reason = f"model type {model_type} would run the authors' Python (auto_map); "
-        advice = "set trust_remote_code: true only if you trust it"
-        yield finding("code", "refused", None, "auto_map", reason + advice)
+        reason = f"model type {model_type} would run the authors' Python (auto_map); {TRUST_CODE}"
+        yield finding("code", "refused", None, "auto_map", reason)
     elif model.needs_code:
         reason = "the files include their own Python (auto_map), which was not run"
         yield finding("code", "warning", None, "auto_map", reason)
     elif known is False:
-        reason = f"the installed transformers has no model type {model_type}; a newer one may"
-        yield finding("code", "warning", None, str(model_type), reason)
+        yield finding("loading", "refused", None, str(model_type), UNKNOWN_TYPE)
 
 
 def _parameter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Finding]:
@@ -483,15 +497,15 @@ def _parameter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Findin
 
 
 def _is_known(model_type: object) -> bool | None:
-    """Whether transformers has code for this type of model; None where it is not installed."""
-    models = _transformers_models()
-    if models is None:
-        return None
-    name = str(model_type).replace("-", "_")
-    return any((models / part).is_dir() for part in (name, name.removesuffix("_text")) if part)
+    """Whether transformers has code for this type of model; None if it is not installed."""
+    texts = _model_types()
+    return any(f'("{model_type}", "' in text for text in texts) if texts else None
 
 
 @cache
-def _transformers_models() -> Path | None:
+def _model_types() -> tuple[str, ...]:
+    """The files that list them, as text: to import them is to import torch."""
     spec = find_spec("transformers")
-    return Path(spec.origin).parent / "models" if spec and spec.origin else None
+    folder = Path(spec.origin).parent / "models" / "auto" if spec and spec.origin else Path()
+    files = (folder / name for name in ("auto_mappings.py", "configuration_auto.py"))
+    return tuple(file.read_text("utf-8") for file in files if spec and file.is_file())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from specbench.errors import ModelError
-from specbench.files.model import ModelFiles, is_here, open_model, require_sizes
+from specbench.files.model import ModelFiles, is_here, open_model, require_config
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.gpus import GIB
 from specbench.fit.memory_plan import MemoryPlan, Place, plan_pair, plan_target
@@ -63,7 +63,7 @@ def demand(target: Target, drafters: Sequence[Drafter], place: Place) -> Demand:
             rest=0,
             is_least=True,
         )
-    require_sizes(files)
+    require_config(files)
     declared = _declared(target.model)
     alone = _planned(files, Drafter(name="none", method="none"), place)
     weights = _counted(files, alone, place)
@@ -171,7 +171,7 @@ def _planned(files: ModelFiles, drafter: Drafter, place: Place) -> MemoryPlan | 
             own = open_model(drafter.model)
         except ModelError:
             return None
-        require_sizes(own)
+        require_config(own)
     try:
         if drafter.method == "none":
             return plan_target(files, place)

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from specbench.files.config import is_hybrid
-from specbench.files.model import ModelFiles, open_model
+from specbench.files.model import DTYPE_BYTES, ModelFiles, open_model
 from specbench.fit.weights import (
-    DTYPE_BYTES,
     Weights,
     head_weights,
     model_weights,

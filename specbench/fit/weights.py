@@ -10,9 +10,9 @@ from typing import Literal
 
 from specbench.errors import ModelError
 from specbench.files.config import DENSE, Fields, head_size, layer_fields, layer_shapes
-from specbench.files.head_files import HeadFiles
+from specbench.files.head_files import ID_TABLES, OLD_ROTARY, HeadFiles
 from specbench.files.headers import TensorHeader, is_embedding, is_head, same_bytes
-from specbench.files.model import ModelFiles, is_all_fp8
+from specbench.files.model import DTYPE_BYTES, ModelFiles, is_all_fp8
 from specbench.footprint import Sizes
 from specbench.methods import HeadFacts
 
@@ -39,7 +39,6 @@ def _parting(path: tuple[str, ...], other: tuple[str, ...]) -> str:
     return ".".join(other[: shared + 1])
 
 
-DTYPE_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _PACKED_BITS: Mapping[str, float] = {"int8": 8, "fp8": 8, "int4": 4.25}  # docs/pairings.md
 
 
@@ -61,11 +60,9 @@ def planned_dtype(model: ModelFiles, device: Literal["cpu", "cuda"], asked: str 
     chosen = asked or model.spec.dtype
     if chosen != "auto":
         return chosen
-    own = model.field("dtype")
-    is_plain = isinstance(own, str) and own in DTYPE_BYTES
     if device == "cpu" and not _stays_packed(model, "float32"):
         return "float32"
-    return own if is_plain else "float32"
+    return model.stored_dtype
 
 
 def model_weights(model: ModelFiles, dtype: str) -> Weights | None:
@@ -103,6 +100,8 @@ def _stays_packed(model: ModelFiles, dtype: str) -> bool:
     stored = model.field("quantization_config")
     if not isinstance(stored, dict):
         return stored is not None
+    if stored.get("dequantize"):  # transformers unpacks it
+        return False
     is_on_cpu = dtype == "float32"  # as loading plans it
     return stored.get("quant_method") != "compressed-tensors" or (
         is_all_fp8(stored) and not is_on_cpu
@@ -143,11 +142,8 @@ def dense_parameters(model: ModelFiles) -> Count | None:
     kind, sizes = model.dense_kind, sizes_of(model)
     if kind is None or sizes is None or model.size("intermediate_size") is None:
         return None
-    has_bias = kind in ("llama", "qwen3") and model.field("attention_bias")
-    biased = "qkv" if kind == "qwen2" else "qkvo" if has_bias else ""
-    names = {f"layers.{i}.self_attn.{p}_proj.bias" for i in range(model.num_layers) for p in biased}
     fields = Fields(source=model.spec.source, values=model.config)
-    shapes = layer_shapes(fields, names, kind=kind).values()
+    shapes = layer_shapes(fields, (), kind=kind).values()
     table = model.vocab_size * sizes.hidden
     is_tied = bool(model.field("tie_word_embeddings"))
     return Count(
@@ -174,7 +170,7 @@ def _from_headers(model: ModelFiles) -> Count | None:
     tensors = _loaded(model)
     if tensors is None:
         return None
-    floats = {name: header for name, header in tensors.items() if header.is_float}
+    floats = {name: header for name, header in tensors.items() if header.is_floating_point()}
     embedding = next((h for n, h in floats.items() if is_embedding(n)), None)
     is_tied = not any(map(is_head, floats))
     table = embedding.num_elements if embedding else 0
@@ -223,13 +219,12 @@ def _loaded(model: ModelFiles) -> dict[str, TensorHeader] | None:
         name: model.tensors[name]
         for name in text_tensors(model)[0]
         if not name.startswith(("mtp.", "model.mtp", *beyond))
-        and not name.endswith("rotary_emb.inv_freq")
+        and not name.endswith(OLD_ROTARY)
         and not (is_tied and is_head(name))
     }
 
 
 Files = HeadFiles[TensorHeader]
-_NOT_KEPT = ("d2t", "t2d")  # of EAGLE-3: a table of ids, and a mask that only training needs
 
 
 def head_weights(
@@ -240,7 +235,7 @@ def head_weights(
     try:
         files = head.head
     except ModelError:
-        if head.pickles:
+        if head.head_pickle:
             return None
         raise
     size = DTYPE_BYTES[dtype]
@@ -277,8 +272,8 @@ def _without_copies(
     return {
         name: header
         for name, header in tensors.items()
-        if name not in _NOT_KEPT
-        and not name.endswith("rotary_emb.inv_freq")
+        if name not in ID_TABLES
+        and not name.endswith(OLD_ROTARY)
         and not (name.endswith("embed_tokens.weight") and _is_copy(header, tables))
         and not (name.endswith("shared_head.head.weight") and _is_copy(header, heads or tables))
     }
@@ -299,4 +294,4 @@ def _layers_kv(files: Files) -> int:
 
 
 def _floats(tensors: Mapping[str, TensorHeader]) -> int:
-    return sum(header.num_elements for header in tensors.values() if header.is_float)
+    return sum(header.num_elements for header in tensors.values() if header.is_floating_point())

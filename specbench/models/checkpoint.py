@@ -8,8 +8,7 @@ import pickle
 import re
 import struct
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,16 @@ from transformers.utils import cached_file
 
 from specbench.errors import ModelError, first_line
 from specbench.files.head_files import HeadFiles, LazyTensors
-from specbench.files.headers import HEAD_WEIGHTS, INDEX, local_file, read_index, read_json
+from specbench.files.headers import (
+    HEAD_WEIGHTS,
+    INDEX,
+    NO_HEAD,
+    TensorHeader,
+    local_file,
+    read_headers,
+    read_index,
+    read_json,
+)
 from specbench.files.tokenizer import TOKENIZER_FILES
 from specbench.models.library_errors import load_advice
 
@@ -44,9 +52,6 @@ UNREADABLE = (
     struct.error,
     pickle.UnpicklingError,
 )
-
-
-Find = Callable[[str], Path | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,11 +77,16 @@ def read_checkpoint(
     revision = commit[1] if commit else revision  # all files are those of one commit
     file = _find(location, revision, *HEAD_WEIGHTS)
     if file is None:
-        raise ModelError(f"{location}: no weights; one of {', '.join(HEAD_WEIGHTS)} is read")
-    device = "meta" if shapes_only else "cpu"
-    tensors = _read_tensors(file, partial(_find, location, revision), device)
+        raise ModelError(f"{location}: {NO_HEAD}")
+    tensors: Mapping[str, Tensor]
+    if file.suffix in (".safetensors", ".json"):
+        is_index = file.name == INDEX
+        names = read_index(file) if is_index else dict.fromkeys(read_headers(file), file.name)
+        tensors = _Safetensors(names, partial(_find, location, revision))
+    else:
+        tensors = _read_pickle(file, "meta" if shapes_only else "cpu")
     if not tensors:
-        raise ModelError(f"{location}: there are no weights in {file.name}")
+        raise ModelError(f"{location}: {NO_HEAD}")
     config = read_json(config_file)
     return Checkpoint(source=location, config=config, tensors=tensors, revision=revision)
 
@@ -108,51 +118,36 @@ def _hub_file(location: str, revision: str | None, name: str, is_offline: bool) 
     return None if path is None else Path(path)
 
 
-def _read_tensors(file: Path, find: Find, device: str) -> Mapping[str, Tensor]:
-    if file.name == INDEX:
-        return _Safetensors(read_index(file), find)
-    if file.suffix == ".safetensors":
-        return _Safetensors(dict.fromkeys(_open(file).keys(), file.name), find)
-    return _read_pickle(file, device)
-
-
-def _open(file: Path) -> Any:
-    try:
-        return safe_open(str(file), framework="pt", device="cpu")
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        raise ModelError(f"{file} cannot be read: {error}") from error
-
-
 class _Safetensors(LazyTensors[Tensor]):
-    """Tensors of one file or several, which `names` has by tensor."""
+    """Tensors of one file or several, whose `names` are given by tensor."""
 
-    def __init__(self, names: Mapping[str, str], find: Find) -> None:
+    def __init__(self, names: Mapping[str, str], find: Callable[[str], Path | None]) -> None:
         super().__init__(names)
         self._find = find
-        self._opened: dict[str, Any] = {}
+        self._headers: dict[str, Mapping[str, TensorHeader]] = {}
+        self._opened: dict[Path, Any] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        with self._reading(name) as file:
-            tensor: Tensor = file.get_tensor(name)
+        file = self.header(name).file
+        try:
+            if file not in self._opened:
+                self._opened[file] = safe_open(str(file), framework="pt", device="cpu")
+            tensor: Tensor = self._opened[file].get_tensor(name)
+        except (SafetensorError, OSError, RuntimeError, ValueError, TypeError) as error:
+            raise ModelError(f"{file}: {name} cannot be read: {error}") from error
         return tensor
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """As the file's header has it: the tensor is not read."""
-        with self._reading(name) as file:
-            return tuple(file.get_slice(name).get_shape())
-
-    @contextmanager
-    def _reading(self, name: str) -> Iterator[Any]:
+    def header(self, name: str) -> TensorHeader:
+        """Read from its file, which is looked for when one of its tensors is asked for."""
         file = self._names[name]
-        if file not in self._opened:
+        if file not in self._headers:
             path = self._find(file)
             if path is None:
                 raise ModelError(f"the file {file}, which has {name}, is not there")
-            self._opened[file] = _open(path)
-        try:
-            yield self._opened[file]
-        except (SafetensorError, RuntimeError, ValueError, TypeError) as error:
-            raise ModelError(f"{file}: {name} cannot be read: {error}") from error
+            self._headers[file] = read_headers(path)
+        if name not in self._headers[file]:
+            raise ModelError(f"the file {file} does not have {name}")
+        return self._headers[file][name]
 
 
 def _read_pickle(file: Path, device: str) -> dict[str, Tensor]:

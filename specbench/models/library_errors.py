@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from specbench.errors import DeviceLostError, ModelError, SpecbenchError, first_line
+from specbench.files.model import TRUST_CODE, UNKNOWN_TYPE
 from specbench.files.tokenizer import NO_TOKENIZER
 
 # Errors of CUDA and its libraries have no class of their own in every version of torch.
@@ -81,12 +82,10 @@ def _is_module(value: Any) -> bool:
 
 # By words in what transformers raises: its own text is about arguments that nobody here passes.
 _SAID = {
-    "trust_remote_code": "it comes with Python code of its own (auto_map), which is not run; set "
-    "trust_remote_code: true for it in pairings.yaml only if you trust its authors' code",
-    "does not recognize this architecture": "the installed transformers does not know the "
-    "model_type of its config.json; correct it, or install a newer transformers",
-    "Should have a `model_type` key": "its config.json has no model_type that transformers knows; "
-    "take the config.json that the weights came with",
+    "trust_remote_code": "it comes with Python code of its own (auto_map), which is not run; "
+    f"{TRUST_CODE}",
+    "does not recognize this architecture": UNKNOWN_TYPE,
+    "Should have a `model_type` key": UNKNOWN_TYPE,
     "ignore_mismatched_sizes": "its weights have other shapes than its config.json says; take the "
     "config.json that the weights came with",
     "not a valid model identifier": "the hub has no such model, or it is private; correct its "

@@ -15,15 +15,16 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar, set_tqdm_hook
 
 from specbench.errors import ModelError, ModelMemoryError, first_line
-from specbench.files.model import loading_refusal, open_model, require_weights
+from specbench.files.model import DTYPE_BYTES, is_here, open_model, require_config
 from specbench.files.model_spec import ModelSpec
+from specbench.fit.compatibility import require_loadable
+from specbench.fit.weights import planned_dtype as dtype_of
 from specbench.models.library_errors import is_of_device, load_advice
 from specbench.models.library_log import quiet
 from specbench.models.parts import keep_text_part, text_class
 from specbench.models.progress import report_progress
 from specbench.models.quantization import (
     inner_tensors,
-    named_format,
     require_packable,
     stored_format,
     unpack_compressed,
@@ -80,12 +81,7 @@ def _reported(make_bar: Callable[..., Any], args: tuple[Any, ...], options: dict
 disable_progress_bar()
 set_tqdm_hook(_reported)
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_BYTES}
 _NOT_SHAPE = ("_name_or_path", "_commit_hash", "transformers_version")
 
 
@@ -99,6 +95,7 @@ class LoadedModel:
     weights_bytes: int  # as they are kept; what bitsandbytes keeps outside of tensors is missing
     revision: str | None
     content_sha256: str  # of packed weights: the scheme, a colon, and that of the checkpoint
+    eos_ids: tuple[int, ...] = ()  # every end-of-text id of its files
     quantization: str | None = None  # the scheme, or the format of a checkpoint stored so
     unpacked_from: str | None = None  # the format of the files, if its weights do not run in it
     dropped: tuple[str, ...] = ()  # modules for images, video or sound, which no prompt has
@@ -131,28 +128,25 @@ def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) ->
     """
     if dummy or spec.is_shape:
         return load_dummy(spec, device)
-    config = load_config(spec)
+    dtype = _DTYPES[planned_dtype(spec, device)]
     files = open_model(spec)
-    require_weights(files)
-    lacking = files.lacking_weights if spec.folder is not None else None
-    if reason := lacking or loading_refusal(files):
-        raise ModelError(f"{spec.location}: {reason}")
-    dtype = _planned(spec, config, device)
+    require_loadable(files)
+    config, stored = load_config(spec), files.stored_format
+    is_silent = stored is not None and spec.dtype == "auto" and files.field("dtype") is None
     unpack_compressed(config, device)
-    stored = named_format(config)
     placement = spec.device_map
     if stored is not None and device.type != "cpu":
         placement = placement or str(device)  # most stored formats can only be placed once
     with refusing(spec, placement or str(device), stored):
         auto = text_class(config, trust_remote_code=spec.trust_remote_code)
         if spec.quantization is not None:
-            require_packable(spec.quantization, device, dtype or torch.float32)
+            require_packable(spec.quantization, device, dtype)
         with placing(None if placement else device, spec.quantization):
             model, report = auto.from_pretrained(
                 spec.location,
                 config=config,
                 revision=spec.revision,
-                dtype=dtype or "auto",
+                dtype="auto" if is_silent else dtype,
                 device_map=placement,
                 use_safetensors=True,
                 trust_remote_code=spec.trust_remote_code,
@@ -194,8 +188,7 @@ def load_dummy(spec: ModelSpec, device: torch.device, *, seed: int = 0) -> Loade
     """A model with seeded random weights from its config alone: real speed and memory, text that
     means nothing. ModelError also for a config stored quantised or spread."""
     config = load_config(spec)
-    dtype = _planned(spec, config, device) or torch.float32
-    stored = named_format(config)
+    dtype, stored = _DTYPES[planned_dtype(spec, device)], open_model(spec).stored_format
     if stored is not None or spec.device_map not in (None, device.type, str(device)):
         what = f"weights stored as {stored}" if stored else f"device_map {spec.device_map}"
         raise ModelError(
@@ -221,21 +214,10 @@ def load_skeleton(spec: ModelSpec, dtype: str) -> Any:
 
 
 def planned_dtype(spec: ModelSpec, device: torch.device) -> str:
-    """The dtype that `load_model` will use, read from the config alone; ModelError as there."""
-    if spec.dtype != "auto":
-        return spec.dtype
-    dtype = _planned(spec, load_config(spec), device) or torch.float32
-    return str(dtype).removeprefix("torch.")
-
-
-def _planned(spec: ModelSpec, config: PretrainedConfig, device: torch.device) -> torch.dtype | None:
-    """None: the checkpoint's own, which its config does not tell."""
-    if spec.dtype != "auto":
-        return _DTYPES[spec.dtype]
-    if device.type == "cpu" and stored_format(config) is None:
-        return torch.float32
-    own = getattr(config, "dtype", None)
-    return own if isinstance(own, torch.dtype) else _DTYPES.get(str(own))
+    """The dtype that `load_model` will use; ModelError if its files cannot be had."""
+    if not is_here(spec):
+        load_config(spec)  # downloads it
+    return dtype_of(open_model(spec), "cpu" if device.type == "cpu" else "cuda", None)
 
 
 @contextmanager
@@ -261,7 +243,9 @@ def refusing(spec: ModelSpec, placement: str, stored: str | None) -> Iterator[No
 
 def load_config(spec: ModelSpec) -> Any:
     """As the files have it, but for implementations: a name there may be that of a repository
-    whose kernels transformers would fetch and run."""
+    whose kernels transformers would fetch and run. ModelError, first in the words of `pair`."""
+    if is_here(spec):
+        require_config(open_model(spec))
     try:
         with quiet():
             config = AutoConfig.from_pretrained(
@@ -295,6 +279,7 @@ def _loaded(
         weights_bytes=_bytes_of(model),
         revision=getattr(config, "_commit_hash", None),
         content_sha256=scheme + content_sha256,
+        eos_ids=open_model(spec).eos_ids,
         quantization=spec.quantization or stored,
         dropped=dropped,
     )
@@ -324,14 +309,6 @@ def not_finite_words(what: str, name: str | None) -> str:
     """What to say of such a tensor of `what`, such as `the target NAME`."""
     where = f", first in {name}" if name else ""
     return f"{what} holds NaN or infinities{where}: its files are damaged; download it again"
-
-
-def eos_ids(model: Any) -> tuple[int, ...]:
-    """Every end-of-text id that the model's generation settings name."""
-    ids = model.generation_config.eos_token_id
-    if ids is None:
-        ids = model.config.get_text_config().eos_token_id
-    return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
 
 
 def _bytes_of(model: Any) -> int:

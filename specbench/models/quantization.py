@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from specbench.errors import ModelError
-from specbench.files.model import is_all_fp8
+from specbench.files.model import format_name, is_all_fp8
 
 # Input features that share an int4 scale: finer is truer, and stores more scales.
 _INT4_GROUP = 128
@@ -87,9 +87,7 @@ def named_format(config: PretrainedConfig) -> str | None:
     stored: Any = getattr(config, "quantization_config", None)
     if stored is None:
         return None
-    facts = stored if isinstance(stored, dict) else stored.to_dict()
-    method = facts.get("quant_method", "an unnamed format")
-    return str(getattr(method, "value", method))  # an enumeration's member prints its class
+    return format_name(stored if isinstance(stored, dict) else stored.to_dict())
 
 
 def unpack_compressed(config: PretrainedConfig, device: torch.device | None = None) -> None:

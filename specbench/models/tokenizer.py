@@ -96,7 +96,8 @@ class Tokenizer:
             )
         except Exception as error:
             if Path(location, "config.json").exists():  # read first, and its faults are its own
-                load_config(ModelSpec(source=location, trust_remote_code=trust_remote_code))
+                folder, trusts = Path(location), trust_remote_code
+                load_config(ModelSpec(source=location, folder=folder, trust_remote_code=trusts))
             told = load_advice(error)
             raise ModelError(f"{location}: its tokenizer cannot be loaded: {told}") from error
         self._inner.model_max_length = sys.maxsize  # what is too long is for the model to say

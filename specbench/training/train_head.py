@@ -17,7 +17,7 @@ from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
-from specbench.models.loading import LoadedModel, eos_ids, weights_sha256
+from specbench.models.loading import LoadedModel, weights_sha256
 from specbench.models.tokenizer import Tokenizer
 from specbench.training.acceptance import Acceptance, measure_acceptance
 from specbench.training.answering import answer, plan_answers
@@ -201,7 +201,7 @@ def _texts(
     watch.stage("asking the target")
     answer(
         runner,
-        eos_ids(loaded.model),
+        loaded.eos_ids,
         jobs,
         file,
         max_new_tokens=settings.max_new_tokens,

@@ -76,6 +76,19 @@ def remove(pattern: str) -> Callable[[Path], None]:
     return change
 
 
+def rename(pattern: str, name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (file,) = folder.glob(pattern)
+        file.rename(folder / name)
+
+    return change
+
+
+def cut_off(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-64])
+
+
 def split(folder: Path) -> None:
     """An index that names a second shard, which is not there."""
     shard = (folder / "model.safetensors").rename(folder / "model-1.safetensors")
@@ -99,6 +112,19 @@ def small_vocabulary(d2t, t2d=MARKS, size: int | None = DRAFTED) -> Callable[[Pa
 
 OFFSETS = IDS - torch.arange(DRAFTED)
 ZEROS = torch.zeros(DRAFTED, dtype=torch.long)
+FACTOR = {"rope_type": "linear"}
+# Of layers of a head, and of a whole model.
+LAYERS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
+    "an activation that is none": (configure(hidden_act="nosuch"), ("hidden_act", "nosuch")),
+    "an epsilon of nothing": (configure(rms_norm_eps=0), ("rms_norm_eps", "above 0")),
+    "positions of no kind": (
+        configure(rope_parameters={"rope_type": "nosuch"}),
+        ("rope_parameters.rope_type", "nosuch", "yarn"),
+    ),
+    "positions without a factor": (configure(rope_scaling=FACTOR), ("rope_scaling.factor",)),
+    "words for numbers": (configure(rope_theta="x"), ("rope_theta", "number")),
+    "a cut file": (cut_off, ("ends before its tensors", "download")),
+}
 HEADS = {
     "no d2t": Case("eagle3", small_vocabulary(None), ("d2t", "100", "272")),
     "no draft_vocab_size": Case("eagle3", small_vocabulary(OFFSETS, size=None), ("100",)),
@@ -115,6 +141,34 @@ HEADS = {
         "eagle", rewrite(fc__weight=lambda w: w[:, 1:]), ("fc.weight", "(32, 63)", "(32, 64)")
     ),
     "another vocabulary": Case("medusa", lambda _: None, ("272", "300")),
+    "a token map beyond": Case(
+        "medusa", rewrite(token_map=torch.arange(300)), ("id 272", "272 ids")
+    ),
+    "fractions in a token map": Case(
+        "medusa", rewrite(token_map=torch.ones(300)), ("token_map", "whole numbers")
+    ),
+    "packed weights": Case(
+        "eagle3", rewrite(fc__weight=lambda w: w.to(torch.int8)), ("whole numbers", "fc.weight")
+    ),
+    "a file of another name": Case(
+        "eagle3", rename("*.safetensors", "x.safetensors"), ("no weights", "model.safetensors")
+    ),
+    "a pickle of another name": Case(
+        "eagle", rename("*.safetensors", "x.pth"), ("no weights", "pytorch_model.bin")
+    ),
+    "a narrow MTP layer": Case(
+        "mtp",
+        rewrite(model__mtp_layers__0__mlp__up_proj__weight=lambda w: w[1:]),
+        ("mlp.up_proj.weight", "(47, 32)", "(48, 32)"),
+    ),
+    "an MTP layer without a product": Case(
+        "mtp", rewrite(model__mtp_layers__0__self_attn__q_proj__weight=None), ("missing", "q_proj")
+    ),
+    **{
+        f"{method}: {name}": Case(method, change, words)
+        for name, (change, words) in LAYERS.items()
+        for method in ("eagle3", "mtp")
+    },
 }
 TAKE = "config.json that the weights came with"
 MODELS = {
@@ -141,6 +195,42 @@ MODELS = {
         rewrite(lm_head__weight=None),
         ("tie_word_embeddings is false", "no lm_head.weight"),
     ),
+    "neither tied nor with a head": Case(
+        "draft_model",
+        lambda folder: [
+            change(folder)
+            for change in (configure(tie_word_embeddings=None), rewrite(lm_head__weight=None))
+        ],
+        ("tie_word_embeddings is missing", "no lm_head.weight"),
+    ),
+    "biases without tensors": Case(
+        "draft_model", configure(attention_bias=True), ("missing", "q_proj.bias", TAKE)
+    ),
+    "kinds of too many layers": Case(
+        "draft_model",
+        configure(layer_types=["full_attention"] * 9),
+        ("layer_types", "one for each"),
+    ),
+    "an end of text in words": Case("draft_model", configure(eos_token_id="x"), ("eos_token_id",)),
+    "padding beyond the vocabulary": Case(
+        "draft_model", configure(pad_token_id=999), ("pad_token_id", "999", "271")
+    ),
+    "a class that writes no text": Case(
+        "draft_model", configure(architectures=["BertModel"]), ("BertModel", "no text")
+    ),
+    "code of its own": Case(
+        "draft_model",
+        configure(model_type="own", auto_map={"AutoConfig": "code.Config"}),
+        ("auto_map", "trust_remote_code: true"),
+        is_of_installation=True,
+    ),
+    "an unknown model type": Case(
+        "draft_model",
+        configure(model_type="nosuch"),
+        ("does not know the model_type",),
+        is_of_installation=True,
+    ),
+    **{name: Case("draft_model", change, words) for name, (change, words) in LAYERS.items()},
     "a format without its reader": Case(
         "draft_model",
         configure(quantization_config={"quant_method": "gptq", "bits": 4}),
@@ -177,7 +267,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     untied = {"tie_word_embeddings": False}
     target = write_model(root / "target", **untied)
     write_model(root / "draft_model", num_hidden_layers=1, **untied)
-    for method in ("eagle", "eagle3"):
+    for method in ("eagle", "eagle3", "mtp"):
         write_head(root / method, method, target)
     write_head(root / "medusa", "medusa", write_model(root / "wide", vocab_size=300))
     return root

@@ -13,7 +13,7 @@ from torchao.quantization import Int8WeightOnlyConfig
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from specbench.errors import ModelError
-from specbench.files.model import open_model
+from specbench.files.model import ModelFiles, open_model
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.weights import model_weights
 from specbench.fit.weights import planned_dtype as files_dtype
@@ -305,7 +305,7 @@ def test_a_forward_that_lacks_its_kernels_says_what_to_install(stored, monkeypat
         raise ImportError("finegrained-fp8 kernel unavailable: pip install kernels")
 
     monkeypatch.setattr(loading, "text_class", lambda *_, **__: Unpacking(lacks_kernels))
-    monkeypatch.setattr(loading, "named_format", lambda _: "fp8")
+    monkeypatch.setattr(ModelFiles, "stored_format", "fp8")
     with pytest.raises(ModelError) as refused:
         load(stored)
     assert re.match(rf"{re.escape(str(stored))} \(.*fp8\): .*: finegrained", str(refused.value))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from specbench.drafters.heads.eagle3 import Eagle3Head
+from specbench.drafters.heads.eagle3 import Eagle3Head, ParallelHead
 from specbench.drafters.heads.mtp import MtpHead
 from specbench.drafting.published import EAGLE_STATIC
 from specbench.errors import ModelError
@@ -120,7 +120,7 @@ def test_a_peagle_head_without_its_mask_is_refused_with_what_to_add() -> None:
 def test_other_names_of_the_mask_are_read() -> None:
     checkpoint = subject("peagle").checkpoint
     other = with_config(checkpoint, mask_token_id=None, ptd_token_id=3)
-    assert Eagle3Head(other, subject("peagle").target, is_parallel=True).mask_id == 3
+    assert ParallelHead(other, subject("peagle").target).mask_id == 3
 
 
 @pytest.mark.parametrize("make", [StockRunner, FusedRunner])

@@ -123,7 +123,7 @@ SMALL = torch.zeros(2, 2)
         ({"900.0.linear.weight": SMALL}, "missing: 5.0.linear.bias, 5.0.linear.weight, 5.1.weight"),
         ({"token_map": torch.tensor([1, 97])}, "token_map names the id 97; the target has 97"),
         ({"token_map": torch.tensor([-1, 5])}, "token_map names the id -1"),
-        ({"token_map": torch.tensor([0.5])}, "token_map is not a list of token ids"),
+        ({"token_map": torch.tensor([0.5])}, "token_map has to hold whole numbers"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused_by_name(

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from specbench.drafters.heads.dflash import DFlashHead
 from specbench.drafters.heads.eagle import EagleHead
-from specbench.drafters.heads.eagle3 import Eagle3Head
+from specbench.drafters.heads.eagle3 import Eagle3Head, ParallelHead
 from specbench.drafters.heads.medusa import MedusaHeads
 from specbench.drafters.heads.mtp import MtpHead
 from specbench.drafters.registry import build_drafter
@@ -186,7 +186,7 @@ def chain(written: Written, head: Any) -> Say:
 
 
 def masked(written: Written) -> Say:
-    head = Eagle3Head(written.checkpoint, written.target, is_parallel=True)
+    head = ParallelHead(written.checkpoint, written.target)
 
     @torch.no_grad()
     def say(n: int, k: int) -> Tensor:

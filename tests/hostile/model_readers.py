@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specbench.errors import ModelError
 from specbench.files.headers import INDEX, read_headers
-from specbench.files.model import ModelFiles, open_model, require_sizes
+from specbench.files.model import ModelFiles, open_model, require_config
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import check_drafter
 from specbench.fit.discover import discover
@@ -108,12 +108,12 @@ def _load_tokenizer(folder: Path) -> None:
 def _load_model(folder: Path) -> None:
     import torch
 
-    from specbench.models.loading import eos_ids, load_model
+    from specbench.models.loading import load_model
 
     # A run asks for memory first, and no model has such sizes.
-    require_sizes(open_model(ModelSpec(source=str(folder), folder=folder)))
+    require_config(open_model(ModelSpec(source=str(folder), folder=folder)))
     source = ModelSpec(source=str(folder), folder=folder, dtype="float32")
-    eos_ids(load_model(source, torch.device("cpu")).model)
+    load_model(source, torch.device("cpu"))
 
 
 READERS: dict[str, Make] = {

@@ -10,9 +10,8 @@ from specbench.bench.this_process import find_device
 from specbench.bench.threads import idle_threads
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelError
-from specbench.files.model import open_model
-from specbench.fit.weights import DTYPE_BYTES, model_weights
-from specbench.models.loading import eos_ids
+from specbench.files.model import DTYPE_BYTES, open_model
+from specbench.fit.weights import model_weights
 from specbench.records import Request, Sampling
 from specbench.verify.evidence import GreedyEvidence, SampledEvidence, Subject
 from specbench.verify.reader import AnsweredPrompt, Reader
@@ -35,7 +34,7 @@ class AlongTarget:
         torch.set_num_threads(settings.machine.threads or idle_threads())
         self._pool = ModelPool(device, dtype)
         loaded = self._pool.load(self._spec)
-        self._eos_ids = eos_ids(loaded.model)
+        self._eos_ids = loaded.eos_ids
         self._reader = Reader(Teacher(loaded.model), seed=settings.seed)
         self._prompt_ids: dict[str, tuple[int, ...]] = {}
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from specbench.drafters.heads.layers import (
     decoder_layer,
     drawn,
+    fitting,
     layer_config,
     layer_stack,
     load,
     new_layer_fields,
     output_weights,
-    require_fit,
     spread,
     tensors_of,
     token_table,
@@ -27,7 +27,6 @@ from specbench.drafters.heads.layers import (
 from specbench.files.dflash import (
     DFLASH_ARCHITECTURE,
     DFlashStyle,
-    dflash_fit,
     with_layer_fields,
 )
 from specbench.forward.final_norm import state_features
@@ -58,8 +57,8 @@ class DFlashHead:
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
         """ModelError says what is missing, does not fit the target or cannot be run."""
+        checkpoint = fitting(checkpoint, target, "dflash")
         self._style = style = DFlashStyle.of(checkpoint)
-        require_fit(checkpoint, **dflash_fit(checkpoint, target))
         D, names = style.num_tokens or target.vocab_size, checkpoint.tensors.keys()
         self.features = tuple(i + 1 for i in style.layer_ids)
         if style.reads_bare_output:

@@ -14,16 +14,16 @@ from specbench.drafters.heads.feature_drafter import Reads
 from specbench.drafters.heads.layers import (
     Embed,
     decoder_layer,
+    fitting,
     layer_config,
     layer_stack,
     load,
     output_weights,
-    require_fit,
     tensors_of,
     token_embedding,
     weights_of,
 )
-from specbench.files.eagle import EAGLE_NAMES, eagle_fit, eagle_has_bias
+from specbench.files.eagle import eagle_has_bias
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
 from specbench.forward.tree import Branches
@@ -93,9 +93,8 @@ class EagleHead(JoiningHead):
     _weights: "EagleWeights"
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
-        checkpoint = checkpoint.renamed(EAGLE_NAMES)
+        checkpoint = fitting(checkpoint, target, "eagle")
         config = layer_config(checkpoint, target.max_position)
-        require_fit(checkpoint, **eagle_fit(checkpoint, target))
         has_bias = eagle_has_bias(checkpoint)
         with torch.device("meta"):
             self._weights = EagleWeights(config, checkpoint.tensors.keys(), has_bias=has_bias)

@@ -14,17 +14,17 @@ from specbench.drafters.heads.eagle import JoiningHead
 from specbench.drafters.heads.feature_drafter import Reads
 from specbench.drafters.heads.layers import (
     decoder_layer,
+    fitting,
     layer_config,
     layer_stack,
     load,
     output_weights,
-    require_fit,
     spread,
     tensors_of,
     token_embedding,
     token_table,
 )
-from specbench.files.eagle import EAGLE3_NAMES, Style, eagle3_fit
+from specbench.files.eagle import Style
 from specbench.forward.final_norm import state_features
 from specbench.forward.runner import Runner
 from specbench.models.checkpoint import Checkpoint
@@ -35,15 +35,14 @@ class Eagle3Head(JoiningHead):
 
     _weights: "Eagle3Weights"
 
-    def __init__(
-        self, checkpoint: Checkpoint, target: Runner, *, is_parallel: bool = False
-    ) -> None:
-        checkpoint = checkpoint.renamed(EAGLE3_NAMES)
+    method, is_parallel = "eagle3", False
+
+    def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
+        checkpoint = fitting(checkpoint, target, self.method)
         names = checkpoint.tensors.keys()
         config = layer_config(checkpoint, target.max_position)
-        self._style = style = Style.of(checkpoint, target.num_layers, is_parallel=is_parallel)
+        self._style = style = Style.of(checkpoint, target.num_layers, is_parallel=self.is_parallel)
         F, D = config.hidden_size, style.num_tokens
-        require_fit(checkpoint, **eagle3_fit(checkpoint, target, is_parallel=is_parallel))
         with torch.device("meta"):
             self._weights = Eagle3Weights(config, style, names, target.hidden_size)
             if "lm_head.weight" not in names:
@@ -107,6 +106,12 @@ class Eagle3Head(JoiningHead):
         if self._style.logit_scale != 1:
             logits_BTD = logits_BTD * self._style.logit_scale
         return spread(logits_BTD, self._target_ids_D, self._target.vocab_size)
+
+
+class ParallelHead(Eagle3Head):
+    """A checkpoint of P-EAGLE, which drafts all tokens at once."""
+
+    method, is_parallel = "peagle", True
 
 
 class Eagle3Weights(nn.Module):

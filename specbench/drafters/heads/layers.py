@@ -13,7 +13,6 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 from transformers import LlamaConfig, Qwen3Config
-from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
@@ -28,6 +27,7 @@ from specbench.files.config import (
 from specbench.files.head_files import MISFIT, OLD_ROTARY, misfits, token_ids
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
+from specbench.methods import find_method
 from specbench.models.checkpoint import Checkpoint
 
 # What transformers raises for a config that it cannot build from.
@@ -65,19 +65,22 @@ def layer_config(checkpoint: Checkpoint, num_positions: int | None = None) -> An
     windows = layer_windows(given)
     config.layer_types = [SLIDING if window else FULL for window in windows]
     config.sliding_window = next(filter(None, windows), None)
-    if config.hidden_act not in ACT2FN:
-        given.fail("hidden_act", "an activation that transformers has")
     return config
 
 
-def require_fit(checkpoint: Checkpoint, **fields: tuple[object, object]) -> None:
-    """ModelError names every field in which the head's value is not the target's."""
-    if differing := misfits(fields):
+def fitting(checkpoint: Checkpoint, target: Runner, method: str) -> Checkpoint:
+    """A head of the method under today's names of tensors; ModelError names every field in which
+    its value is not the target's, and what else `pair` refuses."""
+    facts = find_method(method).head
+    assert facts is not None
+    checkpoint = checkpoint.renamed(facts.tensor_names)
+    if differing := misfits(facts.fit(checkpoint, target)):
         what = "; ".join(
             f"{name} is {own}, the target's is {wanted}"
             for name, (own, wanted) in differing.items()
         )
         raise ModelError(f"{checkpoint.source}: {what}: {MISFIT}")
+    return checkpoint
 
 
 def decoder_layer(config: Any, i: int, names: Collection[str], width: int | None = None) -> Any:

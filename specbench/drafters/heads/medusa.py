@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from specbench.drafters.heads.layers import require_fit
-from specbench.errors import ModelError
-from specbench.files.medusa import TOKEN_MAP, MedusaLayout, medusa_fit, medusa_tensors
+from specbench.drafters.heads.layers import fitting
+from specbench.files.medusa import MedusaLayout, medusa_tensors, token_map
 from specbench.forward.runner import Runner
 from specbench.models.checkpoint import Checkpoint
 
@@ -27,10 +26,9 @@ class MedusaHeads:
 
         ModelError names what is missing, unknown or of another shape than the target's.
         """
-        checkpoint = medusa_tensors(checkpoint)
+        checkpoint = medusa_tensors(fitting(checkpoint, target, "medusa"))
         tensors = checkpoint.tensors
-        token_map_V = _token_map(checkpoint, target.vocab_size)
-        require_fit(checkpoint, **medusa_fit(checkpoint, target))
+        ids = token_map(checkpoint, target.vocab_size)
         layout = MedusaLayout.of(checkpoint, target)
         self.num_heads = layout.num_heads
         shapes = layout.shapes
@@ -48,7 +46,7 @@ class MedusaHeads:
             for of_weights, of_biases in zip(layout.weights, layout.biases, strict=True)
         ]
         self._out_HFV = stacked(layout.outs).transpose(1, 2)
-        self._token_map_V = None if token_map_V is None else token_map_V.to(target.device)
+        self._token_map_V = None if ids is None else torch.tensor(ids, device=target.device)
         self.vocab_size = layout.num_tokens
         self.device, self.dtype = target.device, target.dtype
 
@@ -73,20 +71,3 @@ class MedusaHeads:
     def target_ids(self, tokens: Tensor) -> Tensor:
         """The target's ids of the heads' own."""
         return tokens if self._token_map_V is None else self._token_map_V[tokens]
-
-
-def _token_map(checkpoint: Checkpoint, vocab_size: int) -> Tensor | None:
-    """The target's id of each token that the heads know; ModelError where it has none such."""
-    if TOKEN_MAP not in checkpoint.tensors:
-        return None
-    ids = checkpoint.tensors[TOKEN_MAP]
-    is_integer = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
-    if ids.dim() != 1 or not is_integer or not len(ids):
-        raise ModelError(f"{checkpoint.source}: {TOKEN_MAP} is not a list of token ids")
-    ids = ids.long()
-    if wrong := [i for i in ids.tolist() if not 0 <= i < vocab_size]:
-        raise ModelError(
-            f"{checkpoint.source}: {TOKEN_MAP} names the id {wrong[0]}; the target has "
-            f"{vocab_size} ids"
-        )
-    return ids

@@ -16,9 +16,9 @@ from specbench.drafters.heads.feature_drafter import Reads
 from specbench.drafters.heads.layers import (
     WRONG_CONFIG,
     drawn,
+    fitting,
     new_layer_fields,
     output_weights,
-    require_fit,
     shapes_of,
     tensors_of,
 )
@@ -30,7 +30,6 @@ from specbench.files.mtp import (
     family_of,
     file_name,
     layer_tensors,
-    mtp_fit,
     num_mtp_layers,
     prefixes,
     text_fields,
@@ -130,7 +129,7 @@ class MtpHead:
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
         """ModelError says what does not fit the target, or which tensors are wrong."""
-        require_fit(checkpoint, **mtp_fit(checkpoint, target))
+        checkpoint = fitting(checkpoint, target, "mtp")
         self.family = family_of(checkpoint)
         self.num_layers = self.num_depths = num_mtp_layers(checkpoint)
         self.features: tuple[int, ...] = (target.num_layers,)
