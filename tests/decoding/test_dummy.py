@@ -35,7 +35,9 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder that holds a config and nothing else."""
-    tiny_llama(hidden_size=128, intermediate_size=256).config.save_pretrained(tmp_path)
+    config = tiny_llama(hidden_size=128, intermediate_size=256).config
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     return tmp_path
 
