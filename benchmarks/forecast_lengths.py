@@ -22,7 +22,7 @@ import torch
 from benchmarks.run import write
 from specbench.bench.blocks import request_seed
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, Load, Work
+from specbench.engines.engine import Load, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.forecast.replay import replay_one, serves
 from specbench.inputs.config import load_pairings
@@ -30,7 +30,7 @@ from specbench.inputs.pairing import Drafter, Pairing
 from specbench.inputs.workloads import Workload, load_workload
 from specbench.probes.environment import describe_environment
 from specbench.probes.probe import NoProbe
-from specbench.records import Message, RoundLog, Sampling
+from specbench.records import Message, Request, RoundLog, Sampling
 from specbench.shipped import shipped
 from specbench.stats.acceptance import RoundCounts, mean_length
 from specbench.stats.intervals import log_ratio
@@ -184,8 +184,8 @@ def compare(
     return found
 
 
-def _request(text: Text) -> EngineRequest:
-    return EngineRequest(
+def _request(text: Text) -> Request:
+    return Request(
         prompt_ids=text.prompt_ids,
         max_new_tokens=text.max_new_tokens,
         sampling=text.sampling,

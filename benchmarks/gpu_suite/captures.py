@@ -127,13 +127,15 @@ def memory(machine: Machine) -> Json:
         len(result.output_ids) == request.max_new_tokens
         for request, result in zip(requests, served.results, strict=True)
     ]
-    starts = [result.started_s for result in served.results]
+    starts = [(result.arrived_s or 0) + (result.queue_s or 0) for result in served.results]
     return {
         "num_requests": num_requests,
         "num_complete": sum(complete),
         "num_rows": num_rows,
         "in_turn": starts == sorted(starts),  # none waits behind a later one
-        "served_s": max(result.finished_s for result in served.results),
+        "served_s": max(
+            (result.arrived_s or 0) + (result.total_s or 0) for result in served.results
+        ),
         "allocated_before": before,
         "allocated_after": _allocated(machine),
         "allocated_peak": peak,

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from specbench.serving.request import Request
 
 from benchmarks.gpu_suite.machine import Machine
 from benchmarks.gpu_suite.models import (
@@ -23,7 +22,7 @@ from specbench.execution.launcher import GraphKind
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.round.drafter import Drafter, NoDrafter
 from specbench.round.round import Verifier
 from specbench.round.sampling import Sampler

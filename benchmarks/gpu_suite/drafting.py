@@ -19,10 +19,10 @@ from specbench.execution.graphs import Launchers
 from specbench.forward.runner import Runner
 from specbench.methods import all_methods
 from specbench.models.checkpoint import Checkpoint
+from specbench.records import Request
 from specbench.round.drafter import Drafter, NoDrafter
 from specbench.serving.decoder import Decoder
 from specbench.serving.policy import FixedK
-from specbench.serving.request import Request
 
 K = 2
 WIDTHS = (3, 2)  # of a tree that has no name

@@ -8,8 +8,8 @@ from benchmarks.gpu_suite.machine import Json, Machine
 from benchmarks.gpu_suite.side_by_side import decode_s
 from benchmarks.gpu_suite.stage import GREEDY, Stage
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, EngineResult, Work
-from specbench.records import Sampling
+from specbench.engines.engine import Work
+from specbench.records import Request, Result, Sampling
 
 K = 4
 FIXED = (0, 2, 4, 8)
@@ -25,7 +25,7 @@ class _Way(NamedTuple):
     """How requests are decoded."""
 
     work: Work
-    requests: Sequence[EngineRequest]
+    requests: Sequence[Request]
 
 
 def sampled(stage: Stage, machine: Machine) -> Json:
@@ -62,7 +62,7 @@ def _work(engine: BuiltinEngine, drafter: str, k: int) -> Work:
 
 def _in_turns(engine: BuiltinEngine, ways: Mapping[str, _Way], machine: Machine) -> Json:
     """Every way warm first, then request by request all of them."""
-    results: dict[str, list[EngineResult]] = {}
+    results: dict[str, list[Result]] = {}
     for name, way in ways.items():
         if results and not machine.has_time():
             break
@@ -86,7 +86,7 @@ def _in_turns(engine: BuiltinEngine, ways: Mapping[str, _Way], machine: Machine)
     }
 
 
-def _figures(name: str, results: Sequence[EngineResult]) -> Json:
+def _figures(name: str, results: Sequence[Result]) -> Json:
     logs = [result.rounds for result in results if result.rounds is not None]
     rounds = [seconds for log in logs for seconds in log.round_s]
     emitted = sum(sum(log.num_emitted) for log in logs)

@@ -7,8 +7,8 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks.gpu_suite.machine import Json, Machine, in_a_line
-from specbench.engines.engine import Engine, EngineRequest, EngineResult, Work
-from specbench.records import Interval
+from specbench.engines.engine import Engine, Work
+from specbench.records import Interval, Request, Result
 from specbench.stats.intervals import speedup_interval
 
 OWN = "builtin"
@@ -47,7 +47,7 @@ class Ratio:
 
 
 def compare_engines(
-    candidates: Sequence[Candidate], requests: Sequence[EngineRequest], machine: Machine
+    candidates: Sequence[Candidate], requests: Sequence[Request], machine: Machine
 ) -> Json:
     """Every candidate warms up first, then request by request all of them, the first one turning.
 
@@ -69,7 +69,7 @@ def compare_engines(
             continue
         warm_up_s[candidate.name] = time.perf_counter() - began_s
     runners = [candidate for candidate in candidates if candidate.name in warm_up_s]
-    results: dict[str, list[EngineResult]] = {candidate.name: [] for candidate in runners}
+    results: dict[str, list[Result]] = {candidate.name: [] for candidate in runners}
     for turn, request in enumerate(requests):
         if turn and not machine.has_time():
             break
@@ -99,7 +99,7 @@ def compare_engines(
 
 
 def _outcome(
-    candidate: Candidate, results: Sequence[EngineResult], warm_up_s: float, texts: Sequence[object]
+    candidate: Candidate, results: Sequence[Result], warm_up_s: float, texts: Sequence[object]
 ) -> Outcome:
     seconds = sum(map(decode_s, results))
     tokens = sum(len(result.output_ids) - 1 for result in results)
@@ -118,7 +118,7 @@ def _outcome(
     )
 
 
-def _ratio(own: Candidate, peer: Candidate, results: dict[str, list[EngineResult]]) -> Ratio:
+def _ratio(own: Candidate, peer: Candidate, results: dict[str, list[Result]]) -> Ratio:
     ours, theirs = results[own.name], results[peer.name]
     decode = [[decode_s(result) for result in side] for side in (theirs, ours)]
     return Ratio(
@@ -129,7 +129,7 @@ def _ratio(own: Candidate, peer: Candidate, results: dict[str, list[EngineResult
     )
 
 
-def decode_s(result: EngineResult) -> float:
+def decode_s(result: Result) -> float:
     """From its first token to its last."""
     assert result.decode_s is not None, "both engines tell it"
     return result.decode_s

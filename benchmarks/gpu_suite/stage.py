@@ -16,9 +16,8 @@ from benchmarks.gpu_suite.models import (
     shape,
 )
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest
 from specbench.inputs.pairing import Drafter, Target
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.settings import DecoderSettings
 
 AGREEMENT = 0.75  # of the pair's greedy tokens
@@ -46,7 +45,7 @@ class MadeUp:
 
     def requests(
         self, num: int, machine: Machine, *, new_tokens: int = 128, sampling: Sampling = GREEDY
-    ) -> list[EngineRequest]:
+    ) -> list[Request]:
         """Prompts of 64 made-up tokens."""
         vocab = self.model.config.vocab_size
         return [
@@ -87,9 +86,9 @@ class Stage:
 
 def request_of(
     prompt_ids: tuple[int, ...], new_tokens: int, sampling: Sampling = GREEDY
-) -> EngineRequest:
+) -> Request:
     """A request of exactly so many tokens."""
-    return EngineRequest(
+    return Request(
         prompt_ids=prompt_ids,
         max_new_tokens=new_tokens,
         sampling=sampling,

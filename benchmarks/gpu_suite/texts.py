@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from specbench.serving.request import Request
 from transformers import GenerationConfig
 
 from benchmarks.gpu_suite.claims import all_of, claim
@@ -20,7 +19,7 @@ from benchmarks.gpu_suite.machine import Json, Machine, in_a_line
 from specbench.engines.kernel_choices import FORWARDS
 from specbench.engines.peer_module import make_peer
 from specbench.errors import ModelError
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.round.round import Verifier
 from specbench.round.sampling import Sampler
 from specbench.round.verifier import verify

@@ -11,11 +11,11 @@ import torch
 from benchmarks.gpu_suite.machine import Json, Machine
 from benchmarks.gpu_suite.models import random_prompt
 from specbench.execution.clock import make_clock
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.round.sampling import Sampler
 from specbench.serving.decoder import Decoder
 from specbench.serving.policy import FixedK
-from specbench.serving.request import Request, Served
+from specbench.serving.serving import Served
 from specbench.stats.costs import roofline_s
 
 GREEDY = Sampler(Sampling())

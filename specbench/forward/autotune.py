@@ -97,8 +97,8 @@ def _checked(
     wrong: Callable[[Results, Results], str | None],
     timing: Timing,
 ) -> Run:
-    """The work, captured if rounds are; ModelError if its results are wrong, also those that a
-    replay writes over spoiled ones."""
+    """The work, captured if rounds are; ModelError if its results are wrong, also those that it
+    writes over spoiled ones: candidates may share their results' memory."""
     results: Results = ()
 
     def run() -> None:
@@ -111,14 +111,12 @@ def _checked(
 
     run()
     check("")
-    if timing.captured is None:
-        return run
-    replay = timing.captured(run)
+    again = run if timing.captured is None else timing.captured(run)
     for result in results:
         result.fill_(torch.nan if result.is_floating_point() else 0)
-    replay()
-    check("replayed, ")
-    return replay
+    again()
+    check("" if timing.captured is None else "replayed, ")
+    return again
 
 
 def _run_all(runs: Sequence[Run]) -> None:

@@ -94,6 +94,10 @@ class MixesRows(Masked):
         super().attend(work, kept, look.flip(0))
 
 
+class WritesNothing(Masked):
+    def attend(self, work, kept, look): ...
+
+
 class Raises(Masked):
     def look(self, seen):  # noqa: ARG002
         raise RuntimeError("no kernel for this\nand more that nobody needs")
@@ -125,6 +129,12 @@ def test_a_wrong_one_loses_however_fast_it_is_and_the_record_says_why(wrong, cas
     assert lost.seconds is None
     assert lost.refusal.startswith("it is wrong")
     assert (won.refusal, won.seconds > 0) == (None, True)
+
+
+def test_one_that_leaves_the_results_of_another_loses():
+    winner, (_, lost) = held(CASE, Plain(), WritesNothing("idle"))
+    assert winner == "plain"
+    assert lost.refusal.startswith("it is wrong: off by nan")
 
 
 def test_one_that_raises_is_refused_with_its_first_line():
