@@ -3,7 +3,7 @@
 Names only: they are counted as in `acceptance.py`, which says how vLLM's counts differ.
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 from specbench.metrics.acceptance import (
     acceptance_histogram,
@@ -13,26 +13,16 @@ from specbench.metrics.acceptance import (
 from specbench.metrics.cell import CellData
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VllmCounts:
-    """The fields of vLLM's per-request speculative decoding metrics, summed over a cell."""
+def vllm_counts(cell: CellData) -> dict[str, Any] | None:
+    """The fields of vLLM's per-request speculative decoding metrics, summed over a cell.
 
-    num_spec_steps: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
-    acceptance_histogram: tuple[int, ...]
-    num_spec_tokens: int
-    mean_acceptance_length: float
-    draft_acceptance_rate: float | None
-
-
-def vllm_counts(cell: CellData) -> VllmCounts | None:
-    """None at K = 0 and where the engine does not report rounds."""
+    None at K = 0 and if the engine does not report rounds.
+    """
     counts, length = cell.acceptance, mean_acceptance_length(cell)
     histogram = acceptance_histogram(cell)
     if counts is None or length is None or histogram is None:
         return None
-    return VllmCounts(
+    return dict(
         num_spec_steps=int(counts.num_rounds),
         num_draft_tokens=int(counts.num_drafted),
         num_accepted_draft_tokens=int(counts.num_accepted),

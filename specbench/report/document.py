@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from specbench.decide.adaptive import AdaptiveComparison, compare_adaptive
 from specbench.decide.best_of import BestOf, compare_best_of
@@ -23,7 +24,7 @@ from specbench.metrics.noise import noise_signs
 from specbench.metrics.pairs import prompt_speedups
 from specbench.metrics.sessions import lost_sessions
 from specbench.metrics.summary import summarise
-from specbench.metrics.vllm_names import VllmCounts, vllm_counts
+from specbench.metrics.vllm_names import vllm_counts
 from specbench.no_collection import no_collection
 from specbench.records import (
     CellKey,
@@ -73,7 +74,7 @@ class Document:
     longest_context: Mapping[str, int]  # per target, tokens of prompt and output together
     servers: tuple[ServerRecord, ...]  # sessions, in the order they were held
     sessions: tuple[Environment, ...]
-    vllm: Mapping[CellKey, VllmCounts]
+    vllm: Mapping[CellKey, Mapping[str, Any]]
     noise: tuple[str, ...]  # what shows that the machine did not keep its speed
     imported: tuple[ImportedRecord, ...]  # cells that another tool measured
 

@@ -1,5 +1,6 @@
 """The machine document that report/schema.json and docs/json.md describe."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +8,6 @@ from pydantic_core import to_jsonable_python
 
 from specbench.decide.compromise import Compromise
 from specbench.forecast.forecast_check import forecast_json
-from specbench.metrics.vllm_names import VllmCounts
 from specbench.records import CellSummary, Decision
 from specbench.report.document import Document
 from specbench.report.notes import run_warnings
@@ -52,7 +52,7 @@ def to_json(document: Document) -> dict[str, Any]:
     }
 
 
-def _cell_json(cell: CellSummary, counts: VllmCounts | None) -> dict[str, Any]:
+def _cell_json(cell: CellSummary, counts: Mapping[str, Any] | None) -> dict[str, Any]:
     json: dict[str, Any] = to_jsonable_python(cell)
     return {**json.pop("key"), **json, **({"vllm": to_jsonable_python(counts)} if counts else {})}
 

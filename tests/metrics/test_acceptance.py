@@ -17,7 +17,7 @@ from specbench.metrics.acceptance import (
 )
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import measure
-from specbench.metrics.vllm_names import VllmCounts, vllm_counts
+from specbench.metrics.vllm_names import vllm_counts
 from specbench.records import RoundLog
 
 
@@ -123,7 +123,7 @@ def test_failed_requests_are_in_no_number(cell):
 
 
 def test_the_same_counts_under_vllms_names(cell):
-    assert vllm_counts(cell) == VllmCounts(
+    assert vllm_counts(cell) == dict(
         num_spec_steps=5,
         num_draft_tokens=11,
         num_accepted_draft_tokens=6,

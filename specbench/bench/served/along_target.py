@@ -10,7 +10,7 @@ from specbench.bench.this_process import find_device
 from specbench.bench.threads import idle_threads
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelError
-from specbench.files.model import DTYPE_BYTES, open_model
+from specbench.files.model import open_model
 from specbench.fit.weights import model_weights
 from specbench.records import Request, Sampling
 from specbench.verify.evidence import GreedyEvidence, SampledEvidence, Subject
@@ -85,10 +85,7 @@ class AlongTarget:
 def _dtype(plan: TargetPlan) -> str:
     """As servers are told; else the checkpoint's, which they take."""
     asked = plan.settings.machine.dtype or plan.target.model.dtype
-    if asked != "auto":
-        return asked
-    own = open_model(plan.target.model).field("dtype")
-    return own if own in DTYPE_BYTES else "float32"
+    return open_model(plan.target.model).stored_dtype if asked == "auto" else asked
 
 
 def _require_room(plan: TargetPlan, dtype: str, device: torch.device) -> None:
