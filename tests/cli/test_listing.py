@@ -217,7 +217,7 @@ targets:
         ({}, "model.safetensors", "weights: there is no model.safetensors; download"),
         ({}, "tokenizer.json", "tokenizer: there is no tokenizer.json"),
         ({"model_type": "nosuch"}, "", "does not know the model_type of its config.json"),
-        ({"rms_norm_eps": "x"}, "", "Field 'rms_norm_eps' expected float"),
+        ({"rms_norm_eps": "x"}, "", "rms_norm_eps is 'x'"),
         ({"eos_token_id": "x"}, "", "eos_token_id is x; whole numbers are needed"),
         ({"num_attention_heads": 7}, "", "self_attn.o_proj.weight is (32, 32), not (32, 112)"),
         ({"hidden_size": -5}, "", "hidden_size is -5; it has to be a whole number"),
