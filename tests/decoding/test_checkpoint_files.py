@@ -17,6 +17,7 @@ from specbench.errors import ModelError, SpecbenchError
 from specbench.files import headers
 from specbench.models.checkpoint import Checkpoint, has_tokenizer, read_checkpoint
 from tests.hostile.mutations import damaged
+from tests.tiny_models import write_files
 
 TENSORS = {"fc.weight": torch.arange(6.0).view(2, 3), "d2t": torch.tensor([0, 2, 5])}
 INDEX = "model.safetensors.index.json"
@@ -252,3 +253,9 @@ def test_shapes_are_known_without_reading_a_tensor(
         head.require({"join.weight": (3, 2)}, frozenset())
     with pytest.raises(AssertionError, match="was read"):
         head.tensors["join.weight"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.float32])
+def test_weights_say_their_dtype_if_the_config_does_not(tmp_path, dtype):
+    model = write_files(tmp_path, {}, {"model.norm.weight": torch.zeros(4, dtype=dtype)})
+    assert f"torch.{model.stored_dtype}" == str(dtype)
