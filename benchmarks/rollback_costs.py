@@ -17,12 +17,12 @@ from typing import Any
 import torch
 import transformers
 
+from specbench.decode.drafter import PlainDrafter, Proposal
+from specbench.decode.round import finish_round, propose
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
-from specbench.round.drafter import PlainDrafter, Proposal
-from specbench.round.round import finish_round, propose
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 
 K, ACCEPTED, CONTEXT, REPEATS = 4, 2, 64, 40
 SPAN = 128

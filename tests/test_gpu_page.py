@@ -20,8 +20,8 @@ from benchmarks.gpu_suite.kernel_times import OTHER, Ran, by_kind, kind_of, long
 from benchmarks.gpu_suite.machine import Machine
 from benchmarks.gpu_suite.page import page
 from benchmarks.gpu_suite.stage import Stage
-from specbench.execution.graphs import GraphLauncher
-from specbench.execution.launcher import SameMemory
+from specbench.decode.graphs import GraphLauncher
+from specbench.decode.launcher import SameMemory
 from tests.decoding.fake_graphs import FailingGraphs, FakeGraphs
 
 

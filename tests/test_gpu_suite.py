@@ -25,8 +25,8 @@ from benchmarks.gpu_suite.machine import Machine
 from benchmarks.gpu_suite.page import page
 from benchmarks.gpu_suite.side_by_side import compare_engines
 from benchmarks.gpu_suite.stage import request_of
+from specbench.decode.launcher import EagerLauncher
 from specbench.engines.model_pool import ModelPool
-from specbench.execution.launcher import EagerLauncher
 from specbench.inputs.config import load_pairings
 from specbench.methods import all_methods
 from specbench.shipped import shipped

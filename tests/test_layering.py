@@ -17,17 +17,7 @@ BASE |= {"json_text", "plain_text", "no_collection"}
 FILES = {"shipped", "inputs", "files", "drafting", "methods"}
 DECIDING = {*BASE, *FILES, "metrics", "decide"}
 ANALYSING = {*DECIDING, "runs", "gate", "importers", "fit", "forecast", "export"}
-DECODING = {
-    *BASE,
-    *FILES,
-    "kernels",
-    "models",
-    "forward",
-    "round",
-    "execution",
-    "serving",
-    "adaptive_k",
-}
+DECODING = {*BASE, *FILES, "models", "forward", "decode"}
 DRIVING = {*DECODING, "arrivals", "drafters", "engines"}
 
 # Room -> the rooms it may import; "" is the package itself (its version).
@@ -61,13 +51,9 @@ MAY_IMPORT = {
     "report": {*ANALYSING, "frames"},
     "notebook": {*ANALYSING, "frames", "report"},
     "models": {*BASE, *FILES, "fit"},
-    "kernels": set(),
-    "forward": {*BASE, *FILES, "kernels", "models"},
-    "round": {*BASE, *FILES, "kernels", "models", "forward"},
-    "execution": {*BASE, "models", "forward", "round"},
-    "serving": {*BASE, "forward", "round", "execution"},
-    "adaptive_k": {*BASE, "round", "serving"},
-    "drafters": {*BASE, *FILES, "models", "forward", "round"},
+    "forward": {*BASE, *FILES, "models"},
+    "decode": {*BASE, *FILES, "models", "forward"},
+    "drafters": {*BASE, *FILES, "models", "forward", "decode"},
     "engines": {*DRIVING, "servers", "export"},
     "probes": BASE,
     "servers": {"errors", "json_text", "arrivals", "inputs", "records"},
@@ -148,14 +134,14 @@ def test_no_files_import_one_another():
 
 
 def test_rounds_do_not_know_that_their_kernels_are_chosen():
-    rounds = {"round", "execution", "serving", "adaptive_k", "drafters"}
+    rounds = {"decode", "drafters"}
     for path, source in FILES_OF_OURS.items():
         if room_of(path) in rounds:
             assert not files_imported(source, ["specbench.forward.autotune"]), path
 
 
 def test_an_upward_import_and_a_circle_would_be_seen():
-    assert not rooms_imported("from specbench.cli.run import run") <= MAY_IMPORT["round"]
+    assert not rooms_imported("from specbench.cli.run import run") <= MAY_IMPORT["decode"]
     assert files_imported("from specbench.cli import run", ["specbench.cli.run"])
     assert first_circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
 

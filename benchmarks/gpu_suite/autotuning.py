@@ -9,15 +9,15 @@ import torch
 from benchmarks.gpu_suite.claims import all_of, claim
 from benchmarks.gpu_suite.machine import Json, Machine
 from benchmarks.gpu_suite.models import make_model, shape
+from specbench.decode.clock import make_clock
+from specbench.decode.graphs import Launchers
 from specbench.engines.draw_candidates import DRAWINGS, autotune_draws
 from specbench.engines.kernel_choices import FORWARDS, autotune_forward, round_timing
-from specbench.execution.clock import make_clock
-from specbench.execution.graphs import Launchers
 from specbench.forward.attention.candidates import KERNELS, SHAPES, Shape, autotune_attention
 from specbench.forward.attention.kernel import Case
 from specbench.forward.autotune import Timing
 from specbench.forward.fused_runner import FusedRunner
-from specbench.kernels.availability import DEVICES
+from specbench.forward.kernels.availability import DEVICES
 from specbench.records import Contender
 
 HEAD_SIZES = (64, 80, 96, 256)  # beside the 8B's 128

@@ -8,16 +8,16 @@ import torch
 from benchmarks.gpu_suite.claims import all_of, claim
 from benchmarks.gpu_suite.decoders import GRAPHS, GREEDY, Pair, medium_pair
 from benchmarks.gpu_suite.machine import NO_GPU, Json, Machine, absent
-from specbench.execution.clock import Clock
-from specbench.execution.cuda_graphs import Graphs
-from specbench.execution.graphs import Launchers
-from specbench.execution.launcher import GraphKind, Launch, Launcher
+from specbench.decode.clock import Clock
+from specbench.decode.cuda_graphs import Graphs
+from specbench.decode.decoder import Decoder, MakeLauncher
+from specbench.decode.graphs import Launchers
+from specbench.decode.launcher import GraphKind, Launch, Launcher
+from specbench.decode.policy import FixedK
+from specbench.decode.round import Verifier
+from specbench.decode.rows import Rows
+from specbench.decode.sampling import Sampler
 from specbench.probes.launches import count_host_calls
-from specbench.round.round import Verifier
-from specbench.round.rows import Rows
-from specbench.round.sampling import Sampler
-from specbench.serving.decoder import Decoder, MakeLauncher
-from specbench.serving.policy import FixedK
 
 K = 4
 FEW_TOKENS, MANY_TOKENS = 10, 60

@@ -15,20 +15,20 @@ from benchmarks.gpu_suite.models import (
     medium,
     random_prompt,
 )
+from specbench.decode.clock import make_clock
+from specbench.decode.decoder import Decoder, MakeLauncher
+from specbench.decode.drafter import Drafter, NoDrafter
+from specbench.decode.graphs import Launchers
+from specbench.decode.launcher import GraphKind
+from specbench.decode.policy import FixedK
+from specbench.decode.round import Verifier
+from specbench.decode.sampling import Sampler
+from specbench.decode.verifier import verify
 from specbench.engines.kernel_choices import FORWARDS, KernelChoices
-from specbench.execution.clock import make_clock
-from specbench.execution.graphs import Launchers
-from specbench.execution.launcher import GraphKind
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
 from specbench.records import Request, Sampling
-from specbench.round.drafter import Drafter, NoDrafter
-from specbench.round.round import Verifier
-from specbench.round.sampling import Sampler
-from specbench.round.verifier import verify
-from specbench.serving.decoder import Decoder, MakeLauncher
-from specbench.serving.policy import FixedK
 
 GRAPHS: tuple[GraphKind, ...] = ("off", "step", "round")
 GREEDY = Sampler(Sampling())

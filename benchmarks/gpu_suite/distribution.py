@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from benchmarks.gpu_suite.models import make_model
-from specbench.round.drafter import Proposal
-from specbench.round.sampling import Sampler
-from specbench.round.verifier import Verdict
+from specbench.decode.drafter import Proposal
+from specbench.decode.sampling import Sampler
+from specbench.decode.verifier import Verdict
 
 VOCAB_SIZE = 7
 NUM_TOKENS = 5  # the last three are tested: rounds of several drafts lead there

@@ -12,17 +12,17 @@ from benchmarks.gpu_suite.decoders import GREEDY, make_runner, medium_pair, num_
 from benchmarks.gpu_suite.machine import NO_GPU, Json, Machine, in_a_line
 from benchmarks.gpu_suite.made_up_tokenizers import made_up_tokenizers
 from benchmarks.gpu_suite.models import random_prompt
+from specbench.decode.clock import make_clock
+from specbench.decode.decoder import Decoder
+from specbench.decode.drafter import Drafter, NoDrafter
+from specbench.decode.graphs import Launchers
+from specbench.decode.policy import FixedK
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.drafting.medusa import ACCURACIES, NEW_HEADS
-from specbench.execution.clock import make_clock
-from specbench.execution.graphs import Launchers
 from specbench.forward.runner import Runner
 from specbench.methods import all_methods
 from specbench.models.checkpoint import Checkpoint
 from specbench.records import Request
-from specbench.round.drafter import Drafter, NoDrafter
-from specbench.serving.decoder import Decoder
-from specbench.serving.policy import FixedK
 
 K = 2
 WIDTHS = (3, 2)  # of a tree that has no name

@@ -8,11 +8,11 @@ from torch import Tensor
 from benchmarks.gpu_suite.claims import all_of, claim
 from benchmarks.gpu_suite.decoders import Pair, Text, medium_pair, num_equal, texts
 from benchmarks.gpu_suite.machine import NO_GPU, Json, Machine
-from specbench.execution.graphs import Launchers
-from specbench.round.drafter import Proposal
-from specbench.round.sampling import Sampler
-from specbench.round.verifier import Verdict, verify
-from specbench.serving.decoder import Decoder, MakeLauncher
+from specbench.decode.decoder import Decoder, MakeLauncher
+from specbench.decode.drafter import Proposal
+from specbench.decode.graphs import Launchers
+from specbench.decode.sampling import Sampler
+from specbench.decode.verifier import Verdict, verify
 
 KS = (0, 2, 4)
 _TOO_MUCH = 1 << 50  # bytes

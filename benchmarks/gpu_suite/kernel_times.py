@@ -10,7 +10,7 @@ from benchmarks.gpu_suite.machine import Machine
 
 GAPS = "gaps"
 OTHER = "other small kernels"  # elementwise ones of torch, whatever they are for
-# Triton's kernels have the names of their functions (specbench/kernels/).
+# Triton's kernels have the names of their functions (specbench/forward/kernels/).
 _OURS = {
     "_part": "attention",
     "_together": "attention",

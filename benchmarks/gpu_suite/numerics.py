@@ -12,10 +12,10 @@ from benchmarks.gpu_suite.claims import claim
 from benchmarks.gpu_suite.decoders import make_runner
 from benchmarks.gpu_suite.machine import NO_GPU, Json, Machine, in_a_line
 from benchmarks.gpu_suite.models import FAMILIES, make_model, medium, shape
+from specbench.decode.graphs import Launchers
 from specbench.engines.kernel_choices import FORWARDS
 from specbench.engines.peer_module import make_peer
 from specbench.errors import ModelError
-from specbench.execution.graphs import Launchers
 from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import TOLERANCE, distance

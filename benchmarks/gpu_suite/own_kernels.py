@@ -11,12 +11,12 @@ from torch import Tensor
 
 from benchmarks.gpu_suite.claims import claim
 from benchmarks.gpu_suite.machine import Json, Machine
+from specbench.decode.sampling import Sampler
 from specbench.footprint import Sizes
+from specbench.forward.kernels.availability import why_not
 from specbench.forward.layer_steps import LayerSteps, TorchSteps, TritonSteps
 from specbench.forward.workspace import JoinedCache, Workspace
-from specbench.kernels.availability import why_not
 from specbench.records import Sampling
-from specbench.round.sampling import Sampler
 
 BOUND = 0.016  # two roundings to bf16, relative to the largest number
 EPS = 1e-6

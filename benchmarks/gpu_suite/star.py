@@ -9,10 +9,10 @@ from benchmarks.gpu_suite.decoders import Pair
 from benchmarks.gpu_suite.machine import Json, Machine
 from benchmarks.gpu_suite.models import forward_bytes, make_model
 from benchmarks.gpu_suite.timing import Point, measure_points
-from specbench.execution.launcher import GraphKind
+from specbench.decode.decoder import Decoder
+from specbench.decode.launcher import GraphKind
+from specbench.decode.synthetic import SyntheticVerifier
 from specbench.probes.bandwidth import measure_copy_bandwidth
-from specbench.round.synthetic import SyntheticVerifier
-from specbench.serving.decoder import Decoder
 
 ACCEPTANCE = 0.7  # of each draft, once those before it were accepted
 CONTEXT = 512

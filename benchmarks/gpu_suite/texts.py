@@ -16,14 +16,14 @@ from benchmarks.gpu_suite.distribution import (
     tiny,
 )
 from benchmarks.gpu_suite.machine import Json, Machine, in_a_line
+from specbench.decode.policy import FixedK
+from specbench.decode.round import Verifier
+from specbench.decode.sampling import Sampler
+from specbench.decode.verifier import verify
 from specbench.engines.kernel_choices import FORWARDS
 from specbench.engines.peer_module import make_peer
 from specbench.errors import ModelError
 from specbench.records import Request, Sampling
-from specbench.round.round import Verifier
-from specbench.round.sampling import Sampler
-from specbench.round.verifier import verify
-from specbench.serving.policy import FixedK
 
 K, AWAY = 4, 20
 WARM = Sampling(temperature=0.8)

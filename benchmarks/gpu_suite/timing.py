@@ -10,12 +10,12 @@ import torch
 
 from benchmarks.gpu_suite.machine import Json, Machine
 from benchmarks.gpu_suite.models import random_prompt
-from specbench.execution.clock import make_clock
+from specbench.decode.clock import make_clock
+from specbench.decode.decoder import Decoder
+from specbench.decode.policy import FixedK
+from specbench.decode.sampling import Sampler
+from specbench.decode.serving import Served
 from specbench.records import Request, Sampling
-from specbench.round.sampling import Sampler
-from specbench.serving.decoder import Decoder
-from specbench.serving.policy import FixedK
-from specbench.serving.serving import Served
 from specbench.stats.costs import roofline_s
 
 GREEDY = Sampler(Sampling())

@@ -15,18 +15,18 @@ from specbench.bench.hub import look_for_hub
 from specbench.bench.this_process import find_device
 from specbench.bench.threads import choose_threads, idle_threads, trial_of
 from specbench.bench.watch import Watch
+from specbench.decode.clock import make_clock
+from specbench.decode.decoder import Decoder
+from specbench.decode.drafter import Proposal
+from specbench.decode.round import Verifier
+from specbench.decode.sampling import Sampler
+from specbench.decode.verifier import Verdict
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool
-from specbench.execution.clock import make_clock
 from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
 from specbench.records import Message, Request, Sampling
-from specbench.round.drafter import Proposal
-from specbench.round.round import Verifier
-from specbench.round.sampling import Sampler
-from specbench.round.verifier import Verdict
-from specbench.serving.decoder import Decoder
 from specbench.settings import RunSettings
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from specbench.adaptive_k.controller import default_ks
 from specbench.bench.blocks import Cell, work_of
+from specbench.decode.adaptive_k import default_ks
 from specbench.engines.engine import Engine, Work
 from specbench.records import Request, Sampling
 

@@ -37,7 +37,7 @@ def describe_gpu() -> dict[str, Any]:
     from specbench.bench.this_process import find_device
     from specbench.errors import UsageError
     from specbench.forward.attention.flash_attn import import_failure
-    from specbench.kernels.availability import why_not
+    from specbench.forward.kernels.availability import why_not
 
     try:
         device = find_device("auto")

@@ -9,11 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.drafters.heads.dflash import DFlashHead, new_dflash_checkpoint
-from specbench.drafters.registry import Parts, drafter
-from specbench.methods import NEW_BLOCK_SIZE
-from specbench.models.checkpoint import Checkpoint
-from specbench.round.drafter import (
+from specbench.decode.drafter import (
     Chunk,
     Footprint,
     Outcome,
@@ -23,10 +19,14 @@ from specbench.round.drafter import (
     RowBuffer,
     Traits,
 )
-from specbench.round.growth import grow_block
-from specbench.round.head_part import HeadPart
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
+from specbench.decode.growth import grow_block
+from specbench.decode.head_part import HeadPart
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
+from specbench.drafters.heads.dflash import DFlashHead, new_dflash_checkpoint
+from specbench.drafters.registry import Parts, drafter
+from specbench.methods import NEW_BLOCK_SIZE
+from specbench.models.checkpoint import Checkpoint
 
 
 @drafter("dflash")

@@ -9,10 +9,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Chunk, Footprint, Outcome, RowBuffer
+from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafters.shared.model_drafter import ModelDrafter
-from specbench.round.drafter import Chunk, Footprint, Outcome, RowBuffer
-from specbench.round.state import State
 
 
 @drafter("draft_model")

@@ -10,14 +10,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Chunk, Outcome, PlainDrafter, Proposal, Traits
+from specbench.decode.sampling import Purpose, Sampler, uniform
+from specbench.decode.state import State
+from specbench.decode.topology import ByDepth
 from specbench.drafters.registry import Parts, drafter
 from specbench.footprint import NGRAM_BUCKETS
 from specbench.forward.tree import Tree
 from specbench.methods import lookahead_depth
-from specbench.round.drafter import Chunk, Outcome, PlainDrafter, Proposal, Traits
-from specbench.round.sampling import Purpose, Sampler, uniform
-from specbench.round.state import State
-from specbench.round.topology import ByDepth
 
 _ADDED_AT_ONCE = 128  # n-grams of a prompt; each is compared with each
 _EMPTY = -1

@@ -13,12 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.drafters.heads.medusa import MedusaHeads
-from specbench.drafters.registry import Parts, drafter
-from specbench.drafting.medusa import NEW_HEADS, MedusaTree
-from specbench.files.medusa import medusa_fields
-from specbench.models.checkpoint import Checkpoint
-from specbench.round.drafter import (
+from specbench.decode.drafter import (
     Footprint,
     Outcome,
     OwnForward,
@@ -26,10 +21,15 @@ from specbench.round.drafter import (
     Proposal,
     Traits,
 )
-from specbench.round.head_part import HeadPart
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
-from specbench.round.topology import StaticTrees
+from specbench.decode.head_part import HeadPart
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
+from specbench.decode.topology import StaticTrees
+from specbench.drafters.heads.medusa import MedusaHeads
+from specbench.drafters.registry import Parts, drafter
+from specbench.drafting.medusa import NEW_HEADS, MedusaTree
+from specbench.files.medusa import medusa_fields
+from specbench.models.checkpoint import Checkpoint
 
 
 @drafter("medusa")

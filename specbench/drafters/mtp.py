@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Chunk, Outcome, OwnForward, Proposal
+from specbench.decode.growth import grow_chain
+from specbench.decode.head_part import HeadPart
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan, blank_states
 from specbench.drafters.heads.mtp import MtpHead, new_mtp_checkpoint
 from specbench.drafters.registry import Parts, drafter
 from specbench.models.checkpoint import Checkpoint
-from specbench.round.drafter import Chunk, Outcome, OwnForward, Proposal
-from specbench.round.growth import grow_chain
-from specbench.round.head_part import HeadPart
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 
 
 @drafter("mtp")

@@ -5,11 +5,11 @@ Shape suffixes: B rows, S positions, K drafts, N n-gram length.
 
 import torch
 
+from specbench.decode.drafter import PlainDrafter, Proposal, Traits
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
 from specbench.errors import UsageError
-from specbench.round.drafter import PlainDrafter, Proposal, Traits
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 
 
 @drafter("ngram")

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
+from specbench.decode.drafter import OwnForward, Proposal
+from specbench.decode.growth import grow_block
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.eagle3 import Eagle3
 from specbench.drafters.heads.eagle3 import ParallelHead
 from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
 from specbench.drafters.registry import Parts, drafter
 from specbench.models.checkpoint import Checkpoint
-from specbench.round.drafter import OwnForward, Proposal
-from specbench.round.growth import grow_block
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 
 
 @drafter("peagle")

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from specbench.decode.drafter import Chunk, PlainDrafter, Proposal, Repeatability, Traits
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
-from specbench.round.drafter import Chunk, PlainDrafter, Proposal, Repeatability, Traits
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 
 
 @drafter("previous_turn")

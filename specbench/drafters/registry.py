@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeVar
 
+from specbench.decode.drafter import Drafter
 from specbench.errors import UsageError
 from specbench.forward.runner import Runner
 from specbench.methods import find_method
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.retokenizer import TextTokenizer
-from specbench.round.drafter import Drafter
 
 D = TypeVar("D", bound=Callable[..., Drafter])
 _CLASSES: dict[str, Callable[..., Drafter]] = {}

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Proposal, Traits
+from specbench.decode.growth import grow_chain
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafters.shared.retokenized_model import RetokenizedModel
 from specbench.models.retokenizer import Encoder, require_common_tokens
 from specbench.records import Sampling
-from specbench.round.drafter import Proposal, Traits
-from specbench.round.growth import grow_chain
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 
 _GREEDY = Sampler(Sampling())
 

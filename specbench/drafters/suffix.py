@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
+from specbench.decode.drafter import Outcome, PlainDrafter, Proposal, Traits
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafters.shared.suffix_tree import Cursor, Growth, SuffixTree
 from specbench.errors import UsageError
-from specbench.round.drafter import Outcome, PlainDrafter, Proposal, Traits
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 
 
 @dataclass(slots=True, eq=False)

@@ -6,15 +6,15 @@ Shape suffixes: B rows, T tokens, S tokens in common, D the draft's vocabulary, 
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Proposal, Traits
+from specbench.decode.growth import grow_chain
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafters.shared.retokenized_model import RetokenizedModel
 from specbench.errors import CompatibilityError
 from specbench.files.tokenizer import NOTHING_IN_COMMON
 from specbench.models.retokenizer import require_common_tokens
-from specbench.round.drafter import Proposal, Traits
-from specbench.round.growth import grow_chain
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 
 
 @drafter("token_intersection")

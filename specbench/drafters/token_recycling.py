@@ -6,12 +6,12 @@ children, R ranks, V vocabulary, X = V + 1 tokens with the unknown one.
 
 import torch
 
+from specbench.decode.drafter import Outcome, PlainDrafter, Proposal, Traits
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
+from specbench.decode.topology import StaticTrees
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafting.recycling import RANK_PROBS, recycling_tree
-from specbench.round.drafter import Outcome, PlainDrafter, Proposal, Traits
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
-from specbench.round.topology import StaticTrees
 
 
 @drafter("token_recycling")

@@ -5,6 +5,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from specbench.decode.clock import make_clock
+from specbench.decode.decoder import Decoder
+from specbench.decode.drafter import Drafter as DraftingMethod
+from specbench.decode.graphs import Launchers
+from specbench.decode.policy import Beside, FixedK, Policy
+from specbench.decode.round import Verifier
+from specbench.decode.sampling import Sampler
+from specbench.decode.synthetic import SyntheticVerifier
 from specbench.engines.arrivals import arriving
 from specbench.engines.controllers import Controllers
 from specbench.engines.engine import (
@@ -22,8 +30,6 @@ from specbench.engines.loaded_drafters import LoadedDrafters, take
 from specbench.engines.model_forwards import Forwards, ModelForwards
 from specbench.engines.model_pool import ModelPool, bytes_read, identity
 from specbench.engines.refusals import failures_told
-from specbench.execution.clock import make_clock
-from specbench.execution.graphs import Launchers
 from specbench.footprint import row_slots
 from specbench.forward.attention.backends import attention_backend
 from specbench.forward.attention.candidates import USUAL
@@ -33,12 +39,6 @@ from specbench.forward.runner import Runner
 from specbench.forward.scoring import mean_log_probs
 from specbench.inputs.pairing import Drafter, Target
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity, Request, Result
-from specbench.round.drafter import Drafter as DraftingMethod
-from specbench.round.round import Verifier
-from specbench.round.sampling import Sampler
-from specbench.round.synthetic import SyntheticVerifier
-from specbench.serving.decoder import Decoder
-from specbench.serving.policy import Beside, FixedK, Policy
 from specbench.settings import BUILTIN, DecoderSettings
 from specbench.stats.costs import bytes_per_forward
 

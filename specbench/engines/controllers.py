@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from specbench.adaptive_k.calibration import measure_round_costs
-from specbench.adaptive_k.controller import Controller, default_ks
-from specbench.adaptive_k.round_costs import RoundCosts
+from specbench.decode.adaptive_k import Controller, default_ks
+from specbench.decode.calibration import measure_round_costs
+from specbench.decode.decoder import Decoder
+from specbench.decode.round_costs import RoundCosts
+from specbench.decode.sampling import Sampler
 from specbench.engines.engine import Load, Work
 from specbench.records import Request, Sampling
-from specbench.round.sampling import Sampler
-from specbench.serving.decoder import Decoder
 
 
 class _Setting(NamedTuple):

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specbench.decode.nucleus import nucleus
+from specbench.decode.sampling import Purpose, Sampler, draw, exponential, uniform
 from specbench.forward.autotune import Outcome, Results, Timing, Work, autotune
-from specbench.kernels.availability import DRAWS, TOP_P, Switch
+from specbench.forward.kernels.availability import DRAWS, TOP_P, Switch
 from specbench.records import Sampling
-from specbench.round.nucleus import nucleus
-from specbench.round.sampling import Purpose, Sampler, draw, exponential, uniform
 
 TRITON, TORCH = "triton", "torch"
 NAMES = (TRITON, TORCH)  # in the order that decides among equals

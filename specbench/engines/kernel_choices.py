@@ -8,20 +8,20 @@ from functools import partial
 
 import torch
 
+from specbench.decode.clock import Clock
+from specbench.decode.cuda_graphs import Graphs
 from specbench.engines.draw_candidates import DRAWINGS, NAMES, TRITON, autotune_draws
 from specbench.errors import ModelError, UsageError, first_line
-from specbench.execution.clock import Clock
-from specbench.execution.cuda_graphs import Graphs
 from specbench.forward.attention.candidates import BY_NAME, KERNELS, autotune_attention
 from specbench.forward.attention.kernel import Case
 from specbench.forward.autotune import Autotuner, Outcome, Results, Run, Timing, Work, autotune
 from specbench.forward.fused_layers import FusedLayers
 from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.kernels.availability import DEVICES, why_not
 from specbench.forward.layer_self_test import check_layers
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import FUSED, FUSED_TRITON, STOCK, Runner, StockRunner
 from specbench.forward.self_test import TOLERANCE, Forward, distance
-from specbench.kernels.availability import DEVICES, why_not
 from specbench.records import KernelChoice
 
 AUTO = "auto"

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from specbench.execution.cuda_graphs import Graphs
-from specbench.execution.launcher import GraphKind, Launcher
+from specbench.decode.cuda_graphs import Graphs
+from specbench.decode.launcher import GraphKind, Launcher
 from specbench.records import NO_DRAFTER
 
 Launched = Sequence[tuple[str, Launcher]]  # a drafter's name, and what launched its rounds

@@ -6,6 +6,11 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from specbench.decode.drafter import Drafter as DraftingMethod
+from specbench.decode.drafter import NoDrafter
+from specbench.decode.lossy import make_lossy_verifier
+from specbench.decode.round import Verifier
+from specbench.decode.verifier import verify
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.engines.engine import Work
 from specbench.engines.kernel_choices import KernelChoices
@@ -27,11 +32,6 @@ from specbench.models.loading import LoadedModel, first_not_finite, not_finite_w
 from specbench.models.retokenizer import require_common_tokens
 from specbench.models.tokenizer import Tokenizer, require_same_vocabulary
 from specbench.records import NO_DRAFTER, LossyRule, ModelIdentity
-from specbench.round.drafter import Drafter as DraftingMethod
-from specbench.round.drafter import NoDrafter
-from specbench.round.lossy import make_lossy_verifier
-from specbench.round.round import Verifier
-from specbench.round.verifier import verify
 
 FILE = "training.json"
 

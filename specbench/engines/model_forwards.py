@@ -11,13 +11,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specbench.execution.clock import Clock
-from specbench.execution.cuda_graphs import Captured, Graphs
+from specbench.decode.clock import Clock
+from specbench.decode.cuda_graphs import Captured, Graphs
+from specbench.decode.head_part import Slots
 from specbench.footprint import rounded_up, span_bucket
 from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.slot_cache import SlotCache
 from specbench.models.library_errors import raise_if_device_lost
-from specbench.round.head_part import Slots
 
 
 class Forwards(Protocol):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specbench.errors import ModelError
 from specbench.files.model_spec import ModelSpec
-from specbench.kernels.availability import DEVICES
+from specbench.forward.kernels.availability import DEVICES
 from specbench.models.checkpoint import WEIGHT_KINDS, Checkpoint, has_tokenizer, read_checkpoint
 from specbench.models.loading import (
     LoadedModel,

@@ -19,10 +19,10 @@ from specbench.forward.attention.candidates import Kernels, usual_kernels
 from specbench.forward.attention.kernel import Case, Seen
 from specbench.forward.attention.stock import causal_attention
 from specbench.forward.fused_weights import FusedLayer, without_queries
+from specbench.forward.kernels.availability import why_not
 from specbench.forward.layer_steps import LayerSteps, TorchSteps, TritonSteps
 from specbench.forward.tree import Branches
 from specbench.forward.workspace import CacheView, JoinedCache, Kept, Slots, Workspace
-from specbench.kernels.availability import why_not
 
 _KEPT_SHAPES = 256
 Attend = Callable[[Workspace, Kept, Any], None]

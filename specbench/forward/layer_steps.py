@@ -169,8 +169,8 @@ class TritonSteps(TorchSteps):
 
     def __init__(self, sizes: Sizes, eps: float) -> None:
         super().__init__(sizes, eps, mirrored=False)
-        self._rotary = import_module("specbench.kernels.rotary").turn_and_keep
-        self._gate = import_module("specbench.kernels.gated").gate
+        self._rotary = import_module("specbench.forward.kernels.rotary").turn_and_keep
+        self._gate = import_module("specbench.forward.kernels.gated").gate
 
     def turns(self, rope_P: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
         return rope_P, positions_N

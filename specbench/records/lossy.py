@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # Rule -> its parameters with their defaults; None: must be given. Each is above 0, 1 at most.
-# round/lossy.py says what they do.
+# decode/lossy.py says what they do.
 RULES: Mapping[str, Mapping[str, float | None]] = {
     "typical": {"threshold": 0.09, "alpha": 0.3},
     "threshold": {"single": None},

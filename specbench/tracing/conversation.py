@@ -9,13 +9,13 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from specbench.decode.drafter import Drafter
 from specbench.engines.engine import Engine
 from specbench.errors import UsageError
 from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.runner import Runner
 from specbench.records import Sampling, TraceRecord
 from specbench.records.traces import Drafting
-from specbench.round.drafter import Drafter
 from specbench.tracing.text import Text
 from specbench.tracing.track import Track
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Proposal
 from specbench.errors import UsageError
 from specbench.forward.tree import Tree
-from specbench.round.drafter import Proposal
 
 
 @dataclass(slots=True)

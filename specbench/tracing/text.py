@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specbench.decode.sampling import Sampler
 from specbench.records import Sampling
-from specbench.round.sampling import Sampler
 
 NOTHING = -1  # in place of a token where the text has ended: no draft equals it
 

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Drafter, Outcome
+from specbench.decode.round import propose
+from specbench.decode.rows import Fill, Rows
+from specbench.decode.state import State
 from specbench.footprint import rounded_up
 from specbench.forward.runner import Runner
 from specbench.records import Sampling
-from specbench.round.drafter import Drafter, Outcome
-from specbench.round.round import propose
-from specbench.round.rows import Fill, Rows
-from specbench.round.state import State
 from specbench.tracing.judging import Found, refuse_drawn_tree
 from specbench.tracing.text import Text, TextSampler
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from specbench.execution.clock import make_clock
+from specbench.decode.clock import make_clock
+from specbench.decode.decoder import Decoder
+from specbench.decode.drafter import NoDrafter
+from specbench.decode.policy import FixedK
+from specbench.decode.sampling import Sampler
 from specbench.forward.runner import Runner
 from specbench.records import Request, Sampling
-from specbench.round.drafter import NoDrafter
-from specbench.round.sampling import Sampler
-from specbench.serving.decoder import Decoder
-from specbench.serving.policy import FixedK
 from specbench.training.prompts import Question
 from specbench.training.texts import Text, TextFile
 

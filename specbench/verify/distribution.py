@@ -1,6 +1,6 @@
 """The distribution that sampling must follow, written a second time.
 
-It shares no code with round/sampling.py: a fault there must not be judged by itself.
+It shares no code with decode/sampling.py: a fault there must not be judged by itself.
 Shape suffixes: N tokens, V vocabulary.
 """
 

@@ -17,7 +17,7 @@ COMPILING = """
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from specbench.kernels import gated
+from specbench.forward.kernels import gated
 from specbench.models.progress import listeners, report_compiling
 
 def build(capability):

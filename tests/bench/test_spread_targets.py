@@ -5,8 +5,8 @@ import pytest
 from specbench.bench import worker
 from specbench.bench.deadline import Deadline
 from specbench.bench.spent import block_seconds
+from specbench.decode.launcher import EagerLauncher
 from specbench.errors import DeviceLostError
-from specbench.execution.launcher import EagerLauncher
 from tests.bench.fake_cluster import FakeCluster
 from tests.bench.fakes import RecordingWatch
 from tests.bench.tiny_runs import run_on, settings_for, write_tiny

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from specbench.decode.clock import HostClock
 from specbench.engines import kernel_choices
-from specbench.execution.clock import HostClock
 from specbench.forward.fused_runner import FusedRunner
 
 # (layers, tokens in a row) -> seconds that a forward takes

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from specbench.execution.launcher import EagerLauncher, Launch
+from specbench.decode.launcher import EagerLauncher, Launch
 from specbench.runs import StoredRun, load_run
 from tests.cli.calls import Ran, specbench
 

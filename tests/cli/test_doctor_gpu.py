@@ -14,7 +14,7 @@ import torch
 from specbench.bench import this_process
 from specbench.cli import gpu_check
 from specbench.forward.attention import flash_attn
-from specbench.kernels import availability
+from specbench.forward.kernels import availability
 from specbench.probes import nvml
 from specbench.probes.probe import GpuFacts, NoProbe
 from tests.cli.calls import specbench
@@ -153,7 +153,7 @@ def test_triton_without_pythons_headers_says_what_to_install(tmp_path, monkeypat
     def fails(_):
         raise subprocess.CalledProcessError(1, ["gcc"])
 
-    monkeypatch.setattr("specbench.kernels.gated.gate", fails)
+    monkeypatch.setattr("specbench.forward.kernels.gated.gate", fails)
     for folder, words in ((tmp_path, "Python.h"), (None, "CalledProcessError")):
         availability._launch_failure.cache_clear()
         if folder:

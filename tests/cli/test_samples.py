@@ -131,7 +131,7 @@ def test_the_terminal_shows_a_line_a_cell_in_80_columns(sampled):
 def test_single_answers_share_no_prefill_and_are_not_scored(tiny, tmp_path, monkeypatch):
     scored = []
     monkeypatch.setattr("specbench.engines.builtin.mean_log_probs", lambda *a: scored.append(a))
-    monkeypatch.setattr("specbench.round.rows.Rows._copy", lambda *a: scored.append(a))
+    monkeypatch.setattr("specbench.decode.rows.Rows._copy", lambda *a: scored.append(a))
     arguments = ("-w", "talk.jsonl", "-k", "1", "--concurrency", "3", "--prompts", "6")
     sizes = ("--max-new-tokens", "4", "--repeats", "1", "--device", "cpu", "--threads", "1")
     ran = specbench("run", "tiny/ngram", *arguments, *sizes, "--out", tmp_path, cwd=tiny)

@@ -8,9 +8,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from specbench.bench.verification import nearly
+from specbench.decode import verifier
+from specbench.decode.sampling import Sampler
 from specbench.engines.builtin import BuiltinEngine
-from specbench.round import verifier
-from specbench.round.sampling import Sampler
 from tests.cli.calls import Ran, specbench
 
 pytestmark = pytest.mark.slow  # whole verifications

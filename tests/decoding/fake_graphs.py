@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from specbench.execution.clock import Mark
-from specbench.execution.cuda_graphs import Captured
-from specbench.execution.graphs import GraphLauncher
-from specbench.execution.launcher import GraphKind, PinnedMemory
-from specbench.serving.decoder import MakeLauncher
+from specbench.decode.clock import Mark
+from specbench.decode.cuda_graphs import Captured
+from specbench.decode.decoder import MakeLauncher
+from specbench.decode.graphs import GraphLauncher
+from specbench.decode.launcher import GraphKind, PinnedMemory
 from tests.decoding.fakes import CountingClock
 
 T = TypeVar("T")

@@ -9,15 +9,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Drafter, Proposal
+from specbench.decode.round import Verifier, finish_round, run_round
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
+from specbench.decode.verifier import verify
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner, StockRunner
 from specbench.records import Sampling
-from specbench.round.drafter import Drafter, Proposal
-from specbench.round.round import Verifier, finish_round, run_round
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
-from specbench.round.verifier import verify
 from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda
 from tests.decoding.fakes import Wrapped
 from tests.decoding.lossless import deepest, make_drafter

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from specbench.execution.clock import Mark
+from specbench.decode.clock import Mark
+from specbench.decode.drafter import Drafter, PlainDrafter, PredictsOutput, Proposal
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.forward.runner import Output
 from specbench.forward.tree import Branches
-from specbench.round.drafter import Drafter, PlainDrafter, PredictsOutput, Proposal
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 
 
 class CountingClock:

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from specbench.execution.graphs import GraphLauncher
-from specbench.execution.launcher import GraphKind
+from specbench.decode.decoder import Decoder
+from specbench.decode.drafter import Drafter
+from specbench.decode.graphs import GraphLauncher
+from specbench.decode.launcher import GraphKind
+from specbench.decode.policy import FixedK, Policy
+from specbench.decode.sampling import Sampler
 from specbench.forward.runner import StockRunner
 from specbench.records import Request, Result, Sampling
-from specbench.round.drafter import Drafter
-from specbench.round.sampling import Sampler
-from specbench.serving.decoder import Decoder
-from specbench.serving.policy import FixedK, Policy
 from tests.decoding.fake_graphs import FakeGraphs, LateClock, LateCopies, graphed
 from tests.decoding.lossless import make_drafter
 from tests.decoding.models import random_prompt, tiny_llama

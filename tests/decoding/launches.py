@@ -13,7 +13,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench.kernels import gated, noise, nucleus, race, rotary, slot_attention
+from specbench.forward.kernels import gated, noise, nucleus, race, rotary, slot_attention
 
 _FREE = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view"}
 _FREE |= {"detach", "alias", "lift_fresh", "device"}

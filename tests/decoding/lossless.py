@@ -15,6 +15,10 @@ from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from benchmarks.gpu_suite.made_up_tokenizers import made_up_tokenizers
+from specbench.decode.decoder import Decoder
+from specbench.decode.drafter import Drafter, NoDrafter, Proposal
+from specbench.decode.sampling import Purpose, Sampler, draw
+from specbench.decode.verifier import verify
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
@@ -22,10 +26,6 @@ from specbench.methods import find_method
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.retokenizer import TextTokenizer
 from specbench.records import Request, Result, Sampling
-from specbench.round.drafter import Drafter, NoDrafter, Proposal
-from specbench.round.sampling import Purpose, Sampler, draw
-from specbench.round.verifier import verify
-from specbench.serving.decoder import Decoder
 from tests.decoding.fakes import CountingClock
 from tests.decoding.models import plain_logits, tiny_llama
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from functools import cache
 
+from specbench.decode.drafter import Drafter
 from specbench.forward.runner import StockRunner
 from specbench.records import Request
-from specbench.round.drafter import Drafter
 from tests.decoding.lossless import (
     FIRST,
     LAST,

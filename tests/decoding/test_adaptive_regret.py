@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from specbench.adaptive_k.controller import Controller
-from specbench.adaptive_k.round_costs import RoundCosts
+from specbench.decode.adaptive_k import Controller
+from specbench.decode.round_costs import RoundCosts
 from tests.decoding.simulated_texts import KS, blocks_of, lookup, regret, steady
 
 pytestmark = pytest.mark.slow  # simulated runs

@@ -17,7 +17,7 @@ from specbench.forward.attention.kernel import Case, Kernel
 from specbench.forward.attention.plain import Plain
 from specbench.forward.attention.split_kv import SplitKv
 from specbench.forward.attention.varlen import VarlenFlash
-from specbench.kernels import slot_attention
+from specbench.forward.kernels import slot_attention
 
 CPU = torch.device("cpu")
 HERE: tuple[Kernel, ...] = (USUAL, Plain(), SplitKv())

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import pytest
 from torch import Tensor
 
-from specbench.adaptive_k.calibration import Calibration, measure_round_costs
+from specbench.decode.calibration import Calibration, measure_round_costs
+from specbench.decode.decoder import Decoder
+from specbench.decode.drafter import Proposal
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.forward.runner import Output
 from specbench.forward.tree import Branches
 from specbench.records import Sampling
-from specbench.round.drafter import Proposal
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
-from specbench.serving.decoder import Decoder
 from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
 
 PROMPT = (3, 4, 5)  # positions 0, 1, 2; the token of position p is p + 3

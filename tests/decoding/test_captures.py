@@ -5,8 +5,8 @@ import gc
 import pytest
 import torch
 
+from specbench.decode.cuda_graphs import SHORT_BYTES, CudaGraphs
 from specbench.errors import UsageError
-from specbench.execution.cuda_graphs import SHORT_BYTES, CudaGraphs
 from tests.decoding.fake_driver import GRAPH_BYTES, OWN_BYTES, FakeDriver
 
 

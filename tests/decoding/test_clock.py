@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from specbench.execution.clock import DeviceClock
+from specbench.decode.clock import DeviceClock
 
 HOUR_S = 3600.0
 ROUND_S = 0.0123457  # not a round number of milliseconds in float32

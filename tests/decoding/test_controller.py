@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from specbench.adaptive_k.controller import Controller, default_ks
-from specbench.adaptive_k.round_costs import RoundCosts
+from specbench.decode.adaptive_k import Controller, default_ks
+from specbench.decode.round_costs import RoundCosts
 from tests.decoding.simulated_texts import COSTS, KS
 
 

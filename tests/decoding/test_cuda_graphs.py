@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from specbench.decode.clock import make_clock
+from specbench.decode.decoder import Decoder
+from specbench.decode.drafter import Drafter, Proposal
+from specbench.decode.graphs import GraphLauncher, Launchers
+from specbench.decode.policy import FixedK
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.ngram import Ngram
-from specbench.execution.clock import make_clock
-from specbench.execution.graphs import GraphLauncher, Launchers
 from specbench.forward.runner import StockRunner
 from specbench.records import Request, Sampling
-from specbench.round.drafter import Drafter, Proposal
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
-from specbench.serving.decoder import Decoder
-from specbench.serving.policy import FixedK
 from tests.decoding.lossless import make_drafter, parts_of
 from tests.decoding.models import random_prompt, tiny_llama
 

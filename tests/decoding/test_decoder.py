@@ -5,10 +5,10 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from specbench.decode.drafter import NoDrafter
 from specbench.errors import ModelError
 from specbench.forward.runner import StockRunner
 from specbench.records import Request, Sampling
-from specbench.round.drafter import NoDrafter
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter, until_eos
 from tests.decoding.models import (

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from specbench.decode.clock import HostClock
 from specbench.engines import kernel_choices
 from specbench.engines.draw_candidates import DRAWINGS, autotune_draws
 from specbench.engines.kernel_choices import KernelChoices
-from specbench.execution.clock import HostClock
 from specbench.forward import autotune
 from specbench.forward.autotune import Timing
+from specbench.forward.kernels import availability, gated, noise, nucleus, race
 from specbench.forward.runner import StockRunner
-from specbench.kernels import availability, gated, noise, nucleus, race
 from tests.decoding.models import tiny_llama
 
 V = 130
@@ -76,8 +76,8 @@ def test_those_that_are_right_win(drawing):
 
 @pytest.mark.parametrize(("drawing", "module", "name", "wrong", "said"), WRONG, ids=range(6))
 def test_one_that_is_wrong_or_fails_loses_to_torch(monkeypatch, drawing, module, name, wrong, said):
-    from specbench.round import nucleus as cut
-    from specbench.round import sampling
+    from specbench.decode import nucleus as cut
+    from specbench.decode import sampling
 
     where = cut if module == "in_parts" else sampling
     monkeypatch.setattr(

@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from specbench.execution.cuda_graphs import Captured
-from specbench.execution.graphs import Launchers
-from specbench.execution.launcher import EagerLauncher
+from specbench.decode.cuda_graphs import Captured
+from specbench.decode.decoder import Decoder, MakeLauncher
+from specbench.decode.drafter import NoDrafter
+from specbench.decode.graphs import Launchers
+from specbench.decode.launcher import EagerLauncher
+from specbench.decode.policy import FixedK
+from specbench.decode.sampling import Sampler
 from specbench.footprint import span_bucket
 from specbench.forward.runner import Output, StockRunner
 from specbench.records import Request, Sampling
-from specbench.round.drafter import NoDrafter
-from specbench.round.sampling import Sampler
-from specbench.serving.decoder import Decoder, MakeLauncher
-from specbench.serving.policy import FixedK
 from tests.decoding.fake_graphs import FakeGraphs, LateClock
 from tests.decoding.graph_bench import (
     GREEDY,

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Drafter, Traits
+from specbench.decode.launcher import GraphKind, catch_up
+from specbench.decode.policy import FixedK
+from specbench.decode.round import run_round
+from specbench.decode.rows import Fill, Rows
+from specbench.decode.sampling import Sampler
+from specbench.decode.verifier import verify
 from specbench.drafters.ngram import Ngram
-from specbench.execution.launcher import GraphKind, catch_up
 from specbench.forward.runner import StockRunner
 from specbench.records import Request, Sampling
-from specbench.round.drafter import Drafter, Traits
-from specbench.round.round import run_round
-from specbench.round.rows import Fill, Rows
-from specbench.round.sampling import Sampler
-from specbench.round.verifier import verify
-from specbench.serving.policy import FixedK
 from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda
 from tests.decoding.fake_graphs import FailingGraphs, InertGraphs, LateClock, graphed
 from tests.decoding.graph_bench import (

@@ -2,10 +2,10 @@
 
 import pytest
 
+from specbench.decode.drafter import NoDrafter
+from specbench.decode.policy import FixedK
 from specbench.forward.fused_runner import FusedRunner
 from specbench.records import Request
-from specbench.round.drafter import NoDrafter
-from specbench.serving.policy import FixedK
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import assert_texts, make_drafter
 from tests.decoding.models import exact_llama, generated, random_prompt

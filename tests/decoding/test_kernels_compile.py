@@ -13,7 +13,12 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specbench.kernels import gated, noise, nucleus, race, rotary, slot_attention
+from specbench.forward.kernels import nucleus
+from specbench.forward.kernels import rotary
+from specbench.forward.kernels import noise
+from specbench.forward.kernels import slot_attention
+from specbench.forward.kernels import gated
+from specbench.forward.kernels import race
 
 DTYPE, *CAPABILITIES = sys.argv[1:]
 POINTERS = {

@@ -6,21 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.drafting.topology import Topology
-from specbench.forward.runner import StockRunner
-from specbench.records import LossyRule, Request, Result, Sampling
-from specbench.records.lossy import RULES
-from specbench.round.drafter import Proposal
-from specbench.round.lossy import (
+from specbench.decode.decoder import Decoder
+from specbench.decode.drafter import Proposal
+from specbench.decode.lossy import (
     LossyVerifier,
     TypicalAcceptance,
     make_lossy_verifier,
 )
-from specbench.round.round import Verifier
-from specbench.round.sampling import Sampler
-from specbench.round.topology import StaticTree
-from specbench.round.verifier import verify
-from specbench.serving.decoder import Decoder
+from specbench.decode.round import Verifier
+from specbench.decode.sampling import Sampler
+from specbench.decode.topology import StaticTree
+from specbench.decode.verifier import verify
+from specbench.drafting.topology import Topology
+from specbench.forward.runner import StockRunner
+from specbench.records import LossyRule, Request, Result, Sampling
+from specbench.records.lossy import RULES
 from tests.decoding.fake_rounds import trace_round
 from tests.decoding.fakes import CountingClock
 from tests.decoding.lossless import make_drafter

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import kstest
 from torch import Tensor
 
-from specbench.round.sampling import Purpose, draw, exponential, uniform
+from specbench.decode.sampling import Purpose, draw, exponential, uniform
 
 N = 200_000
 POSITIONS_1N = torch.arange(N)[None]

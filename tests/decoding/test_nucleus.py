@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.generation.logits_process import TopPLogitsWarper
 
-from specbench.round.nucleus import likeliest, nucleus
+from specbench.decode.nucleus import likeliest, nucleus
 
 ROWS = {7: 4_000, 97: 3_000, 1_000: 2_000, 4_096: 800, 20_000: 200}  # by width: 10,000 in all
 NEAR = 1e-6  # a cut this near to top_p may fall on either side

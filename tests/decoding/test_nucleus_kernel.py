@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from specbench.kernels import nucleus as kernel
-from specbench.round.nucleus import nucleus
+from specbench.decode.nucleus import nucleus
+from specbench.forward.kernels import nucleus as kernel
 from tests.decoding.test_nucleus import NEAR, of_all_kinds, sorted_nucleus
 
 

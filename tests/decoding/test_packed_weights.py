@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from specbench.decode.clock import HostClock
 from specbench.engines import kernel_choices
 from specbench.engines.kernel_choices import KernelChoices
 from specbench.engines.loaded_drafters import take
@@ -16,7 +17,6 @@ from specbench.engines.packed_weights import (
     time_packed,
     times_as_long,
 )
-from specbench.execution.clock import HostClock
 from specbench.files.model_spec import ModelSpec
 from specbench.forward import autotune
 from specbench.forward.autotune import Run, Timing

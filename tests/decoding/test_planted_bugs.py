@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench.decode import round as one_round
+from specbench.decode import sampling, verifier
+from specbench.decode.sampling import Purpose, exponential
 from specbench.drafters.shared.model_drafter import ModelDrafter
 from specbench.forward.attention import masks, stock
-from specbench.round import round as one_round
-from specbench.round import sampling, verifier
-from specbench.round.sampling import Purpose, exponential
 from tests.decoding import planted_checks as checks
 from tests.decoding.conftest import Plant
 from tests.decoding.fakes import Perturbed

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from specbench.decode import growth, verifier
+from specbench.decode import round as one_round
 from specbench.forward import tree
 from specbench.forward.attention import masks
-from specbench.round import growth, verifier
-from specbench.round import round as one_round
 from tests.decoding import test_tree as by_hand
 from tests.decoding import test_tree_rejection
 from tests.decoding.conftest import Plant

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from specbench.decode.decoder import Decoder
+from specbench.decode.drafter import Proposal
+from specbench.decode.policy import FixedK
+from specbench.decode.round import Verifier
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
+from specbench.decode.synthetic import SyntheticVerifier
+from specbench.decode.verifier import verify
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.records import AnswerCheck, Request, Result, Sampling
-from specbench.round.drafter import Proposal
-from specbench.round.round import Verifier
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
-from specbench.round.synthetic import SyntheticVerifier
-from specbench.round.verifier import verify
-from specbench.serving.decoder import Decoder
-from specbench.serving.policy import FixedK
 from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
 from tests.decoding.graph_bench import GREEDY, WARM, Bench, Cycle, eager_texts, make_subject
 from tests.decoding.lossless import assert_texts, decode, make_drafter

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench.decode.growth import Frontier, grow_static
+from specbench.decode.sampling import Purpose, Sampler, draw, exponential, uniform
+from specbench.decode.state import State
+from specbench.decode.topology import StaticTree
+from specbench.decode.verifier import verify
 from specbench.drafting.topology import Topology
-from specbench.kernels import availability, noise, race
+from specbench.forward.kernels import availability, noise, race
 from specbench.records import Sampling
-from specbench.round.growth import Frontier, grow_static
-from specbench.round.sampling import Purpose, Sampler, draw, exponential, uniform
-from specbench.round.state import State
-from specbench.round.topology import StaticTree
-from specbench.round.verifier import verify
 from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda
 from tests.decoding.launches import Launches
 

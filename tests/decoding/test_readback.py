@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.execution.graphs import GraphLauncher
-from specbench.execution.launcher import EagerLauncher, Launcher
-from specbench.serving.policy import FixedK
+from specbench.decode.graphs import GraphLauncher
+from specbench.decode.launcher import EagerLauncher, Launcher
+from specbench.decode.policy import FixedK
 from tests.decoding.fake_graphs import EarlyCopies, LateClock, LateCopies
 from tests.decoding.graph_bench import (
     Bench,

@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 
-from specbench.round.drafter import NoDrafter
-from specbench.serving.policy import FixedK
+from specbench.decode.drafter import NoDrafter
+from specbench.decode.policy import FixedK
 from tests.decoding.fake_graphs import FailingGraphs
 from tests.decoding.graph_bench import (
     Bench,

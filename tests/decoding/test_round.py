@@ -9,10 +9,10 @@ from collections.abc import Collection
 import pytest
 import torch
 
+from specbench.decode.round import run_round
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.records import Request, Result, Sampling
-from specbench.round.round import run_round
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 from tests.decoding.fakes import CountingRunner, ScriptedDrafter
 from tests.decoding.lossless import decode
 

@@ -5,8 +5,8 @@ from math import exp
 
 import pytest
 
-from specbench.adaptive_k.controller import Acceptance
-from specbench.adaptive_k.round_costs import RoundCosts
+from specbench.decode.adaptive_k import Acceptance
+from specbench.decode.round_costs import RoundCosts
 from specbench.stats.costs import amortised_goodput, goodput
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from specbench.decode.drafter import Drafter, NoDrafter, Proposal
+from specbench.decode.rows import Fill, Rows
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.records import Request, Result, Sampling
-from specbench.round.drafter import Drafter, NoDrafter, Proposal
-from specbench.round.rows import Fill, Rows
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 from tests.decoding.fakes import CountingRunner, Wrapped
 from tests.decoding.lossless import GREEDY, decode, deepest, make_drafter
 from tests.decoding.models import exact_llama, ragged_prompts, random_prompt

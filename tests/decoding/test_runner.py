@@ -8,6 +8,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from specbench.decode.topology import StaticTree
 from specbench.drafting.topology import Topology
 from specbench.errors import ModelError
 from specbench.forward.attention.masks import additive_mask, visible
@@ -16,7 +17,6 @@ from specbench.forward.runner import Runner, StockRunner
 from specbench.forward.tree import branches_of
 from specbench.forward.unsupported import refuse_unsupported
 from specbench.records import Request
-from specbench.round.topology import StaticTree
 from tests.decoding.lossless import assert_texts, decode, make_drafter
 from tests.decoding.models import (
     ARCHITECTURES,

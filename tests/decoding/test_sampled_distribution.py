@@ -13,9 +13,9 @@ from functools import cache
 import pytest
 from torch import Tensor
 
+from specbench.decode.drafter import Drafter
 from specbench.forward.fused_runner import FusedRunner
 from specbench.records import Sampling
-from specbench.round.drafter import Drafter
 from tests.decoding.fakes import Flattened, WithoutProbs
 from tests.decoding.lossless import (
     FIRST,

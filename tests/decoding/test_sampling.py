@@ -11,9 +11,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from specbench.decode.sampling import Sampler
 from specbench.errors import UsageError
 from specbench.records import Sampling
-from specbench.round.sampling import Sampler
 
 LOGITS_V = torch.tensor([0.15, 0.5, 0.05, 0.3]).log()
 

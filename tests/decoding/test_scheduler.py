@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
+from specbench.decode.scheduler import Scheduler
 from specbench.records import Request
-from specbench.serving.scheduler import Scheduler
 
 arrival = partial(Request, max_new_tokens=1)
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from specbench.adaptive_k.controller import Controller, default_ks
-from specbench.adaptive_k.round_costs import RoundCosts
+from specbench.decode.adaptive_k import Controller, default_ks
+from specbench.decode.decoder import Decoder
+from specbench.decode.drafter import Drafter, NoDrafter
+from specbench.decode.policy import FixedK, Policy
+from specbench.decode.round_costs import RoundCosts
+from specbench.decode.sampling import Sampler
+from specbench.decode.serving import Served
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.records import Request, Result, Sampling
-from specbench.round.drafter import Drafter, NoDrafter
-from specbench.round.sampling import Sampler
-from specbench.serving.decoder import Decoder
-from specbench.serving.policy import FixedK, Policy
-from specbench.serving.serving import Served
 from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
 from tests.decoding.graph_bench import WARM, Cycle
 from tests.decoding.lossless import GREEDY, assert_texts, make_drafter

@@ -6,10 +6,10 @@ import tracemalloc
 import pytest
 import torch
 
+from specbench.decode.drafter import NoDrafter
+from specbench.decode.policy import FixedK
 from specbench.forward.runner import StockRunner
 from specbench.records import Request
-from specbench.round.drafter import NoDrafter
-from specbench.serving.policy import FixedK
 from tests.decoding.models import tiny_llama
 from tests.decoding.test_serving import serve
 

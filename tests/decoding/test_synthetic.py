@@ -11,14 +11,14 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
+from specbench.decode.drafter import Proposal
+from specbench.decode.sampling import Purpose, Sampler, uniform
+from specbench.decode.synthetic import SyntheticVerifier, acceptance_rates
+from specbench.decode.topology import StaticTree
+from specbench.decode.verifier import Verdict
 from specbench.drafting.topology import Topology
 from specbench.errors import UsageError
 from specbench.records import Sampling
-from specbench.round.drafter import Proposal
-from specbench.round.sampling import Purpose, Sampler, uniform
-from specbench.round.synthetic import SyntheticVerifier, acceptance_rates
-from specbench.round.topology import StaticTree
-from specbench.round.verifier import Verdict
 from tests.decoding.fake_rounds import trace_round
 
 GREEDY, WARM = Sampler(Sampling()), Sampler(Sampling(temperature=1.0))

@@ -6,6 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Proposal
+from specbench.decode.growth import Frontier, grow_static
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
+from specbench.decode.topology import StaticTree
+from specbench.decode.verifier import verify
 from specbench.drafting.topology import Topology
 from specbench.errors import UsageError
 from specbench.forward.attention.masks import visible
@@ -13,12 +19,6 @@ from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
 from specbench.forward.tree import Tree, branches_of
 from specbench.records import Sampling
-from specbench.round.drafter import Proposal
-from specbench.round.growth import Frontier, grow_static
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
-from specbench.round.topology import StaticTree
-from specbench.round.verifier import verify
 from tests.decoding.models import exact_llama, plain_logits
 
 CPU = torch.device("cpu")

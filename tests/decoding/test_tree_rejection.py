@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Proposal
+from specbench.decode.growth import Frontier, grow_static
+from specbench.decode.sampling import Purpose, Sampler, draw, uniform
+from specbench.decode.state import State
+from specbench.decode.topology import StaticTree
+from specbench.decode.verifier import Verdict, verify
 from specbench.drafting.topology import Topology
 from specbench.forward.tree import Tree
 from specbench.records import Sampling
-from specbench.round.drafter import Proposal
-from specbench.round.growth import Frontier, grow_static
-from specbench.round.sampling import Purpose, Sampler, draw, uniform
-from specbench.round.state import State
-from specbench.round.topology import StaticTree
-from specbench.round.verifier import Verdict, verify
 
 CPU = torch.device("cpu")
 ROWS = 16

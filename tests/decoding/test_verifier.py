@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Proposal
+from specbench.decode.sampling import Purpose, Sampler, uniform
+from specbench.decode.verifier import Verdict, verify
 from specbench.records import Sampling
-from specbench.round.drafter import Proposal
-from specbench.round.sampling import Purpose, Sampler, uniform
-from specbench.round.verifier import Verdict, verify
 from tests.decoding.lossless import one_draft_p_value
 
 GREEDY = Sampler(Sampling())

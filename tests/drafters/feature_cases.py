@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Drafter, Proposal
+from specbench.decode.round import run_round
+from specbench.decode.rows import Fill, Rows
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.drafting.topology import Topology
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import Checkpoint
 from specbench.records import Sampling
-from specbench.round.drafter import Drafter, Proposal
-from specbench.round.round import run_round
-from specbench.round.rows import Fill, Rows
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 from tests.decoding.fakes import Wrapped
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import generated, random_prompt, tiny_llama

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from specbench.decode.round import run_round
+from specbench.decode.sampling import Sampler
 from specbench.drafters.dflash import DFlash
 from specbench.drafters.heads.dflash import spread_layers
 from specbench.errors import ModelError
@@ -19,8 +21,6 @@ from specbench.files.head_files import HeadFiles
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import Checkpoint
 from specbench.records import Sampling
-from specbench.round.round import run_round
-from specbench.round.sampling import Sampler
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import generated, random_prompt, tiny_llama
 from tests.drafters.changed_heads import with_config

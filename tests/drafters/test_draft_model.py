@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Chunk, Drafter, OwnForward
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.forward.runner import Output, StockRunner
 from specbench.records import Request, Sampling
-from specbench.round.drafter import Chunk, Drafter, OwnForward
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 from tests.decoding.fakes import WithoutProbs
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import VOCAB_SIZE, generated, plain_logits, ragged_prompts, tiny_llama

@@ -6,12 +6,12 @@ Shape suffixes: B rows, K drafts, F hidden size, V vocabulary.
 import pytest
 import torch
 
+from specbench.decode.sampling import Sampler
 from specbench.drafters.heads.feature_drafter import FeatureDrafter
 from specbench.drafting.published import EAGLE_STATIC
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
-from specbench.round.sampling import Sampler
 from tests.decoding.models import tiny_llama
 from tests.drafters.feature_cases import (
     BEAM,

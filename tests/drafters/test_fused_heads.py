@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench.decode.round import run_round
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.heads.eagle import EagleHead
 from specbench.drafters.heads.mtp import MtpHead
 from specbench.drafters.registry import build_drafter
@@ -23,9 +26,6 @@ from specbench.forward.layer_self_test import check_layers
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
-from specbench.round.round import run_round
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 from tests.decoding.fake_cuda import DEVICE, fake_cuda
 from tests.decoding.fused_families import family
 from tests.decoding.launches import Launches

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specbench.decode.drafter import Drafter, Outcome, OwnForward, Proposal
+from specbench.decode.head_part import HeadPart
+from specbench.decode.round import run_round
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.forward import layer_stack
 from specbench.forward.runner import StockRunner
-from specbench.round.drafter import Drafter, Outcome, OwnForward, Proposal
-from specbench.round.head_part import HeadPart
-from specbench.round.round import run_round
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 from tests.decoding.fakes import Wrapped
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import build, tiny_llama

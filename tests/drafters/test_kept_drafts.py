@@ -9,9 +9,9 @@ from functools import cache
 import pytest
 from torch import Tensor
 
+from specbench.decode import round as one_round
 from specbench.forward.runner import StockRunner
 from specbench.records import Result
-from specbench.round import round as one_round
 from tests.decoding.conftest import Plant
 from tests.decoding.fakes import Foreseeing
 from tests.decoding.lossless import assert_texts, decode, deepest, make_drafter, until_eos

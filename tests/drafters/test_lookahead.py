@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench.decode.round import run_round
+from specbench.decode.rows import Fill, Rows
+from specbench.decode.sampling import Sampler
 from specbench.drafters.lookahead import Lookahead, round_shape
 from specbench.forward.runner import StockRunner
 from specbench.records import Request, Sampling
-from specbench.round.round import run_round
-from specbench.round.rows import Fill, Rows
-from specbench.round.sampling import Sampler
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import decode, make_drafter
 from tests.decoding.models import exact_llama, plain_logits, ragged_prompts, random_prompt

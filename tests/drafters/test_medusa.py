@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from specbench.decode.decoder import Decoder
+from specbench.decode.drafter import Drafter, Proposal
+from specbench.decode.policy import FixedK
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.heads.medusa import MedusaHeads
 from specbench.drafters.medusa import Medusa
 from specbench.drafters.registry import build_drafter
@@ -20,11 +25,6 @@ from specbench.errors import ModelError, UsageError
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import Checkpoint
 from specbench.records import Request, Sampling
-from specbench.round.drafter import Drafter, Proposal
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
-from specbench.serving.decoder import Decoder
-from specbench.serving.policy import FixedK
 from tests.decoding.conftest import Plant
 from tests.decoding.fakes import CountingClock, Wrapped
 from tests.decoding.lossless import parts_of

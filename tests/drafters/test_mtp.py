@@ -10,14 +10,14 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from specbench.decode.round import run_round
+from specbench.decode.sampling import Sampler
 from specbench.drafters.heads.mtp import MtpHead
 from specbench.drafters.mtp import Mtp
 from specbench.files import mtp
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import Checkpoint
 from specbench.records import Request
-from specbench.round.round import run_round
-from specbench.round.sampling import Sampler
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, parts_of
 from tests.decoding.models import build, generated, random_prompt
 from tests.drafters.feature_cases import (

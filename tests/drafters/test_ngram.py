@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.errors import UsageError
 from specbench.records import Sampling
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import make_drafter
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from benchmarks.gpu_suite.made_up_tokenizers import made_up_tokenizers
+from specbench.decode.decoder import Decoder
+from specbench.decode.drafter import Drafter, Proposal
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.registry import Parts, build_drafter
 from specbench.errors import CompatibilityError
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.models.tokenizer import Tokenizer
 from specbench.records import Request, Sampling
-from specbench.round.drafter import Drafter, Proposal
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
-from specbench.serving.decoder import Decoder
 from tests.decoding.fakes import CountingClock, Flattened, Wrapped
 from tests.decoding.graph_bench import Bench, Cycle, make_subject, some_requests
 from tests.decoding.lossless import (

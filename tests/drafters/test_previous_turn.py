@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from specbench.decode.decoder import Decoder
+from specbench.decode.policy import FixedK
+from specbench.decode.rows import Fill, Rows
+from specbench.decode.sampling import Sampler
 from specbench.drafters.previous_turn import PreviousTurn
 from specbench.drafters.registry import build_drafter
 from specbench.forward.runner import StockRunner
 from specbench.records import Request, Result, Sampling
-from specbench.round.rows import Fill, Rows
-from specbench.round.sampling import Sampler
-from specbench.serving.decoder import Decoder
-from specbench.serving.policy import FixedK
 from tests.decoding.fakes import CountingClock, CountingRunner
 from tests.decoding.graph_bench import WARM, Bench, Cycle, eager_texts, make_subject
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, parts_of

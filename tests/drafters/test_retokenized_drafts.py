@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from benchmarks.gpu_suite.made_up_tokenizers import MadeUpTokenizer, made_up_tokenizers
+from specbench.decode.drafter import Proposal
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.registry import Parts, build_drafter
 from specbench.files.tokenizer import Vocabulary, common_tokens
 from specbench.forward.runner import Runner, StockRunner
 from specbench.models.retokenizer import LONGEST_WORD, Retokenizer, TextTokenizer
 from specbench.records import Sampling
-from specbench.round.drafter import Proposal
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import WARM
 from tests.decoding.models import plain_logits, tiny_llama

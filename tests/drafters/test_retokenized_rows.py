@@ -5,12 +5,12 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from specbench.decode.round import run_round
+from specbench.decode.rows import Fill, Rows
+from specbench.decode.sampling import Sampler
 from specbench.drafters.shared.retokenized_model import RetokenizedModel
 from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
-from specbench.round.round import run_round
-from specbench.round.rows import Fill, Rows
-from specbench.round.sampling import Sampler
 from tests.decoding.lossless import make_drafter
 from tests.decoding.models import random_prompt, tiny_llama
 from tests.drafters.test_draft_model import CountingStockRunner

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench.decode.decoder import Decoder
+from specbench.decode.drafter import Drafter, Proposal
+from specbench.decode.round import run_round
+from specbench.decode.rows import Fill, Rows
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.forward.fused_runner import FusedRunner
 from specbench.records import Request, Result
-from specbench.round.drafter import Drafter, Proposal
-from specbench.round.round import run_round
-from specbench.round.rows import Fill, Rows
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
-from specbench.serving.decoder import Decoder
 from tests.decoding.fakes import CountingClock, Wrapped
 from tests.decoding.graph_bench import Cycle
 from tests.decoding.lossless import (

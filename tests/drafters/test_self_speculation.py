@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import OwnForward
 from specbench.errors import ModelError, UsageError
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.records import Request, Result
-from specbench.round.drafter import OwnForward
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import (
     ARCHITECTURES,

@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
+from specbench.decode.decoder import Decoder
+from specbench.decode.policy import FixedK
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.suffix import Suffix
 from specbench.errors import UsageError
 from specbench.forward.runner import StockRunner
 from specbench.methods import find_method
 from specbench.records import Request, Result, Sampling
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
-from specbench.serving.decoder import Decoder
-from specbench.serving.policy import FixedK
 from tests.decoding.fakes import CountingClock, CountingRunner
 from tests.decoding.graph_bench import WARM, Subject, make_subject
 from tests.decoding.lossless import assert_texts, decode, parts_of

@@ -5,14 +5,14 @@ from typing import Any, TypeVar
 
 import pytest
 
+from specbench.decode.decoder import Decoder
+from specbench.decode.policy import FixedK, Policy
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.registry import build_drafter
 from specbench.drafters.suffix import Suffix
 from specbench.methods import find_method
 from specbench.records import Request, Sampling
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
-from specbench.serving.decoder import Decoder
-from specbench.serving.policy import FixedK, Policy
 from tests.decoding.fake_graphs import FakeGraphs
 from tests.decoding.fakes import CountingClock
 from tests.decoding.graph_bench import (

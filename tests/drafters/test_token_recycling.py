@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Outcome, Proposal
+from specbench.decode.round import finish_round, propose
+from specbench.decode.rows import Fill, Rows
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.drafters.token_recycling import TokenRecycling
 from specbench.drafting.recycling import likeliest_tree
 from specbench.forward.runner import StockRunner
 from specbench.records import Request, Sampling
-from specbench.round.drafter import Outcome, Proposal
-from specbench.round.round import finish_round, propose
-from specbench.round.rows import Fill, Rows
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import decode, make_drafter
 from tests.decoding.models import VOCAB_SIZE, exact_llama, plain_logits, ragged_prompts

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.adaptive_k.calibration import Calibration
-from specbench.adaptive_k.round_costs import RoundCosts
+from specbench.decode.calibration import Calibration
+from specbench.decode.round_costs import RoundCosts
 from specbench.engines import controllers
 from specbench.engines.controllers import Controllers
 from specbench.engines.engine import Load, Work

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from specbench.decode.clock import HostClock
 from specbench.engines import kernel_choices
 from specbench.engines.kernel_choices import KernelChoices, require_kernel, round_timing
 from specbench.errors import ModelError, UsageError
-from specbench.execution.clock import HostClock
 from specbench.forward import autotune
 from specbench.forward.attention.candidates import BY_NAME
 from specbench.forward.autotune import Autotuner, keep_choice, remember_choices

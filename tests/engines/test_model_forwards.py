@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from specbench.decode.cuda_graphs import Captured
 from specbench.engines.model_forwards import ModelForwards
-from specbench.execution.cuda_graphs import Captured
 from tests.decoding.fakes import CountingClock
 
 

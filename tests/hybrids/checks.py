@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from specbench.adaptive_k.controller import Controller, default_ks
-from specbench.adaptive_k.round_costs import RoundCosts
+from specbench.decode.adaptive_k import Controller, default_ks
+from specbench.decode.round_costs import RoundCosts
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
 from specbench.records import Request

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
+from specbench.decode.drafter import NoDrafter
+from specbench.decode.policy import FixedK
 from specbench.errors import ModelError
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
 from specbench.forward.scoring import mean_log_probs
 from specbench.records import Request
-from specbench.round.drafter import NoDrafter
-from specbench.serving.policy import FixedK
 from tests.decoding import graph_bench
 from tests.decoding.fake_rounds import trace_round
 from tests.decoding.graph_bench import Bench, Cycle

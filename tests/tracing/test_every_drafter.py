@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from specbench.decode.drafter import Drafter, Proposal
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.errors import UsageError
 from specbench.forecast.replay import replay_one, serves
 from specbench.forward.fused_runner import FusedRunner
 from specbench.records import Request, Sampling, TraceRecord
 from specbench.records.traces import Drafting
-from specbench.round.drafter import Drafter, Proposal
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 from specbench.stats.acceptance import RoundCounts
 from specbench.tracing import track
 from specbench.tracing.conversation import Names, trace

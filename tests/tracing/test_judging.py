@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
+from specbench.decode.drafter import Proposal
+from specbench.decode.sampling import Purpose, Sampler, draw
+from specbench.decode.verifier import verify
 from specbench.errors import UsageError
 from specbench.forward.tree import Tree, ancestors_of
 from specbench.records import Sampling
-from specbench.round.drafter import Proposal
-from specbench.round.sampling import Purpose, Sampler, draw
-from specbench.round.verifier import verify
 from specbench.tracing.judging import Found, kept_given_text, refuse_drawn_tree
 from specbench.tracing.text import NOTHING
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from specbench.decode.sampling import Sampler
 from specbench.records import Sampling
-from specbench.round.sampling import Sampler
 from specbench.verify.distribution import (
     allowed,
     log_likelihoods,

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench.decode import verifier
+from specbench.decode.sampling import Purpose, Sampler, uniform
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Load, ServedPass, Work
 from specbench.engines.model_pool import ModelPool
@@ -16,8 +18,6 @@ from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import load_workload
 from specbench.records import Request, Sampling
-from specbench.round import verifier
-from specbench.round.sampling import Purpose, Sampler, uniform
 from specbench.verify.collect import Answered, Collector, Examined, Question
 from specbench.verify.evidence import Evidence
 from specbench.verify.finding import Finding

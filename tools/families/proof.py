@@ -7,18 +7,18 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from specbench.decode.clock import make_clock
+from specbench.decode.decoder import Decoder
+from specbench.decode.drafter import Drafter, NoDrafter
+from specbench.decode.sampling import Sampler
 from specbench.drafters.registry import Parts, build_drafter
 from specbench.engines.refusals import failures_told
 from specbench.errors import ModelError, first_line
-from specbench.execution.clock import make_clock
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
 from specbench.models.parts import keep_text_part
 from specbench.models.small import VOCABULARY
 from specbench.records import Request, Sampling
-from specbench.round.drafter import Drafter, NoDrafter
-from specbench.round.sampling import Sampler
-from specbench.serving.decoder import Decoder
 from tools.families.registry import tiny_model
 
 IDENTICAL = "identical"

@@ -13,12 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specbench.drafting.topology import Topology
-from specbench.footprint import DEEPEST_BEAM, num_dynamic_drafts, num_dynamic_slots
-from specbench.forward.layer_stack import LayerStack
-from specbench.forward.tree import Branches
-from specbench.methods import feature_depth
-from specbench.round.drafter import (
+from specbench.decode.drafter import (
     Chunk,
     Footprint,
     Outcome,
@@ -28,16 +23,21 @@ from specbench.round.drafter import (
     RowBuffer,
     Traits,
 )
-from specbench.round.growth import (
+from specbench.decode.growth import (
     Frontier,
     grow_chain,
     grow_dynamic,
     grow_static,
 )
-from specbench.round.head_part import HeadPart
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
-from specbench.round.topology import StaticTrees
+from specbench.decode.head_part import HeadPart
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
+from specbench.decode.topology import StaticTrees
+from specbench.drafting.topology import Topology
+from specbench.footprint import DEEPEST_BEAM, num_dynamic_drafts, num_dynamic_slots
+from specbench.forward.layer_stack import LayerStack
+from specbench.forward.tree import Branches
+from specbench.methods import feature_depth
 
 
 class Reads(NamedTuple):

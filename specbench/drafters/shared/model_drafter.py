@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from specbench.decode.drafter import Footprint, OwnForward, PlainDrafter, Proposal, Traits
+from specbench.decode.growth import Frontier, grow_chain, grow_static
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
+from specbench.decode.topology import StaticTrees
 from specbench.drafting.topology import Topology
 from specbench.forward.runner import Runner
 from specbench.forward.tree import Branches
-from specbench.round.drafter import Footprint, OwnForward, PlainDrafter, Proposal, Traits
-from specbench.round.growth import Frontier, grow_chain, grow_static
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
-from specbench.round.topology import StaticTrees
 
 
 class ModelDrafter(PlainDrafter):

@@ -11,17 +11,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specbench.drafters.registry import Parts
-from specbench.footprint import PREFILL_CHUNK, rounded_up
-from specbench.models.retokenizer import Reading, Retokenizer
-from specbench.round.drafter import (
+from specbench.decode.drafter import (
     Footprint,
     Outcome,
     OwnForward,
     PlainDrafter,
     RowBuffer,
 )
-from specbench.round.state import State
+from specbench.decode.state import State
+from specbench.drafters.registry import Parts
+from specbench.footprint import PREFILL_CHUNK, rounded_up
+from specbench.models.retokenizer import Reading, Retokenizer
 
 
 @dataclass(slots=True, eq=False)

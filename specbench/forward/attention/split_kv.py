@@ -1,6 +1,6 @@
 """Our own split-KV kernel: chains, windows and trees, over the slots in use and no others.
 
-See kernels/slot_attention.py.
+See forward/kernels/slot_attention.py.
 """
 
 from importlib import import_module
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from specbench.forward.attention.kernel import Case, Seen
+from specbench.forward.kernels.availability import why_not
 from specbench.forward.workspace import Kept, Workspace
-from specbench.kernels.availability import why_not
 
 _LARGEST_HEAD = 256
 
@@ -55,7 +55,7 @@ class SplitKv:
         )
 
     def attend(self, work: Workspace, kept: Kept, look: SplitKvLook) -> None:
-        import_module("specbench.kernels.slot_attention").attend(
+        import_module("specbench.forward.kernels.slot_attention").attend(
             work.joined,
             work.qkv,
             kept.buffer,

@@ -12,12 +12,12 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from specbench.decode.head_part import HeadPart
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.forward.kv_cache import KvCache
 from specbench.forward.runner import Runner
 from specbench.forward.tree import Tree
-from specbench.round.head_part import HeadPart
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 
 
 class Proposal(NamedTuple):

@@ -11,12 +11,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Drafter, Outcome, Proposal, no_proposal
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
+from specbench.decode.verifier import Verdict, verify
 from specbench.forward.runner import Runner
 from specbench.forward.tree import branches_of
-from specbench.round.drafter import Drafter, Outcome, Proposal, no_proposal
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
-from specbench.round.verifier import Verdict, verify
 
 
 class Verifier(Protocol):

@@ -1,6 +1,6 @@
 """The noise of draws: a hash of (seed, position, purpose, token) in one launch instead of 50 to 80.
 
-The bits are those of `round/sampling.py`, which says what they are good for.
+The bits are those of `decode/sampling.py`, which says what they are good for.
 Shape suffixes: B rows, T positions, V vocabulary.
 """
 

@@ -10,12 +10,12 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from specbench.execution.clock import Clock, Mark
+from specbench.decode.clock import Clock, Mark
+from specbench.decode.round import Verifier, finish_round, propose
+from specbench.decode.rows import Rows
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.footprint import rounded_up
-from specbench.round.round import Verifier, finish_round, propose
-from specbench.round.rows import Rows
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 
 GraphKind = Literal["off", "step", "round"]
 

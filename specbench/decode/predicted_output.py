@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import torch
 
+from specbench.decode.drafter import PredictsOutput
+from specbench.decode.round import Verifier, finish_round
+from specbench.decode.rows import Rows
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import FURTHEST
 from specbench.footprint import PREFILL_LOGITS, rounded_up
-from specbench.round.drafter import PredictsOutput
-from specbench.round.round import Verifier, finish_round
-from specbench.round.rows import Rows
-from specbench.round.sampling import Sampler
-from specbench.round.state import FURTHEST
 
 
 class Checked(NamedTuple):

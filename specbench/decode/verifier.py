@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Proposal
+from specbench.decode.sampling import Purpose, Sampler, draw, uniform
 from specbench.forward.tree import Tree
-from specbench.round.drafter import Proposal
-from specbench.round.sampling import Purpose, Sampler, draw, uniform
 
 
 class Verdict(NamedTuple):

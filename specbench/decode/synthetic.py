@@ -10,11 +10,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Proposal
+from specbench.decode.sampling import Purpose, Sampler, uniform
+from specbench.decode.verifier import Verdict, chain_verdict
 from specbench.errors import UsageError
 from specbench.forward.tree import Tree
-from specbench.round.drafter import Proposal
-from specbench.round.sampling import Purpose, Sampler, uniform
-from specbench.round.verifier import Verdict, chain_verdict
 from specbench.stats.acceptance import conditional_rates, joint_rates
 
 

@@ -12,13 +12,13 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from specbench.decode.nucleus import likeliest, nucleus
 from specbench.errors import UsageError
-from specbench.kernels.availability import DEVICES, DRAWS
+from specbench.forward.kernels.availability import DEVICES, DRAWS
 from specbench.records import Sampling
-from specbench.round.nucleus import likeliest, nucleus
 
 if DEVICES:
-    from specbench.kernels import noise, race
+    from specbench.forward.kernels import noise, race
 
 _MASK32 = 0xFFFFFFFF
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from specbench.errors import first_line
-from specbench.execution.clock import Clock
-from specbench.execution.cuda_graphs import NUM_WARM_UPS, Captured, CudaGraphs, Graphs
-from specbench.execution.launcher import (
+from specbench.decode.clock import Clock
+from specbench.decode.cuda_graphs import NUM_WARM_UPS, Captured, CudaGraphs, Graphs
+from specbench.decode.drafter import Proposal
+from specbench.decode.launcher import (
     EagerLauncher,
     GraphKind,
     Launch,
@@ -27,14 +27,14 @@ from specbench.execution.launcher import (
     catch_up,
     make_readback,
 )
+from specbench.decode.round import Verifier, finish_round, propose, run_round
+from specbench.decode.rows import Rows
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
+from specbench.errors import first_line
 from specbench.footprint import span_bucket
 from specbench.forward.slot_cache import SlotCache
 from specbench.models.library_errors import raise_if_device_lost
-from specbench.round.drafter import Proposal
-from specbench.round.round import Verifier, finish_round, propose, run_round
-from specbench.round.rows import Rows
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 
 # Held by a launcher, more than one pass needs: rows and spans in powers of two, K to 8.
 MOST_ROUNDS = 128

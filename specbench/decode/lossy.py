@@ -15,12 +15,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Proposal
+from specbench.decode.round import Verifier
+from specbench.decode.sampling import Purpose, Sampler, draw
+from specbench.decode.verifier import Verdict, chain_verdict
 from specbench.forward.tree import Tree
 from specbench.records import LossyRule
-from specbench.round.drafter import Proposal
-from specbench.round.round import Verifier
-from specbench.round.sampling import Purpose, Sampler, draw
-from specbench.round.verifier import Verdict, chain_verdict
 
 _LOG_GUARD = 1e-5  # keeps the logarithm of a probability of 0 finite; the authors' own
 

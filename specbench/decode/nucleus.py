@@ -3,7 +3,7 @@
 The order of float32 numbers is that of their bits, read as integers once negative ones are turned
 round. Histograms of the probability mass over these bits, from the upper ones to the lower ones,
 find the lowest score that stays: a few passes instead of a sort, of fixed shape and without a wait
-for the host. On a GPU with Triton `kernels/nucleus.py` does the same in fewer launches.
+for the host. On a GPU with Triton `forward/kernels/nucleus.py` does the same in fewer launches.
 
 Shape suffixes: N distributions, V vocabulary; `...` any leading shape.
 """
@@ -11,10 +11,10 @@ Shape suffixes: N distributions, V vocabulary; `...` any leading shape.
 import torch
 from torch import Tensor
 
-from specbench.kernels.availability import DEVICES, TOP_P
+from specbench.forward.kernels.availability import DEVICES, TOP_P
 
 if DEVICES:
-    from specbench.kernels import nucleus as in_parts
+    from specbench.forward.kernels import nucleus as in_parts
 
 # Bits that a histogram tells apart, from so many tokens on: more buckets than tokens would take
 # longer than a further histogram.

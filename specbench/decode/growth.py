@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Proposal
+from specbench.decode.sampling import Purpose, Sampler, exponential
+from specbench.decode.state import State
+from specbench.decode.topology import StaticTree
 from specbench.forward.tree import Branches, Tree, ancestors_of
-from specbench.round.drafter import Proposal
-from specbench.round.sampling import Purpose, Sampler, exponential
-from specbench.round.state import State
-from specbench.round.topology import StaticTree
 
 _STEP_DOWN = 1e-4  # of log probability a level: parents rank before children that are certain
 _LOWEST = -500.0  # no score is below: further down float32 would round the step away

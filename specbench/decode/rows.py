@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specbench.decode.drafter import Chunk, Drafter, Outcome
+from specbench.decode.sampling import Sampler
+from specbench.decode.state import State
 from specbench.footprint import PREFILL_CHUNK, rounded_up, rows_prefilled_together
 from specbench.forward.runner import Output, Runner
-from specbench.round.drafter import Chunk, Drafter, Outcome
-from specbench.round.sampling import Sampler
-from specbench.round.state import State
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,20 +4,20 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from specbench.execution.clock import Clock
-from specbench.execution.launcher import EagerLauncher, Launcher
+from specbench.decode.clock import Clock
+from specbench.decode.drafter import Drafter
+from specbench.decode.launcher import EagerLauncher, Launcher
+from specbench.decode.policy import FixedK, Policy
+from specbench.decode.round import Verifier
+from specbench.decode.rows import Rows
+from specbench.decode.sampling import Sampler
+from specbench.decode.serving import Served, Serving
+from specbench.decode.verifier import verify
 from specbench.footprint import PREFILL_CHUNK, row_slots
 from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.context import check_context
 from specbench.forward.runner import Runner
 from specbench.records import Request, Result, Sampling
-from specbench.round.drafter import Drafter
-from specbench.round.round import Verifier
-from specbench.round.rows import Rows
-from specbench.round.sampling import Sampler
-from specbench.round.verifier import verify
-from specbench.serving.policy import FixedK, Policy
-from specbench.serving.serving import Served, Serving
 
 MakeLauncher = Callable[[Rows, Sampler, Verifier, Clock], Launcher]
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.kernels.noise import exponential_of, key_of
+from specbench.forward.kernels.noise import exponential_of, key_of
 
 LAUNCHES = 2
 _BLOCK = 1024

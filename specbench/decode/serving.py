@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from specbench.execution.clock import Clock, Mark
-from specbench.execution.launcher import GraphKind, Launch, Launcher
+from specbench.decode.clock import Clock, Mark
+from specbench.decode.drafter import PredictsOutput
+from specbench.decode.launcher import GraphKind, Launch, Launcher
+from specbench.decode.policy import Policy
+from specbench.decode.predicted_output import Checked, check_predicted_output
+from specbench.decode.round import Verifier
+from specbench.decode.rows import Fill, Rows
+from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import Admission, Scheduler
 from specbench.records import AnswerCheck, Request, Result, RoundLog, RoundTimeline
-from specbench.round.drafter import PredictsOutput
-from specbench.round.round import Verifier
-from specbench.round.rows import Fill, Rows
-from specbench.round.sampling import Sampler
-from specbench.serving.policy import Policy
-from specbench.serving.predicted_output import Checked, check_predicted_output
-from specbench.serving.scheduler import Admission, Scheduler
 
 
 @dataclass

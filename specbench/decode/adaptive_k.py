@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import sqrt
 
-from specbench.adaptive_k.round_costs import RoundCosts
+from specbench.decode.round_costs import RoundCosts
 from specbench.stats.acceptance import expected_tokens_by_k
 from specbench.stats.costs import amortised_goodput, goodput
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from specbench.adaptive_k.round_costs import RoundCosts
+from specbench.decode.decoder import Decoder
+from specbench.decode.policy import FixedK
+from specbench.decode.round_costs import RoundCosts
+from specbench.decode.sampling import Sampler
 from specbench.records import Request
-from specbench.round.sampling import Sampler
-from specbench.serving.decoder import Decoder
-from specbench.serving.policy import FixedK
 
 NUM_ROUNDS = 7  # of each kind; the first of them warms up
 AWAY = (2, 16)  # rounds at K = 0 before the drafter has to catch up
