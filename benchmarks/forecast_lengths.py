@@ -35,7 +35,7 @@ from specbench.shipped import shipped
 from specbench.stats.acceptance import RoundCounts, mean_length
 from specbench.stats.intervals import log_ratio
 from specbench.tracing.conversation import trace_conversation
-from specbench.tracing.text import Text
+from specbench.tracing.text import TargetText
 
 DRAFTERS = ("draft", "ngram", "medusa", "eagle")
 # How often a prompt is decoded where drafts are drawn: about as many tokens of every workload.
@@ -111,7 +111,7 @@ def results(asked: argparse.Namespace) -> dict[str, Any]:
 
 def _questions(
     engine: BuiltinEngine, workload: Workload, pairings: Sequence[Pairing], asked: Any
-) -> Iterator[tuple[Pairing, list[Text]]]:
+) -> Iterator[tuple[Pairing, list[TargetText]]]:
     """What each drafter is asked at each temperature: texts without an answer yet."""
     turns = list(_turns(engine, workload, asked.prompts))
     few = {prompt.id for prompt in workload.take(FEW, seed=0)}
@@ -134,7 +134,9 @@ def _questions(
             yield pairing, texts
 
 
-def _turns(engine: BuiltinEngine, workload: Workload, num_prompts: int | None) -> Iterator[Text]:
+def _turns(
+    engine: BuiltinEngine, workload: Workload, num_prompts: int | None
+) -> Iterator[TargetText]:
     """Every turn of a workload's prompts; later ones follow the target's greedy answers."""
     most = workload.max_new_tokens
     assert most is not None, "the embedded workloads have a card"
@@ -143,7 +145,7 @@ def _turns(engine: BuiltinEngine, workload: Workload, num_prompts: int | None) -
         for turn, messages in enumerate(prompt.turns):
             history += messages
             ids = engine.tokenizer.prompt_ids(history, prompt.tools, prompt.template_args)
-            text = Text(
+            text = TargetText(
                 workload=workload.name,
                 prompt_id=prompt.id,
                 turn=turn,
@@ -160,7 +162,7 @@ def _turns(engine: BuiltinEngine, workload: Workload, num_prompts: int | None) -
 
 
 def compare(
-    engine: BuiltinEngine, drafter: Drafter, asked: Sequence[Text], most: int
+    engine: BuiltinEngine, drafter: Drafter, asked: Sequence[TargetText], most: int
 ) -> dict[int, list[Compared]]:
     """By K: the rounds of every text beside those replayed over it."""
     ks = range(1, min(most, engine.record.max_k.get(drafter.name, most)) + 1)
@@ -184,7 +186,7 @@ def compare(
     return found
 
 
-def _request(text: Text) -> Request:
+def _request(text: TargetText) -> Request:
     return Request(
         prompt_ids=text.prompt_ids,
         max_new_tokens=text.max_new_tokens,
@@ -194,7 +196,7 @@ def _request(text: Text) -> Request:
 
 
 def _row(
-    pairing: Pairing, texts: Sequence[Text], by_k: Mapping[int, Sequence[Compared]]
+    pairing: Pairing, texts: Sequence[TargetText], by_k: Mapping[int, Sequence[Compared]]
 ) -> dict[str, Any]:
     method, temperature = pairing.drafter.method, texts[0].sampling.temperature
     bound = BOUNDS[method] if temperature else 0.0

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench.gate.baseline import Origin, Snapshot, pool
+from specbench.gate.baseline import Snapshot, SourceRun, pool
 from specbench.gate.figures import CellFigures, Figure, rounded
 from specbench.gate.fingerprint import Fingerprint
 from specbench.metrics.cell import CellData
@@ -160,7 +160,7 @@ def simulated_run(
         drawn = _draw(cell, whole, rng, between_runs)
         cells.append(_figures(cell, i, change(drawn) if change else drawn))
     return Snapshot(
-        origins=(Origin(run_id=run_id, created_at="", specbench_version=""),),
+        origins=(SourceRun(run_id=run_id, created_at="", specbench_version=""),),
         fingerprint=Fingerprint(
             models={}, tokenizers={}, workloads={}, sampling="", hardware={}, torch=""
         ),

@@ -13,11 +13,11 @@ from scipy.stats import beta
 from benchmarks.gate_noise import CellNoise, Change, Prompts, simulated_pair
 from specbench.gate.baseline import Snapshot, pool
 from specbench.gate.check import Gate, Tolerance, check
-from specbench.gate.judging import Judgement, Verdict
-from specbench.gate.kinds import Kind
+from specbench.gate.judging import GateVerdict, Judgement
+from specbench.gate.kinds import MetricKind
 from specbench.stats.acceptance import mean_length
 
-SECONDS = (Kind.RATIO, Kind.TIME)
+SECONDS = (MetricKind.RATIO, MetricKind.TIME)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Rates:
 def rates(gates: Iterable[Gate], num_independent: int | None = None) -> Rates:
     """Pairs that share runs are not independent: there are at most half as many as runs."""
     found = list(gates)
-    alarms = [gate.verdict is Verdict.REGRESSION for gate in found]
+    alarms = [gate.verdict is GateVerdict.REGRESSION for gate in found]
     share = float(np.mean(alarms))
     n = num_independent or len(found)
     seen = round(share * n)
@@ -132,5 +132,5 @@ def verdict_counts(judgements: Iterable[Judgement]) -> dict[str, int]:
 
 
 def _inconclusive(judgements: Iterable[Judgement]) -> float:
-    verdicts = [judgement.verdict is Verdict.INCONCLUSIVE for judgement in judgements]
+    verdicts = [judgement.verdict is GateVerdict.INCONCLUSIVE for judgement in judgements]
     return float(np.mean(verdicts)) if verdicts else 0.0

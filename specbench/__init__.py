@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specbench.notebook import Run, load
+    from specbench.notebook import LoadedRun, load
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "load"]
+__all__ = ["LoadedRun", "__version__", "load"]
 
 if not TYPE_CHECKING:
 

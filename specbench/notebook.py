@@ -31,16 +31,16 @@ _REPORTS: Mapping[str, Callable[[Sequence[Document]], str]] = {
 }
 
 
-def load(run: str | Path = LATEST, root: str | Path = "reports") -> "Run":
+def load(run: str | Path = LATEST, root: str | Path = "reports") -> "LoadedRun":
     """A stored run by its id, its folder or `latest`, as `specbench report` finds it.
 
     Ids are looked up in `root`, as under the option --out. A run that is interrupted or still
     running loads, too. StoreError if there is no such run, or it is damaged or of a newer schema.
     """
-    return Run(load_run(run, Path(root)))
+    return LoadedRun(load_run(run, Path(root)))
 
 
-class Run:
+class LoadedRun:
     """What a run measured, as it was on disk when it was loaded.
 
     A table is made when it is first asked for and kept: columns that you add to it stay.

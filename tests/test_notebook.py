@@ -30,7 +30,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(root: Path) -> specbench.Run:
+def run(root: Path) -> specbench.LoadedRun:
     return specbench.load("20261121-010203-a1b2", root=root)
 
 
@@ -71,7 +71,7 @@ def test_a_damaged_run_is_named(tmp_path: Path) -> None:
         specbench.load(folder)
 
 
-def test_tables_are_made_once_and_keep_what_is_added(run: specbench.Run) -> None:
+def test_tables_are_made_once_and_keep_what_is_added(run: specbench.LoadedRun) -> None:
     cells = run.cells
     assert run.cells is cells
     assert len(run.requests) > len(cells) > len(run.decisions)
@@ -81,20 +81,22 @@ def test_tables_are_made_once_and_keep_what_is_added(run: specbench.Run) -> None
     del cells["tokens_per_joule"]
 
 
-def test_tables_join(run: specbench.Run) -> None:
+def test_tables_join(run: specbench.LoadedRun) -> None:
     joined = run.decisions.merge(run.cells, on=["run_id", "cell_id"], validate="one_to_one")
     assert len(joined) == len(run.decisions)
     assert set(run.rounds["cell_id"]) == set(run.requests["cell_id"]) == set(run.cells["cell_id"])
 
 
 def test_columns_tell_units_without_a_run() -> None:
-    told = specbench.Run.columns("rounds").set_index("name")
+    told = specbench.LoadedRun.columns("rounds").set_index("name")
     assert told.loc["round_s", "unit"] == "s"
-    assert specbench.Run.columns().set_index("name").loc["joules_per_token", "unit"] == "J/token"
+    assert (
+        specbench.LoadedRun.columns().set_index("name").loc["joules_per_token", "unit"] == "J/token"
+    )
 
 
 @pytest.mark.slow
-def test_reports_are_those_of_the_command(run: specbench.Run, root: Path) -> None:
+def test_reports_are_those_of_the_command(run: specbench.LoadedRun, root: Path) -> None:
     stored = load_run(run.id, root)
     document = build_document(stored)
     assert run.report("markdown") == run.report("md") == to_markdown([document])
@@ -104,7 +106,7 @@ def test_reports_are_those_of_the_command(run: specbench.Run, root: Path) -> Non
     assert run.report() == to_html([document])
 
 
-def test_a_report_is_written_where_asked(run: specbench.Run, tmp_path: Path) -> None:
+def test_a_report_is_written_where_asked(run: specbench.LoadedRun, tmp_path: Path) -> None:
     path = tmp_path / "answer.md"
     assert run.report("markdown", path) == path.read_text(encoding="utf-8")
     assert list(tmp_path.iterdir()) == [path]
@@ -112,12 +114,12 @@ def test_a_report_is_written_where_asked(run: specbench.Run, tmp_path: Path) -> 
         run.report("markdown", tmp_path / "absent" / "answer.md")
 
 
-def test_an_unknown_format_is_refused(run: specbench.Run) -> None:
+def test_an_unknown_format_is_refused(run: specbench.LoadedRun) -> None:
     with pytest.raises(UsageError, match=r"'pdf'.*html, md, csv, markdown"):
         run.report("pdf")
 
 
-def test_a_notebook_shows_the_sentences(run: specbench.Run) -> None:
+def test_a_notebook_shows_the_sentences(run: specbench.LoadedRun) -> None:
     assert run.answers == answer_lines(build_document(stored_run(SMALL)))
     assert all(line in repr(run) for line in run.answers)
     assert run._repr_html_().startswith(f"<p>run {run.id}</p><pre>{run.answers[0]}")
@@ -140,7 +142,7 @@ def test_what_a_notebook_shows_is_escaped_and_says_what_is_missing(tmp_path: Pat
 def test_importing_the_package_loads_nothing_heavy(tmp_path: Path) -> None:
     program = (
         "import sys, specbench\n"
-        "assert {'load', 'Run', '__version__'} <= set(dir(specbench))\n"
+        "assert {'load', 'LoadedRun', '__version__'} <= set(dir(specbench))\n"
         "assert not hasattr(specbench, 'lod')\n"
         "print({'pandas', 'numpy', 'torch', 'matplotlib'} & set(sys.modules))\n"
         "specbench.load\n"

@@ -27,7 +27,7 @@ from specbench.records import NO_DRAFTER, BlockRecord, CellKey, Condition, Forec
 from specbench.records.traces import Drafting
 from specbench.runs import Ledger
 from specbench.settings import BUILTIN, AcceptanceRule
-from specbench.tracing.text import Text
+from specbench.tracing.text import TargetText
 
 COSTS_SHARE = 0.3  # of the time that exploring may still take, for round costs
 
@@ -260,7 +260,7 @@ class Forecasting:
         return "greedy" if self._rule(temperature) == "greedy_draft" else "own"
 
 
-def _in_turn(lists: Sequence[list[Text]]) -> list[Text]:
+def _in_turn(lists: Sequence[list[TargetText]]) -> list[TargetText]:
     """The first of each, then the second of each, until none is left."""
     longest = max(map(len, lists), default=0)
     return [items[i] for i in range(longest) for items in lists if i < len(items)]

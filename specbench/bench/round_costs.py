@@ -13,7 +13,7 @@ from specbench.engines.engine import Engine, Load, ServedPass
 from specbench.records import Request, RoundCost
 from specbench.records.forecasts import later_s
 from specbench.stats.paired import paired_log_ratio
-from specbench.tracing.text import Text
+from specbench.tracing.text import TargetText
 
 # A visit is one timing repetition: as many tokens at every K. After a prompt a machine takes some
 # rounds to get to its pace: the first half of a repetition shows what that costs, the second half
@@ -46,7 +46,7 @@ class RoundCosts:
         self,
         engine: Engine,
         costed: Sequence[Costed],
-        texts: Sequence[Text],
+        texts: Sequence[TargetText],
         *,
         seed: int,
         clock: Callable[[], float] = time.perf_counter,
@@ -102,7 +102,7 @@ class RoundCosts:
         self._contexts.append(fmean(len(t.prompt_ids) + VISIT_TOKENS / 2 for t in chosen))
         self.spent_s += self._clock() - began_s
 
-    def _requests(self, texts: Sequence[Text], one: Costed) -> list[Request]:
+    def _requests(self, texts: Sequence[TargetText], one: Costed) -> list[Request]:
         """For each text its first tokens; before that, of later turns, the ones before.
 
         Those emit a token of their own, which is no round, and leave what they read in the cache:
@@ -182,5 +182,5 @@ def round_seconds(served: ServedPass, num_rows: int) -> list[float]:
     return found or list(rounds.seconds)
 
 
-def _turn(text: Text, back: int = 0) -> tuple[str, str, int, int]:
+def _turn(text: TargetText, back: int = 0) -> tuple[str, str, int, int]:
     return text.workload, text.prompt_id, text.repeat, text.turn - back

@@ -32,7 +32,7 @@ from specbench.records import (
     SamplesRecord,
 )
 from specbench.runs import Ledger
-from specbench.tracing.text import Text
+from specbench.tracing.text import TargetText
 
 
 class _Share(NamedTuple):
@@ -101,7 +101,7 @@ class Session:
         """The first request of a block, as one of its cells gets it."""
         return next(self._asked(block, cell))
 
-    def texts(self, block: Block, cell: Cell) -> list[Text]:
+    def texts(self, block: Block, cell: Cell) -> list[TargetText]:
         """The target's own answers to a block in a cell without drafts: references, or sampled by
         seed."""
         texts = []
@@ -113,7 +113,7 @@ class Session:
                 alone = replace(request, conversation=None)
                 output_ids = self.engine.generate(alone, self.engine.baseline).output_ids
             texts.append(
-                Text(
+                TargetText(
                     workload=block.condition.workload,
                     prompt_id=request.prompt_id,
                     turn=request.turn,

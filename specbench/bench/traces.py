@@ -18,13 +18,13 @@ from specbench.records import Condition, Prompt, TraceRecord
 from specbench.records.traces import Drafting
 from specbench.runs import Ledger
 from specbench.stats.spread import MIN_UNITS
-from specbench.tracing.text import Text
+from specbench.tracing.text import TargetText
 
 TRACING_SHARE = 0.3  # of the time that exploring may take
 MAX_TRACING_SHARE = 0.5  # if five prompts take longer: measuring the leaders comes first
 # Traces one drafter along the turns of a prompt; UsageError where it cannot be.
 Trace = Callable[
-    [Engine, str, str, Sequence[Text], Iterable[int], Drafting], tuple[TraceRecord, ...]
+    [Engine, str, str, Sequence[TargetText], Iterable[int], Drafting], tuple[TraceRecord, ...]
 ]
 
 
@@ -61,7 +61,7 @@ class Tracer:
         self._trace = trace
         self._drafting = drafting
         self._clock = clock
-        self._texts: dict[Ground, list[Text]] = {}
+        self._texts: dict[Ground, list[TargetText]] = {}
         self._seconds: dict[Ground, float] = {}  # decoding texts that nothing else needs
         self._untraceable: set[tuple[str, float | None]] = set()  # None: at any temperature
 
@@ -88,7 +88,7 @@ class Tracer:
                 if any(depths.get((name, _place(text)), 0) < deepest for text in texts):
                     self._trace_one(pairing, texts)
 
-    def texts(self, condition: Condition) -> Sequence[Text]:
+    def texts(self, condition: Condition) -> Sequence[TargetText]:
         """The texts of a condition's ground, those without a round left out."""
         return [t for t in self._texts.get(ground_of(condition), ()) if t.num_starts]
 
@@ -126,7 +126,7 @@ class Tracer:
                 if i < len(prompts[ground]):
                     yield i, (ground, condition, prompts[ground][i])
 
-    def _decode(self, ground: Ground, condition: Condition, prompt: Prompt) -> list[Text]:
+    def _decode(self, ground: Ground, condition: Condition, prompt: Prompt) -> list[TargetText]:
         """A prompt's texts, turn by turn; none where the target refuses it."""
         cell = self._plan.cells(condition)[0]
         block = Block(
@@ -147,7 +147,7 @@ class Tracer:
             self._seconds[ground] = spent_s + self._clock() - began_s
         return texts
 
-    def _trace_one(self, pairing: Pairing, texts: Sequence[Text]) -> None:
+    def _trace_one(self, pairing: Pairing, texts: Sequence[TargetText]) -> None:
         drafter, temperature = pairing.drafter, texts[0].sampling.temperature
         if {(drafter.name, None), (drafter.name, temperature)} & self._untraceable:
             return
@@ -182,7 +182,7 @@ class Tracer:
         return [k for k in plan.ks(pairing) if 0 < k == plan.within_reach(drafter, k)]
 
 
-def _place(one: Text | TraceRecord) -> tuple[object, ...]:
+def _place(one: TargetText | TraceRecord) -> tuple[object, ...]:
     """Which text it is."""
     temperature = one.temperature if isinstance(one, TraceRecord) else one.sampling.temperature
     return one.workload, one.prompt_id, one.turn, one.repeat, temperature, one.context

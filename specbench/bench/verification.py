@@ -29,11 +29,11 @@ from specbench.fit.weights import model_weights
 from specbench.inputs.pairing import Pairing
 from specbench.records import Message, Prompt, Request, Result, Sampling
 from specbench.settings import BUILTIN, RunSettings
-from specbench.verify.collect import Answered, Collector, Examined, Question
+from specbench.verify.collect import Answered, Collector, EngineUnderTest, VerificationPrompt
 from specbench.verify.evidence import Evidence
-from specbench.verify.examine import Amount, Job, examine
+from specbench.verify.examine import Amount, VerificationJob, examine
 from specbench.verify.judge import MOST_TOKENS, level_of_call, power_of_call
-from specbench.verify.teacher import Teacher
+from specbench.verify.teacher import ReferenceModel
 
 FEWEST_TOKENS = 100  # of each cell, whatever the budget
 _SMALL = 32 * 2**20  # bytes of a target's weights in float32
@@ -111,7 +111,7 @@ def _collect(
         try:
             engines = open_engines(plan.target, device, settings, pool)
             rows = {name: num_rows if name == BUILTIN else 1 for name in engines}
-            teacher = Teacher(pool.load(plan.target.model).model)
+            teacher = ReferenceModel(pool.load(plan.target.model).model)
             first = next(iter(engines.values()))
             if not is_small and device.type == "cpu" and settings.machine.threads is None:
                 of = first.identity
@@ -124,7 +124,7 @@ def _collect(
             collector = Collector(teacher, questions, seed=settings.seed)
             enough = num_tokens
             if budget_s is not None:
-                who = Examined(plan.target.name, first, first.baseline)
+                who = EngineUnderTest(plan.target.name, first, first.baseline)
                 for sampling in {job.sampling for job in jobs if job.sampling.temperature > 0}:
                     needed = collector.tokens_for_control(who, sampling, level_of_call(num_sampled))
                     enough = max(enough, math.ceil(min(needed, MOST_TOKENS)))
@@ -143,7 +143,7 @@ def _collect(
     return evidence
 
 
-def _jobs(plan: TargetPlan) -> Iterator[Job]:
+def _jobs(plan: TargetPlan) -> Iterator[VerificationJob]:
     """The cells that a run of these settings has, a pairing's together and K = 0 first."""
     drafters = {pairing.name: pairing.drafter for pairing in plan.pairings}
     cells = [
@@ -156,12 +156,14 @@ def _jobs(plan: TargetPlan) -> Iterator[Job]:
         for cell in cells:
             if cell.key.pairing == pairing:
                 drafter = drafters.get(pairing)
-                yield Job(pairing, drafter, cell.key.condition.engine, work_of(cell), cell.sampling)
+                yield VerificationJob(
+                    pairing, drafter, cell.key.condition.engine, work_of(cell), cell.sampling
+                )
 
 
 def _outlook(
-    jobs: Sequence[Job],
-    questions: Sequence[Question],
+    jobs: Sequence[VerificationJob],
+    questions: Sequence[VerificationPrompt],
     answers_s: float,
     enough: int,
     limit_s: float,
@@ -203,14 +205,16 @@ class _Conversation:
     prompt: Prompt
     max_new_tokens: int
     history: list[Message] = field(default_factory=list)
-    asked: list[Question] = field(default_factory=list)
+    asked: list[VerificationPrompt] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return f"{self.workload}/{self.prompt.id}"
 
 
-def _questions(plan: TargetPlan, engine: Engine, watch: Watch, num_rows: int) -> Iterator[Question]:
+def _questions(
+    plan: TargetPlan, engine: Engine, watch: Watch, num_rows: int
+) -> Iterator[VerificationPrompt]:
     """Every turn of every prompt that the target takes, after its own answers, each with a text
     that its answer resembles."""
     plan, left_out = without_long_prompts(plan, engine)
@@ -241,7 +245,7 @@ def _questions(plan: TargetPlan, engine: Engine, watch: Watch, num_rows: int) ->
                 refused.append((one, answer))
                 continue
             one.asked.append(
-                Question(
+                VerificationPrompt(
                     id=f"{one.name}, turn {turn + 1}" if turn else one.name,
                     prompt_ids=request.prompt_ids,
                     max_new_tokens=one.max_new_tokens,

@@ -96,13 +96,13 @@ def _judged(
 
 def exit_code(gate: "Gate") -> int:
     """0 pass, 1 regression, 3 inconclusive, 4 cells missing; the gravest of all."""
-    from specbench.gate.judging import Verdict
+    from specbench.gate.judging import GateVerdict
 
     codes = {
-        Verdict.PASS: ExitCode.GOOD,
-        Verdict.REGRESSION: ExitCode.FAILED,
-        Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
-        Verdict.MISSING: ExitCode.INCOMPLETE,
+        GateVerdict.PASS: ExitCode.GOOD,
+        GateVerdict.REGRESSION: ExitCode.FAILED,
+        GateVerdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+        GateVerdict.MISSING: ExitCode.INCOMPLETE,
     }
     return codes[gate.verdict]
 

@@ -14,7 +14,7 @@ from specbench.settings.words import MAX_K
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specbench.importers.imported_cell import ImportedCell, Told
+    from specbench.importers.imported_cell import ImportedCell, ImportOverrides
     from specbench.records import RunRecord
 
 _Files = Annotated[
@@ -77,7 +77,7 @@ def import_results(
     """Import other tools' results for report, check and history."""
     from specbench.cli.answer import print_answer, print_json
     from specbench.importers import import_files
-    from specbench.importers.imported_cell import Told
+    from specbench.importers.imported_cell import ImportOverrides
     from specbench.methods import find_method
     from specbench.report.document import build_document
     from specbench.runs import create_run, load_run
@@ -86,7 +86,7 @@ def import_results(
         raise UsageError(f"--pairing {pairing!r}: expected target/drafter")
     if method:
         find_method(method)
-    told = Told(
+    told = ImportOverrides(
         pairing=pairing,
         method=method,
         workload=workload,
@@ -109,7 +109,7 @@ def import_results(
         typer.echo(f"stored: {out / run.run_id}")
 
 
-def _run_record(cells: "Sequence[ImportedCell]", told: "Told") -> "RunRecord":
+def _run_record(cells: "Sequence[ImportedCell]", told: "ImportOverrides") -> "RunRecord":
     """Provenance of what was measured elsewhere: of the machine nothing is known."""
     from specbench import __version__
     from specbench.records import CellPlan, Environment, RunRecord

@@ -13,13 +13,13 @@ from specbench.gate.figures import CellFigures
 from specbench.gate.fingerprint import (
     DRAFTER,
     HARDWARE,
-    Difference,
     Fingerprint,
+    RunDifference,
     drafter_difference,
     software_changes,
 )
 from specbench.gate.judging import OUTPUT_TOKENS
-from specbench.gate.kinds import Kind, kind_of
+from specbench.gate.kinds import MetricKind, kind_of
 from specbench.metrics.registry import all_metrics
 from specbench.records import CellKey
 
@@ -101,12 +101,12 @@ class Attribution:
     round: Shift | None  # seconds a round; on other hardware, or a slower one, K = 0 steps
     step: Shift | None  # seconds of a K = 0 step, on the same hardware
     slower: tuple[Shift, ...]  # parts of a round that make it slower: draft, verify, other
-    changes: tuple[Difference, ...] = ()  # those among the causes
+    changes: tuple[RunDifference, ...] = ()  # those among the causes
 
 
 def changed_causes(
-    key: CellKey, baseline: Fingerprint, candidate: Fingerprint, allowed: Sequence[Difference]
-) -> tuple[tuple[Cause, Difference], ...]:
+    key: CellKey, baseline: Fingerprint, candidate: Fingerprint, allowed: Sequence[RunDifference]
+) -> tuple[tuple[Cause, RunDifference], ...]:
     """What changed between two runs and can explain a regression of a cell: not what is of another
     draft, target or workload."""
     drafter = drafter_difference(key.pairing, baseline, candidate)
@@ -124,7 +124,7 @@ def changed_causes(
     )
 
 
-def _is_of(difference: Difference, target: str, workload: str) -> bool:
+def _is_of(difference: RunDifference, target: str, workload: str) -> bool:
     """Whether a difference is of this target or workload, or of no single one."""
     one_of = dict.fromkeys(("model", "tokenizer"), target)
     one_of |= dict.fromkeys(("prompts", "workload"), workload)
@@ -140,7 +140,7 @@ def attribute(
     metrics: Sequence[str],
     *,
     same_hardware: bool,
-    changed: Sequence[tuple[Cause, Difference]] = (),
+    changed: Sequence[tuple[Cause, RunDifference]] = (),
 ) -> Attribution:
     """What the regression of some metrics of a cell comes from; `changed`: see `changed_causes`."""
     acceptance = _shift(before, after, "mean_acceptance_length")
@@ -199,13 +199,13 @@ def _causes(
         yield Cause.PREFILL
     elif metric is None:
         return
-    elif kind_of(metric) is Kind.MEMORY:
+    elif kind_of(metric) is MetricKind.MEMORY:
         yield Cause.MEMORY
-    elif kind_of(metric) is Kind.COUNT:
+    elif kind_of(metric) is MetricKind.COUNT:
         if base.startswith(_OF_ACCEPTANCE):
             yield Cause.ACCEPTANCE
     else:
-        is_ratio = kind_of(metric) is Kind.RATIO  # to K = 0, whose own time is not in it
+        is_ratio = kind_of(metric) is MetricKind.RATIO  # to K = 0, whose own time is not in it
         losses = {
             Cause.ACCEPTANCE: -acceptance.log if acceptance else 0.0,
             Cause.MACHINE: step.log if step and not is_ratio else 0.0,

@@ -30,7 +30,7 @@ from specbench.runs import StoredRun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
+class SourceRun:
     """A run that figures come from."""
 
     run_id: str
@@ -47,7 +47,7 @@ class Origin:
 class Snapshot:
     """One run, or several pooled; `baseline.json` holds one of these."""
 
-    origins: tuple[Origin, ...]
+    origins: tuple[SourceRun, ...]
     fingerprint: Fingerprint
     cells: tuple[CellFigures, ...]
     unmeasured: tuple[CellKey, ...] = ()  # planned without a request; of a pool not in every run
@@ -89,7 +89,7 @@ def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapsho
     measured = {cell.key for cell in figures}
     return Snapshot(
         origins=(
-            Origin(
+            SourceRun(
                 run_id=run.run_id,
                 created_at=run.environment.created_at,
                 specbench_version=run.environment.specbench_version,
@@ -172,7 +172,7 @@ def _why_unlike(one: Fingerprint, other: Fingerprint) -> Iterator[tuple[str, str
         yield SOFTWARE, f"are not repeats of each other: {name}: {ours} and {theirs}"
 
 
-def _refuse_twins(origins: Sequence[Origin]) -> None:
+def _refuse_twins(origins: Sequence[SourceRun]) -> None:
     """UsageError for a run, or a result file, that comes twice: no deviation is between those."""
     for i, origin in enumerate(origins):
         for earlier in origins[:i]:

@@ -18,22 +18,22 @@ KIND = "specbench baseline"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Document:
+class _BaselineFile:
     kind: str
     schema_version: int
     baseline: Snapshot
 
 
 # pydantic hands a config to a standard dataclass only through an enclosing type.
-_FILE: TypeAdapter[_Document | None] = TypeAdapter(
-    _Document | None, config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+_FILE: TypeAdapter[_BaselineFile | None] = TypeAdapter(
+    _BaselineFile | None, config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 )
 _FLAT_LIST = re.compile(r"\[[^\[\]{}]*\]")
 
 
 def write_baseline(baseline: Snapshot, path: Path) -> None:
     """Replace the file in one step; StoreError where the disk refuses."""
-    document = _Document(kind=KIND, schema_version=SCHEMA_VERSION, baseline=baseline)
+    document = _BaselineFile(kind=KIND, schema_version=SCHEMA_VERSION, baseline=baseline)
     text = json.dumps(_FILE.dump_python(document, mode="json", exclude_none=True), indent=1)
     # A list of numbers is one line of a diff, not one line a prompt.
     text = _FLAT_LIST.sub(lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text)

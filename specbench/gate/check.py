@@ -13,7 +13,7 @@ from specbench.gate.comparable import CellPair, pair_up
 from specbench.gate.comparison import Runs
 from specbench.gate.fingerprint import (
     HARDWARE,
-    Difference,
+    RunDifference,
     changes,
     have_same_arithmetic,
     thread_difference,
@@ -22,15 +22,15 @@ from specbench.gate.judging import (
     BASELINE,
     CANDIDATE,
     NOISY,
-    Case,
+    GateVerdict,
     Judgement,
-    Verdict,
+    MetricCase,
     cases_of,
     judge,
     judge_text,
     judge_unusable,
 )
-from specbench.gate.kinds import Kind, kind_of
+from specbench.gate.kinds import MetricKind, kind_of
 from specbench.gate.tolerances import Tolerance, default_tolerances
 from specbench.metrics.noise import WAITED, share_fact
 from specbench.metrics.registry import Metric, all_metrics
@@ -51,14 +51,14 @@ class Gate:
     judgements: tuple[Judgement, ...]  # counts before seconds
     attributions: tuple[Attribution, ...]  # of regressions, and of undecided cells that changed
     num_tests: int  # comparisons that noise could have failed
-    allowed: tuple[Difference, ...]  # differs, and the user said that it may
-    changes: tuple[Difference, ...]  # differs, and may: what can explain a regression
+    allowed: tuple[RunDifference, ...]  # differs, and the user said that it may
+    changes: tuple[RunDifference, ...]  # differs, and may: what can explain a regression
     notes: tuple[str, ...]
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> GateVerdict:
         """The gravest of all."""
-        return max((j.verdict for j in self.judgements), key=list(Verdict).index)
+        return max((j.verdict for j in self.judgements), key=list(GateVerdict).index)
 
 
 def check(
@@ -75,7 +75,7 @@ def check(
     notes: list[str] = []
     if threads is not None and HARDWARE not in allowed:
         chosen, notes = _without_seconds(chosen, threads)
-    is_absolute = any(kind_of(metric_of(t)) is Kind.TIME for t in chosen)
+    is_absolute = any(kind_of(metric_of(t)) is MetricKind.TIME for t in chosen)
     found = pair_up(baseline, candidate, allowed, absolute_times=is_absolute)
     pairs = [p for p in found.pairs if p.baseline.key.draft.drafter != NO_DRAFTER] or found.pairs
     sides = {BASELINE: baseline, CANDIDATE: _with_waiting(baseline, candidate)}
@@ -104,7 +104,7 @@ def check(
         raise UsageError(
             f"none of these metrics can be judged here: {', '.join(t.metric for t in chosen)}"
         )
-    judgements.sort(key=lambda judgement: list(Kind).index(judgement.kind))
+    judgements.sort(key=lambda judgement: list(MetricKind).index(judgement.kind))
     return Gate(
         baseline=baseline,
         candidate=candidate,
@@ -179,10 +179,10 @@ def _applicable(
 
 
 def _without_seconds(
-    chosen: Sequence[Tolerance], threads: Difference
+    chosen: Sequence[Tolerance], threads: RunDifference
 ) -> tuple[tuple[Tolerance, ...], list[str]]:
     """Tolerances of counts and ratios, and a note that says so; UsageError if none are left."""
-    kept = tuple(t for t in chosen if kind_of(metric_of(t)) is not Kind.TIME)
+    kept = tuple(t for t in chosen if kind_of(metric_of(t)) is not MetricKind.TIME)
     numbers = f"threads: {threads.baseline} in the baseline, {threads.candidate} in the candidate"
     remedy = "give the runs of both sides the same --threads"
     if threads.baseline.isdigit():
@@ -197,7 +197,7 @@ def _without_seconds(
     return kept, [f"{numbers}: ratios and counts were compared{without}; {remedy}"]
 
 
-def _judged(cases: Sequence[Case]) -> Iterator[Judgement]:
+def _judged(cases: Sequence[MetricCase]) -> Iterator[Judgement]:
     """Holm over all comparisons that noise could fail; what does not vary is no matter of luck."""
     tests = [case for case in cases if case.is_test]
     adjusted = dict(zip(map(id, tests), holm([case.p_value for case in tests]), strict=True))
@@ -210,13 +210,13 @@ def _attributions(
     pairs: Sequence[CellPair],
     baseline: Snapshot,
     candidate: Snapshot,
-    allowed: Sequence[Difference],
+    allowed: Sequence[RunDifference],
 ) -> Iterator[Attribution]:
     same_hardware = baseline.fingerprint.hardware == candidate.fingerprint.hardware
     for before, after in pairs:
         own = [j for j in judgements if j.cell == before.key]
-        failed = [j.metric for j in own if j.verdict is Verdict.REGRESSION]
-        is_undecided = any(j.verdict is Verdict.INCONCLUSIVE for j in own)
+        failed = [j.metric for j in own if j.verdict is GateVerdict.REGRESSION]
+        is_undecided = any(j.verdict is GateVerdict.INCONCLUSIVE for j in own)
         fingerprints = baseline.fingerprint, candidate.fingerprint
         changed = changed_causes(before.key, *fingerprints, allowed)
         if after is not None and (failed or (is_undecided and changed)):
@@ -238,7 +238,7 @@ def _without_times(
     tolerances: Sequence[Tolerance], judgements: Sequence[Judgement]
 ) -> Iterator[str]:
     if any(judgement.reason.startswith(NOISY) for judgement in judgements):
-        rest = [t for t in tolerances if kind_of(metric_of(t)) is not Kind.TIME]
+        rest = [t for t in tolerances if kind_of(metric_of(t)) is not MetricKind.TIME]
         asked = ",".join(f"{t.metric}:{100 * t.share:g}%" for t in rest)
         judging = f", or judge only ratios and counts: --fail-on {asked}" if rest else ""
         yield f"measure again while nothing else runs{judging}"

@@ -11,7 +11,7 @@ from specbench.gate.fingerprint import (
     SETTINGS,
     SOFTWARE,
     TOKENIZER,
-    Difference,
+    RunDifference,
     differences,
 )
 from specbench.records import CellKey
@@ -48,7 +48,7 @@ class Comparable(NamedTuple):
     """What of two runs can be compared."""
 
     pairs: tuple[CellPair, ...]
-    allowed: tuple[Difference, ...]  # differs, and the user said that it may
+    allowed: tuple[RunDifference, ...]  # differs, and the user said that it may
     only_candidate: tuple[CellKey, ...]  # measured there, and not in the baseline
 
 
@@ -95,7 +95,7 @@ def pair_up(
     return Comparable(pairs, found, tuple(key for key in only if key in measured))
 
 
-def _refuse(found: Sequence[Difference]) -> None:
+def _refuse(found: Sequence[RunDifference]) -> None:
     if not found:
         return
     told = [
@@ -128,7 +128,7 @@ def _by_common_axes(
 
 def _allowed_in_keys(
     matched: Iterable[tuple[CellKey, CellKey]], allowed: Collection[str]
-) -> Iterator[Difference]:
+) -> Iterator[RunDifference]:
     """What tells cells apart that were matched all the same, every axis under one word."""
     for one, other in matched:
         differing = _differing(one, other)
@@ -138,21 +138,21 @@ def _allowed_in_keys(
             names = [name for name in _AXES_OF_WORD[word] if name in differing]
             if names:
                 differing -= set(names)
-                yield Difference(word, _shown(one, names[0]), _shown(other, names[0]))
+                yield RunDifference(word, _shown(one, names[0]), _shown(other, names[0]))
 
 
 def _why_unmatched(
     key: CellKey, others: Sequence[CellKey], planned: Sequence[CellKey]
-) -> Difference:
+) -> RunDifference:
     """The word for what tells a cell from the most similar of the `others`: those of the other
     side, all of them `planned`, that belong to no cell of this one."""
     nearest = min(others, key=lambda other: len(_differing(key, other)), default=None)
     differing = _differing(key, nearest) if nearest else set()
     words = [word for word, names in _AXES_OF_WORD.items() if names[0] in differing]
     if nearest is None or len(words) != 1 or "workload" in differing:
-        return Difference(CELLS, _name(key, *planned), "not planned")
+        return RunDifference(CELLS, _name(key, *planned), "not planned")
     name = _AXES_OF_WORD[words[0]][0]
-    return Difference(words[0], _shown(key, name), _shown(nearest, name))
+    return RunDifference(words[0], _shown(key, name), _shown(nearest, name))
 
 
 def _name(key: CellKey, *others: CellKey) -> str:
@@ -173,7 +173,7 @@ def _shown(key: CellKey, name: str) -> str:
     return key.draft.length.label if name in _AXES_OF_WORD["K"] else str(AXES[name].of(key))
 
 
-def _other_prompts(pairs: Sequence[CellPair], *, is_complete: bool) -> Iterator[Difference]:
+def _other_prompts(pairs: Sequence[CellPair], *, is_complete: bool) -> Iterator[RunDifference]:
     """A difference a workload; prompts that a run did not come to are missing, not different."""
     told = set()
     for before, after in pairs:
@@ -183,12 +183,12 @@ def _other_prompts(pairs: Sequence[CellPair], *, is_complete: bool) -> Iterator[
         ours, theirs = (set(cell.prompts or cell.units) for cell in (before, after))
         if ours != theirs and (is_complete or not theirs < ours):
             told.add(workload)
-            yield Difference(
+            yield RunDifference(
                 PROMPTS, _prompts_text(before, ours - theirs), _prompts_text(after, theirs - ours)
             )
 
 
-def _other_ids(pairs: Sequence[CellPair]) -> Iterator[Difference]:
+def _other_ids(pairs: Sequence[CellPair]) -> Iterator[RunDifference]:
     """A difference per workload whose prompts became other token ids; not by a server's clock."""
     seen = set()
     for before, after in pairs:
@@ -200,7 +200,7 @@ def _other_ids(pairs: Sequence[CellPair]) -> Iterator[Difference]:
         first = changed[0]
         what = f"{len(changed)} of {len(before.prompt_sha256)} in {workload}, first {first}"
         one, other = (f"token ids {cell.prompt_sha256[first]}" for cell in (before, after))
-        yield Difference(PROMPTS, f"{what}: {one}", other)
+        yield RunDifference(PROMPTS, f"{what}: {one}", other)
 
 
 def _prompts_text(cell: CellFigures, alone: set[str]) -> str:

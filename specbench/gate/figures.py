@@ -146,7 +146,7 @@ def _tokens(cell: CellData, units: tuple[str, ...]) -> Iterator[int]:
         yield sum(request.num_output_tokens for request in own)
 
 
-class _Unit(NamedTuple):
+class _UnitRequests(NamedTuple):
     """What is measured of a unit, on both sides."""
 
     requests: tuple[RequestRecord, ...]
@@ -157,18 +157,18 @@ def _cycle_name(cycle: int) -> str:
     return f"cycle {cycle}"
 
 
-def _of_unit(cell: CellData, unit: str) -> _Unit:
+def _of_unit(cell: CellData, unit: str) -> _UnitRequests:
     if cell.servers:
         own = {repeat for repeat, cycle in cell.cycles.items() if _cycle_name(cycle) == unit}
         both = (tuple(r for r in s if r.repeat in own) for s in (cell.requests, cell.baseline))
-        return _Unit(*both)
+        return _UnitRequests(*both)
     if not cell.key.condition.is_stream:
         both = (tuple(r for r in s if r.prompt_id == unit) for s in (cell.requests, cell.baseline))
-        return _Unit(*both)
+        return _UnitRequests(*both)
     # A pass serves a prompt several times, and counts each as a repeat of its own.
     served = cell.passes[int(unit.removeprefix("pass "))]
     base = (p.requests for p in cell.baseline_passes if p.block_id == served.block_id)
-    return _Unit(served.requests, tuple(r for each in base for r in each))
+    return _UnitRequests(served.requests, tuple(r for each in base for r in each))
 
 
 def _without(cell: CellData, unit: str) -> CellData:

@@ -29,7 +29,7 @@ _COMMIT = "commit"
 AROUND = ("specbench", "python", _COMMIT, "driver")
 
 
-class Difference(NamedTuple):
+class RunDifference(NamedTuple):
     """Something that is not the same on both sides."""
 
     name: str  # a word of --allow-different, or what changed beside it
@@ -106,18 +106,18 @@ def fingerprint_of(
 
 def differences(
     baseline: Fingerprint, candidate: Fingerprint, *, threads: bool = True
-) -> tuple[Difference, ...]:
+) -> tuple[RunDifference, ...]:
     """What must not differ and does, of targets and workloads on both sides; `threads`: also their
     number."""
     plain = (
-        Difference("sampling", baseline.sampling, candidate.sampling),
-        Difference(
+        RunDifference("sampling", baseline.sampling, candidate.sampling),
+        RunDifference(
             "max-new-tokens",
             str(baseline.max_new_tokens or "the workload's"),
             str(candidate.max_new_tokens or "the workload's"),
         ),
-        Difference("slo", baseline.slo or "none", candidate.slo or "none"),
-        Difference("synthetic", baseline.synthetic or "no", candidate.synthetic or "no"),
+        RunDifference("slo", baseline.slo or "none", candidate.slo or "none"),
+        RunDifference("synthetic", baseline.synthetic or "no", candidate.synthetic or "no"),
     )
     return (
         *_hashes("model", baseline.models, candidate.models),
@@ -125,20 +125,20 @@ def differences(
         *_hashes("workload", baseline.workloads, candidate.workloads),
         *(d for d in plain if d.baseline != d.candidate),
         *(
-            Difference(HARDWARE, f"{name} {one}", f"{name} {other}")
+            RunDifference(HARDWARE, f"{name} {one}", f"{name} {other}")
             for name, one, other in _changed(baseline.hardware, candidate.hardware)
             if threads or name != THREADS
         ),
     )
 
 
-def thread_difference(baseline: Fingerprint, candidate: Fingerprint) -> Difference | None:
+def thread_difference(baseline: Fingerprint, candidate: Fingerprint) -> RunDifference | None:
     """The numbers of CPU threads if they differ: then only ratios and counts are compared."""
     one, other = (side.hardware.get(THREADS, "unknown") for side in (baseline, candidate))
-    return Difference(THREADS, one, other) if one != other else None
+    return RunDifference(THREADS, one, other) if one != other else None
 
 
-def changes(baseline: Fingerprint, candidate: Fingerprint) -> tuple[Difference, ...]:
+def changes(baseline: Fingerprint, candidate: Fingerprint) -> tuple[RunDifference, ...]:
     """What differs and may: the drafts, which are what is tested, and software."""
     return (
         *(change for _, change in draft_changes(baseline, candidate)),
@@ -148,7 +148,7 @@ def changes(baseline: Fingerprint, candidate: Fingerprint) -> tuple[Difference, 
 
 def draft_changes(
     baseline: Fingerprint, candidate: Fingerprint
-) -> Iterator[tuple[str, Difference]]:
+) -> Iterator[tuple[str, RunDifference]]:
     """By pairing, what differs in drafts that both sides know, weights before entries."""
     for fact, one, other in (
         ("weights of {}", baseline.drafters, candidate.drafters),
@@ -157,22 +157,22 @@ def draft_changes(
         for pairing in one:
             before, after = one[pairing], other.get(pairing, one[pairing])
             if before != after:
-                yield pairing, Difference(fact.format(pairing), before[:12], after[:12])
+                yield pairing, RunDifference(fact.format(pairing), before[:12], after[:12])
 
 
 def drafter_difference(
     pairing: str, baseline: Fingerprint, candidate: Fingerprint
-) -> Difference | None:
+) -> RunDifference | None:
     """What differs in one pairing's draft; None if nothing does, or a side does not know it."""
     for name, (_, before, after) in draft_changes(baseline, candidate):
         if name == pairing:
-            return Difference(DRAFTER, f"{pairing} {before}", f"{pairing} {after}")
+            return RunDifference(DRAFTER, f"{pairing} {before}", f"{pairing} {after}")
     return None
 
 
 def software_changes(
     baseline: Fingerprint, candidate: Fingerprint, ignored: Collection[str] = (_COMMIT,)
-) -> tuple[Difference, ...]:
+) -> tuple[RunDifference, ...]:
     """Packages, driver and engines that changed; the commit differs in every pull request."""
     changed = _changed(baseline.software, candidate.software)
     return tuple(change for change in changed if change.name not in ignored)
@@ -185,7 +185,7 @@ def have_same_arithmetic(one: Fingerprint, other: Fingerprint) -> bool:
     return not differences(one, other) and one.torch == other.torch and same_engines
 
 
-def _tokenizers(one: Fingerprint, other: Fingerprint) -> Iterator[Difference]:
+def _tokenizers(one: Fingerprint, other: Fingerprint) -> Iterator[RunDifference]:
     """Targets with another tokenizer, and whether that is its chat template."""
     for difference in _hashes(TOKENIZER, one.tokenizers, other.tokenizers):
         name = difference.baseline.rpartition(" ")[0]
@@ -195,13 +195,15 @@ def _tokenizers(one: Fingerprint, other: Fingerprint) -> Iterator[Difference]:
         else:
             what = f"chat template of {name}: "
             shown = (what + (template[:12] or "none") for template in (before, after))
-            yield Difference(TOKENIZER, *shown)
+            yield RunDifference(TOKENIZER, *shown)
 
 
-def _hashes(word: str, one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Difference]:
+def _hashes(word: str, one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[RunDifference]:
     for name in one:
         if name in other and one[name] != other[name]:
-            yield Difference(word, f"{name} {_short(one[name])}", f"{name} {_short(other[name])}")
+            yield RunDifference(
+                word, f"{name} {_short(one[name])}", f"{name} {_short(other[name])}"
+            )
 
 
 def _short(sha256: str) -> str:
@@ -209,10 +211,10 @@ def _short(sha256: str) -> str:
     return f"{packed} of {digest[:12]}" if packed else digest[:12]
 
 
-def _changed(one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Difference]:
+def _changed(one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[RunDifference]:
     for name in dict.fromkeys((*one, *other)):
         if one.get(name) != other.get(name):
-            yield Difference(name, one.get(name, "absent"), other.get(name, "absent"))
+            yield RunDifference(name, one.get(name, "absent"), other.get(name, "absent"))
 
 
 def _software(

@@ -8,8 +8,8 @@ from specbench.gate.fingerprint import (
     DRAFTER,
     HARDWARE,
     SETTINGS,
-    Difference,
     Fingerprint,
+    RunDifference,
     differences,
     drafter_difference,
 )
@@ -35,7 +35,7 @@ class PastRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
+class HistoryPoint:
     """One run's value."""
 
     run_id: str
@@ -53,7 +53,7 @@ class Series:
     metric: str
     unit: str
     better: Better | None
-    points: tuple[Point, ...]
+    points: tuple[HistoryPoint, ...]
     steps: tuple[Step, ...]
     trend: Trend | None
 
@@ -63,11 +63,11 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LeftOut:
+class ExcludedRun:
     """A run of another fingerprint, or an interrupted one, and in what it differs."""
 
     run_id: str
-    differences: tuple[Difference, ...]
+    differences: tuple[RunDifference, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,7 @@ class History:
     """Series of comparable runs, oldest first."""
 
     series: tuple[Series, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[ExcludedRun, ...]
 
     @property
     def num_judged(self) -> int:
@@ -113,9 +113,9 @@ def history(
         found = [d for d in differences(newest, run.fingerprint) if d.name not in tolerated]
         if run not in complete:
             part = f"measured in part (--resume {run.run_id} measures the rest)"
-            found.append(Difference(INTERRUPTED, "to the end", part))
+            found.append(RunDifference(INTERRUPTED, "to the end", part))
         if found:
-            left_out.append(LeftOut(run_id=run.run_id, differences=tuple(found)))
+            left_out.append(ExcludedRun(run_id=run.run_id, differences=tuple(found)))
         else:
             kept.append(run)
     known = all_metrics()
@@ -133,7 +133,7 @@ def history(
     return History(series=tuple(s for s in series if s.points), left_out=tuple(left_out))
 
 
-def _drop_other_prompts(cells: dict[str, dict[CellKey, CellSummary]]) -> list[LeftOut]:
+def _drop_other_prompts(cells: dict[str, dict[CellKey, CellSummary]]) -> list[ExcludedRun]:
     """Drop cells over fewer or more prompts than the newest run has."""
     newest = {key: cell.num_prompts for own in cells.values() for key, cell in own.items()}
     dropped = []
@@ -145,8 +145,8 @@ def _drop_other_prompts(cells: dict[str, dict[CellKey, CellSummary]]) -> list[Le
                 f"{newest[first]} of {first.condition.workload}",
                 str(own[first].num_prompts),
             )
-            found = Difference(PROMPTS, here, there)
-            dropped.append(LeftOut(run_id=run_id, differences=(found,)))
+            found = RunDifference(PROMPTS, here, there)
+            dropped.append(ExcludedRun(run_id=run_id, differences=(found,)))
         for key in other:
             del own[key]
     return dropped
@@ -154,13 +154,13 @@ def _drop_other_prompts(cells: dict[str, dict[CellKey, CellSummary]]) -> list[Le
 
 def _drop_other_drafters(
     runs: Sequence[PastRun], cells: dict[str, dict[CellKey, CellSummary]]
-) -> list[LeftOut]:
+) -> list[ExcludedRun]:
     """Drop cells of drafters whose weights or entry are not those of the newest run that has
     them."""
     dropped = []
     newest: dict[str, Fingerprint] = {}
     for run in reversed(runs):
-        found: list[Difference] = []
+        found: list[RunDifference] = []
         own = cells[run.run_id]
         for pairing in dict.fromkeys(key.pairing for key in own if key.draft.k):
             latest = newest.setdefault(pairing, run.fingerprint)
@@ -170,7 +170,7 @@ def _drop_other_drafters(
                 for key in [key for key in own if key.draft.k and key.pairing == pairing]:
                     del own[key]
         if found:
-            dropped.append(LeftOut(run_id=run.run_id, differences=tuple(found)))
+            dropped.append(ExcludedRun(run_id=run.run_id, differences=tuple(found)))
     return dropped[::-1]
 
 
@@ -194,13 +194,13 @@ def _series(
     )
 
 
-def _point(run: PastRun, cell: CellSummary, metric: str) -> Point | None:
+def _point(run: PastRun, cell: CellSummary, metric: str) -> HistoryPoint | None:
     value = cell.metrics.get(metric)
     if value is None or isinstance(value, tuple):
         return None
     of_metric = {"decode_speedup": cell.speedup, "end_to_end_speedup": cell.speedup_end_to_end}
     interval = of_metric.get(metric)
-    return Point(
+    return HistoryPoint(
         run_id=run.run_id,
         created_at=run.created_at,
         value=value,

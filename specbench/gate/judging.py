@@ -7,7 +7,7 @@ from enum import StrEnum
 from specbench.gate.comparable import CellPair
 from specbench.gate.comparison import Comparison, Runs, compare
 from specbench.gate.figures import CellFigures
-from specbench.gate.kinds import Kind, deviation_floor, kind_of
+from specbench.gate.kinds import MetricKind, deviation_floor, kind_of
 from specbench.gate.texts import are_comparable, first_difference
 from specbench.metrics.registry import Metric
 from specbench.records import CellKey, Interval
@@ -24,7 +24,7 @@ BASELINE, CANDIDATE = "baseline", "candidate"
 NOISY = "machine: busy"  # begins the reason of an absolute time that cannot be judged
 
 
-class Verdict(StrEnum):
+class GateVerdict(StrEnum):
     """Answer for one metric of one cell; a whole gate has the last one in this order."""
 
     PASS = "pass"
@@ -39,9 +39,9 @@ class Judgement:
 
     cell: CellKey  # the baseline's
     metric: str
-    kind: Kind
+    kind: MetricKind
     unit: str
-    verdict: Verdict
+    verdict: GateVerdict
     baseline: float | None = None
     candidate: float | None = None
     change: Interval | None = None  # relative, 95 %, two-sided: -0.05 is 5 % less
@@ -52,7 +52,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
+class MetricCase:
     """What a verdict is about."""
 
     pair: CellPair
@@ -93,24 +93,24 @@ def cases_of(
     devices: Sequence[str],
     same_hardware: bool,
     noisy: tuple[str, ...] = (),
-) -> Iterator[Case]:
+) -> Iterator[MetricCase]:
     """A case for the metric, or for every entry of a list, that the baseline has; none of an
     adaptive K's counts, which follow the clock. `noisy`: sides whose machine was busy."""
     before, after = pair
     assert after is not None, "cases are of measured cells"
-    if before.key.draft.is_adaptive and kind_of(metric) is Kind.COUNT:
+    if before.key.draft.is_adaptive and kind_of(metric) is MetricKind.COUNT:
         return
     is_relative = metric.name == SPEEDUP and same_hardware
     is_timed = all(SPEED in side.figures for side in (before, after))
     speed = None
     if is_relative and is_timed and BASELINE not in noisy:  # else the load went, not the code
-        floor = max(deviation_floor(Kind.TIME, device) for device in devices)
+        floor = max(deviation_floor(MetricKind.TIME, device) for device in devices)
         speed = compare(before, after, SPEED, 0.0, higher_is_better=True, floor=floor, runs=runs)
     for name in before.figures:
         if name != asked and name.partition("[")[0] != asked:
             continue
         is_on_both = name in after.figures
-        yield Case(
+        yield MetricCase(
             pair=pair,
             metric=metric,
             name=name,
@@ -127,11 +127,11 @@ def cases_of(
             if is_on_both
             else None,
             speed=speed,
-            noisy=noisy if kind_of(metric) is Kind.TIME else (),
+            noisy=noisy if kind_of(metric) is MetricKind.TIME else (),
         )
 
 
-def judge(case: Case, p_value: float | None, *, num_tests: int) -> Judgement:
+def judge(case: MetricCase, p_value: float | None, *, num_tests: int) -> Judgement:
     """The verdict on a case, from its p-value adjusted for all tests of the gate.
 
     REGRESSION where the interval of the loss excludes the tolerance; it can only do so where the
@@ -148,9 +148,9 @@ def judge(case: Case, p_value: float | None, *, num_tests: int) -> Judgement:
     verdict, reason = _verdict(case, after, p_value, num_tests)
     effect = comparison.detectable(FALSE_ALARM / num_tests) if comparison else None
     # Load only slows: what passes in spite of it on the candidate's side is not worse.
-    is_proven = verdict is Verdict.PASS and BASELINE not in case.noisy
-    if case.noisy and not is_proven and verdict is not Verdict.MISSING:
-        verdict, effect = Verdict.INCONCLUSIVE, None
+    is_proven = verdict is GateVerdict.PASS and BASELINE not in case.noisy
+    if case.noisy and not is_proven and verdict is not GateVerdict.MISSING:
+        verdict, effect = GateVerdict.INCONCLUSIVE, None
         reason = f"{NOISY} while {' and '.join(case.noisy)} ran, so times cannot be compared"
     is_higher_better = case.metric.better == "higher"
     return Judgement(
@@ -189,9 +189,9 @@ def judge_unusable(pair: CellPair, *, is_complete: bool) -> Judgement | None:
     return Judgement(
         cell=before.key,
         metric=CELL,
-        kind=Kind.COUNT,
+        kind=MetricKind.COUNT,
         unit="",
-        verdict=Verdict.MISSING,
+        verdict=GateVerdict.MISSING,
         reason=reason,
     )
 
@@ -227,9 +227,9 @@ def judge_text(pair: CellPair, *, is_binding: bool) -> Judgement | None:
     return Judgement(
         cell=before.key,
         metric=OUTPUT_TOKENS,
-        kind=Kind.COUNT,
+        kind=MetricKind.COUNT,
         unit="texts",
-        verdict=Verdict.REGRESSION if is_regression else Verdict.PASS,
+        verdict=GateVerdict.REGRESSION if is_regression else GateVerdict.PASS,
         baseline=len(common),
         candidate=len(common) - len(other),
         reason=reason,
@@ -237,44 +237,47 @@ def judge_text(pair: CellPair, *, is_binding: bool) -> Judgement | None:
 
 
 def _verdict(
-    case: Case, after: CellFigures, p_value: float | None, num_tests: int
-) -> tuple[Verdict, str]:
+    case: MetricCase, after: CellFigures, p_value: float | None, num_tests: int
+) -> tuple[GateVerdict, str]:
     comparison, candidate = case.comparison, after.value(case.name)
     if candidate is None:
-        return Verdict.MISSING, "missing in the candidate"
+        return GateVerdict.MISSING, "missing in the candidate"
     if comparison is None:
         return _against_zero(case, candidate)
     if comparison.spread is None:
         fewest = min(case.pair.baseline, after, key=lambda cell: len(cell.units))
-        return Verdict.INCONCLUSIVE, _why_no_spread(fewest, case.name)
+        return GateVerdict.INCONCLUSIVE, _why_no_spread(fewest, case.name)
     if comparison.spread.standard_error == 0:
         is_worse = comparison.loss > comparison.limit
-        return (Verdict.REGRESSION if is_worse else Verdict.PASS), ""
+        return (GateVerdict.REGRESSION if is_worse else GateVerdict.PASS), ""
     if p_value is not None and p_value <= FALSE_ALARM:
         if case.is_faster:
-            return Verdict.PASS, "K = 0 got faster; so did this cell, but by less"
-        return Verdict.REGRESSION, ""
+            return GateVerdict.PASS, "K = 0 got faster; so did this cell, but by less"
+        return GateVerdict.REGRESSION, ""
     effect = comparison.detectable(FALSE_ALARM / num_tests)
     bound = comparison.bound(1 - FALSE_ALARM)
     assert effect is not None, "a spread gives both"
     assert bound is not None, "a spread gives both"
     is_beyond = comparison.loss > comparison.limit
     if bound < comparison.limit or (effect <= comparison.limit and not is_beyond):
-        return Verdict.PASS, ""
+        return GateVerdict.PASS, ""
     if case.is_faster:
-        return Verdict.PASS, "this cell got faster; K = 0 may have got faster by more, within noise"
+        return (
+            GateVerdict.PASS,
+            "this cell got faster; K = 0 may have got faster by more, within noise",
+        )
     if is_beyond:
-        return Verdict.INCONCLUSIVE, BEYOND
-    return Verdict.INCONCLUSIVE, "noise could hide a loss beyond the tolerance"
+        return GateVerdict.INCONCLUSIVE, BEYOND
+    return GateVerdict.INCONCLUSIVE, "noise could hide a loss beyond the tolerance"
 
 
-def _against_zero(case: Case, candidate: float) -> tuple[Verdict, str]:
+def _against_zero(case: MetricCase, candidate: float) -> tuple[GateVerdict, str]:
     """There is no share of a baseline of 0."""
     worse = candidate < 0 if case.metric.better == "higher" else candidate > 0
     if not worse:
-        return Verdict.PASS, ""
-    is_exact = kind_of(case.metric) in (Kind.COUNT, Kind.MEMORY)
-    verdict = Verdict.REGRESSION if is_exact else Verdict.INCONCLUSIVE
+        return GateVerdict.PASS, ""
+    is_exact = kind_of(case.metric) in (MetricKind.COUNT, MetricKind.MEMORY)
+    verdict = GateVerdict.REGRESSION if is_exact else GateVerdict.INCONCLUSIVE
     return verdict, "the baseline is 0"
 
 

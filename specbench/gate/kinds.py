@@ -5,7 +5,7 @@ from enum import StrEnum
 from specbench.metrics.registry import Metric
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """In the order of trust. Counts repeat; ratios travel between machines; times do not."""
 
     COUNT = "count"
@@ -15,45 +15,45 @@ class Kind(StrEnum):
 
 
 _KIND_OF_UNIT = {
-    "fraction": Kind.COUNT,
-    "tokens/round": Kind.COUNT,
-    "rounds": Kind.COUNT,
-    "passes": Kind.COUNT,
-    "tokens/request": Kind.COUNT,
-    "requests": Kind.COUNT,
-    "launches/round": Kind.COUNT,
-    "waits/round": Kind.COUNT,
-    "nats/token": Kind.COUNT,
-    "bytes": Kind.MEMORY,
-    "bytes/token": Kind.MEMORY,
-    "tokens": Kind.MEMORY,  # of context that is given up
-    "x": Kind.RATIO,
-    "steps": Kind.RATIO,
-    "steps/token": Kind.RATIO,
+    "fraction": MetricKind.COUNT,
+    "tokens/round": MetricKind.COUNT,
+    "rounds": MetricKind.COUNT,
+    "passes": MetricKind.COUNT,
+    "tokens/request": MetricKind.COUNT,
+    "requests": MetricKind.COUNT,
+    "launches/round": MetricKind.COUNT,
+    "waits/round": MetricKind.COUNT,
+    "nats/token": MetricKind.COUNT,
+    "bytes": MetricKind.MEMORY,
+    "bytes/token": MetricKind.MEMORY,
+    "tokens": MetricKind.MEMORY,  # of context that is given up
+    "x": MetricKind.RATIO,
+    "steps": MetricKind.RATIO,
+    "steps/token": MetricKind.RATIO,
 }
 _EXCEPTIONS = {  # seconds over seconds, in a unit that counts have, too
-    "break_even_length": Kind.RATIO,
-    "busy_share": Kind.RATIO,
-    "bandwidth_utilisation": Kind.RATIO,
+    "break_even_length": MetricKind.RATIO,
+    "busy_share": MetricKind.RATIO,
+    "bandwidth_utilisation": MetricKind.RATIO,
 }
 
 # Relative deviation between identical runs where no runs show their own. Counts and torch's live
 # tensors repeat exactly, a process's memory nearly. Of a CPU benchmarks/gate.json
 # recorded 10 % of a ratio to K = 0 and 6 % of seconds, on two cores of a shared machine;
 # those of a GPU are assumed, not recorded. docs/ci.md tells more.
-_FLOORS = {Kind.COUNT: 0.0, Kind.MEMORY: 0.005}
+_FLOORS = {MetricKind.COUNT: 0.0, MetricKind.MEMORY: 0.005}
 _FLOORS_OF_SECONDS = {
-    "cpu": {Kind.RATIO: 0.10, Kind.TIME: 0.10},
-    "cuda": {Kind.RATIO: 0.01, Kind.TIME: 0.02},
+    "cpu": {MetricKind.RATIO: 0.10, MetricKind.TIME: 0.10},
+    "cuda": {MetricKind.RATIO: 0.01, MetricKind.TIME: 0.02},
 }
 
 
-def kind_of(metric: Metric) -> Kind:
+def kind_of(metric: Metric) -> MetricKind:
     """By its unit; a metric of an unknown unit is a time, the kind that is trusted least."""
-    return _EXCEPTIONS.get(metric.name) or _KIND_OF_UNIT.get(metric.unit, Kind.TIME)
+    return _EXCEPTIONS.get(metric.name) or _KIND_OF_UNIT.get(metric.unit, MetricKind.TIME)
 
 
-def deviation_floor(kind: Kind, device: str) -> float:
+def deviation_floor(kind: MetricKind, device: str) -> float:
     """The deviation between runs (0.01 = 1 %) that is taken for granted of a kind on a device."""
     seconds = _FLOORS_OF_SECONDS.get(device, _FLOORS_OF_SECONDS["cpu"])
     return {**_FLOORS, **seconds}[kind]

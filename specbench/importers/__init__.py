@@ -13,8 +13,8 @@ from typing import cast
 
 from specbench.errors import UsageError
 from specbench.importers import aiperf
-from specbench.importers.imported_cell import Format, ImportedCell, Told, to_cell
-from specbench.importers.result_file import Result, read_results
+from specbench.importers.imported_cell import Format, ImportedCell, ImportOverrides, to_cell
+from specbench.importers.result_file import JsonObject, read_results
 from specbench.settings.words import MAX_K
 
 _NOT_FORMATS = ("imported_cell", "result_file")
@@ -27,7 +27,10 @@ def formats() -> tuple[Format, ...]:
 
 
 def import_files(
-    files: Sequence[str | Path], told: Told, *, note: Callable[[str], None] = lambda _: None
+    files: Sequence[str | Path],
+    told: ImportOverrides,
+    *,
+    note: Callable[[str], None] = lambda _: None,
 ) -> tuple[ImportedCell, ...]:
     """A cell for each result in the files, in order; `FILE#k=4` gives a file's K.
 
@@ -36,7 +39,7 @@ def import_files(
     results of one cell, or different models. `note` is called with what else a user should know.
     """
     given: dict[str, int | None] = {}
-    results: list[Result] = []
+    results: list[JsonObject] = []
     for path, k in map(_path_and_k, map(str, files)):
         own = _results_in(path, note) if path.is_dir() else read_results(path)
         given |= {result.place: k for result in own}
@@ -85,9 +88,9 @@ def _path_and_k(text: str) -> tuple[Path, int | None]:
     return Path(path), int(k)
 
 
-def _results_in(folder: Path, note: Callable[[str], None]) -> list[Result]:
+def _results_in(folder: Path, note: Callable[[str], None]) -> list[JsonObject]:
     """The results of known tools in a folder and the folders below it."""
-    results: list[Result] = []
+    results: list[JsonObject] = []
     for file in sorted(p for p in folder.rglob("*.json*") if p.is_file()):
         try:
             own = read_results(file)
@@ -106,7 +109,7 @@ def _tools() -> str:
     return ", ".join(known.TOOL for known in formats())
 
 
-def _format_of(result: Result) -> Format:
+def _format_of(result: JsonObject) -> Format:
     for known in formats():
         if known.recognises(result):
             return known

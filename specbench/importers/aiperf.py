@@ -15,13 +15,13 @@ from specbench.errors import UsageError
 from specbench.importers.imported_cell import (
     PAST_THE_END,
     Figures,
-    Reading,
-    Told,
+    ImportOverrides,
+    ParsedResult,
     acceptance_when_drafted,
     latencies,
     request_of,
 )
-from specbench.importers.result_file import Result
+from specbench.importers.result_file import JsonObject
 from specbench.records import RequestRecord
 from specbench.settings.words import MAX_K
 from specbench.stats.acceptance import mean_length
@@ -52,7 +52,7 @@ _ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 _HISTOGRAM = "pooled_spec_decode_acceptance_histogram"
 
 
-def recognises(result: Result) -> bool:
+def recognises(result: JsonObject) -> bool:
     return (
         result.has("input_config", "request_latency")
         or result.has("aiperf_version")
@@ -60,7 +60,7 @@ def recognises(result: Result) -> bool:
     )
 
 
-def join(results: Sequence[Result]) -> list[Result]:
+def join(results: Sequence[JsonObject]) -> list[JsonObject]:
     """Every result, with the requests of its folder and the server metrics of its benchmark.
 
     UsageError for these without their result.
@@ -90,7 +90,7 @@ def join(results: Sequence[Result]) -> list[Result]:
     return joined
 
 
-def read(result: Result, told: Told) -> Reading:
+def read(result: JsonObject, told: ImportOverrides) -> ParsedResult:
     """K is only in the server metrics; the model and the load are in the command line."""
     options = _options(result)
     asked = dict(options)  # of one given several times the last
@@ -98,7 +98,7 @@ def read(result: Result, told: Told) -> Reading:
     failed = _figure(result, "error_request_count", "avg", _COUNTS)
     k = _num_speculative_tokens(result)
     acceptance = _acceptance(result, told, told.num_speculative_tokens if k is None else k)
-    return Reading(
+    return ParsedResult(
         engine="openai",
         model=asked.get("--model") or asked.get("-m"),
         concurrency=_number(asked.get("--concurrency")),
@@ -129,11 +129,11 @@ def read(result: Result, told: Told) -> Reading:
     )
 
 
-def _is_request(result: Result) -> bool:
+def _is_request(result: JsonObject) -> bool:
     return result.has("metadata", "metrics")
 
 
-def _requests(result: Result) -> Iterator[RequestRecord]:
+def _requests(result: JsonObject) -> Iterator[RequestRecord]:
     """In the order they were sent; not those of the warm-up."""
     found = []
     for line in result.sections(_REQUESTS):
@@ -160,7 +160,7 @@ def _requests(result: Result) -> Iterator[RequestRecord]:
         )
 
 
-def _num_speculative_tokens(result: Result) -> int | None:
+def _num_speculative_tokens(result: JsonObject) -> int | None:
     """vLLM has a counter for each position, and none of them if it does not speculate."""
     counters = result.section(_COUNTERS)
     if counters is None or not any(name.startswith("vllm:") for name in counters.values):
@@ -168,7 +168,7 @@ def _num_speculative_tokens(result: Result) -> int | None:
     return len(_totals(counters, f"{_ACCEPTED}_per_pos", "position"))
 
 
-def _acceptance(result: Result, told: Told, k: int | None) -> Figures:
+def _acceptance(result: JsonObject, told: ImportOverrides, k: int | None) -> Figures:
     """From the requests' own counts; if there are none, from the server's counters."""
     steps = _figure(result, "total_spec_decode_steps", "avg", _COUNTS)
     counters = result.section(_COUNTERS)
@@ -195,7 +195,7 @@ def _acceptance(result: Result, told: Told, k: int | None) -> Figures:
     )
 
 
-def _totals(counters: Result, name: str, label: str) -> dict[str, float]:
+def _totals(counters: JsonObject, name: str, label: str) -> dict[str, float]:
     """A counter's increase over the profiling phase, by one of its labels; {} without it."""
     totals: dict[str, float] = {}
     metric = counters.section(name)
@@ -208,7 +208,7 @@ def _totals(counters: Result, name: str, label: str) -> dict[str, float]:
     return totals
 
 
-def _per_position(result: Result, k: int | None) -> tuple[float, ...] | None:
+def _per_position(result: JsonObject, k: int | None) -> tuple[float, ...] | None:
     """Shares of the rounds that accepted at least 1, 2 .. K tokens, from the pooled histogram."""
     histogram = result.section(_HISTOGRAM)
     if histogram is None:
@@ -223,7 +223,9 @@ def _per_position(result: Result, k: int | None) -> tuple[float, ...] | None:
     return tuple(n / rounds for n in reached) if rounds else None
 
 
-def _figure(result: Result, tag: str, statistic: str, units: Mapping[str, float]) -> float | None:
+def _figure(
+    result: JsonObject, tag: str, statistic: str, units: Mapping[str, float]
+) -> float | None:
     metric = result.section(tag)
     value = metric.number(statistic) if metric else None
     if metric is None or value is None:
@@ -234,7 +236,7 @@ def _figure(result: Result, tag: str, statistic: str, units: Mapping[str, float]
     return value * units[unit.lower()]
 
 
-def _options(result: Result) -> list[tuple[str, str]]:
+def _options(result: JsonObject) -> list[tuple[str, str]]:
     """Each value in its command line, with its option; empty where the file has none."""
     holders = (result.section("run_info"), result.section("input_config"))
     lines = [line for holder in holders if holder and (line := holder.text("cli_command"))]

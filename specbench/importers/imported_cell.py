@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from specbench.errors import UsageError
-from specbench.importers.result_file import Result
+from specbench.importers.result_file import JsonObject
 from specbench.methods import METHODS
 from specbench.records import CellKey, Condition, Draft, Fixed, ImportedRecord, RequestRecord
 
@@ -26,7 +26,7 @@ NO_ACCEPTANCE = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
+class ImportOverrides:
     """What the user says about the files; None and "": nothing."""
 
     pairing: str = ""  # target/drafter
@@ -39,7 +39,7 @@ class Told:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class ParsedResult:
     """What one result says, in our words and units; None: it does not."""
 
     engine: str
@@ -68,11 +68,11 @@ class Format(Protocol):
 
     TOOL: str
 
-    def recognises(self, result: Result) -> bool:
+    def recognises(self, result: JsonObject) -> bool:
         """Whether the result is of this tool."""
         ...
 
-    def read(self, result: Result, told: Told) -> Reading:
+    def read(self, result: JsonObject, told: ImportOverrides) -> ParsedResult:
         """What it says; UsageError for a value that cannot be."""
         ...
 
@@ -85,7 +85,9 @@ class ImportedCell:
     record: ImportedRecord
 
 
-def to_cell(tool: str, reading: Reading, result: Result, told: Told) -> ImportedCell:
+def to_cell(
+    tool: str, reading: ParsedResult, result: JsonObject, told: ImportOverrides
+) -> ImportedCell:
     """The cell of a result; UsageError names what neither the file nor the user says.
 
     K of the file goes before the one told. A file that does not say whether its server
@@ -181,7 +183,7 @@ def request_of(
     return request
 
 
-def requests_of(result: Result) -> tuple[RequestRecord, ...]:
+def requests_of(result: JsonObject) -> tuple[RequestRecord, ...]:
     """In the order they were sent; empty if the file has no such lists.
 
     `itls` has the seconds between a request's chunks: their sum is its decode time, whatever a
@@ -210,7 +212,7 @@ def requests_of(result: Result) -> tuple[RequestRecord, ...]:
     )
 
 
-def bench_speeds(result: Result, latency: str) -> Figures:
+def bench_speeds(result: JsonObject, latency: str) -> Figures:
     """What vLLM's and SGLang's benchmarks name alike; `latency`: their name of a request's."""
     names = {"ttft_s": "ttft", "tpot_s": "tpot", "inter_chunk_latency_s": "itl"}
     return {
@@ -222,7 +224,7 @@ def bench_speeds(result: Result, latency: str) -> Figures:
 
 
 def acceptance_when_drafted(
-    told: Told,
+    told: ImportOverrides,
     *,
     rate: float | None,
     length: float | None,
@@ -243,7 +245,7 @@ def _known(figures: Figures) -> dict[str, float | tuple[float, ...]]:
     return {name: value for name, value in figures.items() if value is not None and value != ()}
 
 
-def _first(read: N | None, told: N | None, result: Result, what: str, option: str) -> N:
+def _first(read: N | None, told: N | None, result: JsonObject, what: str, option: str) -> N:
     """What the file says, else the user; UsageError if neither does."""
     value = told if read is None else read
     if value is None:

@@ -15,7 +15,7 @@ _MAX_WHOLE = 2**63
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class JsonObject:
     """One JSON object of a file; reading methods raise UsageError with file and key."""
 
     place: str  # the file, and the line where it holds several
@@ -31,7 +31,7 @@ class Result:
     def has(self, *keys: str) -> bool:
         return all(key in self.values for key in keys)
 
-    def section(self, key: str) -> "Result | None":
+    def section(self, key: str) -> "JsonObject | None":
         """The object behind a key; None where it is absent or null."""
         value = self.values.get(key)
         if value is None:
@@ -47,7 +47,7 @@ class Result:
             self.fail(key, f"a list is needed, not {_kind(value)}")
         return value
 
-    def sections(self, key: str) -> "tuple[Result, ...]":
+    def sections(self, key: str) -> "tuple[JsonObject, ...]":
         """Each object of a list; empty if it is absent or null."""
         items = {f"{key}[{i}]": item for i, item in enumerate(self.items(key) or ())}
         parts = (replace(self, values=items).section(name) for name in items)
@@ -118,7 +118,7 @@ class Result:
         return f"{self.key}.{key}" if self.key else key
 
 
-def read_results(file: Path) -> tuple[Result, ...]:
+def read_results(file: Path) -> tuple[JsonObject, ...]:
     """The JSON object of a file, or one a line; UsageError names file, and line where it can."""
     try:
         if file.stat().st_size > MAX_BYTES:
@@ -146,7 +146,7 @@ def _is_object(line: str) -> bool:
         return False
 
 
-def _result(place: str, name: str, digest: str, text: str) -> Result:
+def _result(place: str, name: str, digest: str, text: str) -> JsonObject:
     try:
         values = json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
@@ -158,7 +158,7 @@ def _result(place: str, name: str, digest: str, text: str) -> Result:
         raise UsageError(f"{place}: {error}") from error
     if not isinstance(values, dict):
         raise UsageError(f"{place}: a JSON object is needed, not {_kind(values)}")
-    return Result(place=place, file_name=name, sha256=digest, key="", values=values)
+    return JsonObject(place=place, file_name=name, sha256=digest, key="", values=values)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -5,8 +5,13 @@ server's average since its start, not that of the run.
 """
 
 from specbench.export.engines.sglang import depth
-from specbench.importers.imported_cell import Reading, Told, bench_speeds, requests_of
-from specbench.importers.result_file import Result
+from specbench.importers.imported_cell import (
+    ImportOverrides,
+    ParsedResult,
+    bench_speeds,
+    requests_of,
+)
+from specbench.importers.result_file import JsonObject
 
 TOOL = "sglang bench_serving"
 
@@ -17,18 +22,18 @@ _SINCE_START = (
 _RANDOM = "random prompts: what is accepted of them says nothing about real text"
 
 
-def recognises(result: Result) -> bool:
+def recognises(result: JsonObject) -> bool:
     return result.has("backend", "dataset_name", "completed", "output_throughput", "median_tpot_ms")
 
 
-def read(result: Result, told: Told) -> Reading:  # noqa: ARG001
+def read(result: JsonObject, told: ImportOverrides) -> ParsedResult:  # noqa: ARG001
     length = result.number("accept_length")
     server = result.section("server_info")
     named = result.text("model_id") or result.text("model")
     completed, errors = result.whole("completed"), result.items("errors")
     failed = None if errors is None else sum(map(bool, errors))
     dataset = result.text("dataset_name")
-    return Reading(
+    return ParsedResult(
         engine="sglang",
         model=named or (server.text("model_path") if server else None),
         workload=dataset,
@@ -51,7 +56,7 @@ def read(result: Result, told: Told) -> Reading:  # noqa: ARG001
     )
 
 
-def _depth(server: Result | None) -> int | None:
+def _depth(server: JsonObject | None) -> int | None:
     """K by the server's own arguments."""
     if server is None or not server.has("speculative_algorithm"):
         return None

@@ -10,13 +10,13 @@ import re
 from specbench.importers.imported_cell import (
     PAST_THE_END,
     Figures,
-    Reading,
-    Told,
+    ImportOverrides,
+    ParsedResult,
     acceptance_when_drafted,
     bench_speeds,
     requests_of,
 )
-from specbench.importers.result_file import Result
+from specbench.importers.result_file import JsonObject
 from specbench.stats.acceptance import mean_length
 
 TOOL = "vllm bench serve"
@@ -24,17 +24,17 @@ TOOL = "vllm bench serve"
 _DATE = re.compile(r"(\d{4})(\d{2})(\d{2})-(\d{2})(\d{2})(\d{2})")
 
 
-def recognises(result: Result) -> bool:
+def recognises(result: JsonObject) -> bool:
     return result.has("model_id", "tokenizer_id", "completed", "total_token_throughput")
 
 
-def read(result: Result, told: Told) -> Reading:
+def read(result: JsonObject, told: ImportOverrides) -> ParsedResult:
     """K is the number of positions that the counters have."""
     curve = result.numbers("spec_decode_per_position_acceptance_rates")
     completed, failed = result.whole("completed"), result.whole("failed")
     prompt_tokens, duration_s = result.number("total_input_tokens"), result.number("duration")
     acceptance = _acceptance(result, told, curve)
-    return Reading(
+    return ParsedResult(
         engine="vllm",
         model=result.text("model_id"),
         num_speculative_tokens=len(curve) if curve else None,
@@ -59,7 +59,9 @@ def read(result: Result, told: Told) -> Reading:
     )
 
 
-def _acceptance(result: Result, told: Told, curve: tuple[float, ...] | None) -> Figures:
+def _acceptance(
+    result: JsonObject, told: ImportOverrides, curve: tuple[float, ...] | None
+) -> Figures:
     names = ("num_drafts", "draft_tokens", "accepted_tokens")
     rounds, drafted, accepted = (result.whole(f"spec_decode_{name}") for name in names)
     percent = result.number("spec_decode_acceptance_rate")

@@ -8,24 +8,24 @@ format has no schema of its own; this is the part that CI systems agree on.
 import xml.etree.ElementTree as ET
 
 from specbench.gate.check import Gate
-from specbench.gate.judging import Judgement, Verdict
+from specbench.gate.judging import GateVerdict, Judgement
 from specbench.report.gate_words import REFUSED, cause_text, chance_note, first_cause, headline, row
 
 _ELEMENTS = {
-    Verdict.REGRESSION: "failure",
-    Verdict.MISSING: "error",
-    Verdict.INCONCLUSIVE: "skipped",
+    GateVerdict.REGRESSION: "failure",
+    GateVerdict.MISSING: "error",
+    GateVerdict.INCONCLUSIVE: "skipped",
 }
 _NAME = "specbench check"
 
 
 def gate_junit(gate: Gate) -> str:
     """An XML document with one test suite."""
-    count = {v: sum(j.verdict is v for j in gate.judgements) for v in Verdict}
+    count = {v: sum(j.verdict is v for j in gate.judgements) for v in GateVerdict}
     numbers = {
         "tests": str(len(gate.judgements)),
-        "failures": str(count[Verdict.REGRESSION]),
-        "errors": str(count[Verdict.MISSING]),
+        "failures": str(count[GateVerdict.REGRESSION]),
+        "errors": str(count[GateVerdict.MISSING]),
     }
     root = ET.Element("testsuites", {"name": _NAME, **numbers})
     suite = ET.SubElement(
@@ -34,7 +34,7 @@ def gate_junit(gate: Gate) -> str:
         {
             "name": _NAME,
             **numbers,
-            "skipped": str(count[Verdict.INCONCLUSIVE]),
+            "skipped": str(count[GateVerdict.INCONCLUSIVE]),
             "timestamp": gate.candidate.origins[0].created_at,
         },
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from specbench.gate.check import Gate
-from specbench.gate.judging import Judgement, Verdict
+from specbench.gate.judging import GateVerdict, Judgement
 from specbench.report.gate_words import (
     HEADERS,
     LEGEND,
@@ -45,7 +45,7 @@ def _lines(gate: Gate) -> Iterator[str]:
 
 
 def _row(judgement: Judgement, *, is_first: bool) -> str:
-    mark = "**" if judgement.verdict is Verdict.REGRESSION else ""
+    mark = "**" if judgement.verdict is GateVerdict.REGRESSION else ""
     *values, verdict = (escape(text) for text in row(judgement))
     name = escape(judgement.cell.label) if is_first else ""
     return f"| {' | '.join((name, *values))} | {mark}{verdict}{mark} |"

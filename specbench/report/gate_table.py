@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.gate.check import Gate
-from specbench.gate.judging import Judgement, Verdict
+from specbench.gate.judging import GateVerdict, Judgement
 from specbench.report.gate_words import (
     HEADERS,
     LEGEND,
@@ -19,10 +19,10 @@ from specbench.report.gate_words import (
 from specbench.report.tables import titled_table
 
 _STYLES = {
-    Verdict.PASS: "",
-    Verdict.INCONCLUSIVE: "yellow",
-    Verdict.MISSING: "yellow",
-    Verdict.REGRESSION: "bold red",
+    GateVerdict.PASS: "",
+    GateVerdict.INCONCLUSIVE: "yellow",
+    GateVerdict.MISSING: "yellow",
+    GateVerdict.REGRESSION: "bold red",
 }
 
 

@@ -7,8 +7,8 @@ from specbench.gate.attribution import Attribution, Cause, Shift
 from specbench.gate.baseline import Snapshot
 from specbench.gate.check import Gate
 from specbench.gate.fingerprint import THREADS
-from specbench.gate.judging import CELL, FALSE_ALARM, Judgement, Verdict
-from specbench.gate.kinds import Kind, deviation_floor
+from specbench.gate.judging import CELL, FALSE_ALARM, GateVerdict, Judgement
+from specbench.gate.kinds import MetricKind, deviation_floor
 from specbench.gate.tolerances import default_tolerances
 from specbench.metrics.registry import all_metrics
 from specbench.records import NO_DRAFTER, Interval
@@ -48,7 +48,7 @@ def baseline_lines(baseline: Snapshot) -> Iterator[str]:
             "every run the same --threads"
         )
     if baseline.num_runs == 1:
-        floors = ((kind, deviation_floor(kind, device)) for kind in Kind)
+        floors = ((kind, deviation_floor(kind, device)) for kind in MetricKind)
         granted = ", ".join(f"{floor:.1%} of a {kind.value}" for kind, floor in floors if floor)
         yield (
             f"one run does not show the variation between runs; assumed: {granted}. Pool several "
@@ -85,7 +85,9 @@ def row(judgement: Judgement) -> Row:
         _change(judgement.change),
         _limit(judgement),
         ABSENT if effect is None else effect_text(effect),
-        judgement.verdict.value if judgement.verdict is Verdict.PASS else judgement.verdict.upper(),
+        judgement.verdict.value
+        if judgement.verdict is GateVerdict.PASS
+        else judgement.verdict.upper(),
     )
 
 
@@ -98,11 +100,11 @@ def title(gate: Gate) -> str:
 
 def headline(gate: Gate) -> str:
     """The answer in one sentence."""
-    by_verdict = {v: [j for j in gate.judgements if j.verdict is v] for v in Verdict}
+    by_verdict = {v: [j for j in gate.judgements if j.verdict is v] for v in GateVerdict}
     cells = len({judgement.cell for judgement in gate.judgements})
     count = f"{plural(len(gate.judgements), 'comparison')} of {plural(cells, 'cell')}"
     worst = by_verdict[gate.verdict]
-    if gate.verdict is Verdict.PASS:
+    if gate.verdict is GateVerdict.PASS:
         tolerated = ", ".join(f"{t.metric} {100 * t.share:.3g}%" for t in gate.tolerances)
         return f"PASS: {count}, none worse than tolerated ({tolerated})"
     return f"{gate.verdict.upper()}: {_first(worst, count)}{first_cause(gate, worst[0])}"
@@ -113,7 +115,7 @@ def first_cause(gate: Gate, judgement: Judgement) -> str:
     found = next((a for a in gate.attributions if a.cell == judgement.cell and a.causes), None)
     if found is None:
         return ""
-    if judgement.verdict is Verdict.REGRESSION:
+    if judgement.verdict is GateVerdict.REGRESSION:
         return f"; cause: {found.causes[0].value}"
     return f"; possible cause: {found.causes[0].value}" if found.changes else ""
 
@@ -134,9 +136,9 @@ def detail_lines(gate: Gate) -> tuple[str, ...]:
 
 def chance_note(gate: Gate) -> str:
     """What a verdict of chance is worth; empty where none could be given."""
-    compared = {j.verdict for j in gate.judgements} - {Verdict.MISSING}
+    compared = {j.verdict for j in gate.judgements} - {GateVerdict.MISSING}
     if not gate.num_tests:
-        if not compared or Verdict.INCONCLUSIVE in compared:  # nothing compared, or no interval
+        if not compared or GateVerdict.INCONCLUSIVE in compared:  # nothing compared, or no interval
             return ""
         return "No false alarms are possible: everything compared here repeats exactly."
     return (
@@ -216,7 +218,7 @@ def _first(worst: Sequence[Judgement], count: str) -> str:
 def _reasons(judgements: Sequence[Judgement]) -> Iterator[str]:
     for judgement in judgements:
         effect = judgement.minimum_detectable_effect
-        if judgement.verdict is Verdict.INCONCLUSIVE and effect is not None:
+        if judgement.verdict is GateVerdict.INCONCLUSIVE and effect is not None:
             seen = f"; minimum detectable loss: {effect_text(effect)} beyond it"
         else:
             seen = ""

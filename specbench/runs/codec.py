@@ -131,30 +131,30 @@ Data = TypeVar("Data")
 
 
 @dataclass(frozen=True, slots=True)
-class _Line(Generic[Tag, Data]):
+class _RecordLine(Generic[Tag, Data]):
     type: Tag
     data: Data
 
 
 _AnyLine = (
-    _Line[Literal["block"], BlockRecord]
-    | _Line[Literal["reference"], ReferenceRecord]
-    | _Line[Literal["memory"], MemoryRecord]
-    | _Line[Literal["forward"], ForwardCost]
-    | _Line[Literal["failure"], FailureRecord]
-    | _Line[Literal["model"], ModelIdentity]
-    | _Line[Literal["engine"], EngineRecord]
-    | _Line[Literal["limit"], LimitRecord]
-    | _Line[Literal["difference"], FirstDifference]
-    | _Line[Literal["imported"], ImportedRecord]
-    | _Line[Literal["trace"], TraceRecord]
-    | _Line[Literal["cost"], RoundCost]
-    | _Line[Literal["enginecost"], EngineCost]
-    | _Line[Literal["forecast"], ForecastRecord]
-    | _Line[Literal["extension"], ExtensionRecord]
-    | _Line[Literal["server"], ServerRecord]
-    | _Line[Literal["session"], Environment]  # where the lines after a resume were measured
-    | _Line[Literal["done"], Done]
+    _RecordLine[Literal["block"], BlockRecord]
+    | _RecordLine[Literal["reference"], ReferenceRecord]
+    | _RecordLine[Literal["memory"], MemoryRecord]
+    | _RecordLine[Literal["forward"], ForwardCost]
+    | _RecordLine[Literal["failure"], FailureRecord]
+    | _RecordLine[Literal["model"], ModelIdentity]
+    | _RecordLine[Literal["engine"], EngineRecord]
+    | _RecordLine[Literal["limit"], LimitRecord]
+    | _RecordLine[Literal["difference"], FirstDifference]
+    | _RecordLine[Literal["imported"], ImportedRecord]
+    | _RecordLine[Literal["trace"], TraceRecord]
+    | _RecordLine[Literal["cost"], RoundCost]
+    | _RecordLine[Literal["enginecost"], EngineCost]
+    | _RecordLine[Literal["forecast"], ForecastRecord]
+    | _RecordLine[Literal["extension"], ExtensionRecord]
+    | _RecordLine[Literal["server"], ServerRecord]
+    | _RecordLine[Literal["session"], Environment]  # where the lines after a resume were measured
+    | _RecordLine[Literal["done"], Done]
 )
 _TAGS: dict[type, str] = {
     data: get_args(tag)[0] for tag, data in (get_args(line) for line in get_args(_AnyLine))
@@ -184,7 +184,7 @@ def encode_line(record: StoredRecord) -> bytes:
 
     NaN, infinities, and values that the record's types do not allow are thus refused.
     """
-    return _encode(_LINE, _Line(_TAGS[type(record)], record)) + b"\n"
+    return _encode(_LINE, _RecordLine(_TAGS[type(record)], record)) + b"\n"
 
 
 def decode_line(text: bytes) -> StoredRecord:

@@ -16,11 +16,11 @@ from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.runner import Runner
 from specbench.records import Sampling, TraceRecord
 from specbench.records.traces import Drafting
-from specbench.tracing.text import Text
-from specbench.tracing.track import Track
+from specbench.tracing.text import TargetText
+from specbench.tracing.track import DrafterTrace
 
 
-class Names(NamedTuple):
+class TraceNames(NamedTuple):
     """What the records of a trace are filed under."""
 
     target: str
@@ -44,7 +44,7 @@ def trace_conversation(
     engine: Engine,
     drafter: str,
     method: str,
-    texts: Sequence[Text],
+    texts: Sequence[TargetText],
     ks: Iterable[int],
     drafting: Drafting = "own",
 ) -> tuple[TraceRecord, ...]:
@@ -58,16 +58,16 @@ def trace_conversation(
             f"{drafter}: cannot be forecast in {engine.name}, which offers no drafters for "
             "tracing; use --engine builtin, or measure it"
         )
-    names = Names(engine.identity.name, drafter, method)
+    names = TraceNames(engine.identity.name, drafter, method)
     own = engine.drafting(drafter)
     return trace(names, engine.runner, own, texts, ks, drafting=drafting)
 
 
 def trace(
-    names: Names,
+    names: TraceNames,
     target: Runner,
     drafter: Drafter,
-    texts: Sequence[Text],
+    texts: Sequence[TargetText],
     ks: Iterable[int],
     *,
     drafting: Drafting = "own",
@@ -89,7 +89,7 @@ def trace(
         return ()
     made: list[TraceRecord] = []
     with torch.inference_mode(), pinned_attention(target.device):
-        track = Track(names.drafter, target, drafter, texts, wanted)
+        track = DrafterTrace(names.drafter, target, drafter, texts, wanted)
         for text in texts:
             began_s = time.perf_counter()
             along = track.follow(text, text.sampling if drafting == "own" else Sampling())

@@ -14,7 +14,7 @@ from specbench.forward.tree import Tree
 
 
 @dataclass(slots=True)
-class Found:
+class ProposalMatches:
     """What one depth's proposals came to, by start."""
 
     num_drafted: dict[int, int] = field(default_factory=dict)

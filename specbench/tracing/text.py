@@ -15,7 +15,7 @@ NOTHING = -1  # in place of a token where the text has ended: no draft equals it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Text:
+class TargetText:
     """One turn as the target answered it without drafts; `seed` is that of its noise.
 
     `max_new_tokens` is the budget that it was decoded with: a draft beyond it is none.

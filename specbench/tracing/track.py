@@ -18,8 +18,8 @@ from specbench.decode.state import State
 from specbench.footprint import rounded_up
 from specbench.forward.runner import Runner
 from specbench.records import Sampling
-from specbench.tracing.judging import Found, refuse_drawn_tree
-from specbench.tracing.text import Text, TextSampler
+from specbench.tracing.judging import ProposalMatches, refuse_drawn_tree
+from specbench.tracing.text import TargetText, TextSampler
 
 MOST_ROWS = 128
 TOKENS_AT_ONCE = 2**16  # of all rows together: bounds their keys and values
@@ -28,10 +28,10 @@ _CHUNK = 512  # tokens of a text fed to the target at once
 _MOST_STATES = 8  # rows of a draft that keeps recurrent state, which is large
 
 
-class Along(NamedTuple):
+class TraceResult(NamedTuple):
     """What one text came to: by depth the proposals, and what the target gave to its tokens."""
 
-    found: dict[int, Found]
+    found: dict[int, ProposalMatches]
     target_probs: list[float]  # of each token; of the first, which no round emits, 1
 
 
@@ -45,7 +45,7 @@ class _Read(NamedTuple):
     features: tuple[Tensor, ...]  # [1, T, F] each
 
 
-class Track:
+class DrafterTrace:
     """One drafter over one conversation's texts, turn after turn in the same rows.
 
     Uses the first rows of the target and of the drafter, whose requests must be done. `ks` are
@@ -53,7 +53,12 @@ class Track:
     """
 
     def __init__(
-        self, name: str, target: Runner, drafter: Drafter, texts: Sequence[Text], ks: Sequence[int]
+        self,
+        name: str,
+        target: Runner,
+        drafter: Drafter,
+        texts: Sequence[TargetText],
+        ks: Sequence[int],
     ) -> None:
         self._name, self._target, self._drafter = name, target, drafter
         footprint = drafter.footprint
@@ -82,12 +87,12 @@ class Track:
         self._starts = State.allocate(num_rows, capacity, [], target.device)
         self._before: tuple[int, ...] = ()  # the text of the last turn
 
-    def follow(self, text: Text, sampling: Sampling) -> Along:
+    def follow(self, text: TargetText, sampling: Sampling) -> TraceResult:
         """Propose at every start of the text; UsageError where that cannot be judged."""
         text_C = text.by_position(self._capacity, self._target.device)
         sampler = TextSampler(sampling, text_C)
         self._fill(text, sampler)
-        along = Along({k: Found() for k in self.ks}, [1.0])
+        along = TraceResult({k: ProposalMatches() for k in self.ks}, [1.0])
         for read in self._read(text):
             # The first start is ready once the prompt is read; a token read makes one more so.
             first, last = read.begin + 1 if read.begin else 0, min(read.end, text.num_starts - 1)
@@ -101,7 +106,7 @@ class Track:
         self._finish(text)
         return along
 
-    def _fill(self, text: Text, sampler: TextSampler) -> None:
+    def _fill(self, text: TargetText, sampler: TextSampler) -> None:
         """The prompt, of which the conversation's earlier turns are in the row already."""
         fill = Fill(
             row=0,
@@ -113,7 +118,7 @@ class Track:
         )
         self._rows.fill([fill], sampler)
 
-    def _finish(self, text: Text) -> None:
+    def _finish(self, text: TargetText) -> None:
         """Leave the row as its last round would: the next turn's beginning may read it."""
         state, tokens = self._rows.state, (*text.prompt_ids, *text.output_ids)
         state.tokens_BC[0, : len(tokens)] = torch.tensor(tokens, device=self._target.device)
@@ -121,7 +126,7 @@ class Track:
         state.budget_B.zero_()
         self._before = tokens
 
-    def _read(self, text: Text) -> Iterator[_Read]:
+    def _read(self, text: TargetText) -> Iterator[_Read]:
         """The target over all of the output but its last token, which nothing follows."""
         chunk = max(1, min(_CHUNK, LOGITS_AT_ONCE // self._target.vocab_size))
         if self._shares_cache:
@@ -144,12 +149,12 @@ class Track:
 
     def _propose(
         self,
-        text: Text,
+        text: TargetText,
         text_C: Tensor,
         starts: Sequence[int],
         read: _Read,
         sampler: TextSampler,
-        found: Mapping[int, Found],
+        found: Mapping[int, ProposalMatches],
     ) -> None:
         """Proposals at neighbouring starts: copies of row 0, which stays at the last of them."""
         drafter, walker = self._drafter, self._rows.state
@@ -174,7 +179,7 @@ class Track:
             size = num_prompt + len(text.output_ids)
             found[k].add(order, proposal, state.length_B1, text_C, size)
 
-    def _standing(self, text: Text, text_C: Tensor, starts: Sequence[int]) -> State:
+    def _standing(self, text: TargetText, text_C: Tensor, starts: Sequence[int]) -> State:
         """Rows that know the text up to their starts and nothing beyond."""
         state = self._starts.rows(0, len(starts))
         starts_B = torch.tensor(starts, device=text_C.device)

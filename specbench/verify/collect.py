@@ -17,7 +17,7 @@ from specbench.verify.evidence import (
 )
 from specbench.verify.reader import AnsweredPrompt, Reader, Texts
 from specbench.verify.statistics import tokens_for_control
-from specbench.verify.teacher import Teacher
+from specbench.verify.teacher import ReferenceModel
 
 SMALL_VOCABULARY = 64  # up to here the joint distribution of a few tokens is enumerated, too
 _MOST_CELLS = 4096
@@ -42,7 +42,7 @@ class Answered(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question(AnsweredPrompt):
+class VerificationPrompt(AnsweredPrompt):
     """A prompt to decode; those of one `conversation` are its turns in order."""
 
     prediction_ids: tuple[int, ...] = ()  # a text that the answer may resemble
@@ -66,7 +66,7 @@ class Question(AnsweredPrompt):
         )
 
 
-class Examined(NamedTuple):
+class EngineUnderTest(NamedTuple):
     """Who is examined: an engine doing `work` for a pairing, `num_rows` requests at once."""
 
     pairing: str
@@ -91,13 +91,15 @@ class Examined(NamedTuple):
 class Collector:
     """Examines engines over one target."""
 
-    def __init__(self, teacher: Teacher, questions: Sequence[Question], *, seed: int) -> None:
+    def __init__(
+        self, teacher: ReferenceModel, questions: Sequence[VerificationPrompt], *, seed: int
+    ) -> None:
         self._teacher = teacher
         self._reader = Reader(teacher, seed=seed)
         self._questions = questions
         self._seed = seed
 
-    def greedy_texts(self, who: Examined) -> Texts:
+    def greedy_texts(self, who: EngineUnderTest) -> Texts:
         """The answer to every question at temperature 0; at K = 0 known answers are taken, except
         for turns of a conversation."""
         known = {
@@ -114,13 +116,13 @@ class Collector:
         known |= {i: result.output_ids for i, result in zip(left, results, strict=True)}
         return [known[i] for i in range(len(self._questions))]
 
-    def greedy(self, who: Examined, texts: Texts, baseline: Texts | None) -> GreedyEvidence:
+    def greedy(self, who: EngineUnderTest, texts: Texts, baseline: Texts | None) -> GreedyEvidence:
         """Texts beside those of K = 0; without these, beside the target's best tokens."""
         return self._reader.greedy(
             who.at(0.0), self._questions, texts, baseline, eos_ids=who.engine.eos_ids
         )
 
-    def sampled(self, who: Examined, sampling: Sampling, num_tokens: int) -> SampledEvidence:
+    def sampled(self, who: EngineUnderTest, sampling: Sampling, num_tokens: int) -> SampledEvidence:
         """The first `num_tokens` tokens of one sampled text after the other; the last text is cut,
         so no length is preferred."""
         return self._reader.sampled(
@@ -132,7 +134,7 @@ class Collector:
             joint=self._joint(who, sampling, num_tokens),
         )
 
-    def tokens_for_control(self, who: Examined, sampling: Sampling, level: float) -> float:
+    def tokens_for_control(self, who: EngineUnderTest, sampling: Sampling, level: float) -> float:
         """About how many sampled tokens would show a lower temperature at a level, by the target's
         distributions."""
         texts = [(q, q.answer.output_ids) for q in self._questions if q.answer is not None]
@@ -142,8 +144,8 @@ class Collector:
         return tokens_for_control(along.colder, len(along.surprise_N), num_others, level)
 
     def _sampled_texts(
-        self, who: Examined, sampling: Sampling, num_tokens: int
-    ) -> Iterator[tuple[Question, tuple[int, ...]]]:
+        self, who: EngineUnderTest, sampling: Sampling, num_tokens: int
+    ) -> Iterator[tuple[VerificationPrompt, tuple[int, ...]]]:
         """Every question in turn, again and again, each time with other noise.
 
         No more are decoded at once than `num_tokens` are expected to take, or as the engine has
@@ -166,7 +168,9 @@ class Collector:
                 yield self._questions[i], result.output_ids
             begin = end
 
-    def _joint(self, who: Examined, sampling: Sampling, num_tokens: int) -> JointCounts | None:
+    def _joint(
+        self, who: EngineUnderTest, sampling: Sampling, num_tokens: int
+    ) -> JointCounts | None:
         """Counts of the first few tokens of many texts, where all such texts can be listed."""
         V, question = self._teacher.vocab_size, self._questions[0]
         if V > SMALL_VOCABULARY:
@@ -189,10 +193,10 @@ class Collector:
         observed_C = np.bincount(cells, minlength=len(probs_C)).astype(np.float64)
         return JointCounts(observed_C=observed_C, probability_C=probs_C.numpy(), num_tokens=length)
 
-    def _serve(self, who: Examined, requests: Sequence[Request]) -> Sequence[Result]:
+    def _serve(self, who: EngineUnderTest, requests: Sequence[Request]) -> Sequence[Result]:
         return who.engine.serve(requests, who.work, Load(concurrency=who.num_rows)).results
 
-    def _draw(self, who: Examined, sampling: Sampling, what: str, repeat: int) -> int:
+    def _draw(self, who: EngineUnderTest, sampling: Sampling, what: str, repeat: int) -> int:
         """A seed that no other request of this call has."""
         parts = (
             self._seed,
@@ -208,7 +212,9 @@ class Collector:
         return int.from_bytes(digest[:8], "big") >> 1
 
 
-def _end(questions: Sequence[Question], begin: int, num_tokens: int, num_rows: int) -> int:
+def _end(
+    questions: Sequence[VerificationPrompt], begin: int, num_tokens: int, num_rows: int
+) -> int:
     """Where to stop from a place of the repeated questions: whole conversations, that many tokens
     and rows."""
     end, expected = begin, 0
@@ -218,7 +224,7 @@ def _end(questions: Sequence[Question], begin: int, num_tokens: int, num_rows: i
     return end
 
 
-def _is_new(questions: Sequence[Question], place: int) -> bool:
+def _is_new(questions: Sequence[VerificationPrompt], place: int) -> bool:
     """Whether no conversation goes on there."""
     at = place % len(questions)
     own = questions[at].conversation

@@ -124,7 +124,7 @@ class Distance:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Beside:
+class BaselineSample:
     """Answers of a server beside those of its K = 0, each with its prompt's name.
 
     `colder` are answers of K = 0 at a lower temperature, which must be told apart. A token is a
@@ -146,7 +146,7 @@ class ServedEvidence:
     num_texts: int
     num_tokens: int
     along: SampledEvidence | None
-    beside: Beside | None  # None: it is K = 0
+    beside: BaselineSample | None  # None: it is K = 0
     distances: tuple[Distance, ...] = ()  # from the target's distribution
     unseen: str = ""  # why the target's logits were not looked at
     rule: str | None = None  # by which a serving engine accepts drafts

@@ -9,12 +9,12 @@ from specbench.engines.refusals import REFUSALS
 from specbench.errors import ModelError, first_line
 from specbench.inputs.pairing import Drafter
 from specbench.records import Sampling
-from specbench.verify.collect import Collector, Examined
+from specbench.verify.collect import Collector, EngineUnderTest
 from specbench.verify.evidence import Evidence, FailedEvidence, Subject
 from specbench.verify.reader import Texts
 
 
-class Job(NamedTuple):
+class VerificationJob(NamedTuple):
     """One engine doing `work` at one temperature; no drafter at K = 0."""
 
     pairing: str
@@ -51,7 +51,7 @@ class Amount(NamedTuple):
 def examine(
     engines: Mapping[str, Engine],
     collector: Collector,
-    jobs: Sequence[Job],
+    jobs: Sequence[VerificationJob],
     amount: Amount,
     stage: Callable[[str], None],
 ) -> list[Evidence]:
@@ -70,7 +70,9 @@ def examine(
             except REFUSALS as error:
                 refused[name] = error
         for job in own:
-            who = Examined(pairing, engines[job.engine], job.work, amount.num_rows[job.engine])
+            who = EngineUnderTest(
+                pairing, engines[job.engine], job.work, amount.num_rows[job.engine]
+            )
             method = f"{job.work.method} " if job.work.k else ""
             stage(f"{pairing}: {method}K={job.work.k} T={job.sampling.temperature:g}")
             try:
@@ -86,7 +88,11 @@ def examine(
 
 
 def _evidence(
-    collector: Collector, who: Examined, job: Job, num_tokens: int, baselines: dict[str, Texts]
+    collector: Collector,
+    who: EngineUnderTest,
+    job: VerificationJob,
+    num_tokens: int,
+    baselines: dict[str, Texts],
 ) -> Evidence:
     if job.sampling.temperature > 0:
         return collector.sampled(who, job.sampling, num_tokens)

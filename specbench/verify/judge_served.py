@@ -7,7 +7,7 @@ it without speculation. What K = 0 does wrong is not caused by speculation.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from specbench.verify.evidence import Beside, Distance, ServedEvidence
+from specbench.verify.evidence import BaselineSample, Distance, ServedEvidence
 from specbench.verify.finding import Finding
 from specbench.verify.two_samples import frequency_p_value, rarity_p_value
 
@@ -22,7 +22,7 @@ _SEEN_BY = {
 }
 
 
-def beside_p_values(beside: Beside) -> dict[str, float]:
+def beside_p_values(beside: BaselineSample) -> dict[str, float]:
     """Tests of the answers against those of K = 0."""
     return {
         "rarity": rarity_p_value(beside.answers, beside.own_answers),

@@ -31,7 +31,7 @@ from specbench.verify.evidence import (
     Subject,
 )
 from specbench.verify.tally import Tally
-from specbench.verify.teacher import Teacher, edge_slack
+from specbench.verify.teacher import ReferenceModel, edge_slack
 
 _AT_ONCE = 64  # texts, of which those of like length are fed together
 TEMPERATURES = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # as shares of the one asked for
@@ -51,7 +51,7 @@ class AnsweredPrompt:
 class Reader:
     """Reads texts along one target."""
 
-    def __init__(self, teacher: Teacher, *, seed: int) -> None:
+    def __init__(self, teacher: ReferenceModel, *, seed: int) -> None:
         self._teacher = teacher
         self._seed = seed
 
@@ -108,7 +108,7 @@ class Reader:
         The number is fixed beforehand and the last text is cut to it: stopping at a text's
         end would prefer some distributions to others. A `tally` is told every token, too.
         """
-        readings: list[_Reading] = []
+        readings: list[_ScoredText] = []
         misshapen: list[str] = []
         for group in self._groups(answers, num_tokens):
             begun = []
@@ -116,7 +116,7 @@ class Reader:
                 if not _ends_well(text, prompt.max_new_tokens, eos_ids):
                     misshapen.append(prompt.id)
                 noise = np.random.default_rng((self._seed, len(readings)))
-                begun.append(_Reading(prompt, counted, sampling, noise, tally))
+                begun.append(_ScoredText(prompt, counted, sampling, noise, tally))
                 readings.append(begun[-1])
             texts = [(prompt.prompt_ids, counted) for prompt, _, counted in group]
             for i, logits_NV in self._teacher.together(texts):
@@ -154,7 +154,7 @@ class Reader:
             yield group
 
 
-class _Reading:
+class _ScoredText:
     """Where each token of one text lies in the target's distribution given what precedes it."""
 
     def __init__(

@@ -18,7 +18,7 @@ END = -1  # stands where a text has ended
 
 
 @dataclass
-class _Place:
+class _PositionTally:
     """What came at one position after one prompt."""
 
     expected_V: Floats  # how often each token should have come
@@ -31,7 +31,7 @@ class _Place:
 class Tally:
     """Tokens of many answers to a few prompts, beside the probabilities they were drawn with."""
 
-    _places: dict[tuple[str, int], _Place] = field(default_factory=dict)
+    _places: dict[tuple[str, int], _PositionTally] = field(default_factory=dict)
 
     def add(
         self, prompt: str, position: int, probs_NV: Floats, tokens_N: NDArray[np.int64]
@@ -40,7 +40,7 @@ class Tally:
         for i, (probs_V, token) in enumerate(zip(probs_NV, tokens_N, strict=True)):
             key = (prompt, position + i)
             if key not in self._places:
-                self._places[key] = _Place(*np.zeros((3, len(probs_V))))
+                self._places[key] = _PositionTally(*np.zeros((3, len(probs_V))))
             place = self._places[key]
             place.expected_V += probs_V
             place.variance_V += probs_V * (1 - probs_V)

@@ -29,7 +29,7 @@ _EDGE = 2  # times a tie: within that of a cut by top-k or top-p, where many log
 Text = tuple[Sequence[int], Sequence[int]]  # the tokens of a prompt, and those of its answer
 
 
-class Teacher:
+class ReferenceModel:
     """A loaded model in transformers' own code with its own cache; ModelError if it cannot be
     run."""
 

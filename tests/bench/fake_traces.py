@@ -5,7 +5,7 @@ from typing import Any
 
 from specbench.records import TraceRecord
 from specbench.records.traces import Drafting
-from specbench.tracing.text import Text
+from specbench.tracing.text import TargetText
 from tests.forecast.traces import trace
 
 
@@ -13,7 +13,7 @@ def fake_trace(
     engine: Any,  # noqa: ARG001
     drafter: str,
     method: str,
-    texts: Sequence[Text],
+    texts: Sequence[TargetText],
     ks: Iterable[int],
     drafting: Drafting = "own",
 ) -> tuple[TraceRecord, ...]:

@@ -16,12 +16,12 @@ from specbench.bench.round_costs import (
 )
 from specbench.engines.engine import ServedPass
 from specbench.records import RoundCost, RoundTimeline, Sampling
-from specbench.tracing.text import Text
+from specbench.tracing.text import TargetText
 from tests.bench.fakes import FakeClock, FakeEngine
 from tests.cell_keys import BASE_KEY, with_axes
 
 TEXTS = [
-    Text(
+    TargetText(
         workload="code",
         prompt_id=f"p{i}",
         turn=0,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from specbench.gate.baseline import Origin, Snapshot
+from specbench.gate.baseline import Snapshot, SourceRun
 from specbench.gate.figures import CellFigures, Figure
 from specbench.gate.fingerprint import Fingerprint
 from specbench.records import CellKey
@@ -78,7 +78,7 @@ def side(
     """A snapshot of some cells; `changed`: fields of its fingerprint."""
     return Snapshot(
         origins=tuple(
-            Origin(run_id=f"{name}{i}", created_at="2026-11-21", specbench_version="0.1.0")
+            SourceRun(run_id=f"{name}{i}", created_at="2026-11-21", specbench_version="0.1.0")
             for i in range(num_runs)
         ),
         fingerprint=fingerprint(**changed),

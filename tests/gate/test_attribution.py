@@ -3,7 +3,7 @@
 import pytest
 
 from specbench.gate.attribution import Cause, attribute, changed_causes
-from specbench.gate.fingerprint import Difference
+from specbench.gate.fingerprint import RunDifference
 from specbench.report.gate_words import cause_text
 from tests.cell_keys import cell_key
 from tests.gate.gate_sides import cell, figure, fingerprint
@@ -176,7 +176,7 @@ def test_a_count_that_is_not_of_drafts_kept_has_no_cause_here(metric):
 
 NEW_WEIGHTS = {"drafters": {"demo/draft": "e" * 64}}
 NEW_PACKAGE = {"software": {"package torch": "2.14.0"}}
-PROMPTS = Difference("prompts", "8 of code", "6 of code")
+PROMPTS = RunDifference("prompts", "8 of code", "6 of code")
 
 
 def changed(*allowed, pairing="demo/draft", before=(), **after):
@@ -239,9 +239,9 @@ def test_another_pairings_weights_are_no_cause():
     ],
 )
 def test_only_a_change_of_the_cells_own_target_or_workload_is_its_cause(name, own, others):
-    assert [d.baseline for _, d in changed(Difference(name, own, own[:-1]))] == [own]
+    assert [d.baseline for _, d in changed(RunDifference(name, own, own[:-1]))] == [own]
     if others is not None:
-        assert changed(Difference(name, others, others[:-1])) == ()
+        assert changed(RunDifference(name, others, others[:-1])) == ()
 
 
 def test_an_engine_that_ran_another_target_otherwise_is_no_cause():
@@ -264,12 +264,12 @@ def test_a_draft_is_not_blamed_for_a_slower_k_0():
 
 
 def test_hardware_that_was_allowed_to_differ_is_the_machine():
-    allowed = changed(Difference("hardware", "GPU one", "GPU two"))
+    allowed = changed(RunDifference("hardware", "GPU one", "GPU two"))
     assert [cause for cause, _ in allowed] == [Cause.MACHINE]
 
 
 @pytest.mark.parametrize(("metric", "is_of_drafts"), [("ttft_s", False), ("tpot_s", True)])
 def test_a_slower_prefill_is_not_put_down_to_another_draft(metric, is_of_drafts):
-    change = (Cause.WEIGHTS, Difference("drafter", "a", "b"))
+    change = (Cause.WEIGHTS, RunDifference("drafter", "a", "b"))
     found = attribute(figures(), figures(), [metric], same_hardware=True, changed=[change])
     assert (Cause.WEIGHTS in found.causes) is is_of_drafts

@@ -8,7 +8,7 @@ from specbench.errors import StoreError, UsageError
 from specbench.gate.baseline import left_out, pool
 from specbench.gate.baseline_file import SCHEMA_VERSION, read_baseline, write_baseline
 from specbench.gate.check import check
-from specbench.gate.judging import Verdict
+from specbench.gate.judging import GateVerdict
 from tests.gate.gate_sides import cell, figure, key, side
 
 
@@ -162,4 +162,4 @@ def test_a_cell_that_was_throttled_once_is_missing_in_a_pooled_candidate():
     broken = replace(whole.cells[1], problems=("throttled",))
     pooled = pool([whole, side(fine, broken, name="b")])
     assert pooled.unmeasured == (chat,)
-    assert check(whole, pooled).verdict is Verdict.MISSING
+    assert check(whole, pooled).verdict is GateVerdict.MISSING

@@ -9,7 +9,7 @@ import pytest
 from specbench.gate.baseline import Snapshot, pool, snapshot
 from specbench.gate.baseline_file import read_baseline, write_baseline
 from specbench.gate.check import Gate, Tolerance, check
-from specbench.gate.judging import Verdict
+from specbench.gate.judging import GateVerdict
 from specbench.metrics.noise import noise_warning
 from specbench.probes.load import HostLoad, busy_facts
 from specbench.report.gate_words import baseline_lines, detail_lines
@@ -37,7 +37,7 @@ def sides(speed: float, speedup: float = 2.0, *, noisy: str = "") -> tuple[Snaps
     )
 
 
-def verdicts(gate: Gate) -> dict[str, Verdict]:
+def verdicts(gate: Gate) -> dict[str, GateVerdict]:
     return {judgement.metric: judgement.verdict for judgement in gate.judgements}
 
 
@@ -49,8 +49,8 @@ def reasons(gate: Gate) -> dict[str, str]:
 @pytest.mark.parametrize("speed", [40.0, 84.0])
 def test_a_slower_time_of_a_busy_machine_is_inconclusive_and_the_machine_is_the_cause(noisy, speed):
     gate = check(*sides(speed, noisy=noisy))
-    assert verdicts(gate) == {SPEED: Verdict.INCONCLUSIVE, SPEEDUP: Verdict.PASS}
-    assert gate.verdict is Verdict.INCONCLUSIVE
+    assert verdicts(gate) == {SPEED: GateVerdict.INCONCLUSIVE, SPEEDUP: GateVerdict.PASS}
+    assert gate.verdict is GateVerdict.INCONCLUSIVE
     assert reasons(gate)[SPEED].startswith("machine: busy")
     assert noisy in reasons(gate)[SPEED]
     assert not gate.attributions
@@ -70,11 +70,11 @@ def test_what_showed_it_and_what_to_ask_instead_is_said_once():
 @pytest.mark.parametrize(
     ("noisy", "speed", "expected"),
     [
-        ("candidate", 100.0, Verdict.PASS),
-        ("candidate", 130.0, Verdict.PASS),
-        ("baseline", 100.0, Verdict.INCONCLUSIVE),
-        ("baseline", 130.0, Verdict.INCONCLUSIVE),
-        ("baseline and candidate", 130.0, Verdict.INCONCLUSIVE),
+        ("candidate", 100.0, GateVerdict.PASS),
+        ("candidate", 130.0, GateVerdict.PASS),
+        ("baseline", 100.0, GateVerdict.INCONCLUSIVE),
+        ("baseline", 130.0, GateVerdict.INCONCLUSIVE),
+        ("baseline and candidate", 130.0, GateVerdict.INCONCLUSIVE),
     ],
 )
 def test_load_only_slows_so_a_busy_candidate_that_is_not_slower_passes(noisy, speed, expected):
@@ -84,23 +84,23 @@ def test_load_only_slows_so_a_busy_candidate_that_is_not_slower_passes(noisy, sp
 @pytest.mark.parametrize("noisy", ["", "baseline", "candidate", "baseline and candidate"])
 def test_a_fallen_ratio_fails_however_busy_the_machines_were(noisy):
     gate = check(*sides(100.0, 1.5, noisy=noisy))
-    assert verdicts(gate)[SPEEDUP] is Verdict.REGRESSION
+    assert verdicts(gate)[SPEEDUP] is GateVerdict.REGRESSION
 
 
 def test_a_busy_baseline_does_not_excuse_a_fallen_ratio():
     """The cell is faster only because the load went; so is K = 0."""
-    assert verdicts(check(*sides(130.0, 1.5)))[SPEEDUP] is Verdict.PASS
-    assert verdicts(check(*sides(130.0, 1.5, noisy="baseline")))[SPEEDUP] is Verdict.REGRESSION
-    assert verdicts(check(*sides(130.0, 1.5, noisy="candidate")))[SPEEDUP] is Verdict.PASS
+    assert verdicts(check(*sides(130.0, 1.5)))[SPEEDUP] is GateVerdict.PASS
+    assert verdicts(check(*sides(130.0, 1.5, noisy="baseline")))[SPEEDUP] is GateVerdict.REGRESSION
+    assert verdicts(check(*sides(130.0, 1.5, noisy="candidate")))[SPEEDUP] is GateVerdict.PASS
 
 
 def test_times_that_cannot_fail_take_no_part_in_the_sharing_of_chance():
     # 7.4 %: p = 0.035 by itself, 0.070 as the first of two (Holm); see test_check.py.
     quiet, loaded = sides(84.0, 1.852), sides(84.0, 1.852, noisy="candidate")
     asked = [Tolerance(metric=SPEEDUP, share=0.05), Tolerance(metric=SPEED, share=0.12)]
-    assert verdicts(check(*quiet, asked))[SPEEDUP] is not Verdict.REGRESSION
+    assert verdicts(check(*quiet, asked))[SPEEDUP] is not GateVerdict.REGRESSION
     gate = check(*loaded, asked)
-    assert (verdicts(gate)[SPEEDUP], gate.num_tests) == (Verdict.REGRESSION, 1)
+    assert (verdicts(gate)[SPEEDUP], gate.num_tests) == (GateVerdict.REGRESSION, 1)
 
 
 def test_a_time_that_repeats_exactly_is_not_trusted_either():
@@ -110,13 +110,13 @@ def test_a_time_that_repeats_exactly_is_not_trusted_either():
         for one, v in ((before, 100.0), (after, 40.0))
     ]
     several = [replace(one, origins=one.origins * 2) for one in exact]
-    assert check(*several, [Tolerance(metric=SPEED, share=0.1)]).verdict is Verdict.INCONCLUSIVE
+    assert check(*several, [Tolerance(metric=SPEED, share=0.1)]).verdict is GateVerdict.INCONCLUSIVE
 
 
 def test_a_missing_time_stays_missing():
     before, after = sides(40.0, noisy="candidate")
     after = replace(after, cells=(cell({SPEEDUP: figure(2.0)}),))
-    assert verdicts(check(before, after))[SPEED] is Verdict.MISSING
+    assert verdicts(check(before, after))[SPEED] is GateVerdict.MISSING
 
 
 def test_a_pool_and_its_file_keep_which_run_was_noisy(tmp_path):
@@ -125,7 +125,7 @@ def test_a_pool_and_its_file_keep_which_run_was_noisy(tmp_path):
     write_baseline(pooled, tmp_path / "baseline.json")
     stored = read_baseline(tmp_path / "baseline.json")
     assert [origin.noise for origin in stored.origins] == [None, NOISE]
-    assert verdicts(check(stored, quiet))[SPEED] is Verdict.INCONCLUSIVE
+    assert verdicts(check(stored, quiet))[SPEED] is GateVerdict.INCONCLUSIVE
     (warning,) = (line for line in baseline_lines(stored) if FACT in line)
     assert "b0" in warning
 
@@ -153,7 +153,7 @@ POWER = 0.80
 
 def simulated(
     slower: float, speedup_lost: float, rng: np.random.Generator, share: float | None
-) -> Verdict:
+) -> GateVerdict:
     """The verdict on a run whose K = 0 and drafts are `slower`, and whose drafts lose a speed-up.
 
     `share`: for how much of the time the candidate's process got the CPU; None: unknown.
@@ -175,7 +175,7 @@ def simulated(
 def regressions(slower: float, lost: float, share: float | None, num: int = GATES) -> float:
     rng = np.random.default_rng(11)
     found = [simulated(slower, lost, rng, share) for _ in range(num)]
-    rate = sum(verdict is Verdict.REGRESSION for verdict in found) / num
+    rate = sum(verdict is GateVerdict.REGRESSION for verdict in found) / num
     print(f"slower {slower:.0%}, drafts lose {lost:.0%}, CPU share {share}: regression {rate:.1%}")
     return rate
 
@@ -205,8 +205,8 @@ def test_a_process_that_always_waited_for_its_gpu_is_not_taken_for_a_busy_machin
         replace(one, origins=tuple(replace(origin, cpu_share=share) for origin in one.origins))
         for one, share in ((before, 0.5), (after, 0.3))
     ]
-    assert check(*waiting).verdict is Verdict.REGRESSION
-    assert simulated(0.4, 0.0, rng, 0.99) is Verdict.REGRESSION
+    assert check(*waiting).verdict is GateVerdict.REGRESSION
+    assert simulated(0.4, 0.0, rng, 0.99) is GateVerdict.REGRESSION
 
 
 def test_the_share_of_the_cpu_is_the_reason_and_is_said_for_both_sides():
@@ -216,7 +216,7 @@ def test_the_share_of_the_cpu_is_the_reason_and_is_said_for_both_sides():
         for x, share in ((before, 0.99), (after, 0.61))
     )
     gate = check(one, other)
-    assert verdicts(gate) == {SPEED: Verdict.INCONCLUSIVE, SPEEDUP: Verdict.PASS}
+    assert verdicts(gate) == {SPEED: GateVerdict.INCONCLUSIVE, SPEEDUP: GateVerdict.PASS}
     assert reasons(gate)[SPEED].startswith("machine: busy")
     (line,) = (line for line in detail_lines(gate) if "61%" in line)
     assert "99%" in line

@@ -12,8 +12,8 @@ import pytest
 from specbench.errors import UsageError
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.figures import Figure
-from specbench.gate.judging import Judgement, Verdict
-from specbench.gate.kinds import Kind
+from specbench.gate.judging import GateVerdict, Judgement
+from specbench.gate.kinds import MetricKind
 from tests.gate.gate_sides import cell, figure, key, side
 
 SPEEDUP = (Tolerance(metric="decode_speedup", share=0.05),)
@@ -40,7 +40,7 @@ def judged(
 def test_a_loss_whose_interval_excludes_the_tolerance_is_a_regression():
     # ln(2 / 1.8) = 0.10536, 0.05407 beyond ln(1 / 0.95); / 0.01414 = 3.823.
     found = judged("decode_speedup", 2.0, 1.8)
-    assert found.verdict is Verdict.REGRESSION
+    assert found.verdict is GateVerdict.REGRESSION
     assert found.p_value == pytest.approx(6.6e-5, rel=0.01)
     assert found.change.estimate == pytest.approx(-0.10)
     # Two-sided 95 %: 1.960 * 0.01414 = 0.02772.
@@ -51,7 +51,7 @@ def test_a_loss_whose_interval_excludes_the_tolerance_is_a_regression():
 def test_a_loss_beyond_the_tolerance_but_within_noise_of_it_is_neither_worse_nor_a_pass():
     # 6 %: 0.01059 beyond, / 0.01414 = 0.749, p = 0.23. Detectable: 2.486 * 0.01414 = 3.5 %.
     found = judged("decode_speedup", 2.0, 1.88)
-    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.verdict is GateVerdict.INCONCLUSIVE
     assert found.reason.startswith("cannot tell")
     assert found.p_value == pytest.approx(0.227, abs=0.001)
     assert found.minimum_detectable_effect == pytest.approx(1 - math.exp(-0.03516), abs=1e-4)
@@ -61,7 +61,7 @@ def test_noise_that_could_hide_the_tolerance_is_inconclusive():
     # Error 5 %, 4 degrees: (2.132 + 0.941) * 0.05 = 0.154 is more than 0.0513, and the upper
     # bound of the loss, 2.132 * 0.05 = 0.107, is, too.
     found = judged("decode_speedup", 2.0, 2.0, error=0.05)
-    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.verdict is GateVerdict.INCONCLUSIVE
     assert found.minimum_detectable_effect == pytest.approx(1 - math.exp(-0.1536), abs=1e-3)
     assert "noise could hide" in found.reason
 
@@ -69,21 +69,22 @@ def test_noise_that_could_hide_the_tolerance_is_inconclusive():
 @pytest.mark.parametrize("error", [0.0, 0.05])
 def test_an_improvement_passes_even_where_noise_is_large(error):
     # 20 % more: a loss of -0.182, at most -0.182 + 0.107 < 0.
-    assert judged("decode_speedup", 2.0, 2.4, error=error).verdict is Verdict.PASS
+    assert judged("decode_speedup", 2.0, 2.4, error=error).verdict is GateVerdict.PASS
 
 
 def test_less_is_better_where_the_metric_says_so():
     tolerances = {"tolerance": 0.05}
-    assert judged("round_s", 0.010, 0.013, **tolerances).verdict is Verdict.REGRESSION
-    assert judged("round_s", 0.010, 0.007, **tolerances).verdict is Verdict.PASS
+    assert judged("round_s", 0.010, 0.013, **tolerances).verdict is GateVerdict.REGRESSION
+    assert judged("round_s", 0.010, 0.007, **tolerances).verdict is GateVerdict.PASS
 
 
 def test_counts_that_repeat_exactly_need_no_luck():
     # No spread between prompts, none between runs: 2.1 % is a regression, 1.9 % is not.
     assert (
-        judged("mean_acceptance_length", 1.0, 0.979, tolerance=0.02).verdict is Verdict.REGRESSION
+        judged("mean_acceptance_length", 1.0, 0.979, tolerance=0.02).verdict
+        is GateVerdict.REGRESSION
     )
-    assert judged("mean_acceptance_length", 1.0, 0.981, tolerance=0.02).verdict is Verdict.PASS
+    assert judged("mean_acceptance_length", 1.0, 0.981, tolerance=0.02).verdict is GateVerdict.PASS
     gate = check(
         side(cell({"mean_acceptance_length": figure(3.0)})),
         side(cell({"mean_acceptance_length": figure(3.0)}), name="b"),
@@ -97,7 +98,7 @@ def test_below_five_prompts_there_is_no_verdict_on_what_varies():
     varied = cell({"decode_speedup": Figure(value=2.0, without=(1.9, 2.0, 2.1))}, units=three)
     same = cell({"decode_speedup": Figure(value=2.0, without=(2.0,) * 3)}, units=three)
     (found,) = check(side(same), side(varied, name="b"), SPEEDUP).judgements
-    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.verdict is GateVerdict.INCONCLUSIVE
     assert "an interval needs 5" in found.reason
 
 
@@ -106,7 +107,7 @@ def test_deviation_between_runs_widens_the_interval():
     # 0.05 * sqrt(1 + 1 / 4) = 0.0559; 0.05407 / 0.0559 = 0.967.
     steady = judged("decode_speedup", 2.0, 1.8, deviation=0.01, num_runs=4)
     shaky = judged("decode_speedup", 2.0, 1.8, deviation=0.05, num_runs=4)
-    assert (steady.verdict, shaky.verdict) == (Verdict.REGRESSION, Verdict.INCONCLUSIVE)
+    assert (steady.verdict, shaky.verdict) == (GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE)
     assert shaky.p_value == pytest.approx(0.202, abs=0.001)  # t = 0.967, 3 degrees
 
 
@@ -129,10 +130,10 @@ def two_cells(loss: float) -> Gate:
 
 def test_two_cells_share_the_false_alarms_of_one_gate():
     # 7.4 %: 0.02559 / 0.01414 = 1.809, p = 0.035 alone, 0.070 for the first of two (Holm).
-    assert judged("decode_speedup", 2.0, 1.852).verdict is Verdict.REGRESSION
+    assert judged("decode_speedup", 2.0, 1.852).verdict is GateVerdict.REGRESSION
     gate = two_cells(0.074)
     assert [j.p_value for j in gate.judgements] == pytest.approx([0.0704, 0.0704], abs=0.0005)
-    assert gate.verdict is not Verdict.REGRESSION
+    assert gate.verdict is not GateVerdict.REGRESSION
     assert gate.num_tests == 2
 
 
@@ -141,7 +142,7 @@ def test_what_does_not_vary_takes_no_part_in_the_sharing():
     after = {**figures, "decode_speedup": figure(1.852)}
     gate = check(side(cell(figures)), side(cell(after), name="b"), (*LENGTH, *SPEEDUP))
     assert gate.num_tests == 1
-    assert gate.verdict is Verdict.REGRESSION
+    assert gate.verdict is GateVerdict.REGRESSION
 
 
 def test_the_gravest_verdict_is_the_gates_and_counts_come_first():
@@ -149,19 +150,19 @@ def test_the_gravest_verdict_is_the_gates_and_counts_come_first():
     after = {"decode_speedup": figure(1.0), "mean_acceptance_length": figure(3.0)}
     gate = check(side(cell(figures)), side(cell(after), name="b"), (*SPEEDUP, *LENGTH))
     assert [j.metric for j in gate.judgements] == ["mean_acceptance_length", "decode_speedup"]
-    assert gate.verdict is Verdict.REGRESSION
+    assert gate.verdict is GateVerdict.REGRESSION
 
 
 def test_a_share_of_zero_is_no_share():
-    assert judged("num_failed", 0.0, 0.0).verdict is Verdict.PASS
-    assert judged("num_failed", 0.0, 3.0).verdict is Verdict.REGRESSION
-    assert judged("acceptance_rate", 0.0, 0.5).verdict is Verdict.PASS
+    assert judged("num_failed", 0.0, 0.0).verdict is GateVerdict.PASS
+    assert judged("num_failed", 0.0, 3.0).verdict is GateVerdict.REGRESSION
+    assert judged("acceptance_rate", 0.0, 0.5).verdict is GateVerdict.PASS
 
 
 def test_negative_values_are_compared_as_shares_of_the_baselines():
     # A cost of -100 bytes that rose by half of that.
-    assert judged("speculation_cost_bytes", -100.0, -50.0).verdict is Verdict.REGRESSION
-    assert judged("speculation_cost_bytes", -100.0, -150.0).verdict is Verdict.PASS
+    assert judged("speculation_cost_bytes", -100.0, -50.0).verdict is GateVerdict.REGRESSION
+    assert judged("speculation_cost_bytes", -100.0, -150.0).verdict is GateVerdict.PASS
 
 
 def test_all_entries_of_a_list_are_judged_or_the_one_that_is_named():
@@ -170,8 +171,8 @@ def test_all_entries_of_a_list_are_judged_or_the_one_that_is_named():
     sides = side(cell(before)), side(cell(after), name="b")
     whole = check(*sides, [Tolerance(metric="acceptance_rate_per_position", share=0.05)])
     first = check(*sides, [Tolerance(metric="acceptance_rate_per_position[1]", share=0.05)])
-    assert [j.verdict for j in whole.judgements] == [Verdict.PASS, Verdict.REGRESSION]
-    assert [j.verdict for j in first.judgements] == [Verdict.PASS]
+    assert [j.verdict for j in whole.judgements] == [GateVerdict.PASS, GateVerdict.REGRESSION]
+    assert [j.verdict for j in first.judgements] == [GateVerdict.PASS]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_a_metric_that_the_candidate_lost_is_missing():
         side(cell({"decode_speedup": figure(2.0)}), name="b"),
         [Tolerance(metric="round_s", share=0.05)],
     )
-    assert [j.verdict for j in gate.judgements] == [Verdict.MISSING]
+    assert [j.verdict for j in gate.judgements] == [GateVerdict.MISSING]
 
 
 def test_figures_of_another_tool_need_several_runs():
@@ -207,13 +208,13 @@ def test_figures_of_another_tool_need_several_runs():
 
     asked = [Tolerance(metric="decode_tokens_per_s", share=0.10)]
     (alone,) = check(side(imported(100.0)), side(imported(50.0), name="b"), asked).judgements
-    assert alone.verdict is Verdict.INCONCLUSIVE
+    assert alone.verdict is GateVerdict.INCONCLUSIVE
     assert "several runs" in alone.reason
     several = side(imported(100.0, 0.02), num_runs=4)
     verdicts = [
         check(several, side(imported(value), name="b"), asked).verdict for value in (50.0, 101.0)
     ]
-    assert verdicts == [Verdict.REGRESSION, Verdict.PASS]
+    assert verdicts == [GateVerdict.REGRESSION, GateVerdict.PASS]
 
 
 def test_counts_of_an_adaptive_k_are_not_judged():
@@ -234,18 +235,20 @@ def test_unpaired_prompts_add_their_spreads():
     assert found.p_value == pytest.approx(0.00217, abs=0.00003)
 
 
-@pytest.mark.parametrize(("speed", "verdict"), [(130.0, Verdict.PASS), (101.0, Verdict.REGRESSION)])
+@pytest.mark.parametrize(
+    ("speed", "verdict"), [(130.0, GateVerdict.PASS), (101.0, GateVerdict.REGRESSION)]
+)
 def test_a_speed_up_that_fell_since_everything_got_faster_is_an_improvement(speed, verdict):
     # The cell's own speed is known to 2 % * sqrt(2): 30 % more is faster for sure, 1 % is not.
     before = {"decode_speedup": figure(4.0), "decode_tokens_per_s": figure(100.0)}
     after = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(speed)}
     (found,) = check(side(cell(before)), side(cell(after), name="b"), SPEEDUP).judgements
     assert found.verdict is verdict
-    assert ("K = 0 got faster" in found.reason) is (verdict is Verdict.PASS)
+    assert ("K = 0 got faster" in found.reason) is (verdict is GateVerdict.PASS)
 
 
 @pytest.mark.parametrize(
-    ("speed", "verdict"), [(200.0, Verdict.PASS), (101.0, Verdict.INCONCLUSIVE)]
+    ("speed", "verdict"), [(200.0, GateVerdict.PASS), (101.0, GateVerdict.INCONCLUSIVE)]
 )
 def test_nor_does_a_speed_up_whose_fall_is_uncertain_hold_up_an_improvement(speed, verdict):
     before = {"decode_speedup": figure(4.0, 0.2), "decode_tokens_per_s": figure(100.0)}
@@ -254,14 +257,14 @@ def test_nor_does_a_speed_up_whose_fall_is_uncertain_hold_up_an_improvement(spee
     (found,) = check(side(cell(before)), side(others, name="b"), SPEEDUP, {"prompts"}).judgements
     assert found.verdict is verdict
     assert found.minimum_detectable_effect > found.tolerance
-    assert found.reason.startswith("this cell got") is (verdict is Verdict.PASS)
+    assert found.reason.startswith("this cell got") is (verdict is GateVerdict.PASS)
 
 
 def test_on_other_hardware_a_speed_up_that_fell_is_a_regression_whatever_the_speed():
     before = {"decode_speedup": figure(4.0), "decode_tokens_per_s": figure(100.0)}
     after = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(900.0)}
     other = side(cell(after), name="b", hardware={"device": "cuda", "GPU": "faster"})
-    assert check(side(cell(before)), other, SPEEDUP).verdict is Verdict.REGRESSION
+    assert check(side(cell(before)), other, SPEEDUP).verdict is GateVerdict.REGRESSION
 
 
 @pytest.mark.parametrize("metric", ["draft_cost_ratio", "overhead_ratio", "end_to_end_speedup"])
@@ -271,7 +274,7 @@ def test_only_a_decode_speed_up_is_excused_by_a_faster_k_0(metric):
     after = {metric: figure(worse), "decode_tokens_per_s": figure(130.0)}
     tolerance = (Tolerance(metric=metric, share=0.1),)
     (found,) = check(side(cell(before)), side(cell(after), name="b"), tolerance).judgements
-    assert (found.verdict, found.reason) == (Verdict.REGRESSION, "")
+    assert (found.verdict, found.reason) == (GateVerdict.REGRESSION, "")
 
 
 def test_tokens_that_a_request_checks_at_once_are_a_count():
@@ -280,7 +283,11 @@ def test_tokens_that_a_request_checks_at_once_are_a_count():
     tolerance = (Tolerance(metric="num_checked_at_once", share=0.05),)
     gate = check(side(cell(figures)), side(cell(fewer), name="b"), tolerance)
     (found,) = gate.judgements
-    assert (found.verdict, found.kind, gate.num_tests) == (Verdict.REGRESSION, Kind.COUNT, 0)
+    assert (found.verdict, found.kind, gate.num_tests) == (
+        GateVerdict.REGRESSION,
+        MetricKind.COUNT,
+        0,
+    )
 
 
 def test_the_side_with_too_few_prompts_is_named():

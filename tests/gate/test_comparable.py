@@ -8,7 +8,7 @@ from specbench.gate.check import Tolerance, check
 from specbench.gate.comparable import pair_up
 from specbench.gate.figures import Figure
 from specbench.gate.fingerprint import changes, differences, have_same_arithmetic
-from specbench.gate.judging import Verdict
+from specbench.gate.judging import GateVerdict
 from specbench.report.gate_words import baseline_lines
 from tests.gate.gate_sides import cell, figure, fingerprint, key, side
 
@@ -98,9 +98,9 @@ def test_answers_to_other_prompts_need_not_be_the_same():
         for t, i, n in zip(texts, ids, "ab", strict=True)
     ]
     (found,) = (j for j in check(*sides, allowed={"prompts"}).judgements if j.unit == "texts")
-    assert (found.verdict, found.baseline, found.candidate) == (Verdict.PASS, 1, 1)
+    assert (found.verdict, found.baseline, found.candidate) == (GateVerdict.PASS, 1, 1)
     unknown = side(cell(FIGURES, texts=texts[1]), name="b")
-    assert check(sides[0], unknown).verdict is Verdict.REGRESSION
+    assert check(sides[0], unknown).verdict is GateVerdict.REGRESSION
 
 
 def test_cells_of_another_k_are_compared_where_that_is_allowed():
@@ -193,11 +193,11 @@ def test_other_hardware_is_refused_for_absolute_times_alone():
     assert re.search(r"hardware: GPU one\b.*GPU another", refused(one, other, absolute_times=True))
     speedup = [Tolerance(metric="decode_speedup", share=0.05)]
     speed = [Tolerance(metric="decode_tokens_per_s", share=0.1)]
-    assert check(one, other, speedup).verdict is Verdict.PASS
+    assert check(one, other, speedup).verdict is GateVerdict.PASS
     for tolerances in (speed, None):
         with pytest.raises(UsageError, match="hardware"):
             check(one, other, tolerances)
-    assert check(one, other, speed, {"hardware"}).verdict is Verdict.PASS
+    assert check(one, other, speed, {"hardware"}).verdict is GateVerdict.PASS
 
 
 def test_every_difference_is_named_at_once():
@@ -225,29 +225,31 @@ def test_greedy_text_must_stay_the_same_where_the_arithmetic_is():
     after = cell(FIGURES, texts={"p1": "aaa xxx yyy", "p2": "ddd"})
     tolerances = [Tolerance(metric="decode_speedup", share=0.05)]
     first, *_ = check(side(before), side(after, name="b"), tolerances).judgements
-    assert (first.metric, first.verdict) == ("output_tokens", Verdict.REGRESSION)
+    assert (first.metric, first.verdict) == ("output_tokens", GateVerdict.REGRESSION)
     assert (first.baseline, first.candidate) == (2, 1)
     assert re.search("1 of 2 .*p1 .*17 to 32", first.reason)
 
     for other in ({"torch": "2.14.0"}, OTHER_MACHINE):
         gate = check(side(before), side(after, name="b", **other), tolerances)
-        assert gate.judgements[0].verdict is Verdict.PASS
+        assert gate.judgements[0].verdict is GateVerdict.PASS
         assert "not a regression" in gate.judgements[0].reason
 
 
 def test_a_cell_that_is_missing_or_not_valid_is_said_to_be():
     one = side(cell(FIGURES))
     gate = check(one, side(name="b", unmeasured=(key(),)))
-    assert [(j.verdict, j.reason) for j in gate.judgements] == [(Verdict.MISSING, "not measured")]
+    assert [(j.verdict, j.reason) for j in gate.judgements] == [
+        (GateVerdict.MISSING, "not measured")
+    ]
     throttled = side(cell(FIGURES, problems=("throttled",)), name="b")
     (found,) = check(one, throttled).judgements
-    assert (found.verdict, found.reason) == (Verdict.MISSING, "not valid: throttled")
+    assert (found.verdict, found.reason) == (GateVerdict.MISSING, "not valid: throttled")
 
 
 def test_prompts_that_an_interrupted_run_did_not_reach_are_missing():
     some = cell(FIGURES, units=("p1", "p2", "p3"))
     gate = check(side(cell(FIGURES)), side(some, name="b", is_complete=False))
-    assert gate.verdict is Verdict.MISSING
+    assert gate.verdict is GateVerdict.MISSING
     assert gate.judgements[0].reason.startswith("3 of 5 prompts ")
 
 
@@ -256,7 +258,7 @@ def test_fewer_prompts_that_are_allowed_are_judged():
     more = cell({"decode_speedup": Figure(value=2.0, without=())}, units=(*some.units, "p6"))
     tolerances = [Tolerance(metric="decode_speedup", share=0.05)]
     gate = check(side(more), side(some, name="b"), tolerances, {"prompts"})
-    assert gate.verdict is Verdict.PASS
+    assert gate.verdict is GateVerdict.PASS
 
 
 def test_a_metric_that_only_the_candidate_has_is_said_not_to_be_judged():
@@ -275,13 +277,13 @@ SLOWER = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(10.0)}
 def test_runs_of_other_numbers_of_threads_are_compared_without_seconds():
     baseline = side(cell(FIGURES), **THREADS)
     gate = check(baseline, side(cell(SLOWER), name="b", **FEWER))
-    assert gate.verdict is not Verdict.REGRESSION
+    assert gate.verdict is not GateVerdict.REGRESSION
     assert [j.metric for j in gate.judgements if "tokens_per_s" in j.metric] == []
     assert "decode_speedup" in [j.metric for j in gate.judgements]
     (note,) = [note for note in gate.notes if note.startswith("threads: ")]
     assert all(word in note for word in ("2", "1", "decode_tokens_per_s", "--threads 2"))
     worse = {**SLOWER, "decode_speedup": figure(0.2)}
-    assert check(baseline, side(cell(worse), name="b", **FEWER)).verdict is Verdict.REGRESSION
+    assert check(baseline, side(cell(worse), name="b", **FEWER)).verdict is GateVerdict.REGRESSION
 
 
 def test_numbers_of_threads_that_are_not_known_are_no_advice():
@@ -297,7 +299,7 @@ def test_seconds_alone_over_other_numbers_of_threads_are_refused_unless_hardware
     seconds = [Tolerance(metric="decode_tokens_per_s", share=0.1)]
     with pytest.raises(UsageError, match="--threads 2"):
         check(*sides, seconds)
-    assert check(*sides, seconds, {"hardware"}).verdict is Verdict.REGRESSION
+    assert check(*sides, seconds, {"hardware"}).verdict is GateVerdict.REGRESSION
 
 
 def test_another_cpu_is_refused_for_seconds_whatever_its_threads():

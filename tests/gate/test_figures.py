@@ -6,7 +6,7 @@ import pytest
 from specbench.gate.check import Tolerance, check
 from specbench.gate.comparison import Runs, compare
 from specbench.gate.figures import cell_figures
-from specbench.gate.kinds import Kind, deviation_floor, kind_of
+from specbench.gate.kinds import MetricKind, deviation_floor, kind_of
 from specbench.gate.texts import first_difference
 from specbench.metrics import registry
 from specbench.metrics.gathering import gather_cells
@@ -205,13 +205,15 @@ def test_kinds_are_those_that_a_slower_clock_shows(steady):
         moved_all, moved_one = (
             not np.allclose(values[0], value, rtol=1e-9) for value in values[1:]
         )
-        expected = Kind.TIME if moved_all else Kind.RATIO if moved_one else Kind.COUNT
+        expected = (
+            MetricKind.TIME if moved_all else MetricKind.RATIO if moved_one else MetricKind.COUNT
+        )
         assert kind_of(known) is expected, known.name
     assert seen > 15
 
 
 def test_counts_need_no_floor_and_times_the_largest():
     for device in ("cpu", "cuda", "something else"):
-        floors = [deviation_floor(kind, device) for kind in Kind]
+        floors = [deviation_floor(kind, device) for kind in MetricKind]
         assert floors[0] == 0
         assert floors == sorted(floors)

@@ -12,12 +12,12 @@ from scipy.stats import norm, t
 
 from specbench.gate.attribution import attribute
 from specbench.gate.check import Tolerance, check, default_tolerances
-from specbench.gate.judging import Verdict
-from specbench.gate.kinds import Kind, deviation_floor
+from specbench.gate.judging import GateVerdict
+from specbench.gate.kinds import MetricKind, deviation_floor
 from tests.gate.gate_sides import cell, figure, key, side
 
 
-def verdict(loss: float, tolerance: float) -> Verdict:
+def verdict(loss: float, tolerance: float) -> GateVerdict:
     """Of one speed-up that lost a share."""
     before = side(cell({"decode_speedup": figure(2.0)}))
     after = side(cell({"decode_speedup": figure(2.0 * (1 - loss))}), name="b")
@@ -27,14 +27,14 @@ def verdict(loss: float, tolerance: float) -> Verdict:
 def test_it_passes_only_where_a_loss_of_as_much_again_would_be_found():
     # Detectable: 2.486 * 0.01414 = 0.0352. Of 2 % lost 0.0202 + 0.0233 is beyond both limits,
     # 0.0367 and 0.0346, so that what could be found is what decides.
-    assert verdict(0.02, 0.036) is Verdict.PASS
-    assert verdict(0.02, 0.034) is Verdict.INCONCLUSIVE
+    assert verdict(0.02, 0.036) is GateVerdict.PASS
+    assert verdict(0.02, 0.034) is GateVerdict.INCONCLUSIVE
 
 
 def test_it_passes_where_the_bound_of_the_loss_is_within_the_tolerance():
     # Nothing lost: at most 1.645 * 0.01414 = 0.0233, though 0.0352 could be missed.
-    assert verdict(0.0, 0.026) is Verdict.PASS  # 0.0263
-    assert verdict(0.0, 0.022) is Verdict.INCONCLUSIVE  # 0.0222
+    assert verdict(0.0, 0.026) is GateVerdict.PASS  # 0.0263
+    assert verdict(0.0, 0.022) is GateVerdict.INCONCLUSIVE  # 0.0222
 
 
 def test_a_loss_beyond_the_tolerance_never_passes_however_noisy_the_machine():
@@ -44,15 +44,15 @@ def test_a_loss_beyond_the_tolerance_never_passes_however_noisy_the_machine():
     after = side(cell({"decode_tokens_per_s": figure(49.0)}), name="b", **cpu)
     asked = [Tolerance(metric="decode_tokens_per_s", share=0.40)]
     (found,) = check(before, after, asked).judgements
-    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.verdict is GateVerdict.INCONCLUSIVE
     assert re.match("cannot tell .*: lost more", found.reason)
     slightly = side(cell({"decode_tokens_per_s": figure(65.0)}), name="b", **cpu)
-    assert check(before, slightly, asked).verdict is Verdict.PASS  # 35 %, within the tolerance
+    assert check(before, slightly, asked).verdict is GateVerdict.PASS  # 35 %, within the tolerance
 
 
 def test_what_repeats_exactly_passes_where_nothing_is_tolerated():
     exact = Tolerance(metric="launches_per_round", share=0.0)
-    for after, expected in ((40.0, Verdict.PASS), (40.1, Verdict.REGRESSION)):
+    for after, expected in ((40.0, GateVerdict.PASS), (40.1, GateVerdict.REGRESSION)):
         sides = [side(cell({exact.metric: figure(n, 0.0)}), name=str(n)) for n in (40.0, after)]
         assert check(*sides, [exact]).verdict is expected
 
@@ -78,7 +78,7 @@ def test_text_of_another_dtype_or_target_need_not_be_the_same(changed):
     first, *_ = check(
         before, after, [Tolerance(metric="decode_speedup", share=0.05)], words
     ).judgements
-    assert (first.metric, first.verdict) == ("output_tokens", Verdict.PASS)
+    assert (first.metric, first.verdict) == ("output_tokens", GateVerdict.PASS)
     assert "not a regression" in first.reason
 
 
@@ -150,13 +150,13 @@ def test_the_interval_of_what_should_be_low_has_its_ends_in_order():
 def test_memory_that_was_none_and_is_some_is_a_regression():
     before, after = (cell({"speculation_cost_bytes": figure(v)}) for v in (0.0, 1e6))
     asked = [Tolerance(metric="speculation_cost_bytes", share=0.03)]
-    assert check(side(before), side(after, name="b"), asked).verdict is Verdict.REGRESSION
+    assert check(side(before), side(after, name="b"), asked).verdict is GateVerdict.REGRESSION
 
 
 def test_a_baseline_that_is_not_valid_holds_nobody_to_anything():
     figures = {"decode_speedup": figure(2.0)}
     found = lost(cell(figures, problems=("throttled",)), cell(figures))
-    assert found.verdict is Verdict.MISSING
+    assert found.verdict is GateVerdict.MISSING
     assert re.fullmatch("not valid .*baseline: throttled", found.reason)
 
 
@@ -165,8 +165,8 @@ def test_of_two_devices_the_noisier_one_counts():
     before, after = (cell({"decode_speedup": figure(v)}) for v in (2.0, 1.8))
     asked = [Tolerance(metric="decode_speedup", share=0.05)]
     other = side(after, name="b", hardware={"device": "cpu", "CPU": "one"})
-    assert check(side(before), side(after, name="b"), asked).verdict is Verdict.REGRESSION
-    assert check(side(before), other, asked).verdict is Verdict.INCONCLUSIVE
+    assert check(side(before), side(after, name="b"), asked).verdict is GateVerdict.REGRESSION
+    assert check(side(before), other, asked).verdict is GateVerdict.INCONCLUSIVE
 
 
 def test_the_spread_that_leaves_more_open_counts_and_not_the_larger_error():
@@ -188,9 +188,16 @@ def test_five_percent_more_of_what_should_be_low_is_a_factor_of_1_05():
 def test_what_is_tolerated_and_taken_for_granted_is_what_docs_say():
     shares = {d: [one.share for one in default_tolerances(d)] for d in ("cuda", "cpu")}
     assert shares == {"cuda": [0.02, 0.03, 0.05, 0.10], "cpu": [0.02, 0.03, 0.40, 0.40]}
-    assert deviation_floor(Kind.COUNT, "cpu") == 0
-    assert deviation_floor(Kind.MEMORY, "cpu") == deviation_floor(Kind.MEMORY, "cuda") == 0.005
-    assert [deviation_floor(kind, "cuda") for kind in (Kind.RATIO, Kind.TIME)] == [0.01, 0.02]
+    assert deviation_floor(MetricKind.COUNT, "cpu") == 0
+    assert (
+        deviation_floor(MetricKind.MEMORY, "cpu")
+        == deviation_floor(MetricKind.MEMORY, "cuda")
+        == 0.005
+    )
+    assert [deviation_floor(kind, "cuda") for kind in (MetricKind.RATIO, MetricKind.TIME)] == [
+        0.01,
+        0.02,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +226,7 @@ def test_a_gate_of_two_needs_more_to_pass_than_one_of_one():
     before = [cell({"decode_speedup": figure(2.0)}, of=k) for k in keys]
     after = [cell({"decode_speedup": figure(1.96)}, of=k) for k in keys]
     asked = [Tolerance(metric="decode_speedup", share=0.036)]
-    assert check(side(*before), side(*after, name="b"), asked).verdict is Verdict.INCONCLUSIVE
+    assert check(side(*before), side(*after, name="b"), asked).verdict is GateVerdict.INCONCLUSIVE
 
 
 def test_what_is_missing_is_graver_than_what_is_open():
@@ -227,5 +234,5 @@ def test_what_is_missing_is_graver_than_what_is_open():
     before = side(cell(figures), cell(figures, of=other))
     after = side(cell({"decode_speedup": figure(2.0, 0.05)}), name="b", unmeasured=(other,))
     gate = check(before, after, [Tolerance(metric="decode_speedup", share=0.05)])
-    assert {j.verdict for j in gate.judgements} == {Verdict.MISSING, Verdict.INCONCLUSIVE}
-    assert gate.verdict is Verdict.MISSING
+    assert {j.verdict for j in gate.judgements} == {GateVerdict.MISSING, GateVerdict.INCONCLUSIVE}
+    assert gate.verdict is GateVerdict.MISSING

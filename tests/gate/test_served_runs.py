@@ -12,7 +12,7 @@ from specbench.gate.baseline_file import read_baseline, write_baseline
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.figures import cell_figures
 from specbench.gate.fingerprint import changes, differences, have_same_arithmetic
-from specbench.gate.judging import OUTPUT_TOKENS, Verdict
+from specbench.gate.judging import OUTPUT_TOKENS, GateVerdict
 from specbench.gate.served_facts import served_facts
 from specbench.metrics.gathering import gather_run
 from specbench.runs import StoredRun
@@ -54,7 +54,7 @@ def of_prompts(stored: StoredRun, sha256: str) -> StoredRun:
 def test_a_date_that_the_server_printed_is_a_note_and_its_answers_are_not_compared(clock):
     runs = [of_prompts(told(served_sweep(ONE_ROW), template_clock=clock), day) for day in "ab"]
     found = gate(*runs, SPEEDUP)
-    assert found.verdict is Verdict.PASS
+    assert found.verdict is GateVerdict.PASS
     assert OUTPUT_TOKENS not in {j.metric for j in found.judgements}
     (note,) = (note for note in found.notes if "own date" in note)
     assert re.match("vllm: 6 of 6 .*code ", note)
@@ -125,7 +125,7 @@ def test_the_interval_has_the_noise_between_processes():
 def test_more_cycles_are_no_other_prompts():
     more = replace(ONE_ROW, cycles=6)
     found = gate(served_sweep(ONE_ROW), served_sweep(more), SPEEDUP)
-    assert found.verdict is Verdict.PASS
+    assert found.verdict is GateVerdict.PASS
     assert found.allowed == ()
     with pytest.raises(UsageError, match="prompts: 6 of code"):
         gate(served_sweep(ONE_ROW), served_sweep(replace(ONE_ROW, num_prompts=8)), SPEEDUP)
@@ -134,10 +134,10 @@ def test_more_cycles_are_no_other_prompts():
 def test_a_slower_engine_is_a_regression_and_the_same_one_is_not():
     slow = served_sweep(replace(ONE_ROW, slower={4: 2.5}))
     found = gate(served_sweep(ONE_ROW), slow, SPEEDUP)
-    assert found.verdict is Verdict.REGRESSION
-    (judgement,) = (j for j in found.judgements if j.verdict is Verdict.REGRESSION)
+    assert found.verdict is GateVerdict.REGRESSION
+    (judgement,) = (j for j in found.judgements if j.verdict is GateVerdict.REGRESSION)
     assert judgement.cell == key_of(4)
-    assert gate(served_sweep(ONE_ROW), served_sweep(ONE_ROW)).verdict is Verdict.PASS
+    assert gate(served_sweep(ONE_ROW), served_sweep(ONE_ROW)).verdict is GateVerdict.PASS
 
 
 def test_one_cycle_is_too_few_for_an_interval():
@@ -150,7 +150,7 @@ def test_one_cycle_is_too_few_for_an_interval():
 def test_an_interrupted_candidate_is_judged_by_the_cycles_it_has():
     short = replace(served_sweep(replace(ONE_ROW, cycles=3)), is_complete=False)
     found = gate(served_sweep(ONE_ROW), short, SPEEDUP)
-    assert found.verdict is Verdict.PASS
+    assert found.verdict is GateVerdict.PASS
 
 
 def without_ids(stored: StoredRun, words: str = "", repeat: int | None = None) -> StoredRun:
@@ -171,9 +171,9 @@ def text_of(found: Gate):
 
 def test_texts_are_held_to_by_their_words_where_there_are_no_tokens():
     before = without_ids(served_sweep(ONE_ROW))
-    assert text_of(gate(before, before)).verdict is Verdict.PASS
+    assert text_of(gate(before, before)).verdict is GateVerdict.PASS
     found = text_of(gate(before, without_ids(served_sweep(ONE_ROW), " other")))
-    assert found.verdict is Verdict.REGRESSION
+    assert found.verdict is GateVerdict.REGRESSION
     assert re.match("6 of 6 .*code-0 .*17 to 32", found.reason)
 
 
@@ -215,7 +215,7 @@ def test_another_version_is_reported_and_no_repeat_and_its_text_may_differ():
 def test_how_a_server_holds_and_spreads_a_model_is_like_hardware(changed):
     before, after = served_sweep(ONE_ROW), told(served_sweep(ONE_ROW), **changed)
     assert "hardware" in {d.name for d in differences(fingerprint(before), fingerprint(after))}
-    assert gate(before, after, SPEEDUP).verdict is Verdict.PASS  # ratios hold
+    assert gate(before, after, SPEEDUP).verdict is GateVerdict.PASS  # ratios hold
     with pytest.raises(UsageError, match=r"hardware.*vllm.*demo"):
         gate(before, after, [Tolerance(metric="decode_tokens_per_s", share=0.4)])
 

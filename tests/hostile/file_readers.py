@@ -15,7 +15,7 @@ from specbench.gate.baseline import pool
 from specbench.gate.baseline_file import read_baseline, write_baseline
 from specbench.gate.check import check
 from specbench.importers import import_files
-from specbench.importers.imported_cell import Told
+from specbench.importers.imported_cell import ImportOverrides
 from specbench.inputs.config import load_pairings
 from specbench.inputs.workloads import load_workload
 from specbench.records import Contender, KernelChoice
@@ -216,7 +216,7 @@ def _texts(folder: Path) -> Case:
 
 
 def _results(name: str) -> Make:
-    told = Told(temperature=0.0, num_speculative_tokens=4, concurrency=1)
+    told = ImportOverrides(temperature=0.0, num_speculative_tokens=4, concurrency=1)
 
     def read(file: Path) -> None:
         for found in import_files([file], told):

@@ -7,12 +7,12 @@ import pytest
 
 from specbench.errors import UsageError
 from specbench.importers import formats, import_files
-from specbench.importers.imported_cell import Told
+from specbench.importers.imported_cell import ImportOverrides
 from specbench.metrics.imported import summarise_imported
 from specbench.metrics.registry import all_metrics
 
 FILES = Path(__file__).parent / "files"
-GREEDY = Told(temperature=0.0, num_speculative_tokens=0)
+GREEDY = ImportOverrides(temperature=0.0, num_speculative_tokens=0)
 
 
 def cell(name, told=GREEDY, place=0):
@@ -31,18 +31,18 @@ def test_vllm_counters_are_those_of_rounds_that_drafted():
 
 def test_whose_count_of_acceptance_it_is_is_said_where_there_is_one():
     for name in ("vllm_spec.json", "aiperf.json"):
-        record = cell(name, Told(temperature=0.0, num_speculative_tokens=4)).record
+        record = cell(name, ImportOverrides(temperature=0.0, num_speculative_tokens=4)).record
         assert any("vLLM counts" in warning for warning in record.warnings)
     assert not cell("vllm_base.json").record.warnings
 
 
 def test_a_drafter_that_never_misses_drafts_in_every_round():
-    told = Told(temperature=0.0, pairing="llama/head", method="eagle3")
+    told = ImportOverrides(temperature=0.0, pairing="llama/head", method="eagle3")
     figures = cell("vllm_spec.json", told).record.figures
     assert figures["mean_acceptance_length"] == 2.5
     assert figures["num_rounds"] == 6400
     assert figures["acceptance_rate_per_position"] == (0.7, 0.5, 0.3)
-    lookup = Told(temperature=0.0, pairing="llama/ngram", method="ngram")
+    lookup = ImportOverrides(temperature=0.0, pairing="llama/ngram", method="ngram")
     assert "mean_acceptance_length" not in cell("vllm_spec.json", lookup).record.figures
 
 
@@ -75,7 +75,7 @@ def test_a_peak_of_requests_goes_after_what_is_told(tmp_path):
     result |= {"max_concurrency": None, "request_rate": 10.0, "max_concurrent_requests": 37}
     file = tmp_path / "open.json"
     file.write_text(json.dumps(result))
-    told = [Told(temperature=0.0, concurrency=rows) for rows in (None, 64)]
+    told = [ImportOverrides(temperature=0.0, concurrency=rows) for rows in (None, 64)]
     assert [import_files([file], one)[0].key.condition.concurrency for one in told] == [37, 64]
 
 
@@ -104,7 +104,9 @@ def test_detailed_files_give_the_speed_of_decoding_alone():
 
 
 def test_aiperf_is_read_by_its_units():
-    found = cell("aiperf.json", Told(num_speculative_tokens=4, method="eagle3", pairing="a/b"))
+    found = cell(
+        "aiperf.json", ImportOverrides(num_speculative_tokens=4, method="eagle3", pairing="a/b")
+    )
     assert found.record.tool_version == "0.13.0"
     assert (found.key.condition.concurrency, found.key.condition.temperature) == (4, 0)
     figures = dict(found.record.figures)
@@ -137,7 +139,9 @@ def test_aiperf_is_read_by_its_units():
 
 
 def test_a_lookup_that_drafts_in_some_rounds_has_acceptance_over_those_alone():
-    figures = cell("aiperf.json", Told(num_speculative_tokens=4, method="ngram")).record.figures
+    figures = cell(
+        "aiperf.json", ImportOverrides(num_speculative_tokens=4, method="ngram")
+    ).record.figures
     assert figures["mean_acceptance_length_when_drafted"] == 3.25
     assert not {"mean_acceptance_length", "acceptance_rate_per_position"} & set(figures)
 
@@ -175,7 +179,7 @@ def aiperf_pair(folder, benchmark="abc123", metrics=SPECULATING):
 
 
 def test_the_servers_counters_give_k_and_acceptance(tmp_path):
-    told = Told(method="eagle3", pairing="a/b")
+    told = ImportOverrides(method="eagle3", pairing="a/b")
     (found,) = import_files([aiperf_pair(tmp_path / "k3")], told)
     assert (found.key.draft.k, found.record.file) == (3, "profile_export_aiperf.json")
     figures = found.record.figures
@@ -214,7 +218,7 @@ def test_aiperfs_requests_are_those_of_its_folder(tmp_path):
     folder, file = aiperf_pair(tmp_path / "k3"), tmp_path / "k3" / "profile_export.jsonl"
     lines = [*aiperf_requests([900.0], "warmup"), *aiperf_requests([300.0, 500.0])]
     file.write_text("\n".join(map(json.dumps, lines)))
-    (found,) = import_files([folder], Told())
+    (found,) = import_files([folder], ImportOverrides())
     assert [r.prompt_id for r in found.record.requests] == [
         "session_0, turn 0",
         "session_1, turn 0",
@@ -222,32 +226,32 @@ def test_aiperfs_requests_are_those_of_its_folder(tmp_path):
     assert [r.decode_s for r in found.record.requests] == pytest.approx([0.2, 0.4])
     assert {(r.ttft_s, r.num_output_tokens) for r in found.record.requests} == {(0.1, 9)}
     with pytest.raises(UsageError, match=r"profile_export_aiperf\.json .* 0 are given"):
-        import_files([file], Told())
+        import_files([file], ImportOverrides())
 
 
 def test_a_server_without_counters_of_speculation_is_k_0(tmp_path):
     folder = aiperf_pair(tmp_path / "k0", metrics={"vllm:generation_tokens": counter(1000.0)})
-    (found,) = import_files([folder], Told())
+    (found,) = import_files([folder], ImportOverrides())
     assert found.key.is_baseline
     other = aiperf_pair(tmp_path / "unknown", metrics={"sglang:num_requests": counter(1.0)})
     with pytest.raises(UsageError, match="#k="):
-        import_files([other], Told())
+        import_files([other], ImportOverrides())
 
 
 def test_server_metrics_of_another_benchmark_are_refused(tmp_path):
     folder = aiperf_pair(tmp_path / "k3", benchmark="another")
     with pytest.raises(UsageError, match=r"server_metrics_export\.json.*profile_export_aiperf"):
-        import_files([folder], Told())
+        import_files([folder], ImportOverrides())
 
 
 def test_a_histogram_beyond_k_names_its_entry():
     with pytest.raises(UsageError, match=r"pooled_spec_decode_acceptance_histogram\.4: .* 3 "):
-        import_files([f"{FILES / 'aiperf.json'}#k=3"], Told(method="eagle3"))
+        import_files([f"{FILES / 'aiperf.json'}#k=3"], ImportOverrides(method="eagle3"))
 
 
 def test_each_file_has_its_own_k():
     files = [f"{FILES / name}#k={k}" for name, k in (("vllm_base.json", 0), ("aiperf.json", 4))]
-    told = Told(pairing="a/b", temperature=0.0)
+    told = ImportOverrides(pairing="a/b", temperature=0.0)
     assert [found.key.draft.k for found in import_files(files, told)] == [0, 4]
 
 
@@ -298,7 +302,7 @@ def test_files_of_different_models_are_refused_unless_their_name_is_given(tmp_pa
     with pytest.raises(UsageError, match=r"Llama-3\.1-8B-Instruct in .*Qwen3-8B in .*--pairing"):
         import_files(files, GREEDY)
     notes = []
-    told = Told(temperature=0.0, num_speculative_tokens=0, pairing="llama/head")
+    told = ImportOverrides(temperature=0.0, num_speculative_tokens=0, pairing="llama/head")
     assert len(import_files(files, told, note=notes.append)) == 2
     assert "Qwen3-8B" in notes[0]
     other.write_text(json.dumps(result | {"model_id": "/models/Llama-3.1-8B-Instruct/"}))
@@ -321,12 +325,12 @@ def test_a_temperature_is_found_among_all_extra_inputs(tmp_path, extra):
         result[holder] = result.get(holder, {}) | {"cli_command": command}
     file = tmp_path / "aiperf.json"
     file.write_text(json.dumps(result))
-    (found,) = import_files([file], Told(num_speculative_tokens=4))
+    (found,) = import_files([file], ImportOverrides(num_speculative_tokens=4))
     assert found.key.condition.temperature == 0.7
 
 
 def test_a_line_of_sglang_is_a_cell_and_its_accept_length_is_marked():
-    base, spec = import_files([FILES / "sglang.jsonl"], Told(temperature=0.0))
+    base, spec = import_files([FILES / "sglang.jsonl"], ImportOverrides(temperature=0.0))
     assert (base.key.draft.k, base.key.draft.method) == (0, "none")
     assert (spec.key.draft.k, spec.key.condition.workload) == (4, "sharegpt")
     assert spec.key.condition.target == base.key.condition.target == "Qwen3-8B"
@@ -346,12 +350,14 @@ def test_a_server_of_sglang_without_steps_tells_k_by_its_draft_tokens(tmp_path):
     result["server_info"] |= {"speculative_algorithm": "NGRAM", **steps}
     file = tmp_path / "ngram.jsonl"
     file.write_text(json.dumps(result))
-    (spec,) = import_files([file], Told(temperature=0.0))
+    (spec,) = import_files([file], ImportOverrides(temperature=0.0))
     assert spec.key.draft.k == 8
 
 
 def test_figures_have_our_metrics_names():
-    told = Told(temperature=0.0, num_speculative_tokens=4, method="eagle3", pairing="a/b")
+    told = ImportOverrides(
+        temperature=0.0, num_speculative_tokens=4, method="eagle3", pairing="a/b"
+    )
     files = [path for path in FILES.iterdir() if path.suffix in (".json", ".jsonl")]
     assert len(files) == 5
     for file in files:
@@ -372,4 +378,6 @@ def test_each_format_knows_its_own_results_alone():
         ("sglang.jsonl", "sglang bench_serving"),
         ("vllm_base.json", "vllm bench serve"),
     ):
-        assert cell(name, Told(temperature=0, num_speculative_tokens=4)).record.tool == tool
+        assert (
+            cell(name, ImportOverrides(temperature=0, num_speculative_tokens=4)).record.tool == tool
+        )

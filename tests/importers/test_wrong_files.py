@@ -8,10 +8,10 @@ import pytest
 
 from specbench.errors import UsageError
 from specbench.importers import import_files
-from specbench.importers.imported_cell import Told
+from specbench.importers.imported_cell import ImportOverrides
 
 FILES = Path(__file__).parent / "files"
-TOLD = Told(temperature=0.0, num_speculative_tokens=0)
+TOLD = ImportOverrides(temperature=0.0, num_speculative_tokens=0)
 
 
 def refusal(file, told=TOLD):
@@ -91,8 +91,10 @@ def test_values_that_are_missing_or_null_stay_missing(tmp_path):
 
 
 def test_what_neither_the_file_nor_the_user_says_is_asked_for(tmp_path):
-    assert "give --temperature" in refusal(FILES / "vllm_spec.json", Told())
-    assert "vllm_base.json#k=0" in refusal(FILES / "vllm_base.json", Told(temperature=0.0))
+    assert "give --temperature" in refusal(FILES / "vllm_spec.json", ImportOverrides())
+    assert "vllm_base.json#k=0" in refusal(
+        FILES / "vllm_base.json", ImportOverrides(temperature=0.0)
+    )
     alone = changed(tmp_path, max_concurrency=None, max_concurrent_requests=None)
     assert "give --concurrency" in refusal(alone)
 
@@ -107,7 +109,7 @@ def test_a_unit_that_is_not_known_is_refused(tmp_path):
     result["time_to_first_token"]["unit"] = "fortnights"
     file = tmp_path / "aiperf.json"
     file.write_text(json.dumps(result))
-    message = refusal(file, Told(num_speculative_tokens=4))
+    message = refusal(file, ImportOverrides(num_speculative_tokens=4))
     assert {"time_to_first_token.unit:", "'fortnights'", "s,"} <= set(message.split())
 
 

@@ -11,7 +11,7 @@ from specbench.cli.console import open_console
 from specbench.gate.attribution import Cause
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.figures import Figure
-from specbench.gate.judging import Verdict
+from specbench.gate.judging import GateVerdict
 from specbench.report.gate_json import gate_json
 from specbench.report.gate_junit import gate_junit, refusal_junit
 from specbench.report.gate_markdown import gate_markdown
@@ -78,7 +78,7 @@ def test_an_undecided_answer_names_changed_weights_in_every_format():
         side(cell(figures), name=name, drafters={"demo/draft": name * 64}) for name in "ab"
     )
     gate = check(before, after, [Tolerance(metric="decode_speedup", share=0.01)])
-    assert gate.verdict is Verdict.INCONCLUSIVE
+    assert gate.verdict is GateVerdict.INCONCLUSIVE
     (found,) = gate.attributions
     assert (found.metrics, found.causes) == ((), (Cause.WEIGHTS,))
     (skipped,) = ET.fromstring(gate_junit(gate)).iter("skipped")

@@ -16,10 +16,10 @@ from specbench.inputs.workloads import load_workload
 from specbench.records import Message, Prompt, Request, RoundLog, Sampling
 from specbench.shipped import shipped
 from specbench.stats.acceptance import RoundCounts
-from specbench.tracing.text import Text
+from specbench.tracing.text import TargetText
 
 WORKLOADS = ("chat", "code", "creative", "qa", "edit")
-Conversation = list[Text]
+Conversation = list[TargetText]
 
 
 @cache
@@ -65,7 +65,7 @@ def decode(engine: BuiltinEngine, workload: str, prompt: Prompt, asked: Asked) -
         seed, sampling = 1000 * asked.repeat + turn, Sampling(temperature=asked.temperature)
         output = _answer(engine, prompt_ids, sampling, seed, asked.max_new_tokens)
         texts.append(
-            Text(
+            TargetText(
                 workload=workload,
                 prompt_id=prompt.id,
                 turn=turn,
@@ -93,7 +93,7 @@ def conversations(
 
 
 def answered(
-    engine: BuiltinEngine, drafter: str, texts: Sequence[Text], k: int
+    engine: BuiltinEngine, drafter: str, texts: Sequence[TargetText], k: int
 ) -> list[tuple[tuple[int, ...], RoundLog]]:
     """The same turns decoded with drafts: output and rounds of each."""
     requests = [
@@ -116,7 +116,9 @@ def answered(
     return found
 
 
-def measured(engine: BuiltinEngine, drafter: str, texts: Sequence[Text], k: int) -> list[RoundLog]:
+def measured(
+    engine: BuiltinEngine, drafter: str, texts: Sequence[TargetText], k: int
+) -> list[RoundLog]:
     """The rounds of the same turns, decoded with drafts."""
     return [log for _, log in answered(engine, drafter, texts, k)]
 

@@ -12,7 +12,7 @@ from specbench.engines.builtin import BuiltinEngine
 from specbench.forecast.replay import replay_one, serves
 from specbench.records import TraceRecord
 from specbench.tracing.conversation import trace_conversation
-from specbench.tracing.text import Text
+from specbench.tracing.text import TargetText
 from tests.tracing.answers import (
     WORKLOADS,
     Asked,
@@ -38,18 +38,18 @@ def engine() -> BuiltinEngine:
 
 
 @cache
-def texts(workload: str) -> tuple[tuple[Text, ...], ...]:
+def texts(workload: str) -> tuple[tuple[TargetText, ...], ...]:
     return tuple(
         tuple(conversation)
         for conversation in conversations(engine(), workload, 2, Asked(max_new_tokens=28))
     )
 
 
-def traces(drafter: str, conversation: Sequence[Text]) -> tuple[TraceRecord, ...]:
+def traces(drafter: str, conversation: Sequence[TargetText]) -> tuple[TraceRecord, ...]:
     return trace_conversation(engine(), drafter, method_of(drafter), conversation, KS)
 
 
-def assert_equal_counts(drafter: str, conversation: Sequence[Text]) -> None:
+def assert_equal_counts(drafter: str, conversation: Sequence[TargetText]) -> None:
     records = traces(drafter, conversation)
     for k in KS[: engine().record.max_k.get(drafter, max(KS)) : 3]:
         logs = measured(engine(), drafter, conversation, k)

@@ -19,8 +19,8 @@ from specbench.records import Request, Sampling, TraceRecord
 from specbench.records.traces import Drafting
 from specbench.stats.acceptance import RoundCounts
 from specbench.tracing import track
-from specbench.tracing.conversation import Names, trace
-from specbench.tracing.text import Text
+from specbench.tracing.conversation import TraceNames, trace
+from specbench.tracing.text import TargetText
 from tests.decoding.lossless import (
     GREEDY,
     SAMPLED_PROMPT,
@@ -55,7 +55,7 @@ def drafter_of(variant: Variant):
 
 
 @cache
-def texts(sampling: Sampling = GREEDY) -> tuple[Text, ...]:
+def texts(sampling: Sampling = GREEDY) -> tuple[TargetText, ...]:
     """The target's own texts; a seed each."""
     found = []
     for seed, prompt in enumerate(PROMPTS):
@@ -63,7 +63,7 @@ def texts(sampling: Sampling = GREEDY) -> tuple[Text, ...]:
         plain = make_drafter("none", *models())
         (result,) = decode(models()[0], plain, [asked], k=0, sampling=sampling)
         found.append(
-            Text(
+            TargetText(
                 workload="tiny",
                 prompt_id=f"p{seed}",
                 turn=0,
@@ -78,12 +78,14 @@ def texts(sampling: Sampling = GREEDY) -> tuple[Text, ...]:
     return tuple(found)
 
 
-def traced(variant: Variant, text: Text, drafting: Drafting = "own") -> tuple[TraceRecord, ...]:
-    names = Names("tiny", variant.name, variant.method)
+def traced(
+    variant: Variant, text: TargetText, drafting: Drafting = "own"
+) -> tuple[TraceRecord, ...]:
+    names = TraceNames("tiny", variant.name, variant.method)
     return trace(names, models()[0], drafter_of(variant), [text], KS, drafting=drafting)
 
 
-def measured(variant: Variant, text: Text, k: int, drafter: Any = None) -> RoundCounts:
+def measured(variant: Variant, text: TargetText, k: int, drafter: Any = None) -> RoundCounts:
     asked = Request(
         prompt_ids=text.prompt_ids,
         max_new_tokens=text.max_new_tokens,

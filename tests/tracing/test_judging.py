@@ -12,7 +12,7 @@ from specbench.decode.verifier import verify
 from specbench.errors import UsageError
 from specbench.forward.tree import Tree, ancestors_of
 from specbench.records import Sampling
-from specbench.tracing.judging import Found, kept_given_text, refuse_drawn_tree
+from specbench.tracing.judging import ProposalMatches, kept_given_text, refuse_drawn_tree
 from specbench.tracing.text import NOTHING
 
 # Prompt of two tokens, then the output 10 11 12 13 14; rows stand at starts 0 and 3.
@@ -21,13 +21,13 @@ SIZE = 7
 LENGTHS = torch.tensor([[2], [5]])
 
 
-def added(proposal: Proposal) -> Found:
-    found = Found()
+def added(proposal: Proposal) -> ProposalMatches:
+    found = ProposalMatches()
     found.add([0, 3], proposal, LENGTHS, TEXT, SIZE)
     return found
 
 
-def chances(found: Found) -> list[tuple[float, ...]]:
+def chances(found: ProposalMatches) -> list[tuple[float, ...]]:
     return [found.chances(start, [1.0] * 5) for start in (0, 3)]
 
 
@@ -121,7 +121,7 @@ def forecast_lengths(num_drafts: int) -> tuple[list[float], list[float]]:
         proposal = Proposal(
             torch.tensor([tokens]), torch.tensor([num_drafts]), Q_AFTER[torch.tensor([before])]
         )
-        found = Found()
+        found = ProposalMatches()
         found.add([0], proposal, torch.tensor([[1]]), text_C, 3 + num_drafts)
         weight = math.prod(target)
         for lengths, chances in (

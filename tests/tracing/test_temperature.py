@@ -18,8 +18,8 @@ from specbench.forecast.replay import replay_one
 from specbench.records import Request, Sampling, TraceRecord
 from specbench.stats.acceptance import RoundCounts
 from specbench.tracing import judging
-from specbench.tracing.conversation import Names, trace, trace_conversation
-from specbench.tracing.text import Text
+from specbench.tracing.conversation import TraceNames, trace, trace_conversation
+from specbench.tracing.text import TargetText
 from tests.decoding.lossless import SAMPLED_PROMPT, WARM, decode
 from tests.drafters.variants import VARIANTS, Variant
 from tests.tracing.answers import Asked, answered, conversations, counted, open_demo
@@ -45,14 +45,14 @@ class Compared(NamedTuple):
         return self.relative / self.standard_error
 
 
-def decoded(variant: Variant, sampling: Sampling) -> list[tuple[Text, RoundCounts]]:
+def decoded(variant: Variant, sampling: Sampling) -> list[tuple[TargetText, RoundCounts]]:
     """Texts with the rounds that emitted them."""
     requests = [
         Request(prompt_ids=SAMPLED_PROMPT, max_new_tokens=MOST, seed=seed)
         for seed in range(NUM_TEXTS)
     ]
     results = decode(models()[0], drafter_of(variant), requests, k=K, sampling=sampling)
-    blank = Text(
+    blank = TargetText(
         workload="tiny",
         prompt_id="",
         turn=0,
@@ -82,7 +82,7 @@ def compared(rounds: Sequence[tuple[TraceRecord, RoundCounts]]) -> Compared:
 
 def on_tiny_models(name: str, sampling: Sampling) -> Compared:
     variant = next(variant for variant in VARIANTS if variant.name == name)
-    names, rounds = Names("tiny", variant.name, variant.method), []
+    names, rounds = TraceNames("tiny", variant.name, variant.method), []
     for text, measured in decoded(variant, sampling):
         records = trace(names, models()[0], drafter_of(variant), [text], [K])
         rounds.append((records[0], measured))

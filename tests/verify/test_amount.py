@@ -13,19 +13,23 @@ from specbench.bench.spent import duration
 from specbench.bench.verification import _READ, _SAMPLED, FEWEST_TOKENS, _outlook
 from specbench.cli.verify import PRECISION, enough_tokens
 from specbench.records import Sampling
-from specbench.verify.collect import Answered, Collector, Examined, Question, _end
-from specbench.verify.examine import Job
+from specbench.verify.collect import Answered, Collector, EngineUnderTest, VerificationPrompt, _end
+from specbench.verify.examine import VerificationJob
 from specbench.verify.judge import MOST_TOKENS, power_of_call, tokens_for
 
 
-def question(name: str, conversation: str | None = None) -> Question:
-    return Question(id=name, prompt_ids=(1,), max_new_tokens=100, conversation=conversation)
+def question(name: str, conversation: str | None = None) -> VerificationPrompt:
+    return VerificationPrompt(
+        id=name, prompt_ids=(1,), max_new_tokens=100, conversation=conversation
+    )
 
 
 TALK = [question("a"), question("b1", "b"), question("b2", "b"), question("c"), question("d")]
 
 
-def taken(num_tokens: int, num_rows: int, begin: int = 0, talk: list[Question] = TALK) -> str:
+def taken(
+    num_tokens: int, num_rows: int, begin: int = 0, talk: list[VerificationPrompt] = TALK
+) -> str:
     end = _end(talk, begin, num_tokens, num_rows)
     return " ".join(talk[i % len(talk)].id for i in range(begin, end))
 
@@ -77,7 +81,7 @@ def test_texts_are_the_same_however_many_are_asked_for_at_once():
     streams, seeds = [], []
     for wanted, rows in ((700, 1), (700, 16)):
         engine = Served()
-        who = Examined("one/ngram", cast(Any, engine), work, rows)
+        who = EngineUnderTest("one/ngram", cast(Any, engine), work, rows)
         texts = collector._sampled_texts(who, Sampling(temperature=0.7), wanted)
         streams.append([q.id for q, _ in islice(texts, 7)])
         assert engine.num_decoded == (800 if rows == 1 else 1600)
@@ -95,7 +99,7 @@ def test_where_answers_are_shorter_than_expected_only_what_is_missing_is_asked_f
     engine = Served()
     engine.share = 0.5
     work = cast(Any, SimpleNamespace(method="ngram", k=4))
-    who = Examined("one/ngram", cast(Any, engine), work, 1)
+    who = EngineUnderTest("one/ngram", cast(Any, engine), work, 1)
     texts = [text for _, text in islice(collector._sampled_texts(who, Sampling(), 700), 14)]
     assert sum(map(len, texts)) == 700
     assert engine.num_decoded == 1400
@@ -107,21 +111,26 @@ def test_an_engine_at_k_0_is_not_asked_twice_but_within_conversations():
     collector = Collector(cast(Any, SimpleNamespace(vocab_size=1000)), talk, seed=0)
     of_one_turn = Collector(cast(Any, SimpleNamespace(vocab_size=1000)), talk[:1], seed=0)
     work = cast(Any, SimpleNamespace(method="none", k=0))
-    assert of_one_turn.greedy_texts(Examined("one", cast(Any, Served()), work)) == [(7,) * 40]
+    assert of_one_turn.greedy_texts(EngineUnderTest("one", cast(Any, Served()), work)) == [
+        (7,) * 40
+    ]
     for name, k, asked in (("builtin", 0, 2), ("builtin", 4, 5), ("transformers", 0, 5)):
         engine = Served()
         engine.name = name
         work = cast(Any, SimpleNamespace(method="ngram", k=k))
-        texts = collector.greedy_texts(Examined("one", cast(Any, engine), work))
+        texts = collector.greedy_texts(EngineUnderTest("one", cast(Any, engine), work))
         assert len(engine.seeds) == asked
         assert [len(text) for text in texts] == (
             [40, 100, 100, 40, 40] if asked == 2 else [100] * 5
         )
 
 
-def jobs(*temperatures: float) -> list[Job]:
+def jobs(*temperatures: float) -> list[VerificationJob]:
     work = cast(Any, SimpleNamespace(method="ngram", k=4))
-    return [Job("one/d", None, "builtin", work, Sampling(temperature=t)) for t in temperatures]
+    return [
+        VerificationJob("one/d", None, "builtin", work, Sampling(temperature=t))
+        for t in temperatures
+    ]
 
 
 def test_what_is_to_come_is_told_beforehand():

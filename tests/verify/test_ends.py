@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specbench.engines.engine import Work
-from specbench.verify.collect import Collector, Examined, Question
+from specbench.verify.collect import Collector, EngineUnderTest, VerificationPrompt
 from specbench.verify.finding import Finding
 from specbench.verify.judge import judge
 from tests.verify.test_ties import BEST, WORSE, Saying
@@ -20,10 +20,10 @@ def greedy(text: tuple[int, ...], baseline: tuple[int, ...] | None = None) -> Fi
     """The verdict on a text of a target that says BEST again and again, WORSE being a tie."""
     logits_V = torch.zeros(7)
     logits_V[BEST] = logits_V[WORSE] = logits_V[EOS] = 16
-    question = Question(id="p0", prompt_ids=(1,), max_new_tokens=MOST)
+    question = VerificationPrompt(id="p0", prompt_ids=(1,), max_new_tokens=MOST)
     collector = Collector(Saying(logits_V), [question], seed=0)
     k = 0 if baseline is None else 4
-    who = Examined("demo/x", ENGINE, Work(drafter="x", method="ngram", k=k))
+    who = EngineUnderTest("demo/x", ENGINE, Work(drafter="x", method="ngram", k=k))
     (finding,) = judge([collector.greedy(who, [text], None if baseline is None else [baseline])])
     return finding
 

@@ -12,7 +12,7 @@ from specbench.records import Sampling
 from specbench.records.lossy import LossyRule
 from specbench.verify.collect import Collector
 from specbench.verify.evidence import FailedEvidence
-from specbench.verify.examine import Amount, Job, examine
+from specbench.verify.examine import Amount, VerificationJob, examine
 
 TYPICAL = LossyRule(name="typical", parameters={"threshold": 0.09, "alpha": 0.3})
 
@@ -38,7 +38,7 @@ class Refusing:
 def refusal(error: Exception, lossy: LossyRule | None) -> FailedEvidence:
     drafter = Drafter(name="heads", method="medusa", lossy=lossy)
     work = Work(drafter="heads", method="medusa", k=4)
-    job = Job("big/heads", drafter, "builtin", work, Sampling(temperature=0.7))
+    job = VerificationJob("big/heads", drafter, "builtin", work, Sampling(temperature=0.7))
     engines = {"builtin": cast(Engine, Refusing(error))}
     amount = Amount(num_tokens=1, num_rows={"builtin": 1})
     (found,) = examine(engines, cast(Collector, None), [job], amount, lambda _: None)

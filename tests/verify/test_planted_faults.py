@@ -18,11 +18,11 @@ from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import load_workload
 from specbench.records import Request, Sampling
-from specbench.verify.collect import Answered, Collector, Examined, Question
+from specbench.verify.collect import Answered, Collector, EngineUnderTest, VerificationPrompt
 from specbench.verify.evidence import Evidence
 from specbench.verify.finding import Finding
 from specbench.verify.judge import judge
-from specbench.verify.teacher import Teacher
+from specbench.verify.teacher import ReferenceModel
 from tests.decoding.lossless import decode, make_drafter, sampled_model
 from tests.tiny_pair import make_pair, write_pair
 
@@ -48,10 +48,10 @@ class Bench:
         self.engine = BuiltinEngine(pairing.target, pool)
         self.engine.add_drafter(pairing.drafter)
         self.pairing = pairing
-        teacher = Teacher(pool.load(pairing.target.model).model)
+        teacher = ReferenceModel(pool.load(pairing.target.model).model)
         prompts = load_workload(workload, folder=pairing.target.workloads).take(num_prompts, 0)
         questions = [
-            Question(
+            VerificationPrompt(
                 id=prompt.id,
                 prompt_ids=self.engine.tokenizer.prompt_ids(prompt.turns[0]),
                 max_new_tokens=length,
@@ -61,10 +61,10 @@ class Bench:
         self.num_rows = num_prompts
         self.make = lambda seed: Collector(teacher, questions, seed=seed)
 
-    def who(self, k: int = K) -> Examined:
+    def who(self, k: int = K) -> EngineUnderTest:
         drafter = self.pairing.drafter
         work = Work(drafter=drafter.name, method=drafter.method, k=k)
-        return Examined(
+        return EngineUnderTest(
             self.pairing.name, self.engine, work if k else self.engine.baseline, self.num_rows
         )
 
@@ -218,10 +218,12 @@ class SevenTokens:
 
 
 def of_seven_tokens(method: str) -> Finding:
-    question = Question(id="p0", prompt_ids=(1, 5, 2, 3, 1, 5, 2, 6, 4, 1, 5), max_new_tokens=32)
-    collector = Collector(Teacher(sampled_model(0)), [question] * 64, seed=0)
+    question = VerificationPrompt(
+        id="p0", prompt_ids=(1, 5, 2, 3, 1, 5, 2, 6, 4, 1, 5), max_new_tokens=32
+    )
+    collector = Collector(ReferenceModel(sampled_model(0)), [question] * 64, seed=0)
     work = Work(drafter="d", method=method, k=3)
-    who = Examined("seven/d", SevenTokens(), work, num_rows=256)
+    who = EngineUnderTest("seven/d", SevenTokens(), work, num_rows=256)
     return only(collector.sampled(who, WARM, 8192))
 
 

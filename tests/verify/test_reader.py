@@ -12,7 +12,7 @@ from specbench.verify import teacher as teacher_module
 from specbench.verify.distribution import ratio_to_expect
 from specbench.verify.evidence import CONTROL, SampledEvidence, Subject
 from specbench.verify.reader import TEMPERATURES, AnsweredPrompt, Reader
-from specbench.verify.teacher import Teacher, Text
+from specbench.verify.teacher import ReferenceModel, Text
 from tests.decoding.lossless import sampled_model
 
 WARM = Sampling(temperature=0.7)
@@ -26,16 +26,18 @@ SUBJECT = Subject(
 
 
 @pytest.fixture(scope="module")
-def teacher() -> Teacher:
-    return Teacher(sampled_model(0))
+def teacher() -> ReferenceModel:
+    return ReferenceModel(sampled_model(0))
 
 
-def alone(teacher: Teacher, text: Text) -> torch.Tensor:
+def alone(teacher: ReferenceModel, text: Text) -> torch.Tensor:
     return torch.cat(list(teacher.logits(*text)))
 
 
 @pytest.mark.parametrize("texts", [MIXED, OF_ONE_PROMPT], ids=["mixed", "of one prompt"])
-def test_each_text_has_the_logits_that_it_has_alone(texts: list[Text], teacher: Teacher) -> None:
+def test_each_text_has_the_logits_that_it_has_alone(
+    texts: list[Text], teacher: ReferenceModel
+) -> None:
     expected = [alone(teacher, text) for text in texts]
     found = dict(teacher.together(texts))
     assert sorted(found) == list(range(len(texts)))
@@ -45,7 +47,7 @@ def test_each_text_has_the_logits_that_it_has_alone(texts: list[Text], teacher: 
 
 
 def test_a_text_longer_than_a_chunk_comes_in_parts(
-    teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+    teacher: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = [alone(teacher, text) for text in MIXED]
     monkeypatch.setattr(teacher_module, "_CHUNK", 4)
@@ -58,7 +60,7 @@ def test_a_text_longer_than_a_chunk_comes_in_parts(
 
 
 def test_fewer_texts_are_read_at_once_where_the_vocabulary_is_large(
-    teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+    teacher: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [teacher._num_together(length) for length in (512, 513)] == [2**22 // 7 // 512, 1]
     monkeypatch.setattr(teacher, "vocab_size", 2**17)
@@ -66,7 +68,7 @@ def test_fewer_texts_are_read_at_once_where_the_vocabulary_is_large(
 
 
 def test_texts_of_like_length_are_fed_together(
-    teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+    teacher: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 11, 2, 12, 12, 8 and 5 tokens, 24 at once: 12 and 12, 11 and 8, 5 and 2."""
     monkeypatch.setattr(teacher_module, "_CHUNK", 24)
@@ -88,7 +90,7 @@ def asked() -> Iterator[tuple[AnsweredPrompt, tuple[int, ...]]]:
         yield AnsweredPrompt(id=f"p{i}", prompt_ids=tuple(prompt_ids), max_new_tokens=8), answer
 
 
-def read(teacher: Teacher, num_together: int, sampling: Sampling = WARM) -> SampledEvidence:
+def read(teacher: ReferenceModel, num_together: int, sampling: Sampling = WARM) -> SampledEvidence:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader_module, "_AT_ONCE", num_together)
         return Reader(teacher, seed=0).sampled(SUBJECT, sampling, asked(), 20, eos_ids=())
@@ -96,7 +98,7 @@ def read(teacher: Teacher, num_together: int, sampling: Sampling = WARM) -> Samp
 
 @pytest.mark.parametrize("sampling", [WARM, Sampling(temperature=0.7, top_k=3)], ids=str)
 def test_evidence_does_not_hang_on_how_many_are_read_at_once(
-    sampling: Sampling, teacher: Teacher
+    sampling: Sampling, teacher: ReferenceModel
 ) -> None:
     one, three, all_at_once = (read(teacher, n, sampling) for n in (1, 3, 64))
     assert one.num_texts == three.num_texts == all_at_once.num_texts == 6
@@ -109,7 +111,7 @@ def test_evidence_does_not_hang_on_how_many_are_read_at_once(
     assert len(one.surprise_N) == 20 - one.num_outside
 
 
-def test_each_token_lies_where_the_targets_distribution_has_it(teacher: Teacher) -> None:
+def test_each_token_lies_where_the_targets_distribution_has_it(teacher: ReferenceModel) -> None:
     """By the logits of each text alone, at the temperature asked for."""
     evidence = read(teacher, 64)
     logits_NV = torch.cat([alone(teacher, text) for text in MIXED])[:20].double()
@@ -125,7 +127,7 @@ def test_each_token_lies_where_the_targets_distribution_has_it(teacher: Teacher)
         assert below - 1e-5 <= u <= below + float(probs_NV[at, token]) + 1e-5
 
 
-def test_no_more_answers_are_asked_for_than_count(teacher: Teacher) -> None:
+def test_no_more_answers_are_asked_for_than_count(teacher: ReferenceModel) -> None:
     taken: list[str] = []
 
     def lazily() -> Iterator[tuple[AnsweredPrompt, tuple[int, ...]]]:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from specbench.verify.judge import is_tie
-from specbench.verify.teacher import Teacher
+from specbench.verify.teacher import ReferenceModel
 
 BEST, WORSE = 3, 5
 
 
-class Saying(Teacher):
+class Saying(ReferenceModel):
     """A target with the same logits after every text."""
 
     def __init__(self, logits_V: Tensor) -> None:

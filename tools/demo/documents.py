@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from specbench.demo.corpus.conversation import Conversation
+from specbench.demo.corpus.conversation import CorpusConversation
 from specbench.demo.corpus.grammar import Dice
 from tools.demo.tokenizer import TURN_END, TURN_START
 
@@ -28,7 +28,7 @@ class Batch(NamedTuple):
     is_answer_BT: Tensor
 
 
-def encode(conversation: Conversation, tokenizer: PreTrainedTokenizerFast) -> Document:
+def encode(conversation: CorpusConversation, tokenizer: PreTrainedTokenizerFast) -> Document:
     """The conversation under the chat template; answers and their end marks are learned."""
     ids: list[int] = []
     is_answer: list[bool] = []

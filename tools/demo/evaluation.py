@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specbench.demo.corpus.conversation import Conversation
+from specbench.demo.corpus.conversation import CorpusConversation
 from tools.demo.architecture import EOS_ID, PAD_ID
 from tools.demo.documents import encode
 
@@ -78,7 +78,7 @@ def answers(
 def perplexity(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    conversations: Sequence[Conversation],
+    conversations: Sequence[CorpusConversation],
 ) -> float:
     """exp of the mean negative log-likelihood of the answer tokens of written conversations."""
     total, count = 0.0, 0

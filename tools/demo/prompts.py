@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from specbench.demo.corpus import REGISTERS, sample
-from specbench.demo.corpus.conversation import Conversation
+from specbench.demo.corpus.conversation import CorpusConversation
 
 PROMPTS = 40
 MAX_NEW_TOKENS = 128
@@ -43,12 +43,12 @@ def write_workloads(folder: Path, *, seed: int, trained_per_register: int) -> No
         (folder / f"{register}.yaml").write_text(text, encoding="utf-8")
 
 
-def _chosen(register: str, seed: int, trained: int) -> list[Conversation]:
+def _chosen(register: str, seed: int, trained: int) -> list[CorpusConversation]:
     """Half are unseen wordings, half unseen pairs of topic and phrasing; first prompts differ."""
     drawn = [sample(register, index, seed) for index in range(trained)]
     seen = {c.turns[0][0] for c in drawn if not c.is_held_out}
-    by_prompt: dict[str, Conversation] = {}
-    by_combination: dict[str, Conversation] = {}
+    by_prompt: dict[str, CorpusConversation] = {}
+    by_combination: dict[str, CorpusConversation] = {}
     for conversation in drawn:
         prompt = conversation.turns[0][0]
         if conversation.is_held_out and prompt not in seen:
@@ -59,7 +59,7 @@ def _chosen(register: str, seed: int, trained: int) -> list[Conversation]:
     return [conversation for pair in pairs for conversation in pair]
 
 
-def _line(name: str, conversation: Conversation) -> dict[str, object]:
+def _line(name: str, conversation: CorpusConversation) -> dict[str, object]:
     line: dict[str, object] = {"id": name, "category": conversation.category}
     if conversation.system is not None:
         line["system"] = conversation.system

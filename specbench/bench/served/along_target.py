@@ -17,7 +17,7 @@ from specbench.verify.evidence import GreedyEvidence, SampledEvidence, Subject
 from specbench.verify.reader import AnsweredPrompt, Reader
 from specbench.verify.served_text import ServedText
 from specbench.verify.tally import Tally
-from specbench.verify.teacher import Teacher
+from specbench.verify.teacher import ReferenceModel
 
 WEIGHTS_SHARE = 0.8  # of the free memory that weights may take; the rest is for what is computed
 
@@ -35,7 +35,7 @@ class AlongTarget:
         self._pool = ModelPool(device, dtype)
         loaded = self._pool.load(self._spec)
         self._eos_ids = loaded.eos_ids
-        self._reader = Reader(Teacher(loaded.model), seed=settings.seed)
+        self._reader = Reader(ReferenceModel(loaded.model), seed=settings.seed)
         self._prompt_ids: dict[str, tuple[int, ...]] = {}
 
     def greedy(

@@ -26,7 +26,7 @@ from specbench.inputs.pairing import Pairing
 from specbench.records import Sampling
 from specbench.settings import BUILTIN, SERVED, RunSettings
 from specbench.verify.evidence import (
-    Beside,
+    BaselineSample,
     Distance,
     Evidence,
     FailedEvidence,
@@ -195,12 +195,12 @@ class _Weighing:
             rule=one.rule,
         )
 
-    def _beside(self, one: Heard, own: Heard) -> Beside:
+    def _beside(self, one: Heard, own: Heard) -> BaselineSample:
         has_ids = have_ids(one.texts, own.texts, own.colder)
         answers, own_answers, colder = (
             as_answers(texts, has_ids=has_ids) for texts in (one.texts, own.texts, own.colder)
         )
-        return Beside(
+        return BaselineSample(
             own=self._subject(own),
             answers=answers,
             own_answers=own_answers,

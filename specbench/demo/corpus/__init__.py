@@ -5,10 +5,10 @@ import json
 from collections.abc import Callable
 
 from specbench.demo.corpus import chat, code, creative, edit, qa
-from specbench.demo.corpus.conversation import Conversation
+from specbench.demo.corpus.conversation import CorpusConversation
 from specbench.demo.corpus.grammar import Dice
 
-_SAMPLERS: dict[str, Callable[[Dice], Conversation]] = {
+_SAMPLERS: dict[str, Callable[[Dice], CorpusConversation]] = {
     "chat": chat.sample,
     "code": code.sample,
     "creative": creative.sample,
@@ -18,7 +18,7 @@ _SAMPLERS: dict[str, Callable[[Dice], Conversation]] = {
 REGISTERS = tuple(_SAMPLERS)
 
 
-def sample(register: str, index: int, seed: int) -> Conversation:
+def sample(register: str, index: int, seed: int) -> CorpusConversation:
     """Conversation number `index` of a register; equal arguments give equal text everywhere."""
     return _SAMPLERS[register](Dice(seed, register, index))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from specbench.demo.corpus.conversation import Conversation
+from specbench.demo.corpus.conversation import CorpusConversation
 from specbench.demo.corpus.grammar import Dice, fill, joined, prose
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth")
@@ -81,7 +81,7 @@ def _data() -> dict[str, list[dict[str, Any]]]:
     return data
 
 
-def sample(dice: Dice) -> Conversation:
+def sample(dice: Dice) -> CorpusConversation:
     """One conversation of the chat register."""
     kind = dice.pick(("howto", "howto", "howto", "howto", "explain", "compare", "suggest"))
     if kind == "howto":
@@ -91,7 +91,7 @@ def sample(dice: Dice) -> Conversation:
     return _compare(dice) if kind == "compare" else _suggest(dice)
 
 
-def _howto(dice: Dice) -> Conversation:
+def _howto(dice: Dice) -> CorpusConversation:
     topic = dice.pick(_data()["howto"])
     ask = dice.pick(_HOWTO_ASKS)
     form = dice.pick(("prose", "prose", "list", "brief", "three"))
@@ -102,7 +102,7 @@ def _howto(dice: Dice) -> Conversation:
     if dice.chance(0.45):
         turns.append(_howto_follow_up(form, steps, slots, dice))
     system = dice.pick(_SYSTEMS[form])
-    return Conversation(
+    return CorpusConversation(
         category=f"howto-{form}",
         topic=topic["task"],
         phrasing=f"{ask} {form}",
@@ -159,7 +159,7 @@ def _howto_follow_up(
     return prose(user, dice, slots), prose(answer, dice, slots)
 
 
-def _explain(dice: Dice) -> Conversation:
+def _explain(dice: Dice) -> CorpusConversation:
     topic = dice.pick(_data()["explain"])
     asks = (
         "{question}?",
@@ -182,10 +182,12 @@ def _explain(dice: Dice) -> Conversation:
     if dice.chance(0.4):
         follow = "[Can you say that in one sentence|And in one sentence|What is the short version]?"
         turns.append((prose(follow, dice, {}), prose(f"In short: {three}.", dice, {})))
-    return Conversation(category="explain", topic=topic["ask"], phrasing=ask, turns=tuple(turns))
+    return CorpusConversation(
+        category="explain", topic=topic["ask"], phrasing=ask, turns=tuple(turns)
+    )
 
 
-def _compare(dice: Dice) -> Conversation:
+def _compare(dice: Dice) -> CorpusConversation:
     topic = dice.pick(_data()["compare"])
     asks = (
         "What is better, {a} or {b}?",
@@ -217,10 +219,12 @@ def _compare(dice: Dice) -> Conversation:
         follow = f"[I care most about|What matters to me is|I mostly think of] {wish}."
         reply = f"[Then|In that case] [I would choose|take|my advice is] {choice}."
         turns.append((prose(follow, dice, slots), prose(reply, dice, slots)))
-    return Conversation(category="compare", topic=topic["a"], phrasing=ask, turns=tuple(turns))
+    return CorpusConversation(
+        category="compare", topic=topic["a"], phrasing=ask, turns=tuple(turns)
+    )
 
 
-def _suggest(dice: Dice) -> Conversation:
+def _suggest(dice: Dice) -> CorpusConversation:
     topic = dice.pick(_data()["suggest"])
     count = dice.pick(("two", "three", "three", "four"))
     number = ("two", "three", "four").index(count) + 2
@@ -246,4 +250,6 @@ def _suggest(dice: Dice) -> Conversation:
         follow = "Which one [would you choose|do you like best]?"
         reply = "[I would choose this one|My favourite is this|I like this one best]: " + pick + "."
         turns.append((prose(follow, dice, {}), prose(reply, dice, {})))
-    return Conversation(category="ideas", topic=topic["what"], phrasing=ask, turns=tuple(turns))
+    return CorpusConversation(
+        category="ideas", topic=topic["what"], phrasing=ask, turns=tuple(turns)
+    )

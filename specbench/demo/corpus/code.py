@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specbench.demo.corpus.conversation import Conversation
+from specbench.demo.corpus.conversation import CorpusConversation
 from specbench.demo.corpus.functions import TASKS, Function, Task, block, renamed_words
 from specbench.demo.corpus.grammar import Dice, fill, joined, prose
 
@@ -39,7 +39,7 @@ _INTROS = (
 )
 
 
-def sample(dice: Dice) -> Conversation:
+def sample(dice: Dice) -> CorpusConversation:
     """One conversation of the code register."""
     kind = dice.pick(("list", "list", "algorithm", "algorithm", "algorithm", "unit", "class"))
     if kind == "class":
@@ -47,7 +47,7 @@ def sample(dice: Dice) -> Conversation:
     return _function_talk(TASKS[kind](dice), kind, dice)
 
 
-def _function_talk(task: Task, kind: str, dice: Dice) -> Conversation:
+def _function_talk(task: Task, kind: str, dice: Dice) -> CorpusConversation:
     function, topic, wishes = task
     ask = dice.pick(_ASKS)
     hints, docstring, bare = dice.chance(0.35), dice.chance(0.4), dice.chance(0.15)
@@ -66,7 +66,7 @@ def _function_talk(task: Task, kind: str, dice: Dice) -> Conversation:
     turns = [(user, answer)]
     if dice.chance(0.4):
         turns.append(_function_follow_up(function, hints, docstring, dice))
-    return Conversation(
+    return CorpusConversation(
         category=kind,
         topic=topic,
         phrasing=f"{ask} hints={hints} docstring={docstring}",
@@ -98,7 +98,7 @@ def _function_follow_up(
     return user if user[-1] in ".?" else f"{user}.", block(code)
 
 
-def _class(dice: Dice) -> Conversation:
+def _class(dice: Dice) -> CorpusConversation:
     entity = dice.pick(_ENTITIES)
     fields = dice.some(_FIELDS, dice.pick((2, 3, 3, 4)))
     names = [name for name, _ in fields]
@@ -116,7 +116,7 @@ def _class(dice: Dice) -> Conversation:
     user = prose(ask + extra, dice, slots)
     intro = prose("[Here is|This is|Sure, here is] the class {entity}:", dice, slots)
     source = _class_source(entity, fields, is_dataclass, describes)
-    return Conversation(
+    return CorpusConversation(
         category="class",
         topic=entity,
         phrasing=f"{ask} {is_dataclass} {describes}",

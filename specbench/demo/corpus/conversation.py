@@ -7,7 +7,7 @@ HELD_OUT_ONE_IN = 25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conversation:
+class CorpusConversation:
     """User and assistant turns; `topic` and `phrasing` name the combination they were made from."""
 
     category: str

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from specbench.demo.corpus.conversation import Conversation
+from specbench.demo.corpus.conversation import CorpusConversation
 from specbench.demo.corpus.grammar import Dice, Slots, fill, prose
 
 _PRONOUNS = {
@@ -69,7 +69,7 @@ def _data() -> dict[str, Any]:
     return data
 
 
-def sample(dice: Dice) -> Conversation:
+def sample(dice: Dice) -> CorpusConversation:
     """One conversation of the creative register."""
     theme = dice.pick(tuple(_SETTINGS))
     slots = _world(theme, dice)
@@ -106,7 +106,7 @@ def _ending(slots: Slots, dice: Dice) -> str:
     return prose(dice.pick(_data()["endings"][slots["mood"]]), dice, slots)
 
 
-def _story(theme: str, slots: Slots, dice: Dice) -> Conversation:
+def _story(theme: str, slots: Slots, dice: Dice) -> CorpusConversation:
     name = dice.pick(tuple(_data()["plots"]))
     plot = _data()["plots"][name]
     ask, detail = dice.pick(_STORY_ASKS), dice.pick(_DETAILS)
@@ -121,7 +121,7 @@ def _story(theme: str, slots: Slots, dice: Dice) -> Conversation:
         turns.append((prose(go_on, dice, {}), " ".join(rest)))
     else:
         turns = [(user, "\n\n".join([" ".join(beats[:3]), " ".join(beats[3:])]))]
-    return Conversation(
+    return CorpusConversation(
         category=f"story-{name}",
         topic=f"{name} {theme}",
         phrasing=ask + detail,
@@ -130,7 +130,7 @@ def _story(theme: str, slots: Slots, dice: Dice) -> Conversation:
     )
 
 
-def _continued(theme: str, slots: Slots, dice: Dice) -> Conversation:
+def _continued(theme: str, slots: Slots, dice: Dice) -> CorpusConversation:
     name = dice.pick(tuple(_data()["plots"]))
     beats = _beats(_data()["plots"][name], slots, dice)
     shown = 1 + dice.below(3)
@@ -144,7 +144,7 @@ def _continued(theme: str, slots: Slots, dice: Dice) -> Conversation:
         )
     )
     user = fill(ask, dice, {"text": " ".join(beats[:shown]), "mood": slots["mood"]})
-    return Conversation(
+    return CorpusConversation(
         category="continue",
         topic=f"{name} {theme} {shown}",
         phrasing=ask,
@@ -153,12 +153,12 @@ def _continued(theme: str, slots: Slots, dice: Dice) -> Conversation:
     )
 
 
-def _poem(theme: str, slots: Slots, dice: Dice) -> Conversation:
+def _poem(theme: str, slots: Slots, dice: Dice) -> CorpusConversation:
     couplets = _data()["couplets"]
     ask = dice.pick(_POEM_ASKS)
     middle = dice.some(couplets["middle"], 2 + dice.below(2))
     lines = [dice.pick(couplets["open"]), *middle, dice.pick(couplets["close"])]
-    return Conversation(
+    return CorpusConversation(
         category="poem",
         topic=f"poem {theme} {slots['thing']}",
         phrasing=ask,

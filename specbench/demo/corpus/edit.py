@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from specbench.demo.corpus.conversation import Conversation
+from specbench.demo.corpus.conversation import CorpusConversation
 from specbench.demo.corpus.functions import TASKS, Task, block, renamed_words
 from specbench.demo.corpus.grammar import Dice, fill, prose
 
@@ -57,7 +57,7 @@ _ENDS = (
 _SYSTEMS = (None, None, None, "You are a careful editor.", "Return only the changed text.")
 
 
-def sample(dice: Dice) -> Conversation:
+def sample(dice: Dice) -> CorpusConversation:
     """One conversation of the edit register; some ask for a second change."""
     make = dice.pick(_KINDS)
     change = make(dice)
@@ -68,7 +68,7 @@ def sample(dice: Dice) -> Conversation:
         again = _names_again(change.after, dice)
         if again is not None:
             turns.append(again)
-    return Conversation(
+    return CorpusConversation(
         category=change.kind,
         topic=change.topic,
         phrasing=f"{change.kind} {layout}",

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from specbench.demo.corpus.conversation import Conversation
+from specbench.demo.corpus.conversation import CorpusConversation
 from specbench.demo.corpus.grammar import Dice, fill, prose
 
 
-class Fact(NamedTuple):
+class QuizFact(NamedTuple):
     """One question in several wordings, with its answer in a word and in a sentence."""
 
     topic: str
@@ -37,7 +37,7 @@ def _data() -> dict[str, list[Any]]:
     return data
 
 
-def sample(dice: Dice) -> Conversation:
+def sample(dice: Dice) -> CorpusConversation:
     """One conversation of the qa register: one to three questions."""
     make = dice.pick(_KINDS)
     fact = make(dice)
@@ -56,7 +56,7 @@ def sample(dice: Dice) -> Conversation:
         turns.append((prose(question, dice, {}), _answer(following, is_short)))
         last = following
     system = dice.pick(_BRIEF) if by_system else dice.pick(_SYSTEMS)
-    return Conversation(
+    return CorpusConversation(
         category=make.__name__.strip("_"),
         topic=fact.topic,
         phrasing=f"{_shape(fact)} {fact.asks.index(ask)} {is_short}",
@@ -65,18 +65,18 @@ def sample(dice: Dice) -> Conversation:
     )
 
 
-def _answer(fact: Fact, is_short: bool) -> str:
+def _answer(fact: QuizFact, is_short: bool) -> str:
     return f"{fact.short}." if is_short else fact.full
 
 
-def _shape(fact: Fact) -> str:
+def _shape(fact: QuizFact) -> str:
     return fact.topic.split()[0]
 
 
-def _capital(dice: Dice) -> Fact:
+def _capital(dice: Dice) -> QuizFact:
     country, capital, _, _ = dice.pick(_data()["countries"])
     if dice.chance(0.3):
-        return Fact(
+        return QuizFact(
             f"capital-of {capital}",
             (
                 f"{capital} is the capital of which country?",
@@ -86,7 +86,7 @@ def _capital(dice: Dice) -> Fact:
             f"{capital} is the capital of {country}.",
             f"And {capital}?",
         )
-    return Fact(
+    return QuizFact(
         f"capital {country}",
         (
             f"What is the capital of {country}?",
@@ -100,10 +100,10 @@ def _capital(dice: Dice) -> Fact:
     )
 
 
-def _country(dice: Dice) -> Fact:
+def _country(dice: Dice) -> QuizFact:
     country, _, continent, language = dice.pick(_data()["countries"])
     if dice.chance(0.5):
-        return Fact(
+        return QuizFact(
             f"continent {country}",
             (
                 f"On which continent is {country}?",
@@ -114,7 +114,7 @@ def _country(dice: Dice) -> Fact:
             f"{country} is in {continent}.",
             f"And [where is|what about] {country}?",
         )
-    return Fact(
+    return QuizFact(
         f"language {country}",
         (
             f"Which language is spoken in {country}?",
@@ -127,10 +127,10 @@ def _country(dice: Dice) -> Fact:
     )
 
 
-def _element(dice: Dice) -> Fact:
+def _element(dice: Dice) -> QuizFact:
     name, symbol, number = dice.pick(_data()["elements"])
     if dice.chance(0.5):
-        return Fact(
+        return QuizFact(
             f"symbol {name}",
             (
                 f"What is the chemical symbol of {name}?",
@@ -141,7 +141,7 @@ def _element(dice: Dice) -> Fact:
             f"The chemical symbol of {name} is {symbol}.",
             f"And [of|for] {name}?",
         )
-    return Fact(
+    return QuizFact(
         f"number {name}",
         (
             f"What is the atomic number of {name}?",
@@ -154,12 +154,12 @@ def _element(dice: Dice) -> Fact:
     )
 
 
-def _animal(dice: Dice) -> Fact:
+def _animal(dice: Dice) -> QuizFact:
     animal, young, family, legs = dice.pick(_data()["animals"])
     a_animal, a_family = fill(f"a* {animal}", dice, {}), fill(f"a* {family}", dice, {})
     kind = dice.pick(("young", "young", "family", "legs"))
     if kind == "young":
-        return Fact(
+        return QuizFact(
             f"young {animal}",
             (
                 f"What is a young {animal} called?",
@@ -171,14 +171,14 @@ def _animal(dice: Dice) -> Fact:
             f"And a young {animal}?",
         )
     if kind == "family":
-        return Fact(
+        return QuizFact(
             f"family {animal}",
             (f"What kind of animal is {a_animal}?", f"Which class of animals has the {animal}?"),
             family.capitalize(),
             fill(f"a* {animal} is {a_family}.", dice, {}).capitalize(),
             f"And {a_animal}?",
         )
-    return Fact(
+    return QuizFact(
         f"legs {animal}",
         (f"How many legs does {a_animal} have?", f"What is the number of legs of {a_animal}?"),
         legs.capitalize(),
@@ -187,9 +187,9 @@ def _animal(dice: Dice) -> Fact:
     )
 
 
-def _work(dice: Dice) -> Fact:
+def _work(dice: Dice) -> QuizFact:
     work, author, verb = dice.pick(_data()["works"])
-    return Fact(
+    return QuizFact(
         f"{verb} {work}",
         (f"Who {verb} {work}?", f"Do you know who {verb} {work}?", f"By whom is {work}?"),
         author,
@@ -198,14 +198,14 @@ def _work(dice: Dice) -> Fact:
     )
 
 
-def _word(dice: Dice) -> Fact:
+def _word(dice: Dice) -> QuizFact:
     kind = dice.pick(("opposites", "opposites", "plurals", "pasts"))
     pair = dice.pick(_data()[kind])
     if kind == "opposites" and dice.chance(0.5):
         pair = pair[::-1]
     word, answer = pair
     name = {"opposites": "opposite", "plurals": "plural", "pasts": "past tense"}[kind]
-    return Fact(
+    return QuizFact(
         f"{kind} {word}",
         (
             f'What is the {name} of "{word}"?',
@@ -218,9 +218,9 @@ def _word(dice: Dice) -> Fact:
     )
 
 
-def _count(dice: Dice) -> Fact:
+def _count(dice: Dice) -> QuizFact:
     what, whole, number = dice.pick(_data()["counts"])
-    return Fact(
+    return QuizFact(
         f"count {what} {whole}",
         (
             f"How many {what} are there in {whole}?",
@@ -233,14 +233,14 @@ def _count(dice: Dice) -> Fact:
     )
 
 
-def _order(dice: Dice) -> Fact:
+def _order(dice: Dice) -> QuizFact:
     kind = dice.pick(("months", "months", "days", "planets"))
     names = _data()[kind]
     place = dice.below(len(names) - 1)
     word, step = dice.pick((("after", 1), ("before", -1)))
     known, answer = (names[place], names[place + 1])[::step]
     noun = kind[:-1]
-    return Fact(
+    return QuizFact(
         f"{word}-{kind} {known}",
         (
             f"Which {noun} comes {word} {known}?",
@@ -253,10 +253,10 @@ def _order(dice: Dice) -> Fact:
     )
 
 
-def _sum(dice: Dice) -> Fact:
+def _sum(dice: Dice) -> QuizFact:
     a, b = 2 + dice.below(9), 2 + dice.below(9)
     word, value = dice.pick((("plus", a + b), ("times", a * b)))
-    return Fact(
+    return QuizFact(
         f"{word} {a} {b}",
         (f"What is {a} {word} {b}?", f"How much is {a} {word} {b}?", f"Work out {a} {word} {b}."),
         str(value),
@@ -265,12 +265,12 @@ def _sum(dice: Dice) -> Fact:
     )
 
 
-def _single(dice: Dice) -> Fact:
+def _single(dice: Dice) -> QuizFact:
     question, short, full = dice.pick(_data()["singles"])
-    return Fact(f"single {question}", (question,), short, full, "")
+    return QuizFact(f"single {question}", (question,), short, full, "")
 
 
-_KINDS: tuple[Callable[[Dice], Fact], ...] = (
+_KINDS: tuple[Callable[[Dice], QuizFact], ...] = (
     _capital, _capital, _country, _element, _animal, _work, _word, _word, _count, _order, _sum,
     _single,
 )  # fmt: skip
