@@ -28,7 +28,7 @@ help:  ## Say what the targets do
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 # Exit code 3: an answer is undecided, as on a busy machine. That is an answer, and no failure to make.
-SWEEP := $(BIN)/specbench sweep-k demo/draft demo/poor --budget 3m || \
+SWEEP := $(BIN)/specbench sweep-k demo/draft demo/poor --time-budget 3m || \
   { code=$$?; [ $$code -eq 3 ] && echo "(exit code 3: undecided)"; }
 
 run: $(RUN_STAMP)  ## Set up, then sweep K on the embedded pairs (about 4 minutes)

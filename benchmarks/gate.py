@@ -47,7 +47,7 @@ from specbench.metrics.cell import CellData
 from specbench.metrics.gathering import gather_run
 from specbench.runs import StoredRun, load_run
 
-SAMPLED = ("-w", "chat,code", "--prompts", "12", "--temperature", "1", "--repeats", "12")
+SAMPLED = ("-w", "chat,code", "--num-prompts", "12", "--temperature", "1", "--repeats", "12")
 SPLIT = (BASELINE_RUNS, CANDIDATE_RUNS)
 
 

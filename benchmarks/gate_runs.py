@@ -11,7 +11,7 @@ from specbench.gate.baseline import Snapshot
 from specbench.runs import list_runs
 
 PAIRING = "demo/draft"
-RECIPE = ("-w", "chat,code,creative", "--prompts", "12", "--threads", "1")  # as in docs/ci.md
+RECIPE = ("-w", "chat,code,creative", "--num-prompts", "12", "--threads", "1")  # as in docs/ci.md
 BASELINE_RUNS, CANDIDATE_RUNS = 5, 3
 TOLERANCES = {"mean_acceptance_length": 0.02, "decode_speedup": 0.25}
 PLANTED_S = 0.03  # in every forward of the target
@@ -52,12 +52,12 @@ def record_fault(folder: Path, *, draft: str = "draft", slow_target: bool = Fals
     pairings = folder / "pairings.yaml"
     pairings.write_text(_ONE_DRAFT.format(draft=draft))
     code = _SLOW_TARGET if slow_target else _PLAIN
-    _run(folder, code, (*RECIPE, "--pairings", str(pairings.resolve())))
+    _run(folder, code, (*RECIPE, "--config", str(pairings.resolve())))
     return read_run("latest", folder)
 
 
 def _run(folder: Path, code: str, arguments: Sequence[str]) -> None:
-    command = ["run", PAIRING, *arguments, "--out", str(folder), "--json"]
+    command = ["run", PAIRING, *arguments, "--runs-dir", str(folder), "--json"]
     done = subprocess.run([sys.executable, "-c", code, *command], stdout=subprocess.DEVNULL)
     if done.returncode not in (ExitCode.GOOD, ExitCode.INCONCLUSIVE):
         done.check_returncode()

@@ -34,7 +34,7 @@ _REPORTS: Mapping[str, Callable[[Sequence[Document]], str]] = {
 def load(run: str | Path = LATEST, root: str | Path = "reports") -> "LoadedRun":
     """A stored run by its id, its folder or `latest`, as `specbench report` finds it.
 
-    Ids are looked up in `root`, as under the option --out. A run that is interrupted or still
+    Ids are looked up in `root`, as under the option --runs-dir. A run that is interrupted or still
     running loads, too. StoreError if there is no such run, or it is damaged or of a newer schema.
     """
     return LoadedRun(load_run(run, Path(root)))

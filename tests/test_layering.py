@@ -226,7 +226,7 @@ def test_the_protocol_of_an_engine_needs_no_torch_for_an_engine_may_be_a_server(
 @pytest.mark.slow
 def test_the_analysing_half_works_without_torch(tmp_path):
     commands = (
-        *(["list", what] for what in ("pairings", "workloads", "drafters", "metrics", "runs")),
+        *(["list", what] for what in ("pairings", "workloads", "methods", "metrics", "runs")),
         ["run", "--dry-run"],
         ["export", "demo/draft", "--engine", "transformers", "-k", "4"],
     )

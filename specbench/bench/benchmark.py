@@ -39,7 +39,7 @@ from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
 
 
 def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[EngineCost]:
-    """Costs by --costs, servers asked with the run's prompts; UsageError if a concurrency is
+    """Costs by --step-times, servers asked with the run's prompts; UsageError if a concurrency is
     missing."""
     concurrencies = settings.load.concurrency
     sources = settings.forecasting.costs

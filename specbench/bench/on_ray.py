@@ -68,7 +68,7 @@ class RayCluster:
         )
         if self._num_gpus > most:
             raise UsageError(
-                f"--gpus-per-cell {gpus_per_cell}: no node of the cluster has more than {most} GPUs"
+                f"--gpus-per-task {gpus_per_cell}: no node of the cluster has more than {most} GPUs"
             )
         self._remote = ray.remote(num_returns="streaming", max_retries=0)(_messages)
         self._numbers = count()

@@ -83,8 +83,8 @@ def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
         return
     if settings.decoder.acceptance is not None:
         raise UsageError(
-            f"--acceptance simulates acceptance, but {', '.join(lossy)} accepts drafts by its own "
-            "lossy rule; name other pairings or drop --acceptance"
+            f"--simulate-acceptance: {', '.join(lossy)} accepts draft tokens "
+            "by its own lossy rule; name other pairings or drop --simulate-acceptance"
         )
     if BUILTIN not in settings.load.engines:
         raise UsageError(

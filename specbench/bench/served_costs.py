@@ -18,7 +18,7 @@ from specbench.servers.streamed import Streamed
 
 MAX_TOKENS = 64  # of an answer
 NUM_BATCHES = 6  # each a cost of its own, so that their spread is seen
-OPTION = "--costs"
+OPTION = "--step-times"
 
 
 def time_servers(

@@ -185,14 +185,14 @@ def _outlook(
     if sampled:
         needed = f" of the needed {enough:,}" if num_tokens < enough else ""
         parts.append(f"{num_tokens:,}{needed} sampled tokens for each of {len(sampled)}")
-    limit = f" (--budget: {duration(limit_s)})" if sampled and limit_s < math.inf else ""
+    limit = f" (--time-budget: {duration(limit_s)})" if sampled and limit_s < math.inf else ""
     seconds = greedy_s + cells_s * num_tokens
     told = f"about {duration(seconds)}{limit}: {', '.join(parts)}, K = 0 included"
     if not sampled:
         return num_tokens, told
     power = power_of_call(num_tokens, num_sampled)
     return num_tokens, (
-        f"{told}; 80% power to detect {power.shift:.1%} of tokens shifted (--precision 1% "
+        f"{told}; 80% power to detect {power.shift:.1%} of tokens shifted (--detect 1% "
         "detects smaller faults and takes longer)"
     )
 

@@ -20,6 +20,7 @@ from specbench.cli.help import EXAMPLES, NEXT, Grouped
 from specbench.cli.history import history
 from specbench.cli.import_results import import_results
 from specbench.cli.init import init
+from specbench.cli.inspect_rounds import inspect_rounds
 from specbench.cli.listing import list_things
 from specbench.cli.options import spread
 from specbench.cli.pair import pair
@@ -30,7 +31,6 @@ from specbench.cli.streams import plain_streams
 from specbench.cli.sweep_k import sweep_k
 from specbench.cli.train import train
 from specbench.cli.verify import verify
-from specbench.cli.watch import watch
 from specbench.errors import DeviceLostError, SpecbenchError, UsageError
 from specbench.exit_code import ExitCode
 from specbench.models import library_log
@@ -59,7 +59,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "sweep-k": spread(sweep_k, draft="0..8"),
     "pair": spread(pair),
     "verify": spread(verify),
-    "watch": spread(watch),
+    "inspect": spread(inspect_rounds),
     "train": spread(train),
     "report": spread(report),
     "recommend": spread(recommend),
@@ -133,7 +133,7 @@ def prepared(arguments: list[str]) -> list[str]:
         for word in arguments:
             if not _is_text(word):
                 raise UsageError(f"{word!r}: not UTF-8 text, but everything stored must be")
-    return _with_latest(_with_drafts(arguments) if arguments[:1] == ["pair"] else arguments)
+    return _with_latest(arguments)
 
 
 def _is_text(word: str) -> bool:
@@ -142,20 +142,6 @@ def _is_text(word: str) -> bool:
     except UnicodeEncodeError:  # half of a surrogate pair stands for a byte that is no text
         return False
     return True
-
-
-def _with_drafts(arguments: list[str]) -> list[str]:
-    """`--drafts A B C` means each of them: the words up to the next option."""
-    spread, is_list = [], False
-    for word, following in pairwise([*arguments, "-"]):
-        if word.startswith("-"):
-            is_list = word == "--drafts"
-            if is_list and following.startswith("-"):
-                raise UsageError("--drafts needs names: folders, hub ids, demo:NAME or methods")
-            spread += [] if is_list else [word]
-        else:
-            spread += ["--drafts", word] if is_list else [word]
-    return spread
 
 
 def _with_latest(arguments: list[str]) -> list[str]:

@@ -18,7 +18,9 @@ AllowDifferent = Annotated[
 
 def baseline(
     runs: Annotated[list[str], typer.Argument(help="Run ids or folders, ideally five or more.")],
-    to: Annotated[Path, typer.Option(help="File to write.")] = Path("baseline.json"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path(
+        "baseline.json"
+    ),
     allow_different: AllowDifferent = None,
     out: options.Out = Path("reports"),
 ) -> None:
@@ -38,8 +40,8 @@ def baseline(
     pooled = pool(snapshots, allowed)
     for line in left_out(snapshots, pooled):
         typer.echo(f"left out: {line}", err=True)
-    write_baseline(pooled, to)
+    write_baseline(pooled, output)
     for line in baseline_lines(pooled):
         typer.echo(line)
     cells, of_runs = plural(len(pooled.cells), "cell"), plural(pooled.num_runs, "run")
-    typer.echo(f"{to}: {cells} of {of_runs}, {to.stat().st_size / 1000:.0f} kB")
+    typer.echo(f"{output}: {cells} of {of_runs}, {output.stat().st_size / 1000:.0f} kB")

@@ -53,7 +53,7 @@ def check_hub(pairings: "Pairings", write: Path | None) -> tuple[list[dict[str, 
     from specbench.fit.pairings_file import differences, hub_models, write_filled
 
     if write is not None and write.exists():
-        raise UsageError(f"--write {write}: file exists; name a new one")
+        raise UsageError(f"--output {write}: file exists; name a new one")
     found = [hub_facts(spec.source, spec.revision) for spec in hub_models(pairings)]
     facts = {one.source: one for one in found if one.problem is None}
     for one in found:

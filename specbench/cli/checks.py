@@ -28,23 +28,21 @@ def checked(asked: RunSettings) -> RunSettings:
     if draft.adaptive and BUILTIN not in load.engines:
         raise UsageError("-k auto needs the built-in decoder; add --engine builtin")
     if asked.decoder.acceptance is not None and load.engines != (BUILTIN,):
-        raise UsageError(
-            "--acceptance simulates acceptance in the built-in decoder only; leave out --engine"
-        )
+        raise UsageError("--simulate-acceptance needs the built-in decoder; leave out --engine")
     overlaps = load.concurrency != (1,) or load.request_rate is not None
     if asked.effort.num_requests is not None and not (overlaps or {*load.engines} & {*SERVED}):
         raise UsageError(
             "--num-requests counts the requests of a pass or of a server's session; for one "
-            "request at a time use --prompts and --repeats, or add --concurrency"
+            "request at a time use --num-prompts and --repeats, or add --concurrency"
         )
     if load.slo and load.num_samples > 1:
-        raise UsageError("--slo counts single requests; drop --samples")
+        raise UsageError("--slo counts single requests; drop --best-of")
     own = set(load.engines) - set(SERVED)
     if load.slo and (forecasting.forecast or (own and asked.effort.budget_s is not None)):
-        option = "--forecast" if forecasting.forecast else f"--budget of --engine {min(own)}"
+        option = "--forecast" if forecasting.forecast else f"--time-budget of --engine {min(own)}"
         raise UsageError(
             f"{option} leaves K out by their speed, --slo chooses by goodput; drop one of them, "
-            "or limit the run with --prompts"
+            "or limit the run with --num-prompts"
         )
     if load.num_samples > 1:
         _require_samples(asked)
@@ -53,9 +51,9 @@ def checked(asked: RunSettings) -> RunSettings:
         _require_forecast(asked)
         forecasting = replace(forecasting, forecast=True)
     elif forecasting.exhaustive:
-        raise UsageError("--exhaustive checks forecasts; add --forecast")
+        raise UsageError("--validate-forecast checks forecasts; add --forecast")
     if forecasting.acceptance_rule is not None and not forecasting.costs:
-        raise UsageError("--acceptance-rule describes the engine of --costs; add --costs")
+        raise UsageError("--acceptance-rule describes the engine of --step-times; add --step-times")
     return replace(asked, forecasting=forecasting)
 
 
@@ -64,22 +62,22 @@ def _require_samples(asked: RunSettings) -> None:
     n, load = asked.load.num_samples, asked.load
     if 0 in asked.sampling.temperatures:
         raise UsageError(
-            f"--samples {n}: at temperature 0 all {n} answers are the same; use a temperature "
+            f"--best-of {n}: at temperature 0 all {n} answers are the same; use a temperature "
             "above 0, such as 0.7"
         )
     if load.concurrency != (1,) or load.request_rate is not None:
         raise UsageError(
-            f"--samples {n} decodes {n} answers to one prompt at a time; leave out --concurrency "
+            f"--best-of {n} decodes {n} answers to one prompt at a time; leave out --concurrency "
             "and --request-rate"
         )
     if asked.draft.adaptive:
-        raise UsageError(f"--samples {n} needs a fixed K; drop auto from -k")
+        raise UsageError(f"--best-of {n} needs a fixed K; drop auto from -k")
     if load.engines != (BUILTIN,):
-        raise UsageError(f"--samples {n} needs the built-in decoder; leave out --engine")
+        raise UsageError(f"--best-of {n} needs the built-in decoder; leave out --engine")
     if asked.decoder.acceptance is not None:
         raise UsageError(
-            f"--samples {n} picks the likeliest text, but --acceptance makes texts up; use one "
-            "of them"
+            f"--best-of {n} picks the likeliest text, but --simulate-acceptance makes texts up; "
+            "use one of them"
         )
 
 
@@ -88,22 +86,23 @@ def _require_forecast(asked: RunSettings) -> None:
     from specbench.forecast.engine_costs import check_sources
 
     costs, ks = asked.forecasting.costs, asked.draft.num_speculative_tokens
-    option = "--costs" if costs else "--forecast"
+    option = "--step-times" if costs else "--forecast"
     if asked.load.engines != (BUILTIN,):
         raise UsageError(f"{option} needs the built-in decoder; leave out --engine")
     if asked.load.request_rate is not None:
         raise UsageError(f"{option} assumes a full batch; drop --request-rate")
     if asked.load.num_samples > 1:
-        raise UsageError(f"{option} assumes one answer per prompt; drop --samples")
+        raise UsageError(f"{option} assumes one answer per prompt; drop --best-of")
     if asked.decoder.acceptance is not None:
-        raise UsageError(f"{option} traces real acceptance; drop --acceptance")
+        raise UsageError(f"{option} traces real acceptance; drop --simulate-acceptance")
     if asked.forecasting.exhaustive and costs:
         raise UsageError(
-            "--exhaustive measures here, but --costs describe another engine; use one of them"
+            "--validate-forecast measures here, but --step-times describe another engine; use one "
+            "of them"
         )
     check_sources(costs)
     if costs and ks is not None and not any(ks):
-        raise UsageError("--costs forecasts fixed K above 0, such as -k 1..8")
+        raise UsageError("--step-times forecasts fixed K above 0, such as -k 1..8")
 
 
 # `--api-key KEY`, `--hf-token=TOKEN`, and `NAME=VALUE` of a variable named as a secret.
@@ -119,27 +118,31 @@ def _require_servers(asked: RunSettings) -> None:
     if not served:
         if asked.servers != ServerSettings():
             raise UsageError(
-                "options of servers, such as --base-url, --launch and --cycles, need a serving "
-                f"engine; add --engine with one of {', '.join(SERVED)}"
+                "options of servers, such as --base-url, --engine-command and --restart-cycles, "
+                f"need a serving engine; add --engine with one of {', '.join(SERVED)}"
             )
         return
     names = ", ".join(served)
     if asked.load.contexts:
-        raise UsageError(f"--context needs the built-in decoder; drop it, or drop --engine {names}")
+        raise UsageError(
+            f"--prompt-tokens needs the built-in decoder; drop it, or drop --engine {names}"
+        )
     if asked.effort.precision is not None:
-        raise UsageError(f"--precision needs the built-in decoder; for {names} use --cycles")
+        raise UsageError(
+            f"--margin-of-error needs the built-in decoder; for {names} use --restart-cycles"
+        )
     words = (*asked.servers.engine_args, *(asked.servers.launch or "").split())
     for word in filter(_SECRET.match, words):
         raise UsageError(
-            f"{word.partition('=')[0]} in --engine-args or --launch would be stored, and seen in "
-            "the list of processes; set it in the environment, which a started engine inherits "
-            f"(VLLM_API_KEY, LLAMA_API_KEY, HF_TOKEN), and {KEY} for asking the server"
+            f"{word.partition('=')[0]} in --engine-args or --engine-command would be stored, and "
+            "seen in the list of processes; set it in the environment, which a started engine "
+            f"inherits (VLLM_API_KEY, LLAMA_API_KEY, HF_TOKEN), and {KEY} for asking the server"
         )
     for word in asked.servers.engine_args:
         if word.partition("=")[0] in _OURS:
             raise UsageError(
                 f"--engine-args with {word}: specbench says where a started server listens; leave "
-                "it out, or put {port} into --launch"
+                "it out, or put {port} into --engine-command"
             )
     urls, is_started = asked.servers.base_urls, asked.servers.launch or asked.servers.engine_python
     if urls and len(served) > 1:
@@ -148,8 +151,8 @@ def _require_servers(asked: RunSettings) -> None:
         )
     if urls and (is_started or asked.servers.engine_args):
         raise UsageError(
-            "--base-url measures what runs already, so --launch, --engine-python and --engine-args "
-            "have nothing to start; use one or the other"
+            "--base-url measures what runs already, so --engine-command, --engine-python and "
+            "--engine-args have nothing to start; use one or the other"
         )
     if OPENAI in served and not urls:
         raise UsageError(

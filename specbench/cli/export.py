@@ -79,9 +79,11 @@ _Temperature = Annotated[
 ]
 _File = Annotated[
     Path | None,
-    typer.Option("--out", help="Write the config, or the command if there is none, to this file."),
+    typer.Option(
+        "--output", "-o", help="Write the config, or the command if there is none, to this file."
+    ),
 ]
-_Runs = Annotated[Path, typer.Option("--runs", help="Folder where runs are stored.")]
+_Runs = Annotated[Path, typer.Option("--runs-dir", help="Folder where runs are stored.")]
 
 
 def export(
@@ -261,4 +263,4 @@ def _write(path: Path, text: str) -> None:
     try:
         write_whole(path, text)
     except OSError as error:
-        raise StoreError(f"--out {path}: cannot write: {error.strerror}") from error
+        raise StoreError(f"--output {path}: cannot write: {error.strerror}") from error

@@ -27,7 +27,7 @@ _HEAD = """\
 # tokens. `specbench run {pairing}` measures a pairing, `specbench run {target}` all drafters.
 # Beside `model` and `method`, every entry may have `dtype`, `revision`, `device_map`,
 # `quantization` (int8, int4, fp8) and `note`; a drafter also `num_speculative_tokens`, its K.
-# `specbench list drafters` shows the methods and their parameters.
+# `specbench list methods` shows the methods and their parameters.
 #
 # `model` is a folder (relative to this file), a Hugging Face id, or demo:NAME.
 """
@@ -49,7 +49,7 @@ _WORKFLOW = """\
 # Make the baseline once on the same kind of runner and commit it as ci/baseline.json:
 #   for i in 1 2 3 4 5; do specbench run {pairing} -w ./{prompts} --threads 1; done
 # Its --threads is also the candidate's, below: seconds of other numbers are not compared.
-#   specbench baseline reports/*/ --to ci/baseline.json
+#   specbench baseline reports/*/ --output ci/baseline.json
 # GitHub reads this file in the root of a repository alone, and the runner needs the models where
 # {pairings} says that they are.
 name: specbench
@@ -73,7 +73,7 @@ jobs:
           for i in 1 2 3; do
             specbench run {pairing} -w ./{prompts} --threads 1 || [ $? -eq 3 ]
           done
-          specbench baseline reports/*/ --to candidate.json
+          specbench baseline reports/*/ --output candidate.json
       - name: Judge
         run: >
           specbench check ci/baseline.json candidate.json

@@ -30,7 +30,12 @@ _CheckHub = Annotated[
 ]
 _Write = Annotated[
     Path | None,
-    typer.Option(help="With --check-hub: a copy of the file, filled in.", show_default=False),
+    typer.Option(
+        "--output",
+        "-o",
+        help="With --check-hub: a copy of the file, filled in.",
+        show_default=False,
+    ),
 ]
 
 
@@ -57,7 +62,7 @@ _COLUMNS = {
         "tokens": "max_new_tokens",
         "description": "description",
     },
-    "drafters": {
+    "methods": {
         "method": "method",
         "model": "model",
         "parameters": "parameters",
@@ -89,7 +94,7 @@ def list_things(
     check_hub: _CheckHub = False,
     write: _Write = None,
 ) -> None:
-    """List pairings, workloads, drafters, metrics or runs."""
+    """List pairings, workloads, methods, metrics or runs."""
     one_of("list", kind, *_COLUMNS)
     _require_together(kind, fits=fits, gpu=gpu, check_hub=check_hub, write=write)
     if check_hub:
@@ -101,8 +106,8 @@ def list_things(
             rows = _pairings(pairings_file, fits=fits, gpu=gpu)
         case "workloads":
             rows = _workloads()
-        case "drafters":
-            rows = _drafters()
+        case "methods":
+            rows = _methods()
         case "metrics":
             rows = _metrics()
         case "runs":
@@ -124,7 +129,7 @@ def _require_together(
     if gpu is not None and not fits:
         raise UsageError("--gpu names what pairings are to fit; add --fits")
     if write is not None and not check_hub:
-        raise UsageError("--write stores what the hub tells; add --check-hub")
+        raise UsageError("--output stores what the hub tells; add --check-hub")
 
 
 def _check_hub(file: Path | None, write: Path | None, *, as_json: bool) -> None:
@@ -207,7 +212,7 @@ def _workloads() -> list[dict[str, Any]]:
     ]
 
 
-def _drafters() -> list[dict[str, Any]]:
+def _methods() -> list[dict[str, Any]]:
     from specbench.methods import all_methods
 
     return [

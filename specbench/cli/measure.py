@@ -156,7 +156,7 @@ def run_settings(
 def _to_resume(
     settings: RunSettings, out: Path, run_id: str, again: Sequence[str], nodes: Nodes | None
 ) -> str:
-    words = ["specbench", *(again or [settings.command]), "--out", str(out)]
+    words = ["specbench", *(again or [settings.command]), "--runs-dir", str(out)]
     words += nodes.words if nodes else ()
     return f"finished blocks are kept. Resume with: {shlex.join([*words, '--resume', run_id])}"
 

@@ -19,9 +19,9 @@ def require_room(plans: "Sequence[TargetPlan]", settings: RunSettings, *, force:
     here."""
     told = "; ".join(shortages(plans, settings))
     if told and force:
-        typer.echo(f"warning: {told}; started all the same (--force)", err=True)
+        typer.echo(f"warning: {told}; started all the same (--skip-memory-check)", err=True)
     elif told:
-        raise UsageError(f"{told}. --force starts it all the same")
+        raise UsageError(f"{told}. --skip-memory-check starts it all the same")
 
 
 def shortages(plans: "Sequence[TargetPlan]", settings: RunSettings) -> Iterator[str]:

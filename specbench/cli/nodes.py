@@ -1,4 +1,4 @@
-"""`--ray [ADDRESS]` and `--gpus-per-cell N`: the nodes that a run is spread over."""
+"""`--ray [ADDRESS]` and `--gpus-per-task N`: the nodes that a run is spread over."""
 
 import re
 from contextlib import AbstractContextManager
@@ -24,7 +24,7 @@ class Nodes(NamedTuple):
         """As it was typed; UsageError."""
         if ray is None:
             if gpus_per_cell is not None:
-                raise UsageError("--gpus-per-cell shares out the nodes of a cluster: add --ray")
+                raise UsageError("--gpus-per-task shares out the nodes of a cluster: add --ray")
             return None
         if _ADDRESS.fullmatch(ray) is None:
             raise UsageError(f"--ray {ray!r}: allowed are auto, local and host:port")
@@ -33,7 +33,7 @@ class Nodes(NamedTuple):
     @property
     def words(self) -> tuple[str, ...]:
         """As they are typed."""
-        shared = () if self.gpus_per_cell is None else ("--gpus-per-cell", str(self.gpus_per_cell))
+        shared = () if self.gpus_per_cell is None else ("--gpus-per-task", str(self.gpus_per_cell))
         return ("--ray", self.address, *shared)
 
     def connected(self, settings: RunSettings) -> "AbstractContextManager[Cluster]":

@@ -12,7 +12,7 @@ import typer
 from specbench.settings.option import Option, bare_type, choices_of, is_group, option_of
 from specbench.settings.words import one_of
 
-Out = Annotated[Path, typer.Option(help="Folder where runs are stored.")]
+Out = Annotated[Path, typer.Option("--runs-dir", help="Folder where runs are stored.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Resume = Annotated[
     str | None,
@@ -25,7 +25,9 @@ Resume = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan without measuring.")]
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Start even where the models seem too large for the memory."),
+    typer.Option(
+        "--skip-memory-check", help="Start even where the models seem too large for the memory."
+    ),
 ]
 Ray = Annotated[
     str | None,
@@ -39,6 +41,7 @@ Ray = Annotated[
 GpusPerCell = Annotated[
     int | None,
     typer.Option(
+        "--gpus-per-task",
         min=0,
         help="With --ray: GPUs of a cell.  [default: 1 where there are any]",
         show_default=False,

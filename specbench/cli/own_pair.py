@@ -68,7 +68,7 @@ class OwnPair:
                 "measure pairings of the file without --target"
             )
         target, known = find_target(self.target, settings.pairings_file)
-        drafters = named_drafters(self.drafts or (), known, option="--draft")
+        drafters = named_drafters(self.drafts or (), known)
         if self.drafts and not drafters:
             raise UsageError("--draft: expected a folder, hub id, demo:NAME or method, got nothing")
         if not drafters:
@@ -134,15 +134,13 @@ def find_target(
     return found, found.drafters
 
 
-def named_drafters(
-    words: Sequence[str], known: "Sequence[Drafter]", option: str = "--drafts"
-) -> "tuple[Drafter, ...]":
+def named_drafters(words: Sequence[str], known: "Sequence[Drafter]") -> "tuple[Drafter, ...]":
     """The drafters of these words, some of which may be names of the file; UsageError."""
     from specbench.fit.discover import drafter_of, with_own_names
 
     by_name = {drafter.name: drafter for drafter in known}
     every = [one for word in words for one in word.split(",") if one]
-    return with_own_names(by_name.get(one) or drafter_of(one, option) for one in every)
+    return with_own_names(by_name.get(one) or drafter_of(one) for one in every)
 
 
 def own_file(target: "Target", drafters: "Sequence[Drafter]", out: Path) -> Path:

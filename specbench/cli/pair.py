@@ -71,9 +71,9 @@ def pair(asked: Paired, word: _Word = None, named: _Target = None) -> None:
         raise UsageError("pair: name one target, as in `specbench pair ./models/target`")
     settings = _settings(asked)
     if asked.write is not None and not os.access(asked.write.absolute().parent, os.W_OK | os.X_OK):
-        raise UsageError(f"--write {asked.write}: directory does not exist or is not writable")
+        raise UsageError(f"--output {asked.write}: directory does not exist or is not writable")
     if asked.write is not None and asked.write.exists():
-        raise UsageError(f"--write {asked.write}: file exists; name a new one")
+        raise UsageError(f"--output {asked.write}: file exists; name a new one")
     stored = interrupted_run(asked, settings)
     chosen, known = find_target(target, asked.pairings_file, asked.out)
     if stored is None and not asked.dry_run:
@@ -98,7 +98,9 @@ def pair(asked: Paired, word: _Word = None, named: _Target = None) -> None:
         told = f"none of {len(prepared.candidates)} drafters fits {chosen.name}"
         if too_large := [c.drafter for c in prepared.candidates if not c.is_refused]:
             missing = shortage(chosen, too_large[:1], machine.place)
-            raise UsageError(f"{told}: {too_large[0].name} {missing}. --force tries all the same")
+            raise UsageError(
+                f"{told}: {too_large[0].name} {missing}. --skip-memory-check tries all the same"
+            )
         raise CompatibilityError(f"{told}; see the reasons above")
     if asked.dry_run:
         pairings = [Pairing(target=chosen, drafter=c.drafter) for c in prepared.fitting]
@@ -141,7 +143,9 @@ def _machine(asked: Paired, settings: RunSettings, files: "ModelFiles") -> "Mach
 
     contexts = parse_contexts(asked.context)
     if len(contexts) > 1:
-        raise UsageError(f"--context {asked.context!r}: expected one length to plan memory for")
+        raise UsageError(
+            f"--plan-context {asked.context!r}: expected one length to plan memory for"
+        )
     longest = files.longest_context
     context = min(contexts[0], longest or contexts[0])
     place = Place(
@@ -179,7 +183,7 @@ def _prepare(
     from specbench.fit.discover import catalogued, discover, draftless, with_own_names
 
     if asked.folders and not asked.discover:
-        raise UsageError("--in names folders to search; add --discover")
+        raise UsageError("--search-dir names folders to search; add --discover")
     drafters = list(named_drafters(asked.drafts or (), known))
     published = catalogued(target.model.source) if asked.catalogue else ()
     found = discover(files, asked.folders or ()) if asked.discover else None

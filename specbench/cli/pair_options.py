@@ -27,24 +27,24 @@ DEFAULT_CONTEXT = 2048
 _Drafts = Annotated[
     list[str] | None,
     typer.Option(
-        "--drafts",
         "--draft",
-        help="Folders, hub ids, demo:NAME or methods such as ngram: --drafts A B C.",
+        help="Draft model or head (folder, hub id, demo:NAME), or a method such as ngram; may be "
+        "repeated.",
         show_default="the target's in pairings.yaml, else methods that need no draft",
     ),
 ]
 _Discover = Annotated[
-    bool, typer.Option("--discover", help="Search the hub's cache and the --in folders.")
+    bool, typer.Option("--discover", help="Search the hub's cache and the --search-dir folders.")
 ]
 _Catalogue = Annotated[
     bool,
     typer.Option(
-        "--catalogue", help="The published drafts and heads that specbench knows for this model."
+        "--published", help="The published drafts and heads that specbench knows for this model."
     ),
 ]
 _In = Annotated[
     list[Path] | None,
-    typer.Option("--in", help="Folder to search; may be repeated.", show_default=False),
+    typer.Option("--search-dir", help="Folder to search; may be repeated.", show_default=False),
 ]
 _Gpu = Annotated[
     str | None,
@@ -58,13 +58,18 @@ _GpuBandwidth = Annotated[
     typer.Option(help=("That GPU's bandwidth, such as 1008GB/s."), show_default="datasheet's"),
 ]
 _Measure = Annotated[
-    int, typer.Option(min=1, max=64, help="How many top-forecast drafters to measure.")
+    int,
+    typer.Option("--measure-top", min=1, max=64, help="How many top-forecast drafters to measure."),
 ]
 _Write = Annotated[
     Path | None,
-    typer.Option(help="Write the best drafters to a new pairings.yaml.", show_default=False),
+    typer.Option(
+        "--output", "-o", help="Write the best drafters to a new pairings.yaml.", show_default=False
+    ),
 ]
-_Context = Annotated[str, typer.Option(help="Tokens per request to plan memory for.")]
+_Context = Annotated[
+    str, typer.Option("--plan-context", help="Tokens per request to plan memory for.")
+]
 _Rows = Annotated[int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Concurrent requests.")]
 _Resume = Annotated[
     str | None,
@@ -95,7 +100,7 @@ class Paired:
     temperatures: Temperatures = (0.0,)
     max_new_tokens: MaxNewTokens = None
     num_prompts: Annotated[
-        int | None, replace(PROMPTS, shown="10; 3 per concurrent request; with --budget: all")
+        int | None, replace(PROMPTS, shown="10; 3 per concurrent request; with --time-budget: all")
     ] = None
     budget_s: BudgetS = None
     concurrency: _Rows = 1

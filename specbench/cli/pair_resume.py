@@ -22,7 +22,7 @@ def interrupted_run(asked: Paired, settings: RunSettings) -> "StoredRun | None":
         return None
     if asked.drafts or asked.discover or asked.dry_run:
         raise UsageError(
-            "--resume uses the drafters of its run; leave out --drafts, --discover and --dry-run"
+            "--resume uses the drafters of its run; leave out --draft, --discover and --dry-run"
         )
     stored = load_run(asked.resume, asked.out, also_empty=True)
     was = stored.run.settings
@@ -33,7 +33,7 @@ def interrupted_run(asked: Paired, settings: RunSettings) -> "StoredRun | None":
         )
     if asked.measure not in (Paired.measure, was.forecasting.most_drafters):
         raise UsageError(
-            f"--measure {asked.measure}: run {stored.run.run_id} was started with "
+            f"--measure-top {asked.measure}: run {stored.run.run_id} was started with "
             f"{was.forecasting.most_drafters}; leave it out"
         )
     require_as_asked(stored.run, replace(settings, pairings_file=was.pairings_file), (), asked.out)
@@ -57,12 +57,12 @@ def again_words(word: str, asked: Paired) -> list[str]:
     """The command that resumes a run of `pair`, as far as the run itself does not know it."""
     words = ["pair", word]
     for option, value in (
-        ("--pairings", asked.pairings_file),
-        ("--context", asked.context if asked.context != Paired.context else None),
+        ("--config", asked.pairings_file),
+        ("--plan-context", asked.context if asked.context != Paired.context else None),
         ("--gpu", asked.gpu),
         ("--gpu-memory", asked.gpu_memory),
         ("--gpu-bandwidth", asked.gpu_bandwidth),
-        ("--write", asked.write),
+        ("--output", asked.write),
     ):
         words += [] if value is None else [option, str(value)]
     return words

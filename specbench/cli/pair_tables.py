@@ -21,7 +21,7 @@ from specbench.report.document import Document
 from specbench.report.notes import failure_lines
 from specbench.report.numbers import ABSENT, measured, plural, significant, value_text
 
-_WHAT_DECIDES = "use more --prompts or a quieter machine"
+_WHAT_DECIDES = "use more --num-prompts or a quieter machine"
 
 
 def print_prepared(prepared: Prepared, machine: Machine) -> None:

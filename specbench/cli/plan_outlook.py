@@ -78,7 +78,11 @@ def time_lines(found: Sequence[PlanOutlook]) -> Iterator[str]:
     """A sentence per target whose time is known: how long, and what limits it."""
     for one in found:
         if time := _time(one):
-            limit = "" if one.is_ended_by_budget else "; all prompts at every K: --budget limits it"
+            limit = (
+                ""
+                if one.is_ended_by_budget
+                else "; all prompts at every K: --time-budget limits it"
+            )
             yield f"{one.target}: {time}{limit}"
 
 
@@ -87,7 +91,7 @@ def _time(one: PlanOutlook) -> str:
         return ""
     length = f"{one.seconds:.0f} s" if one.seconds < 90 else f"{one.seconds / 60:,.0f} minutes"
     if one.is_ended_by_budget:
-        return f"about {length}, loading and --budget"
+        return f"about {length}, loading and --time-budget"
     if one.seconds_are_measured:
         return f"about {length}, as an earlier run took here"
     return f"about {length} (a guess from the sizes of the models: it may be three times off)"

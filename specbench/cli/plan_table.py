@@ -103,7 +103,7 @@ def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()
         for one in outlooks(plan, earlier):
             console.print(_sessions_text(one))
     open_ended = any(plan.settings.effort.is_open_ended for plan in plans)
-    limit = " at most; --budget or --precision may end it earlier" if open_ended else ""
+    limit = " at most; --time-budget or --margin-of-error may end it earlier" if open_ended else ""
     console.print(f"{len(cells)} cells{limit}. Nothing was measured.")
 
 
@@ -136,6 +136,6 @@ def _sessions_text(one: Outlook) -> str:
     if one.detectable is not None:
         lines.append(
             f"such a sweep can show a speed-up of about {1 + one.detectable:.2f}x or more, if "
-            "sessions differ as much as on a busy CPU; --cycles N sets how many there are"
+            "sessions differ as much as on a busy CPU; --restart-cycles N sets how many there are"
         )
     return "\n".join(lines)

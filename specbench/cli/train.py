@@ -26,10 +26,15 @@ _Target = Annotated[
     str,
     typer.Option(help="Target in pairings.yaml, hub id, folder or demo:target."),
 ]
-_Out = Annotated[Path, typer.Option(help="Folder for the head; name it as `model:` in a pairing.")]
+_Out = Annotated[
+    Path,
+    typer.Option("--output", "-o", help="Folder for the head; name it as `model:` in a pairing."),
+]
 _Prompts = Annotated[
     list[str] | None,
     typer.Option(
+        "--workload",
+        "-w",
         help="Workloads or files of prompts; may be repeated.",
         show_default="its corpus for demo:target, else all shipped workloads",
     ),
@@ -52,9 +57,11 @@ _Rows = Annotated[
 ]
 _Budget = Annotated[
     str | None,
-    typer.Option(help=("Time to spend, such as 5m; reduces the steps."), show_default=False),
+    typer.Option(
+        "--time-budget", help=("Time to spend, such as 5m; reduces the steps."), show_default=False
+    ),
 ]
-_Resume = Annotated[bool, typer.Option("--resume", help="Resume the training in --out.")]
+_Resume = Annotated[bool, typer.Option("--resume", help="Resume the training in --output.")]
 
 
 def train(

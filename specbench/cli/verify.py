@@ -34,7 +34,7 @@ from specbench.settings.groups import (
     PairingsFile,
     Seed,
 )
-from specbench.settings.words import MAX_CONCURRENCY, parse_precision, parse_seconds
+from specbench.settings.words import MAX_CONCURRENCY, parse_seconds, parse_share
 
 if TYPE_CHECKING:
     from specbench.cli.progress import ProgressWatch
@@ -61,17 +61,19 @@ _Concurrency = Annotated[
 _Tokens = Annotated[
     int | None,
     typer.Option(
+        "--num-tokens",
         min=100,
         max=10**8,
         help="Tokens to sample for each K and temperature above 0.",
-        show_default=f"as many as a verdict needs within --budget, at least 8,192; "
+        show_default=f"as many as a verdict needs within --time-budget, at least 8,192; "
         f"{TOKENS_OF_SERVERS:,} on a server",
     ),
 ]
-_Precision = Annotated[
+_Detect = Annotated[
     str | None,
     typer.Option(
-        help="As many tokens as it takes to find, in 80 % of calls, a fault that displaces this "
+        "--detect",
+        help="As many tokens as it takes to find, in 80% of calls, a fault that displaces this "
         "share of them, such as 1%.",
         show_default=False,
     ),
@@ -85,6 +87,7 @@ _SAMPLING = SamplingSettings(temperatures=(0.0, 0.7))
 _Budget = Annotated[
     str | None,
     typer.Option(
+        "--time-budget",
         help="Time within which it samples as many tokens as a verdict needs, such as 1h; not of "
         "servers.",
         show_default=BUDGET,
@@ -131,7 +134,7 @@ def verify(
     own: OwnPair,
     asked: Examined,
     tokens: _Tokens = None,
-    precision: _Precision = None,
+    detect: _Detect = None,
     budget: _Budget = None,
     concurrency: _Concurrency = None,
     force: options.Force = False,
@@ -149,16 +152,19 @@ def verify(
         )
 
     if settings.servers.cycles is not None:
-        raise UsageError("--cycles: verify starts each K once and measures no time; drop it")
-
-    if tokens is not None and precision is not None:
-        raise UsageError("--precision and --tokens both say how much is sampled; use one of them")
-    if budget is not None and (tokens is not None or precision is not None):
         raise UsageError(
-            "--budget bounds how much is sampled, --tokens and --precision set it; use one of them"
+            "--restart-cycles: verify starts each K once and measures no time; drop it"
+        )
+
+    if tokens is not None and detect is not None:
+        raise UsageError("--detect and --num-tokens both say how much is sampled; use one of them")
+    if budget is not None and (tokens is not None or detect is not None):
+        raise UsageError(
+            "--time-budget bounds how much is sampled, --num-tokens and --detect set it; use one "
+            "of them"
         )
     budget_s = parse_seconds(budget or BUDGET)
-    share = None if precision is None else parse_precision(precision)
+    share = None if detect is None else parse_share(detect, "--detect")
     chosen = own.pairings(settings, read_methods(settings.workload.methods))
     require_loadable(settings, chosen)
     look_first(settings, chosen, force=force)

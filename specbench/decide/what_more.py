@@ -26,7 +26,7 @@ def what_would_narrow(cell: CellSummary, workload_prompts: int | None) -> str:
     low, high = cell.speedup.low, cell.speedup.high
     if low is None or high is None:
         return _for_an_interval(units, prompts, left)
-    option = "--cycles" if units.are_cycles else "--repeats"
+    option = "--restart-cycles" if units.are_cycles else "--repeats"
     quieter = f"a quieter machine or more {option}"
     if (cell.minimum_detectable_effect or 0.0) > LARGEST_EFFECT:
         return f"the noise hides any speedup: only {quieter} would narrow it"

@@ -79,7 +79,7 @@ class CudaGraphs:
         if missing := [name for name in _ENDS if not hasattr(torch._C, name)]:
             raise UsageError(
                 f"torch {torch.__version__} has no {missing[0]}: a graph that cannot be captured "
-                "would break its allocator; use torch 2.11 or newer, or --graph off"
+                "would break its allocator; use torch 2.11 or newer, or --cuda-graph off"
             )
         self.num_captures = 0
         self.capture_s = 0.0

@@ -70,8 +70,8 @@ class KernelChoices:
         self._choose_draws(runner, name)
         if not isinstance(runner, FusedRunner):
             note = (
-                f"--kernels {self._name} has no effect on {name}: its layers run in transformers' "
-                "own code"
+                f"--attention-backend {self._name} has no effect on {name}: its layers run in "
+                "transformers' own code"
             )
             if self._name != AUTO and note not in self.notes:
                 self.notes.append(note)
@@ -117,8 +117,8 @@ class KernelChoices:
         _, (tried,) = autotune_attention(case, [kernel], timing)
         if tried.refusal is not None:
             raise ModelError(
-                f"--kernels {self._name} cannot serve {subject}: {tried.refusal}; choose "
-                "--kernels auto"
+                f"--attention-backend {self._name} cannot serve {subject}: {tried.refusal}; choose "
+                "--attention-backend auto"
             )
         key = self.autotuner.key(case.device, case)
         return self.autotuner.add(
@@ -180,6 +180,6 @@ def require_kernel(name: str, device: torch.device) -> None:
     if refusal is not None:
         here = [kernel.name for kernel in BY_NAME.values() if kernel.refusal(usual) is None]
         raise UsageError(
-            f"--kernels {name}: {refusal}, and the device is {device}; choose "
+            f"--attention-backend {name}: {refusal}, and the device is {device}; choose "
             f"{', '.join((AUTO, *here))}"
         )

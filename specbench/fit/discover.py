@@ -69,7 +69,7 @@ def draftless(target: ModelFiles) -> Iterator[Drafter]:
             yield Drafter(name=method.name, method=method.name)
 
 
-def drafter_of(word: str, option: str = "--drafts") -> Drafter:
+def drafter_of(word: str) -> Drafter:
     """The drafter that a word names: a method without weights, a folder, a hub id, demo:NAME.
 
     METHOD=MODEL names a method that a draft model's files do not tell: one for another tokenizer.
@@ -79,13 +79,13 @@ def drafter_of(word: str, option: str = "--drafts") -> Drafter:
     told, _, source = word.partition("=")
     if source and told in methods:
         if not methods[told].retokenizes:
-            raise UsageError(f"{option} {word}: write {source}; its files tell the method")
+            raise UsageError(f"--draft {word}: write {source}; its files tell the method")
         return Drafter(name=f"{plain_name(source)}-{told}", method=told, model=model_spec(source))
     if word in methods:
         if methods[word].model == "required":
             follows = "name their folder or hub id, and the method follows from the files"
             how = f"write {word}=MODEL" if methods[word].retokenizes else follows
-            raise UsageError(f"{option} {word}: the method needs weights; {how}")
+            raise UsageError(f"--draft {word}: the method needs weights; {how}")
         return Drafter(name=word, method=word)
     spec = model_spec(word)
     try:
@@ -95,7 +95,7 @@ def drafter_of(word: str, option: str = "--drafts") -> Drafter:
         hint = nearest(word, list(methods))
         if spec.folder is None and "/" not in word and hint:
             raise UsageError(
-                f"{option} {word}: no such method{hint}, and no model of that name on this machine"
+                f"--draft {word}: no such method{hint}, and no model of that name on this machine"
             ) from None
     return Drafter(name=plain_name(spec.source), method=method, model=spec)
 
@@ -143,7 +143,7 @@ def _not_smaller(target: ModelFiles, draft: ModelFiles) -> str | None:
 def _in_folder(root: Path) -> Iterator[ModelSpec]:
     """Folders with a config.json, in order; links are not followed."""
     if not root.is_dir():
-        raise UsageError(f"--in {root}: there is no such folder")
+        raise UsageError(f"--search-dir {root}: there is no such folder")
     top = root.absolute()
     for number, (folder, below, files) in enumerate(os.walk(top, onerror=lambda _: None)):
         here = Path(folder)
@@ -152,7 +152,9 @@ def _in_folder(root: Path) -> Iterator[ModelSpec]:
         if "config.json" in files:
             yield ModelSpec(source=str(here), folder=here)
         if number >= _MOST_FOLDERS:
-            raise UsageError(f"--in {root}: more than {_MOST_FOLDERS} folders; name one below it")
+            raise UsageError(
+                f"--search-dir {root}: more than {_MOST_FOLDERS} folders; name one below it"
+            )
 
 
 def _in_hub_cache() -> list[ModelSpec]:
@@ -192,7 +194,7 @@ def catalogued(source: str) -> tuple[Drafter, ...]:
     if not found:
         known = [t.model.source for t in targets if ":" not in t.model.source]
         raise UsageError(
-            f"--catalogue has nothing for {source}{nearest(source, known)}; "
+            f"--published has nothing for {source}{nearest(source, known)}; "
             "it knows targets by their hub ids, which `specbench list pairings --json` shows"
         )
     return tuple(found.values())

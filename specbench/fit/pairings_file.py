@@ -26,9 +26,9 @@ def write_pairings(path: Path, target: Target, drafters: Sequence[Drafter], comm
     try:
         write_new(path, lines + text)
     except FileExistsError:
-        raise UsageError(f"--write {path}: file exists; name a new one") from None
+        raise UsageError(f"--output {path}: file exists; name a new one") from None
     except OSError as error:
-        raise UsageError(f"--write {path}: {error.strerror}") from error
+        raise UsageError(f"--output {path}: {error.strerror}") from error
 
 
 def pairings_text(target: Target, drafters: Sequence[Drafter], folder: Path) -> str:
@@ -167,6 +167,6 @@ def write_filled(file: Path, path: Path, facts: Mapping[str, HubFacts]) -> None:
     try:
         write_new(path, filled(file.read_text(encoding="utf-8"), facts))
     except FileExistsError:
-        raise UsageError(f"--write {path}: file exists; name a new one") from None
+        raise UsageError(f"--output {path}: file exists; name a new one") from None
     except OSError as error:
-        raise UsageError(f"--write {path}: {error.strerror}") from error
+        raise UsageError(f"--output {path}: {error.strerror}") from error

@@ -73,20 +73,20 @@ def told(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]) ->
     if not at:
         known = sorted({cost.concurrency for cost in costs})
         raise UsageError(
-            f"--costs: {source} has no data for {concurrency} concurrent requests; it has "
+            f"--step-times: {source} has no data for {concurrency} concurrent requests; it has "
             f"{', '.join(map(str, known))}: measure that concurrency there, or change --concurrency"
         )
     units = {cost.is_relative for cost in at}
     if len(units) > 1:
         raise UsageError(
-            f"--costs: {source} mixes seconds with steps; give all costs in one of them"
+            f"--step-times: {source} mixes seconds with steps; give all costs in one of them"
         )
     known_costs = _by_k(at)
     if units == {True}:
         known_costs.setdefault(0, (1.0,))
     if 0 not in known_costs:
         raise UsageError(
-            f"--costs: {source} does not say what a step without speculation (K = 0) costs; "
+            f"--step-times: {source} does not say what a step without speculation (K = 0) costs; "
             "add it, or give costs in steps"
         )
     found = {k: cost for k in sorted({0, *ks}) if (cost := _between(known_costs, k)) is not None}

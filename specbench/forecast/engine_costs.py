@@ -1,4 +1,4 @@
-"""--costs: what rounds cost in the engine that the user serves with, told or timed there.
+"""--step-times: what rounds cost in the engine that the user serves with, told or timed there.
 
 Acceptance is a matter of the models and the text, costs are the engine's: together they give
 its best K. A source is a table (cost_tables), a result file of `vllm bench serve`
@@ -42,7 +42,7 @@ def check_sources(sources: Iterable[str]) -> None:
     """UsageError for a file without costs of rounds and a wrong address; no server is asked yet."""
     for source in sources:
         if is_address(source):
-            Address.at(source, "--costs")
+            Address.at(source, "--step-times")
         else:
             read_file(Path(source))
 

@@ -22,12 +22,13 @@ def read_run(folder: Path) -> list[EngineCost]:
     engines = sorted({cost.engine for cost in found})
     if not found:
         raise UsageError(
-            f"--costs {folder}: this run has no valid cell of a serving engine; give one of "
+            f"--step-times {folder}: this run has no valid cell of a serving engine; give one of "
             "`sweep-k --engine vllm` or the like, or a table of costs (docs/costs.md)"
         )
     if len(engines) > 1:
         raise UsageError(
-            f"--costs {folder}: this run measured {' and '.join(engines)}; give a run of one engine"
+            f"--step-times {folder}: this run measured {' and '.join(engines)}; give a run of one "
+            "engine"
         )
     return found
 

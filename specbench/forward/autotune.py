@@ -229,8 +229,8 @@ def _tuned(key: str, subject: str, tune: Callable[[], Outcome]) -> KernelChoice:
     if winner is None:
         reasons = "; ".join(f"{c.name}: {c.refusal}" for c in contenders)
         raise ModelError(
-            f"{subject}: no implementation is right here: {reasons}; choose --forward stock, which "
-            "runs transformers' own code"
+            f"{subject}: no implementation is right here: {reasons}; choose --model-impl stock, "
+            "which runs transformers' own code"
         )
     made = KernelChoice(key=key, subject=subject, chosen=winner, contenders=tuple(contenders))
     keep_choice(made)

@@ -10,7 +10,7 @@
         workloads: demo            # a folder of this target's own prompts, or `demo`
         drafters:
           NAME:
-            method: draft_model    # one of `specbench list drafters`, or one arriving later
+            method: draft_model    # one of `specbench list methods`, or one arriving later
             model: demo:draft      # where the method takes one, with the target's model keys
             parameters: {}         # the method's own
             lossy: typical         # accept drafts by a rule that changes the text (records/lossy)

@@ -149,7 +149,7 @@ class Ledger:
         if command == "import":
             return "repeat the command"
         # Not as it was typed: a run takes its settings from itself, and refuses some words then.
-        words = ["specbench", command, "--out", str(self.folder.parent)]
+        words = ["specbench", command, "--runs-dir", str(self.folder.parent)]
         return f"resume with: {shlex.join([*words, '--resume', self.run.run_id])}"
 
     def append(self, record: StoredRecord) -> None:

@@ -23,16 +23,16 @@ def command_line(
     try:
         words = shlex.split(template)
     except ValueError as error:
-        raise UsageError(f"--launch {template}: {error}") from None
+        raise UsageError(f"--engine-command {template}: {error}") from None
     if not words:
-        raise UsageError("--launch is empty; expected a command that starts a server")
+        raise UsageError("--engine-command is empty; expected a command that starts a server")
     command: list[str] = []
     for word in words if ARGS in words else [*words, ARGS]:
         unknown = set(_PLACEHOLDER.findall(word)) - {PORT}
         if unknown and word != ARGS:
             raise UsageError(
-                f"--launch {template}: {min(unknown)} in {word!r} is not known there; {PORT} may "
-                f"stand anywhere, and {ARGS} for all flags as a word of its own"
+                f"--engine-command {template}: {min(unknown)} in {word!r} is not known there; "
+                f"{PORT} may stand anywhere, and {ARGS} for all flags as a word of its own"
             )
         command += args if word == ARGS else [word.replace(PORT, str(port))]
     return command

@@ -32,10 +32,12 @@ MEMORY = (
     "it needs more memory than is free: end what else takes memory, or have the engine take less "
     "with --engine-args (a shorter context, a smaller share of the GPU)"
 )
-PORT = "its port is taken: put {port} in --launch in place of a number, for a free one"
+PORT = "its port is taken: put {port} in --engine-command in place of a number, for a free one"
 FILE = "a file is missing: if it is a model's, look at its place in pairings.yaml"
 DOWNLOAD = "download the whole model again, or correct its `model:` in pairings.yaml"
-COMMAND = "name the engine's own Python with --engine-python, or its whole command with --launch"
+COMMAND = (
+    "name the engine's own Python with --engine-python, or its whole command with --engine-command"
+)
 ARGUMENTS = (
     "correct --engine-args; if specbench gave this flag, name the engine's release with "
     "--engine-version"

@@ -7,16 +7,19 @@ from specbench.settings.option import Option
 from specbench.settings.words import parse_acceptance
 
 Forward = Annotated[
-    Literal["auto", "stock", "fused"], Option(help="auto, stock or fused (dense Llama family).")
+    Literal["auto", "stock", "fused"],
+    Option(names=("--model-impl",), help="auto, stock or fused (dense Llama family)."),
 ]
 Graph = Annotated[
-    Literal["auto", "off", "step", "round"], Option(help="CUDA graphs: auto, off, step or round.")
+    Literal["auto", "off", "step", "round"],
+    Option(names=("--cuda-graph",), help="CUDA graphs: auto, off, step or round."),
 ]
 Kernels = Annotated[
     Literal["auto", "triton", "flash_attn", "flash", "efficient", "cudnn", "torch", "plain"],
     Option(
+        names=("--attention-backend",),
         help="Attention: auto (the fastest here), triton, flash_attn, flash, efficient, cudnn, "
-        "torch or plain."
+        "torch or plain.",
     ),
 ]
 
@@ -31,6 +34,7 @@ class DecoderSettings:
     acceptance: Annotated[  # simulated, per position: the text means nothing
         tuple[float, ...] | None,
         Option(
+            names=("--simulate-acceptance",),
             read=parse_acceptance,
             help="Simulate acceptance: 0.7, 0.8,0.6 or histogram:40,20,40. Speeds are real, texts "
             "are not.",

@@ -14,8 +14,8 @@ from specbench.settings.words import (
     parse_ks,
     parse_limits,
     parse_names,
-    parse_precision,
     parse_seconds,
+    parse_share,
     parse_temperatures,
 )
 
@@ -48,7 +48,7 @@ PairingNames = Annotated[
 PairingsFile = Annotated[
     Path | None,
     Option(
-        names=("--pairings",),
+        names=("--config", "-c"),
         help="Pairings file to use.",
         shown="./pairings.yaml, else the shipped one",
     ),
@@ -90,15 +90,15 @@ MaxNewTokens = Annotated[
     Option(min=2, max=131072, help="Maximum tokens per answer.", shown="workload's"),
 ]
 PROMPTS = Option(
-    names=("--prompts",),
+    names=("--num-prompts",),
     min=1,
     help="Prompts per workload.",
-    shown="10; 3 per concurrent request; with --budget or --precision: all",
+    shown="10; 3 per concurrent request; with --time-budget or --margin-of-error: all",
 )
 BudgetS = Annotated[
     float | None,
     Option(
-        names=("--budget",),
+        names=("--time-budget",),
         read=parse_seconds,
         help="Measure for about this long, such as 3m; sets prompts and repeats. Loading and "
         "warm-up are not cut short.",
@@ -175,14 +175,15 @@ class EffortSettings:
             min=1,
             max=100,
             help="How often each prompt is run.",
-            shown="1; sampling, --budget or --precision: 3; concurrent requests: 6",
+            shown="1; sampling, --time-budget or --margin-of-error: 3; concurrent requests: 6",
         ),
     ] = None
     budget_s: BudgetS = None
     precision: Annotated[  # half-width of the best K's interval, 0.02 = 2 %
         float | None,
         Option(
-            read=parse_precision,
+            names=("--margin-of-error",),
+            read=parse_share,
             help="Stop once the best K's speed-up is known within +- this, such as 2%.",
             shown=False,
         ),
@@ -201,7 +202,11 @@ class LoadSettings:
     engines: Engines = (BUILTIN,)
     concurrency: Annotated[
         tuple[int, ...],
-        Option(read=parse_concurrency, help="Concurrent requests: 1 or a list such as 1,4,16."),
+        Option(
+            names=("--concurrency", "--max-concurrency"),
+            read=parse_concurrency,
+            help="Concurrent requests: 1 or a list such as 1,4,16.",
+        ),
     ] = (1,)
     request_rate: Annotated[  # None: closed loop
         float | None,
@@ -223,7 +228,7 @@ class LoadSettings:
     num_samples: Annotated[  # above 1: also a cell with so many answers to a prompt
         int,
         Option(
-            names=("--samples",),
+            names=("--best-of",),
             min=1,
             max=256,
             help="Best of N: decode N answers per prompt together, compared with one alone.",
@@ -232,7 +237,7 @@ class LoadSettings:
     contexts: Annotated[  # tokens that prompts are lengthened to; (): as they are
         tuple[int, ...],
         Option(
-            names=("--context",),
+            names=("--prompt-tokens",),
             read=parse_contexts,
             help="Lengthen prompts with real text to this many tokens, such as 512,4k,32k.",
             shown=False,
@@ -254,12 +259,14 @@ class ForecastSettings:
     exhaustive: Annotated[
         bool,
         Option(
+            names=("--validate-forecast",),
             help="With --forecast: measure every K anyway, to see how accurate forecasts are here.",
         ),
     ] = False
     costs: Annotated[  # files or addresses
         tuple[str, ...],
         Option(
+            names=("--step-times",),
             is_repeated=True,
             read=tuple,
             help="Step times of your serving engine: a table, a `vllm bench serve` result or a "
@@ -276,7 +283,7 @@ class ForecastSettings:
             shown="greedy_draft for vLLM, else exact",
         ),
     ] = None
-    most_drafters: int | None = None  # `pair --measure`: so many in each setting; None: all
+    most_drafters: int | None = None  # `pair --measure-top`: so many in each setting; None: all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

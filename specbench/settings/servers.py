@@ -26,6 +26,7 @@ class ServerSettings:
     launch: Annotated[
         str | None,
         Option(
+            names=("--engine-command",),
             help="Command that starts the engine, with {args} and {port}, such as "
             "'docker run --network host IMAGE {args}'.",
             shown="the engine's own",
@@ -54,6 +55,7 @@ class ServerSettings:
     cycles: Annotated[
         int | None,
         Option(
+            names=("--restart-cycles",),
             min=2,
             max=100,
             help="Cycles of sessions; each starts every K twice.",
@@ -71,12 +73,16 @@ class ServerSettings:
         ),
     ] = None
     prefix_cache: Annotated[
-        bool, Option(help="Let the server keep prefixes of earlier prompts.")
+        bool,
+        Option(
+            names=("--enable-prefix-caching",),
+            help="Let the server keep prefixes of earlier prompts.",
+        ),
     ] = False
     start_timeout_s: Annotated[
         float,
         Option(
-            names=("--start-timeout",),
+            names=("--startup-timeout",),
             min=1,
             help="Seconds until a started server must be healthy.",
         ),

@@ -103,21 +103,23 @@ def parse_acceptance(text: str) -> tuple[float, ...]:
         values = ()
     if not values or kind not in ("", "histogram") or (colon and not kind):
         raise UsageError(
-            f"--acceptance {text!r}: expected 0.7, a list such as 0.8,0.6,0.5 or histogram:40,20,40"
+            f"--simulate-acceptance {text!r}: expected 0.7, a list such as 0.8,0.6,0.5 or "
+            "histogram:40,20,40"
         )
     if kind == "histogram":
         rounds = sum(values)
         if min(values) < 0 or rounds <= 0 or not math.isfinite(rounds) or len(values) < 2:
             raise UsageError(
-                f"--acceptance {text!r}: expected counts of rounds with 0, 1, 2 ... accepted drafts"
+                f"--simulate-acceptance {text!r}: expected counts of rounds with 0, 1, 2 ... "
+                "accepted drafts"
             )
         # The 0 at the end says that no more than these were ever accepted.
         return (*(sum(values[i:]) / rounds for i in range(1, len(values))), 0.0)
     falls = all(a >= b for a, b in pairwise(values))
     if not falls or not all(0 <= value <= 1 for value in values):
         raise UsageError(
-            f"--acceptance {text!r}: shares must be from 0 to 1 and must not rise: two drafts "
-            "cannot be accepted more often than one"
+            f"--simulate-acceptance {text!r}: shares must be from 0 to 1 and must not rise: two "
+            "drafts cannot be accepted more often than one"
         )
     return values
 
@@ -139,10 +141,12 @@ def parse_contexts(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,7})(k?)\s*", part, re.IGNORECASE)
         if match is None:
-            raise UsageError(f"--context {text!r}: expected tokens such as 512 or 512,4k,32k")
+            raise UsageError(f"--prompt-tokens {text!r}: expected tokens such as 512 or 512,4k,32k")
         contexts.add(int(match[1]) * (1024 if match[2] else 1))
     if min(contexts) < 1 or max(contexts) > MAX_CONTEXT:
-        raise UsageError(f"--context {text!r}: 1 to {MAX_CONTEXT // 1024}k tokens are allowed")
+        raise UsageError(
+            f"--prompt-tokens {text!r}: 1 to {MAX_CONTEXT // 1024}k tokens are allowed"
+        )
     return tuple(sorted(contexts))
 
 
@@ -180,19 +184,19 @@ def parse_seconds(text: str) -> float:
     """`90s`, `3m` or `1.5h`; a number without a unit may mean either, and is refused."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)([smh]?)", text.strip())
     if match is None or float(match[1]) == 0:
-        raise UsageError(f"--budget {text!r}: expected a time such as 90s, 3m or 1h")
+        raise UsageError(f"--time-budget {text!r}: expected a time such as 90s, 3m or 1h")
     if not match[2]:
         raise UsageError(
-            f"--budget {text!r} has no unit: type --budget {match[1]}m for minutes or "
-            f"--budget {match[1]}s for seconds"
+            f"--time-budget {text!r} has no unit: type --time-budget {match[1]}m for minutes or "
+            f"--time-budget {match[1]}s for seconds"
         )
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def parse_precision(text: str) -> float:
-    """`2%` or `0.02`: half the width of an interval, relative to its estimate."""
+def parse_share(text: str, option: str = "--margin-of-error") -> float:
+    """`2%` or `0.02`, above 0 and below 1."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", text.strip())
     value = float(match[1]) / (100 if match[2] else 1) if match else 0.0
     if not 0 < value < 1:
-        raise UsageError(f"--precision {text!r}: expected a share such as 2% or 0.02")
+        raise UsageError(f"{option} {text!r}: expected a share such as 2% or 0.02")
     return value

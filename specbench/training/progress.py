@@ -63,7 +63,7 @@ def load_progress(
         if differing := [k for k, v in settings.items() if stored.get(k) != v]:
             what = ", ".join(f"{k} {stored.get(k)!r}, not {settings[k]!r}" for k in differing)
             raise StoreError(
-                f"{path} was started with {what}; use the same, or choose another --out"
+                f"{path} was started with {what}; use the same, or choose another --output"
             )
         progress = _checked(content["progress"])
         weights = content["parameters"]

@@ -95,13 +95,13 @@ def _questions(
             raise refused
         raise UsageError(
             f"of {len(prompts)} prompts none is left to train on: one in {HELD_OUT_ONE_IN} is kept "
-            f"for measuring, and they may have {most_tokens} tokens; give more with --prompts"
+            f"for measuring, and they may have {most_tokens} tokens; give more with --workload"
         )
     if not any(q.is_held_out for q in found.values()):  # few prompts: the one that is nearest
         nearest = min(found, key=_hash)
         found[nearest] = Question(nearest, True)
         if len(found) == 1:
-            raise UsageError("one prompt cannot be trained and measured on; give --prompts more")
+            raise UsageError("one prompt cannot be trained and measured on; give --workload more")
     return tuple(sorted(found.values(), key=lambda q: (not q.is_held_out, _hash((seed, *q.ids)))))
 
 

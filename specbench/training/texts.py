@@ -51,7 +51,7 @@ class TextFile:
             ]
             raise StoreError(
                 f"{path} holds texts of another training: {', '.join(differing)} differ; choose "
-                "another --out or --texts"
+                "another --output or --texts"
             )
         self.texts = [self._text(i, line, vocab_size) for i, line in enumerate(texts, 2)]
 

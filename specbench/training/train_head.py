@@ -158,11 +158,11 @@ def _check_folder(settings: TrainSettings) -> None:
             raise UsageError(f"{out} holds no training to resume; leave --resume out")
         if not settings.resume and out.exists() and any(out.iterdir()):
             raise UsageError(
-                f"{out} is not empty; resume its training with --resume, or choose another --out"
+                f"{out} is not empty; resume its training with --resume, or choose another --output"
             )
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--out {out}: {error.strerror}") from error
+        raise UsageError(f"--output {out}: {error.strerror}") from error
 
 
 def _questions(

@@ -194,8 +194,8 @@ def _judge_sampled(
         verdict = "inconclusive"
         needed = tokens_for_control(evidence.colder, n, num_others, level)
         reason = (
-            f"{n:,} tokens are too few to detect a 20% lower temperature reliably: raise --budget, "
-            f"or set --tokens {math.ceil(needed)}"
+            f"{n:,} tokens are too few to detect a 20% lower temperature reliably: raise "
+            f"--time-budget, or set --num-tokens {math.ceil(needed)}"
             if needed <= MOST_TOKENS
             else "the target is too sure of its tokens for any number of them to show a 20% lower "
             "temperature; raise --temperature"

@@ -75,7 +75,7 @@ def judge_served(
         else "its answers are like those of its K = 0"
         if control < level
         else "answers of K = 0 at a 20 % lower temperature are not told apart either; use more "
-        "--tokens",
+        "--num-tokens",
         p_value=adjusted[worst],
         p_values=named,
         control_p_value=control,

@@ -27,7 +27,7 @@ from tests.tiny_pair import make_tokenizer
 LAYERS = 8
 # Name -> layers and the noise on them, a share of each weight's deviation.
 DRAFTS = {"small": (1, 0.0), "large": (3, 0.0), "noisy": (1, 2.0), "slow": (4, 2.0)}
-SMALL = ("--prompts", "5", "--max-new-tokens", "24", "--threads", "1", "--device", "cpu")
+SMALL = ("--num-prompts", "5", "--max-new-tokens", "24", "--threads", "1", "--device", "cpu")
 
 
 def forward_s(num_layers: int, num_tokens: int) -> float:
@@ -104,8 +104,21 @@ def test_drafts_are_ranked_as_exhaustive_measuring_ranks_them(
     shelf: Path, drafts: tuple[str, ...], num_measured: int
 ) -> None:
     ran = specbench(
-        *("pair", "./target", "--drafts", *(f"./{name}" for name in reversed(drafts))),
-        *("-w", "prompts.jsonl", "-k", "1,3,5", "--measure", str(num_measured), "--json", *SMALL),
+        *(
+            "pair",
+            "./target",
+            *(word for name in reversed(drafts) for word in ("--draft", f"./{name}")),
+        ),
+        *(
+            "-w",
+            "prompts.jsonl",
+            "-k",
+            "1,3,5",
+            "--measure-top",
+            str(num_measured),
+            "--json",
+            *SMALL,
+        ),
         cwd=shelf,
     )
     assert ran.is_complete, ran.err

@@ -1,4 +1,4 @@
-"""--costs URL: a round's seconds and K out of a server's own counters, never out of chunks."""
+"""--step-times URL: a round's seconds and K out of a server's own counters, never out of chunks."""
 
 import pytest
 
@@ -122,7 +122,7 @@ def test_nobody_there():
 
 @pytest.mark.parametrize("url", ["ftp://a", "http://", "http://a:b", "http://a#fast", "x://y"])
 def test_what_is_no_address_is_refused_before_anything_is_asked(url):
-    with pytest.raises(UsageError, match="--costs"):
+    with pytest.raises(UsageError, match="--step-times"):
         check_sources([url])
 
 

@@ -9,7 +9,7 @@ from tests.bench.fake_runs import write_prompts
 from tests.cli.calls import Ran, specbench
 from tests.tiny_pair import write_pair
 
-SMALL = ("--prompts", "6", "--max-new-tokens", "12", "--threads", "1", "--device", "cpu")
+SMALL = ("--num-prompts", "6", "--max-new-tokens", "12", "--threads", "1", "--device", "cpu")
 
 
 @pytest.fixture(scope="session")

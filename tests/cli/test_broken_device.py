@@ -15,7 +15,7 @@ from tests.cli.calls import Ran, specbench
 
 pytestmark = pytest.mark.slow
 
-FEW = ("--prompts", "3", "--max-new-tokens", "12", "--threads", "1", "--device", "cpu")
+FEW = ("--num-prompts", "3", "--max-new-tokens", "12", "--threads", "1", "--device", "cpu")
 REFUSED = "CUDA error: too many resources requested for launch"
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 LOST = f"the GPU fails at everything since: {ILLEGAL}"
@@ -52,7 +52,7 @@ def break_at(monkeypatch: pytest.MonkeyPatch) -> Break:
 
 def first_run(tiny: Path, out: Path, pairing: str = "tiny") -> Ran:
     return specbench(
-        *("run", pairing, "-w", "prompts.jsonl", "-k", "1,2", *FEW, "--out", out), cwd=tiny
+        *("run", pairing, "-w", "prompts.jsonl", "-k", "1,2", *FEW, "--runs-dir", out), cwd=tiny
     )
 
 

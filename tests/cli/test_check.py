@@ -319,7 +319,10 @@ def test_neither_command_imports_torch(made: Path, written: Ran) -> None:
     from tests.test_layering import modules_after
 
     assert written.code == 0
-    for arguments in (["check", "baseline.json", "again"], ["baseline", "usual", "--to", "b.json"]):
+    for arguments in (
+        ["check", "baseline.json", "again"],
+        ["baseline", "usual", "--output", "b.json"],
+    ):
         code = (
             "import specbench.cli as c\n"
             f"try:\n    c.app({arguments!r})\nexcept SystemExit as done:\n    assert not done.code"

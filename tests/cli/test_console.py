@@ -21,7 +21,7 @@ from tests.cell_keys import BASE_KEY, KEY
 from tests.cli.calls import specbench
 from tests.made_records import made_block, made_request, steps
 
-DRY = ("pair", "tiny", "--dry-run", "--gpu", "L4", "--drafts")
+DRY = ("pair", "tiny", "--dry-run", "--gpu", "L4", "--draft")
 LONG = "./named/" + "a-draft-whose-name-is-long-" * 3
 
 

@@ -1,4 +1,4 @@
-"""--context as people type it."""
+"""--prompt-tokens as people type it."""
 
 import pytest
 
@@ -23,16 +23,16 @@ def test_contexts_are_sorted_token_counts(text, contexts):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "--context '': expected tokens such as 512 or 512,4k,32k"),
-        ("long", "--context 'long': expected tokens"),
-        ("-4k", "--context '-4k': expected tokens"),
-        ("1.5k", "--context '1.5k': expected tokens"),
-        ("512,,4k", "--context '512,,4k': expected tokens"),
-        ("4m", "--context '4m': expected tokens"),
-        ("512..4k", "--context '512..4k': expected tokens"),
-        ("0", "--context '0': 1 to 1024k tokens are allowed"),
-        ("512,0k", "--context '512,0k': 1 to 1024k tokens are allowed"),
-        ("1025k", "--context '1025k': 1 to 1024k tokens are allowed"),
+        ("", "--prompt-tokens '': expected tokens such as 512 or 512,4k,32k"),
+        ("long", "--prompt-tokens 'long': expected tokens"),
+        ("-4k", "--prompt-tokens '-4k': expected tokens"),
+        ("1.5k", "--prompt-tokens '1.5k': expected tokens"),
+        ("512,,4k", "--prompt-tokens '512,,4k': expected tokens"),
+        ("4m", "--prompt-tokens '4m': expected tokens"),
+        ("512..4k", "--prompt-tokens '512..4k': expected tokens"),
+        ("0", "--prompt-tokens '0': 1 to 1024k tokens are allowed"),
+        ("512,0k", "--prompt-tokens '512,0k': 1 to 1024k tokens are allowed"),
+        ("1025k", "--prompt-tokens '1025k': 1 to 1024k tokens are allowed"),
     ],
 )
 def test_a_wrong_context_says_what_is_allowed(text, says):

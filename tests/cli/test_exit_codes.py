@@ -17,7 +17,7 @@ DRAFT = replace(SMALL, drafters=("draft",))
 MEASURING = {
     "run": ("run", "demo/draft"),
     "sweep-k": ("sweep-k", "demo/draft"),
-    "pair": ("pair", "demo", "--drafts", "demo:draft", "-k", "1,2,4"),
+    "pair": ("pair", "demo", "--draft", "demo:draft", "-k", "1,2,4"),
 }
 READING = {
     "recommend": ("recommend", "made"),

@@ -78,7 +78,7 @@ def test_what_is_printed_is_a_script_that_ends_with_the_command(tiny, engine, tm
 def test_out_takes_the_config_and_the_command_names_it(tiny, tmp_path):
     file = tmp_path / "my file.yaml"
     ran = specbench(
-        "export", "tiny/draft", "--engine", "tensorrt_llm", *BY_HAND, "--out", file, cwd=tiny
+        "export", "tiny/draft", "--engine", "tensorrt_llm", *BY_HAND, "--output", file, cwd=tiny
     )
     assert ran.code == 0
     assert "decoding_type: Draft_Target" in file.read_text()
@@ -92,7 +92,7 @@ def test_out_takes_the_command_where_there_is_no_config(tiny, tmp_path):
     printed = specbench("export", "tiny/ngram", "--engine", "vllm", *BY_HAND, cwd=tiny).out
     assert (
         specbench(
-            "export", "tiny/ngram", "--engine", "vllm", *BY_HAND, "--out", file, cwd=tiny
+            "export", "tiny/ngram", "--engine", "vllm", *BY_HAND, "--output", file, cwd=tiny
         ).code
         == 0
     )
@@ -102,7 +102,7 @@ def test_out_takes_the_command_where_there_is_no_config(tiny, tmp_path):
 def generated(tiny, tmp_path, pairing, k):
     """What the exported program prints for one prompt, run in this process."""
     file = tmp_path / f"generate_{k}.py"
-    arguments = ("export", pairing, "--engine", "transformers", "-k", str(k), "--out", file)
+    arguments = ("export", pairing, "--engine", "transformers", "-k", str(k), "--output", file)
     assert specbench(*arguments, cwd=tiny).code == 0
     printed = StringIO()
     with pytest.MonkeyPatch.context() as patch, chdir(tiny), redirect_stdout(printed):
@@ -135,8 +135,11 @@ def test_the_program_for_transformers_runs_and_is_lossless(tiny, tmp_path, pairi
         ),
         (("tiny/draft", "--engine", "vllm", "--run", "no-run"), "no run 'no-run'"),
         (("tiny/draft", "--engine", "vllm", "-w", "poems"), "no decision for tiny/draft on poems"),
-        (("tiny/draft", "--engine", "vllm", "--runs", "elsewhere"), "no run in elsewhere measured"),
-        (("tiny/draft", "--engine", "vllm", "-k", "3", "--out", "no/such/dir"), "cannot write"),
+        (
+            ("tiny/draft", "--engine", "vllm", "--runs-dir", "elsewhere"),
+            "no run in elsewhere measured",
+        ),
+        (("tiny/draft", "--engine", "vllm", "-k", "3", "--output", "no/such/dir"), "cannot write"),
     ],
 )
 def test_mistakes_are_told_with_exit_code_2(tiny, finished, arguments, complaint):
@@ -153,6 +156,6 @@ def test_a_run_without_real_texts_decides_nothing(tiny, finished, tmp_path):
     shutil.copytree(source, copy)
     text = (copy / "run.json").read_text()
     (copy / "run.json").write_text(text.replace('"dummy_weights": false', '"dummy_weights": true'))
-    ran = specbench("export", "tiny/draft", "--engine", "vllm", "--runs", copy.parent, cwd=tiny)
+    ran = specbench("export", "tiny/draft", "--engine", "vllm", "--runs-dir", copy.parent, cwd=tiny)
     assert ran.code == 2
     assert "which K" in ran.err

@@ -1,4 +1,4 @@
-"""`sweep-k --forecast` and `--costs` on the tiny pair, through to the answer."""
+"""`sweep-k --forecast` and `--step-times` on the tiny pair, through to the answer."""
 
 import json
 import re
@@ -20,7 +20,7 @@ ASKED = ("sweep-k", "tiny/draft", "-w", "prompts.jsonl", *SMALL)
 
 @pytest.fixture(scope="session")
 def forecast(tiny: Path) -> Ran:
-    return specbench(*ASKED, "-k", "0..3", "--forecast", "--out", "forecasts", cwd=tiny)
+    return specbench(*ASKED, "-k", "0..3", "--forecast", "--runs-dir", "forecasts", cwd=tiny)
 
 
 def test_the_answer_comes_from_what_was_measured(tiny, forecast):
@@ -40,7 +40,7 @@ def test_the_answer_comes_from_what_was_measured(tiny, forecast):
 
 def test_at_temperature_0_the_replayed_rounds_are_the_measured_ones(tiny, forecast):
     assert forecast.is_complete
-    ran = specbench("report", "--out", "forecasts", "--json", cwd=tiny)
+    ran = specbench("report", "--runs-dir", "forecasts", "--json", cwd=tiny)
     (found,) = json.loads(ran.out)["forecasts"]
     measured = [p["measured"] for p in found["points"] if p["measured"]]
     assert measured
@@ -48,14 +48,14 @@ def test_at_temperature_0_the_replayed_rounds_are_the_measured_ones(tiny, foreca
 
 
 def test_run_can_forecast_too(tiny):
-    ran = specbench("run", *ASKED[1:], "-k", "2", "--forecast", "--out", "run", cwd=tiny)
+    ran = specbench("run", *ASKED[1:], "-k", "2", "--forecast", "--runs-dir", "run", cwd=tiny)
     assert ran.is_complete, ran.err
     assert load_run("latest", tiny / "run").forecasts[0].to_measure == (2,)
 
 
 @pytest.mark.long
 def test_an_exhaustive_run_measures_every_k_beside_what_was_forecast(tiny):
-    options = ("-k", "0..3", "--forecast", "--exhaustive", "--out", "exhaustive")
+    options = ("-k", "0..3", "--forecast", "--validate-forecast", "--runs-dir", "exhaustive")
     ran = specbench(*ASKED, *options, cwd=tiny)
     assert ran.is_complete, ran.err
     stored = load_run("latest", tiny / "exhaustive")
@@ -72,7 +72,7 @@ def test_a_method_that_cannot_be_traced_is_measured(tiny):
         "targets:\n  tiny:\n    model: ./target\n"
         "    drafters:\n      lookahead: {method: lookahead}\n"
     )
-    options = ("--pairings", "lookahead.yaml", "--forecast", "--out", "lookahead", "-k", "0..2")
+    options = ("--config", "lookahead.yaml", "--forecast", "--runs-dir", "lookahead", "-k", "0..2")
     ran = specbench("sweep-k", *ASKED[2:], *options, cwd=tiny)
     assert ran.is_complete, ran.err
     assert ran.err.count("cannot be forecast") == 1
@@ -86,7 +86,9 @@ def test_a_method_that_cannot_be_traced_is_measured(tiny):
 @pytest.mark.parametrize("ks", ["auto", "0"])
 def test_costs_without_a_fixed_k_to_forecast_are_refused(tiny, ks):
     (tiny / "costs.csv").write_text(COSTS)
-    ran = specbench(*ASKED, "-k", ks, "--costs", "costs.csv", "--out", "refused", cwd=tiny)
+    ran = specbench(
+        *ASKED, "-k", ks, "--step-times", "costs.csv", "--runs-dir", "refused", cwd=tiny
+    )
     assert ran.code == 2
     assert "such as -k 1..8" in ran.err
     assert not (tiny / "refused").exists()
@@ -99,11 +101,11 @@ def told(tiny: Path) -> Ran:
         *ASKED,
         "-k",
         "0..3",
-        "--costs",
+        "--step-times",
         "costs.csv",
         "--temperature",
         "1",
-        "--out",
+        "--runs-dir",
         "told",
         cwd=tiny,
     )
@@ -136,7 +138,9 @@ def test_the_k_of_another_engine(tiny, told):
 def test_a_k_beyond_the_costs_is_named_once(tiny, file, told_ks, ks, shown, said):
     (tiny / file).write_text("k,cost\n" + "".join(f"{k},{10 + k}\n" for k in told_ks))
     both = ("--temperature", "0,1")  # two settings, and nothing is said twice
-    ran = specbench(*ASKED, *both, "-k", ks, "--costs", file, "--out", file[:-4], cwd=tiny)
+    ran = specbench(
+        *ASKED, *both, "-k", ks, "--step-times", file, "--runs-dir", file[:-4], cwd=tiny
+    )
     made = load_run("latest", tiny / file[:-4], also_empty=not shown).forecasts
     assert all({p.num_speculative_tokens for p in one.points} == {0, *shown} for one in made)
     assert len(made) == (2 if shown else 0)
@@ -155,7 +159,7 @@ def test_it_goes_on_without_the_file(tiny, told):
     kept = [line for line in lines if not line.startswith(('{"type":"forecast"', '{"type":"done"'))]
     (stored.folder / "records.jsonl").write_text("".join(kept))
     (tiny / "costs.csv").rename(tiny / "gone.csv")
-    ran = specbench("sweep-k", "--out", "told", "--resume", "latest", cwd=tiny)
+    ran = specbench("sweep-k", "--runs-dir", "told", "--resume", "latest", cwd=tiny)
     assert ran.is_complete, ran.err
     (again,) = load_run("latest", tiny / "told").forecasts
     assert again.points == stored.forecasts[0].points
@@ -165,8 +169,8 @@ def test_the_costs_of_a_running_server(tiny):
     fake, other = FakeServer(k=0), tiny / "other.jsonl"
     other.write_text(json.dumps({"id": "o", "turns": ["of another workload"]}) + "\n")
     with serving(fake) as without, serving(FakeServer(k=3)) as with_k:
-        sources = ("--costs", without, "--costs", with_k, "-w", "other.jsonl")
-        ran = specbench(*ASKED, "-k", "0..3", *sources, "--out", "served", cwd=tiny)
+        sources = ("--step-times", without, "--step-times", with_k, "-w", "other.jsonl")
+        ran = specbench(*ASKED, "-k", "0..3", *sources, "--runs-dir", "served", cwd=tiny)
     assert ran.is_complete, ran.err
     asked = [request["messages"][0]["content"] for request in fake.asked]
     assert asked[:2] == [asked[0], asked[0]]  # one warms up
@@ -181,23 +185,23 @@ def test_the_costs_of_a_running_server(tiny):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--costs", "none.csv"), "none.csv: cannot be read"),
-        (("--costs", "bad.csv"), "bad.csv:3: cost: a number above 0 is needed"),
+        (("--step-times", "none.csv"), "none.csv: cannot be read"),
+        (("--step-times", "bad.csv"), "bad.csv:3: cost: a number above 0 is needed"),
         (
-            ("--costs", "rows.csv", "--concurrency", "4"),
+            ("--step-times", "rows.csv", "--concurrency", "4"),
             ("no data for 4 concurrent requests; it has 1"),
         ),
-        (("--costs", "no_step.csv"), "a step without speculation (K = 0)"),
-        (("--costs", "http://127.0.0.1:9"), "cannot be reached"),
-        (("--costs", "gopher://x"), "expected an address"),
-        (("--forecast", "--acceptance-rule", "exact"), "add --costs"),
-        (("--costs", "rows.csv", "--acceptance-rule", "lossy"), "exact, greedy_draft"),
+        (("--step-times", "no_step.csv"), "a step without speculation (K = 0)"),
+        (("--step-times", "http://127.0.0.1:9"), "cannot be reached"),
+        (("--step-times", "gopher://x"), "expected an address"),
+        (("--forecast", "--acceptance-rule", "exact"), "add --step-times"),
+        (("--step-times", "rows.csv", "--acceptance-rule", "lossy"), "exact, greedy_draft"),
         (("--forecast", "--engine", "builtin,transformers"), "leave out --engine"),
         (("--forecast", "--request-rate", "2"), "drop --request-rate"),
-        (("--forecast", "--samples", "2", "--temperature", "1"), "drop --samples"),
-        (("--forecast", "--acceptance", "0.7"), "drop --acceptance"),
-        (("--exhaustive",), "add --forecast"),
-        (("--exhaustive", "--costs", "rows.csv"), "use one of them"),
+        (("--forecast", "--best-of", "2", "--temperature", "1"), "drop --best-of"),
+        (("--forecast", "--simulate-acceptance", "0.7"), "drop --simulate-acceptance"),
+        (("--validate-forecast",), "add --forecast"),
+        (("--validate-forecast", "--step-times", "rows.csv"), "use one of them"),
     ],
     ids=lambda value: " ".join(value)[:32] if isinstance(value, tuple) else "",
 )
@@ -205,7 +209,7 @@ def test_mistakes_end_with_2_before_anything_is_measured(tiny, options, said):
     (tiny / "rows.csv").write_text(COSTS)
     (tiny / "bad.csv").write_text("k,cost\n0,1\n3,much\n")
     (tiny / "no_step.csv").write_text("k,cost\n3,1\n")
-    ran = specbench(*ASKED, *options, "--out", "mistakes", cwd=tiny)
+    ran = specbench(*ASKED, *options, "--runs-dir", "mistakes", cwd=tiny)
     assert ran.code == 2
     assert said in ran.err
     assert "Traceback" not in ran.err

@@ -14,7 +14,18 @@ from tests.full_disk import file_size_limit
 LATER = "29991231-235959-abcd"
 COMMANDS = {
     "run": ("tiny", "-w", "prompts.jsonl", "-k", "2", *SMALL),
-    "pair": ("./target", "--drafts", "./draft", "ngram", "-w", "prompts.jsonl", "-k", "1", *SMALL),
+    "pair": (
+        "./target",
+        "--draft",
+        "./draft",
+        "--draft",
+        "ngram",
+        "-w",
+        "prompts.jsonl",
+        "-k",
+        "1",
+        *SMALL,
+    ),
 }
 
 
@@ -33,7 +44,7 @@ def test_nothing_is_lost_or_doubled_and_a_sentence_says_what_to_do(
     assert finished.is_complete
     rng, root, kept = random.Random(command), tmp_path / "out", tmp_path / "kept.yaml"
     target, *_ = words = COMMANDS[command]
-    out = ("--out", root, *(("--write", kept) if command == "pair" else ()))
+    out = ("--runs-dir", root, *(("--output", kept) if command == "pair" else ()))
     resume = (command, *((target,) if command == "pair" else ()), *out, "--resume")
     (root / LATER).mkdir(parents=True)  # by a clock that was set back since
     (root / LATER / "run.json").write_text("{}")

@@ -25,7 +25,7 @@ targets:
     drafters:
       draft: {{method: draft_model, model: demo:{draft}}}
 """
-SMALL = ("-w", "code", "-k", "4", "--prompts", "5", "--max-new-tokens", "16", "--device", "cpu")
+SMALL = ("-w", "code", "-k", "4", "--num-prompts", "5", "--max-new-tokens", "16", "--device", "cpu")
 THREAD = ("--threads", "1")  # the one whose seconds are counted
 NUM_TARGET_LAYERS = 16
 PLANTED_S = 0.2  # some twenty times a forward

@@ -14,7 +14,7 @@ COMMANDS = (
     "run",
     "sweep-k",
     "verify",
-    "watch",
+    "inspect",
     "pair",
     "report",
     "export",

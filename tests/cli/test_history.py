@@ -119,7 +119,7 @@ def test_the_page_is_written_where_asked(nightly, tmp_path):
             ("--pairing", "nobody/x", *METRIC),
             "runs with --pairing nobody/x has aggregate_tok",
         ),
-        (("--out", "elsewhere"), "no runs in elsewhere yet"),
+        (("--runs-dir", "elsewhere"), "no runs in elsewhere yet"),
         (("--run", "no-such-run"), "no run 'no-such-run'"),
         (("--html", "no/such/folder/h.html", *METRIC), "cannot write"),
     ],

@@ -133,7 +133,7 @@ def test_a_slower_server_regresses_where_the_speed_up_is_named_as_the_page_says(
     candidate = document(tmp_path, VLLM[0], slow)["run_id"]
     assert specbench("baseline", *usual, cwd=tmp_path).code == 0
     twin = document(tmp_path, *VLLM)["run_id"]
-    refused = specbench("baseline", usual[0], twin, "--to", "twins.json", cwd=tmp_path)
+    refused = specbench("baseline", usual[0], twin, "--output", "twins.json", cwd=tmp_path)
     assert refused.code == 2
     assert "same file" in refused.err
 

@@ -45,7 +45,7 @@ def test_ctrl_c_and_sigterm_keep_what_is_done_and_say_how_to_resume(tiny, tmp_pa
         "1,2",
         *many,
         *SMALL,
-        "--out",
+        "--runs-dir",
         str(out),
     )
     with session(*arguments, cwd=tiny, most_records=MOST_RECORDS) as running:
@@ -91,10 +91,10 @@ class TestResume:
     def test_it_goes_on(self, how, root, tiny):
         (folder,) = root.iterdir()
         resume = {
-            "alone": ["--out", str(root), "--resume"],
-            "before another option": ["--resume", "--out", str(root)],
-            "latest": ["--out", str(root), "--resume", "latest"],
-            "id": ["--out", str(root), "--resume", folder.name],
+            "alone": ["--runs-dir", str(root), "--resume"],
+            "before another option": ["--resume", "--runs-dir", str(root)],
+            "latest": ["--runs-dir", str(root), "--resume", "latest"],
+            "id": ["--runs-dir", str(root), "--resume", folder.name],
             "folder": ["--resume", str(folder)],
         }[how]
         ran = specbench("run", *resume, cwd=tiny)

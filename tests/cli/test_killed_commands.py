@@ -21,7 +21,18 @@ TINY = ("--max-new-tokens", "4", "--threads", "1", "--device", "cpu")
 COMMANDS = {
     "run": ("tiny/draft", "-k", "2", *TINY),
     "sweep-k": ("tiny/draft", "-k", "0..2", *TINY),
-    "pair": ("./target", "--drafts", "./draft", "ngram", "-k", "1,2", "--measure", "1", *TINY),
+    "pair": (
+        "./target",
+        "--draft",
+        "./draft",
+        "--draft",
+        "ngram",
+        "-k",
+        "1,2",
+        "--measure-top",
+        "1",
+        *TINY,
+    ),
 }
 
 
@@ -70,8 +81,8 @@ def test_kills_lose_no_stored_block_and_double_none(
     rng = random.Random(command)
     root, kept = tmp_path / "out", tmp_path / "kept.yaml"
     prompts = write_prompts(tmp_path / "many.jsonl", [f"prompt {i}" for i in range(num_prompts)])
-    out = ("--out", str(root), *(("--write", str(kept)) if command == "pair" else ()))
-    start = (command, *COMMANDS[command], "-w", prompts, "--prompts", str(num_prompts), *out)
+    out = ("--runs-dir", str(root), *(("--output", str(kept)) if command == "pair" else ()))
+    start = (command, *COMMANDS[command], "-w", prompts, "--num-prompts", str(num_prompts), *out)
     resume = (command, *(("./target",) if command == "pair" else ()), *out, "--resume")
 
     # Also while it starts, and at last while it writes its report.

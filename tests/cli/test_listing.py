@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.calls import specbench
 
-KINDS = ("pairings", "workloads", "drafters", "metrics", "runs")
+KINDS = ("pairings", "workloads", "methods", "metrics", "runs")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -40,7 +40,7 @@ def test_pairings_are_those_of_the_working_folder(tiny):
 
 
 def test_drafters_are_listed_with_their_parameters(tmp_path):
-    rows = json.loads(specbench("list", "drafters", "--json", cwd=tmp_path).out)
+    rows = json.loads(specbench("list", "methods", "--json", cwd=tmp_path).out)
     ngram = next(row for row in rows if row["method"] == "ngram")
     assert ngram["parameters"] == {"max_ngram": 3, "min_ngram": 1}
     assert ngram["model"] == "refused"
@@ -177,9 +177,9 @@ def test_doctor_says_whose_layout_a_head_has_and_that_no_published_one_was_teste
 
 
 def test_drafters_are_listed_with_what_each_parameter_may_be(tmp_path):
-    text = " ".join(specbench("list", "drafters", cwd=tmp_path).out.split())
+    text = " ".join(specbench("list", "methods", cwd=tmp_path).out.split())
     assert "max_ngram=3 (a" in text
-    rows = json.loads(specbench("list", "drafters", "--json", cwd=tmp_path).out)
+    rows = json.loads(specbench("list", "methods", "--json", cwd=tmp_path).out)
     medusa = next(row for row in rows if row["method"] == "medusa")
     assert medusa["allowed"]["tree"] == "auto, chain, published, stage2 or fitted"
 

@@ -28,7 +28,7 @@ targets:
       bold: {method: draft_model, model: ./draft, lossy: typical}
 """
 ALL = ("tiny/copy", "tiny/wild", "tiny/bold")
-SMALL = ("--threads", "1", "--device", "cpu", "--max-new-tokens", "24", "--pairings", "lossy.yaml")
+SMALL = ("--threads", "1", "--device", "cpu", "--max-new-tokens", "24", "--config", "lossy.yaml")
 
 
 @pytest.fixture(scope="session")
@@ -46,8 +46,10 @@ def lossy(tiny: Path) -> Path:
 @pytest.fixture(scope="module")
 def ran(lossy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
     out = tmp_path_factory.mktemp("lossy")
-    asked = ("-w", "prompts.jsonl", "--prompts", "5", "-k", "3,auto", "--concurrency", "2")
-    return specbench("run", *ALL, *asked, *SMALL, "--repeats", "1", "--out", out, cwd=lossy), out
+    asked = ("-w", "prompts.jsonl", "--num-prompts", "5", "-k", "3,auto", "--concurrency", "2")
+    return specbench(
+        "run", *ALL, *asked, *SMALL, "--repeats", "1", "--runs-dir", out, cwd=lossy
+    ), out
 
 
 def test_a_run_keeps_the_rule_in_its_cells_and_says_so_in_every_answer(ran, lossy: Path) -> None:
@@ -68,7 +70,7 @@ def test_a_run_keeps_the_rule_in_its_cells_and_says_so_in_every_answer(ran, loss
         if "wild" in line:
             assert "(lossy)" in line
             assert line.endswith("[lossy: typical threshold=0.01]")
-    again = specbench("report", folder.name, "--out", out, "--json", cwd=lossy)
+    again = specbench("report", folder.name, "--runs-dir", out, "--json", cwd=lossy)
     document = json.loads(again.out)
     VALIDATOR.validate(document)
     assert {c["lossy"] for c in document["cells"] if c["drafter"] == "bold"} == {"typical"}
@@ -91,8 +93,8 @@ def test_lossy_texts_end_where_they_end_and_differ(ran) -> None:
 
 
 def test_samples_are_drawn_with_a_rule_too(lossy: Path, tmp_path: Path) -> None:
-    asked = ("-w", "prompts.jsonl", "-k", "2", "--temperature", "0.8", "--samples", "3")
-    sizes = ("--prompts", "2", "--repeats", "1", "--out", tmp_path)
+    asked = ("-w", "prompts.jsonl", "-k", "2", "--temperature", "0.8", "--best-of", "3")
+    sizes = ("--num-prompts", "2", "--repeats", "1", "--runs-dir", tmp_path)
     done = specbench("run", "tiny/bold", *asked, *sizes, *SMALL, "--json", cwd=lossy)
     assert done.is_complete
     best = json.loads(done.out)["best_of"]
@@ -100,14 +102,14 @@ def test_samples_are_drawn_with_a_rule_too(lossy: Path, tmp_path: Path) -> None:
 
 
 def test_lists_and_plans_mark_it(lossy: Path) -> None:
-    listed = specbench("list", "pairings", "--pairings", "lossy.yaml", cwd=lossy).out
+    listed = specbench("list", "pairings", "--config", "lossy.yaml", cwd=lossy).out
     marks = {line.split()[0]: "(lossy)" in line for line in listed.splitlines()[1:]}
     assert marks == {"tiny/copy": False, "tiny/wild": True, "tiny/bold": True}
     rows = json.loads(
-        specbench("list", "pairings", "--pairings", "lossy.yaml", "--json", cwd=lossy).out
+        specbench("list", "pairings", "--config", "lossy.yaml", "--json", cwd=lossy).out
     )
     assert [row["lossy"] for row in rows] == [None, "typical threshold=0.01", "typical"]
-    dry = ("run", *ALL, "-w", "prompts.jsonl", "--dry-run", "--pairings", "lossy.yaml")
+    dry = ("run", *ALL, "-w", "prompts.jsonl", "--dry-run", "--config", "lossy.yaml")
     plan = specbench(*dry, cwd=lossy).out
     assert plan.count("(lossy)") == 2
     cells = json.loads(specbench(*dry, "--json", cwd=lossy).out)["cells"]
@@ -115,7 +117,7 @@ def test_lists_and_plans_mark_it(lossy: Path) -> None:
 
 
 def test_the_peer_leaves_it_to_the_builtin_decoder(lossy: Path) -> None:
-    dry = ("run", *ALL, "-w", "prompts.jsonl", "--dry-run", "--pairings", "lossy.yaml")
+    dry = ("run", *ALL, "-w", "prompts.jsonl", "--dry-run", "--config", "lossy.yaml")
     both = ("--engine", "builtin,transformers", "--json")
     cells = json.loads(specbench(*dry, *both, cwd=lossy).out)["cells"]
     peers = {cell["pairing"] for cell in cells if cell["engine"] == "transformers"}
@@ -125,14 +127,17 @@ def test_the_peer_leaves_it_to_the_builtin_decoder(lossy: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--acceptance", "0.7"], "but tiny/wild, tiny/bold accepts drafts by its own lossy rule"),
+        (
+            ["--simulate-acceptance", "0.7"],
+            "but tiny/wild, tiny/bold accepts drafts by its own lossy rule",
+        ),
         (["--engine", "transformers"], "that only the built-in decoder has; add --engine builtin"),
     ],
 )
 def test_what_a_rule_cannot_do_is_refused(
     arguments: list[str], says: str, lossy: Path, tmp_path: Path
 ) -> None:
-    asked = ("-w", "prompts.jsonl", *SMALL, "--out", tmp_path)
+    asked = ("-w", "prompts.jsonl", *SMALL, "--runs-dir", tmp_path)
     done = specbench("run", *ALL, *asked, *arguments, cwd=lossy)
     assert (done.code, done.out) == (2, "")
     assert says in done.err
@@ -140,7 +145,7 @@ def test_what_a_rule_cannot_do_is_refused(
     assert fine.code == 0
 
 
-VERIFY = ("-w", "prompts.jsonl", "--prompts", "3", "--tokens", "1000", "-k", "3", "--json")
+VERIFY = ("-w", "prompts.jsonl", "--num-prompts", "3", "--num-tokens", "1000", "-k", "3", "--json")
 
 
 def verdicts(done: Ran) -> dict[tuple[str, float], str]:

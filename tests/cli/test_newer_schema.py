@@ -40,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("recommend", NEWER),
         ("check", "old", NEWER),
         ("check", NEWER, "old"),
-        ("baseline", NEWER, "--to", "baseline.json"),
+        ("baseline", NEWER, "--output", "baseline.json"),
         ("export", "demo/draft", "--engine", "vllm", "--run", f"reports/{NEWER}"),
         ("run", "--resume", NEWER),
         ("sweep-k", "--resume", NEWER),
@@ -74,7 +74,7 @@ def test_so_do_the_notebook_and_a_writer(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def with_gone_choice(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs, of which `gone` was measured with --kernels flex."""
+    """Two runs, of which `gone` was measured with --attention-backend flex."""
     root = tmp_path_factory.mktemp("gone") / "reports"
     for name in ("kept", "gone"):
         shutil.copytree(OLD, root / name)
@@ -94,7 +94,7 @@ def with_gone_choice(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("recommend", "gone"),
         ("history",),
         ("list", "runs"),
-        ("baseline", "gone", "--to", "baseline.json"),
+        ("baseline", "gone", "--output", "baseline.json"),
     ],
     ids=" ".join,
 )
@@ -121,5 +121,5 @@ def test_it_cannot_be_resumed_and_the_choice_is_named(with_gone_choice: Path) ->
     before = (with_gone_choice / "gone" / "records.jsonl").read_bytes()
     ran = specbench("sweep-k", "--resume", "gone", cwd=with_gone_choice.parent)
     assert ran.code == 2
-    assert "--kernels 'flex'" in ran.err
+    assert "--attention-backend 'flex'" in ran.err
     assert (with_gone_choice / "gone" / "records.jsonl").read_bytes() == before

@@ -296,7 +296,7 @@ def plain(text: str) -> str:
 
 def doors(folder: Path) -> dict[str, Ran]:
     """What each command makes of the pair `case/x`."""
-    pair = ("pair", "case", "--drafts", "x", "--dry-run")
+    pair = ("pair", "case", "--draft", "x", "--dry-run")
     return {
         "pair": specbench(*pair, cwd=folder),
         "doctor": specbench("doctor", "case/x", cwd=folder),
@@ -522,13 +522,13 @@ def test_gguf_is_refused_in_words_wherever_a_model_can_be_named(
         (folder / name).write_bytes(b"GGUF\x03\x00\x00\x00")
     word = source if "/" in source else f"./{source}"
     commands = [
-        ("pair", word, "--drafts", "./x", "--dry-run"),
-        ("pair", "./target", "--drafts", word, "--dry-run"),
+        ("pair", word, "--draft", "./x", "--dry-run"),
+        ("pair", "./target", "--draft", word, "--dry-run"),
         ("run", "--target", word, "--draft", "ngram", *RUN),
         ("run", "--target", "./target", "--draft", word, *RUN, "--dry-run"),
         ("verify", "--target", "./target", "--draft", word),
-        ("watch", "--target", word, "--draft", "ngram", "--prompt", "Hi"),
-        ("train", "eagle", "--target", word, "--out", "head"),
+        ("inspect", "--target", word, "--draft", "ngram", "--prompt", "Hi"),
+        ("train", "eagle", "--target", word, "--output", "head"),
     ]
     change = (folder / "pairings.yaml").read_text().replace("./x", word)
     (folder / "pairings.yaml").write_text(change)

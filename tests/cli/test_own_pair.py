@@ -20,7 +20,7 @@ from tests.tiny_pair import write_pair
 def test_a_pair_of_two_folders_is_measured_stored_and_printed_as_yaml(tiny: Path, tmp_path: Path):
     ran = specbench(
         *("run", "--target", "./target", "--draft", "./draft", "--draft", "ngram"),
-        *("-w", "prompts.jsonl", "-k", "2", "--out", tmp_path / "out", *SMALL),
+        *("-w", "prompts.jsonl", "-k", "2", "--runs-dir", tmp_path / "out", *SMALL),
         cwd=tiny,
     )
     assert ran.code in (0, 3), ran.err
@@ -48,7 +48,7 @@ def test_an_interrupted_run_of_it_is_resumed_without_naming_it_again(
         patch.setattr("specbench.bench.session.Session.run_block", interrupt)
         ran = specbench(
             *("run", "--target", "target", "--draft", "draft", "-w", "prompts.jsonl", "-k", "2"),
-            *("--out", tmp_path / "out", *SMALL),
+            *("--runs-dir", tmp_path / "out", *SMALL),
             cwd=tiny,
         )
     assert ran.code == 130
@@ -60,7 +60,7 @@ def test_an_interrupted_run_of_it_is_resumed_without_naming_it_again(
 def test_a_dry_run_writes_nothing(tiny: Path, tmp_path: Path):
     ran = specbench(
         *("sweep-k", "--target", "./target", "--method", "ngram", "--dry-run"),
-        *("-w", "prompts.jsonl", "--out", tmp_path / "out"),
+        *("-w", "prompts.jsonl", "--runs-dir", tmp_path / "out"),
         cwd=tiny,
     )
     assert ran.code == 0, ran.err
@@ -117,7 +117,7 @@ def exported(folder: Path, name: str = "big/small") -> str:
 @pytest.mark.slow
 def test_its_name_is_known_to_every_command_that_takes_one(measured: Path):
     for command in (
-        ["watch", "big/small", "--prompt", "Hello", "--max-new-tokens", "4", "-k", "1"],
+        ["inspect", "big/small", "--prompt", "Hello", "--max-new-tokens", "4", "-k", "1"],
         ["doctor", "big/small"],
         ["run", "big/small", "--dry-run", "--max-new-tokens", "16"],
         ["sweep-k", "big", "--dry-run", "--max-new-tokens", "16"],

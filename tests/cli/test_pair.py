@@ -39,7 +39,18 @@ def plan(*arguments: str, cwd: Path):
 
 
 def test_a_dry_run_tells_refusals_warnings_and_memory(shelf):
-    ran = plan("tiny", "--drafts", "draft", "./drafts/other", "ngram", "--gpu", "L4", cwd=shelf)
+    ran = plan(
+        "tiny",
+        "--draft",
+        "draft",
+        "--draft",
+        "./drafts/other",
+        "--draft",
+        "ngram",
+        "--gpu",
+        "L4",
+        cwd=shelf,
+    )
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.startswith("refused  other: tokenizer: 2 ")
     assert [words[5:12].strip() for words in ran.out.split("\nfits")[1:]] == ["draft:", "ngram:"]
@@ -51,7 +62,7 @@ def test_a_dry_run_tells_refusals_warnings_and_memory(shelf):
 
 @pytest.mark.slow
 def test_a_dry_run_works_without_torch(shelf):
-    arguments = ["pair", "tiny", "--drafts", "./draft", "--drafts", "ngram", "--dry-run"]
+    arguments = ["pair", "tiny", "--draft", "./draft", "--draft", "ngram", "--dry-run"]
     code = (
         "import specbench.cli as c\n"
         f"try:\n    c.app({arguments!r})\nexcept SystemExit as done:\n    assert not done.code"
@@ -61,7 +72,7 @@ def test_a_dry_run_works_without_torch(shelf):
 
 def test_the_document_for_machines_has_every_finding_and_figure(shelf):
     ran = plan(
-        *("tiny", "--discover", "--in", "drafts", "--gpu-memory", "24GiB"),
+        *("tiny", "--discover", "--search-dir", "drafts", "--gpu-memory", "24GiB"),
         *("--gpu-bandwidth", "1008GB/s", "--json"),
         cwd=shelf,
     )
@@ -82,9 +93,9 @@ def test_the_document_for_machines_has_every_finding_and_figure(shelf):
 def test_a_drafter_that_is_too_large_is_refused_with_what_is_missing(shelf):
     from specbench.fit.gpus import RESERVED_BYTES
 
-    alone = json.loads(plan("tiny", "--drafts", "ngram", "--gpu", "T4", "--json", cwd=shelf).out)
+    alone = json.loads(plan("tiny", "--draft", "ngram", "--gpu", "T4", "--json", cwd=shelf).out)
     just_enough = RESERVED_BYTES + alone["target_alone"]["peak_bytes"] + 2000
-    ran = plan("tiny", "--drafts", "draft", "--gpu-memory", f"{just_enough}b", cwd=shelf)
+    ran = plan("tiny", "--draft", "draft", "--gpu-memory", f"{just_enough}b", cwd=shelf)
     assert ran.code == 2
     assert "refused  draft: memory: " in ran.out
     assert "too large" in ran.out
@@ -94,8 +105,19 @@ def test_a_drafter_that_is_too_large_is_refused_with_what_is_missing(shelf):
 @pytest.mark.slow
 def test_what_fits_is_measured_ranked_and_written(shelf):
     ran = specbench(
-        *("pair", "./target", "--drafts", "./draft", "./drafts/other", "ngram", "-k", "1,2"),
-        *("--write", "best.yaml", *HERE),
+        *(
+            "pair",
+            "./target",
+            "--draft",
+            "./draft",
+            "--draft",
+            "./drafts/other",
+            "--draft",
+            "ngram",
+            "-k",
+            "1,2",
+        ),
+        *("--output", "best.yaml", *HERE),
         cwd=shelf,
     )
     assert ran.is_complete, ran.err
@@ -115,19 +137,19 @@ def test_what_fits_is_measured_ranked_and_written(shelf):
 
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_read(shelf):
-    ran = specbench("pair", "./target", "--write", "nowhere/best.yaml", *HERE, cwd=shelf)
+    ran = specbench("pair", "./target", "--output", "nowhere/best.yaml", *HERE, cwd=shelf)
     assert (ran.code, ran.out) == (2, "")
-    assert "--write nowhere/best.yaml" in ran.err
+    assert "--output nowhere/best.yaml" in ran.err
 
 
 def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
-    arguments = ("./target", "--drafts", "./draft", "./drafts/other", "ngram")
-    ran = plan(*arguments, "--write", "fits.yaml", cwd=shelf)
+    arguments = ("./target", "--draft", "./draft", "--draft", "./drafts/other", "--draft", "ngram")
+    ran = plan(*arguments, "--output", "fits.yaml", cwd=shelf)
     assert (ran.code, ran.err) == (0, "written: fits.yaml\n")
     read = load_pairings(shelf / "fits.yaml")
     assert [pairing.name for pairing in read.all] == ["target/draft", "target/ngram"]
     assert read.all[0].drafter.model.folder == shelf / "draft"
-    again = plan(*arguments, "--write", "fits.yaml", cwd=shelf)
+    again = plan(*arguments, "--output", "fits.yaml", cwd=shelf)
     assert again.code == 2
     assert re.search(r"fits\.yaml.*file exists; .*new", again.err)
 
@@ -135,25 +157,25 @@ def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("tiny", "--drafts", "eagle"), "the method needs weights"),
-        (("tiny", "--drafts", "ngrm"), "no such method, did you mean 'ngram'?, and no model of"),
-        (("tiny", "--drafts", "nobody"), "none of 1 drafters fits tiny"),
+        (("tiny", "--draft", "eagle"), "the method needs weights"),
+        (("tiny", "--draft", "ngrm"), "no such method, did you mean 'ngram'?, and no model of"),
+        (("tiny", "--draft", "nobody"), "none of 1 drafters fits tiny"),
         (("nobody",), "no target 'nobody'"),
         (("owner/nobody",), "owner/nobody is not in the hub's cache"),
-        (("tiny", "--in", "drafts"), "add --discover"),
-        (("tiny", "--discover", "--in", "nowhere"), "there is no such folder"),
+        (("tiny", "--search-dir", "drafts"), "add --discover"),
+        (("tiny", "--discover", "--search-dir", "nowhere"), "there is no such folder"),
         (("tiny", "--gpu", "Voodoo"), "--gpu 'Voodoo': known are"),
         (("tiny", "--gpu-memory", "much"), "--gpu-memory 'much': expected"),
         (("tiny", "--gpu-memory", "24"), "add a unit, such as 24GiB"),
         (("tiny", "--gpu-memory", "24GiB", "--gpu-bandwidth", "1008"), "such as 1008GB/s"),
         (("tiny", "--gpu-memory", "1MiB"), "CUDA itself takes 0.75 GiB"),
         (("tiny", "--gpu-bandwidth", "1GB/s"), "--gpu-bandwidth needs --gpu-memory"),
-        (("tiny", "--context", "1k,2k"), "expected one length to plan memory for"),
+        (("tiny", "--plan-context", "1k,2k"), "expected one length to plan memory for"),
         (("tiny", "-k", "0"), "ranking needs fixed K above 0"),
         (("tiny", "-k", "auto"), "ranking needs fixed K above 0"),
-        (("tiny", "--write", "nowhere/best.yaml"), "directory does not exist"),
-        (("tiny", "--write", "prompts.jsonl/best.yaml"), "directory does not exist"),
-        (("./drafts/eagle", "--drafts", "ngram"), "cannot be a target"),
+        (("tiny", "--output", "nowhere/best.yaml"), "directory does not exist"),
+        (("tiny", "--output", "prompts.jsonl/best.yaml"), "directory does not exist"),
+        (("./drafts/eagle", "--draft", "ngram"), "cannot be a target"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -166,7 +188,7 @@ def test_a_users_mistake_is_a_message_and_exit_code_2(shelf, arguments, said):
 
 def test_a_context_that_is_cut_says_whose_limit_it_is(shelf):
     longest = json.loads((shelf / "target" / "config.json").read_text())["max_position_embeddings"]
-    arguments = ("tiny", "--drafts", "ngram", "--gpu", "L4", "--context")
+    arguments = ("tiny", "--draft", "ngram", "--gpu", "L4", "--plan-context")
     cut = plan(*arguments, str(4 * longest), cwd=shelf)
     said = f"capped at {longest:,} tokens, the maximum in the target's config.json, instead of"
     assert f"{said} {4 * longest:,}" in cut.out
@@ -175,7 +197,7 @@ def test_a_context_that_is_cut_says_whose_limit_it_is(shelf):
 
 def test_a_lossy_drafter_is_planned_where_it_is_named(tmp_path):
     lines = plan("demo", cwd=tmp_path).out.splitlines()
-    named = plan("demo", "--drafts", "medusa-typical", cwd=tmp_path).out.splitlines()
+    named = plan("demo", "--draft", "medusa-typical", cwd=tmp_path).out.splitlines()
     assert not any(line.startswith("medusa-typical") for line in lines)
     assert any(line.startswith("medusa-typical") for line in named)
 
@@ -253,9 +275,9 @@ def test_without_a_valid_measurement_nothing_is_advised(basis, has_speedup):
 @pytest.mark.slow
 def test_too_few_rounds_write_no_file_and_give_no_advice(shelf):
     ran = specbench(
-        *("pair", "./target", "--drafts", "ngram", "-k", "1", "--write", "none.yaml"),
+        *("pair", "./target", "--draft", "ngram", "-k", "1", "--output", "none.yaml"),
         *HERE,
-        *("--prompts", "1", "--max-new-tokens", "4"),
+        *("--num-prompts", "1", "--max-new-tokens", "4"),
         cwd=shelf,
     )
     assert ran.out.splitlines()[-1].startswith("Undecided: nothing valid ")
@@ -265,7 +287,9 @@ def test_too_few_rounds_write_no_file_and_give_no_advice(shelf):
 
 def test_a_report_folder_that_cannot_be_one_is_named(shelf):
     (shelf / "file.txt").write_text("no folder")
-    ran = specbench("pair", "./target", "--drafts", "ngram", "--out", "file.txt", *HERE, cwd=shelf)
+    ran = specbench(
+        "pair", "./target", "--draft", "ngram", "--runs-dir", "file.txt", *HERE, cwd=shelf
+    )
     assert ran.code == 2
     assert "file.txt" in ran.err.splitlines()[-1]
     assert "Traceback" not in ran.err
@@ -275,8 +299,8 @@ def test_a_report_folder_that_cannot_be_one_is_named(shelf):
 def test_requests_that_failed_exit_4(shelf, tmp_path):
     refusing = write_refusing(shelf / "target", tmp_path)
     ran = specbench(
-        *("pair", refusing, "--drafts", "ngram", "-k", "1", "--workload", "./prompts.jsonl"),
-        *(*SMALL, "--out", tmp_path),
+        *("pair", refusing, "--draft", "ngram", "-k", "1", "--workload", "./prompts.jsonl"),
+        *(*SMALL, "--runs-dir", tmp_path),
         cwd=tmp_path,
     )
     assert ran.code == 4, ran.err
@@ -292,8 +316,8 @@ def test_other_prompts_of_a_target_are_not_those_of_an_earlier_ranking(shelf, tm
             "    drafters:\n      ngram: {method: ngram}\n"
         )
         ran = specbench(
-            *("pair", "mine", "--pairings", f"{name}.yaml", "-w", "talk", "-k", "1"),
-            *(*SMALL, "--out", tmp_path),
+            *("pair", "mine", "--config", f"{name}.yaml", "-w", "talk", "-k", "1"),
+            *(*SMALL, "--runs-dir", tmp_path),
             cwd=shelf,
         )
         assert ran.is_complete or ran.code == 4, ran.err

@@ -15,7 +15,7 @@ from tests.cli.conftest import SMALL
 pytestmark = pytest.mark.slow  # whole runs
 
 HERE = ("-w", "prompts.jsonl", "-k", "1,2", *SMALL)
-ASKED = ("pair", "./target", "--drafts", "ngram", "suffix", "--measure", "1", *HERE)
+ASKED = ("pair", "./target", "--draft", "ngram", "--draft", "suffix", "--measure-top", "1", *HERE)
 
 
 def interrupt(*_: object) -> None:
@@ -28,7 +28,7 @@ def interrupted(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     out = tmp_path_factory.mktemp("my runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TargetRun, "measure", interrupt)
-        ran = specbench(*ASKED, "--out", str(out), cwd=tiny)
+        ran = specbench(*ASKED, "--runs-dir", str(out), cwd=tiny)
     assert ran.code == 130, ran.err
     (command,) = re.findall(r"Resume with: specbench (.*)$", ran.err, re.MULTILINE)
     return out, shlex.split(command)
@@ -53,10 +53,10 @@ def test_the_hint_goes_on_and_ranks(tiny, interrupted):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("./target", "--drafts", "ngram"), "leave out --drafts, --discover and --dry-run"),
-        (("./target", "--discover"), "leave out --drafts, --discover and --dry-run"),
-        (("./target", "--dry-run"), "leave out --drafts, --discover and --dry-run"),
-        (("./target", "--measure", "2"), "was started with 1; leave it out"),
+        (("./target", "--draft", "ngram"), "leave out --draft, --discover and --dry-run"),
+        (("./target", "--discover"), "leave out --draft, --discover and --dry-run"),
+        (("./target", "--dry-run"), "leave out --draft, --discover and --dry-run"),
+        (("./target", "--measure-top", "2"), "was started with 1; leave it out"),
         (("./target", "--seed", "5"), "started with different settings (--seed)"),
         (("./draft",), "ranks drafters for target, not for draft"),
     ],
@@ -64,7 +64,7 @@ def test_the_hint_goes_on_and_ranks(tiny, interrupted):
 )
 def test_what_the_run_was_not_asked_for_is_refused(tiny, interrupted, arguments, said):
     out, _ = interrupted
-    ran = specbench("pair", *arguments, "--out", str(out), "--resume", "latest", cwd=tiny)
+    ran = specbench("pair", *arguments, "--runs-dir", str(out), "--resume", "latest", cwd=tiny)
     assert ran.code == 2
     assert said in ran.err
 
@@ -76,8 +76,8 @@ def test_the_hint_names_the_file_that_has_the_target(tiny, tmp_path):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TargetRun, "measure", interrupt)
-        asked = ("pair", "mine", "--pairings", str(tmp_path / "mine.yaml"), *HERE)
-        ran = specbench(*asked, "--out", str(tmp_path), cwd=tiny)
+        asked = ("pair", "mine", "--config", str(tmp_path / "mine.yaml"), *HERE)
+        ran = specbench(*asked, "--runs-dir", str(tmp_path), cwd=tiny)
     (command,) = re.findall(r"Resume with: specbench (.*)$", ran.err, re.MULTILINE)
     again = specbench(*shlex.split(command), "--json", cwd=tiny)
     assert again.code in (0, 3, 4), again.err
@@ -87,7 +87,9 @@ def test_the_hint_names_the_file_that_has_the_target(tiny, tmp_path):
 def test_a_run_that_is_no_ranking_is_named_with_its_own_command(tiny, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TargetRun, "measure", interrupt)
-        specbench("run", "tiny", *HERE[:2], "-k", "1", *SMALL, "--out", str(tmp_path), cwd=tiny)
-    ran = specbench("pair", "tiny", "--out", str(tmp_path), "--resume", "latest", cwd=tiny)
+        specbench(
+            "run", "tiny", *HERE[:2], "-k", "1", *SMALL, "--runs-dir", str(tmp_path), cwd=tiny
+        )
+    ran = specbench("pair", "tiny", "--runs-dir", str(tmp_path), "--resume", "latest", cwd=tiny)
     assert ran.code == 2
     assert "`specbench run --resume" in ran.err

@@ -37,12 +37,12 @@ def test_memory_is_that_of_the_dtype_that_this_device_takes(tmp_path: Path) -> N
 
 
 def test_time_grows_with_the_plan_and_ends_with_the_budget(tmp_path: Path) -> None:
-    few = outlook(tmp_path, "demo/draft", "-w", "chat", "--prompts", "5", "-k", "4")
-    more = outlook(tmp_path, "demo/draft", "-w", "chat", "--prompts", "10", "-k", "2,4,6")
+    few = outlook(tmp_path, "demo/draft", "-w", "chat", "--num-prompts", "5", "-k", "4")
+    more = outlook(tmp_path, "demo/draft", "-w", "chat", "--num-prompts", "10", "-k", "2,4,6")
     begin_s = 15
     assert (more["seconds"] - begin_s) == pytest.approx(4 * (few["seconds"] - begin_s), rel=0.05)
     assert not few["seconds_are_measured"]
-    short = outlook(tmp_path, "demo/draft", "-w", "chat", "--budget", "5s")
+    short = outlook(tmp_path, "demo/draft", "-w", "chat", "--time-budget", "5s")
     assert short["is_ended_by_budget"]
     assert short["seconds"] == pytest.approx(begin_s + 5, rel=0.05)
     ran = specbench("run", "demo/draft", "-w", "chat", "--dry-run", "--device", "cpu", cwd=tmp_path)
@@ -53,7 +53,7 @@ def test_time_grows_with_the_plan_and_ends_with_the_budget(tmp_path: Path) -> No
 
 
 def test_time_counts_the_requests_of_a_pass_and_not_the_prompts_alone(tmp_path: Path) -> None:
-    words = ("demo/draft", "-w", "chat", "-k", "4", "--concurrency", "4", "--prompts", "4")
+    words = ("demo/draft", "-w", "chat", "-k", "4", "--concurrency", "4", "--num-prompts", "4")
     few, more = (outlook(tmp_path, *words, "--num-requests", num) for num in ("8", "32"))
     begin_s = 15
     assert (more["seconds"] - begin_s) == pytest.approx(4 * (few["seconds"] - begin_s), rel=0.05)
@@ -66,13 +66,13 @@ def test_an_earlier_run_tells_what_a_token_takes(tmp_path: Path) -> None:
         for record in stored.blocks:
             writer.append(record)
         writer.finish()
-    found = outlook(tmp_path, "demo/draft", "-w", "chat", "--prompts", "10", "-k", "4")
+    found = outlook(tmp_path, "demo/draft", "-w", "chat", "--num-prompts", "10", "-k", "4")
     assert found["seconds_are_measured"]
     spent_s = sum(sum(block_seconds(block).values()) for block in stored.blocks)
     num_tokens = sum(r.num_output_tokens for b in stored.blocks for r in b.requests)
     plan = json.loads(
         specbench(
-            *("run", "demo/draft", "-w", "chat", "--prompts", "10", "-k", "4"),
+            *("run", "demo/draft", "-w", "chat", "--num-prompts", "10", "-k", "4"),
             *("--max-new-tokens", "100", "--dry-run", "--json", "--device", "cpu"),
             cwd=tmp_path,
         ).out
@@ -168,8 +168,8 @@ def test_a_run_begins_with_how_long_it_takes_and_what_limits_that() -> None:
     )
     (line,) = time_lines([whole])
     assert line.startswith("big: about 10 minutes")
-    assert "--budget" in line  # what would shorten it
+    assert "--time-budget" in line  # what would shorten it
     (ended,) = time_lines([replace(whole, seconds=75.0, is_ended_by_budget=True)])
     assert "75 s" in ended
-    assert "--budget" in ended
+    assert "--time-budget" in ended
     assert list(time_lines([replace(whole, seconds=None)])) == []

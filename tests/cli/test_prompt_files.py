@@ -22,7 +22,17 @@ def share_gpt(tiny: Path, folder: Path) -> None:
 
 def test_skipped_rows_are_told_in_the_plan_in_the_run_and_in_what_it_stores(tiny, tmp_path):
     share_gpt(tiny, tmp_path)
-    words = ("run", "tiny/ngram", "-w", "./ShareGPT.json", "-k", "1", *SMALL[2:], "--prompts", "2")
+    words = (
+        "run",
+        "tiny/ngram",
+        "-w",
+        "./ShareGPT.json",
+        "-k",
+        "1",
+        *SMALL[2:],
+        "--num-prompts",
+        "2",
+    )
     planned = specbench(*words, "--dry-run", "--json", cwd=tmp_path)
     assert planned.code == 0, planned.err
     (warning,) = json.loads(planned.out)["warnings"]
@@ -39,7 +49,7 @@ def test_the_field_of_a_file_is_an_option_that_a_resumed_run_keeps(tiny, tmp_pat
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     rows = [{"story": text, "title": "t"} for text in ("Hello", "Name a colour")]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ("run", "tiny/ngram", "-w", "./own.jsonl", "-k", "1", *SMALL[2:], "--prompts", "2")
+    words = ("run", "tiny/ngram", "-w", "./own.jsonl", "-k", "1", *SMALL[2:], "--num-prompts", "2")
     ran = specbench(*words, "--dry-run", cwd=tmp_path)
     assert ran.code == 2
     assert "story, title; " in ran.err

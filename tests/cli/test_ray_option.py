@@ -1,4 +1,4 @@
-"""`--ray` and `--gpus-per-cell`, without Ray."""
+"""`--ray` and `--gpus-per-task`, without Ray."""
 
 import sys
 
@@ -36,7 +36,7 @@ def test_addresses(address):
     ("ray", "gpus", "said"),
     [
         ("demo/draft", None, r"--ray 'demo/draft': allowed are auto, local and host:port"),
-        (None, 2, r"--gpus-per-cell .*: add --ray"),
+        (None, 2, r"--gpus-per-task .*: add --ray"),
     ],
 )
 def test_what_makes_no_sense_is_refused(ray, gpus, said):

@@ -43,18 +43,18 @@ def test_an_slo_of_the_run_changes_no_answer_about_speed(folder: Path) -> None:
     args = ("--objective", "throughput", "--json")
     plain = json.loads(specbench("recommend", "served", *args, cwd=folder).out)
     limited = json.loads(
-        specbench("recommend", "limited", "--out", "limited", *args, cwd=folder).out
+        specbench("recommend", "limited", "--runs-dir", "limited", *args, cwd=folder).out
     )
     assert limited["picks"] == plain["picks"]
     report = json.loads(
-        specbench("report", "limited", "--out", "limited", "--json", cwd=folder).out
+        specbench("report", "limited", "--runs-dir", "limited", "--json", cwd=folder).out
     )
     assert any("requests within" in decision["sentence"] for decision in report["decisions"])
     slo = ("--slo", "ttft=10s,request_latency=1s")
     given = json.loads(specbench("report", "served", *slo, "--json", cwd=folder).out)
     assert given["decisions"] == report["decisions"]
     goodput = ("--objective", "goodput", "--json")
-    by_run = specbench("recommend", "limited", "--out", "limited", *goodput, cwd=folder)
+    by_run = specbench("recommend", "limited", "--runs-dir", "limited", *goodput, cwd=folder)
     by_option = specbench("recommend", "served", *goodput, *slo, cwd=folder)
     assert json.loads(by_option.out)["picks"] == json.loads(by_run.out)["picks"]
     rates = [

@@ -25,7 +25,7 @@ def run_id(finished: Ran) -> str:
         ),
         (["--method", "ngram"], "cannot be resumed with tiny/ngram"),
         (["-k", "3"], "different settings (-k)"),
-        (["--prompts", "5", "--temperature", "1"], "(--temperature, --prompts)"),
+        (["--num-prompts", "5", "--temperature", "1"], "(--temperature, --num-prompts)"),
     ],
 )
 def test_others_than_its_own_names_and_settings_are_refused(

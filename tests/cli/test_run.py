@@ -93,7 +93,7 @@ def test_several_runs_are_reported_together(finished, tiny):
 @pytest.fixture(scope="session")
 def as_json(tiny):
     """`specbench sweep-k --json` with a greedy and a sampled setting."""
-    sizes = ("--prompts", "2", "--max-new-tokens", "8", "--threads", "1", "--device", "cpu")
+    sizes = ("--num-prompts", "2", "--max-new-tokens", "8", "--threads", "1", "--device", "cpu")
     arguments = ("tiny/draft", "-w", "talk.jsonl", "-k", "0..2", "--temperature", "0,1")
     return specbench("sweep-k", *arguments, *sizes, "--json", cwd=tiny)
 
@@ -133,7 +133,7 @@ def test_k_0_is_one_cell_per_target_without_drafter_and_method(as_json):
 @pytest.mark.parametrize("command", ["run", "sweep-k"])
 def test_a_dry_run_prints_the_plan_and_measures_nothing(command, tiny, tmp_path):
     arguments = ("tiny", "-w", "prompts.jsonl,talk.jsonl", "--temperature", "0,1")
-    ran = specbench(command, *arguments, "--out", tmp_path / "out", "--dry-run", cwd=tiny)
+    ran = specbench(command, *arguments, "--runs-dir", tmp_path / "out", "--dry-run", cwd=tiny)
     assert (ran.code, ran.err) == (0, "")
     assert max(map(len, ran.out.splitlines())) <= 80
     # 2 workloads, 2 temperatures, 2 drafters: K = 0 once for both drafters.
@@ -144,8 +144,8 @@ def test_a_dry_run_prints_the_plan_and_measures_nothing(command, tiny, tmp_path)
 
 
 def test_a_dry_run_under_a_budget_says_that_it_may_end_earlier(tiny):
-    ran = specbench("run", "-w", "prompts.jsonl", "--budget", "3m", "--dry-run", cwd=tiny)
-    assert re.search("cells .*; --budget .*--precision ", ran.out.replace("\n", " "))
+    ran = specbench("run", "-w", "prompts.jsonl", "--time-budget", "3m", "--dry-run", cwd=tiny)
+    assert re.search("cells .*; --time-budget .*--margin-of-error ", ran.out.replace("\n", " "))
 
 
 def test_a_dry_run_says_once_what_all_rows_have_and_cuts_no_name(tiny):
@@ -173,7 +173,7 @@ def test_a_dry_run_in_json_lists_the_cells(tiny):
 
 def test_k_0_alone_says_that_nothing_else_was_measured(tiny, tmp_path):
     ran = specbench(
-        "run", "tiny/ngram", "-k", "0", "-w", "talk.jsonl", *SMALL, "--out", tmp_path, cwd=tiny
+        "run", "tiny/ngram", "-k", "0", "-w", "talk.jsonl", *SMALL, "--runs-dir", tmp_path, cwd=tiny
     )
     assert ran.code == 0
     assert ran.out.splitlines()[-1].startswith("talk.jsonl: only K=0 was measured")
@@ -184,8 +184,8 @@ def test_a_pairing_that_cannot_run_is_told_and_exits_4(tiny, tmp_path):
     pairings = (tiny / "pairings.yaml").read_text() + "      head: {method: eagle3, model: o/h}\n"
     (tiny / "more.yaml").write_text(pairings)
     ran = specbench(
-        *("run", "tiny/head", "tiny/ngram", "--pairings", "more.yaml", "-w", "talk.jsonl"),
-        *("-k", "2", *SMALL, "--out", tmp_path),
+        *("run", "tiny/head", "tiny/ngram", "--config", "more.yaml", "-w", "talk.jsonl"),
+        *("-k", "2", *SMALL, "--runs-dir", tmp_path),
         cwd=tiny,
     )
     assert ran.code == 4
@@ -198,7 +198,7 @@ def test_a_pairing_that_cannot_run_is_told_and_exits_4(tiny, tmp_path):
 def test_requests_that_failed_exit_4(tiny, tmp_path):
     refusing = write_refusing(tiny / "target", tmp_path)
     pair = ("--target", refusing, "--draft", "ngram")
-    arguments = ("run", *pair, "-w", "./prompts.jsonl", "-k", "1", *SMALL, "--out", tmp_path)
+    arguments = ("run", *pair, "-w", "./prompts.jsonl", "-k", "1", *SMALL, "--runs-dir", tmp_path)
     ran = specbench(*arguments, cwd=tmp_path)
     assert ran.code == 4, ran.err
     assert "requests failed" in ran.out

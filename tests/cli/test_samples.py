@@ -1,4 +1,4 @@
-"""`run --samples N`: the best of N answers beside one alone, from the command to its records."""
+"""`run --best-of N`: the best of N answers beside one alone, from the command to its records."""
 
 import json
 import re
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow  # whole runs
 N = 3
 ARGUMENTS = (
     *("run", "tiny/draft", "-w", "talk.jsonl", "-k", "0,2", "--temperature", "0.8"),
-    *("--samples", str(N), "--max-new-tokens", "10", "--repeats", "2"),
+    *("--best-of", str(N), "--max-new-tokens", "10", "--repeats", "2"),
     *("--threads", "1", "--device", "cpu"),
 )
 
@@ -24,7 +24,7 @@ ARGUMENTS = (
 @pytest.fixture(scope="module")
 def sampled(tiny, tmp_path_factory):
     out = tmp_path_factory.mktemp("samples")
-    return specbench(*ARGUMENTS, "--out", out, cwd=tiny), out
+    return specbench(*ARGUMENTS, "--runs-dir", out, cwd=tiny), out
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def stored(sampled):
 @pytest.fixture(scope="module")
 def document(sampled, stored, tiny):
     _, out = sampled
-    ran = specbench("report", stored.run.run_id, "--out", out, "--json", cwd=tiny)
+    ran = specbench("report", stored.run.run_id, "--runs-dir", out, "--json", cwd=tiny)
     return json.loads(ran.out)
 
 
@@ -132,9 +132,9 @@ def test_single_answers_share_no_prefill_and_are_not_scored(tiny, tmp_path, monk
     scored = []
     monkeypatch.setattr("specbench.engines.builtin.mean_log_probs", lambda *a: scored.append(a))
     monkeypatch.setattr("specbench.decode.rows.Rows._copy", lambda *a: scored.append(a))
-    arguments = ("-w", "talk.jsonl", "-k", "1", "--concurrency", "3", "--prompts", "6")
+    arguments = ("-w", "talk.jsonl", "-k", "1", "--concurrency", "3", "--num-prompts", "6")
     sizes = ("--max-new-tokens", "4", "--repeats", "1", "--device", "cpu", "--threads", "1")
-    ran = specbench("run", "tiny/ngram", *arguments, *sizes, "--out", tmp_path, cwd=tiny)
+    ran = specbench("run", "tiny/ngram", *arguments, *sizes, "--runs-dir", tmp_path, cwd=tiny)
     assert ran.is_complete
     assert scored == []
 
@@ -147,7 +147,7 @@ def test_a_dry_run_shows_the_rows(tiny):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "--samples 3: at temperature 0 all 3 answers are the same; use a temperature above 0"),
+        ([], "--best-of 3: at temperature 0 all 3 answers are the same; use a temperature above 0"),
         (["--temperature", "0,1"], "at temperature 0 all 3 answers are the same"),
         (
             ["--temperature", "1", "--concurrency", "2"],
@@ -157,12 +157,17 @@ def test_a_dry_run_shows_the_rows(tiny):
             ["--temperature", "1", "--request-rate", "3"],
             ("leave out --concurrency and --request-rate"),
         ),
-        (["--temperature", "1", "-k", "auto"], "--samples 3 needs a fixed K; drop auto from -k"),
+        (["--temperature", "1", "-k", "auto"], "--best-of 3 needs a fixed K; drop auto from -k"),
         (["--temperature", "1", "--engine", "builtin,transformers"], "needs the built-in decoder"),
-        (["--temperature", "1", "--acceptance", "0.5"], "but --acceptance makes texts up"),
+        (
+            ["--temperature", "1", "--simulate-acceptance", "0.5"],
+            "but --simulate-acceptance makes texts up",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments, says, tiny, tmp_path):
-    ran = specbench("run", "tiny/draft", "--samples", "3", *arguments, "--out", tmp_path, cwd=tiny)
+    ran = specbench(
+        "run", "tiny/draft", "--best-of", "3", *arguments, "--runs-dir", tmp_path, cwd=tiny
+    )
     assert (ran.code, ran.out) == (2, "")
     assert says in ran.err

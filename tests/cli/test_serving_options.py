@@ -26,8 +26,8 @@ URL = "http://localhost:8000"
     [
         ({"base_urls": (URL,)}, "need a serving engine"),
         ({"cycles": 3}, "need a serving engine"),
-        ({"engines": ("vllm",), "contexts": (128,)}, "--context needs the built-in decoder"),
-        ({"engines": ("vllm",), "precision": 0.02}, "--precision needs the built-in decoder"),
+        ({"engines": ("vllm",), "contexts": (128,)}, "--prompt-tokens needs the built-in decoder"),
+        ({"engines": ("vllm",), "precision": 0.02}, "--margin-of-error needs the built-in decoder"),
         ({"engines": ("vllm", "sglang"), "base_urls": (URL,)}, "--base-url needs a single engine"),
         ({"engines": ("vllm",), "base_urls": (URL,), "launch": "vllm"}, "nothing"),
         ({"engines": ("vllm",), "base_urls": (URL,), "engine_python": "python"}, "nothing"),

@@ -38,7 +38,7 @@ def seen_on_a_terminal(*arguments, cwd):
 def test_a_live_view_is_drawn_and_what_a_name_holds_is_shown(tiny, tmp_path):
     prompts = write_prompts(tmp_path / "odd\x1b[31mname.jsonl", [f"prompt {i}" for i in range(5)])
     seen, code = seen_on_a_terminal(
-        *("run", "tiny/draft", "-k", "2", "-w", prompts, "--prompts", "5"),
+        *("run", "tiny/draft", "-k", "2", "-w", prompts, "--num-prompts", "5"),
         *("--max-new-tokens", "4", "--threads", "1", "--device", "cpu"),
         cwd=tiny,
     )

@@ -10,7 +10,7 @@ from tests.cli.calls import Ran, specbench
 from tests.training.tiny_target import METHODS
 
 SMALL = (
-    *("--prompts", "prompts.jsonl", "--num-texts", "20", "--max-new-tokens", "8", "--steps", "3"),
+    *("--workload", "prompts.jsonl", "--num-texts", "20", "--max-new-tokens", "8", "--steps", "3"),
     *("--device", "cpu", "--threads", "1"),
 )
 PAIRINGS = """\
@@ -23,7 +23,9 @@ targets:
 
 
 def trained(method: str, out: str, *more: str, cwd: Path) -> Ran:
-    return specbench("train", method, "--target", "./target", "--out", out, *SMALL, *more, cwd=cwd)
+    return specbench(
+        "train", method, "--target", "./target", "--output", out, *SMALL, *more, cwd=cwd
+    )
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +67,7 @@ def tiny_with_head(tiny, eagle, tmp_path):
 @pytest.mark.slow
 def test_a_pairing_names_the_folder_and_run_drafts_with_it(tiny_with_head):
     ran = specbench(
-        *("run", "-w", "prompts.jsonl", "-k", "2", "--prompts", "2", "--max-new-tokens", "6"),
+        *("run", "-w", "prompts.jsonl", "-k", "2", "--num-prompts", "2", "--max-new-tokens", "6"),
         *("--device", "cpu", "--threads", "1"),
         cwd=tiny_with_head,
     )
@@ -104,20 +106,20 @@ def test_a_finished_training_is_read_again_and_not_repeated(eagle, tiny):
         (["eagle", "--target", "./nowhere"], "./nowhere does not exist"),
         (["eagle", "--target", "demo:targett"], "no embedded model 'targett', did you mean"),
         (["eagle", "--target", "a b/c"], "'a b/c' is not a target in pairings.yaml"),
-        (["eagle", "--out", "."], "is not empty; resume its training with --resume"),
+        (["eagle", "--output", "."], "is not empty; resume its training with --resume"),
         (
-            ["eagle", "--out", "prompts.jsonl"],
+            ["eagle", "--output", "prompts.jsonl"],
             "prompts.jsonl is a file; name a folder",
         ),
         (["eagle", "--texts", "draft"], "draft cannot be read: Is a directory"),
         (["eagle", "--texts", "prompts.jsonl"], "holds texts of another training"),
         (["eagle", "--resume"], "new holds no training to resume; leave --resume out"),
         (["eagle", "--temperature", "hot"], "--temperature 'hot': expected numbers"),
-        (["eagle", "--budget", "soon"], "--budget 'soon': expected a time"),
+        (["eagle", "--time-budget", "soon"], "--time-budget 'soon': expected a time"),
         (["eagle", "--dtype", "fp8"], "--dtype 'fp8': allowed are float32, bfloat16, float16"),
         (["eagle", "--device", "gpu"], "--device 'gpu': allowed are auto, cpu, cuda and cuda:N"),
-        (["eagle", "--prompts", "./none.jsonl"], "none.jsonl: cannot be read"),
-        (["eagle", "--prompts", "chatt"], "no workload 'chatt', did you mean 'chat'?"),
+        (["eagle", "--workload", "./none.jsonl"], "none.jsonl: cannot be read"),
+        (["eagle", "--workload", "chatt"], "no workload 'chatt', did you mean 'chat'?"),
         (["eagle", "--steps", "0"], "--steps"),
         (["eagle", "--num-heads", "0"], "--num-heads"),
     ],
@@ -127,7 +129,7 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(arguments, says, tiny, t
     for name in ("target", "draft", "pairings.yaml", "prompts.jsonl"):
         (tmp_path / name).symlink_to(tiny / name)
     given = [] if "--target" in arguments else ["--target", "tiny"]
-    given += [] if "--out" in arguments else ["--out", "new"]
+    given += [] if "--output" in arguments else ["--output", "new"]
 
     ran = specbench("train", *arguments, *given, "--num-texts", "20", cwd=tmp_path)
 

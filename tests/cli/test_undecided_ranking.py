@@ -31,7 +31,7 @@ def test_overlapping_intervals_leave_one_answer_that_names_the_rival_and_what_wo
     said = rival(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55)))
     assert said.startswith("small ")
     assert "1.45x [1.30, 1.55]" in said
-    assert "--prompts" in said
+    assert "--num-prompts" in said
     assert "(forecast)" not in said
 
 

@@ -15,7 +15,16 @@ from tests.cli.calls import Ran, specbench
 
 pytestmark = pytest.mark.slow  # whole verifications
 
-SMALL = ("-w", "prompts.jsonl", "--prompts", "3", "--max-new-tokens", "24", "--tokens", "1000")
+SMALL = (
+    "-w",
+    "prompts.jsonl",
+    "--num-prompts",
+    "3",
+    "--max-new-tokens",
+    "24",
+    "--num-tokens",
+    "1000",
+)
 SMALL += ("--threads", "1", "--device", "cpu")
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -27,7 +36,7 @@ def verified(tiny: Path) -> Ran:
 
 @pytest.fixture(scope="session")
 def as_json(tiny: Path) -> Ran:
-    changes = ("--engine", "builtin,transformers", "--tokens", "300", "--max-new-tokens", "12")
+    changes = ("--engine", "builtin,transformers", "--num-tokens", "300", "--max-new-tokens", "12")
     return specbench("verify", "tiny/draft", *SMALL, *changes, "--json", cwd=tiny)
 
 
@@ -107,7 +116,7 @@ def test_a_fault_of_the_verifier_exits_1(tiny: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_too_few_tokens_exit_3(tiny: Path) -> None:
-    few = ("--tokens", "100", "--temperature", "40")  # hot enough for all tokens to be alike
+    few = ("--num-tokens", "100", "--temperature", "40")  # hot enough for all tokens to be alike
     ran = specbench("verify", "tiny/draft", *SMALL, *few, cwd=tiny)
     assert ran.code == 3
     assert "tiny/draft: undecided: " in ran.out
@@ -134,7 +143,7 @@ def test_a_drafter_that_cannot_run_exits_4(tiny: Path, tmp_path: Path) -> None:
         (["--method", "nothing"], "--method 'nothing': allowed are "),
         (["--temperature", "hot"], "--temperature 'hot': expected numbers"),
         (["--top-p", "0"], "--top-p 0 leaves no token"),
-        (["--tokens", "1"], "--tokens"),
+        (["--num-tokens", "1"], "--num-tokens"),
         (["--concurrency", "0"], "--concurrency"),
         (["tiny/nobody"], "no pairing 'tiny/nobody'"),
     ],

@@ -64,7 +64,7 @@ def test_a_later_turn_follows_the_targets_own_answer(
 
 def test_sampled_turns_follow_the_distribution_too(tiny: Path) -> None:
     ran = specbench(
-        *("verify", "tiny/draft", "-k", "2", "--temperature", "0.7", "--tokens", "1000"),
+        *("verify", "tiny/draft", "-k", "2", "--temperature", "0.7", "--num-tokens", "1000"),
         *TALK,
         cwd=tiny,
     )

@@ -5,8 +5,8 @@ from specbench.settings.words import (
     parse_acceptance,
     parse_concurrency,
     parse_ks,
-    parse_precision,
     parse_seconds,
+    parse_share,
     parse_temperatures,
 )
 from tests.cli.calls import specbench
@@ -28,14 +28,17 @@ from tests.cli.calls import specbench
         (["--temperature", "nan"], "0 (greedy) to 100 is allowed"),
         (["--temperature", "inf"], "0 (greedy) to 100 is allowed"),
         (["--temperature", ""], "--temperature '': expected numbers"),
-        (["--budget", "soon"], "--budget 'soon': expected a time such as 90s, 3m or 1h"),
-        (["--budget", "0"], "--budget '0': expected a time"),
-        (["--budget", "2"], "--budget 2m"),
-        (["--budget", ""], "--budget '': expected a time"),
-        (["--budget", "-3m"], "--budget '-3m': expected a time"),
-        (["--precision", "200%"], "--precision '200%': expected a share such as 2% or 0.02"),
-        (["--precision", "0"], "expected a share such as 2% or 0.02"),
-        (["--precision", ""], "--precision '': expected a share"),
+        (["--time-budget", "soon"], "--time-budget 'soon': expected a time such as 90s, 3m or 1h"),
+        (["--time-budget", "0"], "--time-budget '0': expected a time"),
+        (["--time-budget", "2"], "--time-budget 2m"),
+        (["--time-budget", ""], "--time-budget '': expected a time"),
+        (["--time-budget", "-3m"], "--time-budget '-3m': expected a time"),
+        (
+            ["--margin-of-error", "200%"],
+            "--margin-of-error '200%': expected a share such as 2% or 0.02",
+        ),
+        (["--margin-of-error", "0"], "expected a share such as 2% or 0.02"),
+        (["--margin-of-error", ""], "--margin-of-error '': expected a share"),
         (["--device", "gpu"], "--device 'gpu': allowed are auto, cpu, cuda and cuda:N"),
         (["--device", "cuda:99"], "--device cuda:99: this machine has"),
         (["--dtype", "fp16"], "--dtype 'fp16': allowed are float32, bfloat16, float16, float64"),
@@ -47,9 +50,12 @@ from tests.cli.calls import specbench
         (["-w", "./p\udcff.jsonl"], "not UTF-8 text, but everything stored must be"),
         (["--resume", "x" * 300], "File name too long"),
         (["--engine", "vlm"], "--engine 'vlm', did you mean 'vllm'? allowed are builtin, trans"),
-        (["--engine", "vllm", "--launch", "no-such-vllm"], "there is no program no-such-vllm here"),
+        (
+            ["--engine", "vllm", "--engine-command", "no-such-vllm"],
+            "there is no program no-such-vllm here",
+        ),
         (["--slo", "tpot=20"], "--slo 'tpot=20'"),
-        (["--slo", "tpot=20ms", "--budget", "1m"], "--budget of --engine builtin"),
+        (["--slo", "tpot=20ms", "--time-budget", "1m"], "--time-budget of --engine builtin"),
         (["--slo", "tpot=20ms", "--forecast"], "--forecast"),
         (["--num-requests", "20"], "--num-requests"),
         (["--warmup", "20"], "need a serving engine"),
@@ -65,22 +71,31 @@ from tests.cli.calls import specbench
             ["--engine", "openai", "--base-url", "http://localhost:1/v1?api_key=s"],
             "http://localhost:1: what follows the ? would be stored, and may be a key",
         ),
-        (["--engine", "vllm", "--launch", "serve {args} 'x"], "--launch serve {args} 'x: No clos"),
+        (
+            ["--engine", "vllm", "--engine-command", "serve {args} 'x"],
+            "--engine-command serve {args} 'x: No clos",
+        ),
         (["--engine", "vllm", "--engine-args", "--api-key s"], "--api-key in --engine-args or"),
-        (["--engine", "vllm", "--launch", "env A_KEY=s3 vllm {args}"], "A_KEY in --engine-args or"),
+        (
+            ["--engine", "vllm", "--engine-command", "env A_KEY=s3 vllm {args}"],
+            "A_KEY in --engine-args or",
+        ),
         (["--engine", "vllm", "--engine-args", "--hf-token=s"], "--hf-token in --engine-args or"),
         (["--engine", "vllm", "--engine-args", "--port 99"], "says where a started server listens"),
         (["--engine", "vllm", "--engine-python", "/nope/python"], "--engine-python: there is no"),
         (["--engine", "vllm", "--engine-args", "'"], '--engine-args "\'": No closing quotation'),
-        (["--engine", "vllm", "--context", "512"], "--context needs the built-in decoder"),
+        (
+            ["--engine", "vllm", "--prompt-tokens", "512"],
+            "--prompt-tokens needs the built-in decoder",
+        ),
         (["--method", "draft-model"], "'draft-model', did you mean 'draft_model'? allowed are"),
         (["--method", "all,ngram"], "all excludes other names"),
         (["--concurrency", "0"], "--concurrency '0': allowed: 1 to 1024 concurrent requests"),
         (["--concurrency", "many"], "--concurrency 'many': expected numbers such as 1 or 1,4,16"),
-        (["--forward", "fast"], "--forward 'fast': allowed are auto, stock, fused"),
-        (["--graph", "on"], "--graph 'on': allowed are auto, off, step, round"),
-        (["--acceptance", "0.5,0.7"], "shares must be from 0 to 1 and must not rise"),
-        (["--acceptance", "most"], "expected 0.7, a list such as 0.8,0.6,0.5 or"),
+        (["--model-impl", "fast"], "--model-impl 'fast': allowed are auto, stock, fused"),
+        (["--cuda-graph", "on"], "--cuda-graph 'on': allowed are auto, off, step, round"),
+        (["--simulate-acceptance", "0.5,0.7"], "shares must be from 0 to 1 and must not rise"),
+        (["--simulate-acceptance", "most"], "expected 0.7, a list such as 0.8,0.6,0.5 or"),
         (["tinny"], "no pairing 'tinny' in pairings.yaml, did you mean 'tiny'?"),
         (["tiny/drafft"], "did you mean 'tiny/draft'?; `specbench list pairings` shows them all"),
         (["-w", "chatt"], "no workload 'chatt', did you mean 'chat'?; there are: "),
@@ -105,8 +120,8 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(command, arguments, says
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["run", "--prompts", "0"], "--prompts"),
-        (["run", "--prompts", "many"], "--prompts"),
+        (["run", "--num-prompts", "0"], "--num-prompts"),
+        (["run", "--num-prompts", "many"], "--num-prompts"),
         (["run", "--max-new-tokens", "1"], "--max-new-tokens"),
         (["run", "--repeats", "0"], "--repeats"),
         (["run", "--threads", "0"], "--threads"),
@@ -117,8 +132,8 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(command, arguments, says
         (["run", "--request-rate", "nan"], "--request-rate"),
         (["run", "--no-such-option"], "--no-such-option"),
         (
-            ["list", "models"],
-            "list 'models': allowed are pairings, workloads, drafters, metrics, runs",
+            ["list", "things"],
+            "list 'things': allowed are pairings, workloads, methods, metrics, runs",
         ),
         (["list", "pairing"], "list 'pairing', did you mean 'pairings'?"),
         (["list"], "Missing argument"),
@@ -130,8 +145,8 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(command, arguments, says
         (["check", "x" * 300 + ".json", "latest"], "File name too long"),
         (["check", "x" * 300, "latest"], "File name too long"),
         (["import", "no.json", "--temperature", "nan"], "--temperature"),
-        (["pair", "demo", "--drafts"], "--drafts needs names"),
-        (["pair", "demo", "--drafts", "-k", "2"], "--drafts needs names"),
+        (["pair", "demo", "--draft"], "'--draft' requires an argument"),
+        (["pair", "demo", "--draft", "-k", "2"], "unexpected extra argument"),
         (["report", "--format", "pdf"], "--format 'pdf': allowed are html, md, csv, parquet"),
         (["doctor", "nobody"], "no pairing 'nobody'"),
     ],
@@ -187,7 +202,7 @@ def test_acceptance_is_a_rate_a_list_or_a_histogram(text, rates):
     ["1.1", "-0.1", "0.5,0.6", "nan", "histogram:", "histogram:4", "histogram:0,0", "half:1"],
 )
 def test_acceptance_that_cannot_be_is_a_usage_error(text):
-    with pytest.raises(UsageError, match="--acceptance"):
+    with pytest.raises(UsageError, match="--simulate-acceptance"):
         parse_acceptance(text)
 
 
@@ -210,14 +225,14 @@ def test_a_budget_is_a_time(text, seconds):
 def test_a_budget_without_a_unit_is_refused_with_both_that_it_may_mean(text):
     with pytest.raises(UsageError) as refused:
         parse_seconds(text)
-    for meant in (f"--budget {text.strip()}m", f"--budget {text.strip()}s"):
+    for meant in (f"--time-budget {text.strip()}m", f"--time-budget {text.strip()}s"):
         assert meant in str(refused.value)
         parse_seconds(meant.partition(" ")[2])
 
 
 @pytest.mark.parametrize(("text", "share"), [("2%", 0.02), ("0.02", 0.02), ("0.5%", 0.005)])
 def test_a_precision_is_a_share(text, share):
-    assert parse_precision(text) == pytest.approx(share)
+    assert parse_share(text) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +240,7 @@ def test_a_precision_is_a_share(text, share):
     [
         parse_ks,
         parse_seconds,
-        parse_precision,
+        parse_share,
         parse_temperatures,
         parse_concurrency,
         parse_acceptance,

@@ -7,9 +7,9 @@ from specbench.inputs.address import Address
 
 
 def test_an_address_says_where_and_perhaps_which_k():
-    address = Address.at("http://host:8000/v1/#k=5", "--costs")
+    address = Address.at("http://host:8000/v1/#k=5", "--step-times")
     assert (address.root, address.api, address.k) == ("http://host:8000", "http://host:8000/v1", 5)
-    assert Address.at("https://a.org/models/v1", "--costs").root == "https://a.org/models"
+    assert Address.at("https://a.org/models/v1", "--step-times").root == "https://a.org/models"
 
 
 @pytest.mark.parametrize(
@@ -22,31 +22,31 @@ def test_an_address_says_where_and_perhaps_which_k():
     ],
 )
 def test_a_password_in_it_is_refused_and_not_repeated(url):
-    with pytest.raises(UsageError, match=r"--costs.*SPECBENCH_API_KEY") as wrong:
-        Address.at(url, "--costs")
+    with pytest.raises(UsageError, match=r"--step-times.*SPECBENCH_API_KEY") as wrong:
+        Address.at(url, "--step-times")
     assert "secret" not in str(wrong.value)
 
 
 def test_a_hosts_own_key_goes_before_the_general_one():
-    address = Address.at("https://api.my-host.org/v1", "--costs")
+    address = Address.at("https://api.my-host.org/v1", "--step-times")
     general = {"SPECBENCH_API_KEY": "general"}
     assert address.key({}) is None
     assert address.key(general) == "general"
     own = {"SPECBENCH_API_KEY_API_MY_HOST_ORG": "own"}
     assert address.key(general | own) == "own"
-    assert Address.at("https://other.org", "--costs").key(own) is None
+    assert Address.at("https://other.org", "--step-times").key(own) is None
 
 
 def test_what_is_no_address_at_all_is_refused_without_repeating_it():
-    with pytest.raises(UsageError, match=r"--costs: .*such as http://localhost:8000") as wrong:
-        Address.at("http://me:secret@[::1", "--costs")
+    with pytest.raises(UsageError, match=r"--step-times: .*such as http://localhost:8000") as wrong:
+        Address.at("http://me:secret@[::1", "--step-times")
     assert "secret" not in str(wrong.value)
     with pytest.raises(UsageError, match="only the K"):
-        Address.at("http://a#k=\u00b2", "--costs")
+        Address.at("http://a#k=\u00b2", "--step-times")
 
 
 def test_a_key_that_no_header_can_hold_is_refused_and_not_repeated():
-    address = Address.at("http://a", "--costs")
+    address = Address.at("http://a", "--step-times")
     assert address.key({"SPECBENCH_API_KEY": " sk-1|a:b=\r\n"}) == "sk-1|a:b="
     for key in ("two words", 'quo"ted', "back\\slash", "it's", "na\u00efve", "s3cret\x01"):
         with pytest.raises(UsageError, match="SPECBENCH_API_KEY_A holds a character") as wrong:

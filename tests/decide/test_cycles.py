@@ -30,8 +30,8 @@ def undecided(
 @pytest.mark.parametrize(
     ("metrics", "workload_prompts", "more", "less"),
     [
-        (CYCLES_DIFFER, 200, "--cycles", "prompts"),
-        (CYCLES_DIFFER, 20, "--cycles", "prompts"),
+        (CYCLES_DIFFER, 200, "--restart-cycles", "prompts"),
+        (CYCLES_DIFFER, 20, "--restart-cycles", "prompts"),
         (PROMPTS_DIFFER, 200, "all 200 prompts", "cycles"),
         (PROMPTS_DIFFER, 20, "add some", "all 20"),
     ],
@@ -51,7 +51,7 @@ def test_requests_served_together_ask_for_cycles_alone(summarised):
     metrics = {"num_cycles": 4, "num_passes": 8, "cycle_deviation": 0.08, "prompt_error": 0.0}
     cell = undecided(summarised, metrics)
     cell = replace(cell, key=with_axes(cell.key, concurrency=4))
-    assert "--cycles" in decide(choose([cell]), workload_prompts=20).sentence
+    assert "--restart-cycles" in decide(choose([cell]), workload_prompts=20).sentence
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_a_torch_that_cannot_clean_up_is_refused_by_name(
         CudaGraphs()
 
     assert f"torch {torch.__version__} has no _cuda_endAllocateToPool" in str(refused.value)
-    assert "--graph off" in str(refused.value)
+    assert "--cuda-graph off" in str(refused.value)
 
 
 def test_memory_outside_the_allocator_counts_and_ends_with_its_graph(driver: FakeDriver) -> None:

@@ -237,7 +237,7 @@ def test_one_can_be_forced_and_is_checked():
 def test_where_nobody_is_right_the_model_is_refused_and_nothing_is_kept(monkeypatch):
     lost = [Contender(name="plain", refusal="it is wrong: off by 2 of the output's size")]
     monkeypatch.setattr(kernel_choices, "autotune_attention", lambda *_: (None, lost))
-    with pytest.raises(ModelError, match=r"big, chain: .*plain: .*off by 2 .*--forward stock"):
+    with pytest.raises(ModelError, match=r"big, chain: .*plain: .*off by 2 .*--model-impl stock"):
         choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     assert autotune._known == {}
 
@@ -247,14 +247,14 @@ def test_an_option_that_a_stock_forward_ignores_is_noted_once():
     for _ in range(2):
         made.choose(StockRunner(tiny_llama()), "auto", "big")
     (note,) = made.notes
-    assert re.match("--kernels plain .*big: ", note)
+    assert re.match("--attention-backend plain .*big: ", note)
     asks_for_nothing = choices()
     asks_for_nothing.choose(StockRunner(tiny_llama()), "auto", "big")
     assert asks_for_nothing.notes == []
 
 
 def test_what_no_cpu_runs_is_refused_with_what_it_runs():
-    with pytest.raises(UsageError, match=r"--kernels flash.*CUDA"):
+    with pytest.raises(UsageError, match=r"--attention-backend flash.*CUDA"):
         require_kernel("flash", torch.device("cpu"))
     require_kernel("auto", torch.device("cpu"))
     require_kernel("plain", torch.device("cpu"))

@@ -114,7 +114,7 @@ def test_a_head_that_nobody_changed_is_loaded_and_planned(engine, folder, method
     spec = ModelSpec(source=f"./{method}", folder=folder / method)
     engine.add_drafter(Drafter(name=method, method=method, model=spec))
     engine.remove_drafter(method)
-    ran = specbench("pair", "./target", "--drafts", f"./{method}", "--dry-run", cwd=folder)
+    ran = specbench("pair", "./target", "--draft", f"./{method}", "--dry-run", cwd=folder)
     assert (ran.code, ran.err) == (0, "")
 
 
@@ -130,7 +130,7 @@ def test_the_engine_names_the_field(engine, head, method, fields, named):
 @pytest.mark.parametrize(("method", "fields", "named"), HOSTILE)
 def test_a_dry_run_names_the_field_and_ends_with_exit_code_2(folder, head, method, fields, named):
     head(method, fields)
-    ran = specbench("pair", "./target", "--drafts", f"./{method}", "--dry-run", cwd=folder)
+    ran = specbench("pair", "./target", "--draft", f"./{method}", "--dry-run", cwd=folder)
     assert ran.code == 2
     assert named in "".join((ran.out + ran.err).split())
     assert "Traceback" not in ran.out + ran.err

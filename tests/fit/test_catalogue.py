@@ -136,7 +136,7 @@ def test_checking_fills_in_what_the_file_leaves_out_and_changes_nothing_else(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "pairings.yaml").write_text(PAIRINGS)
-    words = ("--check-hub", "--json", "--write", "full.yaml")
+    words = ("--check-hub", "--json", "--output", "full.yaml")
     ran = specbench("list", "pairings", *words, cwd=tmp_path)
     assert ran.code == 0, ran.err
     rows = {row["model"]: row for row in json.loads(ran.out)}
@@ -210,7 +210,7 @@ def test_a_hub_out_of_reach_is_one_sentence(
     [
         (("--fits", "--check-hub"), "leave out --fits"),
         (("--gpu", "L4"), "add --fits"),
-        (("--write", "x.yaml"), "add --check-hub"),
+        (("--output", "x.yaml"), "add --check-hub"),
         (("--fits", "--gpu", "abacus"), "--gpu 'abacus': known are"),
     ],
 )
@@ -235,7 +235,7 @@ def test_a_model_that_is_a_target_twice_has_each_draft_once() -> None:
 
 
 def test_pair_takes_published_drafts_and_refuses_a_model_that_has_none(tmp_path: Path) -> None:
-    words = ("--catalogue", "--dry-run", "--json")
+    words = ("--published", "--dry-run", "--json")
     ran = specbench("pair", "demo:target", *words, cwd=tmp_path)
     assert ran.code == 0, ran.err
     drafters = {row["drafter"] for row in json.loads(ran.out)["drafters"]}

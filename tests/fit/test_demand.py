@@ -114,5 +114,5 @@ def test_every_command_asks_the_same(
     told = " ".join((ran.out if command == "doctor" else ran.err).split())
     assert re.search(r"GiB .*float32 \(34\.5 GiB ", told)
     assert ": --dtype bfloat16 (17." in told
-    assert ("--force" in told) is (command != "doctor")
+    assert ("--skip-memory-check" in told) is (command != "doctor")
     assert not (tmp_path / "reports").exists()

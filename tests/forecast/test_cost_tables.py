@@ -1,4 +1,4 @@
-"""--costs FILE: tables of every form say the same, and wrong ones name their line."""
+"""--step-times FILE: tables of every form say the same, and wrong ones name their line."""
 
 import json
 import math

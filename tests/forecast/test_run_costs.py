@@ -1,4 +1,4 @@
-"""--costs RUN: what an engine that was measured takes for a round, and what it came to."""
+"""--step-times RUN: what an engine that was measured takes for a round, and what it came to."""
 
 from dataclasses import replace
 

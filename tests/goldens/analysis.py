@@ -52,11 +52,13 @@ def all_facts(folder: Path) -> dict[str, Any]:
         *(f"check {baseline} {name}" for name, baseline in _CANDIDATES.items()),
         "check local local",
         "check local failed",
-        "history --out nights --metric aggregate_tokens_per_s",
+        "history --runs-dir nights --metric aggregate_tokens_per_s",
     ]
     found = {call: _of_call(folder, *call.split()) for call in calls}
     files = ("vllm_base.json", "vllm_spec.json")
-    found["import"] = _of_call(folder, "import", *files, *_TOLD, "-k", "0", "--out", "imported")
+    found["import"] = _of_call(
+        folder, "import", *files, *_TOLD, "-k", "0", "--runs-dir", "imported"
+    )
     for name, evidence in _evidence().items():
         findings = judge(evidence)
         found[f"verify: {name}"] = {"code": exit_code(findings), **_facts(document(findings))}
@@ -110,7 +112,7 @@ def _write_nights(folder: Path) -> None:
     for i, speed in enumerate(SPEEDS):
         night = {**result, "output_throughput": speed, "date": f"202611{i + 1:02}-020000"}
         (folder / "night.json").write_text(json.dumps(night))
-        specbench("import", "night.json", *_TOLD, "--out", "nights", cwd=folder)
+        specbench("import", "night.json", *_TOLD, "--runs-dir", "nights", cwd=folder)
 
 
 def _of_call(folder: Path, *words: str) -> dict[str, Any]:

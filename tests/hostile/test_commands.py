@@ -13,17 +13,17 @@ from tests.hostile.test_readers import patience
 
 READERS = {**file_readers.READERS, **model_readers.READERS}
 COMMANDS = {  # reader -> the command that is handed its file; {} is the file, {folder} its folder
-    "pairings.yaml": "list pairings --pairings {}",
+    "pairings.yaml": "list pairings --config {}",
     "prompts of ours": "run demo/draft -w {} --dry-run",
     "prompts in an array": "run demo/draft -w {} --dry-run",
-    "a table of costs": "run demo/draft --costs {} -k 1 --dry-run",
-    "a CSV of costs": "run demo/draft --costs {} -k 1 --dry-run",
+    "a table of costs": "run demo/draft --step-times {} -k 1 --dry-run",
+    "a CSV of costs": "run demo/draft --step-times {} -k 1 --dry-run",
     "run.json": "report {folder} --format md",
     "records.jsonl": "report {folder} --format csv",
     "a baseline": "check {} latest",
     "results, sglang.jsonl": "import {} --temperature 0",
-    "config.json of draft_model": "pair demo:target --drafts {folder} --dry-run",
-    "model.safetensors of medusa": "pair demo:target --drafts {folder} --dry-run",
+    "config.json of draft_model": "pair demo:target --draft {folder} --dry-run",
+    "model.safetensors of medusa": "pair demo:target --draft {folder} --dry-run",
 }
 
 

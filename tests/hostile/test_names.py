@@ -48,7 +48,7 @@ COMMANDS = ("report --format csv", "recommend", "list runs", f"check {RUN_ID} {R
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_is_printed_does_no_more_than_be_read(command: str, root: Path) -> None:
-    ran = specbench(*command.split(), "--out", root, cwd=root.parent)
+    ran = specbench(*command.split(), "--runs-dir", root, cwd=root.parent)
     assert ran.code in (0, 1, 3), ran.err
     assert not ACTIVE.search(ran.out + ran.err)
     assert ";owned" in ran.out + ran.err  # a name was shown at all
@@ -73,7 +73,7 @@ def test_numbers_and_words_stay_as_they_are(text: str) -> None:
 
 def test_reports_show_the_names_and_do_nothing(root: Path) -> None:
     before = {path for path in root.parent.rglob("*")}
-    specbench("report", "--out", root, cwd=root.parent)
+    specbench("report", "--runs-dir", root, cwd=root.parent)
     written = {path for path in root.parent.rglob("*")} - before
     assert {path.parent for path in written} <= {root / RUN_ID}
     for name in ("report.html", "report.md", "cells.csv"):

@@ -21,7 +21,7 @@ NEEDED = (
     *("report/template.html", "report/schema.json"),
 )
 FIRST_LOOK = (
-    *("--version", "--help", "list pairings", "list workloads", "list drafters", "list metrics"),
+    *("--version", "--help", "list pairings", "list workloads", "list methods", "list metrics"),
     *("run demo/draft --dry-run", "init mine --target demo:target --draft demo:draft"),
 )
 
@@ -99,8 +99,8 @@ def test_other_pythons_look_measure_nothing_and_read_runs(python, built, bin_fol
     wrong = said(other, "run demo/daft", tmp_path)
     assert wrong.returncode == 2
     assert "demo/draft" in wrong.stderr
-    small = "run demo/draft -w code --prompts 5 -k 2 --max-new-tokens 24 --threads 1"
+    small = "run demo/draft -w code --num-prompts 5 -k 2 --max-new-tokens 24 --threads 1"
     assert said(bin_folder, small, tmp_path).returncode == 0
-    for words in ("report latest", "list runs", "baseline latest --to b.json"):
+    for words in ("report latest", "list runs", "baseline latest --output b.json"):
         done = said(other, words, tmp_path)
         assert done.returncode == 0, (words, done.stderr)

@@ -20,7 +20,7 @@ UNDECIDED = 3  # exit code: more measuring would decide
 # A table for readers has as many prompts as the workloads' figures, the proof fewer.
 PROMPTS = 20 if os.environ.get("TABLE") else 5
 WORKLOADS = ("code", "chat")
-ASKED = ("-w", ",".join(WORKLOADS), "--prompts", str(PROMPTS))
+ASKED = ("-w", ",".join(WORKLOADS), "--num-prompts", str(PROMPTS))
 _MARK = "SPECBENCH_PROOF"
 
 
@@ -68,8 +68,8 @@ class Sweep(NamedTuple):
 
 
 def sweep(*arguments: str | Path, cwd: Path, out: Path, **environment: str) -> Sweep:
-    """`specbench ARGUMENTS --out OUT`, which ends with a decision or says that it has none."""
-    ran = specbench(*arguments, "--out", out, cwd=cwd, **environment)
+    """`specbench ARGUMENTS --runs-dir OUT`, which ends with a decision or says that it has none."""
+    ran = specbench(*arguments, "--runs-dir", out, cwd=cwd, **environment)
     assert ran.code in (0, UNDECIDED), ran.out + ran.err
     run = load_run("latest", out)
     with (run.folder / "cells.csv").open() as table:

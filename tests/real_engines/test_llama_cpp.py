@@ -48,7 +48,7 @@ def builtin(tmp_path_factory) -> Sweep:
 @pytest.fixture(scope="module")
 def drafting(tmp_path_factory) -> Sweep:
     """K = 0, 2 and 4 with the draft model."""
-    asked = ("-k", f"0,2,{K}", "--cycles", "2", "--engine-args", " ".join(EXACT), *ASKED)
+    asked = ("-k", f"0,2,{K}", "--restart-cycles", "2", "--engine-args", " ".join(EXACT), *ASKED)
     out = tmp_path_factory.mktemp("drafting")
     return sweep("sweep-k", "demo/draft", *STARTED, *asked, cwd=GGUF, out=out)
 
@@ -56,7 +56,7 @@ def drafting(tmp_path_factory) -> Sweep:
 @pytest.fixture(scope="module")
 def others(tmp_path_factory) -> Sweep:
     """The EAGLE-3 head, and llama.cpp's own lookup."""
-    asked = ("-k", f"0,{K}", "--cycles", "2", "--engine-args", " ".join(EXACT), *ASKED)
+    asked = ("-k", f"0,{K}", "--restart-cycles", "2", "--engine-args", " ".join(EXACT), *ASKED)
     out = tmp_path_factory.mktemp("others")
     return sweep("sweep-k", "demo/eagle3", "demo/ngram", *STARTED, *asked, cwd=GGUF, out=out)
 
@@ -101,7 +101,7 @@ def test_as_much_is_accepted_as_by_our_decoder(drafting, others, builtin):
 
 @pytest.mark.parametrize("drafter", ["eagle", "medusa"])
 def test_a_method_that_it_lacks_is_refused_by_name(tmp_path, drafter):
-    ran = specbench("run", f"demo/{drafter}", *STARTED, "--out", tmp_path, cwd=GGUF)
+    ran = specbench("run", f"demo/{drafter}", *STARTED, "--runs-dir", tmp_path, cwd=GGUF)
     assert ran.code == 2
     assert f"llama_cpp has no method {drafter}" in ran.err
     assert "Traceback" not in ran.err
@@ -112,7 +112,7 @@ def test_servers_that_run_already_are_measured(tmp_path):
     with _server(tmp_path / "0.log") as plain, _server(tmp_path / "4.log", *drafting) as own:
         addresses = ("--base-url", f"{plain}#k=0", "--base-url", f"{own}#k={K}")
         asked = ("demo/draft", "--engine", "llama_cpp", *addresses, "-k", f"0,{K}", *ASKED)
-        found = sweep("sweep-k", *asked, "--cycles", "2", cwd=GGUF, out=tmp_path / "runs")
+        found = sweep("sweep-k", *asked, "--restart-cycles", "2", cwd=GGUF, out=tmp_path / "runs")
     assert {s.num_speculative_tokens for s in found.run.servers} == {0, K}
     assert not [s.problems for s in found.run.servers if s.problems]
     assert {s.addresses for s in found.run.servers} == {(plain,), (own,)}

@@ -43,7 +43,7 @@ def builtin(tmp_path_factory) -> Sweep:
 def served(tmp_path_factory) -> Sweep:
     out = tmp_path_factory.mktemp("vllm")
     started = ("--engine", "vllm", "--engine-python", VLLM, "--engine-args", EAGER)
-    asked = ("-k", f"0,{K}", "--cycles", "2", *started, *ASKED_OF_BOTH)
+    asked = ("-k", f"0,{K}", "--restart-cycles", "2", *started, *ASKED_OF_BOTH)
     return sweep("sweep-k", *PAIRINGS, *asked, cwd=out, out=out, **ENVIRONMENT)
 
 
@@ -85,7 +85,7 @@ def test_a_draft_model_takes_room_for_context(served):
 def test_a_padded_pair_is_started_as_exported_and_its_drafts_are_accepted(tmp_path):
     folder = write_padded_pair(tmp_path)
     started = ("--engine", "vllm", "--engine-python", VLLM, "--engine-args", EAGER)
-    asked = ("-k", f"0,{K}", "--cycles", "2", *started, *ASKED_OF_BOTH)
+    asked = ("-k", f"0,{K}", "--restart-cycles", "2", *started, *ASKED_OF_BOTH)
     found = sweep("sweep-k", "padded/draft", *asked, cwd=folder, out=folder / "out", **ENVIRONMENT)
     assert not [s.problems for s in found.run.servers if s.problems]
     assert any("use_heterogeneous_vocab" in warning for warning in found.run.run.warnings)

@@ -36,7 +36,7 @@ def test_a_full_disk_keeps_what_is_finished_and_says_how_to_go_on(tmp_path: Path
             writer.append(block("b"))
 
         assert "blocks (1)" in str(caught.value)
-        assert f"resume with: specbench sweep-k --out {tmp_path} --resume {RUN_ID}" in str(
+        assert f"resume with: specbench sweep-k --runs-dir {tmp_path} --resume {RUN_ID}" in str(
             caught.value
         )
         assert (writer.folder / "records.jsonl").read_bytes() == before

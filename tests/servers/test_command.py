@@ -32,10 +32,13 @@ def test_the_port_is_filled_in_anywhere_and_json_is_left_alone():
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        ("run {model} {args}", r"--launch run \{model\} \{args\}: \{model\} .*\{port\} may"),
+        (
+            "run {model} {args}",
+            r"--engine-command run \{model\} \{args\}: \{model\} .*\{port\} may",
+        ),
         ("sh -c 'run {args}'", r"\{args\} in 'run \{args\}' .*as a word of its own"),
         ("run 'half", "No closing quotation"),
-        (" ", "--launch is empty"),
+        (" ", "--engine-command is empty"),
     ],
 )
 def test_a_template_that_cannot_be_read_is_refused(template, said):

@@ -256,7 +256,7 @@ def test_a_server_that_ends_while_it_is_waited_for_is_not_waited_for_longer(tmp_
 def test_a_command_that_cannot_be_found_says_which_options_name_another(tmp_path):
     with (
         started(["no-such-engine"], environment={}, log=tmp_path / "server.log") as process,
-        pytest.raises(ServerError, match=r"127:\n.*\n.*--engine-python.*--launch") as ended,
+        pytest.raises(ServerError, match=r"127:\n.*\n.*--engine-python.*--engine-command") as ended,
     ):
         process.require_running(PATIENCE_S)
     cause = str(ended.value).splitlines()[1].strip()

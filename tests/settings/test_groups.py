@@ -61,7 +61,7 @@ def test_nothing_said_is_the_default_of_every_group():
 
 
 def test_words_become_values_of_their_group():
-    settings = said("big", "-w", "a,b", "-w", "c", "-k", "1..2,auto", "--context", "4k,512")
+    settings = said("big", "-w", "a,b", "-w", "c", "-k", "1..2,auto", "--prompt-tokens", "4k,512")
     assert settings.workload.pairings == ("big",)
     assert settings.workload.workloads == ("a", "b", "c")
     assert settings.draft == DraftSettings(num_speculative_tokens=(1, 2), adaptive=True)

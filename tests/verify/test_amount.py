@@ -152,7 +152,7 @@ def test_a_budget_bounds_what_is_sampled_and_says_what_was_needed():
     mixed = jobs(0.0, 0.7, 0.0, 0.7)  # 4 s of greedy answers, 34 ms a sampled token of both
     num_tokens, told = _outlook(mixed, talk, 2.0, 20_000, 38.0, 2)
     assert num_tokens == pytest.approx(1000, abs=1)
-    assert told.startswith("about 38s (--budget: 38s): ")
+    assert told.startswith("about 38s (--time-budget: 38s): ")
     assert re.search(f"{num_tokens:,} .*20,000 sampled", told)
     assert _outlook(mixed, talk, 2.0, 20_000, 1e6, 2)[0] == 20_000
     assert _outlook(mixed, talk, 2.0, 20_000, 1.0, 2)[0] == FEWEST_TOKENS

@@ -130,13 +130,13 @@ def test_tokens_that_could_not_show_a_lower_temperature_leave_it_open() -> None:
     finding = only(sampled(colder=BLUNT))
     assert (finding.verdict, finding.lossless) == ("inconclusive", None)
     # So many tokens like these would decide.
-    (needed,) = re.findall(r"--tokens (\d+)", finding.reason)
-    assert "--budget" in finding.reason
+    (needed,) = re.findall(r"--num-tokens (\d+)", finding.reason)
+    assert "--time-budget" in finding.reason
     more = Expected(*(value * int(needed) / 4096 for value in BLUNT))
     assert control_p_value(more, 3) < FALSE_ALARM / 4 <= control_p_value(BLUNT, 3)
     sure = only(sampled(colder=Expected(0.0, 0.0)))
     assert "--temperature" in sure.reason
-    assert "--tokens" not in sure.reason
+    assert "--num-tokens" not in sure.reason
     assert exit_code([finding]) == 3
 
 

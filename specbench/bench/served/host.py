@@ -58,14 +58,14 @@ class Launched:
                 if shutil.which(program) is None:
                     option = "--engine-python"
                     if self._asked.launch is not None:
-                        option = "--launch"
+                        option = "--engine-command"
                     elif self._asked.engine_python is None:
                         option = f"--engine {self._name}"
                     raise UsageError(
                         f"{option}: there is no program {program} here; give the Python of "
                         "the engine's environment, or llama.cpp's llama-server "
-                        "(--engine-python), a command that starts it (--launch), or the address "
-                        "of a running server (--base-url)"
+                        "(--engine-python), a command that starts it (--engine-command), or the "
+                        "address of a running server (--base-url)"
                     )
                 if self._engine.MODULE is not None:
                     if self._asked.engine_python is not None and self._asked.launch is None:

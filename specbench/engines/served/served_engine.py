@@ -35,7 +35,7 @@ class Launch:
     """The command that starts a server; `environment` is added to ours."""
 
     command: tuple[str, ...]
-    num_program: int = 1  # first words of it, which the user's --launch replaces
+    num_program: int = 1  # first words of it, which the user's --engine-command replaces
     environment: Mapping[str, str] = field(default_factory=dict)
 
 

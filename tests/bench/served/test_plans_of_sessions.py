@@ -116,7 +116,9 @@ def test_a_program_that_is_not_here_is_refused_with_what_to_name(tmp_path, chang
     plan = plan_of(tmp_path, **changes)
     with pytest.raises(UsageError, match=f"{named}") as refused:
         require_startable([plan])
-    assert all(o in str(refused.value) for o in ("--engine-python", "--launch", "--base-url"))
+    assert all(
+        o in str(refused.value) for o in ("--engine-python", "--engine-command", "--base-url")
+    )
 
 
 def test_a_program_on_the_path_will_do(tmp_path, monkeypatch):

@@ -235,7 +235,16 @@ def test_the_command_says_it_and_exits_as_it_says(tiny: Tiny) -> None:
     servers = [tiny.server(right, 1), tiny.server(wrong_later, 2)]
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(one)) for one in servers]
-        words = ["verify", "tiny/ngram", "--engine", "vllm", "--prompts", "3", "--tokens", "1000"]
+        words = [
+            "verify",
+            "tiny/ngram",
+            "--engine",
+            "vllm",
+            "--num-prompts",
+            "3",
+            "--num-tokens",
+            "1000",
+        ]
         words += ["-w", "prompts.jsonl", "--temperature", "0,0.3", "--max-new-tokens", "24"]
         words += ["--base-url", f"{urls[0]}#k=0", "--base-url", f"{urls[1]}#k=2"]
         words += ["--device", "cpu", "--threads", "1"]
@@ -283,9 +292,11 @@ def test_a_server_that_breaks_off_is_asked_nothing_more_and_gets_no_verdict(tiny
 
 
 def test_cycles_have_no_meaning_here(tmp_path: Path) -> None:
-    ran = specbench("verify", "demo/draft", "--engine", "vllm", "--cycles", "4", cwd=tmp_path)
+    ran = specbench(
+        "verify", "demo/draft", "--engine", "vllm", "--restart-cycles", "4", cwd=tmp_path
+    )
     assert ran.code == 2
-    assert "--cycles: " in ran.err
+    assert "--restart-cycles: " in ran.err
 
 
 def test_a_document_has_all_of_it(tiny: Tiny) -> None:

@@ -1,4 +1,4 @@
-"""`specbench watch`: one answer as it is decoded, drafts in colour."""
+"""`specbench inspect`: one answer as it is decoded, drafts in color."""
 
 import sys
 from collections.abc import Callable
@@ -46,8 +46,8 @@ _MARKS = {"accepted": "+", "rejected": "-", "own": "="}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
-    """What `watch` lets a user say of what `run` does."""
+class Inspected:
+    """The options that `inspect` shares with `run`."""
 
     pairings: PairingNames
     draft: Annotated[DraftSettings, replace(K, help="K: a number.")] = field(
@@ -73,9 +73,9 @@ class Watched:
         )
 
 
-def watch(
+def inspect_rounds(
     own: OwnPair,
-    asked: Watched,
+    asked: Inspected,
     prompt: _Prompt = None,
     temperature: _Temperature = 0.0,
     force: options.Force = False,
@@ -116,7 +116,7 @@ def _chosen(settings: RunSettings, own: OwnPair) -> "Pairing":
     found = own.pairings(settings, ())
     if len(found) > 1:
         several = ", ".join(pairing.name for pairing in found)
-        raise UsageError(f"watch shows one pairing; name one of {several}")
+        raise UsageError(f"inspect shows one pairing; name one of {several}")
     return found[0]
 
 
@@ -124,7 +124,7 @@ def _k(settings: RunSettings, pairing: "Pairing") -> int:
     """The K asked for, else as a run would have it: the file's, or what the drafter can."""
     asked = settings.draft.num_speculative_tokens
     if settings.draft.adaptive or (asked is not None and len(asked) != 1):
-        raise UsageError("-k: watch takes one fixed K, such as -k 4")
+        raise UsageError("-k: inspect takes one fixed K, such as -k 4")
     if asked is not None:
         return asked[0]
     if pairing.drafter.num_speculative_tokens is not None:

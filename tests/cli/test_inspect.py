@@ -1,4 +1,4 @@
-"""`specbench watch`: what is shown of rounds, and that it is the answer itself."""
+"""`specbench inspect`: what is shown of rounds, and that it is the answer itself."""
 
 import re
 from contextlib import chdir, redirect_stdout
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specbench.bench.generation import Generation, WatchedRound
-from specbench.cli.watch import _k, _Shown, summary
+from specbench.cli.inspect_rounds import _k, _Shown, summary
 from specbench.inputs.config import load_pairings
 from specbench.settings import (
     DecoderSettings,
@@ -110,11 +110,11 @@ def test_k_is_the_one_asked_for_else_the_pairings_else_what_the_drafter_can(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("watch",), "name one pairing"),
-        (("watch", "demo", "-p", "Hi"), "watch shows one pairing; name one of demo/draft"),
-        (("watch", "demo/draft"), "--prompt: say what to ask"),
-        (("watch", "demo/draft", "-p", "Hi", "-k", "1..3"), "one fixed K"),
-        (("watch", "demo/draft", "-p", "Hi", "-k", "auto"), "one fixed K"),
+        (("inspect",), "name one pairing"),
+        (("inspect", "demo", "-p", "Hi"), "inspect shows one pairing; name one of demo/draft"),
+        (("inspect", "demo/draft"), "--prompt: say what to ask"),
+        (("inspect", "demo/draft", "-p", "Hi", "-k", "1..3"), "one fixed K"),
+        (("inspect", "demo/draft", "-p", "Hi", "-k", "auto"), "one fixed K"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
