@@ -43,18 +43,18 @@ def said(bin_folder: Path, words: str, cwd: Path) -> subprocess.CompletedProcess
 
 
 def test_both_have_the_version_that_the_program_says(built, bin_folder, tmp_path):
-    assert built.sdist.name == f"specbench-{__version__}.tar.gz"
-    assert built.wheel.name == f"specbench-{__version__}-py3-none-any.whl"
+    assert built.sdist.name == f"specbench_llm-{__version__}.tar.gz"
+    assert built.wheel.name == f"specbench_llm-{__version__}-py3-none-any.whl"
     assert said(bin_folder, "--version", tmp_path).stdout == f"specbench {__version__}\n"
 
 
 def test_the_wheel_has_data_types_and_licence_and_nothing_of_the_checkout(built):
     names = [info.filename for info in in_wheel(built)]
     assert {f"specbench/{name}" for name in NEEDED} <= set(names)
-    assert f"specbench-{__version__}.dist-info/licenses/LICENSE" in names
+    assert f"specbench_llm-{__version__}.dist-info/licenses/LICENSE" in names
     assert {name.split("/")[0] for name in names} == {
         "specbench",
-        f"specbench-{__version__}.dist-info",
+        f"specbench_llm-{__version__}.dist-info",
     }
     assert not [name for name in names if name.endswith((".pyc", ".so"))]
 
@@ -79,7 +79,7 @@ def test_the_metadata_says_python_licence_and_entry_point(built):
     assert told["Requires-Python"] == ">=3.11"
     assert told["License-Expression"] == "Apache-2.0"
     with zipfile.ZipFile(built.wheel) as wheel:
-        entry = wheel.read(f"specbench-{__version__}.dist-info/entry_points.txt").decode()
+        entry = wheel.read(f"specbench_llm-{__version__}.dist-info/entry_points.txt").decode()
     assert "specbench = specbench.cli:main" in entry
 
 
