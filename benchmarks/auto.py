@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.run import name_of, provenance, run, write
-from specbench.decide.adaptive import AdaptiveComparison, compare_adaptive, pooled
+from specbench.decide.comparisons import AdaptiveComparison, compare_adaptive, pooled
 from specbench.decode.adaptive_k import default_ks
-from specbench.metrics.gathering import gather_run
+from specbench.metrics.aggregate import gather_run
 from specbench.runs import StoredRun
 from specbench.settings import (
     DraftSettings,

@@ -15,10 +15,10 @@ from typing import Any
 from benchmarks.forwards import compare_forwards
 from benchmarks.run import name_of, provenance, run, write
 from specbench.bench.limits import middle_context
-from specbench.decide.peers import SideBySide, side_by_side
+from specbench.decide.comparisons import SideBySide, side_by_side
 from specbench.inputs.config import load_pairings
+from specbench.metrics.aggregate import gather_run
 from specbench.metrics.cell import CellData
-from specbench.metrics.gathering import gather_run
 from specbench.metrics.summary import summarise
 from specbench.records import ASSISTED_DEFAULT, CellSummary
 from specbench.runs import StoredRun

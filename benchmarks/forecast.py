@@ -27,7 +27,7 @@ from specbench.bench.spent import block_seconds
 from specbench.forecast.cost_curve import measured_here
 from specbench.forecast.forecast import forecast, replayed
 from specbench.forecast.forecast_check import CheckedForecast, check_forecasts, is_left_out
-from specbench.metrics.gathering import gather_run
+from specbench.metrics.aggregate import gather_run
 from specbench.metrics.summary import summarise
 from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe

@@ -24,7 +24,7 @@ from specbench.bench.blocks import request_seed
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Load, Work
 from specbench.engines.model_pool import ModelPool
-from specbench.forecast.replay import replay_one, serves
+from specbench.forecast.forecast import replay_one, serves
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Drafter, Pairing
 from specbench.inputs.workloads import Workload, load_workload

@@ -6,8 +6,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.transforms import blended_transform_factory
 
-from specbench.report.charts.canvas import MARKERS, REST, SERIES, drawing
-from specbench.report.charts.svg import INK, hover, to_svg
+from specbench.report.charts.canvas import INK, MARKERS, REST, SERIES, drawing, hover, to_svg
 
 _INCHES = (7.4, 0.62)  # width, and the height that every chart needs for its axis
 _ROW_INCHES = 0.3

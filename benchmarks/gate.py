@@ -43,8 +43,8 @@ from specbench.cli.sides import read_run
 from specbench.gate.baseline import Snapshot, pool
 from specbench.gate.check import check
 from specbench.gate.tolerances import default_tolerances
+from specbench.metrics.aggregate import gather_run
 from specbench.metrics.cell import CellData
-from specbench.metrics.gathering import gather_run
 from specbench.runs import StoredRun, load_run
 
 SAMPLED = ("-w", "chat,code", "--num-prompts", "12", "--temperature", "1", "--repeats", "12")

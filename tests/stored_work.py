@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from specbench.metrics.sessions import usable_sessions
+from specbench.metrics.aggregate import usable_sessions
 from specbench.records import BlockRecord, Environment, ServerRecord
 from specbench.runs import StoredRecord, StoredRun
 from specbench.runs.codec import Done, encode_line

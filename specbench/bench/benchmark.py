@@ -24,7 +24,7 @@ from specbench.errors import UsageError
 from specbench.forecast.cost_curve import told
 from specbench.forecast.engine_costs import is_address, read_file
 from specbench.inputs.pairing import Pairing
-from specbench.metrics.noise import noise_warning
+from specbench.metrics.machine import noise_warning
 from specbench.probes.load import busy_now
 from specbench.records import EngineCost, RunRecord
 from specbench.runs import (

@@ -14,12 +14,12 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.pruning import BudgetPruner
 from specbench.bench.session import Session
 from specbench.bench.watch import Watch
-from specbench.decide.adaptive import best_fixed
+from specbench.decide.comparisons import best_fixed
 from specbench.decide.recommend import by_question, choose
 from specbench.engines.engine import Engine, Instrumented
 from specbench.engines.refusals import REFUSALS, failures_told
 from specbench.errors import first_line
-from specbench.metrics.gathering import gather_cells
+from specbench.metrics.aggregate import gather_cells
 from specbench.metrics.summary import summarise
 from specbench.probes.bandwidth import copy_bandwidth
 from specbench.records import (

@@ -20,8 +20,8 @@ from specbench.bench.session import Session
 from specbench.bench.spent import block_seconds
 from specbench.bench.watch import Watch
 from specbench.engines.refusals import REFUSALS
+from specbench.metrics.aggregate import gather_cells
 from specbench.metrics.cell import CellData, against
-from specbench.metrics.gathering import gather_cells
 from specbench.metrics.pairs import paired_decode
 from specbench.records import NO_DRAFTER, BlockRecord, Condition
 from specbench.runs import Ledger

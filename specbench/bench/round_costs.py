@@ -12,7 +12,7 @@ from specbench.bench.blocks import Cell, request_seed, work_of
 from specbench.engines.engine import Engine, Load, ServedPass
 from specbench.records import Request, RoundCost
 from specbench.records.forecasts import later_s
-from specbench.stats.paired import paired_log_ratio
+from specbench.stats.intervals import paired_log_ratio
 from specbench.tracing.text import TargetText
 
 # A visit is one timing repetition: as many tokens at every K. After a prompt a machine takes some

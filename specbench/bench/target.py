@@ -26,8 +26,8 @@ from specbench.engines.refusals import REFUSALS, failures_told
 from specbench.errors import ModelMemoryError, first_line
 from specbench.forward.scoring import next_logits
 from specbench.inputs.pairing import Drafter, Pairing
+from specbench.metrics.aggregate import gather_cells
 from specbench.metrics.cell import have_same_text
-from specbench.metrics.gathering import gather_cells
 from specbench.metrics.validity import HALF_PRECISION
 from specbench.models.library_errors import raise_if_device_lost
 from specbench.probes.probe import Probe

@@ -32,7 +32,7 @@ def baseline(
     from specbench.gate.baseline import left_out, pool
     from specbench.gate.baseline_file import write_baseline
     from specbench.gate.comparable import WORDS
-    from specbench.report.gate_words import baseline_lines
+    from specbench.report.gate import baseline_lines
     from specbench.report.numbers import plural
 
     allowed = parse_allowed(allow_different, WORDS)

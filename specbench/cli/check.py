@@ -51,9 +51,14 @@ def check(
 
     Exit code 1 if worse beyond noise and tolerance, 3 if undecided.
     """
-    from specbench.report.gate_json import gate_json, refusal_json
-    from specbench.report.gate_junit import gate_junit, refusal_junit
-    from specbench.report.gate_markdown import gate_markdown, refusal_markdown
+    from specbench.report.gate import (
+        gate_json,
+        gate_junit,
+        gate_markdown,
+        refusal_json,
+        refusal_junit,
+        refusal_markdown,
+    )
 
     try:
         gate = _judged(baseline, candidate, fail_on, allow_different, out)
@@ -126,8 +131,7 @@ def parse_fail_on(text: str) -> tuple[Tolerance, ...]:
 
 def _print(gate: "Gate") -> None:
     from specbench.cli.console import WIDTH, open_console, say
-    from specbench.report.gate_table import gate_table
-    from specbench.report.gate_words import headline
+    from specbench.report.gate import gate_table, headline
 
     open_console(width=WIDTH).print(gate_table(gate))
     say(headline(gate))

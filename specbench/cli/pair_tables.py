@@ -10,8 +10,8 @@ from rich.table import Table
 
 from specbench.cli.console import WIDTH, open_console, say
 from specbench.cli.hardware import Machine
+from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.rank import Gain, Ranked, are_told_apart
-from specbench.decide.reasons import range_text, speedup_text
 from specbench.decide.recommend import Verdict, judge
 from specbench.fit.candidates import Prepared
 from specbench.fit.memory_plan import MemoryPlan

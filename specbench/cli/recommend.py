@@ -86,9 +86,9 @@ def recommend(
         pick_grid,
         pick_lines,
         picks_of,
+        recommendation_json,
         unanswered,
     )
-    from specbench.report.recommendation_json import recommendation_json
     from specbench.report.tables import grid_table
     from specbench.runs import LATEST, load_run
 

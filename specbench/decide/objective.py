@@ -1,18 +1,147 @@
-"""What to run for a purpose: across drafters, K and concurrent requests, not speculating included.
+"""What to run for a purpose: across drafters, K and concurrent requests, not speculating included;
+and the one K, or configuration, for all workloads.
 
-Candidates are what the choosing rule stands by: every K = 0, and of each pairing and setting the
-cell that helps, with the speed-up that was measured again.
+Candidates are what the decision rule supports: every K = 0, and of each pairing and setting the
+cell that helps, with the speedup that was measured again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
-from specbench.decide.recommend import TIE, Verdict, by_question, deciding, judge, near_best
+from specbench.decide.recommend import (
+    TIE,
+    Verdict,
+    by_question,
+    choose,
+    deciding,
+    is_undecided,
+    judge,
+    near_best,
+)
 from specbench.metrics.registry import number_of
-from specbench.records import CellKey, CellSummary, Condition, Decision
+from specbench.records import CellKey, CellSummary, Condition, Decision, Fixed
 from specbench.settings.words import REQUEST_LIMITS
-from specbench.stats.regret import minimax_regret
+
+
+class LeastRegret(NamedTuple):
+    """Which option it is, and the share of the best rate that each case gives up (0.05: 5 %)."""
+
+    place: int
+    regret: dict[str, float]
+
+
+def minimax_regret(
+    options: Sequence[Mapping[str, float]], best: Mapping[str, float], *, tie: float
+) -> LeastRegret:
+    """The option whose worst regret over the cases is least (Savage 1951).
+
+    An option has a rate for every case; `best` has that of what each case would choose for itself,
+    whether or not it is an option here. Regret: 1 - rate / best, and nothing for a higher rate,
+    which was not chosen for want of proof. Worst regrets within `tie` of the least are
+    equal, and the first such option wins: options come plainest first. ValueError without one.
+    """
+    regrets = [
+        {case: max(0.0, 1 - rate / best[case]) for case, rate in option.items()}
+        for option in options
+    ]
+    worst = [max(regret.values()) for regret in regrets]
+    least = min(worst)
+    place = next(i for i, regret in enumerate(worst) if regret <= least + tie)
+    return LeastRegret(place, regrets[place])
+
+
+_SHOWN = 0.0005  # a regret below this prints as 0.0%
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compromise:
+    """The K whose worst regret is least; regret is the share of the best speed-up given up."""
+
+    key: CellKey  # of its cells, without workload and K
+    num_speculative_tokens: int
+    regret: Mapping[str, float]  # per workload, 0.05: 5 % slower than at that workload's own K
+    own: Mapping[str, int]  # the K that each workload would choose for itself; 0: none
+    left_out: tuple[int, ...]  # of those K the ones that have no say in every workload
+
+
+def find_compromise(
+    cells: Sequence[CellSummary], decisions: Sequence[Decision] = ()
+) -> Compromise | None:
+    """One fixed K for the workloads of one pairing at one setting.
+
+    None without a valid cell, and if K = 0 would be left because the K of an answer have no say
+    in every workload: nothing is known against them there.
+
+    Speed-ups are the first pass's estimates; K = 0 takes part at 1. A workload's own K is that of
+    its decision, so that none is said to lose at the K of its own answer; where nothing is decided,
+    the K that `choose` speaks of, or 0 if that is slower. A K competes when it has a say in every
+    workload (`deciding`); worst regrets within 1 % are equal, and the smaller K wins. Raises
+    ValueError for several pairings or settings.
+    """
+    cells = [cell for cell in cells if cell.key.draft.is_fixed]
+    groups = {across_workloads(cell.key) for cell in cells}
+    if len(groups) > 1:
+        raise ValueError(f"one pairing and setting is needed, got {len(groups)}")
+    speedups: dict[str, dict[int, float]] = {}
+    own: dict[str, int] = {}
+    for group in by_question(cells):
+        leader = choose(group).leader
+        if leader is None or leader.speedup is None:
+            continue
+        workload = leader.key.condition.workload
+        at_k = {c.key.draft.k: c.speedup.estimate for c in deciding(group) if c.speedup}
+        speedups[workload] = {0: 1.0, **at_k}
+        told = next((d for d in decisions if d.leader == leader.key and not is_undecided(d)), None)
+        its = leader.key.draft.k if leader.speedup.estimate > 1 else 0
+        own[workload] = its if told is None else told.draft.k
+    if not speedups:
+        return None
+    shared = sorted(set.intersection(*(set(at_k) for at_k in speedups.values())))
+    best = {workload: at_k[own[workload]] for workload, at_k in speedups.items()}
+    options = [{workload: at_k[k] for workload, at_k in speedups.items()} for k in shared]
+    found = minimax_regret(options, best, tie=TIE)
+    k, left_out = shared[found.place], tuple(sorted(set(own.values()) - set(shared)))
+    if left_out and not k:
+        return None
+    return Compromise(
+        key=groups.pop(),
+        num_speculative_tokens=k,
+        regret=found.regret,
+        own=own,
+        left_out=left_out,
+    )
+
+
+def across_workloads(key: CellKey) -> CellKey:
+    """What a pairing's cells have in common over workloads and K."""
+    return key.without("workload").at(Fixed(0))
+
+
+def losses_in_words(regret: Mapping[str, float], others: Mapping[str, str]) -> list[str]:
+    """`5.0% on code` per workload, but for what prints as 0.0%; or `nothing`. `others`: other
+    answers of workloads, such as `K=2`, which are named also if they lose nothing."""
+    found = [f"{loss:.1%} on {name}" for name, loss in regret.items() if loss >= _SHOWN]
+    equal = [
+        f"nothing measurable on {name} (alone: {others[name]})"
+        for name, loss in regret.items()
+        if loss < _SHOWN and name in others
+    ]
+    return [*found, *equal] or ["nothing"]
+
+
+def left_out_in_words(names: Sequence[str]) -> str:
+    """What follows the losses where a workload's own answer could not compete."""
+    if not names:
+        return ""
+    lack = "lacks" if len(names) == 1 else "lack"
+    return f"; {' and '.join(names)} {lack} an interval on some workload"
+
+
+def other_ks(own: Mapping[str, int], k: int) -> dict[str, str]:
+    """`others` of `losses_in_words` for a K."""
+    return {name: f"K={its}" if its else "none" for name, its in own.items() if its != k}
+
 
 ObjectiveName = Literal["latency", "throughput", "goodput", "cost"]
 OBJECTIVES: tuple[ObjectiveName, ...] = get_args(ObjectiveName)

@@ -9,8 +9,14 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
-from specbench.decide.reasons import k_text, range_text, reasons_for, speedup_text, units_of
-from specbench.decide.what_more import what_would_narrow
+from specbench.decide.explanation import (
+    k_text,
+    range_text,
+    reasons_for,
+    speedup_text,
+    units_of,
+    what_would_narrow,
+)
 from specbench.metrics.registry import number_of
 from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision, Fixed, Interval
 from specbench.stats.spread import MIN_UNITS

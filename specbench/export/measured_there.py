@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from specbench.errors import UsageError
 from specbench.export.deployment import Deployment, Export, Exporter
-from specbench.metrics.sessions import usable_sessions
+from specbench.metrics.aggregate import usable_sessions
 from specbench.records import NO_DRAFTER, ServerRecord
 
 

@@ -5,7 +5,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import NamedTuple
 
-from specbench.decide.compromise import (
+from specbench.decide.objective import (
     find_compromise,
     left_out_in_words,
     losses_in_words,

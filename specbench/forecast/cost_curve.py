@@ -7,8 +7,7 @@ from statistics import fmean
 
 from specbench.errors import UsageError
 from specbench.records import EngineCost, RoundCost
-from specbench.stats.intervals import LogRatio, product
-from specbench.stats.paired import paired_log_ratio
+from specbench.stats.intervals import LogRatio, paired_log_ratio, product
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

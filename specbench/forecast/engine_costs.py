@@ -1,21 +1,281 @@
-"""--step-times: what rounds cost in the engine that the user serves with, told or timed there.
+"""Step times of another engine: from a table, a result of `vllm bench serve`, or a stored run."""
 
-Acceptance is a matter of the models and the text, costs are the engine's: together they give
-its best K. A source is a table (cost_tables), a result file of `vllm bench serve`
-(bench_results), the folder of a run that measured an engine (run_costs), or the address of a
-running server, which the measuring half times (bench/served_costs.py).
-"""
-
-from collections.abc import Iterable, Sequence
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf
 from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
 
 from specbench.errors import UsageError
-from specbench.forecast.bench_results import read_results
-from specbench.forecast.cost_tables import read_table
-from specbench.forecast.run_costs import read_run
 from specbench.inputs.address import Address
+from specbench.inputs.strict_yaml import Section, Value, number, one_of, read_yaml, whole
+from specbench.json_text import parse_json
+from specbench.metrics.aggregate import gather_run
+from specbench.metrics.registry import number_of
+from specbench.metrics.summary import summarise
 from specbench.records import EngineCost
-from specbench.settings import AcceptanceRule
+from specbench.runs import StoredRun, load_run
+from specbench.settings import SERVED, AcceptanceRule
+
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "steps": None}
+SHARED = ("engine", "unit", "concurrency", "draft", "overhead")
+_OWN = ("k", "tokens", "cost", "mean_acceptance_length")
+_MOST_TOKENS = 1025
+_MOST_REQUESTS = 65536
+
+
+def read_table(path: Path) -> list[EngineCost]:
+    """Every row of the file; UsageError names the line that is wrong."""
+    rows = list(_csv_rows(path) if path.suffix.lower() == ".csv" else _yaml_rows(path))
+    if not rows:
+        raise UsageError(f"{path}:1: no costs; each row gives the cost of a round: k, cost")
+    return [_cost(row, path.name) for row in rows]
+
+
+def _yaml_rows(path: Path) -> Iterator[Section]:
+    """Rows of a list, or of `costs` beside values that hold for all of them."""
+    top = read_yaml(path, UsageError)
+    shared: Mapping[str, Value] = {}
+    rows = top
+    if isinstance(top.node, yaml.MappingNode):
+        section = top.section(allowed=(*SHARED, "costs"))
+        shared = {name: value for name, value in section.entries.items() if name != "costs"}
+        rows = section.must("costs", lambda value: value)
+    for row in rows.items():
+        own = row.section(allowed=(*SHARED, *_OWN))
+        yield Section(value=row, entries={**shared, **own.entries})
+
+
+def _csv_rows(path: Path) -> Iterator[Section]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 text; save the file as UTF-8") from error
+    reader = csv.reader(io.StringIO(text), skipinitialspace=True)
+    names: list[str] = []
+    for cells in reader:
+        line = reader.line_num
+        if not any(cell.strip() for cell in cells):
+            continue
+        place = Value(file=path, key="", line=line, node=yaml.ScalarNode("", ""), error=UsageError)
+        if not names:
+            names = [cell.strip() for cell in cells]
+            for name in names:
+                if name not in (*SHARED, *_OWN):
+                    place.fail(f"unknown column {name!r}; allowed: {', '.join((*_OWN, *SHARED))}")
+            continue
+        if len(cells) > len(names):
+            place.fail(f"{len(cells)} values for {len(names)} columns")
+        filled = {n: c.strip() for n, c in zip(names, cells, strict=False) if c.strip()}
+        yield Section(
+            value=place,
+            entries={n: replace(place, key=n, node=_scalar(text)) for n, text in filled.items()},
+        )
+
+
+def _scalar(text: str) -> yaml.ScalarNode:
+    """A value as YAML would read it."""
+    resolver = yaml.SafeLoader("")
+    return yaml.ScalarNode(resolver.resolve(yaml.ScalarNode, text, (True, False)), text)  # type: ignore[no-untyped-call]
+
+
+def _cost(row: Section, source: str) -> EngineCost:
+    if ("k" in row.entries) == ("tokens" in row.entries):
+        row.value.fail("give `k` (drafts per round) or `tokens` (tokens per forward)")
+    unit = row.may("unit", one_of(tuple(UNITS)), "s")
+    factor = UNITS[unit]
+    cost = row.must("cost", _positive)
+    if "tokens" in row.entries:
+        k = row.must("tokens", whole(1, _MOST_TOKENS)) - 1
+        if k:
+            cost += k * row.may("draft", _from_zero, 0.0) + row.may("overhead", _from_zero, 0.0)
+    else:
+        k = row.must("k", whole(0, _MOST_TOKENS - 1))
+    if factor is None and k == 0 and cost != 1:
+        row.entries["cost"].fail(f"a step without speculation is 1 step, not {cost:g}")
+    return EngineCost(
+        source=source,
+        engine=row.may("engine", lambda value: str(value.scalar()), "your engine"),
+        num_speculative_tokens=k,
+        concurrency=row.may("concurrency", whole(1, _MOST_REQUESTS), 1),
+        cost=cost * (factor or 1.0),
+        is_relative=factor is None,
+        mean_acceptance_length=row.may("mean_acceptance_length", _positive, None),
+    )
+
+
+def _positive(value: Value) -> float:
+    return number(above=0)(_as_number(value))
+
+
+def _from_zero(value: Value) -> float:
+    found = number()(_as_number(value))
+    if found < 0:
+        value.fail(f"0 or more is needed, not {found:g}")
+    return found
+
+
+def _as_number(value: Value) -> Value:
+    """JSON writes 1e-05, which YAML 1.1 takes for text."""
+    if isinstance(value.node, yaml.ScalarNode) and value.node.tag.endswith(":str"):
+        try:
+            text = repr(float(value.node.value))
+        except ValueError:
+            return value
+        return replace(value, node=yaml.ScalarNode("tag:yaml.org,2002:float", text))
+    return value
+
+
+_MARK = "mean_tpot_ms"  # every result has it, and no table of costs
+
+
+def read_results(text: str, source: str) -> list[EngineCost] | None:
+    """Costs of a JSON object, or of one per line; None for other text. UsageError if one is
+    missing."""
+    found = _objects(text)
+    if not found or not all(_MARK in one for one in found.values()):
+        return None
+    return [_result_cost(one, source, line) for line, one in found.items()]
+
+
+def _objects(text: str) -> dict[int, Mapping[str, Any]]:
+    """JSON objects by the line they begin on; none where something else is in the text."""
+    try:
+        whole = parse_json(text)
+    except ValueError:
+        lines = {i: line for i, line in enumerate(text.splitlines(), start=1) if line.strip()}
+        try:
+            parsed = {i: parse_json(line) for i, line in lines.items()}
+        except ValueError:
+            return {}
+        return parsed if all(isinstance(one, dict) for one in parsed.values()) else {}
+    return {1: whole} if isinstance(whole, dict) else {}
+
+
+def _result_cost(result: Mapping[str, Any], source: str, line: int) -> EngineCost:
+    def fail(reason: str) -> NoReturn:
+        raise UsageError(f"{source}:{line}: {reason}")
+
+    def number(name: str) -> float | None:
+        value = result.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
+            fail(f"{name}: a number is needed, not {str(value)[:40]!r}")
+        return float(value)
+
+    completed, output = number("completed"), number("total_output_tokens")
+    tpot_ms, rows = number(_MARK), number("max_concurrency")
+    if not completed or output is None or not tpot_ms:
+        fail("no request was completed, so it tells no cost; measure again")
+    if rows is None or rows < 1:
+        fail("max_concurrency is missing; run vllm bench serve with --max-concurrency N")
+    after_first = output - completed
+    accepted = number("spec_decode_accepted_tokens") or 0.0
+    num_drafts = number("spec_decode_num_drafts") or 0.0
+    # What a round accepts beyond the last token is counted by the server, and not in the output.
+    num_rounds = max(after_first - accepted, num_drafts)
+    if num_rounds <= 0:
+        fail("its counts give no rounds; requests need more than one output token")
+    k = _k(result, number("spec_decode_draft_tokens") or 0.0, num_drafts)
+    if k and not num_drafts:
+        fail(
+            f"K = {k} without spec_decode_num_drafts: how many rounds there were is not known; "
+            "leave --disable-log-stats out when serving"
+        )
+    return EngineCost(
+        source=source,
+        engine=_engine(result),
+        num_speculative_tokens=k,
+        concurrency=int(rows),
+        cost=_decode_s(result, tpot_ms, after_first, fail) / num_rounds,
+        is_relative=False,
+        mean_acceptance_length=number("spec_decode_acceptance_length") if k else None,
+    )
+
+
+def _engine(result: Mapping[str, Any]) -> str:
+    """vLLM, whose own tool and counters these are, unless the file names another server."""
+    named = str(result.get("backend") or result.get("endpoint_type") or "vllm")
+    is_vllm = "spec_decode_num_drafts" in result or named.startswith(("vllm", "openai"))
+    return "vllm" if is_vllm else named
+
+
+def _k(result: Mapping[str, Any], num_draft_tokens: float, num_drafts: float) -> int:
+    """As `--metadata num_speculative_tokens=3` says, else a position each, else the mean."""
+    said = result.get("num_speculative_tokens")
+    if said is not None and str(said).isdigit():
+        return int(said)
+    positions = result.get("spec_decode_per_position_acceptance_rates")
+    if isinstance(positions, list) and positions:
+        return len(positions)
+    return round(num_draft_tokens / num_drafts) if num_drafts else 0
+
+
+def _decode_s(
+    result: Mapping[str, Any],
+    tpot_ms: float,
+    after_first: float,
+    fail: Callable[[str], NoReturn],
+) -> float:
+    """Seconds from first tokens to last ones: exact where the file has details."""
+    gaps = result.get("itls")
+    if isinstance(gaps, list) and gaps and all(isinstance(one, list) for one in gaps):
+        spent = [gap for one in gaps for gap in one]
+        if not all(type(gap) in (int, float) and 0 <= gap < inf for gap in spent):
+            fail("itls: lists of seconds are needed")
+        return float(sum(spent))
+    return tpot_ms / 1000 * after_first
+
+
+def read_run(folder: Path) -> list[EngineCost]:
+    """Costs from the valid cells of a run's first pass, in closed loop.
+
+    StoreError where the folder holds no run, UsageError where it has no such cell, or those of
+    several engines.
+    """
+    found = list(_costs(load_run(folder.name, folder.parent)))
+    engines = sorted({cost.engine for cost in found})
+    if not found:
+        raise UsageError(
+            f"--step-times {folder}: this run has no valid cell of a serving engine; give one of "
+            "`sweep-k --engine vllm` or the like, or a table of costs (docs/costs.md)"
+        )
+    if len(engines) > 1:
+        raise UsageError(
+            f"--step-times {folder}: this run measured {' and '.join(engines)}; give a run of one "
+            "engine"
+        )
+    return found
+
+
+def _costs(stored: StoredRun) -> Iterator[EngineCost]:
+    versions = {server.engine: server.version for server in stored.servers if server.version}
+    for cell in summarise(gather_run(stored)):
+        at, draft = cell.key.condition, cell.key.draft
+        cost = number_of(cell.metrics, "round_s")
+        is_served = at.engine in SERVED and at.request_rate is None
+        if is_served and cell.valid and cost is not None:
+            yield EngineCost(
+                source=stored.run.run_id,
+                engine=f"{at.engine} {versions.get(at.engine, '')}".strip(),
+                num_speculative_tokens=draft.k,
+                concurrency=at.concurrency,
+                cost=cost,
+                is_relative=False,
+                mean_acceptance_length=number_of(cell.metrics, "mean_acceptance_length"),
+                speedup=cell.speedup.estimate if cell.speedup else None,
+                target=at.target,
+                drafter=draft.drafter if draft.k else None,
+                workload=at.workload,
+                temperature=at.temperature,
+            )
 
 
 def is_address(source: str) -> bool:

@@ -22,9 +22,9 @@ from specbench.gate.fingerprint import (
     fingerprint_of,
     software_changes,
 )
-from specbench.metrics.gathering import gather_run
-from specbench.metrics.imported import summarise_imported
-from specbench.metrics.noise import LIMITED_CLOCKS, cpu_share, noise_facts, noise_signs
+from specbench.metrics.aggregate import gather_run
+from specbench.metrics.machine import LIMITED_CLOCKS, cpu_share, noise_facts, noise_signs
+from specbench.metrics.summary import summarise_imported
 from specbench.records import NO_DRAFTER, CellKey
 from specbench.runs import StoredRun
 

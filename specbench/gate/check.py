@@ -32,7 +32,7 @@ from specbench.gate.judging import (
 )
 from specbench.gate.kinds import MetricKind, kind_of
 from specbench.gate.tolerances import Tolerance, default_tolerances
-from specbench.metrics.noise import WAITED, share_fact
+from specbench.metrics.machine import WAITED, share_fact
 from specbench.metrics.registry import Metric, all_metrics
 from specbench.records import NO_DRAFTER, CellKey
 from specbench.settings.words import nearest

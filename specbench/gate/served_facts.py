@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from specbench.metrics.sessions import usable_sessions
+from specbench.metrics.aggregate import usable_sessions
 from specbench.records import ServerRecord
 
 _PREFIX = "server "  # of the name of every fact

@@ -3,16 +3,17 @@
 Per round: d = num_drafted, a = num_accepted, e = num_emitted; N = number of rounds, also those
 in which nothing was drafted. Absent at K = 0.
 
-There are two conventions. Here a stops at the end of the answer, and every round counts. vLLM's
-counters also have what the last round of an answer accepts past EOS or max_tokens, and only rounds
-that drafted: its 1 + accepted / drafts is never below ours. Where every round drafts, its
+There are two conventions. Here a stops at the end of the output, and every round counts. vLLM's
+counters also have what the last round of an output accepts past EOS or max_tokens, and only rounds
+that drafted: its 1 + accepted / drafts is never below ours. If every round drafts, its
 (generation_tokens - requests) / num_drafts is sum(e) / N: our mean acceptance length of greedy
-text, to the digit. Above temperature 0 the built-in decoder may accept a draft that ends the
-answer: that round emits a tokens instead of a + 1.
+text, to the digit. Above temperature 0 the built-in decoder may accept a draft token that ends the
+output: that round emits a tokens instead of a + 1.
 """
 
 from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import metric
@@ -108,3 +109,23 @@ def alpha(cell: CellData) -> float | None:
     if counts is None or not counts.num_drafted or (num_draft_nodes(cell) or 0) > cell.k:
         return None
     return counts.alpha
+
+
+def vllm_counts(cell: CellData) -> dict[str, Any] | None:
+    """The fields of vLLM's per-request speculative decoding metrics, summed over a cell.
+
+    None at K = 0 and if the engine does not report rounds.
+    """
+    counts, length = cell.acceptance, mean_acceptance_length(cell)
+    histogram = acceptance_histogram(cell)
+    if counts is None or length is None or histogram is None:
+        return None
+    return dict(
+        num_spec_steps=int(counts.num_rounds),
+        num_draft_tokens=int(counts.num_drafted),
+        num_accepted_draft_tokens=int(counts.num_accepted),
+        acceptance_histogram=tuple(int(n) for n in histogram),
+        num_spec_tokens=cell.k,
+        mean_acceptance_length=length,
+        draft_acceptance_rate=acceptance_rate(cell),
+    )

@@ -17,14 +17,16 @@ from specbench.metrics.cell import (
     once_a_cell,
     paired_requests,
 )
-from specbench.metrics.passes import (
+from specbench.metrics.timings import (
+    Column,
     Span,
+    Timings,
     busy_span,
     samples_decode_span,
     samples_span,
+    timings_of,
     whole_span,
 )
-from specbench.metrics.timings import Column, Timings, timings_of
 from specbench.records import RequestRecord
 from specbench.stats.crossed import crossed_speedup
 from specbench.stats.intervals import with_half_count

@@ -1,17 +1,18 @@
-"""What many concurrent requests give together, and what each user sees of it.
+"""What many concurrent requests give together, what each user sees of it, and whether limits on
+latency (an SLO) were kept.
 
-A pass serves the whole prompt list; ramp is its beginning, until all rows are busy, and drain
+A pass serves the whole prompt list; ramp is its beginning, until all requests are busy, and drain
 its end, when the queue is empty.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from statistics import fmean
 
-from specbench.metrics.cell import CellData, once_a_cell
-from specbench.metrics.passes import Span, busy_span, whole_span
+from specbench.metrics.cell import CellData, num_within, once_a_cell
+from specbench.metrics.pairs import paired_goodput
 from specbench.metrics.registry import metric
-from specbench.metrics.timings import timings
+from specbench.metrics.timings import Span, busy_span, timings, whole_span
 from specbench.stats.percentiles import median_of, num_needed, percentile
 
 
@@ -184,3 +185,69 @@ def serving_seconds(cell: CellData) -> float | None:
 
 def _rate(spans: list[Span]) -> float | None:
     return sum(s.tokens for s in spans) / sum(s.seconds for s in spans) if spans else None
+
+
+@metric(unit="requests/s", better="higher", low=0)
+def goodput_requests_per_s(cell: CellData) -> float | None:
+    """Requests that keep every limit of --slo / the seconds of requests_per_s, as the goodput of
+    `vllm bench serve` and aiperf; absent without --slo.
+    """
+    seconds = serving_seconds(cell)
+    return num_within(cell.requests, cell.slo) / seconds if seconds and cell.slo else None
+
+
+@metric(unit="x", better="higher", low=0)
+def goodput_ratio(cell: CellData) -> float | None:
+    """goodput_requests_per_s / the baseline's, over the same requests or passes, with half a
+    request added to the number on each side; over cycles of a server the geometric mean.
+    """
+    counts = paired_goodput(cell)
+    return None if counts is None else counts.speedup
+
+
+@metric(unit="fraction", better="higher", low=0, high=1)
+def slo_attainment(cell: CellData) -> float | None:
+    """Requests that keep every limit of --slo / all requests, failed ones included."""
+    return num_within(cell.requests, cell.slo) / len(cell.requests) if cell.slo else None
+
+
+@metric(unit="fraction", better=None, low=0, high=1)
+def slo_attainment_of_baseline(cell: CellData) -> float | None:
+    """slo_attainment of K = 0 in the same blocks; absent at K = 0."""
+    if not cell.slo or not cell.baseline:
+        return None
+    return num_within(cell.baseline, cell.slo) / len(cell.baseline)
+
+
+MIN_REQUESTS = 24  # of a pass: a third of fewer is no trend
+GROWTH = 2.0
+
+
+def saturation(cell: CellData) -> str:
+    """Why an open-loop cell is saturated: the last third of its requests all waited more than
+    twice as long for their first token as the first third did; empty where they did not.
+
+    In the median pass: of eight passes at 90 % of what a server can take chance says so in one case
+    of twenty, at half of it in none (tests/metrics/test_saturation.py).
+    """
+    passes = [waits for waits in _waits(cell) if len(waits) >= MIN_REQUESTS]
+    first = median_of(median_of(waits[: len(waits) // 3]) for waits in passes)
+    last = median_of(min(waits[-len(waits) // 3 :]) for waits in passes)
+    if first is None or last is None or last <= GROWTH * first:
+        return ""
+    return (
+        f"saturated, or nearly: {cell.key.condition.request_rate:g} requests per second are more "
+        f"than it takes; the first third waited {first:.3g} s for the first token, the last third "
+        f"at least {last:.3g} s, and more requests would wait longer"
+    )
+
+
+def _waits(cell: CellData) -> Iterator[list[float]]:
+    """Seconds to the first token by arrival, of each pass; later turns do not come at the rate."""
+    for served in cell.passes if cell.key.condition.request_rate is not None else ():
+        found = [
+            (request.arrived_s, request.ttft_s)
+            for request in served.requests
+            if request.turn == 0 and request.arrived_s is not None and request.ttft_s is not None
+        ]
+        yield [ttft_s for _, ttft_s in sorted(found)]

@@ -1,7 +1,8 @@
-"""A cell after analysis: metrics, validity, speed-up."""
+"""A cell after analysis: metrics, validity, speedup; measured here or by another tool."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import (
@@ -10,9 +11,9 @@ from specbench.metrics.pairs import (
     paired_end_to_end,
     paired_goodput,
 )
-from specbench.metrics.registry import measure
-from specbench.metrics.validity import cell_warnings, judge_cell
-from specbench.records import CellSummary, Goodput
+from specbench.metrics.registry import measure, number_of
+from specbench.metrics.validity import cell_warnings, judge_cell, suspicious_acceptance
+from specbench.records import CellKey, CellSummary, Goodput, ImportedRecord, Interval
 from specbench.settings.words import limits_text
 from specbench.stats.crossed import crossed_speedup
 from specbench.stats.intervals import (
@@ -69,3 +70,100 @@ def _speedup(cell: CellData, seconds: PairedSeconds | None) -> LogRatio | None:
     ratio = crossed_speedup(*seconds)
     is_alone = ratio.num_prompts == 1 and not cell.key.condition.is_stream
     return replace(ratio, spread=None) if is_alone else ratio  # one prompt says nothing of others
+
+
+# A speed-up that follows from a rate on both sides.
+_SPEEDUPS = {
+    "decode_speedup": "decode_tokens_per_s",
+    "end_to_end_speedup": "aggregate_tokens_per_s",
+}
+_ROUNDING = 1e-6  # of figures that another tool rounded
+
+
+def summarise_imported(
+    keys: Sequence[CellKey],
+    records: Sequence[ImportedRecord],
+    slo: Mapping[str, float] | None = None,
+) -> tuple[CellSummary, ...]:
+    """One summary an imported cell, in the order of `keys`.
+
+    Speed-ups over a K = 0 of the same setting have an interval if both files have the times of
+    requests that were sent one at a time; whether aggregates are of the same prompts is unknown.
+    """
+    by_id = {record.cell_id: record for record in records}
+    bases = {k.condition: by_id[k.id] for k in keys if k.is_baseline and k.id in by_id}
+    return tuple(
+        _imported_summary(
+            key, by_id[key.id], None if key.is_baseline else bases.get(key.condition), slo or {}
+        )
+        for key in keys
+        if key.id in by_id
+    )
+
+
+def import_warnings(records: Sequence[ImportedRecord]) -> tuple[str, ...]:
+    """What a reader must know of a run that was not measured here; empty for one that was."""
+    if not records:
+        return ()
+    tools = ", ".join(dict.fromkeys(f"{r.tool} {r.tool_version or ''}".strip() for r in records))
+    known = (
+        "intervals are over requests, with each server started once"
+        if any(record.requests for record in records)
+        else "without the times of single requests there is no interval, and no K is chosen"
+    )
+    return (f"imported from {tools}: figures as reported by that tool; {known}",)
+
+
+def _imported_summary(
+    key: CellKey,
+    record: ImportedRecord,
+    base: ImportedRecord | None,
+    slo: Mapping[str, float],
+) -> CellSummary:
+    cell = CellData(key=key, requests=record.requests, slo=slo)
+    baseline = base.requests if base else ()
+    # Each request with that of K = 0 in the same place, if all prompts are equally long.
+    if [r.num_prompt_tokens for r in cell.requests] == [r.num_prompt_tokens for r in baseline]:
+        pairs = zip(cell.requests, baseline, strict=True)
+        requests = tuple(replace(one, prompt_id=other.prompt_id) for one, other in pairs)
+        cell = replace(cell, requests=requests, baseline=baseline)
+    reasons = tuple(_broken_figures(key, record))
+    curve = record.figures.get("acceptance_rate_per_position")
+    (found,) = summarise([cell])
+    metrics = {**found.metrics, **record.figures}
+    for name, rate in _SPEEDUPS.items():
+        before = number_of(base.figures, rate) if base else None
+        after = number_of(record.figures, rate)
+        if before and after is not None:
+            metrics.setdefault(name, after / before)
+    names = reversed(_SPEEDUPS) if key.condition.overlaps else _SPEEDUPS
+    ratio = next((x for name in names if (x := number_of(metrics, name))), None)
+    return replace(
+        found,
+        valid=not reasons,
+        invalid_reasons=reasons,
+        num_prompts=found.num_prompts or (record.num_requests or 0) - (record.num_failed or 0),
+        num_requests=record.num_requests or 0,
+        metrics=dict(sorted(metrics.items())),
+        speedup=found.speedup or (ratio and Interval(estimate=ratio, low=None, high=None)) or None,
+        warnings=(*record.warnings, *suspicious_acceptance(curve)),
+    )
+
+
+def _broken_figures(key: CellKey, record: ImportedRecord) -> Iterator[str]:
+    """Identities that hold in whatever tool: as in validity.py, over aggregates."""
+    if record.num_requests is not None and record.num_requests == (record.num_failed or 0):
+        yield "no request finished"
+    elif record.num_failed:
+        yield f"{record.num_failed} of {record.num_requests} requests failed"
+    deepest = key.draft.k + 1
+    for name in ("mean_acceptance_length", "mean_acceptance_length_when_drafted"):
+        length = record.figures.get(name)
+        if isinstance(length, float) and not 1 <= length <= deepest + _ROUNDING:
+            yield f"identity broken: {name} {length:.2f} outside 1 .. K + 1"
+    rate = record.figures.get("acceptance_rate")
+    if isinstance(rate, float) and not 0 <= rate <= 1 + _ROUNDING:
+        yield f"identity broken: acceptance rate {rate:.2f} outside 0 .. 1"
+    curve = record.figures.get("acceptance_rate_per_position")
+    if isinstance(curve, tuple) and any(b > a + _ROUNDING for a, b in pairwise(curve)):
+        yield "identity broken: acceptance per position rises"

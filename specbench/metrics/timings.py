@@ -1,4 +1,4 @@
-"""Seconds and tokens of requests in columns: what speeds are made of, gathered once a cell."""
+"""Seconds and tokens of requests and of passes with overlapping requests, in columns."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench.metrics.cell import CellData, once_a_cell
-from specbench.records import RequestRecord
+from specbench.metrics.cell import CellData, Pass, Samples, finished, once_a_cell
+from specbench.records import RequestRecord, RoundTimeline
 
 Column = NDArray[np.float64]
 
@@ -42,3 +42,87 @@ def timings_of(requests: Iterable[RequestRecord]) -> Timings:
     ]
     width = len(Timings._fields)
     return Timings(*np.array(rows, dtype=np.float64).reshape(-1, width).T.copy())
+
+
+class Span(NamedTuple):
+    """Seconds of a pass and the output tokens emitted in them."""
+
+    seconds: float
+    tokens: float
+
+
+def busy_span(served: Pass, num_rows: int) -> Span | None:
+    """From the first round in which all `num_rows` rows were live to the last one.
+
+    Prefills between them take their seconds, and the first tokens that they give count, with
+    those of a predicted output checked right after. None where the rows never were all live, or
+    where a request does not say when it had its first token.
+    """
+    rounds = served.record.rounds
+    if rounds is None:
+        return _busy_of_requests(served, num_rows)
+    full = [i for i, live in enumerate(rounds.num_live) if live == num_rows]
+    requests = finished(served.requests)
+    given = [(r.first_token_s, 1 + r.num_checked_at_once) for r in requests]
+    known = [(at_s, tokens) for at_s, tokens in given if at_s is not None]
+    if not full or len(known) < len(given):
+        return None
+    began_s, ended_s = rounds.at_s[full[0]], _end_s(rounds, full[-1])
+    emitted = sum(rounds.num_emitted[full[0] : full[-1] + 1])
+    emitted += sum(tokens for at_s, tokens in known if began_s < at_s <= ended_s)
+    return Span(ended_s - began_s, emitted)
+
+
+def _busy_of_requests(served: Pass, num_rows: int) -> Span | None:
+    """From the first to the last moment at which `num_rows` requests were under way.
+
+    For a server, which does not time its rounds. The tokens of an answer after the first are taken
+    as evenly spread until its last.
+    """
+    done = finished(served.requests)
+    spans = [(r.arrived_s or 0.0, (r.arrived_s or 0.0) + (r.total_s or 0.0)) for r in done]
+    changes = sorted([(began_s, 1) for began_s, _ in spans] + [(end_s, -1) for _, end_s in spans])
+    under_way, began_s, ended_s = 0, None, None
+    for at_s, change in changes:
+        if under_way == num_rows:
+            ended_s = at_s
+        under_way += change
+        if under_way == num_rows and began_s is None:
+            began_s = at_s
+    if began_s is None or ended_s is None or ended_s <= began_s:
+        return None
+    return Span(ended_s - began_s, sum(_tokens_within(r, began_s, ended_s) for r in done))
+
+
+def _tokens_within(request: RequestRecord, began_s: float, ended_s: float) -> float:
+    first_s = request.first_token_s
+    if first_s is None or request.decode_s is None:
+        return 0.0
+    within = request.num_first if began_s < first_s <= ended_s else 0
+    last_s = first_s + request.decode_s
+    both_s = min(last_s, ended_s) - max(first_s, began_s)
+    if both_s <= 0 or not request.decode_s:
+        return within
+    return within + request.num_timed_tokens * both_s / request.decode_s
+
+
+def whole_span(served: Pass) -> Span:
+    """The pass from its first arrival to its last token, calibration included."""
+    tokens = sum(request.num_output_tokens for request in finished(served.requests))
+    return Span(served.record.seconds, tokens)
+
+
+def samples_decode_span(samples: Samples) -> Span:
+    """From the first tokens, which come together, to the last of the last sample."""
+    decode_s = [request.decode_s or 0.0 for request in samples.requests]
+    return Span(max(decode_s), sum(r.num_output_tokens - 1 for r in samples.requests))
+
+
+def samples_span(samples: Samples) -> Span:
+    """From the shared prefill until the answer is picked."""
+    tokens = sum(request.num_output_tokens for request in samples.requests)
+    return Span(samples.record.seconds, tokens)
+
+
+def _end_s(rounds: RoundTimeline, i: int) -> float:
+    return rounds.at_s[i] + rounds.seconds[i]

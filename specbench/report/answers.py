@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from specbench.decide.compromise import (
+from specbench.decide.objective import (
     across_workloads,
     left_out_in_words,
     losses_in_words,

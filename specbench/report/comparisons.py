@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from specbench.decide.adaptive import pooled
-from specbench.decide.reasons import speedup_text
-from specbench.decide.scaling import Crossover, Point
+from specbench.decide.comparisons import Crossover, Point, pooled
+from specbench.decide.explanation import speedup_text
 from specbench.records import CellKey, Condition, Interval
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_grid

@@ -4,27 +4,32 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specbench.decide.adaptive import AdaptiveComparison, compare_adaptive
-from specbench.decide.best_of import BestOf, compare_best_of
-from specbench.decide.compromise import Compromise, across_workloads, find_compromise
-from specbench.decide.peers import SideBySide, side_by_side
+from specbench.decide.comparisons import (
+    AdaptiveComparison,
+    BestOf,
+    ContextCurve,
+    Crossover,
+    SideBySide,
+    compare_adaptive,
+    compare_best_of,
+    context_curves,
+    crossovers,
+    side_by_side,
+)
+from specbench.decide.objective import Compromise, across_workloads, find_compromise
 from specbench.decide.recommend import by_question, choose, decide
-from specbench.decide.scaling import ContextCurve, Crossover, context_curves, crossovers
 from specbench.forecast.forecast_check import (
     CheckedForecast,
     check_forecasts,
     is_left_out,
 )
+from specbench.metrics.acceptance import vllm_counts
+from specbench.metrics.aggregate import gather_run, lost_sessions
 from specbench.metrics.cell import CellData
-from specbench.metrics.gathering import gather_run
 from specbench.metrics.generation import Generation, generation_of
-from specbench.metrics.imported import summarise_imported
-from specbench.metrics.machine import Moment, moments
-from specbench.metrics.noise import noise_signs
+from specbench.metrics.machine import Moment, moments, noise_signs
 from specbench.metrics.pairs import prompt_speedups
-from specbench.metrics.sessions import lost_sessions
-from specbench.metrics.summary import summarise
-from specbench.metrics.vllm_names import vllm_counts
+from specbench.metrics.summary import summarise, summarise_imported
 from specbench.no_collection import no_collection
 from specbench.records import (
     CellKey,

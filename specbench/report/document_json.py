@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from specbench.decide.compromise import Compromise
+from specbench.decide.objective import Compromise
 from specbench.forecast.forecast_check import forecast_json
 from specbench.records import CellSummary, Decision
 from specbench.report.document import Document

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specbench.decide.reasons import speedup_text
+from specbench.decide.explanation import speedup_text
 from specbench.forecast.forecast_check import CheckedForecast
 from specbench.records import Condition, ForecastPoint, ForecastRecord
 from specbench.report.document import Document

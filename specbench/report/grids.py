@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specbench.decide.reasons import k_text
+from specbench.decide.explanation import k_text
 from specbench.metrics.registry import all_metrics
 from specbench.records import NO_DRAFTER, CellSummary
 from specbench.report.columns import Column, legend, name_of, note, page_columns, row, shown, union

@@ -9,8 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from specbench.gate.history import History, Series
 from specbench.plain_text import plain
-from specbench.report.charts.canvas import SERIES, VERIFY, Chart, Panels, drawing
-from specbench.report.charts.svg import INK
+from specbench.report.charts.canvas import INK, SERIES, VERIFY, Chart, Panels, drawing
 from specbench.report.history_lines import change_lines, history_grid, left_out_lines
 from specbench.report.numbers import Scale, scale_of
 

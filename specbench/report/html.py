@@ -10,7 +10,7 @@ from specbench.decide.recommend import Verdict
 from specbench.plain_text import plain
 from specbench.report.answers import Answer, answer, compromise_lines, without_workload
 from specbench.report.charts.canvas import drawing
-from specbench.report.charts.several_runs import answers_charts
+from specbench.report.charts.speedups import answers_charts
 from specbench.report.columns import Column
 from specbench.report.comparisons import comparison_grids
 from specbench.report.document import Document
@@ -20,8 +20,15 @@ from specbench.report.memory import memory_grid, memory_legend
 from specbench.report.notes import notes
 from specbench.report.numbers import listed, plural
 from specbench.report.pictures import Pictures, pictures
-from specbench.report.prose import question, setup, which_pass
-from specbench.report.provenance import Fact, formulas, model_grid, provenance
+from specbench.report.provenance import (
+    Fact,
+    formulas,
+    model_grid,
+    provenance,
+    question,
+    setup,
+    which_pass,
+)
 from specbench.report.sections import sections
 from specbench.report.sessions import sessions_grid, sessions_legend
 from specbench.report.several_runs import answers_grid, differences_grid

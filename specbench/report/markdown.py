@@ -17,8 +17,14 @@ from specbench.report.grids import (
 )
 from specbench.report.memory import memory_grid, memory_legend
 from specbench.report.notes import notes
-from specbench.report.prose import question, setup, which_pass
-from specbench.report.provenance import formulas, model_grid, provenance
+from specbench.report.provenance import (
+    formulas,
+    model_grid,
+    provenance,
+    question,
+    setup,
+    which_pass,
+)
 from specbench.report.sections import Section, sections
 from specbench.report.sessions import sessions_grid, sessions_legend
 from specbench.report.several_runs import answers_grid, differences_grid

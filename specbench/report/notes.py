@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import partial
 
-from specbench.metrics.imported import import_warnings
-from specbench.metrics.noise import is_noise, with_results
+from specbench.metrics.machine import is_noise, with_results
+from specbench.metrics.summary import import_warnings
 from specbench.records import CellKey, CellSummary, Environment, no_template
 from specbench.report.document import Document
 from specbench.report.numbers import lengths, scalar

@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from specbench.decide.reasons import speedup_text
-from specbench.decide.what_more import LARGEST_EFFECT
+from specbench.decide.explanation import LARGEST_EFFECT, speedup_text
 from specbench.records import Fixed, Interval, Length
 
 ABSENT = "-"  # what could not be measured; never 0, never nan

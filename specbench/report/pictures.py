@@ -5,18 +5,22 @@ from itertools import chain
 from typing import NamedTuple
 
 from specbench.records import Condition
-from specbench.report.charts.acceptance import acceptance_chart
+from specbench.report.charts.bars import memory_chart, round_time_chart, side_by_side_charts
 from specbench.report.charts.canvas import MARKERS, SERIES, Chart, SeriesStyle, drawing
-from specbench.report.charts.forecast import forecast_chart
-from specbench.report.charts.machine import machine_chart
-from specbench.report.charts.memory import memory_chart
-from specbench.report.charts.pareto import memory_pareto_charts, rows_pareto_charts
-from specbench.report.charts.prompts import prompts_chart
-from specbench.report.charts.round_time import round_time_chart
-from specbench.report.charts.scaling import context_charts, crossover_charts
-from specbench.report.charts.side_by_side import side_by_side_charts
-from specbench.report.charts.speedup import speedup_chart
-from specbench.report.charts.time_line import time_line_charts
+from specbench.report.charts.lines import (
+    acceptance_chart,
+    machine_chart,
+    memory_pareto_charts,
+    rows_pareto_charts,
+    time_line_charts,
+)
+from specbench.report.charts.speedups import (
+    context_charts,
+    crossover_charts,
+    forecast_chart,
+    prompts_chart,
+    speedup_chart,
+)
 from specbench.report.document import Document
 from specbench.report.memory import memory_rows
 from specbench.report.sections import Section, by_setting, sections

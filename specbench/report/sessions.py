@@ -6,8 +6,8 @@ from statistics import fmean
 
 from specbench.export.deployment import GREEDY, MATCHED, REJECTION
 from specbench.methods import METHODS
+from specbench.metrics.aggregate import lost_sessions, usable_sessions
 from specbench.metrics.servers import least_kv_tokens
-from specbench.metrics.sessions import lost_sessions, usable_sessions
 from specbench.records import NO_DRAFTER, CellKey, ServerRecord
 from specbench.report.document import Document
 from specbench.report.grids import Grid

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from specbench.decide.reasons import range_text, speedup_text
+from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.recommend import Verdict
 from specbench.records import CellKey, Decision
 from specbench.report.document import Document

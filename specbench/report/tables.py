@@ -23,7 +23,7 @@ from specbench.report.document import Document
 from specbench.report.forecasts import forecast_legend, forecast_lines
 from specbench.report.grids import Grid
 from specbench.report.notes import notes
-from specbench.report.prose import which_pass
+from specbench.report.provenance import which_pass
 from specbench.report.sections import Section, sections
 from specbench.report.sessions import sessions_grid, sessions_legend
 

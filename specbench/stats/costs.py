@@ -3,6 +3,8 @@
 Bytes are those that a forward must read from the device's memory.
 """
 
+from specbench.stats.acceptance import expected_tokens_iid
+
 
 def goodput(tokens: float, *, num_live: int, round_s: float) -> float:
     """Tokens a second of a batch whose live rows emit `tokens` each in a round of `round_s`.
@@ -30,3 +32,25 @@ def bytes_per_forward(weights_bytes: int, rows: int, context: int, kv_bytes_per_
 def roofline_s(num_bytes: float, bytes_per_s: float) -> float:
     """bytes / bandwidth: what must be read from memory takes at least so long."""
     return num_bytes / bytes_per_s
+
+
+def break_even_acceptance(k: int, round_steps: float) -> float | None:
+    """The acceptance of every draft at which a round of K emits what it costs, in baseline steps.
+
+    (1 - a^(K+1)) / (1 - a) = B, solved for a to 2e-12. 0: a round costs no more than a step; None:
+    not even 1 is enough. Source: Leviathan et al. 2023 (arXiv:2211.17192), equation 1, with
+    verification and overhead not free.
+    """
+    if round_steps > k + 1:
+        return None
+    if round_steps <= 1:
+        return 0.0
+    # By halves: scipy.optimize takes longer to import than most commands run.
+    low, high = 0.0, 1.0
+    while high - low > 2e-12:
+        middle = (low + high) / 2
+        if expected_tokens_iid(middle, k) < round_steps:
+            low = middle
+        else:
+            high = middle
+    return high

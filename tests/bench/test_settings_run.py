@@ -6,7 +6,7 @@ import pytest
 
 from specbench.bench.benchmark import run_benchmark
 from specbench.inputs.config import load_pairings
-from specbench.metrics.gathering import gather_cells
+from specbench.metrics.aggregate import gather_cells
 from specbench.records import ALL_PROMPTS
 from specbench.report.document import build_document
 from specbench.runs import StoredRun

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specbench.cli.check import SUMMARY_VARIABLE
-from specbench.metrics.noise import noise_warning
+from specbench.metrics.machine import noise_warning
 from specbench.plain_text import plain
 from specbench.records import BlockRecord
 from specbench.runs import StoredRun

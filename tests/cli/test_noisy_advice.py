@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench.metrics.noise import noise_warning
+from specbench.metrics.machine import noise_warning
 from tests.cli.calls import specbench
 from tests.cli.test_check import WISH, keep
 from tests.report.stored_runs import stored_run

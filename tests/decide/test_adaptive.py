@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.adaptive import (
+from specbench.decide.comparisons import (
     AdaptiveComparison,
     best_fixed,
     compare_adaptive,

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.best_of import BestOf, compare_best_of
+from specbench.decide.comparisons import BestOf, compare_best_of
+from specbench.metrics.aggregate import gather_cells
 from specbench.metrics.best_of import best_of_gain, best_of_s, scoring_s
 from specbench.metrics.cell import CellData
-from specbench.metrics.gathering import gather_cells
 from specbench.metrics.pairs import paired_cpu, paired_decode
 from specbench.metrics.registry import measure
 from specbench.metrics.validity import judge_cell

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.compromise import (
+from specbench.decide.objective import (
     find_compromise,
     left_out_in_words,
     losses_in_words,

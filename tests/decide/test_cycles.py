@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.peers import side_by_side
+from specbench.decide.comparisons import side_by_side
 from specbench.decide.recommend import choose, decide
-from specbench.metrics.gathering import gather_run
+from specbench.metrics.aggregate import gather_run
 from specbench.metrics.summary import summarise
 from specbench.records import CellSummary
 from specbench.report.document import build_document

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.decide.explanation import losses, why
 from specbench.decide.objective import LIMITS, Objective, pick, shared_pick
 from specbench.decide.recommend import choose, decide
-from specbench.decide.why import losses, why
 from specbench.records import Interval
 from specbench.settings.words import parse_limits
 from tests.cell_keys import with_axes

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.peers import side_by_side
+from specbench.decide.comparisons import side_by_side
 from specbench.records import CellKey
 from tests.cell_keys import with_axes
 from tests.decide.cells import BASE, NUM_UNITS, cell, draft

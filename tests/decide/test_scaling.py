@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.scaling import context_curves, crossovers
+from specbench.decide.comparisons import context_curves, crossovers
 from tests.cell_keys import with_axes
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from specbench.decide.explanation import what_would_narrow
 from specbench.decide.recommend import Verdict, choose, decide, judge
-from specbench.decide.what_more import what_would_narrow
 from specbench.records import Interval
 from specbench.stats.intervals import interval, minimum_detectable_effect, speedup_ratio
 from specbench.stats.spread import UPPER, student_t

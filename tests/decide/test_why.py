@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.decide.explanation import losses, why
 from specbench.decide.recommend import choose, decide
-from specbench.decide.why import losses, why
 from tests.cell_keys import with_axes
 
 

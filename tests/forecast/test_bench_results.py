@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from specbench.errors import UsageError
-from specbench.forecast.bench_results import read_results
-from specbench.forecast.engine_costs import read_file
+from specbench.forecast.engine_costs import read_file, read_results
 
 # 10 requests of 101 tokens: 1,000 after the first ones. At K = 3 600 of them were accepted
 # drafts, so there were 400 rounds.

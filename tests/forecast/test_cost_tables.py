@@ -10,7 +10,7 @@ from specbench.errors import UsageError
 from specbench.forecast.cost_curve import told
 from specbench.forecast.engine_costs import acceptance_rule, check_sources, read_file
 from specbench.records import EngineCost
-from specbench.stats.paired import paired_log_ratio
+from specbench.stats.intervals import paired_log_ratio
 
 YAML = """\
 engine: vllm 0.32.0

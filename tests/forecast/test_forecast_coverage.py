@@ -11,11 +11,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from specbench.forecast.forecast import Rounds
-from specbench.forecast.replay import replay_one
+from specbench.forecast.forecast import Rounds, replay_one
 from specbench.stats.acceptance import RoundCounts
-from specbench.stats.intervals import LogRatio, interval, product
-from specbench.stats.paired import paired_log_ratio
+from specbench.stats.intervals import LogRatio, interval, paired_log_ratio, product
 from tests.forecast.traces import trace
 
 RUNS = 2_000

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.forecast.replay import replay_one, serves
+from specbench.forecast.forecast import replay_one, serves
 from specbench.metrics import acceptance
 from specbench.metrics.cell import CellData
 from specbench.records import RoundLog, TraceRecord

@@ -7,7 +7,7 @@ import pytest
 from specbench.errors import SpecbenchError, UsageError
 from specbench.forecast.cost_curve import told
 from specbench.forecast.engine_costs import read_file
-from specbench.metrics.gathering import gather_run
+from specbench.metrics.aggregate import gather_run
 from specbench.metrics.summary import summarise
 from specbench.records import ClientLoad
 from specbench.runs import SCHEMA_VERSION, create_run

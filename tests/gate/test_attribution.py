@@ -4,7 +4,7 @@ import pytest
 
 from specbench.gate.attribution import Cause, attribute, changed_causes
 from specbench.gate.fingerprint import RunDifference
-from specbench.report.gate_words import cause_text
+from specbench.report.gate import cause_text
 from tests.cell_keys import cell_key
 from tests.gate.gate_sides import cell, figure, fingerprint
 

@@ -10,9 +10,9 @@ from specbench.gate.baseline import Snapshot, pool, snapshot
 from specbench.gate.baseline_file import read_baseline, write_baseline
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.judging import GateVerdict
-from specbench.metrics.noise import noise_warning
+from specbench.metrics.machine import noise_warning
 from specbench.probes.load import HostLoad, busy_facts
-from specbench.report.gate_words import baseline_lines, detail_lines
+from specbench.report.gate import baseline_lines, detail_lines
 from specbench.runs import load_run
 from tests.gate.gate_sides import cell, figure, side
 

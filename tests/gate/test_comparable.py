@@ -9,7 +9,7 @@ from specbench.gate.comparable import pair_up
 from specbench.gate.figures import Figure
 from specbench.gate.fingerprint import changes, differences, have_same_arithmetic
 from specbench.gate.judging import GateVerdict
-from specbench.report.gate_words import baseline_lines
+from specbench.report.gate import baseline_lines
 from tests.gate.gate_sides import cell, figure, fingerprint, key, side
 
 FIGURES = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(100.0)}

@@ -9,7 +9,7 @@ from specbench.gate.figures import cell_figures
 from specbench.gate.kinds import MetricKind, deviation_floor, kind_of
 from specbench.gate.texts import first_difference
 from specbench.metrics import registry
-from specbench.metrics.gathering import gather_cells
+from specbench.metrics.aggregate import gather_cells
 from specbench.metrics.registry import all_metrics, metric
 from specbench.stats.intervals import log_ratio
 from tests.cell_keys import with_axes

@@ -14,7 +14,7 @@ from specbench.gate.figures import cell_figures
 from specbench.gate.fingerprint import changes, differences, have_same_arithmetic
 from specbench.gate.judging import OUTPUT_TOKENS, GateVerdict
 from specbench.gate.served_facts import served_facts
-from specbench.metrics.gathering import gather_run
+from specbench.metrics.aggregate import gather_run
 from specbench.runs import StoredRun
 from tests.cli.calls import specbench
 from tests.report.stored_runs import keep

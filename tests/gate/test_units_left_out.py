@@ -6,8 +6,8 @@ import pytest
 
 from specbench.gate.figures import cell_figures
 from specbench.metrics import registry
+from specbench.metrics.aggregate import gather_cells
 from specbench.metrics.cell import Samples
-from specbench.metrics.gathering import gather_cells
 from specbench.metrics.registry import all_metrics, metric
 from specbench.records import SamplesRecord
 from tests.report.served_runs import served_run

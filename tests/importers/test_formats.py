@@ -8,8 +8,8 @@ import pytest
 from specbench.errors import UsageError
 from specbench.importers import formats, import_files
 from specbench.importers.imported_cell import ImportOverrides
-from specbench.metrics.imported import summarise_imported
 from specbench.metrics.registry import all_metrics
+from specbench.metrics.summary import summarise_imported
 
 FILES = Path(__file__).parent / "files"
 GREEDY = ImportOverrides(temperature=0.0, num_speculative_tokens=0)

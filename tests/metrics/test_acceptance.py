@@ -14,10 +14,10 @@ from specbench.metrics.acceptance import (
     mean_acceptance_length_per_request,
     mean_acceptance_length_when_drafted,
     num_draft_nodes,
+    vllm_counts,
 )
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import measure
-from specbench.metrics.vllm_names import vllm_counts
 from specbench.records import RoundLog
 
 

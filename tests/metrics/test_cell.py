@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.metrics.aggregate import gather_cells
 from specbench.metrics.cell import CellData, against, finished_baseline, once_a_baseline
-from specbench.metrics.gathering import gather_cells
 from specbench.records import (
     ForwardCost,
     MemoryRecord,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.metrics.gathering import why_bound
+from specbench.metrics.aggregate import why_bound
 from specbench.metrics.pairs import paired_decode
 from specbench.metrics.validity import cell_warnings, judge_cell
 from specbench.records import ClientLoad, ServerRecord

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from specbench.decide.recommend import by_question, choose, decide
+from specbench.metrics.aggregate import gather_run
 from specbench.metrics.cell import num_within
-from specbench.metrics.gathering import gather_run
 from specbench.metrics.registry import measure
 from specbench.metrics.summary import summarise
 from specbench.records import RequestRecord

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.metrics.gathering import gather_cells
+from specbench.metrics.aggregate import gather_cells
 from specbench.metrics.registry import measure
 from specbench.records import AnswerCheck, LimitRecord
 from tests.cell_keys import with_axes

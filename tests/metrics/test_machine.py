@@ -7,7 +7,7 @@ import pytest
 from specbench.metrics.machine import moments
 from specbench.records import BlockRecord, DeviceSample, RequestRecord
 from specbench.report.charts.canvas import drawing
-from specbench.report.charts.machine import machine_chart
+from specbench.report.charts.lines import machine_chart
 from tests.cell_keys import BASE_KEY, with_axes
 from tests.made_records import made_block, made_request, steps
 from tests.report.test_figures import texts

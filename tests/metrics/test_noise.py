@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.metrics.cell import CellData
-from specbench.metrics.noise import noise_signs, noise_warning, with_results
+from specbench.metrics.machine import noise_signs, noise_warning, with_results
 from tests.cell_keys import BASE_KEY, KEY, with_axes
 from tests.made_records import made_request, steps
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from specbench.metrics import acceptance, counts, servers
+from specbench.metrics.acceptance import vllm_counts
 from specbench.metrics.cell import CellData
 from specbench.metrics.rounds import break_even_length, round_s
 from specbench.metrics.speed import decode_tokens_per_s
 from specbench.metrics.summary import summarise
 from specbench.metrics.validity import cell_warnings, judge_cell
-from specbench.metrics.vllm_names import vllm_counts
 from specbench.records import RequestCounts
 from tests.metrics.test_sessions import cell_of
 from tests.served_sessions import Sweep, served_sweep

@@ -6,11 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from specbench.metrics.aggregate import gather_run, lost_sessions, usable_sessions
 from specbench.metrics.cell import CellData
-from specbench.metrics.gathering import gather_run
 from specbench.metrics.pairs import paired_decode, paired_end_to_end
 from specbench.metrics.serving import busy_tokens_per_s
-from specbench.metrics.sessions import lost_sessions, usable_sessions
 from specbench.metrics.summary import summarise
 from specbench.metrics.validity import cell_warnings
 from specbench.runs import StoredRun

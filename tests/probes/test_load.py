@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from specbench.metrics.noise import noise_warning
+from specbench.metrics.machine import noise_warning
 from specbench.probes import load
 from specbench.probes.load import (
     HostLoad,

@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from specbench.decide.reasons import speedup_text
+from specbench.decide.explanation import speedup_text
+from specbench.report.charts.bars import parts
 from specbench.report.charts.canvas import (
     DRAFT,
     REST,
@@ -18,8 +19,7 @@ from specbench.report.charts.canvas import (
     fitting,
     spread,
 )
-from specbench.report.charts.prompts import dots
-from specbench.report.charts.round_time import parts
+from specbench.report.charts.speedups import dots
 from specbench.report.document import Document, build_document
 from specbench.report.pictures import pictures
 from tests.report.stored_runs import SMALL, renamed, stored_run

@@ -12,11 +12,16 @@ from specbench.gate.attribution import Cause
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.figures import Figure
 from specbench.gate.judging import GateVerdict
-from specbench.report.gate_json import gate_json
-from specbench.report.gate_junit import gate_junit, refusal_junit
-from specbench.report.gate_markdown import gate_markdown
-from specbench.report.gate_table import gate_table
-from specbench.report.gate_words import chance_note, headline, row
+from specbench.report.gate import (
+    chance_note,
+    gate_json,
+    gate_junit,
+    gate_markdown,
+    gate_table,
+    headline,
+    refusal_junit,
+    row,
+)
 from specbench.report.numbers import effect_text
 from tests.gate.gate_sides import cell, figure, key, side
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from specbench.records import NO_DRAFTER, MemoryRecord
+from specbench.report.charts.bars import memory_chart
 from specbench.report.charts.canvas import drawing
-from specbench.report.charts.memory import memory_chart
 from specbench.report.document import Document, build_document
 from specbench.report.memory import memory_grid, memory_legend, memory_rows, need
 from tests.report.stored_runs import SMALL, stored_run

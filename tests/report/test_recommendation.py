@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from specbench.decide.comparisons import Crossover, Point
 from specbench.decide.objective import Objective, SharedPick
-from specbench.decide.scaling import Crossover, Point
 from specbench.records import NO_DRAFTER, Interval, MemoryRecord
-from specbench.report.charts.pareto import pareto_front
+from specbench.report.charts.lines import pareto_front
 from specbench.report.document import Document, build_document
 from specbench.report.recommendation import (
     _given_up,
@@ -19,8 +19,8 @@ from specbench.report.recommendation import (
     pick_lines,
     picks_of,
     reasons,
+    recommendation_json,
 )
-from specbench.report.recommendation_json import recommendation_json
 from tests.cell_keys import BASE_KEY, KEY, with_axes
 from tests.report.served_runs import served_run
 from tests.report.stored_runs import SMALL, stored_run

@@ -8,12 +8,11 @@ import pytest
 from specbench.records import RoundTimeline
 from specbench.report.answers import answer_lines, compromise_lines
 from specbench.report.charts.canvas import Chart
-from specbench.report.charts.time_line import changes
+from specbench.report.charts.lines import changes
 from specbench.report.document import Document
 from specbench.report.grids import result_grid
 from specbench.report.pictures import pictures
-from specbench.report.prose import setup
-from specbench.report.provenance import provenance
+from specbench.report.provenance import provenance, setup
 from specbench.report.sections import sections
 from tests.cell_keys import with_axes
 from tests.report.served_runs import served_run

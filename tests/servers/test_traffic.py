@@ -14,7 +14,7 @@ from specbench.arrivals import poisson_arrivals
 from specbench.engines.arrivals import arriving
 from specbench.engines.engine import Load
 from specbench.errors import WorkloadError
-from specbench.metrics.gathering import why_bound
+from specbench.metrics.aggregate import why_bound
 from specbench.records import ClientLoad, Request, Sampling
 from specbench.servers.client import ServerError
 from specbench.servers.streamed import Streamed

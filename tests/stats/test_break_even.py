@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specbench.stats.acceptance import expected_tokens_iid
-from specbench.stats.break_even import break_even_acceptance
+from specbench.stats.costs import break_even_acceptance
 
 
 def test_at_break_even_acceptance_a_round_emits_what_it_costs():

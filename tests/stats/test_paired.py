@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from specbench.stats.intervals import interval
-from specbench.stats.paired import paired_log_ratio
+from specbench.stats.intervals import interval, paired_log_ratio
 
 RUNS = 10_000
 NOISE = 0.15  # of a cost, log-normal

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specbench.stats.regret import minimax_regret
+from specbench.decide.objective import minimax_regret
 
 CASES = ("chat", "code", "creative")
 

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from specbench.engines.builtin import BuiltinEngine
-from specbench.forecast.replay import replay_one, serves
+from specbench.forecast.forecast import replay_one, serves
 from specbench.records import TraceRecord
 from specbench.tracing.conversation import trace_conversation
 from specbench.tracing.text import TargetText

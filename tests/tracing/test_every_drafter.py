@@ -13,7 +13,7 @@ from specbench.decode.drafter import Drafter, Proposal
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.errors import UsageError
-from specbench.forecast.replay import replay_one, serves
+from specbench.forecast.forecast import replay_one, serves
 from specbench.forward.fused_runner import FusedRunner
 from specbench.records import Request, Sampling, TraceRecord
 from specbench.records.traces import Drafting

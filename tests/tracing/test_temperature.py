@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from specbench.forecast.replay import replay_one
+from specbench.forecast.forecast import replay_one
 from specbench.records import Request, Sampling, TraceRecord
 from specbench.stats.acceptance import RoundCounts
 from specbench.tracing import judging

@@ -33,7 +33,7 @@ from specbench.bench.served.sessions import Session, served_cells
 from specbench.bench.watch import Watch
 from specbench.engines.served import find_served
 from specbench.errors import ModelError, SpecbenchError
-from specbench.metrics.sessions import usable_sessions
+from specbench.metrics.aggregate import usable_sessions
 from specbench.probes.gpus import Gpus
 from specbench.records import (
     ALL_PROMPTS,

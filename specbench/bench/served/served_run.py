@@ -23,8 +23,8 @@ from specbench.bench.spent import mean_session_s
 from specbench.bench.watch import Watch
 from specbench.decide.recommend import by_question, choose
 from specbench.inputs.address import Address
+from specbench.metrics.aggregate import gather_cells
 from specbench.metrics.cell import CellData
-from specbench.metrics.gathering import gather_cells
 from specbench.metrics.pairs import paired_decode
 from specbench.metrics.summary import summarise
 from specbench.records import BlockPurpose, BlockRecord, Draft, ServerRecord

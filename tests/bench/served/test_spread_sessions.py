@@ -5,7 +5,7 @@ from collections import defaultdict
 import pytest
 
 from specbench.bench.worker import Log
-from specbench.metrics.sessions import usable_sessions
+from specbench.metrics.aggregate import usable_sessions
 from specbench.report.document import build_document
 from tests.bench.fake_cluster import FakeCluster
 from tests.bench.fakes import RecordingWatch

@@ -1,7 +1,14 @@
-"""A gate in words: a sentence for the whole, one for every cause, and the rows of its table."""
+"""A gate as sentences, a terminal table, Markdown, JSON and JUnit XML."""
 
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from pydantic_core import to_jsonable_python
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from specbench.gate.attribution import Attribution, Cause, Shift
 from specbench.gate.baseline import Snapshot
@@ -12,6 +19,7 @@ from specbench.gate.kinds import MetricKind, deviation_floor
 from specbench.gate.tolerances import default_tolerances
 from specbench.metrics.registry import all_metrics
 from specbench.records import NO_DRAFTER, Interval
+from specbench.report.markdown import escape
 from specbench.report.numbers import (
     ABSENT,
     effect_text,
@@ -21,6 +29,7 @@ from specbench.report.numbers import (
     plural,
     scale_of,
 )
+from specbench.report.tables import titled_table
 
 
 def baseline_lines(baseline: Snapshot) -> Iterator[str]:
@@ -251,3 +260,196 @@ def _limit(judgement: Judgement) -> str:
         return ABSENT
     metric = all_metrics()[judgement.metric.partition("[")[0]]
     return f"{'-' if metric.better == 'higher' else '+'}{100 * judgement.tolerance:.3g}%"
+
+
+_STYLES = {
+    GateVerdict.PASS: "",
+    GateVerdict.INCONCLUSIVE: "yellow",
+    GateVerdict.MISSING: "yellow",
+    GateVerdict.REGRESSION: "bold red",
+}
+
+
+def gate_table(gate: Gate) -> Group:
+    """All but the answer itself, which is `gate_words.headline`."""
+    parts: list[RenderableType] = [Text(title(gate)), ""]
+    ordered = sorted(gate.judgements, key=lambda j: j.cell.id)
+    for cell, judgements in groupby(ordered, key=lambda j: j.cell):
+        parts += [_terminal_table(cell.label, list(judgements)), ""]
+    parts += [Text(line) for line in detail_lines(gate)]
+    parts += [Text(f"{LEGEND} {chance_note(gate)}".rstrip(), style="dim"), ""]
+    return Group(*parts)
+
+
+def _terminal_table(name: str, judgements: list[Judgement]) -> Table:
+    table = titled_table(name)
+    for i, header in enumerate(HEADERS):
+        is_words = i in (0, len(HEADERS) - 1)
+        table.add_column(
+            header, justify="left" if is_words else "right", overflow="fold", no_wrap=i > 0
+        )
+    for judgement in judgements:
+        table.add_row(*row(judgement), style=_STYLES[judgement.verdict])
+    return table
+
+
+def gate_markdown(gate: Gate) -> str:
+    """The answer, why, and a table; whole lines, so that it can be appended to a file."""
+    return "\n".join(_lines(gate)) + "\n"
+
+
+def refusal_markdown(reason: str) -> str:
+    """The same where the two sides must not be compared: why."""
+    first, *rest = reason.splitlines() or [""]
+    lines = (f"## specbench check: {REFUSED}", "", f"**{escape(first)}**", "")
+    return "\n".join((*lines, *(f"- {escape(line.strip())}" for line in rest), "")) + "\n"
+
+
+def _lines(gate: Gate) -> Iterator[str]:
+    yield from (f"## specbench check: {gate.verdict.value}", "")
+    yield from (f"**{escape(headline(gate))}**", "")
+    yield from (f"- {escape(line)}" for line in detail_lines(gate))
+    yield from ("", f"{escape(title(gate))}.", "")
+    yield f"| cell | {' | '.join(HEADERS)} |"
+    yield f"| --- | --- | {'---: | ' * (len(HEADERS) - 2)}--- |"
+    ordered = sorted(gate.judgements, key=lambda j: j.cell.id)
+    for _, judgements in groupby(ordered, key=lambda j: j.cell):
+        for i, judgement in enumerate(judgements):
+            yield _markdown_row(judgement, is_first=i == 0)
+    yield from ("", escape(f"{LEGEND} {chance_note(gate)}".rstrip()), "")
+
+
+def _markdown_row(judgement: Judgement, *, is_first: bool) -> str:
+    mark = "**" if judgement.verdict is GateVerdict.REGRESSION else ""
+    *values, verdict = (escape(text) for text in row(judgement))
+    name = escape(judgement.cell.label) if is_first else ""
+    return f"| {' | '.join((name, *values))} | {mark}{verdict}{mark} |"
+
+
+JSON_VERSION = 1
+
+
+def gate_json(gate: Gate) -> dict[str, Any]:
+    """One document; keys are added without a new version."""
+    return {
+        "schema_version": JSON_VERSION,
+        "verdict": gate.verdict.value,
+        "sentence": headline(gate),
+        "false_alarm": FALSE_ALARM,
+        "num_tests": gate.num_tests,
+        "baseline": _side_json(gate.baseline),
+        "candidate": _side_json(gate.candidate),
+        "tolerances": {t.metric: t.share for t in gate.tolerances},
+        "judgements": [_judgement_json(judgement) for judgement in gate.judgements],
+        "attributions": [_attribution_json(found) for found in gate.attributions],
+        "allowed": [d._asdict() for d in gate.allowed],
+        "changes": [d._asdict() for d in gate.changes],
+        "notes": list(gate.notes),
+    }
+
+
+def refusal_json(reason: str) -> dict[str, Any]:
+    """The document where the two sides must not be compared, or one of them cannot be read."""
+    return {"schema_version": JSON_VERSION, "verdict": REFUSED, "sentence": reason}
+
+
+def _side_json(side: Snapshot) -> dict[str, Any]:
+    found: dict[str, Any] = to_jsonable_python(
+        {"runs": side.origins, "fingerprint": side.fingerprint}
+    )
+    return found
+
+
+def _judgement_json(judgement: Judgement) -> dict[str, Any]:
+    found: dict[str, Any] = to_jsonable_python(judgement)
+    return {**found, "cell": judgement.cell.id}
+
+
+def _attribution_json(found: Attribution) -> dict[str, Any]:
+    document: dict[str, Any] = to_jsonable_python(found)
+    before, after = found.curve
+    return {
+        **document,
+        "cell": found.cell.id,
+        "changes": [d._asdict() for d in found.changes],
+        "curve": {"before": list(before), "after": list(after)},
+        "sentence": cause_text(found),
+    }
+
+
+_ELEMENTS = {
+    GateVerdict.REGRESSION: "failure",
+    GateVerdict.MISSING: "error",
+    GateVerdict.INCONCLUSIVE: "skipped",
+}
+_NAME = "specbench check"
+
+
+def gate_junit(gate: Gate) -> str:
+    """An XML document with one test suite."""
+    count = {v: sum(j.verdict is v for j in gate.judgements) for v in GateVerdict}
+    numbers = {
+        "tests": str(len(gate.judgements)),
+        "failures": str(count[GateVerdict.REGRESSION]),
+        "errors": str(count[GateVerdict.MISSING]),
+    }
+    root = ET.Element("testsuites", {"name": _NAME, **numbers})
+    suite = ET.SubElement(
+        root,
+        "testsuite",
+        {
+            "name": _NAME,
+            **numbers,
+            "skipped": str(count[GateVerdict.INCONCLUSIVE]),
+            "timestamp": gate.candidate.origins[0].created_at,
+        },
+    )
+    causes = {found.cell: cause_text(found) for found in gate.attributions}
+    for judgement in gate.judgements:
+        case = ET.SubElement(
+            suite,
+            "testcase",
+            {
+                "classname": _printable(judgement.cell.label),
+                "name": judgement.metric,
+                "time": "0",
+            },
+        )
+        if judgement.verdict in _ELEMENTS:
+            found = ET.SubElement(
+                case, _ELEMENTS[judgement.verdict], {"message": _message(gate, judgement)}
+            )
+            found.text = _printable(causes.get(judgement.cell, ""))
+    ET.SubElement(suite, "system-out").text = _printable(
+        f"{headline(gate)}\n{chance_note(gate)}".rstrip()
+    )
+    return _document(root)
+
+
+def refusal_junit(reason: str) -> str:
+    """The same where the two sides must not be compared: one test case that is an error."""
+    numbers = {"name": _NAME, "tests": "1", "failures": "0", "errors": "1"}
+    root = ET.Element("testsuites", numbers)
+    suite = ET.SubElement(root, "testsuite", {**numbers, "skipped": "0"})
+    case = ET.SubElement(suite, "testcase", {"classname": _NAME, "name": REFUSED, "time": "0"})
+    first, *others = map(str.strip, reason.splitlines())
+    message = _printable(" ".join(filter(None, [first, "; ".join(others)])))
+    ET.SubElement(case, "error", {"message": message}).text = _printable(reason)
+    return _document(root)
+
+
+def _document(root: ET.Element) -> str:
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _message(gate: Gate, judgement: Judgement) -> str:
+    shown = row(judgement)
+    values = f"{shown.before} -> {shown.after}, {shown.change}, limit {shown.limit}"
+    whole = "; ".join(filter(None, (values, judgement.reason)))
+    return _printable(f"{whole}{first_cause(gate, judgement)}")
+
+
+def _printable(text: str) -> str:
+    """XML 1.0 has no control characters, escaped or not."""
+    return "".join(c for c in text if c in "\t\n" or ord(c) >= 32)

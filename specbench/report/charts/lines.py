@@ -1,15 +1,79 @@
-"""What one can have at once: speed-up for memory, and speed of one user for that of all."""
+"""Line charts: acceptance per position, trade-offs, K = auto over time, and the machine."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
-from specbench.decide.reasons import speedup_text
-from specbench.records import CellSummary, Condition
-from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle
-from specbench.report.charts.svg import INK, hover
-from specbench.report.numbers import measured, plural, scalar
+from specbench.decide.explanation import speedup_text
+from specbench.metrics.machine import Moment
+from specbench.records import CellKey, CellSummary, Condition, PassRecord, RoundTimeline
+from specbench.report.charts.canvas import INK, SERIES, Chart, Label, Panels, SeriesStyle, hover
+from specbench.report.numbers import measured, plural, scalar, series
 from specbench.report.sections import Section, drafter_of
+
+_ENOUGH_ROUNDS = 20  # fewer make a conditional rate jump
+_ACCEPTANCE = (
+    "Solid: share of all rounds that accept at least this many drafted tokens. Dotted: share "
+    f"among rounds that accepted the previous position, where at least {_ENOUGH_ROUNDS} rounds "
+    "got that far. Each drafter at its largest valid K."
+)
+_DOTTED = (0, (1, 1.8))
+
+
+def acceptance_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -> Chart | None:
+    """Joint and conditional rates of each pairing; None where no rounds are known."""
+    drawn = [section for section in group if section.deepest]
+    if not drawn:
+        return None
+    cells = [cell for section in drawn for cell in section.deepest]
+    last = max(2, *(cell.key.draft.k for cell in cells))
+    panels = Panels(
+        [section.condition.workload for section in drawn],
+        [drafter_of(c.key.source) for c in cells],
+    )
+    for ax, section in zip(panels.axes, drawn, strict=True):
+        for cell in section.deepest:
+            _draw_lines(ax, cell, styles[cell.key.source])
+        ax.set_ylim(-0.02, 1.04)
+    panels.set_x(1, last, "position in the draft")
+    panels.name_y("accepted", lambda y, _: f"{y:.0%}")
+    panels.label_ends([_acceptance_names(section, styles) for section in drawn])
+    return panels.chart("Acceptance per position", drawn[0].condition.label, _ACCEPTANCE)
+
+
+def _draw_lines(ax: Axes, cell: CellSummary, style: SeriesStyle) -> None:
+    joint, conditional = _joint(cell), _conditional(cell)
+    positions = range(1, len(joint) + 1)
+    ax.plot(positions, joint, color=style.colour, marker=style.marker, markersize=4)
+    ax.plot(
+        positions[: len(conditional)],
+        conditional,
+        color=style.colour,
+        linestyle=_DOTTED,
+        linewidth=1.2,
+    )
+
+
+def _acceptance_names(section: Section, styles: Mapping[str, SeriesStyle]) -> list[Label]:
+    return [
+        Label(_joint(cell)[-1], drafter_of(label), styles[label].colour)
+        for cell in section.deepest
+        for label in [cell.key.source]
+    ]
+
+
+def _joint(cell: CellSummary) -> tuple[float, ...]:
+    return series(cell.metrics.get("acceptance_rate_per_position"))
+
+
+def _conditional(cell: CellSummary) -> tuple[float, ...]:
+    """The conditional rates that enough rounds support."""
+    histogram = series(cell.metrics.get("acceptance_histogram"))
+    rates = series(cell.metrics.get("conditional_acceptance_rate"))
+    return tuple(rate for i, rate in enumerate(rates) if sum(histogram[i:]) >= _ENOUGH_ROUNDS)
+
 
 _MEMORY = (
     "Decode speed-up of each drafter's best valid K against the memory it adds to the target's "
@@ -196,3 +260,91 @@ def _curve_labels(curves: Mapping[str, Points], styles: Mapping[str, SeriesStyle
         Label(points[0][1], drafter_of(label), styles[label].colour if label in styles else INK)
         for label, points in curves.items()
     ]
+
+
+_ADAPTIVE_K = (
+    "K of every round in the first pass, picked from measured step times and the acceptance so "
+    "far. At 0 it does not speculate; spikes from 0 probe whether speculation would pay off again."
+)
+
+
+def time_line_charts(time_lines: Mapping[CellKey, PassRecord]) -> Iterator[Chart]:
+    """A chart a pairing and setting, a panel a workload; none without a round."""
+    groups: dict[tuple[str, Condition], dict[str, RoundTimeline]] = {}
+    for key, record in time_lines.items():
+        if record.rounds:
+            group = key.source, key.condition.without("workload")
+            groups.setdefault(group, {})[key.condition.workload] = record.rounds
+    for (label, setting), rounds in groups.items():
+        panels = Panels(list(rounds), [])
+        for ax, one in zip(panels.axes, rounds.values(), strict=True):
+            at_s, ks = changes(one)
+            ax.step(at_s, ks, where="post", color=SERIES[0], linewidth=1.2)
+        highest = max(max(one.num_speculative_tokens) for one in rounds.values())
+        panels.axes[0].set_ylim(-0.3, highest + 0.5)
+        panels.axes[0].yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+        panels.name_y("K")
+        panels.set_amount(max(_end_s(one) for one in rounds.values()), "seconds")
+        where = f"{label}: {setting.label}"
+        yield panels.chart("K=auto over time", where, _ADAPTIVE_K)
+
+
+def changes(rounds: RoundTimeline) -> tuple[list[float], list[int]]:
+    """When K changed and to what, and the end of the last round: a step's corners only."""
+    at_s, ks = [rounds.at_s[0]], [rounds.num_speculative_tokens[0]]
+    for began_s, k in zip(rounds.at_s, rounds.num_speculative_tokens, strict=True):
+        if k != ks[-1]:
+            at_s.append(began_s)
+            ks.append(k)
+    return [*at_s, _end_s(rounds)], [*ks, ks[-1]]
+
+
+def _end_s(rounds: RoundTimeline) -> float:
+    return rounds.at_s[-1] + rounds.seconds[-1]
+
+
+_MACHINE = (
+    "On a quiet machine these lines are level. Clock and CPU: the lowest of the requests of each "
+    "moment. K=0: its speed over its median, which is the same work all the time. Triangles: "
+    "cells that were judged invalid ran then."
+)
+_MEASURES: Sequence[tuple[str, str, Callable[[Moment], float | None]]] = (
+    ("SM clock", "MHz", lambda moment: moment.sm_clock_mhz),
+    ("CPU of this process", "cores busy", lambda moment: moment.cpu_share),
+    ("speed of K=0", "over its median", lambda moment: moment.baseline_speed),
+)
+
+
+def machine_chart(found: Sequence[Moment], device: str) -> Chart | None:
+    """A panel a measure; None where nothing is known of two moments."""
+    charts = list(_machine_charts(found, device))
+    if not charts:
+        return None
+    return replace(charts[0], panels=tuple(panel for one in charts for panel in one.panels))
+
+
+def _machine_charts(found: Sequence[Moment], device: str) -> Iterator[Chart]:
+    for title, meaning, value in _MEASURES:
+        known = [(moment.at_s, y) for moment in found if (y := value(moment)) is not None]
+        if len(known) < 2:
+            continue
+        panels = Panels([title], [])
+        (ax,) = panels.axes
+        ax.plot(*zip(*known, strict=True), color=SERIES[0], linewidth=1.0)
+        low, high = 0.0, 1.08 * max(y for _, y in known) or 1.0
+        marked = [moment for moment in found if moment.invalid]
+        if marked:
+            (line,) = ax.plot(
+                [moment.at_s for moment in marked],
+                [0.04 * high] * len(marked),
+                linestyle="none",
+                marker="^",
+                markersize=5,
+                color=SERIES[1],
+            )
+            hover(line, *(f"{m.at_s:,.0f} s: {', '.join(m.invalid)}" for m in marked))
+        ax.set_ylim(low, high)
+        ax.axhline(0, color=INK, linewidth=0.6)
+        panels.name_y(meaning)
+        panels.set_amount(max(moment.at_s for moment in found), "seconds since the first block")
+        yield panels.chart("The machine over the run", device, _MACHINE)

@@ -1,0 +1,420 @@
+"""Cells compared with one another: with another engine, K = auto with a fixed K, several samples
+with one, and speedups over concurrent requests and context lengths.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
+from operator import itemgetter
+from statistics import geometric_mean
+from typing import NamedTuple
+
+from specbench.metrics.best_of import by_prompt, first_log_prob, gain, picked_log_prob
+from specbench.metrics.cell import CellData, Pair, against, have_same_text, turn_of
+from specbench.metrics.pairs import (
+    PairedSeconds,
+    paired_cpu,
+    paired_decode,
+    paired_end_to_end,
+)
+from specbench.metrics.serving import (
+    aggregate_tokens_per_s,
+    busy_tokens_per_s,
+    mean_num_speculative_tokens,
+)
+from specbench.metrics.speed import decode_tokens_per_s, end_to_end_tokens_per_s
+from specbench.metrics.summary import summarise
+from specbench.metrics.validity import judge_cell
+from specbench.records import ASSISTED_DEFAULT, CellKey, CellSummary, Interval, RequestRecord
+from specbench.settings import BUILTIN
+from specbench.stats.intervals import (
+    interval,
+    log_ratio,
+    mean_interval,
+    minimum_detectable_effect,
+    speedup_interval,
+    speedup_ratio,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SideBySide:
+    """How many times as fast as a peer's cell a cell of ours is, with 95 % intervals.
+
+    Beside a server there are estimates alone: nothing shows how another start of ours would do.
+    """
+
+    own: CellKey
+    peer: CellKey
+    decode: Interval  # the peer's decode seconds / ours, over the same prompts
+    end_to_end: Interval | None
+    cpu: Interval | None  # process CPU seconds of whole requests
+    num_prompts: int
+    equal_text: float | None  # share of requests with the same output tokens; None: not told
+    valid: bool  # False: one of the two cells is not, and nothing follows from it
+
+
+def side_by_side(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
+    """Every built-in cell beside the cells of other engines that do the same work.
+
+    The same work: the same target, workload and setting; and no drafts, or the same drafter
+    at the same K, or on the peer's side the same drafter at its own defaults.
+    """
+    found = (
+        _compare_engines(own, peer)
+        for own in cells
+        for peer in cells
+        if own.key.condition.engine == BUILTIN and _do_the_same(own.key, peer.key)
+    )
+    return tuple(pair for pair in found if pair is not None)
+
+
+def _do_the_same(own: CellKey, peer: CellKey) -> bool:
+    if peer.condition.engine == BUILTIN or own.draft.drafter != peer.draft.drafter:
+        return False
+    if own.condition.without("engine") != peer.condition.without("engine"):
+        return False
+    return peer.draft.method == ASSISTED_DEFAULT or own.draft.length == peer.draft.length
+
+
+def _compare_engines(own: CellData, peer: CellData) -> SideBySide | None:
+    """None where the two have no request in common that both finished."""
+    if peer.servers:
+        return _beside_a_server(own, peer)
+    both = against(own, peer)
+    decode = paired_decode(both)
+    if decode is None:
+        return None
+    return SideBySide(
+        own=own.key,
+        peer=peer.key,
+        decode=speedup_interval(*decode),
+        end_to_end=_interval(paired_end_to_end(both)),
+        cpu=_interval(paired_cpu(both)),
+        num_prompts=len(decode.base_s),
+        equal_text=_equal_text(both.pairs),
+        valid=not judge_cell(own) and not judge_cell(peer),
+    )
+
+
+def _beside_a_server(own: CellData, peer: CellData) -> SideBySide | None:
+    """By the rates of all requests of prompts that both served, however often each did."""
+    common = _prompts(own) & _prompts(peer)
+    ours, theirs = _only(own, common), _only(peer, common)
+    at = own.key.condition
+    rates = (
+        (busy_tokens_per_s, aggregate_tokens_per_s)
+        if at.is_stream and at.request_rate is None
+        else (decode_tokens_per_s, end_to_end_tokens_per_s)
+    )
+    decode, end_to_end = (_ratio(rate(ours), rate(theirs)) for rate in rates)
+    if decode is None:
+        return None
+    first = {_turn(request): request for request in reversed(theirs.finished)}
+    pairs = [Pair(first[_turn(r)], r) for r in ours.finished if _turn(r) in first]
+    return SideBySide(
+        own=own.key,
+        peer=peer.key,
+        decode=decode,
+        end_to_end=end_to_end,
+        cpu=None,
+        num_prompts=len(common),
+        equal_text=_equal_text(pairs),
+        valid=not judge_cell(own) and not judge_cell(peer),
+    )
+
+
+def _turn(request: RequestRecord) -> tuple[str, int]:
+    return request.prompt_id, request.turn
+
+
+def _prompts(cell: CellData) -> set[str]:
+    return {request.prompt_id for request in cell.finished}
+
+
+def _only(cell: CellData, prompts: Collection[str]) -> CellData:
+    """Passes are of all prompts together."""
+    return replace(cell, requests=tuple(r for r in cell.finished if r.prompt_id in prompts))
+
+
+def _ratio(own: float | None, peer: float | None) -> Interval | None:
+    return Interval(estimate=own / peer, low=None, high=None) if own and peer else None
+
+
+def _equal_text(pairs: Sequence[Pair[RequestRecord]]) -> float | None:
+    """Of pairs in which both sides tell token ids, or neither does."""
+    told = [pair for pair in pairs if bool(pair.base.output_ids) == bool(pair.spec.output_ids)]
+    return sum(have_same_text(*pair) for pair in told) / len(told) if told else None
+
+
+def _interval(seconds: PairedSeconds | None) -> Interval | None:
+    return speedup_interval(*seconds) if seconds else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdaptiveComparison:
+    """How many times as fast as the best fixed K, K = 0 among them, an adaptive K is."""
+
+    adaptive: CellKey
+    best_fixed: CellKey
+    decode: Interval
+    minimum_detectable_effect: float | None  # of decode; None where it has no interval
+    end_to_end: Interval | None
+    mean_num_speculative_tokens: float | None
+    num_units: int  # prompts, or passes where requests overlap
+    is_confirmed: bool  # False: of the first pass, which picked the best of many
+    valid: bool
+
+
+class Pooled(NamedTuple):
+    """One ratio for several settings, and how many of them it is over."""
+
+    ratio: float
+    num_settings: int
+
+
+def compare_adaptive(
+    explored: Sequence[CellData], confirmed: Sequence[CellData] = ()
+) -> tuple[AdaptiveComparison, ...]:
+    """Each adaptive cell against the first pass's best fixed K, over fresh repeats if both have
+    them."""
+    adaptive = [cell for cell in explored if cell.key.draft.is_adaptive]
+    if not adaptive:
+        return ()
+    first = {cell.key: cell for cell in explored}
+    again = {cell.key: cell for cell in confirmed}
+    fixed = summarise(cell for cell in explored if cell.key.draft.is_fixed)
+    found = (
+        _compare_lengths(cell, first[best], again)
+        for cell in adaptive
+        if (best := best_fixed([one for one in fixed if _competes(one.key, cell.key)])) is not None
+    )
+    return tuple(comparison for comparison in found if comparison is not None)
+
+
+def best_fixed(cells: Sequence[CellSummary]) -> CellKey | None:
+    """The fixed K of the highest decode speed-up among one question's cells; K = 0 is at 1.
+
+    An invalid cell is taken only where no valid one has a speed-up, and of equal ones the
+    smaller K. None where no fixed cell has a speed-up.
+    """
+    ranked = [
+        ((cell.valid, speedup, -cell.key.draft.k), cell.key)
+        for cell in cells
+        if cell.key.draft.is_fixed and (speedup := _speedup(cell)) is not None
+    ]
+    return max(ranked, key=itemgetter(0))[1] if ranked else None
+
+
+def pooled(comparisons: Iterable[AdaptiveComparison]) -> Pooled | None:
+    """Geometric mean of the estimates of valid comparisons over fresh repeats.
+
+    Those of the first pass are left out: they favour the fixed K, which was picked by the same
+    figures. None where nothing is left.
+    """
+    estimates = [c.decode.estimate for c in comparisons if c.valid and c.is_confirmed]
+    return Pooled(geometric_mean(estimates), len(estimates)) if estimates else None
+
+
+def _competes(key: CellKey, adaptive: CellKey) -> bool:
+    same = key.draft.way == adaptive.draft.way
+    return key.condition == adaptive.condition and (same or key.is_baseline)
+
+
+def _speedup(cell: CellSummary) -> float | None:
+    if cell.key.is_baseline:
+        return 1.0
+    return cell.speedup.estimate if cell.speedup else None
+
+
+def _compare_lengths(
+    adaptive: CellData, best: CellData, again: Mapping[CellKey, CellData]
+) -> AdaptiveComparison | None:
+    """None where the two have nothing in common that both finished."""
+    is_confirmed = adaptive.key in again and best.key in again
+    if is_confirmed:
+        adaptive, best = again[adaptive.key], again[best.key]
+    both = against(adaptive, best)
+    decode, end_to_end = paired_decode(both), paired_end_to_end(both)
+    if decode is None:
+        return None
+    ratio = speedup_ratio(*decode)
+    return AdaptiveComparison(
+        adaptive=adaptive.key,
+        best_fixed=best.key,
+        decode=interval(ratio),
+        minimum_detectable_effect=minimum_detectable_effect(ratio),
+        end_to_end=speedup_interval(*end_to_end) if end_to_end else None,
+        mean_num_speculative_tokens=mean_num_speculative_tokens(adaptive),
+        num_units=ratio.num_prompts,
+        is_confirmed=is_confirmed,
+        valid=not judge_cell(adaptive) and not judge_cell(best),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BestOf:
+    """What N answers to each prompt cost and gain at one K; intervals over prompts."""
+
+    key: CellKey  # of the cell with N samples
+    speedup: Interval | None  # seconds until one is picked without drafts / with; None at K = 0
+    cost: Interval | None  # those seconds / the seconds of one answer alone at the same K
+    scoring_share: float  # of those seconds, spent on the log-probabilities
+    first_log_prob: float  # mean log-probability per token of the first sample, nats
+    picked_log_prob: float  # of the picked one
+    gain: Interval  # picked - first
+    num_prompts: int
+    valid: bool
+
+
+def compare_best_of(cells: Sequence[CellData]) -> tuple[BestOf, ...]:
+    """One for each cell with several samples; the cost where one sample alone was measured."""
+    by_key = {cell.key: cell for cell in cells}
+    found = (_compare_samples(cell, by_key.get(_alone(cell.key))) for cell in cells)
+    return tuple(one for one in found if one is not None)
+
+
+def _alone(key: CellKey) -> CellKey:
+    return replace(key, condition=replace(key.condition, num_samples=1))
+
+
+def _compare_samples(cell: CellData, alone: CellData | None) -> BestOf | None:
+    """None for one sample, and where none was picked."""
+    first, picked = first_log_prob(cell), picked_log_prob(cell)
+    if first is None or picked is None:
+        return None
+    seconds = paired_end_to_end(cell)
+    gains = by_prompt(cell, gain)
+    whole_s = sum(samples.record.seconds for samples in cell.samples)
+    return BestOf(
+        key=cell.key,
+        speedup=speedup_interval(*seconds) if seconds else None,
+        cost=_cost(cell, alone) if alone else None,
+        scoring_share=sum(samples.record.scoring_s for samples in cell.samples) / whole_s,
+        first_log_prob=first,
+        picked_log_prob=picked,
+        gain=mean_interval(gains),
+        num_prompts=len(gains),
+        valid=not judge_cell(cell) and (alone is None or not judge_cell(alone)),
+    )
+
+
+def _cost(cell: CellData, alone: CellData) -> Interval | None:
+    """None where the two have no turn in common."""
+    sums: dict[str, tuple[float, float]] = {}
+    for prompt_id, many_s, one_s in _seconds(cell, alone):
+        many_sum, one_sum = sums.get(prompt_id, (0.0, 0.0))
+        sums[prompt_id] = many_sum + many_s, one_sum + one_s
+    if not sums:
+        return None
+    many, one = zip(*sums.values(), strict=True)
+    return interval(log_ratio([many], [one]))
+
+
+def _seconds(cell: CellData, alone: CellData) -> Iterator[tuple[str, float, float]]:
+    """Prompt, seconds of all samples, seconds of one; the same turns and repeats."""
+    known = {turn_of(r): r.total_s for r in alone.finished if r.total_s}
+    for samples in cell.samples:
+        one_s = known.get(turn_of(samples.record))
+        if one_s is not None:
+            yield samples.record.prompt_id, samples.record.seconds, one_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One measured cell of a curve."""
+
+    at: int  # concurrent requests, or tokens of context
+    speedup: Interval | None
+    kv_bytes: float | None
+    valid: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crossover:
+    """Where larger batches make speculation stop paying."""
+
+    key: CellKey  # of the curve's first cell
+    points: tuple[Point, ...]  # by batch size
+    concurrency: int | None  # the least measured one from which on no interval is above 1
+    estimated: float | None  # where the estimate passes 1, between two measured ones
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContextCurve:
+    """Speed-up and KV cache of one K against the length of the prompts."""
+
+    key: CellKey  # of the curve's first cell
+    points: tuple[Point, ...]  # by tokens of context
+
+
+def crossovers(cells: Sequence[CellSummary]) -> tuple[Crossover, ...]:
+    """One for each K > 0 that was measured at two concurrencies or more."""
+    groups: dict[CellKey, list[CellSummary]] = {}
+    for cell in _drafting(cells):
+        groups.setdefault(cell.key.without("concurrency"), []).append(cell)
+    found = []
+    for group in _of_two_or_more(groups):
+        group.sort(key=lambda cell: cell.key.condition.order)
+        points = tuple(_point(cell, cell.key.condition.concurrency) for cell in group)
+        found.append(
+            Crossover(
+                key=group[0].key,
+                points=points,
+                concurrency=_stops_paying(points),
+                estimated=_passes_1(points),
+            )
+        )
+    return tuple(found)
+
+
+def context_curves(cells: Sequence[CellSummary]) -> tuple[ContextCurve, ...]:
+    """One for each K > 0 that was measured at two context lengths or more."""
+    groups: dict[CellKey, list[CellSummary]] = {}
+    for cell in _drafting(cells):
+        if cell.key.condition.context is not None:
+            groups.setdefault(cell.key.without("context"), []).append(cell)
+    found = []
+    for group in _of_two_or_more(groups):
+        points = (_point(cell, cell.key.condition.context or 0) for cell in group)
+        by_length = tuple(sorted(points, key=lambda point: point.at))
+        found.append(ContextCurve(key=group[0].key, points=by_length))
+    return tuple(found)
+
+
+def _drafting(cells: Sequence[CellSummary]) -> Iterator[CellSummary]:
+    return (cell for cell in cells if cell.key.draft.k > 0)
+
+
+def _of_two_or_more(groups: dict[CellKey, list[CellSummary]]) -> Iterator[list[CellSummary]]:
+    return (group for group in groups.values() if len(group) > 1)
+
+
+def _point(cell: CellSummary, at: int) -> Point:
+    kv_bytes = cell.metrics.get("kv_bytes")
+    return Point(
+        at=at,
+        speedup=cell.speedup,
+        kv_bytes=None if isinstance(kv_bytes, tuple) else kv_bytes,
+        valid=cell.valid,
+    )
+
+
+def _stops_paying(points: Sequence[Point]) -> int | None:
+    """Points without an interval show nothing; a gain at more rows is one, whatever fewer show."""
+    lows = [(p.at, p.speedup.low) for p in points if p.valid and p.speedup]
+    shown = [(at, low) for at, low in lows if low is not None]
+    lost = list(takewhile(lambda one: one[1] <= 1, reversed(shown)))
+    return lost[-1][0] if lost else None
+
+
+def _passes_1(points: Sequence[Point]) -> float | None:
+    """The first fall below 1, on straight lines of log speed-up over log concurrency."""
+    known = [
+        (math.log(p.at), math.log(p.speedup.estimate)) for p in points if p.valid and p.speedup
+    ]
+    for (x, above), (next_x, below) in pairwise(known):
+        if above >= 0 > below:
+            return math.exp(x + (next_x - x) * above / (above - below))
+    return None

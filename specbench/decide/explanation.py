@@ -1,0 +1,306 @@
+"""The facts behind a decision, a short sentence each: what bounds it, its figures, and how many
+prompts would decide it.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from specbench.methods import METHODS
+from specbench.metrics.registry import number_of
+from specbench.records import CellSummary, Interval
+from specbench.stats.costs import break_even_acceptance
+from specbench.stats.crossed import MIN_CYCLES
+from specbench.stats.spread import MIN_UNITS, UPPER, student_t
+
+Bound = Literal["draft", "verify", "acceptance", "overhead"]
+
+MISMATCHED = 0.5  # the first draft is accepted less often
+TOO_SMALL = 0.3  # of a target's step for one drafted token, and K = 1 must be accepted so often
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Losses:
+    """log(K + 1) - log(speed-up), by what is to blame; the largest one bounds the cell."""
+
+    draft: float
+    verify: float
+    acceptance: float
+    overhead: float
+
+    @property
+    def bound(self) -> Bound:
+        """What would help most if it were for nothing."""
+        parts: dict[Bound, float] = {
+            "draft": self.draft,
+            "verify": self.verify,
+            "acceptance": self.acceptance,
+            "overhead": self.overhead,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
+def losses(metrics: Mapping[str, float | tuple[float, ...]], k: int) -> Losses | None:
+    """Where the K + 1 times of a perfect draft go; None where a cell does not tell.
+
+    Overhead is what overhead_ratio says of the whole round, else what is neither drafting nor
+    verifying. A verification cheaper than a step counts as nothing lost.
+    """
+    length, break_even = number_of(metrics, "mean_acceptance_length"), _break_even(metrics)
+    draft, verify = number_of(metrics, "draft_cost_ratio"), number_of(metrics, "verify_cost_ratio")
+    if length is None or break_even is None or draft is None or verify is None or k < 1:
+        return None
+    ratio = number_of(metrics, "overhead_ratio")
+    if ratio is None:
+        drafting, verifying = k * draft, verify
+    else:
+        forwards = break_even / max(ratio, 1.0) / (k * draft + verify)
+        drafting, verifying = forwards * k * draft, forwards * verify
+    parts = {
+        "draft": drafting,
+        "verify": max(verifying - 1, 0.0),
+        "overhead": max(break_even - drafting - verifying, 0.0),
+    }
+    total, above = sum(parts.values()), math.log(max(break_even, 1.0))
+    shares = {name: above * part / total if total else 0.0 for name, part in parts.items()}
+    return Losses(acceptance=math.log((k + 1) / length), **shares)
+
+
+def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
+    """Short sentences: what bounds the cell, what would break even, what is amiss.
+
+    `is_synthetic`: acceptance or weights were made up, so how the models match is not known.
+    """
+    k, metrics = cell.key.draft.k, cell.metrics
+    lost, break_even = losses(metrics, k), _break_even(metrics)
+    if lost is not None and not cell.key.draft.is_adaptive:
+        yield _BOUND[lost.bound]
+    if break_even is not None and not cell.key.draft.is_adaptive:
+        needed, alpha = break_even_acceptance(k, break_even), number_of(metrics, "alpha")
+        if needed is None:
+            yield (
+                f"a round costs {break_even:.2f} steps: K={k} loses even if every draft is accepted"
+            )
+        elif alpha is not None:
+            yield f"breaks even if {needed:.0%} of tested drafts are accepted; {alpha:.0%} were"
+    states, verify = (
+        number_of(metrics, "state_bytes_per_row"),
+        number_of(metrics, "verify_cost_ratio"),
+    )
+    if states:
+        checking = "" if verify is None else f": checking K + 1 tokens costs {verify:.2f} steps"
+        yield (
+            f"recurrent layers step token by token and keep {states / 2**20:,.1f} MiB of states "
+            f"per row, so that drafts can be rolled back{checking}"
+        )
+    first = metrics.get("acceptance_rate_per_position")
+    shows_match = _shows_match(cell) and not is_synthetic
+    if isinstance(first, tuple) and first and first[0] < MISMATCHED and shows_match:
+        yield f"the draft is mismatched: its first token is accepted {first[0]:.0%} of the time"
+    cost = number_of(metrics, "draft_cost_ratio")
+    method = METHODS.get(cell.key.draft.method)
+    has_model = method is not None and method.model != "refused" and not method.is_head
+    if cost is not None and cost > TOO_SMALL and has_model:
+        yield (
+            "the target is too small for a separate draft model of this size: a drafted token "
+            f"costs {cost:.2f} of its steps; a smaller draft, a head or n-grams cost less"
+        )
+
+
+_BOUND: Mapping[Bound, str] = {
+    "draft": "draft-bound: drafting time dominates; a cheaper draft would help",
+    "verify": (
+        "verify-bound: verifying K + 1 tokens costs more than a step, which dominates the loss"
+    ),
+    "acceptance": "acceptance-bound: rejected drafts dominate the loss",
+    "overhead": "overhead-bound: time between forwards dominates; on a GPU graphs may help",
+}
+
+
+def _shows_match(cell: CellSummary) -> bool:
+    """Whether a perfect drafter would be accepted: above temperature 0 one that draws its drafts.
+
+    Others are accepted with the target's own p, which is low where the text is open.
+    """
+    method = METHODS.get(cell.key.draft.method)
+    if method is None or method.model == "refused":
+        return False
+    return cell.key.condition.temperature == 0 or method.draws_with({})
+
+
+def _break_even(metrics: Mapping[str, float | tuple[float, ...]]) -> float | None:
+    return number_of(metrics, "break_even_length")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Units:
+    """What was repeated to see how far a speed-up may be off: prompts, passes over them, or of a
+    server cycles of sessions."""
+
+    count: int
+    name: Literal["prompt", "pass", "cycle"]
+
+    @property
+    def are_prompts(self) -> bool:
+        return self.name == "prompt"
+
+    @property
+    def are_cycles(self) -> bool:
+        return self.name == "cycle"
+
+    def noun(self, count: int) -> str:
+        return self.name if count == 1 else f"{self.name}{'es' if self.name == 'pass' else 's'}"
+
+
+def units_of(cell: CellSummary) -> Units:
+    """The units of a cell's interval."""
+    cycles = number_of(cell.metrics, "num_cycles")
+    if cycles is not None:
+        return Units(count=round(cycles), name="cycle")
+    if not cell.key.condition.is_stream:
+        return Units(count=cell.num_prompts, name="prompt")
+    passes = number_of(cell.metrics, "num_passes") or 0
+    return Units(count=round(passes), name="pass")
+
+
+def k_text(cell: CellSummary) -> str:
+    """`K=5`, or `auto (mean K 3.1)` of an adaptive cell."""
+    named = cell.key.draft.length.named
+    mean_k = number_of(cell.metrics, "mean_num_speculative_tokens")
+    return named if mean_k is None else f"{named} (mean K {mean_k:.1f})"
+
+
+def reasons_for(
+    cells: Sequence[CellSummary],
+    leader: CellSummary | None,
+    confirmed: CellSummary | None,
+    *,
+    standing: Sequence[str] = (),
+    is_synthetic: bool = False,
+) -> tuple[str, ...]:
+    """Why the leader won or lost, what it costs, how it was measured, what was left out.
+
+    `standing`: why it is the one to speak of.
+    """
+    facts: list[str] = []
+    if leader is not None:
+        facts += _costs(confirmed or leader)
+        facts += why(confirmed or leader, is_synthetic=is_synthetic)
+        facts += standing
+        facts += _evidence(leader, confirmed)
+    facts += (
+        f"{k_text(cell)} excluded: {'; '.join(cell.invalid_reasons)}"
+        for cell in cells
+        if not cell.valid
+    )
+    return tuple(facts)
+
+
+def speedup_text(speedup: Interval, word: str = "") -> str:
+    """Such as `1.90x faster [1.80, 2.00]`; without bounds the estimate alone."""
+    text = f"{speedup.estimate:.2f}x{word}"
+    if speedup.low is None or speedup.high is None:
+        return text
+    return f"{text} [{speedup.low:.2f}, {speedup.high:.2f}]"
+
+
+def range_text(speedup: Interval) -> str:
+    """Such as `0.60x to 6.60x`: what is known of an undecided speedup, without its estimate."""
+    if speedup.low is None or speedup.high is None:
+        return "no interval"
+    return f"{speedup.low:.2f}x to {speedup.high:.2f}x"
+
+
+def _costs(cell: CellSummary) -> Iterator[str]:
+    kept = number_of(cell.metrics, "slo_attainment")
+    baseline_kept = number_of(cell.metrics, "slo_attainment_of_baseline")
+    if cell.goodput is not None and kept is not None and baseline_kept is not None:
+        shares = f"{kept:.0%} at {k_text(cell)}, {baseline_kept:.0%} at K=0"
+        yield f"requests within {cell.goodput.limits}: {shares}"
+    length = number_of(cell.metrics, "mean_acceptance_length")
+    break_even = number_of(cell.metrics, "break_even_length")
+    if length is not None and break_even is not None:
+        yield f"acceptance length {length:.2f} at {k_text(cell)}, break-even {break_even:.2f}"
+    draft, verify = (
+        number_of(cell.metrics, "draft_cost_ratio"),
+        number_of(cell.metrics, "verify_cost_ratio"),
+    )
+    if draft is not None and verify is not None:
+        yield f"a draft token costs {draft:.2f} baseline steps, verification {verify:.2f}"
+    num_bytes = number_of(cell.metrics, "speculation_cost_bytes")
+    tokens = number_of(cell.metrics, "speculation_cost_tokens")
+    if num_bytes is not None and num_bytes > 0:
+        room = "" if tokens is None else f", room for {tokens:,.0f} tokens of context"
+        yield f"the drafter takes {num_bytes / 2**20:,.0f} MiB{room}"
+
+
+def _evidence(leader: CellSummary, confirmed: CellSummary | None) -> Iterator[str]:
+    if confirmed is not None and not confirmed.valid:
+        yield f"second measurement excluded: {'; '.join(confirmed.invalid_reasons)}"
+    elif confirmed is not None and confirmed.speedup is not None:
+        units = units_of(confirmed)
+        yield (
+            f"measured again on fresh repeats: {speedup_text(confirmed.speedup)} "
+            f"over {units.count} {units.noun(units.count)}"
+        )
+    effect = (confirmed or leader).minimum_detectable_effect
+    if effect is not None:
+        # Beyond a doubling its size says nothing more.
+        text = f"{effect:.1%}" if effect <= 1 else "more than 100%: the noise hides any speed-up"
+        yield f"minimum detectable effect: {text}"
+
+
+LARGEST_EFFECT = 1.0  # a minimum detectable effect above this: prompts alone decide nothing
+
+
+def what_would_narrow(cell: CellSummary, workload_prompts: int | None) -> str:
+    """What to measure next; empty if unknown. `workload_prompts`: how many the workload has for
+    this target."""
+    if cell.speedup is None:
+        return ""
+    units, prompts = units_of(cell), Units(count=cell.num_prompts, name="prompt")
+    left = None if workload_prompts is None else max(0, workload_prompts - prompts.count)
+    low, high = cell.speedup.low, cell.speedup.high
+    if low is None or high is None:
+        return _for_an_interval(units, prompts, left)
+    option = "--restart-cycles" if units.are_cycles else "--repeats"
+    quieter = f"a quieter machine or more {option}"
+    if (cell.minimum_detectable_effect or 0.0) > LARGEST_EFFECT:
+        return f"the noise hides any speedup: only {quieter} would narrow it"
+    if units.name == "pass" or (units.are_cycles and not _is_noise_of_prompts(cell, units.count)):
+        return f"more {option} would narrow it"
+    if left is None:
+        return ""
+    if not left:
+        return f"the workload has no more prompts: add some, or use {quieter}"
+    text = f"all {prompts.count + left:,} prompts of the workload would narrow it"
+    if units.are_cycles:
+        return text
+    # The half width of the log over all prompts, if their spread is that of those measured.
+    num, total = prompts.count, prompts.count + left
+    narrower = math.sqrt(num / total) * student_t(total - 1, UPPER) / student_t(num - 1, UPPER)
+    width = math.expm1(math.log(high / low) / 2 * narrower)
+    return f"{text} to about ±{float(f'{width:.1g}'):.0%}"
+
+
+def _for_an_interval(units: Units, prompts: Units, left: int | None) -> str:
+    missing, kind = MIN_UNITS - units.count, units
+    if units.are_cycles:
+        missing = MIN_CYCLES - units.count
+        if missing <= 0:
+            missing, kind = MIN_UNITS - prompts.count, prompts
+    missing = max(1, missing)
+    text = f"at least {missing} more {kind.noun(missing)} needed for an interval"
+    if kind.are_prompts and left is not None and left < missing:
+        text += f", and the workload has {f'only {left}' if left else 'no'} more: add some"
+    return text
+
+
+def _is_noise_of_prompts(cell: CellSummary, num_cycles: int) -> bool:
+    """Whether prompts, and not cycles, have the larger share in a server's interval."""
+    of_cycles = number_of(cell.metrics, "cycle_deviation")
+    of_prompts = number_of(cell.metrics, "prompt_error")
+    if of_cycles is None or of_prompts is None:
+        return False
+    return of_prompts > of_cycles / math.sqrt(num_cycles)

@@ -1,0 +1,279 @@
+"""Bar charts: where the round time goes, memory by purpose, and speed next to other engines."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from specbench.decide.comparisons import SideBySide
+from specbench.records import CellKey, CellSummary, Condition
+from specbench.report.charts.canvas import (
+    DRAFT,
+    INK,
+    REST,
+    SERIES,
+    VERIFY,
+    Chart,
+    Label,
+    Panels,
+    chart,
+    fitting,
+    hover,
+    text_inches,
+)
+from specbench.report.comparisons import work_of
+from specbench.report.memory import MemoryRow
+from specbench.report.numbers import measured, scalar
+from specbench.report.sections import Section
+from specbench.settings import BUILTIN
+
+_ROUND_TIME = (
+    "Bars: cost of a round, in steps of the target alone (dashed: one step, the round at K=0). "
+    "Line across each bar: tokens per round. Speculation pays off where the line is above the "
+    "bar, by the ratio of the two. Pale bars are invalid."
+)
+_BAR_WIDTH = 0.66
+_YIELD = "tokens"
+
+
+class Part(NamedTuple):
+    """A share of a round, in baseline steps."""
+
+    name: str
+    steps: float
+    colour: str
+
+
+def round_time_chart(group: Sequence[Section], label: str) -> Chart | None:
+    """A panel a workload, a bar a K; None where rounds are not timed."""
+    drawn = [section for section in group if any(map(parts, section.fixed(label)))]
+    if not drawn:
+        return None
+    cells = [cell for section in drawn for cell in section.fixed(label)]
+    names = [part.name for cell in cells for part in parts(cell)]
+    panels = Panels([_panel_title(section) for section in drawn], [_YIELD, *names])
+    for ax, section in zip(panels.axes, drawn, strict=True):
+        panels.reference_line(ax)
+        ax.bar(0, 1, width=_BAR_WIDTH, color=REST, alpha=0.6)
+        for cell in section.fixed(label):
+            _draw_bar(ax, cell)
+    panels.set_x(0, max(c.key.draft.k for c in cells), "K, drafted tokens per round")
+    panels.name_y("baseline steps")
+    panels.label_ends([_part_names(section.fixed(label)) for section in drawn])
+    setting = f"{label}: {drawn[0].condition.label}"
+    return panels.chart("Where the round time goes", setting, _ROUND_TIME)
+
+
+def parts(cell: CellSummary) -> tuple[Part, ...]:
+    """A round from its start to its end; one part where it cannot be told apart, or none."""
+    whole = scalar(cell.metrics.get("break_even_length"))
+    draft = scalar(cell.metrics.get("draft_cost_ratio"))
+    verify = scalar(cell.metrics.get("verify_cost_ratio"))
+    if whole is None:
+        return ()
+    if draft is None or verify is None:
+        return (Part("round", whole, REST),)
+    drafting = draft * cell.key.draft.k
+    return (
+        Part("draft", drafting, DRAFT),
+        Part("verify", verify, VERIFY),
+        Part("other", max(whole - drafting - verify, 0.0), REST),
+    )
+
+
+def _draw_bar(ax: Axes, cell: CellSummary) -> None:
+    k, bottom = cell.key.draft.k, 0.0
+    for part in parts(cell):
+        (bar,) = ax.bar(
+            k,
+            part.steps,
+            bottom=bottom,
+            width=_BAR_WIDTH,
+            color=part.colour,
+            alpha=1.0 if cell.valid else 0.35,
+        )
+        hover(bar, f"K={k}, {part.name}: {part.steps:.2f} baseline steps")
+        bottom += part.steps
+    tokens = scalar(cell.metrics.get("mean_acceptance_length"))
+    if tokens is not None:
+        half = _BAR_WIDTH / 2 + 0.08
+        line = ax.hlines(tokens, k - half, k + half, color=INK, linewidth=1.8)
+        hover(line, f"K={k}: {tokens:.2f} tokens per round")
+
+
+def _part_names(cells: Sequence[CellSummary]) -> list[Label]:
+    """The parts of the last bar, and what its round yields."""
+    last = [cell for cell in cells if parts(cell)][-1]
+    tokens = scalar(last.metrics.get("mean_acceptance_length"))
+    labels = [] if tokens is None else [Label(tokens, _YIELD, INK)]
+    bottom = 0.0
+    for part in parts(last):
+        labels.append(Label(bottom + part.steps / 2, part.name, part.colour))
+        bottom += part.steps
+    return labels
+
+
+def _panel_title(section: Section) -> str:
+    step = scalar(section.baseline.metrics.get("round_s")) if section.baseline else None
+    name = section.condition.workload
+    return name if step is None else f"{name} (step: {measured(step, 's')})"
+
+
+# As wide as a phone: names stand above their bars, not beside them.
+_PLOT_INCHES, _SIDE_INCHES = 3.5, 0.1
+_TEXT_INCHES = 3.9  # digits are narrower than letters
+_BAR_INCHES, _TOP_INCHES, _BOTTOM_INCHES = 0.48, 0.35, 0.5
+_MEMORY = (
+    "Weights and KV cache are computed, for the longest context of this run. Everything else: "
+    "the measured peak of a short pass minus the weights. The table has the same figures."
+)
+
+
+def memory_chart(rows: Sequence[MemoryRow]) -> Chart | None:
+    """A stacked bar for one target alone and one for each drafter; None without a row."""
+    if not rows:
+        return None
+    bars = _BAR_INCHES * len(rows)
+    size = _PLOT_INCHES + 2 * _SIDE_INCHES, _TOP_INCHES + bars + _BOTTOM_INCHES
+    figure = Figure(figsize=size)
+    ax = figure.add_axes(
+        (
+            _SIDE_INCHES / size[0],
+            _BOTTOM_INCHES / size[1],
+            _PLOT_INCHES / size[0],
+            bars / size[1],
+        )
+    )
+    most = max(row.need.total for row in rows)
+    unit, scale = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20)
+    left = [0.0] * len(rows)
+    parts = (
+        ("weights", VERIFY, [row.need.weights for row in rows]),
+        ("KV cache", DRAFT, [row.need.kv_cache for row in rows]),
+        ("everything else", REST, [row.need.rest or 0 for row in rows]),
+    )
+    for name, colour, sizes in parts:
+        if not any(sizes):
+            continue
+        widths = [size / scale for size in sizes]
+        drawn = ax.barh(range(len(rows)), widths, left=left, height=0.42, color=colour, label=name)
+        for bar, row, num_bytes in zip(drawn, rows, sizes, strict=True):
+            hover(bar, f"{row.name}, {name}: {measured(num_bytes, 'bytes')}")
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    for place, row in enumerate(rows):
+        ax.annotate(
+            _memory_text(row), (0, place - 0.21), (0, 2), textcoords="offset points", va="bottom"
+        )
+    ax.set_yticks([])
+    ax.spines["left"].set_visible(False)
+    ax.set_ylim(len(rows) - 0.7, -0.7)
+    ax.set_xlim(0, max(left) * 1.02 or 1)
+    ax.set_xlabel(unit, loc="left")
+    ax.grid(axis="x", color=INK, alpha=0.12, linewidth=0.6)
+    ax.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=len(parts),
+        handlelength=1,
+        columnspacing=1,
+        borderaxespad=0.2,
+        borderpad=0,
+    )
+    first = rows[0]
+    setting = f"{first.record.target}, one request of {first.context:,} tokens"
+    title = "Memory of the target alone and with each drafter"
+    return chart([figure], title, setting, _MEMORY)
+
+
+def _memory_text(row: MemoryRow) -> str:
+    """The name and the table's figures."""
+    figures = f": {measured(row.need.total, 'bytes')}"
+    if row.cost_bytes is not None:
+        figures += f", speculation costs {measured(row.cost_bytes, 'bytes')}"
+    return fitting(row.name, _TEXT_INCHES - text_inches([figures])) + figures
+
+
+_SIDE_BY_SIDE = (
+    "Output tokens after the first / decode seconds, over the same prompts in one interleaved "
+    "run. For each drafter: our fastest K, the other engine at the same K, and at its own "
+    "defaults. Pale bars are invalid."
+)
+
+
+def side_by_side_charts(
+    pairs: Sequence[SideBySide], cells: Sequence[CellSummary]
+) -> Iterator[Chart]:
+    """A chart a setting, a panel a workload; none without another engine."""
+    known = {cell.key: cell for cell in cells}
+    groups: dict[Condition, dict[str, list[SideBySide]]] = {}
+    for pair in pairs:
+        setting = pair.own.condition
+        across = setting.without("workload", "engine")
+        groups.setdefault(across, {}).setdefault(setting.workload, []).append(pair)
+    for setting, workloads in groups.items():
+        bars = {name: bars_of(own, known) for name, own in workloads.items()}
+        drawn = {name: cells for name, cells in bars.items() if cells}
+        if drawn:
+            yield _side_by_side_chart(setting, drawn)
+
+
+def bars_of(
+    pairs: Sequence[SideBySide], known: dict[CellKey, CellSummary]
+) -> tuple[CellSummary, ...]:
+    """Both sides without drafts; then of each pairing our fastest K and its counterparts."""
+    fastest: dict[str, CellKey] = {}
+    for own in dict.fromkeys(pair.own for pair in pairs if pair.own in known):
+        best = fastest.get(own.pairing)
+        if best is None or _speed(known[own]) > _speed(known[best]):
+            fastest[own.pairing] = own
+    keys = dict.fromkeys(
+        key for pair in pairs if pair.own in fastest.values() for key in (pair.own, pair.peer)
+    )
+    return tuple(known[key] for key in keys if key in known and _speed(known[key]))
+
+
+def _side_by_side_chart(setting: Condition, bars: dict[str, tuple[CellSummary, ...]]) -> Chart:
+    names = [_name(cell) for cells in bars.values() for cell in cells]
+    panels = Panels(list(bars), names)
+    last = max(_speed(cell) for cells in bars.values() for cell in cells)
+    for ax, cells in zip(panels.axes, bars.values(), strict=True):
+        for row, cell in enumerate(cells):
+            (bar,) = ax.barh(
+                -row,
+                _speed(cell),
+                height=0.66,
+                color=_colour(cell),
+                alpha=1.0 if cell.valid else 0.35,
+            )
+            hover(bar, _name(cell))
+    most = max(map(len, bars.values()))
+    panels.axes[0].set_ylim(-most + 0.4, 0.6)
+    panels.hide_y()
+    panels.set_amount(last, "tokens per second")
+    panels.label_ends(
+        [
+            [
+                Label(
+                    -row,
+                    _name(cell),
+                    _colour(cell) if cell.key.condition.engine == BUILTIN else INK,
+                )
+                for row, cell in enumerate(cells)
+            ]
+            for cells in bars.values()
+        ]
+    )
+    return panels.chart("Side by side with other engines", setting.label, _SIDE_BY_SIDE)
+
+
+def _name(cell: CellSummary) -> str:
+    return f"{_speed(cell):,.0f}  {cell.key.condition.engine} {work_of(cell.key)}"
+
+
+def _colour(cell: CellSummary) -> str:
+    return SERIES[0] if cell.key.condition.engine == BUILTIN else REST
+
+
+def _speed(cell: CellSummary) -> float:
+    return scalar(cell.metrics.get("decode_tokens_per_s")) or 0.0
