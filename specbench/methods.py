@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from specbench.drafting.medusa import NEW_HEADS, MedusaTree
-from specbench.drafting.published import EAGLE_STATIC
-from specbench.drafting.recycling import RANK_PROBS, recycling_tree
 from specbench.errors import ModelError, UsageError
 from specbench.files.dflash import DFLASH_ARCHITECTURE, DFlashStyle, dflash_fit
 from specbench.files.eagle import EAGLE3_NAMES, EAGLE_NAMES, Style, eagle3_fit, eagle_fit
@@ -30,7 +27,7 @@ from specbench.files.head_files import (
     misfits,
     new_name,
 )
-from specbench.files.medusa import MedusaLayout, medusa_fit, medusa_tensors
+from specbench.files.medusa import NEW_HEADS, MedusaLayout, MedusaTree, medusa_fit, medusa_tensors
 from specbench.files.model import ModelFiles
 from specbench.files.mtp import (
     FAMILIES,
@@ -49,6 +46,7 @@ from specbench.footprint import (
     num_static_drafts,
     spare_slots,
 )
+from specbench.topology import EAGLE_STATIC, RANK_PROBS, recycling_tree
 
 Setting = int | float | str | bool | tuple[int, ...]
 Settings = Mapping[str, Any]  # all parameters of a method, by name

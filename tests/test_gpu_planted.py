@@ -11,9 +11,9 @@ from benchmarks.gpu_suite import autotuning, drafting, numerics, own_kernels
 from benchmarks.gpu_suite.distribution import accept_all
 from benchmarks.gpu_suite.machine import Json, Machine
 from specbench.decode.decoder import Decoder
+from specbench.forward.attention.implementations import Plain
 from specbench.forward.attention.kernel import Seen
-from specbench.forward.attention.plain import Plain
-from specbench.forward.layer_steps import TorchSteps
+from specbench.forward.fused_layers import TorchSteps
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from specbench.methods import METHODS
 PACKAGE = Path(__file__).parents[1] / "specbench"
 BASE = {"", "errors", "exit_code", "stats", "settings", "records", "footprint", "whole_file"}
 BASE |= {"json_text", "plain_text", "no_collection"}
-FILES = {"shipped", "inputs", "files", "drafting", "methods"}
+FILES = {"shipped", "inputs", "files", "topology", "methods"}
 DECIDING = {*BASE, *FILES, "metrics", "decide"}
 ANALYSING = {*DECIDING, "runs", "gate", "importers", "fit", "forecast", "export"}
 DECODING = {*BASE, *FILES, "models", "forward", "decode"}
@@ -35,9 +35,9 @@ MAY_IMPORT = {
     "stats": {"errors"},  # only numbers enter
     "settings": {"errors"},
     "records": {"stats", "settings"},
-    "files": {"errors", "shipped"},
-    "drafting": {"errors", "footprint", "files"},
-    "methods": {"errors", "footprint", "files", "drafting"},
+    "topology": {"errors", "footprint"},
+    "files": {"errors", "shipped", "topology"},
+    "methods": {"errors", "footprint", "files", "topology"},
     "inputs": {*BASE, "shipped", "files", "methods"},
     "runs": BASE,
     "metrics": {*BASE, "runs"},

@@ -18,7 +18,7 @@ from specbench.decode.drafter import Drafter, NoDrafter
 from specbench.decode.graphs import Launchers
 from specbench.decode.policy import FixedK
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
-from specbench.drafting.medusa import ACCURACIES, NEW_HEADS
+from specbench.files.medusa import ACCURACIES, NEW_HEADS
 from specbench.forward.runner import Runner
 from specbench.methods import all_methods
 from specbench.models.checkpoint import Checkpoint

@@ -13,8 +13,8 @@ from benchmarks.gpu_suite.claims import claim
 from benchmarks.gpu_suite.machine import Json, Machine
 from specbench.decode.sampling import Sampler
 from specbench.footprint import Sizes
+from specbench.forward.fused_layers import LayerSteps, TorchSteps, TritonSteps
 from specbench.forward.kernels.availability import why_not
-from specbench.forward.layer_steps import LayerSteps, TorchSteps, TritonSteps
 from specbench.forward.workspace import JoinedCache, Workspace
 from specbench.records import Sampling
 

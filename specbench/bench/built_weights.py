@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from specbench.files.config import is_hybrid
 from specbench.files.model import DTYPE_BYTES, ModelFiles
 from specbench.fit.weights import Weights, kv_elements_per_token
-from specbench.forward.own_state import cache_bytes
+from specbench.forward.state_layers import cache_bytes
 from specbench.models.loading import load_skeleton
 from specbench.models.quantization import packable
 

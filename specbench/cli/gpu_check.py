@@ -36,7 +36,7 @@ def describe_gpu() -> dict[str, Any]:
 
     from specbench.bench.this_process import find_device
     from specbench.errors import UsageError
-    from specbench.forward.attention.flash_attn import import_failure
+    from specbench.forward.attention.implementations import import_failure
     from specbench.forward.kernels.availability import why_not
 
     try:

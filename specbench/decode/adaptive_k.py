@@ -1,11 +1,124 @@
-"""Which K the next round takes: the one with most tokens a second, K = 0 among them."""
+"""Chooses K of the next round: the one with the most tokens per second, K = 0 among them.
 
-from collections.abc import Sequence
-from math import sqrt
+Seconds per round are measured at every number of rows and every K before decoding starts, and
+then follow the machine. Acceptance is counted round by round.
+"""
 
-from specbench.decode.round_costs import RoundCosts
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from math import exp, log, sqrt
+from statistics import fmean, median
+from typing import NamedTuple
+
+from specbench.decode.decoder import Decoder
+from specbench.decode.policy import FixedK
+from specbench.decode.sampling import Sampler
+from specbench.records import Request
 from specbench.stats.acceptance import expected_tokens_by_k
 from specbench.stats.costs import amortised_goodput, goodput
+
+_PACE_GAIN = 0.05  # the machine's pace is a mean over about 20 rounds
+_LARGEST_SURPRISE = 0.2  # of log seconds: a round of three times the time counts as one of 1.2
+_FRESH_ROUNDS = 8  # rounds after a change of K that tell how the two K differ
+_STEADY_ROUNDS = 8  # over as many rows before that, so that the pace is theirs
+_LONGEST_RECORD = 50  # rounds: what a cell has learnt weighs at most this much
+
+
+class CatchUp(NamedTuple):
+    """Seconds a drafter takes to read the tokens that it missed in K = 0 rounds."""
+
+    fixed_s: float = 0.0
+    per_token_s: float = 0.0  # of each row
+
+
+class _Cell:
+    """One (rows, K): seconds at calibration, corrected against the cells run beside it."""
+
+    def __init__(self, samples: Sequence[float]) -> None:
+        self.seconds = median(samples)
+        self.num_seen = len(samples)
+
+
+class RoundCosts:
+    """Seconds of a round, by (rows, K), on a machine whose speed drifts.
+
+    A time is split into the machine's pace, common to all cells, and the cell's own seconds. A
+    round soon after a change of K corrects that K; every round moves the pace. So a K that is not
+    run goes on being compared fairly with the one that is. A change of rows corrects nothing: K
+    is chosen among cells of the same rows, and rows that come and go would wear out one K.
+    """
+
+    def __init__(self, cells: Mapping[tuple[int, int], Sequence[float]], catch_up: CatchUp) -> None:
+        self._cells = {key: _Cell(samples) for key, samples in cells.items()}
+        self._rows = sorted({rows for rows, _ in cells})
+        self._catch_up = catch_up
+        self._pace = 1.0
+        self._last: tuple[int, int] | None = None
+        self._rounds_at_k = 0
+        self._rounds_at_rows = _STEADY_ROUNDS
+
+    @classmethod
+    def from_samples(
+        cls,
+        round_s: Mapping[tuple[int, int], Sequence[float]],
+        *,
+        catch_up_s: Sequence[tuple[int, float]] = (),
+    ) -> "RoundCosts":
+        """Costs from a calibration: `round_s[num_rows, k]` holds the seconds of a few rounds.
+
+        `catch_up_s` holds (tokens a row is behind, seconds); a line is fitted, and none means
+        that catching up is free.
+        """
+        return cls(round_s, _line(catch_up_s))
+
+    def round_s(self, num_rows: int, k: int) -> float:
+        """Seconds of a round now; between two measured numbers of rows they lie on a line."""
+        return self._seconds(num_rows, k) * self._pace
+
+    def catch_up_s(self, num_tokens: int) -> float:
+        """Seconds to read `num_tokens` tokens a row; 0 for none."""
+        if not num_tokens:
+            return 0.0
+        return (self._catch_up.fixed_s + self._catch_up.per_token_s * num_tokens) * self._pace
+
+    def observe(self, num_rows: int, k: int, seconds: float) -> None:
+        """Learn from one round's seconds; an outlier moves nothing far."""
+        surprise = log(seconds / self.round_s(num_rows, k))
+        surprise = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
+        last_rows, last_k = self._last or (num_rows, k)
+        if num_rows != last_rows:
+            self._rounds_at_rows, self._rounds_at_k = 0, _FRESH_ROUNDS
+        elif k == last_k:
+            self._rounds_at_k += 1
+        else:
+            self._rounds_at_k = 0 if self._rounds_at_rows >= _STEADY_ROUNDS else _FRESH_ROUNDS
+        self._rounds_at_rows += 1
+        cell = self._cells.get((num_rows, k))
+        if cell is not None and self._last is not None and self._rounds_at_k < _FRESH_ROUNDS:
+            cell.num_seen = min(cell.num_seen + 1, _LONGEST_RECORD)
+            cell.seconds *= exp(surprise / cell.num_seen)
+        self._pace *= exp(_PACE_GAIN * surprise)
+        self._last = (num_rows, k)
+
+    def _seconds(self, num_rows: int, k: int) -> float:
+        at = bisect_left(self._rows, num_rows)
+        if at == len(self._rows) or self._rows[at] == num_rows or at == 0:
+            return self._cells[self._rows[min(at, len(self._rows) - 1)], k].seconds
+        below, above = self._rows[at - 1], self._rows[at]
+        less, more = self._cells[below, k].seconds, self._cells[above, k].seconds
+        return less + (more - less) * (num_rows - below) / (above - below)
+
+
+def _line(points: Sequence[tuple[int, float]]) -> CatchUp:
+    """Least squares through (tokens, seconds), neither part below zero."""
+    if not points:
+        return CatchUp()
+    mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+    slope = min(max(slope, 0.0), mean_y / mean_x)
+    return CatchUp(mean_y - slope * mean_x, slope)
+
 
 # The shares are of tokens a second or of time; test_adaptive_regret.py simulates them.
 _SWITCH_GAIN = 0.005  # what another K must promise before it is taken
@@ -203,3 +316,68 @@ class Controller:
         self._is_probing = False
         self._at_zero_s = 0.0
         self._share = max(self._share / 2, self._least_share)
+
+
+NUM_ROUNDS = 7  # of each kind; the first of them warms up
+AWAY = (2, 16)  # rounds at K = 0 before the drafter has to catch up
+
+
+class Calibration(NamedTuple):
+    """The costs, and the seconds it took to measure them."""
+
+    costs: RoundCosts
+    seconds: float
+
+
+class _Script(FixedK):
+    """K = 0 for some rounds, then K = 1 once, and so on."""
+
+    def __init__(self, num_away: int) -> None:
+        super().__init__(1)
+        self._num_away = num_away
+        self._num_rounds = 0
+
+    def choose(self, num_rows: int, num_live: int, num_behind: int) -> int:  # noqa: ARG002
+        self._num_rounds += 1
+        return int(self._num_rounds % (self._num_away + 1) == 0)
+
+
+def measure_round_costs(
+    decoder: Decoder,
+    prompt_ids: tuple[int, ...],
+    ks: Sequence[int],
+    num_rows: int,
+    sampler: Sampler,
+) -> Calibration:
+    """Seconds of a few rounds for rows 1, 2, 4 .. num_rows and every K, on one real prompt."""
+    limit = decoder.target.max_position
+    if limit is not None:  # a shorter prompt where it and these rounds would not fit
+        needed = max(NUM_ROUNDS * (max(ks) + 1), 2 * (max(AWAY) + 2)) + 1
+        prompt_ids = prompt_ids[-max(limit - needed, 1) :]
+    round_s: dict[tuple[int, int], tuple[float, ...]] = {}
+    spent_s = 0.0
+
+    def rounds(policy: FixedK, rows: int, num_tokens: int) -> tuple[float, ...]:
+        nonlocal spent_s
+        request = Request(prompt_ids=prompt_ids, max_new_tokens=num_tokens)
+        served = decoder.serve([request] * rows, sampler, policy, num_rows=rows)
+        spent_s += served.seconds
+        return served.timeline.seconds
+
+    for rows in _buckets(num_rows):
+        for k in ks:
+            seconds = rounds(FixedK(k), rows, NUM_ROUNDS * (k + 1) + 1)
+            round_s[rows, k] = seconds[1:NUM_ROUNDS]
+    one_draft_s = median(rounds(FixedK(1), 1, 2 * NUM_ROUNDS + 1)[1:])
+    catch_up_s = []
+    for away in AWAY:
+        seconds = rounds(_Script(away), 1, 2 * (away + 2) + 1)
+        # Every round at K = 1 here catches up; the second one is warm.
+        caught_up = seconds[2 * away + 1 :: away + 1]
+        catch_up_s.append((away, max(median(caught_up) - one_draft_s, 0.0)))
+    return Calibration(RoundCosts.from_samples(round_s, catch_up_s=catch_up_s), spent_s)
+
+
+def _buckets(num_rows: int) -> list[int]:
+    """1, 2, 4 ... and the number itself."""
+    return [*(1 << i for i in range(num_rows.bit_length()) if 1 << i < num_rows), num_rows]

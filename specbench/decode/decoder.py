@@ -15,7 +15,7 @@ from specbench.decode.serving import Served, Serving
 from specbench.decode.verifier import verify
 from specbench.footprint import PREFILL_CHUNK, row_slots
 from specbench.forward.attention.backends import pinned_attention
-from specbench.forward.context import check_context
+from specbench.forward.limits import check_context
 from specbench.forward.runner import Runner
 from specbench.records import Request, Result, Sampling
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from specbench.decode.head_part import HeadPart
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
-from specbench.forward.kv_cache import KvCache
 from specbench.forward.runner import Runner
+from specbench.forward.slot_cache import KvCache
 from specbench.forward.tree import Tree
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from specbench.drafting.topology import Topology
 from specbench.forward.tree import Families, Tree, ancestors_of
+from specbench.topology import Topology
 
 T = TypeVar("T")
 

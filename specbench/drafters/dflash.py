@@ -1,13 +1,16 @@
-"""All drafts of a round from one forward over a block of masks.
+"""All drafts of a round from one forward over a block of masks that sees the target's states.
 
-Shape suffixes: B rows, K drafts, N = K + 1 tokens of a block, V vocabulary.
+Shape suffixes: B rows, T tokens, K drafts, N = K + 1 tokens of a block, F hidden size,
+V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from specbench.decode.drafter import (
     Chunk,
@@ -23,10 +26,181 @@ from specbench.decode.growth import grow_block
 from specbench.decode.head_part import HeadPart
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
-from specbench.drafters.heads.dflash import DFlashHead, new_dflash_checkpoint
 from specbench.drafters.registry import Parts, drafter
+from specbench.drafters.shared.layers import (
+    decoder_layer,
+    drawn,
+    fitting,
+    layer_config,
+    layer_stack,
+    load,
+    new_layer_fields,
+    output_weights,
+    spread,
+    tensors_of,
+    token_table,
+)
+from specbench.files.dflash import (
+    DFLASH_ARCHITECTURE,
+    DFlashStyle,
+    with_layer_fields,
+)
+from specbench.forward.final_norm import state_features
+from specbench.forward.runner import Runner
+from specbench.forward.tree import Branches
 from specbench.methods import NEW_BLOCK_SIZE
 from specbench.models.checkpoint import Checkpoint
+
+
+class _Layers(nn.Module):
+    """The tensors of a head, named as in its files."""
+
+    def __init__(self, config: Any, num_features: int, names: Collection[str]) -> None:
+        super().__init__()
+        F, count = config.hidden_size, config.num_hidden_layers
+        self.fc = nn.Linear(num_features * F, F, bias=False)
+        self.hidden_norm = nn.RMSNorm(F, config.rms_norm_eps)
+        self.layers = nn.ModuleList(decoder_layer(config, i, names) for i in range(count))
+        self.norm = nn.RMSNorm(F, config.rms_norm_eps)
+        self.lm_head: nn.Linear | None = None  # of a head that can say fewer tokens
+
+
+class DFlashHead:
+    """Layers like those of Qwen 3 with the target's embedding and head.
+
+    A committed token gives every layer its keys and values through the target's states alone;
+    those of a block are forgotten after its forward. Facts: those of `DFlashStyle`.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
+        """ModelError says what is missing, does not fit the target or cannot be run."""
+        checkpoint = fitting(checkpoint, target, "dflash")
+        self._style = style = DFlashStyle.of(checkpoint)
+        D, names = style.num_tokens or target.vocab_size, checkpoint.tensors.keys()
+        self.features = tuple(i + 1 for i in style.layer_ids)
+        if style.reads_bare_output:
+            self.features = state_features(self.features, target.model, target.num_layers)
+        self.depth = style.depth
+        self._target = target
+        config = make_config(checkpoint, target.max_position)
+        self.model = make_layers(config, len(self.features), names)
+        if "lm_head.weight" in names:
+            with torch.device("meta"):
+                self.model.lm_head = nn.Linear(config.hidden_size, D, bias=False)
+        load(self.model, checkpoint, target, {"d2t", "t2d"})
+        self._target_ids_D = token_table(checkpoint, D, target)
+        self.layers = layer_stack(config, self.model.layers, target)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return tuple(self.model.parameters())
+
+    @property
+    def reads_to_see(self) -> tuple[Tensor, ...]:
+        """The tensors that `see` reads."""
+        of_layers: list[nn.Module] = []
+        for layer in self.layers.layers:
+            attention: Any = layer.self_attn
+            of_layers += [attention.k_proj, attention.k_norm, attention.v_proj]
+        return tensors_of(self.model.fc, self.model.hidden_norm, *of_layers)
+
+    @property
+    def reads_to_say(self) -> tuple[Tensor, ...]:
+        """The tensors that `logits` reads."""
+        own, lm_head = tensors_of(self.model.layers, self.model.norm), self.model.lm_head
+        says = output_weights(self._target) if lm_head is None else tensors_of(lm_head)
+        return (*own, *says)
+
+    def num_places(self, k: int) -> int:
+        """Tokens of a block with k drafts."""
+        return k + self._style.block_size - self.depth
+
+    def see(
+        self, features: tuple[Tensor, ...], positions_BT: Tensor, span: int, first_row: int
+    ) -> None:
+        """Write the keys and values of committed tokens from the target's states at them."""
+        context_BTF = self.model.hidden_norm(self.model.fc(torch.cat(features, -1)))
+        self.layers.keep(context_BTF, positions_BT, span, first_row=first_row)
+
+    def logits(self, current_B1: Tensor, places_BN: Tensor, span: int, first_row: int) -> Tensor:
+        """For each of the K tokens after the current one, of which none is known [B, K, V]."""
+        style = self._style
+        masks_BK = torch.full_like(places_BN[:, 1:], style.mask_id)
+        states_BNF = self._target.embed(torch.cat([current_B1, masks_BK], 1))
+        if style.embedding_scale != 1:
+            states_BNF = states_BNF * style.embedding_scale
+        is_causal = set(style.is_causal)
+        # Blocks that layers see differently go through them one by one.
+        for only in (None,) if len(is_causal) == 1 else range(len(style.is_causal)):
+            states_BNF = self.layers.forward(
+                states_BNF,
+                places_BN,
+                span,
+                first_row=first_row,
+                branches=_block(places_BN, is_causal=style.is_causal[only or 0]),
+                only=only,
+                windows_from_BT=places_BN[:, :1] - 1 if style.windows_from_current else None,
+            )
+        states_BKF = self.model.norm(states_BNF[:, 0 if style.drafts_from_current else 1 :])
+        if (lm_head := self.model.lm_head) is not None:
+            return spread(lm_head(states_BKF), self._target_ids_D, self._target.vocab_size)
+        logits_BKV = self._target.logits(states_BKF)
+        if style.logit_scale != 1:
+            logits_BKV = logits_BKV * style.logit_scale
+        if cap := style.softcap:
+            logits_BKV = (logits_BKV / cap).tanh() * cap
+        return logits_BKV
+
+
+def _block(places_BN: Tensor, *, is_causal: bool) -> Branches:
+    """Tokens after the committed ones: each sees all of them, or those up to itself."""
+    B, N = places_BN.shape
+    seen_BNN = torch.ones(B, N, N, dtype=torch.bool, device=places_BN.device)
+    return Branches(
+        places_BN[:, :1], places_BN, seen_BNN.tril() if is_causal else seen_BNN, places_BN
+    )
+
+
+def make_config(checkpoint: Checkpoint, num_positions: int | None) -> Any:
+    """The layers' config: Qwen 3's, whatever the target is."""
+    return layer_config(with_layer_fields(checkpoint), num_positions)
+
+
+def make_layers(config: Any, num_features: int, names: Collection[str] = ()) -> _Layers:
+    """Without weights; attention has the biases that `names` has."""
+    with torch.device("meta"):
+        return _Layers(config, num_features, names)
+
+
+def spread_layers(num_layers: int, count: int) -> list[int]:
+    """Which of the target's layers a head fuses: `count` of them, from the second on, the last
+    three left out where there are more."""
+    first = min(1, num_layers - 1)
+    last = max(num_layers - 3, first)
+    if count == 1:
+        return [num_layers // 2]
+    return sorted({round(first + i * (last - first) / (count - 1)) for i in range(count)})
+
+
+def new_dflash_checkpoint(
+    config: Any, seed: int, *, num_layers: int, block_size: int
+) -> Checkpoint:
+    """Random layers for a target with this config; its last token is taken for the mask."""
+    text = config.get_text_config()
+    target_layer_ids = spread_layers(text.num_hidden_layers, num_layers)
+    fields = new_layer_fields(config, DFLASH_ARCHITECTURE) | {
+        "model_type": "qwen3",
+        "num_hidden_layers": num_layers,
+        "num_target_layers": text.num_hidden_layers,
+        "block_size": block_size,
+        "dflash_config": {
+            "target_layer_ids": target_layer_ids,
+            "mask_token_id": text.vocab_size - 1,
+        },
+    }
+    empty = Checkpoint(source="a new DFlash head", config=fields, tensors={})
+    layers = make_layers(make_config(empty, None), len(target_layer_ids))
+    return replace(empty, tensors=drawn(layers, seed, fields["initializer_range"]))
 
 
 @drafter("dflash")

@@ -1,17 +1,171 @@
-"""EAGLE-3: a decoder layer over the target's low, middle and high states guesses tokens."""
+"""EAGLE-3: a decoder layer over the target's low, middle and high states drafts tokens.
 
+Shape suffixes: B rows, T tokens, F the head's hidden size, D the tokens that it can draft,
+V the target's vocabulary.
+"""
+
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from specbench.drafters.heads.eagle3 import Eagle3Head, Eagle3Weights
-from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
-from specbench.drafters.heads.layers import drawn, layer_config, new_layer_fields
+from specbench.drafters.eagle import JoiningHead
 from specbench.drafters.registry import Parts, drafter
-from specbench.drafting.published import EAGLE_STATIC
+from specbench.drafters.shared.feature_drafter import FeatureDrafter, Reads, TreePlan
+from specbench.drafters.shared.layers import (
+    decoder_layer,
+    drawn,
+    fitting,
+    layer_config,
+    layer_stack,
+    load,
+    new_layer_fields,
+    output_weights,
+    spread,
+    tensors_of,
+    token_embedding,
+    token_table,
+)
 from specbench.files.eagle import Style, default_layer_ids
+from specbench.forward.final_norm import state_features
+from specbench.forward.runner import Runner
 from specbench.models.checkpoint import Checkpoint
+from specbench.topology import EAGLE_STATIC
+
+
+class Eagle3Head(JoiningHead):
+    """A checkpoint of EAGLE-3 in any of its layouts, bound to its target; ModelError."""
+
+    _weights: "Eagle3Weights"
+
+    method, is_parallel = "eagle3", False
+
+    def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
+        checkpoint = fitting(checkpoint, target, self.method)
+        names = checkpoint.tensors.keys()
+        config = layer_config(checkpoint, target.max_position)
+        self._style = style = Style.of(checkpoint, target.num_layers, is_parallel=self.is_parallel)
+        F, D = config.hidden_size, style.num_tokens
+        with torch.device("meta"):
+            self._weights = Eagle3Weights(config, style, names, target.hidden_size)
+            if "lm_head.weight" not in names:
+                del self._weights.lm_head
+        beside = load(self._weights, checkpoint, target, {"embed_tokens.weight", "d2t", "t2d"})
+        self._target_ids_D = token_table(checkpoint, D, target)
+        self._embed = token_embedding(target, beside.get("embed_tokens.weight"))
+        self._target = target
+        self.features = state_features(style.layer_ids, target.model, target.num_layers)
+        self.feature_size = target.hidden_size
+        self.state_size: int = F
+        self.num_tokens, self.mask_id = D, style.mask_id or 0
+        self.device, self.dtype = target.device, target.dtype
+        self.layers = layer_stack(config, self._weights.layers, target)
+
+    def reads(self, depth: int = 0) -> Reads:  # noqa: ARG002
+        weights, has_own = self._weights, hasattr(self._weights, "lm_head")
+        norm = tensors_of(weights.norm)
+        head = tensors_of(weights.lm_head) if has_own else output_weights(self._target)
+        ids = () if self._target_ids_D is None else (self._target_ids_D,)
+        before = [name for name in ("input_norm", "fc_norm", "fc") if hasattr(weights, name)]
+        step = tensors_of(weights.layers)
+        return Reads(
+            fuse=tensors_of(*(getattr(weights, name) for name in before)),
+            step=(*step, *norm) if self._style.norm_output else step,
+            logits=(*head, *ids) if self._style.norm_output else (*norm, *head, *ids),
+        )
+
+    def masks(self, like_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens [B, T] and states [B, T, F] that stand for those not known yet, of a head that
+        drafts all tokens at once."""
+        hidden_11F, tokens_BT = self._weights.mask_hidden, torch.full_like(like_BT, self.mask_id)
+        masked = self.fuse(hidden_11F.chunk(len(self.features), -1))
+        return tokens_BT, masked.expand(*like_BT.shape, -1)
+
+    def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
+        weights = self._weights
+        if self._style.fc_norm:
+            features = tuple(
+                norm(x_BTF) for norm, x_BTF in zip(weights.fc_norm, features, strict=True)
+            )
+        joined = torch.cat(features, -1)
+        if self._style.norm_before_fc:
+            joined = weights.input_norm(joined)
+        fused_BTF: Tensor = weights.fc(joined)
+        return fused_BTF
+
+    def _enter(self, embedded_BTF: Tensor, states_BTF: Tensor) -> tuple[Tensor, Tensor]:
+        return self._weights.first.enter(embedded_BTF, states_BTF)
+
+    def _leave(self, states_BTF: Tensor) -> Tensor:
+        return self._weights.norm(states_BTF) if self._style.norm_output else states_BTF
+
+    def logits(self, states_BTF: Tensor, depth: int = 0) -> Tensor:  # noqa: ARG002
+        weights = self._weights
+        if not self._style.norm_output:
+            states_BTF = weights.norm(states_BTF)
+        if not hasattr(weights, "lm_head"):
+            return self._target.logits(states_BTF)
+        logits_BTD: Tensor = weights.lm_head(states_BTF)
+        if self._style.logit_scale != 1:
+            logits_BTD = logits_BTD * self._style.logit_scale
+        return spread(logits_BTD, self._target_ids_D, self._target.vocab_size)
+
+
+class ParallelHead(Eagle3Head):
+    """A checkpoint of P-EAGLE, which drafts all tokens at once."""
+
+    method, is_parallel = "peagle", True
+
+
+class Eagle3Weights(nn.Module):
+    def __init__(self, config: Any, style: Style, names: Collection[str], target_size: int) -> None:
+        super().__init__()
+        F, num_states, eps = config.hidden_size, len(style.layer_ids), config.rms_norm_eps
+        if style.norm_before_fc:
+            self.input_norm = nn.RMSNorm(num_states * target_size, eps)
+        if style.fc_norm:
+            self.fc_norm = nn.ModuleList(nn.RMSNorm(target_size, eps) for _ in range(num_states))
+        self.fc = nn.Linear(num_states * target_size, F, bias="fc.bias" in names)
+        if style.mask_id is not None:
+            self.mask_hidden = nn.Parameter(torch.empty(1, 1, num_states * target_size))
+        self.layers = nn.ModuleList([_FusingLayer(config, style, names)])
+        for i in range(1, config.num_hidden_layers):
+            self.layers.append(decoder_layer(config, i, names))
+        self.norm = nn.RMSNorm(F, eps)
+        self.lm_head = nn.Linear(F, style.num_tokens, bias=False)
+
+    @property
+    def first(self) -> "_FusingLayer":
+        layer = self.layers[0]
+        assert isinstance(layer, _FusingLayer)
+        return layer
+
+
+class _FusingLayer(nn.Module):
+    """A decoder layer that attends with a token's embedding and a state side by side."""
+
+    def __init__(self, config: Any, style: Style, names: Collection[str]) -> None:
+        super().__init__()
+        plain = decoder_layer(config, 0, names, width=2 * config.hidden_size)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = plain.self_attn
+        self.post_attention_layernorm = plain.post_attention_layernorm
+        self.mlp = plain.mlp
+        self._norm_before_residual = style.norm_before_residual
+
+    def enter(self, embedded_BTF: Tensor, states_BTF: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual [B, T, F], and what attention reads [B, T, 2 F]."""
+        normed_BTF = self.hidden_norm(states_BTF)
+        entry = torch.cat([self.input_layernorm(embedded_BTF), normed_BTF], -1)
+        return normed_BTF if self._norm_before_residual else states_BTF, entry
+
+    def forward(self, states_BTF: Tensor, entry_BTW: Tensor, **attention_args: Any) -> Tensor:
+        states_BTF = states_BTF + self.self_attn(entry_BTW, **attention_args)[0]
+        out_BTF: Tensor = states_BTF + self.mlp(self.post_attention_layernorm(states_BTF))
+        return out_BTF
 
 
 @drafter("eagle3")

@@ -1,25 +1,324 @@
-"""The layers that a target was trained with to look further ahead than one token.
+"""MTP layers, with which a target was trained to look further ahead than one token.
 
-Shape suffixes: B rows, T tokens, W tokens of one step, L MTP layers, F hidden size.
+Each joins a token with a state and runs one decoder layer.
+Shape suffixes: B rows, T tokens, W tokens of one step, L MTP layers, F hidden size, V vocabulary,
+E experts, I width of an expert.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Container, Mapping
+from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedConfig
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from specbench.decode.drafter import Chunk, Outcome, OwnForward, Proposal
 from specbench.decode.growth import grow_chain
 from specbench.decode.head_part import HeadPart
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
-from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan, blank_states
-from specbench.drafters.heads.mtp import MtpHead, new_mtp_checkpoint
 from specbench.drafters.registry import Parts, drafter
+from specbench.drafters.shared.feature_drafter import FeatureDrafter, Reads, TreePlan, blank_states
+from specbench.drafters.shared.layers import (
+    WRONG_CONFIG,
+    drawn,
+    fitting,
+    new_layer_fields,
+    output_weights,
+    shapes_of,
+    tensors_of,
+)
+from specbench.errors import ModelError, first_line
+from specbench.files.mtp import (
+    FAMILIES,
+    Family,
+    family_name,
+    family_of,
+    file_name,
+    layer_tensors,
+    num_mtp_layers,
+    prefixes,
+    text_fields,
+)
+from specbench.forward.layer_stack import LayerStack
+from specbench.forward.runner import Runner
+from specbench.forward.tree import Branches
 from specbench.models.checkpoint import Checkpoint
+
+
+def copies(checkpoint: Checkpoint, kind: Literal["embedding", "head"]) -> list[str]:
+    """What the files call each layer's own copy of the target's, if the family has such."""
+    named = prefixes(checkpoint).items()
+    return [f"{old}weight" for old, new in named if new.endswith(f".{kind}.")]
+
+
+_JOINED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+
+def by_expert(
+    name: str, shape: tuple[int, ...], joined: Container[str] = ()
+) -> dict[str, tuple[int, ...]]:
+    """In most files every expert has matrices of its own; transformers holds all in one tensor.
+
+    `joined` are the tensors that files have as transformers holds them.
+    """
+    before, _, last = name.rpartition(".")
+    if not before.endswith(".experts") or name in joined:
+        return {name: shape}
+    parts, (E, IF, F) = _JOINED[last], shape
+    rows = IF // len(parts)
+    return {f"{before}.{e}.{part}.weight": (rows, F) for e in range(E) for part in parts}
+
+
+def joined_experts(name: str, shape: tuple[int, ...], files: Mapping[str, Tensor]) -> Tensor:
+    """A tensor as transformers holds it, from those of the files."""
+    names = list(by_expert(name, shape, files))
+    if names == [name]:
+        return files[name]
+    return torch.cat([files[of_expert] for of_expert in names]).view(shape)
+
+
+def split_experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """The inverse of `joined_experts`."""
+    shapes = by_expert(name, tuple(tensor.shape))
+    if list(shapes) == [name]:
+        return {name: tensor}
+    pieces = torch.split(tensor.flatten(0, 1), [shape[0] for shape in shapes.values()])
+    return dict(zip(shapes, pieces, strict=True))
+
+
+# Older names of fields, and what layers look for beyond them.
+_BESIDE_FIELDS = ("head_dim", "rope_theta", "rope_scaling", "partial_rotary_factor")
+_MIMO = "MiMoForCausalLM"
+_ALWAYS_FLOAT32 = "e_score_correction_bias"  # as transformers has it: it only picks experts
+
+
+class MtpLayer(nn.Module):
+    """join([norm(token), norm(state)]), then a decoder layer, then a norm."""
+
+    def __init__(self, block: Any, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        make_norm = type(block.input_layernorm)  # that of Qwen's hybrids adds 1 to its weights
+        if make_norm is Qwen2RMSNorm:
+            make_norm = nn.RMSNorm  # the same in one operation
+        self.token_norm = make_norm(hidden_size, eps=eps)
+        self.state_norm = make_norm(hidden_size, eps=eps)
+        self.join = nn.Linear(2 * hidden_size, hidden_size, bias=False)
+        self.block: nn.Module = block
+        self.out_norm = make_norm(hidden_size, eps=eps)
+        self.head: nn.Linear | None = None
+
+    def input(self, tokens_BTF: Tensor, states_BTF: Tensor, *, is_state_first: bool) -> Tensor:
+        """What the decoder layer is fed [B, T, F]."""
+        pair = self.token_norm(tokens_BTF), self.state_norm(states_BTF)
+        joined_BTF: Tensor = self.join(torch.cat(pair[::-1] if is_state_first else pair, -1))
+        return joined_BTF
+
+
+class _RotaryOfAxes(nn.Module):
+    """Cosines and sines for positions in a text, where a token has a position on several axes."""
+
+    def __init__(self, rotary: nn.Module, num_axes: int) -> None:
+        super().__init__()
+        self.rotary, self.num_axes = rotary, num_axes
+
+    def forward(self, states_BTF: Tensor, positions_BT: Tensor) -> Any:
+        return self.rotary(states_BTF, positions_BT.expand(self.num_axes, -1, -1))
+
+
+class MtpHead:
+    """A FeatureHead whose step at depth d runs MTP layer d, and goes round where there are fewer.
+
+    It starts from the target's state after its final norm. vLLM blanks the embedding at
+    position 0 for some families; training and transformers do not, and neither does this.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
+        """ModelError says what does not fit the target, or which tensors are wrong."""
+        checkpoint = fitting(checkpoint, target, "mtp")
+        self.family = family_of(checkpoint)
+        self.num_layers = self.num_depths = num_mtp_layers(checkpoint)
+        self.features: tuple[int, ...] = (target.num_layers,)
+        self.feature_size = target.hidden_size
+        self.state_size = self.num_layers * target.hidden_size  # what a row keeps: one a layer
+        self.num_tokens = target.vocab_size
+        self.device, self.dtype = target.device, target.dtype
+        self._target = target
+        self.module, decoder = make_layers(checkpoint)
+        load_layers(self.module, checkpoint, target)
+        rotary, axes = type(decoder.rotary_emb)(decoder.config), self.family.num_axes
+        self.layers = LayerStack(
+            decoder.config,
+            [self._layer(i).block for i in range(self.num_layers)],
+            (_RotaryOfAxes(rotary, axes) if axes > 1 else rotary).to(target.device),
+            target,
+        )
+        if self.num_layers > 1:
+            self.layers.run_stock("layers after the first do not see a row's first slots")
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return (*self.module.parameters(), *self.module.buffers())
+
+    def files(self, checkpoint: Checkpoint, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        files: dict[str, Tensor] = {}
+        for name, tensor in weights.items():
+            files |= split_experts(file_name(checkpoint, name), tensor)
+        return files
+
+    def reads(self, depth: int = 0) -> Reads:
+        layer, is_normed = self._layer(depth % self.num_layers), self.family.recycles_normed
+        step = tensors_of(layer.token_norm, layer.state_norm, layer.join, layer.block)
+        norm = tensors_of(layer.out_norm)
+        head = output_weights(self._target) if layer.head is None else tensors_of(layer.head)
+        return Reads(
+            fuse=(),
+            step=(*step, *norm) if is_normed else step,
+            logits=head if is_normed else (*norm, *head),
+        )
+
+    def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
+        return features[0]
+
+    def step(
+        self,
+        tokens_BT: Tensor,
+        states_BTF: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        *,
+        first_row: int = 0,
+        branches: Branches | None = None,
+        depth: int = 0,
+    ) -> Tensor:
+        i = depth % self.num_layers
+        layer, embedded_BTF = self._layer(i), self._target.embed(tokens_BT)
+        states_BTF = self.layers.forward(
+            layer.input(embedded_BTF, states_BTF, is_state_first=self.family.is_state_first),
+            positions_BT,
+            span,
+            first_row=first_row,
+            branches=branches,
+            only=i,
+            first_slot=i,  # its state is one that the layers before it made of earlier tokens
+        )
+        return layer.out_norm(states_BTF) if self.family.recycles_normed else states_BTF
+
+    def logits(self, states_BTF: Tensor, depth: int = 0) -> Tensor:
+        layer = self._layer(depth % self.num_layers)
+        if not self.family.recycles_normed:
+            states_BTF = layer.out_norm(states_BTF)
+        return self._target.logits(states_BTF) if layer.head is None else layer.head(states_BTF)
+
+    def _layer(self, i: int) -> MtpLayer:
+        layer = self.module[i]
+        assert isinstance(layer, MtpLayer)
+        return layer
+
+
+def make_layers(checkpoint: Checkpoint) -> tuple[nn.ModuleList, Any]:
+    """The MTP layers without weights, and the model that their decoder layers come from."""
+    family, count = family_of(checkpoint), num_mtp_layers(checkpoint)
+    given = {**_decoder_fields(text_fields(checkpoint).values, family), **family.fields}
+    given |= {"num_hidden_layers": count, "layer_types": ["full_attention"] * count}
+    try:
+        with torch.device("meta"):
+            config = AutoConfig.for_model(family.decoder, **given)
+            decoder = AutoModel.from_config(config, attn_implementation="eager")
+            F, eps = decoder.config.hidden_size, decoder.config.rms_norm_eps
+            layers = nn.ModuleList(MtpLayer(block, F, eps) for block in decoder.layers)
+    except WRONG_CONFIG as error:
+        raise ModelError(
+            f"{checkpoint.source}: its config is wrong: {first_line(error)}"
+        ) from error
+    for layer in layers[1:]:
+        for name in family.shared:
+            setattr(layer, name, getattr(layers[0], name))
+    return layers, decoder
+
+
+def _decoder_fields(given: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """What the config of the family's decoder layers has fields for, and nothing else.
+
+    The files are not trusted, and transformers takes more than sizes from a config: an
+    implementation of attention may name a repository whose code it fetches and runs.
+    """
+    own = type(AutoConfig.for_model(family.decoder))
+    known = {f.name for f in fields(own)} - {f.name for f in fields(PreTrainedConfig)}
+    known |= {*own.attribute_map, *_BESIDE_FIELDS}
+    return {name: value for name, value in given.items() if name in known}
+
+
+def layer_shapes(layers: nn.ModuleList, family: Family) -> dict[str, tuple[int, ...]]:
+    """Shapes of all tensors that the layers must have; what they share is the first one's."""
+    return {
+        name: shape
+        for name, shape in shapes_of(layers).items()
+        if name.startswith("0.") or name.split(".")[1] not in family.shared
+    }
+
+
+@torch.no_grad()
+def load_layers(layers: nn.ModuleList, checkpoint: Checkpoint, target: Runner) -> None:
+    """Put the checkpoint's tensors on the target's device.
+
+    The embedding is the target's. So is the head, unless the files have another one.
+    """
+    found, V, F = layer_tensors(checkpoint), target.vocab_size, target.hidden_size
+    files = {
+        name: (file_name(checkpoint, name), shape)
+        for name, shape in layer_shapes(layers, family_of(checkpoint)).items()
+    }
+    needed: dict[str, tuple[int, ...]] = {}
+    for file, shape in files.values():
+        needed |= by_expert(file, shape, found.tensors)
+    heads = copies(checkpoint, "head")
+    beside = frozenset([*heads, *copies(checkpoint, "embedding")])
+    found.require(needed | dict.fromkeys(beside, (V, F)), beside)
+
+    def placed(name: str, tensor: Tensor) -> Tensor:
+        dtype = torch.float32 if name.endswith(_ALWAYS_FLOAT32) else target.dtype
+        return tensor.to(target.device, dtype)
+
+    for name, (file, shape) in files.items():
+        tensor = placed(name, joined_experts(file, shape, found.tensors))
+        layers.load_state_dict({name: tensor}, strict=False, assign=True)
+    for layer, file in zip(layers, heads, strict=False):
+        head_VF = found.tensors.get(file)
+        if head_VF is None or _is_same(head_VF, checkpoint.tensors.get("lm_head.weight")):
+            continue
+        own_VF = placed(file, head_VF)
+        if not any(_is_same(own_VF, weight) for weight in output_weights(target)):
+            layer.head = nn.Linear(F, V, bias=False, device="meta")
+            layer.head.weight = nn.Parameter(own_VF)
+    layers.requires_grad_(False).eval()
+
+
+def _is_same(one: Tensor, other: Tensor | None) -> bool:
+    """Asked of plain tensors alone: a packed one is never taken for a copy."""
+    if other is None or type(other.data) is not Tensor:
+        return False
+    return (one.shape, one.dtype) == (other.shape, other.dtype) and torch.equal(one, other)
+
+
+def new_mtp_checkpoint(config: Any, seed: int, *, num_layers: int) -> Checkpoint:
+    """Random MTP layers for a target with this config; in MiMo's layout where it has none."""
+    text = config.get_text_config()
+    family = family_name(config.model_type)
+    fields = text.to_dict() if family in FAMILIES else new_layer_fields(config, _MIMO)
+    family = family if family in FAMILIES else "mimo"
+    fields |= {"model_type": family, "num_hidden_layers": text.num_hidden_layers}
+    fields |= {"num_nextn_predict_layers": num_layers}
+    empty = Checkpoint(source=f"new {family} MTP layers", config=fields, tensors={})
+    layers, _ = make_layers(empty)
+    weights = drawn(layers, seed, fields.get("initializer_range") or 0.02)
+    tensors: dict[str, Tensor] = {}
+    for name in layer_shapes(layers, FAMILIES[family]):
+        tensors |= split_experts(file_name(empty, name), weights[name])
+    return replace(empty, tensors=tensors)
 
 
 @drafter("mtp")

@@ -12,10 +12,9 @@ from specbench.decode.drafter import OwnForward, Proposal
 from specbench.decode.growth import grow_block
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
-from specbench.drafters.eagle3 import Eagle3
-from specbench.drafters.heads.eagle3 import ParallelHead
-from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
+from specbench.drafters.eagle3 import Eagle3, ParallelHead
 from specbench.drafters.registry import Parts, drafter
+from specbench.drafters.shared.feature_drafter import FeatureDrafter, TreePlan
 from specbench.models.checkpoint import Checkpoint
 
 

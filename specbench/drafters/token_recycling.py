@@ -11,7 +11,7 @@ from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.decode.topology import StaticTrees
 from specbench.drafters.registry import Parts, drafter
-from specbench.drafting.recycling import RANK_PROBS, recycling_tree
+from specbench.topology import RANK_PROBS, recycling_tree
 
 
 @drafter("token_recycling")

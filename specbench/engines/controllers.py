@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from specbench.decode.adaptive_k import Controller, default_ks
-from specbench.decode.calibration import measure_round_costs
+from specbench.decode.adaptive_k import Controller, RoundCosts, default_ks, measure_round_costs
 from specbench.decode.decoder import Decoder
-from specbench.decode.round_costs import RoundCosts
 from specbench.decode.sampling import Sampler
 from specbench.engines.engine import Load, Work
 from specbench.records import Request, Sampling

@@ -18,10 +18,9 @@ from specbench.forward.autotune import Autotuner, Outcome, Results, Run, Timing,
 from specbench.forward.fused_layers import FusedLayers
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.kernels.availability import DEVICES, why_not
-from specbench.forward.layer_self_test import check_layers
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import FUSED, FUSED_TRITON, STOCK, Runner, StockRunner
-from specbench.forward.self_test import TOLERANCE, Forward, distance
+from specbench.forward.self_test import TOLERANCE, Forward, check_layers, distance
 from specbench.records import KernelChoice
 
 AUTO = "auto"

@@ -16,7 +16,7 @@ from specbench.engines.model_pool import ModelPool, identity
 from specbench.engines.peer_module import make_peer, refusals_told
 from specbench.engines.peers import ASSISTED, BASELINES, COUNTERPARTS, LOOKUP, STATIC
 from specbench.errors import CompatibilityError, UsageError
-from specbench.forward.context import check_context, context_limit
+from specbench.forward.limits import check_context, context_limit
 from specbench.inputs.pairing import Drafter, Target
 from specbench.models.library_log import quiet
 from specbench.models.loading import LoadedModel

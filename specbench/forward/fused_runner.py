@@ -13,12 +13,11 @@ from torch import Tensor
 from specbench.errors import ModelError
 from specbench.forward.attention.candidates import Kernels
 from specbench.forward.attention.kernel import Case
-from specbench.forward.context import context_limit
 from specbench.forward.fused_layers import FusedLayers, is_mirrored
 from specbench.forward.fused_weights import can_fuse, fuse
+from specbench.forward.limits import context_limit, refuse_unsupported
 from specbench.forward.runner import FUSED, FUSED_TRITON, Output
 from specbench.forward.tree import Branches
-from specbench.forward.unsupported import refuse_unsupported
 from specbench.forward.workspace import JoinedCache
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from specbench.forward.fused_layers import FusedLayers, is_mirrored
 from specbench.forward.fused_weights import can_fuse_layers, fuse_layers
-from specbench.forward.kv_cache import KvCache
 from specbench.forward.runner import FUSED_TRITON, Runner
+from specbench.forward.slot_cache import KvCache
 from specbench.forward.stock_layers import StockLayers
 from specbench.forward.tree import Branches
 

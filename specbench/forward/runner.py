@@ -16,15 +16,13 @@ from specbench.errors import ModelError
 from specbench.files.config import ELSEWHERE, NO_TREES
 from specbench.footprint import STATES_BESIDE_DRAFTS
 from specbench.forward.attention import stock
-from specbench.forward.context import context_limit
 from specbench.forward.final_norm import entering
-from specbench.forward.kv_cache import KvCache
-from specbench.forward.slot_cache import SlotCache
+from specbench.forward.limits import context_limit, refuse_unsupported
+from specbench.forward.slot_cache import KvCache, SlotCache
 from specbench.forward.state_layers import run_over_slots, slot_cache_class, state_layers
 from specbench.forward.state_slots import StateSlots
 from specbench.forward.stock_masks import StockMasks
 from specbench.forward.tree import Branches
-from specbench.forward.unsupported import refuse_unsupported
 from specbench.models.parts import cut_model
 
 # Whose code runs a forward: transformers' own, or ours with torch's operations, with its small ones

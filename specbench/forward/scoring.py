@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from specbench.footprint import rounded_up
 from specbench.forward.attention.backends import pinned_attention
-from specbench.forward.context import check_context
+from specbench.forward.limits import check_context
 from specbench.forward.runner import Runner
 
 MOST_LOGITS = 2**25  # at once

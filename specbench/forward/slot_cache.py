@@ -7,13 +7,35 @@ D head size.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specbench.forward.state_slots import StateSlots
+
+
+class KvCache(Protocol):
+    """Keys and values of a model for all rows, in a slot cache or a fused forward's buffers."""
+
+    @property
+    def max_len(self) -> int:
+        """Slots of a row; 0 before `allocate`."""
+        ...
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token of one row takes in all layers; 0 before the first forward."""
+        ...
+
+    @property
+    def state_bytes_per_row(self) -> int:
+        """Bytes of recurrent state that any row takes; 0 before the first forward."""
+        ...
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """Copy the first `num_tokens` slots of a row to another, in all layers."""
 
 
 class SlotIndex:

@@ -1,7 +1,8 @@
-"""Memory, power, energy, clocks and throttling of one GPU, as its driver (NVML) tells them."""
+"""Memory, power, energy, clocks and throttling of GPUs, as their driver (NVML) reports them."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count, takewhile
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -267,3 +268,41 @@ def _of_uuid_prefix(name: str, gpus: list[Any], nvml: Any) -> Any:
     if len(fitting) != 1:
         raise GpuNotFoundError(f"NVML knows {len(fitting)} GPUs whose UUID begins with {name}")
     return fitting[0]
+
+
+class GpuUse(NamedTuple):
+    """What several GPUs did meanwhile; None where they do not tell."""
+
+    num_gpus: int | None
+    power_w: float | None  # mean, of all of them
+    memory_bytes: int | None  # peaks, summed
+    throttle_reasons: tuple[str, ...]
+
+
+class Gpus:
+    """Those that CUDA_VISIBLE_DEVICES names; none where there is no NVML."""
+
+    def __init__(self, open_one: Callable[[str], Probe] = open_probe) -> None:
+        opened = (open_one(f"cuda:{i}") for i in count())
+        self._probes = tuple(takewhile(lambda probe: not isinstance(probe, NoProbe), opened))
+
+    def start(self) -> None:
+        """Begin to sample all of them."""
+        for probe in self._probes:
+            probe.start()
+
+    def stop(self) -> GpuUse:
+        """End what `start` began and sum it up."""
+        return _together([probe.stop() for probe in self._probes])
+
+
+def _together(samples: Sequence[DeviceSample | None]) -> GpuUse:
+    known = [sample for sample in samples if sample is not None]
+    powers = [sample.power_w for sample in known if sample.power_w is not None]
+    memories = [s.device_used_bytes for s in known if s.device_used_bytes is not None]
+    return GpuUse(
+        num_gpus=len(samples) or None,
+        power_w=sum(powers) if powers and len(powers) == len(samples) else None,
+        memory_bytes=sum(memories) if memories and len(memories) == len(samples) else None,
+        throttle_reasons=tuple(sorted({r for s in known for r in s.throttle_reasons})),
+    )

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from specbench.stats.acceptance import mean_length_at
-from specbench.training.batches import Batch
 from specbench.training.student import Student
-from specbench.training.teacher import Teacher
+from specbench.training.teacher import Batch, Teacher
 
 DEPTH = 6
 

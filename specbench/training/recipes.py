@@ -12,10 +12,8 @@ from specbench.errors import UsageError
 from specbench.forward.runner import Runner
 from specbench.methods import Recipe, all_methods, find_method
 from specbench.models.checkpoint import Checkpoint
-from specbench.training.chain_student import ChainStudent
-from specbench.training.medusa_student import MedusaStudent, from_targets_head
 from specbench.training.optimizer import Schedule
-from specbench.training.student import Student
+from specbench.training.student import ChainStudent, MedusaStudent, Student, from_targets_head
 from specbench.training.teacher import head_rows
 from specbench.training.texts import Text
 

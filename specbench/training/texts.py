@@ -1,18 +1,135 @@
-"""The target's own texts, kept in a file that grows answer by answer.
+"""Texts to train on: prompts, the target's answers, and the file that they are kept in.
 
-The first line says what they follow from; every other line is one text. What a killed run left
-of a line is dropped.
+The target answers in many rows of the built-in decoder, some greedy, some sampled. The first line
+of the file names the sources of the texts; every other line is one text. A line that a killed run
+left incomplete is dropped.
 """
 
+import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from specbench.errors import StoreError
+from specbench.decode.clock import make_clock
+from specbench.decode.decoder import Decoder
+from specbench.decode.drafter import NoDrafter
+from specbench.decode.policy import FixedK
+from specbench.decode.sampling import Sampler
+from specbench.demo.conversations import DRAFT_START, END, training_conversations
+from specbench.demo.conversations import SEED as CORPUS_SEED
+from specbench.errors import StoreError, UsageError, WorkloadError
+from specbench.forward.runner import Runner
+from specbench.inputs.workloads import find_workloads, load_workload
+from specbench.models.tokenizer import Tokenizer
+from specbench.records import Message, Prompt, Request, Sampling
 from specbench.training.replacing import not_written
+
+HELD_OUT_ONE_IN = 20
+
+Ids = tuple[int, ...]
+T = TypeVar("T")
+
+
+class Question(NamedTuple):
+    """A prompt as the target reads it, and whether heads are measured on its answer."""
+
+    ids: Ids
+    is_held_out: bool
+
+
+class QuestionSet(NamedTuple):
+    """All questions, held-out ones first, and hashes of their sources; `notes`: what was left
+    out."""
+
+    questions: tuple[Question, ...]
+    sources: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def workload_questions(
+    names: Sequence[str],
+    tokenizer: Tokenizer,
+    most_tokens: int,
+    seed: int,
+    field: str | None = None,
+) -> QuestionSet:
+    """The first turns of named or all shipped workloads; `field`: where rows have the prompt."""
+    workloads = [load_workload(name, field=field) for name in (names or find_workloads())]
+    prompts = [prompt for workload in workloads for prompt in workload.prompts]
+
+    def ids(prompt: Prompt) -> Ids:
+        return tokenizer.prompt_ids(prompt.turns[0], prompt.tools, prompt.template_args)
+
+    sources = {workload.name: workload.sha256 for workload in workloads}
+    notes = tuple(note for workload in workloads for note in workload.notes)
+    return QuestionSet(_questions(prompts, ids, most_tokens, seed), sources, notes)
+
+
+def corpus_questions(
+    tokenizer: Tokenizer, most_tokens: int, seed: int, *, end: int = END
+) -> QuestionSet:
+    """Conversations of the embedded target's corpus that its own workloads do not ask.
+
+    The target was trained on others. Of a conversation of several turns the first ones may
+    stand before the question, as they were written.
+    """
+    conversations = training_conversations(CORPUS_SEED, DRAFT_START, end)
+    cut = []
+    for number, conversation in enumerate(conversations):
+        messages = conversation.messages()
+        num_turns = 1 + number % len(conversation.turns)
+        has_system = conversation.system is not None
+        cut.append(messages[: 2 * num_turns - 1 + has_system])
+
+    def ids(messages: list[dict[str, str]]) -> Ids:
+        told = [Message(role=m["role"], content=m["content"]) for m in messages]  # type: ignore[arg-type]
+        return tokenizer.prompt_ids(told)
+
+    name = f"the embedded corpus, seed {CORPUS_SEED}, conversations {DRAFT_START} to {end - 1}"
+    digest = hashlib.sha256(repr(cut).encode()).hexdigest()
+    return QuestionSet(_questions(cut, ids, most_tokens, seed), {name: digest})
+
+
+def _questions(
+    prompts: Sequence[T], ids_of: Callable[[T], Ids], most_tokens: int, seed: int
+) -> tuple[Question, ...]:
+    found: dict[Ids, Question] = {}
+    refused: WorkloadError | None = None
+    for prompt in prompts:
+        try:
+            ids = ids_of(prompt)
+        except WorkloadError as error:  # a chat template need not take every conversation
+            refused = error
+            continue
+        if 1 < len(ids) <= most_tokens:
+            found[ids] = Question(ids, is_held_out(ids))
+    if not any(not q.is_held_out for q in found.values()):
+        if refused is not None:
+            raise refused
+        raise UsageError(
+            f"of {len(prompts)} prompts none is left to train on: one in {HELD_OUT_ONE_IN} is kept "
+            f"for measuring, and they may have {most_tokens} tokens; give more with --workload"
+        )
+    if not any(q.is_held_out for q in found.values()):  # few prompts: the one that is nearest
+        nearest = min(found, key=_hash)
+        found[nearest] = Question(nearest, True)
+        if len(found) == 1:
+            raise UsageError("one prompt cannot be trained and measured on; give --workload more")
+    return tuple(sorted(found.values(), key=lambda q: (not q.is_held_out, _hash((seed, *q.ids)))))
+
+
+def is_held_out(ids: Ids) -> bool:
+    """By the prompt alone, whatever the seed: heads of one target can be compared."""
+    return _hash(ids) % HELD_OUT_ONE_IN == 0
+
+
+def _hash(ids: Ids) -> int:
+    return int.from_bytes(hashlib.sha256(repr(ids).encode()).digest()[:8], "big")
+
 
 _LARGEST_LINE = 2**24
 
@@ -101,3 +218,87 @@ class TextFile:
             ):
                 return Text(tuple(ids), num_prompt, is_held_out)
         raise StoreError(f"{self.path}:{number}: not a text of this target; remove the file")
+
+
+MOST_HELD_OUT = 200
+_CHUNK = 2  # times as many requests as rows are stored at once
+_RUN = 64  # answers in a row at one temperature
+
+
+class Job(NamedTuple):
+    """One answer that is wanted."""
+
+    question: Question
+    temperature: float
+    seed: int
+
+
+def plan_answers(
+    questions: Sequence[Question], temperatures: Sequence[float], most: int, seed: int
+) -> list[Job]:
+    """Held-out questions once, greedily; then `most` others, at each temperature in turn.
+
+    With fewer questions than that, they are asked again as long as answers differ: at
+    temperatures above 0. Fewer answers are the first ones of more.
+    """
+    held_out = [q for q in questions if q.is_held_out][:MOST_HELD_OUT]
+    others = [q for q in questions if not q.is_held_out]
+    jobs = [Job(question, 0.0, seed) for question in held_out]
+    sampled = [t for t in temperatures if t > 0]
+    for i in range(most):
+        turn, place = divmod(i, len(others))
+        if turn and not sampled:
+            break
+        allowed = temperatures if turn == 0 else sampled
+        jobs.append(Job(others[place], allowed[(i // _RUN) % len(allowed)], seed + i))
+    return jobs
+
+
+def answer(
+    runner: Runner,
+    eos_ids: Sequence[int],
+    jobs: Sequence[Job],
+    file: TextFile,
+    *,
+    max_new_tokens: int,
+    num_rows: int,
+    told: Callable[[int, int], None],
+) -> None:
+    """Add the answers that the file lacks; `told` hears how many of them are there."""
+    decoder = Decoder(runner, NoDrafter(), eos_ids=eos_ids, clock=make_clock(runner.device))
+    while len(file.texts) < len(jobs):
+        told(len(file.texts), len(jobs))
+        first = jobs[len(file.texts)]
+        waiting = islice(jobs, len(file.texts), len(file.texts) + num_rows * _CHUNK)
+        chunk: list[Job] = []
+        for job in waiting:
+            if job.temperature != first.temperature:
+                break
+            chunk.append(job)
+        requests = [
+            Request(
+                prompt_ids=job.question.ids,
+                max_new_tokens=min(max_new_tokens, _room(runner, job)),
+                seed=job.seed,
+            )
+            for job in chunk
+        ]
+        sampler = Sampler(Sampling(temperature=first.temperature))
+        rows = min(num_rows, len(chunk))
+        results = decoder.serve(requests, sampler, FixedK(0), num_rows=rows).results
+        file.add(
+            [
+                Text(
+                    (*job.question.ids, *result.output_ids),
+                    len(job.question.ids),
+                    job.question.is_held_out,
+                )
+                for job, result in zip(chunk, results, strict=True)
+            ]
+        )
+    told(len(jobs), len(jobs))
+
+
+def _room(runner: Runner, job: Job) -> int:
+    limit = runner.max_position
+    return 2**30 if limit is None else limit - len(job.question.ids)

@@ -1,8 +1,9 @@
-"""One training from start to end: ask the target, train, measure, write."""
+"""One training from start to end: ask the target, train, measure, write the head and its card."""
 
 import json
+import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,27 +11,92 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from specbench.drafting.medusa import ACCURACIES
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelMemoryError, UsageError
+from specbench.files.medusa import ACCURACIES
 from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from specbench.models.loading import LoadedModel, weights_sha256
 from specbench.models.tokenizer import Tokenizer
+from specbench.probes.environment import cpu_model, git_commit, package_versions, program_name
+from specbench.shipped import PACKAGE
 from specbench.training.acceptance import Acceptance, measure_acceptance
-from specbench.training.answering import answer, plan_answers
-from specbench.training.batches import Batch, batches_of
-from specbench.training.card import training_card
-from specbench.training.prompts import QuestionSet, corpus_questions, workload_questions
 from specbench.training.recipes import new_student, open_student, recipe_of, schedule
 from specbench.training.replacing import replaced
 from specbench.training.settings import TrainSettings
 from specbench.training.student import Student
-from specbench.training.teacher import Teacher
-from specbench.training.texts import Text, TextFile
-from specbench.training.trainer import Plan, train
+from specbench.training.teacher import Batch, Teacher, batches_of
+from specbench.training.texts import (
+    QuestionSet,
+    Text,
+    TextFile,
+    answer,
+    corpus_questions,
+    plan_answers,
+    workload_questions,
+)
+from specbench.training.trainer import Plan, Progress, train
+
+
+def training_card(
+    settings: TrainSettings,
+    command: Sequence[str],
+    *,
+    loaded: LoadedModel,
+    progress: Progress,
+    acceptance: Acceptance,
+    texts: Sequence[Text],
+    sources: Mapping[str, str],
+    num_parameters: int,
+    device: torch.device,
+    seconds: float,
+    weights_sha256: str,
+) -> dict[str, Any]:
+    """Plain values, as training.json has them. No host, user or folder names of its own."""
+    return {
+        "method": settings.method,
+        "command": [program_name(command[0]), *command[1:]],
+        "target": {
+            "source": settings.target.source,
+            "sha256": loaded.content_sha256,
+            "dtype": loaded.dtype,
+        },
+        "head": {
+            "parameters": num_parameters,
+            "sha256": weights_sha256,
+            "stored_as": "bfloat16",
+        },
+        "texts": {
+            "sources": dict(sources),
+            "temperatures": list(settings.temperatures),
+            "count": len(texts),
+            "held_out": sum(text.is_held_out for text in texts),
+            "answer_tokens": sum(len(text.ids) - text.num_prompt for text in texts),
+        },
+        "training": {
+            **settings.asked,
+            "steps": progress.steps,
+            "answer_tokens": progress.tokens,
+            "losses_per_100_steps": [round(loss, 4) for loss in progress.losses],
+            "seconds": round(progress.seconds, 1),
+        },
+        "held_out": {
+            "acceptance_per_position": list(acceptance.per_position),
+            "mean_length_of_the_chain": round(acceptance.mean_length, 4),
+            "contexts": acceptance.contexts,
+            "text": "greedy answers to prompts that were not trained on",
+        },
+        "seconds": round(seconds, 1),
+        "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "cpu": cpu_model(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "packages": package_versions(),
+        "commit": git_commit(PACKAGE),
+    }
+
 
 CARD = "training.json"
 

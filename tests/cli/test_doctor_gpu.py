@@ -13,7 +13,7 @@ import torch
 
 from specbench.bench import this_process
 from specbench.cli import gpu_check
-from specbench.forward.attention import flash_attn
+from specbench.forward.attention import implementations
 from specbench.forward.kernels import availability
 from specbench.probes import nvml
 from specbench.probes.probe import GpuFacts, NoProbe
@@ -133,7 +133,7 @@ def test_libraries_are_asked_on_the_device_of_a_run(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
     monkeypatch.setattr(availability, "why_not", lambda device: f"not on {device}")
-    monkeypatch.setattr(flash_attn, "import_failure", lambda: None)
+    monkeypatch.setattr(implementations, "import_failure", lambda: None)
     assert gpu_check.describe_gpu() == {
         "device": "cuda:0",
         "num_gpus": 2,
@@ -146,7 +146,7 @@ def test_libraries_are_asked_on_the_device_of_a_run(monkeypatch):
 def test_a_flash_attn_of_another_torch_is_named(tmp_path, monkeypatch):
     (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
     monkeypatch.syspath_prepend(tmp_path)
-    assert "_ZN3c10" in (flash_attn.import_failure() or "")
+    assert "_ZN3c10" in (implementations.import_failure() or "")
 
 
 def test_triton_without_pythons_headers_says_what_to_install(tmp_path, monkeypatch):

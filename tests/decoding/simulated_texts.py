@@ -10,8 +10,7 @@ from itertools import repeat
 from math import exp
 from statistics import mean
 
-from specbench.decode.adaptive_k import Controller, default_ks
-from specbench.decode.round_costs import RoundCosts
+from specbench.decode.adaptive_k import Controller, RoundCosts, default_ks
 
 KS = default_ks(8)
 # Seconds of a round by K, in the shape measured on a CPU pair: one row, a few, many.

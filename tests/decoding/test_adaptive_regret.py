@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from specbench.decode.adaptive_k import Controller
-from specbench.decode.round_costs import RoundCosts
+from specbench.decode.adaptive_k import Controller, RoundCosts
 from tests.decoding.simulated_texts import KS, blocks_of, lookup, regret, steady
 
 pytestmark = pytest.mark.slow  # simulated runs

@@ -10,13 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.forward.attention import flash_attn
+from specbench.forward.attention import implementations
 from specbench.forward.attention.candidates import USUAL, Inputs, Shape
-from specbench.forward.attention.flash_attn import FlashAttn
+from specbench.forward.attention.implementations import FlashAttn, Plain, SplitKv, VarlenFlash
 from specbench.forward.attention.kernel import Case, Kernel
-from specbench.forward.attention.plain import Plain
-from specbench.forward.attention.split_kv import SplitKv
-from specbench.forward.attention.varlen import VarlenFlash
 from specbench.forward.kernels import slot_attention
 
 CPU = torch.device("cpu")
@@ -107,7 +104,7 @@ def as_its_page_says(
 @pytest.mark.parametrize("window", [None, 7])
 def test_flash_attn_is_told_lengths_and_windows_as_its_page_has_them(window, monkeypatch):
     module = type("flash_attn", (), {"flash_attn_with_kvcache": staticmethod(as_its_page_says)})
-    monkeypatch.setattr(flash_attn, "import_module", lambda _: module)
+    monkeypatch.setattr(implementations, "import_module", lambda _: module)
     inputs = Inputs(of(HEADS[1], torch.float16, window, False), Shape(3, 5, 60, 128))
     assert error(FlashAttn(), inputs) < BOUNDS[torch.float16]
 

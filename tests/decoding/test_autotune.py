@@ -12,9 +12,8 @@ from specbench.engines.kernel_choices import autotune_forward
 from specbench.errors import DeviceLostError
 from specbench.forward.attention import candidates as attention_candidates
 from specbench.forward.attention.candidates import Inputs, Shape, autotune_attention, wrong
+from specbench.forward.attention.implementations import Masked, Plain
 from specbench.forward.attention.kernel import Case
-from specbench.forward.attention.masked import Masked
-from specbench.forward.attention.plain import Plain
 from specbench.forward.autotune import Candidate, Timing, fastest
 from specbench.forward.fused_runner import FusedRunner
 from tests.decoding.fake_graphs import FakeGraphs

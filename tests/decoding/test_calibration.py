@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from torch import Tensor
 
-from specbench.decode.calibration import Calibration, measure_round_costs
+from specbench.decode.adaptive_k import Calibration, measure_round_costs
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Proposal
 from specbench.decode.sampling import Sampler

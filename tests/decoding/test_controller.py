@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from specbench.decode.adaptive_k import Controller, default_ks
-from specbench.decode.round_costs import RoundCosts
+from specbench.decode.adaptive_k import Controller, RoundCosts, default_ks
 from tests.decoding.simulated_texts import COSTS, KS
 
 

@@ -10,12 +10,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from specbench.forward.attention import flash_attn
-from specbench.forward.attention.flash_attn import FlashAttn
+from specbench.forward.attention import implementations
+from specbench.forward.attention.implementations import FlashAttn, Plain, SplitKv, VarlenFlash
 from specbench.forward.attention.kernel import Kernel
-from specbench.forward.attention.plain import Plain
-from specbench.forward.attention.split_kv import SplitKv
-from specbench.forward.attention.varlen import VarlenFlash
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
 from tests.decoding.fake_cuda import HostTensorError
@@ -86,7 +83,7 @@ def test_no_attention_that_is_told_lengths_syncs_or_copies(
         torch.ops.aten, "_flash_attention_forward", lambda query, *_, **__: (query,)
     )
     module = SimpleNamespace(flash_attn_with_kvcache=lambda query, *_, **__: query)
-    monkeypatch.setattr(flash_attn, "import_module", lambda _: module)
+    monkeypatch.setattr(implementations, "import_module", lambda _: module)
 
     def make() -> FusedRunner:
         runner = FusedRunner(family("Qwen2, window"))

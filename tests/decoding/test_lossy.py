@@ -17,10 +17,10 @@ from specbench.decode.round import Verifier
 from specbench.decode.sampling import Sampler
 from specbench.decode.topology import StaticTree
 from specbench.decode.verifier import verify
-from specbench.drafting.topology import Topology
 from specbench.forward.runner import StockRunner
 from specbench.records import LossyRule, Request, Result, Sampling
 from specbench.records.lossy import RULES
+from specbench.topology import Topology
 from tests.decoding.fake_rounds import trace_round
 from tests.decoding.fakes import CountingClock
 from tests.decoding.lossless import make_drafter

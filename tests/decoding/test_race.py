@@ -9,9 +9,9 @@ from specbench.decode.sampling import Purpose, Sampler, draw, exponential, unifo
 from specbench.decode.state import State
 from specbench.decode.topology import StaticTree
 from specbench.decode.verifier import verify
-from specbench.drafting.topology import Topology
 from specbench.forward.kernels import availability, noise, race
 from specbench.records import Sampling
+from specbench.topology import Topology
 from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda
 from tests.decoding.launches import Launches
 

@@ -5,8 +5,7 @@ from math import exp
 
 import pytest
 
-from specbench.decode.adaptive_k import Acceptance
-from specbench.decode.round_costs import RoundCosts
+from specbench.decode.adaptive_k import Acceptance, RoundCosts
 from specbench.stats.costs import amortised_goodput, goodput
 
 

@@ -9,14 +9,14 @@ import transformers
 from torch import Tensor
 
 from specbench.decode.topology import StaticTree
-from specbench.drafting.topology import Topology
 from specbench.errors import ModelError
 from specbench.forward.attention.masks import additive_mask, visible
 from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.limits import refuse_unsupported
 from specbench.forward.runner import Runner, StockRunner
 from specbench.forward.tree import branches_of
-from specbench.forward.unsupported import refuse_unsupported
 from specbench.records import Request
+from specbench.topology import Topology
 from tests.decoding.lossless import assert_texts, decode, make_drafter
 from tests.decoding.models import (
     ARCHITECTURES,

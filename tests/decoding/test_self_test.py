@@ -7,9 +7,8 @@ import torch
 
 from specbench.errors import ModelError
 from specbench.forward import fused_runner, self_test
-from specbench.forward.attention.masked import Masked
-from specbench.forward.fused_layers import FusedLayers
-from specbench.forward.layer_steps import TorchSteps
+from specbench.forward.attention.implementations import Masked
+from specbench.forward.fused_layers import FusedLayers, TorchSteps
 from specbench.forward.runner import StockRunner
 from specbench.forward.self_test import make_checked_runner
 from tests.decoding.models import ARCHITECTURES, build, tiny_llama

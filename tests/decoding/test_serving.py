@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from specbench.decode.adaptive_k import Controller, default_ks
+from specbench.decode.adaptive_k import Controller, RoundCosts, default_ks
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter, NoDrafter
 from specbench.decode.policy import FixedK, Policy
-from specbench.decode.round_costs import RoundCosts
 from specbench.decode.sampling import Sampler
 from specbench.decode.serving import Served
 from specbench.forward.fused_runner import FusedRunner

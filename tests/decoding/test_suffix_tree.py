@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from specbench.drafters.shared.suffix_tree import Cursor, Draft, Growth, Node, SuffixTree
+from specbench.drafters.suffix import Cursor, Draft, Growth, Node, SuffixTree
 
 DEPTH = 5
 SEEDS = range(40)

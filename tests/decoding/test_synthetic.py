@@ -16,9 +16,9 @@ from specbench.decode.sampling import Purpose, Sampler, uniform
 from specbench.decode.synthetic import SyntheticVerifier, acceptance_rates
 from specbench.decode.topology import StaticTree
 from specbench.decode.verifier import Verdict
-from specbench.drafting.topology import Topology
 from specbench.errors import UsageError
 from specbench.records import Sampling
+from specbench.topology import Topology
 from tests.decoding.fake_rounds import trace_round
 
 GREEDY, WARM = Sampler(Sampling()), Sampler(Sampling(temperature=1.0))

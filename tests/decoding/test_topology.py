@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from specbench.drafting.topology import Topology
 from specbench.errors import UsageError
+from specbench.topology import Topology
 
 
 def test_the_nodes_that_are_right_most_often_are_taken_parents_before_children() -> None:

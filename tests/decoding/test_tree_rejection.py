@@ -12,9 +12,9 @@ from specbench.decode.sampling import Purpose, Sampler, draw, uniform
 from specbench.decode.state import State
 from specbench.decode.topology import StaticTree
 from specbench.decode.verifier import Verdict, verify
-from specbench.drafting.topology import Topology
 from specbench.forward.tree import Tree
 from specbench.records import Sampling
+from specbench.topology import Topology
 
 CPU = torch.device("cpu")
 ROWS = 16

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from specbench.forward.attention.split_kv import SplitKv
-from specbench.forward.fused_layers import FusedLayers
+from specbench.forward.attention.implementations import SplitKv
+from specbench.forward.fused_layers import FusedLayers, TritonSteps
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.fused_weights import fuse
-from specbench.forward.layer_steps import TritonSteps
 from specbench.records import Request
 from tests.decoding.fused_families import FAMILIES, family
 from tests.decoding.lossless import assert_texts, decode, make_drafter

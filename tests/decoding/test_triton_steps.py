@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from specbench.footprint import Sizes
-from specbench.forward.attention.split_kv import SplitKv
+from specbench.forward.attention.implementations import SplitKv
+from specbench.forward.fused_layers import TorchSteps, TritonSteps
 from specbench.forward.fused_runner import FusedRunner
-from specbench.forward.layer_steps import TorchSteps, TritonSteps
 from specbench.forward.workspace import JoinedCache, Workspace
 from tests.decoding.fake_cuda import DEVICE, fake_cuda
 from tests.decoding.fused_families import family

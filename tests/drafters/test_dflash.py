@@ -13,8 +13,7 @@ import torch
 
 from specbench.decode.round import run_round
 from specbench.decode.sampling import Sampler
-from specbench.drafters.dflash import DFlash
-from specbench.drafters.heads.dflash import spread_layers
+from specbench.drafters.dflash import DFlash, spread_layers
 from specbench.errors import ModelError
 from specbench.files.dflash import DFlashStyle
 from specbench.files.head_files import HeadFiles

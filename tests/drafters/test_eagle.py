@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.drafters.eagle import Eagle
-from specbench.drafters.heads.eagle import EagleHead
+from specbench.drafters.eagle import Eagle, EagleHead
 from specbench.drafters.registry import build_drafter
 from specbench.errors import ModelError
 from specbench.forward.runner import StockRunner

@@ -16,9 +16,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from specbench.drafters.eagle3 import Eagle3
-from specbench.drafters.heads.eagle3 import Eagle3Head, Eagle3Weights
-from specbench.drafters.heads.layers import layer_config, shapes_of
+from specbench.drafters.eagle3 import Eagle3, Eagle3Head, Eagle3Weights
+from specbench.drafters.shared.layers import layer_config, shapes_of
 from specbench.errors import ModelError
 from specbench.files.eagle import Style, default_layer_ids
 from specbench.forward.runner import StockRunner

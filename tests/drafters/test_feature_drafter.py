@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from specbench.decode.sampling import Sampler
-from specbench.drafters.heads.feature_drafter import FeatureDrafter
-from specbench.drafting.published import EAGLE_STATIC
+from specbench.drafters.shared.feature_drafter import FeatureDrafter
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
+from specbench.topology import EAGLE_STATIC
 from tests.decoding.models import tiny_llama
 from tests.drafters.feature_cases import (
     BEAM,

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from specbench.drafters.heads.eagle3 import Eagle3Head, ParallelHead
-from specbench.drafters.heads.mtp import MtpHead
-from specbench.drafting.published import EAGLE_STATIC
+from specbench.drafters.eagle3 import Eagle3Head, ParallelHead
+from specbench.drafters.mtp import MtpHead
 from specbench.errors import ModelError
 from specbench.files.config import Fields, layer_windows
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.models.checkpoint import Checkpoint
 from specbench.records import Sampling
+from specbench.topology import EAGLE_STATIC
 from tests.decoding.models import tiny_llama
 from tests.drafters.changed_heads import with_config, with_tensors
 from tests.drafters.feature_cases import (

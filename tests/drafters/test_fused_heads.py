@@ -13,18 +13,17 @@ from torch import Tensor
 from specbench.decode.round import run_round
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
-from specbench.drafters.heads.eagle import EagleHead
-from specbench.drafters.heads.mtp import MtpHead
+from specbench.drafters.eagle import EagleHead
+from specbench.drafters.mtp import MtpHead
 from specbench.drafters.registry import build_drafter
 from specbench.errors import ModelError
 from specbench.forward import layer_stack
-from specbench.forward.attention.masked import Masked
-from specbench.forward.attention.split_kv import SplitKv
+from specbench.forward.attention.implementations import Masked, SplitKv
 from specbench.forward.fused_layers import FusedLayers
 from specbench.forward.fused_runner import FusedRunner
-from specbench.forward.layer_self_test import check_layers
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import StockRunner
+from specbench.forward.self_test import check_layers
 from specbench.records import Sampling
 from tests.decoding.fake_cuda import DEVICE, fake_cuda
 from tests.decoding.fused_families import family

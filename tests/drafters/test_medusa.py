@@ -15,16 +15,14 @@ from specbench.decode.drafter import Drafter, Proposal
 from specbench.decode.policy import FixedK
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
-from specbench.drafters.heads.medusa import MedusaHeads
-from specbench.drafters.medusa import Medusa
+from specbench.drafters.medusa import Medusa, MedusaHeads
 from specbench.drafters.registry import build_drafter
-from specbench.drafting.medusa import ACCURACIES
-from specbench.drafting.published import MC_SIM_7B_63, VICUNA_7B_STAGE2
-from specbench.drafting.topology import Topology
 from specbench.errors import ModelError, UsageError
+from specbench.files.medusa import ACCURACIES
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import Checkpoint
 from specbench.records import Request, Sampling
+from specbench.topology import MC_SIM_7B_63, VICUNA_7B_STAGE2, Topology
 from tests.decoding.conftest import Plant
 from tests.decoding.fakes import CountingClock, Wrapped
 from tests.decoding.lossless import parts_of

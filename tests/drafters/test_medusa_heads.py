@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.drafters.heads.medusa import MedusaHeads
+from specbench.drafters.medusa import MedusaHeads
 from specbench.errors import ModelError
 from specbench.models.checkpoint import Checkpoint
 from specbench.records import Request

@@ -12,8 +12,7 @@ import torch
 
 from specbench.decode.round import run_round
 from specbench.decode.sampling import Sampler
-from specbench.drafters.heads.mtp import MtpHead
-from specbench.drafters.mtp import Mtp
+from specbench.drafters.mtp import Mtp, MtpHead
 from specbench.files import mtp
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import Checkpoint

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specbench.drafters.heads.mtp import MtpHead, _is_same
+from specbench.drafters.mtp import MtpHead, _is_same
 from specbench.forward.runner import StockRunner
 from tests.decoding.models import build
 from tests.drafters.mtp_families import checkpoint_for, family_of

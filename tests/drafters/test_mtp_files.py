@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, modeling_utils
 from transformers.integrations import hub_kernels
 
-from specbench.drafters.heads.mtp import MtpHead
-from specbench.drafters.mtp import Mtp
+from specbench.drafters.mtp import Mtp, MtpHead
 from specbench.errors import ModelError
 from specbench.forward.attention import stock
 from specbench.forward.runner import StockRunner

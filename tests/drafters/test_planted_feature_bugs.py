@@ -7,12 +7,13 @@ import pytest
 
 from specbench.decode import growth
 from specbench.decode import round as one_round
-from specbench.drafters.heads import eagle3, feature_drafter
-from specbench.drafters.heads.eagle import EagleHead, JoiningHead
-from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
-from specbench.drafting.published import EAGLE_STATIC
+from specbench.drafters import eagle3
+from specbench.drafters.eagle import EagleHead, JoiningHead
+from specbench.drafters.shared import feature_drafter
+from specbench.drafters.shared.feature_drafter import FeatureDrafter, TreePlan
 from specbench.errors import ModelError
 from specbench.files.head_files import token_ids
+from specbench.topology import EAGLE_STATIC
 from tests.decoding.conftest import Plant
 from tests.drafters.feature_cases import (
     BEAM,

@@ -12,9 +12,9 @@ from specbench.decode.rows import Fill, Rows
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.token_recycling import TokenRecycling
-from specbench.drafting.recycling import likeliest_tree
 from specbench.forward.runner import StockRunner
 from specbench.records import Request, Sampling
+from specbench.topology import likeliest_tree
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import decode, make_drafter
 from tests.decoding.models import VOCAB_SIZE, exact_llama, plain_logits, ragged_prompts

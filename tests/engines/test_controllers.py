@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decode.calibration import Calibration
-from specbench.decode.round_costs import RoundCosts
+from specbench.decode.adaptive_k import Calibration, RoundCosts
 from specbench.engines import controllers
 from specbench.engines.controllers import Controllers
 from specbench.engines.engine import Load, Work

@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from specbench.drafters.medusa import Medusa
-from specbench.drafting.published import MC_SIM_7B_63
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Load, RoundForward, Work
 from specbench.engines.model_pool import ModelPool
@@ -22,6 +21,7 @@ from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Drafter, Target
 from specbench.records import Request, Sampling
 from specbench.settings import DecoderSettings
+from specbench.topology import MC_SIM_7B_63
 from tests import tiny_models
 from tests.tiny_models import change_config, write_model
 from tests.tiny_pair import make_tokenizer, write_pair

@@ -2,9 +2,9 @@
 
 import pytest
 
-from specbench.drafting.published import EAGLE_STATIC
 from specbench.inputs.pairing import Drafter
 from specbench.methods import RoundShape, find_method
+from specbench.topology import EAGLE_STATIC
 from tests.fit.tiny_drafters import TinyDrafters
 
 TREE = {"top_k": 3, "max_drafts": 10}

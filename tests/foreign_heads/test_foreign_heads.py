@@ -19,11 +19,11 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from specbench.drafters.heads.dflash import DFlashHead
-from specbench.drafters.heads.eagle import EagleHead
-from specbench.drafters.heads.eagle3 import Eagle3Head, ParallelHead
-from specbench.drafters.heads.medusa import MedusaHeads
-from specbench.drafters.heads.mtp import MtpHead
+from specbench.drafters.dflash import DFlashHead
+from specbench.drafters.eagle import EagleHead
+from specbench.drafters.eagle3 import Eagle3Head, ParallelHead
+from specbench.drafters.medusa import MedusaHeads
+from specbench.drafters.mtp import MtpHead
 from specbench.drafters.registry import build_drafter
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import check_drafter

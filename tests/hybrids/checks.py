@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from specbench.decode.adaptive_k import Controller, default_ks
-from specbench.decode.round_costs import RoundCosts
+from specbench.decode.adaptive_k import Controller, RoundCosts, default_ks
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
 from specbench.records import Request

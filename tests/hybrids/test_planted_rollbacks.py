@@ -7,10 +7,9 @@ import pytest
 
 from specbench.decode import rows
 from specbench.decode.rows import Rows
-from specbench.forward.own_state import OwnState
 from specbench.forward.runner import StockRunner
 from specbench.forward.slot_cache import SlotCache
-from specbench.forward.state_layers import _Ready
+from specbench.forward.state_layers import OwnState, _Ready
 from specbench.forward.state_slots import StateSlots
 from tests.decoding.conftest import Plant
 from tests.hybrids.checks import (

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from specbench.probes.gpus import Gpus, GpuUse
+from specbench.probes.nvml import Gpus, GpuUse
 from specbench.probes.probe import NoProbe, Probe
 from specbench.records import DeviceSample
 

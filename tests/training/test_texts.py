@@ -9,10 +9,16 @@ import pytest
 from specbench.demo import MODELS, WORKLOADS
 from specbench.errors import StoreError, UsageError, WorkloadError
 from specbench.models.tokenizer import Tokenizer
-from specbench.training.answering import answer, plan_answers
-from specbench.training.batches import batches_of, order
-from specbench.training.prompts import Question, corpus_questions, workload_questions
-from specbench.training.texts import Text, TextFile
+from specbench.training.teacher import batches_of, order
+from specbench.training.texts import (
+    Question,
+    Text,
+    TextFile,
+    answer,
+    corpus_questions,
+    plan_answers,
+    workload_questions,
+)
 from tests.decoding.models import generated, random_prompt, tiny_llama
 from tests.training.tiny_target import CPU, VOCAB_SIZE, lab
 

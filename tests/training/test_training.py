@@ -13,12 +13,11 @@ from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import read_checkpoint
 from specbench.training import recipes
 from specbench.training.acceptance import measure_acceptance
-from specbench.training.progress import Progress
 from specbench.training.recipes import open_student
 from specbench.training.settings import TrainSettings
 from specbench.training.student import Student
 from specbench.training.train_head import batches_for, write_head
-from specbench.training.trainer import Plan, Told, train
+from specbench.training.trainer import Plan, Progress, Told, train
 from tests.decoding.models import tiny_llama
 from tests.training.tiny_target import (
     CPU,

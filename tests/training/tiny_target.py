@@ -6,13 +6,11 @@ from typing import Any, NamedTuple
 import torch
 
 from specbench.forward.runner import StockRunner
-from specbench.training.batches import Batch, batches_of
 from specbench.training.optimizer import Schedule
-from specbench.training.prompts import is_held_out
 from specbench.training.recipes import new_student
 from specbench.training.student import Student
-from specbench.training.teacher import Teacher
-from specbench.training.texts import Text
+from specbench.training.teacher import Batch, Teacher, batches_of
+from specbench.training.texts import Text, is_held_out
 from specbench.training.trainer import Plan
 from tests.decoding.models import random_prompt, tiny_llama
 

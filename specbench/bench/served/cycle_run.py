@@ -34,7 +34,7 @@ from specbench.bench.watch import Watch
 from specbench.engines.served import find_served
 from specbench.errors import ModelError, SpecbenchError
 from specbench.metrics.aggregate import usable_sessions
-from specbench.probes.gpus import Gpus
+from specbench.probes.nvml import Gpus
 from specbench.records import (
     ALL_PROMPTS,
     BlockPurpose,

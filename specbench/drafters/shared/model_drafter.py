@@ -14,9 +14,9 @@ from specbench.decode.growth import Frontier, grow_chain, grow_static
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.decode.topology import StaticTrees
-from specbench.drafting.topology import Topology
 from specbench.forward.runner import Runner
 from specbench.forward.tree import Branches
+from specbench.topology import Topology
 
 
 class ModelDrafter(PlainDrafter):

@@ -17,12 +17,14 @@ from torch.nn.attention import SDPBackend
 
 from specbench.errors import ModelError
 from specbench.footprint import Sizes
-from specbench.forward.attention.flash_attn import FlashAttn
+from specbench.forward.attention.implementations import (
+    FlashAttn,
+    Masked,
+    Plain,
+    SplitKv,
+    VarlenFlash,
+)
 from specbench.forward.attention.kernel import Case, Kernel, Seen
-from specbench.forward.attention.masked import Masked
-from specbench.forward.attention.plain import Plain
-from specbench.forward.attention.split_kv import SplitKv
-from specbench.forward.attention.varlen import VarlenFlash
 from specbench.forward.autotune import Outcome, Results, Timing, Work, autotune
 from specbench.forward.tree import Branches, ancestors_of
 from specbench.forward.workspace import JoinedCache, Workspace

@@ -1,11 +1,18 @@
-"""How many tokens of context a loaded model was made for."""
+"""Limits of a loaded model: which models the decoder refuses, and how long a context may be."""
 
 from functools import partial
 from typing import Any
 
 from specbench.errors import ModelError
-from specbench.files.config import ReadField, longest_context
+from specbench.files.config import (
+    ELSEWHERE,
+    RECURRENT,
+    ReadField,
+    longest_context,
+    unsupported_attention,
+)
 from specbench.forward.attention.reach import field
+from specbench.forward.state_layers import has_other_state
 
 
 def fields_of(config: Any) -> ReadField:
@@ -25,3 +32,14 @@ def check_context(limit: int | None, num_tokens: int) -> None:
             f"prompt and output take {num_tokens} tokens, the target's context has {limit}; "
             "choose shorter prompts or a smaller --max-new-tokens"
         )
+
+
+def refuse_unsupported(model: Any) -> None:
+    """ModelError where the decoder would be wrong: recurrent state, unknown attention kinds."""
+    name = type(model).__name__
+    if has_other_state(model):
+        raise ModelError(f"{name} {RECURRENT}")
+    if reason := unsupported_attention(fields_of(model.config.get_text_config())):
+        raise ModelError(f"{name} {reason}")
+    if model.get_output_embeddings() is None:
+        raise ModelError(f"{name} names no output head; {ELSEWHERE}")

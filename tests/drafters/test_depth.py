@@ -11,7 +11,7 @@ import torch
 from specbench.bench.depth import ReadHead, deepest, headers_on_this_machine
 from specbench.bench.this_process import read_shapes
 from specbench.drafters.registry import build_drafter, drafter_class
-from specbench.drafting.medusa import ACCURACIES
+from specbench.files.medusa import ACCURACIES
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.runner import StockRunner
 from specbench.inputs.pairing import Drafter, Pairing, Target

@@ -33,11 +33,11 @@ from specbench.decode.head_part import HeadPart
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.decode.topology import StaticTrees
-from specbench.drafting.topology import Topology
 from specbench.footprint import DEEPEST_BEAM, num_dynamic_drafts, num_dynamic_slots
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.tree import Branches
 from specbench.methods import feature_depth
+from specbench.topology import Topology
 
 
 class Reads(NamedTuple):

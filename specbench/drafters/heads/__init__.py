@@ -1,1 +1,0 @@
-"""What drafters with a head share: their model code, layer stacks and published trees."""

@@ -1,0 +1,262 @@
+"""Attention over a fused forward's workspace: written out, torch's, flash-attn's, and our Triton.
+
+Shape suffixes: B rows, T new tokens, N = B * T, S slots, H query heads, D head size.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from specbench.errors import first_line
+from specbench.forward.attention.kernel import Case, Seen
+from specbench.forward.attention.masks import additive_mask, visible
+from specbench.forward.kernels.availability import why_not
+from specbench.forward.workspace import Kept, Workspace
+
+_LARGEST_HEAD = 256
+_MODULES = ("flash_attn_interface", "flash_attn")  # of version 3, and of 2
+
+
+class Plain:
+    """Two products and a softmax in float32; runs anywhere, and is the reference of the others."""
+
+    name = "plain"
+
+    def refusal(self, case: Case) -> str | None:  # noqa: ARG002 - it takes all
+        return None
+
+    def look(self, seen: Seen) -> Tensor:
+        """Which slots each packed query sees, bool [B, 1, group * T, S]."""
+        seen_BTS = visible(
+            seen.positions_BT, seen.view.slots_S, window=seen.window, branches=seen.branches
+        )
+        return seen_BTS.repeat(1, seen.sizes.group, 1)[:, None]
+
+    def attend(self, work: Workspace, kept: Kept, look: Tensor) -> None:
+        exact = torch.promote_types(work.qkv.dtype, torch.float32)
+        query, keys, values = (
+            part.to(exact) for part in (work.unpacked.flatten(2, 3), kept.keys, kept.values)
+        )
+        scores = query @ keys.transpose(-1, -2) * query.shape[-1] ** -0.5
+        weights = scores.masked_fill(~look, -torch.inf).softmax(-1)
+        out = weights.nan_to_num(0.0) @ values  # 0 where nothing is seen
+        work.spread.copy_(out.view_as(work.spread))
+
+
+class Masked:
+    """Torch's own attention with an additive mask over the whole bucket.
+
+    Heads that share keys and values are packed along the query axis, so none is repeated.
+
+    On CUDA `backend` names the kernel; a CPU has only one.
+    """
+
+    def __init__(self, name: str, backend: SDPBackend | None = None) -> None:
+        self.name = name
+        self._backend = backend
+
+    def refusal(self, case: Case) -> str | None:
+        if self._backend is not None and case.device.type != "cuda":
+            return "a kernel for CUDA"
+        return None
+
+    def look(self, seen: Seen) -> Tensor:
+        """Additive mask [B, 1, group * T, S]; that of a chain in as few operations as it takes."""
+        positions_BT, slots_S, window = seen.positions_BT, seen.view.slots_S, seen.window
+        if seen.branches is not None:
+            seen_BTS = visible(positions_BT, slots_S, window=window, branches=seen.branches)
+            return additive_mask(seen_BTS, seen.dtype, pack=seen.sizes.group)
+        B, T = positions_BT.shape
+        places = positions_BT[:, None].expand(B, seen.sizes.group, T).reshape(B, 1, -1, 1)
+        is_seen = slots_S <= places
+        if window is not None:
+            is_seen &= slots_S > places - window
+        return torch.where(is_seen, seen.view.shown, seen.view.hidden)
+
+    def attend(self, work: Workspace, kept: Kept, look: Tensor) -> None:
+        if work.packs:
+            work.packed.copy_(work.unpacked)
+        if self._backend is None:
+            out = scaled_dot_product_attention(work.query, kept.keys, kept.values, look)
+        else:
+            with sdpa_kernel(self._backend):
+                out = scaled_dot_product_attention(work.query, kept.keys, kept.values, look)
+        work.spread.copy_(out.view_as(work.spread) if work.packs else out)
+
+
+class VarlenLook(NamedTuple):
+    """Sequences as torch's kernel wants them, all int32."""
+
+    queries_N1: Tensor  # where each one's queries begin, and an end
+    keys_N1: Tensor  # where its row's slots begin
+    used_N: Tensor
+    span: int
+    window: int | None
+
+
+class VarlenFlash:
+    """Torch's variable-length flash attention over chains, on CUDA in half precision.
+
+    It knows the length of each row and reads no further. Every token is a sequence with one query
+    that sees the slots up to its position, so a round of several drafts fills more of a GPU.
+    """
+
+    name = "flash"
+
+    def refusal(self, case: Case) -> str | None:
+        if case.device.type != "cuda":
+            return "a kernel for CUDA"
+        if case.dtype not in (torch.float16, torch.bfloat16):
+            return f"it takes half precision, not {str(case.dtype).removeprefix('torch.')}"
+        if case.head_size > _LARGEST_HEAD or case.head_size % 8:
+            return f"heads of {case.head_size}; it takes multiples of 8 up to {_LARGEST_HEAD}"
+        return "it has no mask for trees" if case.is_tree else None
+
+    def look(self, seen: Seen) -> VarlenLook:
+        positions_BT = seen.positions_BT
+        B, T = positions_BT.shape
+        first_N = seen.view.first_slot_B1.expand(B, T).reshape(-1)
+        ends = torch.arange(B * T + 1, dtype=torch.int32, device=positions_BT.device)
+        return VarlenLook(
+            queries_N1=ends,
+            keys_N1=torch.cat([first_N, first_N[-1:]]).int(),
+            used_N=(positions_BT + 1).flatten().int(),
+            span=seen.span,
+            window=seen.window,
+        )
+
+    def attend(self, work: Workspace, kept: Kept, look: VarlenLook) -> None:
+        D = work.heads.shape[-1]
+        N, heads = len(work.joined), work.joined.shape[1] // D
+        keys, values = kept.buffer.view(len(kept.buffer), 2, -1, D).unbind(1)
+        out = torch.ops.aten._flash_attention_forward(
+            work.qkv[:, : heads * D].view(N, heads, D),
+            keys,
+            values,
+            look.queries_N1,
+            look.keys_N1,
+            1,
+            look.span,
+            0.0,
+            False,
+            False,
+            window_size_left=None if look.window is None else look.window - 1,
+            window_size_right=None if look.window is None else 0,
+            seqused_k=look.used_N,
+        )[0]
+        work.joined.view(N, heads, D).copy_(out)
+
+
+class FlashAttnLook(NamedTuple):
+    """How far each row has got once the new tokens are in it, int32."""
+
+    lengths_B: Tensor
+    window: int | None
+
+
+class FlashAttn:
+    """The flash-attn package, if installed: chains over a cache, the slots of a row split.
+
+    Its function for decoding takes lengths, windows and grouped heads, and no trees.
+    """
+
+    name = "flash_attn"
+
+    def refusal(self, case: Case) -> str | None:
+        if reason := VarlenFlash().refusal(case):  # both are the same kernels, of another age
+            return reason
+        return import_failure()
+
+    def look(self, seen: Seen) -> FlashAttnLook:
+        return FlashAttnLook((seen.positions_BT[:, -1] + 1).int(), seen.window)
+
+    def attend(self, work: Workspace, kept: Kept, look: FlashAttnLook) -> None:
+        B, D = len(look.lengths_B), work.heads.shape[-1]
+        T, H = len(work.joined) // B, work.joined.shape[1] // D
+        attend: Any = import_module(_module() or "flash_attn").flash_attn_with_kvcache
+        out = attend(
+            work.qkv[:, : H * D].view(B, T, H, D),
+            kept.keys.transpose(1, 2),
+            kept.values.transpose(1, 2),
+            cache_seqlens=look.lengths_B,
+            causal=True,
+            window_size=(-1, -1) if look.window is None else (look.window - 1, 0),
+        )
+        work.joined.view(B, T, H, D).copy_(out)
+
+
+def import_failure() -> str | None:
+    """Why the package cannot be used, whatever the case; None if it can."""
+    if not (name := _module()):
+        return "flash-attn is not installed"
+    try:
+        import_module(name)
+    except Exception as error:  # built for another torch, say
+        return f"{name} cannot be imported: {first_line(error)}"
+    return None
+
+
+def _module() -> str | None:
+    return next((name for name in _MODULES if find_spec(name) is not None), None)
+
+
+class SplitKvLook(NamedTuple):
+    """What a forward's tokens see, laid out without gaps; the last three of a tree alone."""
+
+    positions_BT: Tensor
+    first_slots_B: Tensor
+    span: int
+    window: int | None
+    base_B: Tensor | None
+    seen_BTM: Tensor | None
+    branch_positions_BM: Tensor | None
+
+
+class SplitKv:
+    """Our kernel in kernels/slot_attention.py: chains, windows and trees, over used slots only.
+
+    Each row's slots are split over several programs.
+    """
+
+    name = "triton"
+
+    def refusal(self, case: Case) -> str | None:
+        if reason := why_not(case.device):
+            return reason
+        if case.dtype is torch.float64:
+            return "it has no float64"
+        if case.head_size > _LARGEST_HEAD:
+            return f"heads of {case.head_size}; it takes up to {_LARGEST_HEAD}"
+        return None
+
+    def look(self, seen: Seen) -> SplitKvLook:
+        branches = seen.branches
+        return SplitKvLook(
+            positions_BT=seen.positions_BT.contiguous(),
+            first_slots_B=seen.view.first_slot_B1[:, 0],
+            span=seen.span,
+            window=seen.window,
+            base_B=None if branches is None else branches.base_B1[:, 0].contiguous(),
+            seen_BTM=None if branches is None else branches.seen_BTM.contiguous(),
+            branch_positions_BM=None if branches is None else branches.positions_BM.contiguous(),
+        )
+
+    def attend(self, work: Workspace, kept: Kept, look: SplitKvLook) -> None:
+        import_module("specbench.forward.kernels.slot_attention").attend(
+            work.joined,
+            work.qkv,
+            kept.buffer,
+            look.first_slots_B,
+            look.positions_BT,
+            work.heads.shape[-1],
+            look.span,
+            look.window,
+            look.base_B,
+            look.seen_BTM,
+            look.branch_positions_BM,
+        )
