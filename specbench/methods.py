@@ -793,7 +793,7 @@ _ROWS = (
                 "How many of the last tokens are looked for in the reference.",
             ),
             Parameter(
-                "whole_answer",
+                "verify_prediction_first",
                 False,
                 None,
                 "Whether all that the reference says is checked in one long forward when the "

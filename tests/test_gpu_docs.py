@@ -16,7 +16,7 @@ from specbench.shipped import shipped
 PAGE = (Path(__file__).parents[1] / "docs" / "gpu.md").read_text(encoding="utf-8")
 BLOCK = re.findall("<!-- begin memory -->\n(.*?)<!-- end memory -->", PAGE, re.DOTALL)[0]
 SHAPES = {
-    spec.source: replace(spec, needs_gib=None)
+    spec.source: replace(spec, weights_gib=None)
     for pairing in load_pairings(shipped("pairings.yaml")).all
     for spec in pairing.models
     if spec.is_shape

@@ -66,7 +66,7 @@ _KEYS: Mapping[str, str] = {
     "quantization": f"{_codes(*QUANTIZATIONS)}: weights are packed when loaded; else as stored "
     "([more](pairings.md#quantisation))",
     "trust_remote_code": "`true` runs Python code that came with the model; else it is refused",
-    "needs_gib": "memory of the weights in GiB (with dtype `auto`: in 16 bits), for `doctor` and "
+    "weights_gib": "memory of the weights in GiB (with dtype `auto`: in 16 bits), for `doctor` and "
     "`list pairings --fits`",
     "vocab_size": "rows of the embedding, padding included, for `export` of a model that is not on "
     "this machine",
@@ -81,7 +81,7 @@ _KEYS: Mapping[str, str] = {
     "lossy": "a rule that accepts drafts the target would not have written, below; else lossless",
     "source": "of a catalogue's entry: the address of the page that names this drafter",
     "checked": "the day on which that page was read, in quotes",
-    "licence": "the draft's licence, or that of the prompts",
+    "license": "the draft's license, or that of the prompts",
     "figure": "what the authors report",
     "name": "the workload's name, that of its file",
     "description": "what kind of text it is",

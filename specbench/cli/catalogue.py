@@ -36,7 +36,7 @@ def fitting(pairings: "Sequence[Pairing]", gpu: str | None) -> "tuple[Pairing, .
         told.append(
             "A CPU loads them in float32, twice the GiB shown, unless pairings.yaml gives a dtype."
         )
-    if any(pairing.needs_gib is None for pairing in kept):
+    if any(pairing.weights_gib is None for pairing in kept):
         told.append(">=: without the draft, whose size the file does not tell.")
     told.append("KV cache comes on top: specbench pair TARGET --dry-run counts it.")
     typer.echo("\n".join(told), err=True)
@@ -69,7 +69,7 @@ def check_hub(pairings: "Pairings", write: Path | None) -> tuple[list[dict[str, 
         {
             "model": one.source,
             "revision": one.revision,
-            "licence": one.licence,
+            "license": one.license,
             "gated": one.is_gated,
             "gib": None if one.weight_bytes is None else round(one.weight_bytes / GIB, 2),
             "problem": one.problem,

@@ -123,7 +123,7 @@ def _check(pairing: "Pairing", place: "Place") -> dict[str, Any]:
     needs = None
     try:
         needed = demand(pairing.target, [pairing.drafter], place)
-        if needed.total and (pairing.needs_gib is not None or not needed.is_least):
+        if needed.total and (pairing.weights_gib is not None or not needed.is_least):
             needs = round(needed.total / GIB, 2)
         if told := shortage(pairing.target, [pairing.drafter], place):
             problems.append(told)
@@ -138,7 +138,7 @@ def _check(pairing: "Pairing", place: "Place") -> dict[str, Any]:
         problems += [one for one in refusals if not any(told in one for told in problems)]
     return {
         "pairing": pairing.name,
-        "needs_gib": needs,
+        "weights_gib": needs,
         "downloaded": is_downloaded,
         "ready": not problems,
         "problems": problems,
@@ -242,7 +242,7 @@ def _print(document: dict[str, Any], *, in_full: bool) -> None:
     for heading in ("needs GiB", "ready", "what is missing"):
         table.add_column(heading)
     for row in document["pairings"]:
-        needs = "" if row["needs_gib"] is None else f"{row['needs_gib']:g}"
+        needs = "" if row["weights_gib"] is None else f"{row['weights_gib']:g}"
         problems = row["problems"] if in_full else map(_in_short, row["problems"])
         table.add_row(row["pairing"], needs, "yes" if row["ready"] else "no", "; ".join(problems))
     console.print(table)

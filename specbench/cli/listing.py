@@ -26,7 +26,7 @@ _Gpu = Annotated[
 ]
 _CheckHub = Annotated[
     bool,
-    typer.Option("--check-hub", help="Ask the hub for revision, licence and size of each model."),
+    typer.Option("--check-hub", help="Ask the hub for revision, license and size of each model."),
 ]
 _Write = Annotated[
     Path | None,
@@ -43,7 +43,7 @@ _HUB = {
     "model": "model",
     "revision": "revision",
     "GiB": "gib",
-    "licence": "licence",
+    "license": "license",
 }
 
 # Header -> key of a row.
@@ -148,8 +148,8 @@ def _check_hub(file: Path | None, write: Path | None, *, as_json: bool) -> None:
 
 def _weights(pairing: "Pairing") -> str | None:
     """What the weights take; `>=` where the file does not tell it of every model."""
-    if pairing.needs_gib is not None:
-        return f"{pairing.needs_gib:g}"
+    if pairing.weights_gib is not None:
+        return f"{pairing.weights_gib:g}"
     return f">={pairing.least_gib:g}" if pairing.least_gib else None
 
 
@@ -170,7 +170,7 @@ def _pairings(file: Path | None, *, fits: bool, gpu: str | None) -> list[dict[st
             "num_speculative_tokens": pairing.drafter.num_speculative_tokens,
             "k": pairing.drafter.num_speculative_tokens or DEFAULT_K,  # of a run without -k
             "lossy": str(pairing.drafter.lossy) if pairing.drafter.lossy else None,
-            "needs_gib": pairing.needs_gib,
+            "weights_gib": pairing.weights_gib,
             "weights": _weights(pairing),
             "note": _note(pairing, is_first=pairing is firsts[pairing.target.name]),
             **_origin(pairing.drafter),
@@ -187,7 +187,7 @@ def _note(pairing: "Pairing", *, is_first: bool) -> str:
 def _origin(drafter: "Drafter") -> dict[str, str | None]:
     """Where the entry was read; each None for an entry of the user's own."""
     if drafter.origin is None:
-        return dict.fromkeys(("source", "checked", "licence", "figure"))
+        return dict.fromkeys(("source", "checked", "license", "figure"))
     return {**asdict(drafter.origin), "checked": drafter.origin.checked.isoformat()}
 
 
@@ -205,7 +205,7 @@ def _workloads() -> list[dict[str, Any]]:
             "prompts": len(workload.prompts),
             "turns": sum(len(prompt.turns) for prompt in workload.prompts),
             "max_new_tokens": workload.max_new_tokens,
-            "licence": workload.licence,
+            "license": workload.license,
             "description": workload.description,
         }
         for workload in found

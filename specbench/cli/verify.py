@@ -80,7 +80,6 @@ _Detect = Annotated[
 ]
 
 
-_SHOWN = {"law": "distribution"}  # a stored verdict, by the word for people
 _SAMPLING = SamplingSettings(temperatures=(0.0, 0.7))
 
 
@@ -265,7 +264,7 @@ def _print(findings: "Sequence[Finding]") -> None:
             f"{who.method} (lossy)" if who.lossy else who.method,
             str(who.num_speculative_tokens),
             f"{who.temperature:g}",
-            _SHOWN.get(finding.verdict, finding.verdict),
+            finding.verdict.replace("_", " "),
             "" if finding.match_rate is None else f"{finding.match_rate:.0%}",
             "" if finding.p_value is None else f"{finding.p_value:.2g}",
             f"{finding.num_tokens:,}",

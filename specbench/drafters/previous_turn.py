@@ -23,17 +23,18 @@ class PreviousTurn(PlainDrafter):
     looked for anew: what the last `max_ngram` tokens of the answer occur in, if not fewer, first
     ahead of the place, then behind. A token that occurs nowhere is taken to replace one.
 
-    `whole_answer` has all that the reference says checked at once when the first token is known,
-    if that token is in it, before rounds go on from where the two part: one long forward in the
-    place of many rounds where the answer begins like the reference, and for little where not.
+    With `verify_prediction_first` the whole reference is verified in one pass as soon as the first
+    token is known, if the reference contains that token. Rounds continue where the two part. This
+    one long forward replaces many rounds if the answer begins like the reference, and else costs
+    little.
     """
 
-    def __init__(self, parts: Parts, *, max_ngram: int, whole_answer: bool) -> None:
+    def __init__(self, parts: Parts, *, max_ngram: int, verify_prediction_first: bool) -> None:
         self._max_ngram = max_ngram
-        self._checks_predicted_output = whole_answer
+        self._checks_predicted_output = verify_prediction_first
         # The nearest place hangs on the one before; what a check leaves to rounds is known by
         # running it.
-        repeatability: Repeatability = "none" if whole_answer else "approximate"
+        repeatability: Repeatability = "none" if verify_prediction_first else "approximate"
         self.traits = Traits(chains_nest=True, repeatability=repeatability)
         self._device = parts.target.device
         self._make_buffers(0, 0)

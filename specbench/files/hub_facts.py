@@ -17,7 +17,7 @@ class HubFacts:
 
     source: str
     revision: str | None = None  # the commit that the entry's revision, or the newest, is now
-    licence: str | None = None
+    license: str | None = None
     is_gated: bool = False
     weight_bytes: int | None = None  # of its safetensors files, as stored
     problem: str | None = None  # why there is nothing else
@@ -65,7 +65,7 @@ def hub_facts(source: str, revision: str | None) -> HubFacts:
     return HubFacts(
         source=source,
         revision=info.sha,
-        licence=card.get("license_name") or card.get("license") if card else None,
+        license=card.get("license_name") or card.get("license") if card else None,
         is_gated=bool(info.gated),
         weight_bytes=sum(filter(None, weights.values()))
         if weights and all(weights.values())

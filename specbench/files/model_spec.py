@@ -17,7 +17,7 @@ class ModelSpec:
     device_map: str | None = None
     quantization: str | None = None  # packed when loaded; None: as the checkpoint is stored
     trust_remote_code: bool = False
-    needs_gib: float | None = None  # memory of the weights; 1 GiB is 2**30 bytes
+    weights_gib: float | None = None  # memory of the weights; 1 GiB is 2**30 bytes
     vocab_size: int | None = None  # rows of the embedding, for a model that is not on this machine
 
     @property

@@ -148,7 +148,7 @@ def _smaller(run: _Run) -> Iterator[tuple[str, _Run]]:
         yield f"one drafter alone, {target.name}/{one.name}", run._replace(drafters=(one,))
     # Without files to count by, the pairings file tells of one size alone.
     if target.model.quantization is None and not target.model.is_shape and is_here(target.model):
-        models = [replace(target.model, quantization=q, needs_gib=None) for q in ("int8", "int4")]
+        models = [replace(target.model, quantization=q, weights_gib=None) for q in ("int8", "int4")]
         best = _largest_that_fits([run._replace(target=replace(target, model=m)) for m in models])
         yield f"quantization: {best.target.model.quantization} in pairings.yaml", best
 
@@ -219,7 +219,7 @@ def loaded_bytes(spec: ModelSpec, place: Place) -> int:
 
 
 def _declared(spec: ModelSpec) -> int:
-    return round((spec.needs_gib or 0) * GIB)
+    return round((spec.weights_gib or 0) * GIB)
 
 
 def gib(nbytes: int) -> str:
@@ -237,4 +237,4 @@ def fits(pairing: Pairing, place: Place) -> bool | None:
     weights = sum(loaded_bytes(model, place) for model in pairing.models)
     if weights > (place.memory_bytes or 0):
         return False
-    return None if pairing.target.model.needs_gib is None else True
+    return None if pairing.target.model.weights_gib is None else True

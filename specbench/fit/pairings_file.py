@@ -83,7 +83,7 @@ def _model(spec: ModelSpec, folder: Path) -> Mapping[str, Any]:
         "device_map": spec.device_map,
         "quantization": spec.quantization,
         "trust_remote_code": spec.trust_remote_code or None,
-        "needs_gib": spec.needs_gib,
+        "weights_gib": spec.weights_gib,
         "vocab_size": spec.vocab_size,
     }
     return entry | {name: value for name, value in given.items() if value is not None}
@@ -105,19 +105,20 @@ def differences(pairings: Pairings, facts: Mapping[str, HubFacts]) -> Iterator[s
     for pairing in pairings.all:
         for spec in pairing.models:
             known = facts.get(spec.source)
-            if known is None or spec.needs_gib is None or spec.quantization is not None:
+            if known is None or spec.weights_gib is None or spec.quantization is not None:
                 continue
             stored = (known.weight_bytes or 0) / GIB
-            if stored and abs(spec.needs_gib - stored) > max(TOLERANCE * stored, 0.06):
-                yield f"{spec.source}: needs_gib {spec.needs_gib:g}, the hub has {stored:.1f} GiB"
+            if stored and abs(spec.weights_gib - stored) > max(TOLERANCE * stored, 0.06):
+                stated = f"weights_gib {spec.weights_gib:g}"
+                yield f"{spec.source}: {stated}, the hub has {stored:.1f} GiB"
         origin, draft = pairing.drafter.origin, pairing.drafter.model
-        licence = facts[draft.source].licence if draft and draft.source in facts else None
-        if origin and origin.licence and licence and origin.licence != licence:
-            yield f"{pairing.name}: licence is {origin.licence}, the hub says {licence}"
+        license = facts[draft.source].license if draft and draft.source in facts else None
+        if origin and origin.license and license and origin.license != license:
+            yield f"{pairing.name}: license is {origin.license}, the hub says {license}"
 
 
 def filled(text: str, facts: Mapping[str, HubFacts]) -> str:
-    """A pairings file with the revision, licence and memory that the hub tells and it does not.
+    """A pairings file with the revision, license and memory that the hub tells and it does not.
 
     Nothing that stands there is changed, and comments stay; entries in one line ({...}) are left
     as they are.
@@ -133,9 +134,9 @@ def filled(text: str, facts: Mapping[str, HubFacts]) -> str:
         present = set(_siblings(lines, number, len(match["indent"])))
         told: dict[str, object] = {"revision": known.revision}
         if known.weight_bytes and "quantization" not in present:
-            told["needs_gib"] = max(round(known.weight_bytes / GIB, 1), 0.1)
-        if "source" in present:  # a licence is told of entries that say where they are from
-            told["licence"] = known.licence
+            told["weights_gib"] = max(round(known.weight_bytes / GIB, 1), 0.1)
+        if "source" in present:  # a license is told of entries that say where they are from
+            told["license"] = known.license
         made += [
             f"{match['indent']}{key}: {json.dumps(value)}"
             for key, value in told.items()

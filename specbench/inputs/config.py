@@ -6,7 +6,7 @@
     targets:
       NAME:
         model: demo:target         # folder, Hugging Face id, demo:NAME or shape:NAME
-        revision, dtype, device_map, quantization, trust_remote_code, needs_gib, vocab_size, note
+        revision, dtype, device_map, quantization, trust_remote_code, weights_gib, vocab_size, note
         workloads: demo            # a folder of this target's own prompts, or `demo`
         drafters:
           NAME:
@@ -15,7 +15,7 @@
             parameters: {}         # the method's own
             lossy: typical         # accept drafts by a rule that changes the text (records/lossy)
             num_speculative_tokens, note
-            source, checked, licence, figure  # of an entry that was read somewhere: origin.py
+            source, checked, license, figure  # of an entry that was read somewhere: origin.py
 
 A pairing is named target/drafter. A folder is relative to the file that names it, and goes before
 a hub id of the same name. A drafter takes dtype and device_map from its target unless it has its

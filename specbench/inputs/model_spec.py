@@ -19,7 +19,7 @@ MODEL_KEYS = (
     "device_map",
     "quantization",
     "trust_remote_code",
-    "needs_gib",
+    "weights_gib",
     "vocab_size",
 )
 
@@ -89,7 +89,7 @@ def read_model_spec(keys: Section, dtype: str, device_map: str | None) -> ModelS
         device_map=keys.may("device_map", read_device_map, device_map),
         quantization=keys.may("quantization", one_of(QUANTIZATIONS), None),
         trust_remote_code=keys.may("trust_remote_code", Value.flag, False),
-        needs_gib=keys.may("needs_gib", number(above=0), None),
+        weights_gib=keys.may("weights_gib", number(above=0), None),
         vocab_size=keys.may("vocab_size", whole(1, 2**31 - 1), None),
     )
 

@@ -6,7 +6,7 @@ from datetime import date
 
 from specbench.inputs.strict_yaml import Section, Value
 
-ORIGIN_KEYS = ("source", "checked", "licence", "figure")
+ORIGIN_KEYS = ("source", "checked", "license", "figure")
 
 _ADDRESS = re.compile(r"https?://[^\s/]+(/\S*)?")
 
@@ -17,7 +17,7 @@ class Origin:
 
     source: str
     checked: date
-    licence: str | None = None
+    license: str | None = None
     figure: str | None = None  # what the authors report of it, in their terms
 
 
@@ -29,7 +29,7 @@ def read_origin(keys: Section) -> Origin | None:
     return Origin(
         source=keys.must("source", _address),
         checked=keys.must("checked", _date),
-        licence=keys.may("licence", Value.text, None),
+        license=keys.may("license", Value.text, None),
         figure=keys.may("figure", Value.text, None),
     )
 

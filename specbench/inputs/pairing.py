@@ -52,15 +52,15 @@ class Pairing:
         return f"{self.target.name}/{self.drafter.name}"
 
     @property
-    def needs_gib(self) -> float | None:
+    def weights_gib(self) -> float | None:
         """Memory of both models' weights; None where the file does not tell."""
-        is_told = all(model.needs_gib is not None for model in self.models)
+        is_told = all(model.weights_gib is not None for model in self.models)
         return self.least_gib if is_told else None
 
     @property
     def least_gib(self) -> float:
         """The part of it that the file tells; 0 where it tells nothing."""
-        return sum(model.needs_gib or 0.0 for model in self.models)
+        return sum(model.weights_gib or 0.0 for model in self.models)
 
     @property
     def models(self) -> tuple[ModelSpec, ...]:
@@ -155,7 +155,7 @@ def _as_a_model(word: str) -> str:
 
 def _weights(model: ModelSpec) -> dict[str, object]:
     """A model's entry without what the same weights may differ by: place and sizes stated."""
-    stated = ("folder", "needs_gib", "vocab_size")
+    stated = ("folder", "weights_gib", "vocab_size")
     return {key: value for key, value in asdict(model).items() if key not in stated}
 
 

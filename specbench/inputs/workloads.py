@@ -4,7 +4,7 @@ A workload is two files: NAME.jsonl, one prompt a line, and NAME.yaml, its card:
 
     name: chat
     description: text
-    licence: Apache-2.0
+    license: Apache-2.0
     sha256: of NAME.jsonl, so that a changed prompt is a changed workload
     max_new_tokens: 256
     prompts: 48
@@ -33,20 +33,20 @@ MAX_NEW_TOKENS = 131_072
 MOST_REASONS = 5  # why rows were skipped, told one by one
 DEFAULT_MAX_NEW_TOKENS = 128  # of a file without a card
 
-CARD_KEYS = ("name", "description", "licence", "sha256", "max_new_tokens", "prompts")
+CARD_KEYS = ("name", "description", "license", "sha256", "max_new_tokens", "prompts")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """Prompts of one kind; only a workload with a card has a licence and a length."""
+    """Prompts of one kind; only a workload with a card has a license and a length."""
 
     name: str  # a file without a card goes by its file name
     path: Path
     sha256: str  # of the file's bytes
     prompts: tuple[Prompt, ...]
     description: str = ""
-    licence: str | None = None
+    license: str | None = None
     max_new_tokens: int | None = None
     notes: tuple[str, ...] = ()  # what of the file is not among the prompts
 
@@ -162,7 +162,7 @@ def _load_with_card(card: Path) -> Workload:
         sha256=sha256,
         prompts=prompts,
         description=keys.must("description", Value.text),
-        licence=keys.must("licence", Value.text),
+        license=keys.must("license", Value.text),
         max_new_tokens=keys.must("max_new_tokens", whole(1, MAX_NEW_TOKENS)),
     )
 

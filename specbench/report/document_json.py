@@ -35,7 +35,7 @@ def to_json(document: Document) -> dict[str, Any]:
         "models": to_jsonable_python(document.models),
         "cells": [_cell_json(cell, document.vllm.get(cell.key)) for cell in document.cells],
         "decisions": [_decision_json(decision) for decision in document.decisions],
-        "compromises": [_compromise_json(shared) for shared in document.compromises],
+        "shared_k": [_compromise_json(shared) for shared in document.compromises],
         "side_by_side": to_jsonable_python(document.side_by_side),
         "adaptive_comparisons": to_jsonable_python(document.adaptive),
         "crossovers": to_jsonable_python(document.crossovers),

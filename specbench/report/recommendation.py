@@ -316,7 +316,7 @@ def recommendation_json(
     *,
     workloads: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The machine form: `picks`, each with its candidates, `shared` and `unanswered`."""
+    """The JSON document: `picks` with their candidates, `shared`, `without_recommendation`."""
     document_json: dict[str, Any] = to_jsonable_python(
         {
             "schema_version": SCHEMA_VERSION,
@@ -329,7 +329,7 @@ def recommendation_json(
                     "target": one.condition.target,
                     **_setting_json(one.condition),
                     "sentence": headline(document, one, objective) + document.mark,
-                    "is_untried": is_untried(document, one),
+                    "no_valid_speculative_run": is_untried(document, one),
                     "is_undecided": open_question(document, one) is not None,
                     "best": _candidate_json(one.best, objective) if one.best else None,
                     "candidates": [_candidate_json(c, objective) for c in one.candidates],
@@ -346,7 +346,7 @@ def recommendation_json(
                 }
                 for shared in shared_picks(picks)
             ],
-            "unanswered": unanswered(document, picks, workloads),
+            "without_recommendation": unanswered(document, picks, workloads),
         }
     )
     return document_json

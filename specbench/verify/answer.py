@@ -97,7 +97,7 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
 
 def _sentence(findings: Sequence[Finding]) -> str:
     for verdict, says in (
-        ("bug", "NOT lossless"),
+        ("mismatch", "NOT lossless"),
         ("lossy", "lossy by choice"),
         ("failed", "not verified"),
         ("inconclusive", "undecided"),

@@ -7,11 +7,11 @@ from specbench.verify.judge import is_tie, told
 
 LEAST_P = 1e-99  # below it only that it is below
 _SAYS = (  # the gravest first
-    ("bug", "NOT lossless", "NOT the target's"),
+    ("mismatch", "NOT lossless", "NOT the target's"),
     ("lossy", "lossy by choice", ""),
     ("failed", "not verified", "not verified"),
     ("inconclusive", "undecided", "undecided"),
-    ("own", "lossless", "the others are held to it"),
+    ("matches_baseline", "lossless", "the others are held to it"),
     ("", "lossless", "sound"),
 )
 
@@ -80,29 +80,29 @@ def _clause(finding: Finding, own: Finding | None) -> str:
 
 
 def _greedy(finding: Finding, own: Finding | None) -> str:
-    if finding.verdict == "own":
+    if finding.verdict == "matches_baseline":
         return f"its greedy text is what the others are held to ({finding.reason})"
     num = finding.num_prompts or 0
     same = round((finding.match_rate or 0.0) * num)
     right = "the target's best" if own is None else "that of K = 0"
     text = f"greedy text is {right} in {same} of {num} answers"
-    if finding.verdict == "tie":
+    if finding.verdict == "near_tie":
         return f"{text}, and in the others {finding.reason}"
     return text if finding.verdict == "identical" else f"{text}; {finding.reason}"
 
 
 def _sampled(finding: Finding, own: Finding | None) -> str:
     num = f"{finding.num_tokens:,} sampled tokens"
-    if finding.verdict == "law":
+    if finding.verdict == "matches_distribution":
         power = finding.detectable
         seen = f"; 80 % power to detect {power.shift:.1%} of them shifted" if power else ""
         return f"{num} follow the target's distribution ({_p(finding)}{seen})"
-    if finding.verdict == "own" and own is not None:
+    if finding.verdict == "matches_baseline" and own is not None:
         law = f"not held to the target's distribution: {finding.unseen}"
-        if own.verdict == "bug":
+        if own.verdict == "mismatch":
             law = "which does not follow the target's distribution, with or without speculation"
         return f"{num} are like those of K = 0 ({_p(finding)}), {law}"
-    if finding.verdict == "bug":
+    if finding.verdict == "mismatch":
         return "; ".join(
             [f"{finding.reason} ({_p(finding)}{_far(finding)})", *_context(finding, own)]
         )
@@ -111,7 +111,7 @@ def _sampled(finding: Finding, own: Finding | None) -> str:
 
 def _context(finding: Finding, own: Finding | None) -> Iterator[str]:
     """What a reader of a fault should know besides."""
-    if own is not None and own.verdict == "law":
+    if own is not None and own.verdict == "matches_distribution":
         yield f"K = 0 of the same server follows it ({_p(own)}{_far(own)})"
     if finding.rule:
         yield f"the rule by which it should accept drafts keeps the distribution: {finding.rule}"

@@ -7,7 +7,16 @@ from typing import Literal
 from specbench.verify.evidence import Distance, Divergence, Subject
 from specbench.verify.statistics import Detectable
 
-Verdict = Literal["identical", "tie", "law", "own", "bug", "lossy", "inconclusive", "failed"]
+Verdict = Literal[
+    "identical",
+    "near_tie",
+    "matches_distribution",
+    "matches_baseline",
+    "mismatch",
+    "lossy",
+    "inconclusive",
+    "failed",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +47,7 @@ class Finding:
         """None where nothing is shown."""
         if self.verdict in ("inconclusive", "failed"):
             return None
-        return self.verdict not in ("bug", "lossy")
+        return self.verdict not in ("mismatch", "lossy")
 
     @property
     def farthest(self) -> Distance | None:

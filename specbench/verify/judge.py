@@ -123,7 +123,7 @@ def _judge_greedy(evidence: GreedyEvidence) -> Finding:
     subject = evidence.subject
     verdict: Verdict
     if evidence.is_own and (wrong or evidence.unseen):
-        verdict = "own"
+        verdict = "matches_baseline"
         reason = "without speculation it departs from the target's best tokens beyond rounding"
         reason = f"not held to the target: {evidence.unseen}" if evidence.unseen else reason
     elif first is None:
@@ -132,14 +132,14 @@ def _judge_greedy(evidence: GreedyEvidence) -> Finding:
         verdict = "inconclusive"
         reason = f"{told(first)}; not looked at, because {evidence.unseen}"
     elif not wrong:
-        verdict = "tie"
+        verdict = "near_tie"
         worst = max(d.steps or 0.0 for d in evidence.divergences)
         reason = (
             f"{len(evidence.divergences)} tokens differ where rounding decides: they are at most "
             f"{worst:.0f} steps{_in_logits(evidence.divergences)} below the target's best"
         )
     else:
-        verdict, reason = "bug", told(first)
+        verdict, reason = "mismatch", told(first)
     return Finding(
         subject=subject,
         verdict="lossy" if subject.lossy else verdict,
@@ -173,7 +173,7 @@ def _judge_sampled(
     p_value = min(adjusted[name] for name in named)
     num_others = len(evidence.log_likelihoods) - 1
     control = control_p_value(evidence.colder, num_others)
-    verdict: Verdict = "bug"
+    verdict: Verdict = "mismatch"
     if evidence.misshapen:
         reason = (
             f"{len(evidence.misshapen)} texts run past their end or stop early, first for "
@@ -201,7 +201,7 @@ def _judge_sampled(
             "temperature; raise --temperature"
         )
     else:
-        verdict, reason = "law", "the tokens follow the target's distribution"
+        verdict, reason = "matches_distribution", "the tokens follow the target's distribution"
     return Finding(
         subject=subject,
         verdict="lossy" if subject.lossy else verdict,

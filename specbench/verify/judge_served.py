@@ -48,28 +48,32 @@ def judge_served(
     if beside is None or own is None:
         found = along or Finding(
             subject=evidence.subject,
-            verdict="own",
+            verdict="matches_baseline",
             reason=f"not held to the target's distribution: {evidence.unseen}",
         )
-        if found.verdict == "bug":
+        if found.verdict == "mismatch":
             found = replace(found, reason=f"{found.reason}; {WITHOUT_SPECULATION}")
         return _complete(found, evidence, evidence.distances)
     named = {name: tests[name] for name in _SEEN_BY}
     worst = min(named, key=lambda name: named[name])
     is_apart = adjusted[worst] < false_alarm
-    if along is not None and own.verdict == "law":
+    if along is not None and own.verdict == "matches_distribution":
         found = replace(
             along,
             p_value=min(along.p_value or 0.0, adjusted[worst]),
             p_values={**along.p_values, **named},
         )
-        if is_apart and along.verdict != "bug":
-            found = replace(found, verdict="bug", reason=_SEEN_BY[worst])
+        if is_apart and along.verdict != "mismatch":
+            found = replace(found, verdict="mismatch", reason=_SEEN_BY[worst])
         return _complete(found, evidence, evidence.distances)
     control = rarity_p_value(beside.colder, beside.own_answers)
     found = Finding(
         subject=evidence.subject,
-        verdict="bug" if is_apart else "own" if control < level else "inconclusive",
+        verdict="mismatch"
+        if is_apart
+        else "matches_baseline"
+        if control < level
+        else "inconclusive",
         reason=_SEEN_BY[worst]
         if is_apart
         else "its answers are like those of its K = 0"

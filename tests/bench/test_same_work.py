@@ -47,7 +47,7 @@ def test_whatever_its_figures_follow_from_is_in_the_hash(
     assert pairing(tmp_path, OWN.replace(before, after, 1)).sha256 != own
 
 
-@pytest.mark.parametrize("words", ["another note", "a note, needs_gib: 3"])
+@pytest.mark.parametrize("words", ["another note", "a note, weights_gib: 3"])
 def test_notes_are_not(words: str, tmp_path: Path) -> None:
     own = pairing(tmp_path, OWN).sha256
     assert pairing(tmp_path, OWN.replace("a note", words)).sha256 == own

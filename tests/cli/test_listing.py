@@ -94,9 +94,9 @@ def test_doctor_says_what_is_missing(tiny, tmp_path):
 targets:
   tiny:
     model: ./target
-    needs_gib: 900000
+    weights_gib: 900000
     drafters:
-      draft: {method: draft_model, model: ./draft, needs_gib: 1}
+      draft: {method: draft_model, model: ./draft, weights_gib: 1}
       far: {method: draft_model, model: owner/far-away, quantization: int4}
       head: {method: eagle3, model: owner/head}
       ngram: {method: ngram}
@@ -124,15 +124,15 @@ targets:
 
 def test_doctor_counts_models_that_are_not_here_as_this_machine_would_load_them(tmp_path):
     (tmp_path / "pairings.yaml").write_text(
-        "targets:\n  far:\n    model: owner/far\n    needs_gib: 900000\n"
-        "    drafters:\n      near: {method: draft_model, model: owner/near, needs_gib: 1}\n"
+        "targets:\n  far:\n    model: owner/far\n    weights_gib: 900000\n"
+        "    drafters:\n      near: {method: draft_model, model: owner/near, weights_gib: 1}\n"
     )
     ran = specbench("doctor", "far", "--json", cwd=tmp_path)
     told = json.loads(ran.out)
     (row,) = told["pairings"]
     gib = 900_001 * (2 if told["device"] == "cpu" else 1)  # a CPU loads them in float32
     assert ran.code == 1
-    assert row["needs_gib"] == gib
+    assert row["weights_gib"] == gib
     assert f"at least {gib:,.0f} GiB" in row["problems"][0]
     assert row["problems"][1:] == ["not downloaded"]
 

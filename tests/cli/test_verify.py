@@ -52,7 +52,7 @@ def test_the_table_has_a_row_for_each_and_fits_80_columns(verified: Ran) -> None
     table, _, _ = verified.out.partition("\n\n")
     rows = [line.split()[:5] for line in table.splitlines()]
     assert ["tiny", "none", "0", "0", "identical"] in rows
-    assert ["tiny/draft", "draft_model", "3", "0.7", "distribution"] in rows
+    assert ["tiny/draft", "draft_model", "3", "0.7", "matches"] in rows
     assert ["tiny/ngram", "ngram", "3", "0", "identical"] in rows
     assert max(map(len, table.splitlines())) <= 80
     assert "(Holm)" in table

@@ -19,13 +19,13 @@ TWO_TARGETS = """
         revision: "12"
         dtype: bfloat16
         quantization: int4
-        needs_gib: 10
+        weights_gib: 10
         drafters:
           draft:
             method: draft_model
             model: owner/draft
             num_speculative_tokens: 7
-            needs_gib: 1.5
+            weights_gib: 1.5
           copy:
             method: ngram
             parameters: {max_ngram: 4, min_ngram: 2}
@@ -120,9 +120,9 @@ def test_a_tree_that_cannot_be_is_refused_with_its_line(
 
 def test_a_pairing_needs_the_memory_of_both_models_if_both_are_known(tmp_path: Path) -> None:
     draft, copy, heads, _ = read(tmp_path, TWO_TARGETS).all
-    assert draft.needs_gib == 11.5
-    assert copy.needs_gib == 10  # no model
-    assert heads.needs_gib is None  # the file does not tell the heads' size
+    assert draft.weights_gib == 11.5
+    assert copy.weights_gib == 10  # no model
+    assert heads.weights_gib is None  # the file does not tell the heads' size
 
 
 def test_a_bare_target_means_all_its_drafters_and_each_pairing_runs_once(tmp_path: Path) -> None:

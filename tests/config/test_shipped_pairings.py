@@ -71,14 +71,14 @@ def test_an_entry_of_the_catalogue_has_a_page_that_names_it_and_runs_no_foreign_
 @pytest.mark.parametrize("name", [*EMBEDDED, *SHAPES])
 def test_what_comes_with_the_package_says_what_memory_it_needs(name: str) -> None:
     (pairing,) = PAIRINGS.select([name])
-    assert pairing.needs_gib is not None
+    assert pairing.weights_gib is not None
 
 
 def test_needs_gib_is_parameters_times_bytes() -> None:
     needs = {
-        t.model.source: t.model.needs_gib for t in PAIRINGS.targets if not t.model.quantization
+        t.model.source: t.model.weights_gib for t in PAIRINGS.targets if not t.model.quantization
     }
-    needs |= {d.model.source: d.model.needs_gib for p in PAIRINGS.all if (d := p.drafter).model}
+    needs |= {d.model.source: d.model.weights_gib for p in PAIRINGS.all if (d := p.drafter).model}
     num_parameters = {
         "meta-llama/Llama-3.3-70B-Instruct": 70_553_706_496,
         "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
@@ -108,7 +108,7 @@ def test_needs_gib_is_parameters_times_bytes() -> None:
 
 
 def test_a_shape_needs_what_the_model_needs_that_it_is_named_after() -> None:
-    needs = {t.name: t.model.needs_gib for t in PAIRINGS.targets}
+    needs = {t.name: t.model.weights_gib for t in PAIRINGS.targets}
     assert needs["shape-8b"] == needs["llama-3.1-8b"]
     assert needs["shape-70b"] == needs["llama-3.3-70b"]
 
@@ -117,4 +117,4 @@ def test_int4_keeps_embedding_and_lm_head_in_sixteen_bits() -> None:
     target = PAIRINGS.select(["llama-3.3-70b-int4"])[0].target
     wide = 2 * 128_256 * 8_192  # vocabulary x hidden size, embedding and lm_head
     packed = 70_553_706_496 - wide
-    assert target.model.needs_gib == round((2 * wide + packed * 4.25 / 8) / 2**30, 1)
+    assert target.model.weights_gib == round((2 * wide + packed * 4.25 / 8) / 2**30, 1)

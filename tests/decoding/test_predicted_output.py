@@ -41,7 +41,7 @@ def serve(
 ) -> list[Result]:
     decoder = Decoder(
         target,
-        make_drafter("previous_turn", target, whole_answer=True),
+        make_drafter("previous_turn", target, verify_prediction_first=True),
         eos_ids=eos_ids,
         clock=CountingClock(),
         verifier=verifier,
@@ -243,7 +243,7 @@ def test_replayed_rounds_go_on_from_a_check_and_sampled_texts_are_the_same(
     sampling: Sampling,
 ) -> None:
     subject = make_subject()
-    drafter = make_drafter("previous_turn", subject.target, whole_answer=True)
+    drafter = make_drafter("previous_turn", subject.target, verify_prediction_first=True)
     plain = [replace(r, prediction_ids=()) for r in requests([()] * 5)]
     texts = eager_texts(subject, drafter, plain, FixedK(0), 1, sampling)
     bench = Bench(subject, drafter)

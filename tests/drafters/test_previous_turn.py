@@ -29,7 +29,7 @@ class Answer:
     def __init__(self, *references: Sequence[int], max_ngram: int = 3) -> None:
         B = len(references)
         self.drafter = PreviousTurn(
-            parts_of(CountingRunner()), max_ngram=max_ngram, whole_answer=False
+            parts_of(CountingRunner()), max_ngram=max_ngram, verify_prediction_first=False
         )
         rows = Rows(CountingRunner(), self.drafter, num_rows=B, capacity=64, eos_ids=[])
         rows.begin(B)

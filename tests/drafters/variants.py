@@ -17,7 +17,7 @@ _TREES: dict[str, tuple[str, dict[str, Any]]] = {
         "lookahead",
         {"window": 3, "ngram": 3, "guesses": 2},
     ),
-    "previous_turn, predicted output": ("previous_turn", {"whole_answer": True}),
+    "previous_turn, predicted output": ("previous_turn", {"verify_prediction_first": True}),
     "self_speculation, tree 3 2": ("self_speculation", {"tree": (3, 2)}),
     "suffix, long drafts": ("suffix", {"max_spec_factor": 8.0, "min_token_prob": 0.0}),
     "token_recycling, 12 drafts": ("token_recycling", {"max_drafts": 12}),

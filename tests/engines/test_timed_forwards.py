@@ -44,7 +44,9 @@ def test_rounds_decode_the_same_text_with_forwards_between_them(builtin, work):
 
 
 def test_a_text_checked_at_once_does_not_hide_where_the_row_stands(target):
-    drafter = Drafter(name="said", method="previous_turn", parameters={"whole_answer": True})
+    drafter = Drafter(
+        name="said", method="previous_turn", parameters={"verify_prediction_first": True}
+    )
     engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
     engine.add_drafter(drafter)
     answer = engine.generate(REQUEST, PLAIN).output_ids

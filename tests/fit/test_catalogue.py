@@ -37,7 +37,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "org/head": {
         "sha": REVISION[::-1],
         "gated": False,
-        "cardData": {"license": "other", "license_name": "head-licence"},
+        "cardData": {"license": "other", "license_name": "head-license"},
         "siblings": [
             {"rfilename": "head.safetensors", "size": GIB},
             {"rfilename": "notes.bin", "size": 5 * GIB},
@@ -51,7 +51,7 @@ targets:
   big:
     # what is written by hand stays
     model: org/big
-    needs_gib: 15.1  # close enough
+    weights_gib: 15.1  # close enough
     drafters:
       head:
         method: eagle3
@@ -104,16 +104,16 @@ def hub(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hub")
-def test_the_hub_tells_revision_licence_and_the_size_of_what_would_be_loaded() -> None:
+def test_the_hub_tells_revision_license_and_the_size_of_what_would_be_loaded() -> None:
     assert hub_facts("org/big", None) == HubFacts(
         source="org/big",
         revision=REVISION,
-        licence="apache-2.0",
+        license="apache-2.0",
         is_gated=True,
         weight_bytes=15 * GIB,
     )
     head = hub_facts("org/head", None)
-    assert (head.licence, head.weight_bytes, head.is_gated) == ("head-licence", GIB, False)
+    assert (head.license, head.weight_bytes, head.is_gated) == ("head-license", GIB, False)
     assert hub_facts("org/bare", REVISION).weight_bytes is None
 
 
@@ -146,22 +146,26 @@ def test_checking_fills_in_what_the_file_leaves_out_and_changes_nothing_else(
         PAIRINGS.splitlines()
     )
     target = load_pairings(tmp_path / "full.yaml").target("big")
-    assert (target.model.revision, target.model.needs_gib) == (REVISION, 15.1)
+    assert (target.model.revision, target.model.weights_gib) == (REVISION, 15.1)
     head = target.drafters[0]
     assert head.model is not None
     assert head.origin is not None
-    assert (head.model.revision, head.model.needs_gib) == (REVISION[::-1], 1.0)
-    assert head.origin.licence == "head-licence"
+    assert (head.model.revision, head.model.weights_gib) == (REVISION[::-1], 1.0)
+    assert head.origin.license == "head-license"
 
 
 @pytest.mark.usefixtures("hub")
 def test_checking_names_entries_that_the_hub_contradicts(tmp_path: Path) -> None:
     entry = yaml.safe_load(PAIRINGS)
-    entry["targets"]["packed"] = {**entry["targets"]["big"], "quantization": "int8", "needs_gib": 8}
+    entry["targets"]["packed"] = {
+        **entry["targets"]["big"],
+        "quantization": "int8",
+        "weights_gib": 8,
+    }
     entry["targets"]["packed"]["drafters"] = {"copy": {"method": "ngram"}}
-    entry["targets"]["big"]["needs_gib"] = 12
+    entry["targets"]["big"]["weights_gib"] = 12
     head = entry["targets"]["big"]["drafters"]["head"]
-    head["licence"] = "mit"
+    head["license"] = "mit"
     entry["targets"]["big"]["drafters"]["gone"] = {"method": "eagle3", "model": "org/gone"}
     (tmp_path / "pairings.yaml").write_text(yaml.safe_dump(entry))
     ran = specbench("list", "pairings", "--check-hub", cwd=tmp_path)
@@ -169,7 +173,7 @@ def test_checking_names_entries_that_the_hub_contradicts(tmp_path: Path) -> None
     gone, big, head = ran.err.splitlines()
     assert gone.startswith("org/gone: not on")
     assert re.fullmatch(r"org/big: .*12, .*15\.0 GiB", big)
-    assert re.fullmatch("big/head: .*mit, .*head-licence", head)
+    assert re.fullmatch("big/head: .*mit, .*head-license", head)
     assert REVISION[:12] in ran.out
 
 
@@ -180,7 +184,7 @@ def test_an_entry_is_filled_in_beside_its_keys_above_and_below() -> None:
     tiny = HubFacts(source="org/a", revision=REVISION, weight_bytes=1000)
     packed, plain = filled(entry, {"org/a": tiny}).split("  b:\n")
     assert packed.endswith(f'int8\n    model: org/a\n    revision: "{REVISION}"\n')
-    assert plain == "    model: org/a\n    needs_gib: 0.1\n    revision: v1\n"
+    assert plain == "    model: org/a\n    weights_gib: 0.1\n    revision: v1\n"
 
 
 @pytest.mark.usefixtures("hub")

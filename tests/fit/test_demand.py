@@ -54,14 +54,14 @@ def test_what_nothing_here_helps_says_so():
 
 def test_a_model_that_is_not_here_is_no_smaller_for_being_packed():
     spec = model_spec("owner/far-away")
-    target = Target(name="far", model=replace(spec, needs_gib=48.0), drafters=())
+    target = Target(name="far", model=replace(spec, weights_gib=48.0), drafters=())
     told = shortage(target, [], HERE) or ""
     assert re.match(r"needs .*least 96\.0 GiB, .*21\.0 GiB free; .*smaller model", told)
 
 
 def test_a_cpu_holds_all_drafters_at_once_and_a_gpu_one_after_the_other():
     target, (drafter,) = shape("8b")
-    other = replace(drafter, name="other", model=replace(target.model, needs_gib=5.0))
+    other = replace(drafter, name="other", model=replace(target.model, weights_gib=5.0))
     small, large = (demand(target, [one], HERE).weights for one in (drafter, other))
     alone = demand(target, [], HERE).weights
     assert demand(target, [drafter, other], HERE).weights == small + large - alone

@@ -18,13 +18,13 @@ def test_only_pairings_whose_weights_fit_are_listed(tmp_path: Path) -> None:
     (tmp_path / "pairings.yaml").write_text(
         """\
 targets:
-  small: {model: org/a, needs_gib: 20, drafters: {copy: {method: ngram}}}
-  tight: {model: org/b, needs_gib: 20, drafters: {
-    whole: {method: draft_model, model: org/c, needs_gib: 3},
-    too-much: {method: draft_model, model: org/c, needs_gib: 4},
+  small: {model: org/a, weights_gib: 20, drafters: {copy: {method: ngram}}}
+  tight: {model: org/b, weights_gib: 20, drafters: {
+    whole: {method: draft_model, model: org/c, weights_gib: 3},
+    too-much: {method: draft_model, model: org/c, weights_gib: 4},
     untold: {method: eagle3, model: org/d}}}
   untold: {model: org/e, drafters: {copy: {method: ngram}}}
-  large: {model: org/f, needs_gib: 30, drafters: {untold: {method: eagle3, model: org/d}}}
+  large: {model: org/f, weights_gib: 30, drafters: {untold: {method: eagle3, model: org/d}}}
 """
     )
     ran = specbench("list", "pairings", "--fits", "--gpu", "RTX-4090", "--json", cwd=tmp_path)
@@ -43,7 +43,7 @@ targets:
 
 def test_fitting_is_of_what_the_file_tells(tmp_path: Path) -> None:
     (tmp_path / "pairings.yaml").write_text(
-        "targets: {big: {model: org/big, needs_gib: 15.1, drafters: "
+        "targets: {big: {model: org/big, weights_gib: 15.1, drafters: "
         "{head: {method: eagle3, model: org/head}, copy: {method: ngram}}}}"
     )
     head, copy = load_pairings(tmp_path / "pairings.yaml").all
@@ -54,9 +54,9 @@ def test_fitting_is_of_what_the_file_tells(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "needed"),
     [
-        ("needs_gib: 3", 6),
-        ("needs_gib: 3, dtype: bfloat16", 3),
-        ("needs_gib: 3, quantization: int8", 3),
+        ("weights_gib: 3", 6),
+        ("weights_gib: 3, dtype: bfloat16", 3),
+        ("weights_gib: 3, quantization: int8", 3),
     ],
 )
 def test_a_cpu_needs_twice_the_room_where_it_loads_float32(
@@ -72,8 +72,8 @@ def test_a_cpu_needs_twice_the_room_where_it_loads_float32(
 
 def test_a_targets_note_stands_beside_the_first_that_is_listed(tmp_path: Path) -> None:
     (tmp_path / "pairings.yaml").write_text(
-        "targets: {t: {model: org/a, needs_gib: 1, note: Slow., drafters: "
-        "{big: {method: eagle3, model: org/b, needs_gib: 99}, "
+        "targets: {t: {model: org/a, weights_gib: 1, note: Slow., drafters: "
+        "{big: {method: eagle3, model: org/b, weights_gib: 99}, "
         "a: {method: ngram, note: Old.}, b: {method: ngram, note: New.}}}}"
     )
     ran = specbench("list", "pairings", "--fits", "--gpu", "L4", "--json", cwd=tmp_path)

@@ -36,7 +36,7 @@ DRAFTERS = (
 
 
 def test_targets_and_drafters_read_back(tmp_path: Path):
-    model = ModelSpec(source="owner/big", quantization="int8", needs_gib=15.5)
+    model = ModelSpec(source="owner/big", quantization="int8", weights_gib=15.5)
     target = Target(name="big", model=model, drafters=(), workloads=tmp_path)
     file = tmp_path / "pairings.yaml"
     write_pairings(file, target, DRAFTERS, "made\nby a test")

@@ -41,7 +41,7 @@ targets:
     model: owner/big
     revision: "12"
     trust_remote_code: no
-    needs_gib: 15.5
+    weights_gib: 15.5
     note: >-
       Two
       lines
@@ -110,7 +110,7 @@ def _card(folder: Path) -> Case:
     text = _prompts(ROWS["ours"])
     (folder / "mine.jsonl").write_bytes(text)
     digest = hashlib.sha256(text).hexdigest()
-    card = f"name: mine\ndescription: Two words\nlicence: MIT\nsha256: {digest}\n"
+    card = f"name: mine\ndescription: Two words\nlicense: MIT\nsha256: {digest}\n"
     content = f"{card}max_new_tokens: 64\nprompts: 1\n".encode()
     read = partial(load_workload, "mine", folder=folder)
     return Case(file=folder / "mine.yaml", content=content, mutated=mutations.yaml_file, read=read)

@@ -72,7 +72,7 @@ def test_captured_rounds_have_the_texts_of_eager_ones() -> None:
 def test_an_expected_answer_is_checked_in_pieces_that_can_be_taken_back() -> None:
     of = subject("LFM2")
     right, wrong = of.texts[0], (*of.texts[0][:7], 1, 2, 3, *of.texts[0][10:])
-    drafter = make_drafter("previous_turn", of.target, whole_answer=True)
+    drafter = make_drafter("previous_turn", of.target, verify_prediction_first=True)
     for prediction in (right, wrong):
         request = Request(
             prompt_ids=ragged_prompts()[0], max_new_tokens=NUM_TOKENS, prediction_ids=prediction

@@ -48,7 +48,7 @@ def test_both_have_the_version_that_the_program_says(built, bin_folder, tmp_path
     assert said(bin_folder, "--version", tmp_path).stdout == f"specbench {__version__}\n"
 
 
-def test_the_wheel_has_data_types_and_licence_and_nothing_of_the_checkout(built):
+def test_the_wheel_has_data_types_and_license_and_nothing_of_the_checkout(built):
     names = [info.filename for info in in_wheel(built)]
     assert {f"specbench/{name}" for name in NEEDED} <= set(names)
     assert f"specbench_llm-{__version__}.dist-info/licenses/LICENSE" in names
@@ -74,7 +74,7 @@ def test_the_sdist_has_all_that_its_tests_need(built):
     assert not set(kept) - names
 
 
-def test_the_metadata_says_python_licence_and_entry_point(built):
+def test_the_metadata_says_python_license_and_entry_point(built):
     told = metadata(built)
     assert told["Requires-Python"] == ">=3.11"
     assert told["License-Expression"] == "Apache-2.0"

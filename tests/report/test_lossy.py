@@ -100,7 +100,7 @@ def test_it_fits_80_columns(marked: Document) -> None:
 def test_json_names_the_rule_and_keeps_its_schema(marked: Document) -> None:
     found = to_json(marked)
     VALIDATOR.validate(json.loads(json.dumps(found)))
-    for entry in (*found["cells"], *found["decisions"], *found["compromises"]):
+    for entry in (*found["cells"], *found["decisions"], *found["shared_k"]):
         assert entry["lossy"] == (RULE if "bold" in entry["pairing"] else None)
     for decision in found["decisions"]:
         assert decision["sentence"].endswith(f" [lossy: {RULE}]") == bool(decision["lossy"])

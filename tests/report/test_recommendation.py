@@ -94,10 +94,10 @@ def test_without_a_valid_draft_cell_nothing_is_recommended() -> None:
     assert "do not speculate" not in lines[0]
     assert pick_grid(document, one, Objective()).rows[0][-1].startswith("nothing ")
     found = recommendation_json(document, picks, Objective())
-    assert found["picks"][0]["is_untried"]
-    assert found["unanswered"] == {"chat": "no answer: not measured"}
+    assert found["picks"][0]["no_valid_speculative_run"]
+    assert found["without_recommendation"] == {"chat": "no answer: not measured"}
     only = recommendation_json(document, picks, Objective(), workloads=("code",))
-    assert only["unanswered"] == {}
+    assert only["without_recommendation"] == {}
 
 
 def test_a_plan_without_a_measured_draft_says_which_is_missing() -> None:

@@ -70,7 +70,7 @@ def test_equal_texts_are_identical() -> None:
 
 def test_rounding_between_the_two_best_is_a_tie() -> None:
     finding = only(greedy(divergence(), divergence(position=5), divergence(prompt_id="chat/p2")))
-    assert (finding.verdict, finding.lossless, finding.match_rate) == ("tie", True, 0.8)
+    assert (finding.verdict, finding.lossless, finding.match_rate) == ("near_tie", True, 0.8)
     assert "at most 1 steps" in finding.reason
 
 
@@ -88,14 +88,14 @@ def test_rounding_between_the_two_best_is_a_tie() -> None:
 )
 def test_anything_else_is_a_bug_and_told_first(wrong: Divergence, says: str) -> None:
     finding = only(greedy(divergence(position=1), wrong))
-    assert (finding.verdict, finding.lossless) == ("bug", False)
+    assert (finding.verdict, finding.lossless) == ("mismatch", False)
     assert finding.first_divergence == wrong
     assert says in finding.reason
 
 
 def test_tokens_of_the_distribution_pass_and_say_what_would_have_been_found() -> None:
     finding = only(sampled())
-    assert (finding.verdict, finding.lossless) == ("law", True)
+    assert (finding.verdict, finding.lossless) == ("matches_distribution", True)
     assert finding.detectable is not None
     assert 0.01 < finding.detectable.shift < 0.06
     assert finding.p_value is not None
@@ -115,11 +115,13 @@ def test_tokens_of_the_distribution_pass_and_say_what_would_have_been_found() ->
 )
 def test_each_fault_is_a_bug_with_its_reason(changes: dict[str, object], says: str) -> None:
     finding = only(sampled(**changes))
-    assert (finding.verdict, finding.lossless) == ("bug", False)
+    assert (finding.verdict, finding.lossless) == ("mismatch", False)
     assert says in finding.reason
 
 
-@pytest.mark.parametrize(("num_at_edge", "verdict"), [(200, "law"), (300, "inconclusive")])
+@pytest.mark.parametrize(
+    ("num_at_edge", "verdict"), [(200, "matches_distribution"), (300, "inconclusive")]
+)
 def test_many_tokens_where_rounding_decides_on_a_cut_leave_it_open(num_at_edge, verdict) -> None:
     finding = only(sampled(num_at_edge=num_at_edge))
     assert finding.verdict == verdict
@@ -149,7 +151,7 @@ def test_the_false_alarm_rate_is_that_of_all_tests_of_a_call() -> None:
     among = judge([suspect, *(sampled(seed) for seed in range(1, 40))])[0]
     assert alone.p_values == among.p_values
     assert (alone.p_value or 0) < FALSE_ALARM < (among.p_value or 0)
-    assert (alone.verdict, among.verdict) == ("bug", "law")
+    assert (alone.verdict, among.verdict) == ("mismatch", "matches_distribution")
     assert among.detectable == detectable(4096, FALSE_ALARM / (4 * 40))
 
 
@@ -161,7 +163,7 @@ def test_sound_calls_raise_no_more_alarms_than_stated(num_calls: int, most: int)
     """`most`: were the rate 5 %, one seed in a hundred would have more."""
     seeds = range(0, 3 * num_calls, 3)
     calls = [judge([sampled(i), sampled(i + 1)], false_alarm=0.05) for i in seeds]
-    alarms = sum(any(f.verdict == "bug" for f in call) for call in calls)
+    alarms = sum(any(f.verdict == "mismatch" for f in call) for call in calls)
     print(f"{alarms} alarms in {num_calls} sound calls at 5 %")
     assert alarms <= most
 
@@ -208,6 +210,6 @@ def test_the_document_has_the_keys_that_were_promised() -> None:
     assert (found["lossless"], found["num_tests"]) == (True, 4)
     first, second = found["results"]
     assert set(first) == set(second)
-    assert (first["verdict"], first["match_rate"], first["p_value"]) == ("tie", 0.9, None)
+    assert (first["verdict"], first["match_rate"], first["p_value"]) == ("near_tie", 0.9, None)
     assert first["first_divergence"]["prompt_id"] == "chat/p1"
-    assert (second["verdict"], second["match_rate"]) == ("law", None)
+    assert (second["verdict"], second["match_rate"]) == ("matches_distribution", None)

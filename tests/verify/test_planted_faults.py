@@ -161,15 +161,15 @@ def test_a_sound_decoder_passes(tiny: Bench, lookup: Bench) -> None:
     for bench in (tiny, lookup):
         finding = bench.sampled()
         print(finding.p_values, finding.control_p_value)
-        assert (finding.verdict, bench.greedy().verdict) == ("law", "identical")
-    assert tiny.sampled(top_k=20, top_p=0.9).verdict == "law"
+        assert (finding.verdict, bench.greedy().verdict) == ("matches_distribution", "identical")
+    assert tiny.sampled(top_k=20, top_p=0.9).verdict == "matches_distribution"
 
 
 @pytest.mark.slow
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("temperature", [0.2, 0.7])
 def test_a_draft_that_seldom_agrees_changes_nothing(temperature: float, stranger: Bench) -> None:
-    assert stranger.sampled(temperature=temperature).verdict == "law"
+    assert stranger.sampled(temperature=temperature).verdict == "matches_distribution"
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_a_planted_fault_is_found(
     plant(fault)
     finding = stranger.sampled(temperature=temperature, num_tokens=2 * NUM_TOKENS)
     print(fault, finding.p_values)
-    assert (finding.verdict, finding.lossless) == ("bug", False)
+    assert (finding.verdict, finding.lossless) == ("mismatch", False)
     assert finding.p_values[seen_by] < 1e-4
 
 
@@ -232,7 +232,7 @@ def of_seven_tokens(method: str) -> Finding:
 @pytest.mark.parametrize("method", ["draft_model", "ngram"])
 def test_a_small_vocabulary_is_enumerated_too(method: str) -> None:
     finding = of_seven_tokens(method)
-    assert finding.verdict == "law"
+    assert finding.verdict == "matches_distribution"
     assert finding.p_values["joint"] > 1e-3
 
 
@@ -242,7 +242,7 @@ def test_faults_of_a_small_vocabulary_are_found(fault: str, plant: Callable[[str
     plant(fault)
     finding = of_seven_tokens("ngram")
     print(fault, finding.p_values)
-    assert finding.verdict == "bug"
+    assert finding.verdict == "mismatch"
     assert finding.p_values["joint"] < 1e-6
 
 
@@ -250,7 +250,7 @@ def test_tokens_that_top_k_excludes_are_found(tiny: Bench, monkeypatch: pytest.M
     uncut = lambda self, logits: _probs(Sampler(replace(self.sampling, top_k=0)), logits)  # noqa: E731
     monkeypatch.setattr(Sampler, "probs", uncut)
     finding = tiny.sampled(num_tokens=512, top_k=5)
-    assert finding.verdict == "bug"
+    assert finding.verdict == "mismatch"
     assert "by top-k and top-p" in finding.reason
 
 
@@ -259,7 +259,7 @@ def test_a_greedy_fault_is_a_bug_with_its_place(
 ) -> None:
     monkeypatch.setattr(verifier, "_leading", lambda kept_BK: kept_BK.sum(1))
     finding = tiny.greedy()
-    assert (finding.verdict, finding.lossless) == ("bug", False)
+    assert (finding.verdict, finding.lossless) == ("mismatch", False)
     first = finding.first_divergence
     assert first is not None
     assert first.prompt_id.startswith("p")
@@ -313,6 +313,6 @@ def test_the_embedded_pair_is_told_from_its_broken_self(
     broken = demo.sampled(temperature=temperature, num_tokens=2048)
     print(fault, sound.p_values, broken.p_values)
     assert sound.lossless is not False
-    assert broken.verdict == "bug"
+    assert broken.verdict == "mismatch"
     # The demo target is too sure of itself at 0.4 to show its own temperature so soon.
-    assert temperature < 1 or sound.verdict == "law"
+    assert temperature < 1 or sound.verdict == "matches_distribution"

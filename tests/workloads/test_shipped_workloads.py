@@ -26,7 +26,7 @@ def test_the_general_and_the_embedded_workloads_are_there() -> None:
 def test_a_general_workload_has_forty_prompts_or_more(name: str) -> None:
     workload = load_workload(name, folder=shipped("workloads"))
     assert len(workload.prompts) >= 40
-    assert workload.licence == "Apache-2.0"
+    assert workload.license == "Apache-2.0"
 
 
 @pytest.mark.parametrize("name", EMBEDDED)

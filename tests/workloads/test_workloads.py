@@ -17,7 +17,7 @@ def write_workload(folder: Path, name: str, *, text: str = "Hello", id_key: str 
     content = json.dumps({id_key: "a", "category": "greeting", "turns": [text]}).encode()
     (folder / f"{name}.jsonl").write_bytes(content)
     (folder / f"{name}.yaml").write_text(
-        f"name: {name}\ndescription: Greetings.\nlicence: CC0-1.0\n"
+        f"name: {name}\ndescription: Greetings.\nlicense: CC0-1.0\n"
         f"sha256: {hashlib.sha256(content).hexdigest()}\nmax_new_tokens: 64\nprompts: 1\n"
     )
     return folder
@@ -33,7 +33,7 @@ def test_a_workload_carries_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyP
     workload = load_workload("greet")
     assert workload.name == "greet"
     assert workload.path == folder / "greet.jsonl"
-    assert (workload.licence, workload.max_new_tokens) == ("CC0-1.0", 64)
+    assert (workload.license, workload.max_new_tokens) == ("CC0-1.0", 64)
     assert workload.description == "Greetings."
     assert workload.prompts[0].category == "greeting"
 
@@ -52,7 +52,7 @@ def test_a_file_without_a_card_goes_by_its_file_name(tmp_path: Path) -> None:
     workload = load_workload(str(path))
     assert workload.name == "greet.jsonl"
     assert workload.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert (workload.licence, workload.max_new_tokens) == (None, None)
+    assert (workload.license, workload.max_new_tokens) == (None, None)
 
 
 def test_a_pairings_own_folder_comes_first_then_the_working_folder(

@@ -34,7 +34,7 @@ def write_workloads(folder: Path, *, seed: int, trained_per_register: int) -> No
         about = {
             "name": register,
             "description": _DESCRIPTIONS[register],
-            "licence": "Apache-2.0",
+            "license": "Apache-2.0",
             "sha256": hashlib.sha256(content).hexdigest(),
             "max_new_tokens": MAX_NEW_TOKENS,
             "prompts": len(chosen),

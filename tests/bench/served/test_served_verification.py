@@ -135,7 +135,12 @@ def findings_of(
 
 def test_a_sound_server_passes(tiny: Tiny) -> None:
     found = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2), (0.0, TEMPERATURE))
-    assert [finding.verdict for finding in found] == ["identical", "law", "identical", "law"]
+    assert [finding.verdict for finding in found] == [
+        "identical",
+        "matches_distribution",
+        "identical",
+        "matches_distribution",
+    ]
     assert exit_code(found) == 0
     of_own, of_drafts = sentences(found)
     assert re.match(r"tiny .*vllm .*K = 0: sound: .*\b3\b", of_own)
@@ -146,7 +151,7 @@ def test_a_sound_server_passes(tiny: Tiny) -> None:
 
 def test_sampling_that_is_wrong_at_later_positions_is_found_there(tiny: Tiny) -> None:
     found = findings_of(tiny, tiny.server(right, 1), tiny.server(wrong_later, 2), (TEMPERATURE,))
-    assert [finding.verdict for finding in found] == ["law", "bug"]
+    assert [finding.verdict for finding in found] == ["matches_distribution", "mismatch"]
     assert exit_code(found) == 1
     first, *later = found[1].distances
     assert first.total_variation < 1.2 * first.floor
@@ -160,7 +165,7 @@ def test_sampling_that_is_wrong_at_later_positions_is_found_there(tiny: Tiny) ->
 
 def test_what_k_0_does_wrong_is_not_blamed_on_speculation(tiny: Tiny) -> None:
     found = findings_of(tiny, tiny.server(warmer, 1), tiny.server(warmer, 2), (TEMPERATURE,))
-    assert [finding.verdict for finding in found] == ["bug", "own"]
+    assert [finding.verdict for finding in found] == ["mismatch", "matches_baseline"]
     assert exit_code(found) == 1
     of_own, of_drafts = sentences(found)
     assert "no part" in of_own
@@ -171,7 +176,7 @@ def test_what_k_0_does_wrong_is_not_blamed_on_speculation(tiny: Tiny) -> None:
 
 def test_a_fault_of_speculation_is_found_beside_a_wrong_k_0(tiny: Tiny) -> None:
     found = findings_of(tiny, tiny.server(warmer, 1), tiny.server(right, 2), (TEMPERATURE,))
-    assert [finding.verdict for finding in found] == ["bug", "bug"]
+    assert [finding.verdict for finding in found] == ["mismatch", "mismatch"]
     assert "at K = 0" in found[1].reason
 
 
@@ -180,21 +185,28 @@ def test_a_fault_of_speculation_is_found_beside_a_wrong_k_0(tiny: Tiny) -> None:
 def test_a_target_that_is_not_here_leaves_k_0_to_compare_with(tiny: Tiny, has_ids: bool) -> None:
     text = (tiny.folder / "pairings.yaml").read_text().replace("./target", "owner/far")
     (tiny.folder / "far.yaml").write_text(text)
-    for law, verdict in ((right, "own"), (wrong_later, "bug")):
+    for law, verdict in ((right, "matches_baseline"), (wrong_later, "mismatch")):
         own, other = (tiny.server(one, i, has_ids=has_ids) for i, one in enumerate((right, law)))
-        num_tokens = 900 if verdict == "own" else NUM_TOKENS  # two samples say less than one
+        num_tokens = (
+            900 if verdict == "matches_baseline" else NUM_TOKENS
+        )  # two samples say less than one
         found = findings_of(
             tiny, own, other, (0.0, TEMPERATURE), num_tokens, pairings_file="far.yaml"
         )
-        assert [finding.verdict for finding in found] == ["own", "own", "identical", verdict]
-        assert exit_code(found) == (verdict == "bug")
+        assert [finding.verdict for finding in found] == [
+            "matches_baseline",
+            "matches_baseline",
+            "identical",
+            verdict,
+        ]
+        assert exit_code(found) == (verdict == "mismatch")
         assert found[3].unseen.startswith("owner/far ")
 
 
 def test_a_near_tie_is_no_fault(tiny: Tiny) -> None:
     swaps = {tiny.tied: tiny.other}
     found = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2, swaps), (0.0,))
-    assert [finding.verdict for finding in found] == ["identical", "tie"]
+    assert [finding.verdict for finding in found] == ["identical", "near_tie"]
     assert exit_code(found) == 0
     (first, *_) = divergence_lines(found)
     assert re.match(r"tiny/ngram .*vllm .*K = 2: prompts\.jsonl/p", first)
@@ -205,7 +217,7 @@ def test_a_near_tie_is_no_fault(tiny: Tiny) -> None:
 def test_a_greedy_divergence_that_rounding_does_not_explain_is_a_fault(tiny: Tiny) -> None:
     swaps = {tiny.tied: 150}
     found = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2, swaps), (0.0,))
-    assert [finding.verdict for finding in found] == ["identical", "bug"]
+    assert [finding.verdict for finding in found] == ["identical", "mismatch"]
     assert exit_code(found) == 1
     first = divergence_lines(found)[0]
     assert f": 150 instead of {tiny.tied}, " in first
@@ -217,7 +229,7 @@ def test_without_its_logits_a_divergence_is_told_and_not_judged(tiny: Tiny) -> N
     """K = 0 itself is not the target that is here: its logits would prove nothing."""
     own = tiny.server(right, 1, {tiny.tied: 150})
     found = findings_of(tiny, own, tiny.server(right, 2), (0.0,))
-    assert [finding.verdict for finding in found] == ["own", "inconclusive"]
+    assert [finding.verdict for finding in found] == ["matches_baseline", "inconclusive"]
     assert exit_code(found) == 3
     assert re.search("not looked at, .*K = 0 ", divergence_lines(found)[0])
 
@@ -228,7 +240,12 @@ def test_the_prompts_of_another_template_are_not_looked_at(tiny: Tiny) -> None:
         server.num_prompt_tokens = lambda _: 7
     found = findings_of(tiny, *servers, (0.0, TEMPERATURE))
     assert " 7 tokens " in found[0].unseen
-    assert [finding.verdict for finding in found] == ["own", "own", "identical", "own"]
+    assert [finding.verdict for finding in found] == [
+        "matches_baseline",
+        "matches_baseline",
+        "identical",
+        "matches_baseline",
+    ]
 
 
 def test_the_command_says_it_and_exits_as_it_says(tiny: Tiny) -> None:
@@ -285,7 +302,7 @@ def test_a_server_that_breaks_off_is_asked_nothing_more_and_gets_no_verdict(tiny
     broken = tiny.server(right, 2)
     broken.breaks_off_at = 5
     found = findings_of(tiny, tiny.server(right, 1), broken, (TEMPERATURE,))
-    assert [finding.verdict for finding in found] == ["law", "failed"]
+    assert [finding.verdict for finding in found] == ["matches_distribution", "failed"]
     assert "requests were answered" in found[1].reason
     assert exit_code(found) == 4
     assert broken.num_asked < 5 + 4  # those that were under way
