@@ -23,9 +23,8 @@ from typing import NamedTuple
 
 import transformers
 
+from specbench.engines.deployment import Deployment, Export, Tier, find_exporter
 from specbench.errors import UsageError
-from specbench.export.deployment import Deployment, Export, Tier
-from specbench.export.engines import find_exporter
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Drafter
 from specbench.shipped import shipped

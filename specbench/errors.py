@@ -8,11 +8,15 @@ SpecbenchError
 |- CompatibilityError  target and draft do not fit together
 |- StoreError        a run on disk: absent, locked, of another schema, damaged
 |- UsageError        arguments that contradict each other or name nothing
+|- ServerError       a server cannot be reached, refuses, or does not report what is needed
+|  |- LostError        it was silent, could not be reached, or broke off
+|  '- RefusedError     it answered with an error status
 |- DeviceError       the device fails at some work; it may do what comes after
 '- DeviceLostError   the device fails at everything since: only a new process helps; exit code 4
 """
 
 _LONGEST_LINE = 300
+_BUSY = (408, 425, 429)  # statuses of a request that may be answered another time
 
 
 def first_line(error: BaseException) -> str:
@@ -61,6 +65,27 @@ class StoreError(SpecbenchError):
 
 class UsageError(SpecbenchError):
     """Arguments contradict each other or name nothing that exists."""
+
+
+class ServerError(SpecbenchError):
+    """A server cannot be reached, refuses, or does not report what is needed of it."""
+
+    is_lost = False  # whether the same request may be answered another time
+
+
+class LostError(ServerError):
+    """It was silent, could not be reached, or broke off."""
+
+    is_lost = True
+
+
+class RefusedError(ServerError):
+    """It answered with an error status."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
+        self.is_lost = status in _BUSY or status >= 500
 
 
 class DeviceError(SpecbenchError):

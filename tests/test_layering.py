@@ -42,11 +42,11 @@ MAY_IMPORT = {
     "runs": BASE,
     "metrics": {*BASE, "runs"},
     "gate": {*BASE, "runs", "metrics"},
-    "importers": {*BASE, "methods", "metrics", "export"},  # which has the engines' names
+    "importers": {*BASE, "methods", "metrics", "engines"},  # which have names of their own
     "decide": {*BASE, "methods", "metrics"},
     "fit": {*BASE, *FILES},
     "forecast": {*DECIDING, "runs"},
-    "export": {*DECIDING},
+    "export": {*DECIDING, "engines"},
     "frames": {*BASE, "runs", "metrics", "decide"},
     "report": {*ANALYSING, "frames"},
     "notebook": {*ANALYSING, "frames", "report"},
@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "forward": {*BASE, *FILES, "models"},
     "decode": {*BASE, *FILES, "models", "forward"},
     "drafters": {*BASE, *FILES, "models", "forward", "decode"},
-    "engines": {*DRIVING, "servers", "export"},
+    "engines": {*DRIVING, "servers"},
     "probes": BASE,
     "servers": {"errors", "json_text", "arrivals", "inputs", "records"},
     "demo": set(),
@@ -148,7 +148,7 @@ def test_an_upward_import_and_a_circle_would_be_seen():
 
 # Where methods may be named: the table, a method's own drafter, and what each engine calls them.
 # files/ has the words of the files of heads.
-NAMES_METHODS = ("methods.py", "drafters/*.py", "export/engines/*.py", "engines/peers.py")
+NAMES_METHODS = ("methods.py", "drafters/*.py", "engines/served/*.py", "engines/transformers.py")
 NAMES_METHODS += ("files/*.py",)
 
 

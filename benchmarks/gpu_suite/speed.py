@@ -24,7 +24,7 @@ from benchmarks.gpu_suite.tables import attention_table, product_table
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool
-from specbench.engines.transformers import TransformersEngine
+from specbench.engines.transformers_engine import TransformersEngine
 from specbench.fit.demand import gib
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Drafter, Target

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from specbench.bench.blocks import Block, Cell
 from specbench.bench.deadline import EXPLORE_SHARE
-from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, COUNTERPARTS
-from specbench.export.engines import vocabulary_notes
+from specbench.engines.deployment import vocabulary_notes
+from specbench.engines.transformers import ASSISTED_DEFAULT_K, BASELINES, COUNTERPARTS
 from specbench.inputs.pairing import Drafter, Pairing, Target
 from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS, Workload
 from specbench.records import (

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NoReturn
 
-from specbench.errors import UsageError
+from specbench.errors import ServerError, UsageError
 from specbench.inputs.address import Address
 from specbench.records import EngineCost
-from specbench.servers.client import Client, ServerError
+from specbench.servers.client import Client
 from specbench.servers.metrics_page import Counters
 from specbench.servers.streamed import Streamed
 

@@ -17,7 +17,7 @@ from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Engine
 from specbench.engines.kernel_choices import require_kernel
 from specbench.engines.model_pool import ModelPool
-from specbench.engines.transformers import TransformersEngine
+from specbench.engines.transformers_engine import TransformersEngine
 from specbench.errors import ModelError, UsageError
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.autotune import Outcome, remember_choices

@@ -21,8 +21,8 @@ from specbench.bench.threads import choose_threads, idle_threads, trial_of_plan
 from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine, Load
 from specbench.engines.model_pool import ModelPool
-from specbench.engines.peers import BASELINES
 from specbench.engines.refusals import REFUSALS
+from specbench.engines.transformers import BASELINES
 from specbench.errors import ModelError, SpecbenchError, WorkloadError, first_line
 from specbench.files.model import open_model
 from specbench.fit.weights import model_weights

@@ -18,7 +18,7 @@ from specbench.settings.words import MAX_CONCURRENCY, MAX_K
 from specbench.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from specbench.export.deployment import Deployment, Export
+    from specbench.engines.deployment import Deployment, Export
     from specbench.export.winner import Asked
     from specbench.inputs.pairing import Pairing
     from specbench.records import RunRecord
@@ -104,10 +104,8 @@ def export(
 
     A config file comes first where the engine takes one. Exit code 3 if undecided.
     """
-    from specbench.export.deployment import Deployment, Tier
-    from specbench.export.engines import find_exporter
-    from specbench.export.measured_there import export_as_measured
-    from specbench.export.winner import Asked
+    from specbench.engines.deployment import Deployment, Tier, find_exporter
+    from specbench.export.winner import Asked, export_as_measured
     from specbench.fit.candidates import refusals
 
     exporter, measured_version = find_exporter(engine), None
@@ -178,8 +176,7 @@ def _measured(
     chosen: "tuple[Pairing, ...]", asked: "Asked", run: str | None, runs: Path
 ) -> "tuple[Deployment, str | None]":
     """With the engine's version, where it was measured with the engine that is exported to."""
-    from specbench.export.measured_there import basis_there, version_there
-    from specbench.export.winner import winner
+    from specbench.export.winner import basis_there, version_there, winner
     from specbench.report.document import build_document
     from specbench.report.notes import noise_warnings
 

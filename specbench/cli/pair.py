@@ -23,6 +23,7 @@ from specbench.cli.pair_options import Paired
 from specbench.cli.pair_resume import again_words, drafters_of, interrupted_run
 from specbench.errors import CompatibilityError, UsageError, WorkloadError
 from specbench.settings import (
+    EXPORTED,
     EffortSettings,
     ForecastSettings,
     LoadSettings,
@@ -213,7 +214,7 @@ def _prepare(
 
 def _with_engines(target: "Target", candidate: "Candidate", temperature: float) -> "Candidate":
     """Also with what serving engines do with a draft model's vocabulary."""
-    from specbench.export.engines import engines, vocabulary_notes
+    from specbench.engines.deployment import vocabulary_notes
     from specbench.fit.compatibility import finding
     from specbench.inputs.pairing import Pairing
 
@@ -222,7 +223,7 @@ def _with_engines(target: "Target", candidate: "Candidate", temperature: float) 
     pairing, checked = Pairing(target=target, drafter=candidate.drafter), candidate.compatibility
     findings = [
         finding(engine, "warning", reason=note)
-        for engine in engines()
+        for engine in EXPORTED
         for note in vocabulary_notes(engine, pairing, temperature)
     ]
     checked = replace(checked, findings=(*checked.findings, *findings))

@@ -13,7 +13,6 @@ from specbench.decode.policy import Beside, FixedK, Policy
 from specbench.decode.round import Verifier
 from specbench.decode.sampling import Sampler
 from specbench.decode.synthetic import SyntheticVerifier
-from specbench.engines.arrivals import arriving
 from specbench.engines.controllers import Controllers
 from specbench.engines.engine import (
     Instrumented,
@@ -23,6 +22,7 @@ from specbench.engines.engine import (
     ServedPass,
     TimedForwards,
     Work,
+    arriving,
 )
 from specbench.engines.kernel_choices import KernelChoices
 from specbench.engines.launched import graph_facts, graph_notes

@@ -4,10 +4,11 @@ What only an engine in this process can tell comes in protocols of their own, wh
 for with isinstance. No torch here: an engine may as well be a server.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
+from specbench.arrivals import poisson_arrivals
 from specbench.inputs.pairing import Drafter
 from specbench.records import (
     EngineRecord,
@@ -48,6 +49,22 @@ class Load:
     request_rate: float | None = None  # open loop: Poisson arrivals a second, of first turns
     seed: int = 0  # of the arrivals
     best_of: bool = False  # samples of one prompt: they share its prefill, and are scored
+
+
+def arriving(requests: Sequence[Request], load: Load) -> Iterator[Request]:
+    """Each with the time at which it arrives: at Poisson times drawn from the load's seed, or as
+    soon as one before it has ended.
+
+    The rate counts first turns; a later turn arrives when its user has the previous output.
+    """
+    times_s = poisson_arrivals(load.request_rate, load.seed) if load.request_rate else None
+    begun: set[str] = set()
+    for request in requests:
+        is_later_turn = request.conversation in begun
+        at_s = None if times_s is None or is_later_turn else next(times_s)
+        yield replace(request, at_s=at_s, is_sample=load.best_of)
+        if request.conversation is not None:
+            begun.add(request.conversation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,269 +1,223 @@
-"""transformers' own generation as an engine: the peer everyone has, over the same weights."""
+"""transformers without torch: its methods beside ours, and its export, a program that calls
+`generate` with an assistant. transformers_engine.py runs it.
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+Facts: generation/configuration_utils.py and candidate_generator.py of 5.17 to 5.23. One request
+at a time; the assistant reads its K from its own generation config.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
+from specbench.engines.deployment import (
+    ConfigFile,
+    Deployment,
+    Export,
+    dotted,
+    exported,
+    model_name,
+    newer_release_note,
+    read_release,
+    recurrent_type,
+    settings_lost,
+)
+from specbench.errors import UsageError
+from specbench.files.model_spec import ModelSpec
+from specbench.records import ASSISTED_DEFAULT
+from specbench.records.keys import GENERATE
+
+# Its own methods without drafts, at K = 0; the first is the baseline of the others.
+STATIC = "generate_static"
+BASELINES = (GENERATE, STATIC)
+
+# Tokens a round that `assisted_default` drafts at most, unless the draft's checkpoint names
+# another number; the engine's record tells what it was.
+ASSISTED_DEFAULT_K = 20
+
+# Our drafting methods that it also has, and what it calls them.
+ASSISTED, LOOKUP = "assisted", "prompt_lookup"
+COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
+    "draft_model": (ASSISTED, ASSISTED_DEFAULT),
+    "ngram": (LOOKUP,),
+}
+
+CONFIG_NAME = "generate.py"
+
+_OLDEST, _NEWEST = (5, 17), (5, 23)
+_SHORT_CONVOLUTIONS = ("lfm2", "lfm2_moe", "lfm3")  # seen to give the text of plain generate
+# Between different tokenizers: the one way at temperature 0, the other above.
+_RETOKENIZING = ("string_match", "token_intersection")
+# Arguments of `generate` that draft.
+_MODEL, _LOOKUP = "assistant_model", "prompt_lookup_num_tokens"
+_MTP, _LAYERS = "use_mtp", "assistant_early_exit"
+_ARGUMENTS = {
+    **dict.fromkeys(("draft_model", "dflash", *_RETOKENIZING), _MODEL),
+    "ngram": _LOOKUP,
+    "mtp": _MTP,
+    "self_speculation": _LAYERS,
+}
+
+_PROGRAM = """\
+import sys
+
 import torch
-from transformers import GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from specbench.engines.assistant import Assistant, require_same_width
-from specbench.engines.engine import InProcess, Load, ServedPass, Work
-from specbench.engines.generation_log import GenerationLog, timeline
-from specbench.engines.model_pool import ModelPool, identity
-from specbench.engines.peer_module import make_peer, refusals_told
-from specbench.engines.peers import ASSISTED, BASELINES, COUNTERPARTS, LOOKUP, STATIC
-from specbench.errors import CompatibilityError, UsageError
-from specbench.forward.limits import check_context, context_limit
-from specbench.inputs.pairing import Drafter, Target
-from specbench.models.library_log import quiet
-from specbench.models.loading import LoadedModel
-from specbench.models.tokenizer import require_same_vocabulary
-from specbench.records import (
-    ASSISTED_DEFAULT,
-    NO_DRAFTER,
-    EngineRecord,
-    ModelIdentity,
-    Request,
-    Result,
-)
-from specbench.settings import TRANSFORMERS
-
-_MERGED = (
-    f"{ASSISTED} and {LOOKUP} verify their first drafts together with the prompt: the time is "
-    "part of ttft_s, and the tokens cost no decoding time"
-)
-_WHOLE_HISTORY = (
-    "every turn of a conversation prefills the turns before it again, which builtin keeps: "
-    "that is in ttft_s and total_s"
-)
-_FEW_TOKENS = 4  # a prefill and enough forwards to compile the next and run it again
+prompt = " ".join(sys.argv[1:]) or "Hello"
+device = "cuda" if torch.cuda.is_available() else "cpu"
+tokenizer = AutoTokenizer.{tokenizer}
+target = AutoModelForCausalLM.{target}
+{assistant}\
+settings = GenerationConfig({settings})
+messages = [{{"role": "user", "content": prompt}}]
+inputs = tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+).to(target.device)
+output = target.generate(**inputs, generation_config=settings{arguments})
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+"""
+_ASSISTANT = """\
+assistant = AutoModelForCausalLM.{model}
+assistant.generation_config = GenerationConfig({settings})
+"""
+_RESIZED = "assistant.resize_token_embeddings({}, mean_resizing=False)\n"
+_ASSISTANTS_TOKENIZER = """\
+assistant_tokenizer = AutoTokenizer.from_pretrained({source})
+"""
 
 
-class TransformersEngine(InProcess):
-    """`generate`, alone or with an assistant, in this process.
+def vocabulary_notes(deployment: Deployment) -> list[str]:
+    """generation/utils.py takes unequal sizes for different tokenizers, and asks for these."""
+    if sizes := deployment.unequal_vocab_sizes:
+        return [f"{sizes}: transformers asks that they are equal, so the draft model is resized"]
+    return []
 
-    Its modules are twins of the loaded ones (peer_module.py), so neither side's attention or
-    settings reach the other. One request at a time. The model forwards of these weights are
-    measured in the built-in decoder.
-    """
 
-    name = TRANSFORMERS
-    baseline = Work(drafter=NO_DRAFTER, method=BASELINES[0], k=0)
+def export(deployment: Deployment, version: str | None, config_name: str) -> Export:
+    """The program reads its prompt from the command line."""
+    release = read_release("transformers", version, oldest=_OLDEST, newest=_NEWEST)
+    lost = [
+        *newer_release_note(release, _NEWEST),
+        *settings_lost(deployment),
+        *deployment.tiers_lost,
+    ]
+    deployment = deployment.flat
+    if deployment.k:
+        _refuse_states(deployment.target)
+        lost += _lost(deployment)
+        deployment = deployment.noting(vocabulary_notes(deployment))
+    program = ConfigFile(config_name, _program(deployment))
+    return exported(
+        deployment,
+        "transformers",
+        dotted(release),
+        ("python", program.name, "Hello"),
+        lost,
+        program,
+    )
 
-    def __init__(self, target: Target, pool: ModelPool) -> None:
-        self._pool = pool
-        self._target = pool.load(target.model)
-        self.tokenizer = pool.tokenizer(target.model)
-        self.eos_ids = self._target.eos_ids
-        self.identity = identity(target.name, target.model, self._target, self.tokenizer)
-        self._module = make_peer(self._target.model)
-        self.context = context_limit(self._module.config.get_text_config())
-        self._static_tokens = 0  # the longest request that generate_static was made ready for
-        self._assistants: dict[str, Assistant] = {}
-        self._ngrams: dict[str, int | None] = {}  # longest suffix looked up; None: the library's
-        self.record = EngineRecord(
-            target=target.name,
-            engine=self.name,
-            forward="stock",
-            attention=self._module.config.get_text_config()._attn_implementation,
-            notes=(_MERGED, _WHOLE_HISTORY),
+
+def _refuse_states(target: ModelSpec) -> None:
+    """UsageError where `generate` takes no drafts: its cache can forget tokens of attention and
+    of short convolutions alone."""
+    if recurrent_type(target) not in (None, *_SHORT_CONVOLUTIONS):
+        raise UsageError(
+            f"transformers does not check drafts with {target.source}: it has recurrent layers, "
+            "whose state generate() cannot take back; export it for vllm, or with -k 0"
         )
 
-    def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
-        """As in the protocol; CompatibilityError where transformers cannot pair the two."""
-        if drafter.lossy is not None:
-            raise UsageError(
-                f"{drafter.name}: the rule {drafter.lossy} is the built-in decoder's; "
-                "use --engine builtin, or a drafter without `lossy`"
-            )
-        if drafter.method not in COUNTERPARTS:
-            raise UsageError(
-                f"{drafter.name}: transformers has nothing like method {drafter.method}; it has "
-                f"a counterpart of: {', '.join(COUNTERPARTS)}"
-            )
-        if drafter.model is None:
-            self._add_lookup(drafter)
-            return None
-        # Vocabularies are compared before the weights go anywhere near the device.
-        tokenizer = self._pool.tokenizer(drafter.model)
-        require_same_vocabulary(self.tokenizer, tokenizer)
-        loaded = self._pool.load(drafter.model, "draft")
-        try:
-            require_same_width(self._target, loaded, drafter.name)
-        except CompatibilityError:
-            self._pool.release(drafter.model)
-            raise
-        assistant = Assistant(drafter.model, loaded)
-        self._assistants[drafter.name] = assistant
-        self._note(f"{drafter.name}: {ASSISTED_DEFAULT} {assistant.defaults_in_words}")
-        return identity(drafter.name, drafter.model, loaded, tokenizer)
 
-    def remove_drafter(self, name: str) -> None:
-        self._ngrams.pop(name, None)
-        if name in self._assistants:
-            self._pool.release(self._assistants.pop(name).spec)
+def _program(deployment: Deployment) -> str:
+    settings: dict[str, Any] = {"max_new_tokens": 256, "do_sample": deployment.temperature > 0}
+    if deployment.temperature > 0:
+        settings |= {"temperature": deployment.temperature, "top_k": 0, "top_p": 1.0}
+    drafting: dict[str, Any] = {
+        "num_assistant_tokens": deployment.k,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,  # no draft is given up for being unlikely
+    }
+    assistant, arguments = "", ""
+    way = deployment.named("transformers", _ARGUMENTS) if deployment.k else None
+    if way == _MODEL:
+        model = _loading(deployment, is_drafter=True)
+        assistant = _ASSISTANT.format(model=model, settings=_keywords(drafting))
+        if deployment.vocab_sizes and deployment.unequal_vocab_sizes:
+            assistant += _RESIZED.format(deployment.vocab_sizes[0])
+        arguments = f", {_MODEL}=assistant"
+        if deployment.method in _RETOKENIZING:
+            assistant += _ASSISTANTS_TOKENIZER.format(source=_retokenized(deployment))
+            arguments += ", tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer"
+        if deployment.method == "dflash":
+            settings["speculation_type"] = "dflash"
+    elif way == _LOOKUP:
+        settings[_LOOKUP] = deployment.k
+        settings["max_matching_ngram_size"] = deployment.setting("max_ngram")
+    elif way == _MTP:
+        settings |= {_MTP: True, "num_assistant_tokens": deployment.k}
+    elif way == _LAYERS:
+        settings |= {_LAYERS: _early_exit(deployment), **drafting}
+    return _PROGRAM.format(
+        tokenizer=f"from_pretrained({_source(deployment.target, {})})",
+        target=_loading(deployment, is_drafter=False),
+        assistant=assistant,
+        settings=_keywords(settings),
+        arguments=arguments,
+    )
 
-    @torch.inference_mode()  # cheaper than the no_grad of its own
-    def generate(self, request: Request, work: Work) -> Result:
-        """Decode one request alone; ModelError where it is too long or transformers refuses.
 
-        Where drafts are verified together with the prompt, the first token comes with others:
-        ttft_s is when they all are there, and decode_s, first token to last, does not contain
-        the time of those n - 1 further ones. That flatters the peer's decode_s by a round at
-        most; total_s holds everything.
-        """
-        _require_known(work)
-        self._make_room([request], work)
-        settings = self._settings(request, work)
-        ids_1T = torch.tensor([request.prompt_ids], device=self._module.device)
-        log = GenerationLog(num_prompt_tokens=len(request.prompt_ids))
-        with (
-            _seeded(request.seed, self._module.device),
-            quiet(),  # it warns about the way in which it calls its own assistant
-            self._fed_to(log, work),
-            refusals_told(self._module, work.method),
-        ):
-            if self._module.device.type == "cuda":
-                torch.cuda.synchronize()
-            began_s, cpu_s = time.perf_counter(), time.process_time()
-            text_1T = self._module.generate(
-                ids_1T,
-                attention_mask=torch.ones_like(ids_1T),
-                generation_config=settings,
-                assistant_model=self._drafting(work),
-                streamer=log,
-            )
-            output_ids = tuple(text_1T[0].tolist()[len(request.prompt_ids) :])
-            total_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
-        ttft_s = log.first_token_s - began_s
-        return Result(
-            output_ids=output_ids,
-            finish_reason="eos" if output_ids[-1] in self.eos_ids else "length",
-            prefill_s=ttft_s if work.k == 0 else None,
-            ttft_s=ttft_s,
-            decode_s=log.last_token_s - log.first_token_s,
-            total_s=total_s,
-            cpu_s=cpu_s,
-            rounds=log.rounds(output_ids, work.k),
+def _retokenized(deployment: Deployment) -> str:
+    """Where the assistant's tokenizer is; UsageError where transformers would draft otherwise."""
+    if deployment.method != _RETOKENIZING[deployment.temperature > 0]:
+        deployment.refuse(
+            "transformers",
+            "string_match at temperature 0 and token_intersection above it, which are what "
+            "generate does there",
         )
+    return _source(deployment.head, {})
 
-    def serve(self, requests: Sequence[Request], work: Work, load: Load) -> ServedPass:
-        if load.concurrency != 1 or load.request_rate is not None:
-            raise UsageError(
-                "transformers drafts for one request at a time; run it with --concurrency 1 and "
-                "without --request-rate, or leave it out of --engine"
-            )
-        self._make_room(requests, work)
-        began_s, cpu_s = time.perf_counter(), time.process_time()
-        results = []
-        for request in requests:
-            arrived_s = time.perf_counter() - began_s
-            results.append(replace(self.generate(request, work), arrived_s=arrived_s))
-        return ServedPass(
-            results=tuple(results),
-            seconds=time.perf_counter() - began_s,
-            rounds=timeline(results, work.k),
-            cpu_s=time.process_time() - cpu_s,
+
+def _early_exit(deployment: Deployment) -> int:
+    num_layers = deployment.whole("num_layers")
+    if num_layers == 0:
+        raise UsageError(
+            f"{deployment.pairing.name}: transformers needs the number of layers that draft; give "
+            "the drafter num_layers under parameters:"
         )
-
-    def weights_bytes(self, drafter: str) -> int:
-        return sum(loaded.weights_bytes for loaded in set(self._loaded(drafter)))
-
-    def kv_bytes_per_token(self, drafter: str) -> int:
-        return sum(_kv_bytes_per_token(make_peer(one.model)) for one in self._loaded(drafter))
-
-    def state_bytes_per_row(self, drafter: str) -> int:  # noqa: ARG002
-        """Its states are transformers' own, and nobody counts them."""
-        return 0
-
-    def _add_lookup(self, drafter: Drafter) -> None:
-        longest = drafter.parameters.get("max_ngram")
-        self._ngrams[drafter.name] = longest if isinstance(longest, int) else None
-        if "min_ngram" in drafter.parameters:
-            self._note(f"{drafter.name}: {LOOKUP} has no min_ngram and looks up single tokens")
-
-    def _note(self, note: str) -> None:
-        self.record = replace(self.record, notes=(*self.record.notes, note))
-
-    def _make_room(self, requests: Sequence[Request], work: Work) -> None:
-        """Refuse what is too long; compile for a longer static cache now, not under the clock."""
-        longest = max(requests, key=lambda request: request.num_tokens)
-        num_tokens = longest.num_tokens
-        check_context(self.context, num_tokens)
-        if work.method == STATIC and num_tokens > self._static_tokens:
-            self._static_tokens = num_tokens
-            few = min(_FEW_TOKENS, longest.max_new_tokens)
-            self.generate(replace(longest, max_new_tokens=few, stop_at_eos=False), work)
-
-    def _drafting(self, work: Work) -> Any:
-        """The module that drafts, told how; None for a method without one."""
-        if work.method == ASSISTED:
-            return self._assistants[work.drafter].drafting(work.k)
-        if work.method == ASSISTED_DEFAULT:
-            return self._assistants[work.drafter].drafting_by_default()
-        return None
-
-    def _settings(self, request: Request, work: Work) -> GenerationConfig:
-        sampling = request.sampling
-        settings = GenerationConfig(max_new_tokens=request.max_new_tokens, do_sample=False)
-        if sampling.temperature > 0:
-            settings.do_sample = True
-            settings.temperature = sampling.temperature
-            settings.top_k = sampling.top_k
-            settings.top_p = sampling.top_p
-        if request.stop_at_eos and self.eos_ids:
-            settings.eos_token_id = list(self.eos_ids)
-            settings.pad_token_id = self.eos_ids[0]  # unused by one row; unset, it is warned about
-        if work.method == STATIC:
-            settings.cache_implementation = "static"
-            settings.max_cache_len = self._static_tokens
-        elif work.method == LOOKUP:
-            settings.prompt_lookup_num_tokens = work.k
-            settings.max_matching_ngram_size = self._ngrams[work.drafter]
-        return settings
-
-    @contextmanager
-    def _fed_to(self, log: GenerationLog, work: Work) -> Iterator[None]:
-        """Log what the target is fed: the one place where the drafts can be seen."""
-        if work.k == 0:  # nothing is drafted, and a hook would break up a compiled forward
-            yield
-            return
-        hook = self._module.register_forward_pre_hook(log.feed, with_kwargs=True)
-        try:
-            yield
-        finally:
-            hook.remove()
-
-    def _loaded(self, drafter: str) -> tuple[LoadedModel, ...]:
-        assistant = self._assistants.get(drafter)
-        return (self._target,) if assistant is None else (self._target, assistant.loaded)
+    return num_layers
 
 
-def _require_known(work: Work) -> None:
-    if work.adaptive:
-        raise UsageError("transformers has no -k auto; name its K, or use engine builtin")
-    if work.method not in (sum(COUNTERPARTS.values(), ()) if work.k > 0 else BASELINES):
-        raise ValueError(f"transformers has no method {work.method} at K = {work.k}")
+def _loading(deployment: Deployment, *, is_drafter: bool) -> str:
+    """The call that loads a model, onto one device unless pairings.yaml places it."""
+    spec = deployment.head if is_drafter else deployment.target
+    keywords: dict[str, Any] = {"dtype": deployment.dtype or spec.dtype}
+    if spec.device_map:
+        keywords["device_map"] = spec.device_map
+    load = f"from_pretrained({_source(spec, keywords)})"
+    return load if spec.device_map else f"{load}.to(device)"
 
 
-@torch.inference_mode()
-def _kv_bytes_per_token(model: Any) -> int:
-    """What the library's own cache holds for a token: sizes may differ from layer to layer."""
-    token_11 = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    cache = model(input_ids=token_11, use_cache=True).past_key_values
-    kept = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
-    return sum(tensor.nbytes for tensor in kept if isinstance(tensor, torch.Tensor))
+def _source(spec: ModelSpec, keywords: dict[str, Any]) -> str:
+    """Arguments that name the files of a model, its tokenizer's likewise."""
+    named: dict[str, Any] = {"revision": spec.revision} if spec.revision else {}
+    if spec.trust_remote_code:
+        named["trust_remote_code"] = True
+    return ", ".join(filter(None, (repr(model_name(spec)), _keywords(named | keywords))))
 
 
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """The generators start from `seed` and are then put back as the caller had them."""
-    devices = range(torch.cuda.device_count()) if device.type == "cuda" else ()
-    with torch.random.fork_rng(devices):
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            torch.cuda.manual_seed_all(seed)
-        yield
+def _keywords(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def _lost(deployment: Deployment) -> list[str]:
+    lost = ["more than one request at a time: assisted generation takes a batch of one"]
+    lost += deployment.tree_lost
+    if deployment.method in _RETOKENIZING:
+        lost.append(
+            "models of equal vocab_size with different tokenizers: transformers takes their "
+            "tokenizers for equal and stops"
+        )
+    if deployment.method == "ngram":
+        lost.append(
+            f"min_ngram {deployment.setting('min_ngram')}: prompt lookup tries suffixes down to "
+            "one token and copies after their first occurrence, specbench after the last"
+        )
+    return lost

@@ -1,4 +1,1 @@
-"""How do I serve it? A decision in, the flags of an engine out.
-
-Open `winner.py` first, which picks what is served; `engines/` has one file per engine.
-"""
+"""Which deployment did a run find best? Decisions in, a pairing with K for each batch size out."""

@@ -1,6 +1,7 @@
 """What a measured run says should be served: the pairing, and K for each number of requests."""
 
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from statistics import fmean
 from typing import NamedTuple
@@ -19,10 +20,18 @@ from specbench.decide.recommend import (
     judge,
     lower_bound,
 )
+from specbench.engines.deployment import Deployment, Export, Exporter, Tier
 from specbench.errors import UsageError
-from specbench.export.deployment import Deployment, Tier
 from specbench.inputs.pairing import Pairing
-from specbench.records import ASSISTED_DEFAULT, CellSummary, Condition, Decision
+from specbench.metrics.aggregate import usable_sessions
+from specbench.records import (
+    ASSISTED_DEFAULT,
+    NO_DRAFTER,
+    CellSummary,
+    Condition,
+    Decision,
+    ServerRecord,
+)
 
 _NO_FIXED_K = "engines take a fixed K, and no fixed K has a proven speed-up"
 _NO_SHARED_K = "no K has an interval on all of these workloads: export one of them with --workload"
@@ -196,3 +205,53 @@ def _in_words(asked: Asked) -> str:
         f"with {asked.num_rows} requests at once" if asked.num_rows else "",
     ]
     return "".join(f" {part}" for part in parts if part)
+
+
+def export_as_measured(
+    exporter: Exporter, deployment: Deployment, version: str | None, config_name: str
+) -> Export:
+    """For the measured release, or the newest that the exporter knows; UsageError."""
+    releases = [] if version is None else [version, version.partition("-")[0]]
+    for release in dict.fromkeys(releases):  # llama.cpp's have a commit behind the build
+        try:
+            return exporter.export(deployment, release, config_name)
+        except UsageError:
+            continue
+    return exporter.export(deployment, None, config_name)
+
+
+def version_there(
+    deployment: Deployment, engine: str, servers: Sequence[ServerRecord]
+) -> str | None:
+    """The engine's version in the sessions that the deployment rests on, the newest if several."""
+    found = [server.version for server in _sessions(deployment, engine, servers)]
+    return found[-1] if found else None
+
+
+def basis_there(
+    deployment: Deployment, engine: str, servers: Sequence[ServerRecord], arguments: Sequence[str]
+) -> Iterator[str]:
+    """That the figures are this engine's own, and what else it was told: the user's `arguments`."""
+    own = list(_sessions(deployment, engine, servers))
+    if not own:
+        return
+    versions = ", ".join(dict.fromkeys(server.version for server in own))
+    if all(server.command for server in own):
+        yield f"measured with {engine} {versions} itself, started with these flags"
+    else:
+        yield f"measured with {engine} {versions} itself, which was running: flags not known"
+    if arguments:
+        yield f"it was also told: {shlex.join(arguments)}"
+
+
+def _sessions(
+    deployment: Deployment, engine: str, servers: Sequence[ServerRecord]
+) -> Iterator[ServerRecord]:
+    if deployment.measured_with != engine:
+        return
+    ks = {tier.num_speculative_tokens for tier in deployment.tiers}
+    for server in usable_sessions(servers).values():
+        is_meant = (server.engine, server.target) == (engine, deployment.pairing.target.name)
+        is_used = server.num_speculative_tokens in ks
+        if is_meant and is_used and server.drafter in (deployment.pairing.drafter.name, NO_DRAFTER):
+            yield server

@@ -4,7 +4,7 @@ Facts: sglang/bench_serving.py of 0.5.23. A line has no name of the model; accep
 server's average since its start, not that of the run.
 """
 
-from specbench.export.engines.sglang import depth
+from specbench.engines.served.sglang import depth
 from specbench.importers.imported_cell import (
     ImportOverrides,
     ParsedResult,

@@ -18,7 +18,7 @@ from specbench.records.forecasts import (
 from specbench.records.imported import ImportedRecord
 from specbench.records.keys import ASSISTED_DEFAULT, NO_DRAFTER, CellKey, Condition, Draft
 from specbench.records.lengths import Auto, Fixed, Length
-from specbench.records.lossy import LossyRule
+from specbench.records.lossy import LossyRule, acceptance_rule
 from specbench.records.measured import (
     ALL_PROMPTS,
     AnswerCheck,
@@ -106,6 +106,7 @@ __all__ = [
     "Sampling",
     "ServerRecord",
     "TraceRecord",
+    "acceptance_rule",
     "chosen_threads",
     "ids_sha256",
     "no_template",

@@ -10,6 +10,10 @@ RULES: Mapping[str, Mapping[str, float | None]] = {
     "threshold": {"single": None},
 }
 
+GREEDY = "greedy: a draft is accepted if it is the target's argmax"
+MATCHED = "a draft is accepted if the target's own sample equals it"
+REJECTION = "min(1, p/q) with a residual (Leviathan et al. 2023, Alg. 1)"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossyRule:
@@ -26,3 +30,12 @@ class LossyRule:
         defaults = RULES[self.name]
         given = (f"{n}={v:g}" for n, v in self.parameters.items() if v != defaults[n])
         return " ".join((self.name, *given))
+
+
+def acceptance_rule(rule: LossyRule | str | None, temperature: float, *, draws: bool) -> str:
+    """When a draft is accepted, in words; `draws`: drafts are drawn from a distribution q."""
+    if rule is not None:
+        return f"the lossy rule {rule}: the text is not the target's"
+    if temperature == 0:
+        return GREEDY
+    return REJECTION if draws else MATCHED

@@ -4,11 +4,10 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
-from specbench.export.deployment import GREEDY, MATCHED, REJECTION
 from specbench.methods import METHODS
 from specbench.metrics.aggregate import lost_sessions, usable_sessions
 from specbench.metrics.servers import least_kv_tokens
-from specbench.records import NO_DRAFTER, CellKey, ServerRecord
+from specbench.records import NO_DRAFTER, CellKey, ServerRecord, acceptance_rule
 from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.numbers import ABSENT, measured, plural, significant
@@ -216,10 +215,7 @@ def _is_best(document: Document, server: ServerRecord) -> bool:
 
 def _own_rule(key: CellKey) -> str:
     """The rule of an engine in our process, by how its drafts are made."""
-    if key.draft.lossy is not None:
-        return f"the lossy rule {key.draft.lossy}: the text is not the target's"
-    if key.condition.temperature == 0:
-        return GREEDY
     # A peer's methods, which pairings.yaml does not know, draw their drafts.
     method = METHODS.get(key.draft.method)
-    return REJECTION if method is None or method.draws else MATCHED
+    draws = method is None or method.draws
+    return acceptance_rule(key.draft.lossy, key.condition.temperature, draws=draws)

@@ -11,42 +11,20 @@ import httpx
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from specbench.errors import SpecbenchError
+from specbench.errors import LostError, RefusedError, ServerError
 from specbench.inputs.address import Address
 from specbench.json_text import parse_json
 from specbench.servers.connections import Connections
 from specbench.servers.metrics_page import Counters, read_counters
-from specbench.servers.streamed import EventData, Part, Streamed
+from specbench.servers.streamed import EventData, Part, Streamed, invalid_field
 
 CONNECT_S, SILENCE_S = 10.0, 120.0  # how long a server may take to answer, and between two chunks
 HEALTH_S = 3.0  # how long its health check may take
-BUSY = (408, 425, 429)  # statuses of a request that may be answered another time; so are 500 and up
 LONGEST_REASON = 200  # characters of what a server says of a refusal
 LARGEST_PAGE = 2**26  # bytes; no engine has so much to say
 STRANGE = "streams events that are not those of an OpenAI-compatible server"
 
 Told = TypeVar("Told", bound=Part)
-
-
-class ServerError(SpecbenchError):
-    """A server cannot be reached, refuses, or does not tell what is needed of it."""
-
-    is_lost = False  # whether the same request may be answered another time
-
-
-class LostError(ServerError):
-    """It was silent, could not be reached, or broke off."""
-
-    is_lost = True
-
-
-class RefusedError(ServerError):
-    """It answered with an error status."""
-
-    def __init__(self, text: str, status: int) -> None:
-        super().__init__(text)
-        self.status = status
-        self.is_lost = status in BUSY or status >= 500
 
 
 class Client:
@@ -89,7 +67,7 @@ class Client:
         try:
             return form.model_validate(await self.json(url, asked))
         except ValidationError as error:
-            self.fail(f"{_path(url)}: {nonsense(error)}")
+            self.fail(f"{_path(url)}: {invalid_field(error)}")
 
     async def is_healthy(self, path: str) -> bool:
         """Whether it answers a path, such as /health, with 200."""
@@ -201,7 +179,7 @@ class Client:
                     self.fail(f"failed while it answered: {reason}", LostError)
                 answer.add(event)
         except ValidationError as error:
-            self.fail(f"{STRANGE}: {nonsense(error)}")
+            self.fail(f"{STRANGE}: {invalid_field(error)}")
         except ValueError as error:
             self.fail(f"{STRANGE}: {error}")
 
@@ -260,12 +238,6 @@ class Client:
     def _said(self, text: str) -> str:
         """What a server said, shortened and without our key."""
         return (text.replace(self._key, "***") if self._key else text)[:LONGEST_REASON]
-
-
-def nonsense(error: ValidationError) -> str:
-    """The first field that is of another type, and what it should be."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _has_no_chat(error: RefusedError) -> bool:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import psutil
 
+from specbench.errors import ServerError
 from specbench.inputs.address import KEY
-from specbench.servers.client import Client, ServerError
+from specbench.servers.client import Client
 from specbench.servers.server_log import PLAIN, LogFormat, ServerLog, how_it_ended
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")

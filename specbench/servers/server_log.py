@@ -9,7 +9,7 @@ from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from specbench.servers.client import ServerError
+from specbench.errors import ServerError
 
 READ_BYTES = 2**18  # of the end of a log: the cause often stands far above its last lines
 LONGEST_LINE = 300  # characters of a cause

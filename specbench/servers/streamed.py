@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 LONGEST_EVENT = 2**24  # bytes
 Count = Annotated[int, Field(ge=0)]
@@ -22,6 +22,12 @@ class Part(BaseModel):
     passed over."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+def invalid_field(error: ValidationError) -> str:
+    """The first field of another type, and what it should be."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 class _Delta(Part):

@@ -10,9 +10,9 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from specbench.arrivals import poisson_arrivals
-from specbench.errors import SpecbenchError
+from specbench.errors import LostError, ServerError, SpecbenchError
 from specbench.records import Request
-from specbench.servers.client import Client, LostError, ServerError
+from specbench.servers.client import Client
 from specbench.servers.client_load import ProcessLoad, load_of
 from specbench.servers.streamed import Streamed
 

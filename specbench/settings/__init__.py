@@ -20,10 +20,12 @@ from specbench.settings.groups import (
 )
 from specbench.settings.run_settings import RunSettings, StoredSettings
 from specbench.settings.servers import ServerSettings
-from specbench.settings.words import BUILTIN, SERVED, TRANSFORMERS
+from specbench.settings.words import BUILTIN, EXPORTED, OPENAI, SERVED, TRANSFORMERS
 
 __all__ = [
     "BUILTIN",
+    "EXPORTED",
+    "OPENAI",
     "SERVED",
     "TRANSFORMERS",
     "AcceptanceRule",

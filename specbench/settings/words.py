@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from specbench.errors import UsageError
@@ -14,9 +15,12 @@ MAX_K = 64
 MAX_CONCURRENCY = 1024
 AUTO = "auto"
 BUILTIN, TRANSFORMERS = "builtin", "transformers"
-# Engines that serve, each in a process of its own: a file of engines/served/ each.
-SERVED = ("llama_cpp", "openai", "sglang", "tensorrt_llm", "vllm")
+OPENAI = "openai"  # any running server with that API: it is neither started nor exported to
+# Engines that serve, each in its own process: the names of the files in engines/served/.
+_ENGINE_FILES = (Path(__file__).parents[1] / "engines" / "served").glob("[!_]*.py")
+SERVED = tuple(sorted(path.stem for path in _ENGINE_FILES))
 ENGINES = (BUILTIN, TRANSFORMERS, *SERVED)
+EXPORTED = tuple(sorted({*SERVED, TRANSFORMERS} - {OPENAI}))
 Choice = TypeVar("Choice", bound=str)
 MAX_CONTEXT = 1024 * 1024
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}

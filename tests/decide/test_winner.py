@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from specbench.decide.recommend import choose, decide
+from specbench.engines.deployment import Tier
 from specbench.errors import UsageError
-from specbench.export.deployment import Tier
 from specbench.export.winner import Asked, winner
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Pairing, Target

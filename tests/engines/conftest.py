@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specbench.engines.model_pool import ModelPool
-from specbench.engines.transformers import TransformersEngine
+from specbench.engines.transformers_engine import TransformersEngine
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Target
 from tests.tiny_pair import write_pair

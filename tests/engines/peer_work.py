@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from torch.nn.modules.module import register_module_forward_hook
 
 from specbench.engines.engine import Work
-from specbench.engines.peers import ASSISTED_DEFAULT_K
-from specbench.engines.transformers import TransformersEngine
+from specbench.engines.transformers import ASSISTED_DEFAULT_K
+from specbench.engines.transformers_engine import TransformersEngine
 from specbench.files.model_spec import ModelSpec
 from specbench.records import NO_DRAFTER, Request, Sampling
 from tests.tiny_pair import make_tokenizer

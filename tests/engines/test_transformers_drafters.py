@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specbench.engines.engine import Work
-from specbench.engines.peers import ASSISTED_DEFAULT_K
+from specbench.engines.transformers import ASSISTED_DEFAULT_K
 from specbench.errors import CompatibilityError, UsageError
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter

@@ -11,8 +11,8 @@ from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 from transformers.utils import logging as transformers_logging
 
 from specbench.engines.engine import InProcess, Instrumented, Load
-from specbench.engines.peers import BASELINES, COUNTERPARTS
-from specbench.engines.transformers import TransformersEngine
+from specbench.engines.transformers import BASELINES, COUNTERPARTS
+from specbench.engines.transformers_engine import TransformersEngine
 from specbench.errors import UsageError
 from specbench.records import Sampling
 from tests.decoding.models import random_prompt
@@ -213,5 +213,5 @@ def test_plans_can_ask_for_the_peers_methods_without_torch():
     }
     assert BASELINES == ("generate", "generate_static")
     assert {w.method for w in DRAFTING} == {m for methods in COUNTERPARTS.values() for m in methods}
-    code = "import sys, specbench.engines.peers; sys.exit('torch' in sys.modules)"
+    code = "import sys, specbench.engines.transformers; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,8 +5,7 @@ import shlex
 from dataclasses import replace
 from typing import Any
 
-from specbench.export.deployment import Deployment, Export, Tier
-from specbench.export.engines import find_exporter
+from specbench.engines.deployment import Deployment, Export, Tier, find_exporter
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Pairing, Target
 from specbench.methods import Setting

@@ -8,9 +8,14 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator
 
-from specbench.export.deployment import Export
+from specbench.engines.deployment import Export
 
 SCHEMAS = Path(__file__).parent / "schemas"
+
+
+def methods_of(engine: str) -> frozenset[str]:
+    """The methods that the engine has; its schema names them."""
+    return frozenset(json.loads((SCHEMAS / f"{engine}.json").read_text())["methods"])
 
 
 def parse(made: Export, schema_name: str = "") -> dict[str, Any]:

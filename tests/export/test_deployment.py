@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from specbench.engines.deployment import LOOKUP, SMALL_MODEL
 from specbench.errors import UsageError
-from specbench.export.deployment import GREEDY, LOOKUP, MATCHED, REJECTION, SMALL_MODEL
-from specbench.export.engines import engines
 from specbench.methods import METHODS
+from specbench.records.lossy import GREEDY, MATCHED, REJECTION
+from specbench.settings import EXPORTED
 from tests.export.deployments import MODELS, deployment, exported
 
 SERVERS = ("vllm", "sglang", "tensorrt_llm")
@@ -93,7 +94,7 @@ def loses_tree(text):
     return "token tree" in text and "a chain of depth K=4" in text
 
 
-@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("engine", EXPORTED)
 @pytest.mark.parametrize("like", ["ngram", "self_speculation", "draft_model", "eagle3"])
 def test_a_method_that_an_exporter_does_not_know_is_refused(engine, like, monkeypatch):
     monkeypatch.setitem(METHODS, "planted", replace(METHODS[like], name="planted"))

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from specbench.engines.deployment import Tier, find_exporter
 from specbench.errors import UsageError
-from specbench.export.deployment import GREEDY, MATCHED, REJECTION, Tier
-from specbench.export.engines import engines, find_exporter
 from specbench.files.model_spec import ModelSpec
 from specbench.records import LossyRule
+from specbench.records.lossy import GREEDY, MATCHED, REJECTION
+from specbench.settings import EXPORTED
 from tests.export.deployments import (
     SEVERAL,
     TARGET,
@@ -142,7 +143,7 @@ def test_llama_cpp_never_gives_a_draft_up_for_being_unlikely():
     assert "convert_hf_to_gguf.py" in lost(made)
 
 
-@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("engine", EXPORTED)
 def test_names_from_pairings_yaml_reach_the_engine_through_a_shell_unharmed(engine):
     name = "./odd name; rm -rf $HOME `id` 'x'"
     made = deployment("draft_model", target=replace(TARGET, model=ModelSpec(source=name)))
@@ -163,20 +164,20 @@ def test_names_stay_whole_in_the_program_for_transformers():
     assert texts.count(name) == 2  # the tokenizer and the target
 
 
-@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("engine", EXPORTED)
 def test_a_shape_cannot_be_served(engine):
     shape = replace(TARGET, model=ModelSpec(source="shape:llama-8b"))
     with pytest.raises(UsageError, match="no weights"):
         exported(engine, deployment("ngram", target=shape))
 
 
-@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("engine", EXPORTED)
 def test_weights_packed_on_loading_are_said_to_be_lost(engine):
     packed = replace(TARGET, model=ModelSpec(source="org/Big-8B", quantization="int4"))
     assert "int4 weights" in lost(exported(engine, deployment("ngram", target=packed)))
 
 
-@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("engine", EXPORTED)
 def test_revisions_reach_the_engine_or_are_said_to_be_lost(engine):
     pinned = replace(TARGET, model=ModelSpec(source="org/Big-8B", revision="abc1"))
     made = with_draft(deployment("draft_model", target=pinned), revision="def2")
@@ -226,7 +227,7 @@ def test_a_newer_release_is_written_for_as_the_newest_known_and_that_is_said():
 
 
 def test_engines_are_found_by_their_files():
-    assert engines() == ("llama_cpp", "sglang", "tensorrt_llm", "transformers", "vllm")
+    assert EXPORTED == ("llama_cpp", "sglang", "tensorrt_llm", "transformers", "vllm")
     with pytest.raises(UsageError, match="allowed are llama_cpp, sglang"):
         find_exporter("ollama")
 

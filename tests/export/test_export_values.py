@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from specbench.errors import UsageError
-from specbench.export.deployment import GREEDY, MATCHED, REJECTION
+from specbench.records.lossy import GREEDY, MATCHED, REJECTION
 from tests.export.deployments import (
     SEVERAL,
     TARGET,

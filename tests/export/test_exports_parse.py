@@ -7,31 +7,20 @@ from pathlib import Path
 import pytest
 from transformers import GenerationConfig
 
+from specbench.engines.deployment import Deployment, Tier
 from specbench.errors import UsageError
-from specbench.export.deployment import Deployment, Tier
-from specbench.export.engines import engines
 from specbench.inputs.config import load_pairings
 from specbench.methods import all_methods
+from specbench.settings import EXPORTED, TRANSFORMERS
 from specbench.shipped import shipped
 from tests.export.deployments import ONE, SEVERAL, deployment, exported
-from tests.export.recorded_parser import parse
+from tests.export.recorded_parser import methods_of, parse
 
-SERVERS = ("vllm", "sglang", "tensorrt_llm", "llama_cpp")
-# What each engine has; everything else must be refused.
-_OTHER_TOKENIZER = {"token_intersection", "string_match"}
-_EVERYWHERE = {"draft_model", "mtp", "dflash", "ngram"}
-HAS = {
-    "vllm": {"eagle", "eagle3", "peagle", "suffix", "token_intersection", *_EVERYWHERE},
-    "sglang": {"eagle", "eagle3", *_EVERYWHERE},
-    "tensorrt_llm": {"eagle3", *_EVERYWHERE},
-    "llama_cpp": {"eagle3", *_EVERYWHERE},
-    "transformers": {"self_speculation", *_OTHER_TOKENIZER, *_EVERYWHERE},
-}
+# By schema: the methods that the engine has; it must refuse all others.
+HAS = {server: methods_of(server) for server in EXPORTED if server != TRANSFORMERS}
+SAME_TOKENIZER = ("draft_model", "mtp", "dflash", "ngram", "self_speculation")
+BETWEEN_TOKENIZERS = {"string_match": 0.0, "token_intersection": 0.7}  # temperature of each
 METHODS = tuple(method.name for method in all_methods())
-
-
-def test_every_engine_is_covered():
-    assert set(engines()) == set(HAS)
 
 
 def every_setting(method: str) -> list[Deployment]:
@@ -44,7 +33,7 @@ def every_setting(method: str) -> list[Deployment]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("engine", SERVERS)
+@pytest.mark.parametrize("engine", HAS)
 def test_servers_take_every_method_that_they_have(engine, method):
     for made in every_setting(method):
         if made.k and method not in HAS[engine]:
@@ -54,7 +43,7 @@ def test_servers_take_every_method_that_they_have(engine, method):
             parse(exported(engine, made))
 
 
-@pytest.mark.parametrize("engine", SERVERS)
+@pytest.mark.parametrize("engine", HAS)
 def test_every_shipped_pairing_is_taken_or_refused_with_what_comes_nearest(engine):
     num_exported = 0
     for pairing in load_pairings(shipped("pairings.yaml")).all:
@@ -74,7 +63,7 @@ def test_every_shipped_pairing_is_taken_or_refused_with_what_comes_nearest(engin
     assert num_exported > 30
 
 
-@pytest.mark.parametrize("engine", SERVERS)
+@pytest.mark.parametrize("engine", HAS)
 def test_not_speculating_is_the_plain_command(engine):
     made = exported(engine, deployment("draft_model", 0))
     assert made.acceptance_rule is None
@@ -101,13 +90,8 @@ def test_llama_cpp_before_may_2026_is_told_in_its_own_dialect(method):
         parse(exported("llama_cpp", deployment(method)), old)
 
 
-IN_TRANSFORMERS = [
-    (method, temperature)
-    for method in sorted(HAS["transformers"])
-    for temperature in (0.0, 0.7)
-    # Between different tokenizers it drafts by strings at 0 and by common tokens above.
-    if (method, temperature) not in (("string_match", 0.7), ("token_intersection", 0.0))
-]
+IN_TRANSFORMERS = [(m, t) for m in SAME_TOKENIZER for t in (0.0, 0.7)]
+IN_TRANSFORMERS += BETWEEN_TOKENIZERS.items()
 
 
 @pytest.mark.parametrize(("method", "temperature"), IN_TRANSFORMERS)
@@ -119,7 +103,7 @@ def test_generation_configs_are_built_by_transformers_itself(method, temperature
         for node in ast.walk(ast.parse(made.config.text))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "GenerationConfig"
     ]
-    assert len(calls) == (2 if method in ("draft_model", "dflash", *_OTHER_TOKENIZER) else 1)
+    assert len(calls) == (2 if method in ("draft_model", "dflash", *BETWEEN_TOKENIZERS) else 1)
     told: dict[str, object] = {}
     for call in calls:
         keywords = {kw.arg: ast.literal_eval(kw.value) for kw in call.keywords}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from specbench.engines.deployment import Deployment
 from specbench.errors import UsageError
-from specbench.export.deployment import Deployment
 from specbench.files.model_spec import ModelSpec
 from tests.export.deployments import TARGET, deployment, exported
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from specbench.engines.deployment import Deployment, vocabulary_notes
 from specbench.errors import UsageError
-from specbench.export.deployment import Deployment
-from specbench.export.engines import engines, vocabulary_notes
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.config import load_pairings
+from specbench.settings import EXPORTED
 from specbench.shipped import PACKAGE, shipped
 from tests.export.deployments import ROWS, config_of, deployment, exported, with_draft
 
@@ -90,7 +90,7 @@ def test_transformers_is_given_a_draft_of_the_targets_size():
 
 
 def test_a_size_that_is_not_known_is_said_once_and_only_of_draft_models():
-    for engine in engines():
+    for engine in EXPORTED:
         notes = exported(engine, with_draft(deployment("draft_model"), vocab_size=None))
         (note,) = (one for one in notes.not_expressed if "vocab_size" in one)
         assert "org/Big-8B" in note
@@ -136,7 +136,7 @@ def test_the_shipped_qwen_pairs_are_padded_and_known_without_a_download():
         assert any("SGLang" in note for note in vocabulary_notes("sglang", pairing, 0.0))
         assert not vocabulary_notes("llama_cpp", pairing, 0.0)  # 128 apart
     (pairing,) = pairings.select(["llama-3.1-8b/1b"])
-    assert not any(vocabulary_notes(engine, pairing, 0.7) for engine in engines())
+    assert not any(vocabulary_notes(engine, pairing, 0.7) for engine in EXPORTED)
 
 
 def test_a_stated_size_does_not_change_what_an_entry_measures(tmp_path: Path):

@@ -7,16 +7,16 @@ from typing import Any
 
 import yaml
 
+from specbench.engines.deployment import Deployment, Export
 from specbench.errors import UsageError
-from specbench.export import deployment as rules
-from specbench.export.deployment import Deployment, Export
-from specbench.export.engines import engines
 from specbench.methods import all_methods
+from specbench.records import lossy
+from specbench.settings import EXPORTED
 from tests.drafters.variants import VARIANTS
 from tests.export.deployments import ONE, SEVERAL, deployment, exported
 
 _OLDER = {"llama_cpp": "2026-04", "tensorrt_llm": "1.3", "vllm": "0.32"}  # releases
-_RULES = {getattr(rules, name): name for name in ("GREEDY", "MATCHED", "REJECTION")}
+_RULES = {getattr(lossy, name): name for name in ("GREEDY", "MATCHED", "REJECTION")}
 _SETTINGS: dict[str, dict[str, Any]] = {
     "K=4, greedy": {"tiers": ONE},
     "K=4, sampled": {"tiers": ONE, "temperature": 0.7},
@@ -26,7 +26,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 def all_facts(folder: Path) -> dict[str, Any]:  # noqa: ARG001
     """By engine, then by variant of a method; of an older release what differs."""
-    facts = {engine: _of_release(engine, None) for engine in engines()}
+    facts = {engine: _of_release(engine, None) for engine in EXPORTED}
     for engine, version in _OLDER.items():
         older = _of_release(engine, version)
         facts[f"{engine} {version}"] = {
@@ -75,6 +75,6 @@ def _config(export: Export) -> Any:
 
 def _values(sentence: str) -> str:
     """The methods, engines and numbers that an error names."""
-    names = {*(method.name for method in all_methods()), *engines()}
+    names = {*(method.name for method in all_methods()), *EXPORTED}
     words = re.findall(r"\w+(?:\.\d+)*", sentence)
     return " ".join(word for word in words if word in names or word[0].isdigit())

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import httpx
 
-from specbench.engines.served import find_served
+from specbench.engines.served_engine import find_served
 from specbench.inputs.address import Address
 from specbench.records import RequestCounts, ServerRecord
 from specbench.runs.codec import encode_line

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from specbench.errors import ServerError
 from specbench.inputs.address import Address
 from specbench.records import Request
 from specbench.servers import traffic
-from specbench.servers.client import Client, ServerError
+from specbench.servers.client import Client
 from specbench.servers.streamed import Streamed
 
 

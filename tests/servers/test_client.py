@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from specbench.servers.client import RefusedError, ServerError
+from specbench.errors import RefusedError, ServerError
 from tests.servers.crowd_server import FAULTS, IDS, CrowdServer, reset
 from tests.servers.event_loops import SkippingLoop, in_loop
 from tests.servers.raw_server import client_of, failure_of, raw_server, stream_of

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from specbench.errors import UsageError
-from specbench.servers.client import Client, ServerError
+from specbench.errors import ServerError, UsageError
+from specbench.servers.client import Client
 from tests.servers.crowd_server import CrowdServer
 from tests.servers.fake_server import FakeServer, serving
 from tests.servers.raw_server import client_of, failure_of

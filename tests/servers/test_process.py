@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from specbench.errors import ServerError
 from specbench.inputs.address import Address
 from specbench.servers import process as process_module
-from specbench.servers.client import Client, ServerError
+from specbench.servers.client import Client
 from specbench.servers.process import LOOPBACK, free_port, started
 from tests.servers import fake_engine, starting_parent
 

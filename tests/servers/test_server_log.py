@@ -1,6 +1,6 @@
 import pytest
 
-from specbench.engines.served import find_served
+from specbench.engines.served_engine import find_served
 from specbench.servers.server_log import (
     ARGUMENTS,
     COMMAND,

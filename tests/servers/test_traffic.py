@@ -11,12 +11,10 @@ from time import process_time
 import pytest
 
 from specbench.arrivals import poisson_arrivals
-from specbench.engines.arrivals import arriving
-from specbench.engines.engine import Load
-from specbench.errors import WorkloadError
+from specbench.engines.engine import Load, arriving
+from specbench.errors import ServerError, WorkloadError
 from specbench.metrics.aggregate import why_bound
 from specbench.records import ClientLoad, Request, Sampling
-from specbench.servers.client import ServerError
 from specbench.servers.streamed import Streamed
 from tests.servers.event_loops import in_virtual_time
 from tests.servers.raw_server import closed_loop, open_loop, posted

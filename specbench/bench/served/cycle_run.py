@@ -31,8 +31,8 @@ from specbench.bench.served.recording import (
 from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import Session, served_cells
 from specbench.bench.watch import Watch
-from specbench.engines.served import find_served
-from specbench.errors import ModelError, SpecbenchError
+from specbench.engines.served_engine import find_served
+from specbench.errors import LostError, ModelError, ServerError, SpecbenchError
 from specbench.metrics.aggregate import usable_sessions
 from specbench.probes.nvml import Gpus
 from specbench.records import (
@@ -47,7 +47,7 @@ from specbench.records import (
     ServerRecord,
 )
 from specbench.runs import Ledger, StoredRun
-from specbench.servers.client import Client, LostError, ServerError
+from specbench.servers.client import Client
 from specbench.servers.metrics_page import Counters
 from specbench.servers.page_cache import read_once
 from specbench.servers.server_log import EngineError

@@ -5,11 +5,10 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from specbench.engines.deployment import Deployment, Export, Tier, find_exporter
 from specbench.errors import UsageError
-from specbench.export.deployment import Deployment, Export, Tier
-from specbench.export.engines import engines, find_exporter
 from specbench.inputs.pairing import Pairing
-from specbench.settings import RunSettings
+from specbench.settings import EXPORTED, RunSettings
 
 PROBE_K = 1  # at which an exporter is asked whether the engine has a method at all
 ASK_S = 30.0
@@ -41,7 +40,7 @@ def refusals(
     engine: str, pairings: Sequence[Pairing], settings: RunSettings
 ) -> Iterator[tuple[Pairing, str]]:
     """The pairings that an engine cannot draft with, and why."""
-    if engine not in engines():  # only a running one is asked, whatever it drafts with
+    if engine not in EXPORTED:  # only a running one is asked, whatever it drafts with
         return
     for pairing in pairings:
         try:

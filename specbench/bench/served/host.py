@@ -13,9 +13,9 @@ from specbench.bench.served.deployments import exported, require_module
 from specbench.bench.served.questions import context_needed
 from specbench.bench.served.running import Attached, Running
 from specbench.bench.served.sessions import Session, cycle_of, served_cells
-from specbench.engines.served import Start, find_served
+from specbench.engines.deployment import Export
+from specbench.engines.served_engine import StartOptions, find_served
 from specbench.errors import UsageError
-from specbench.export.deployment import Export
 from specbench.files.model import require_complete
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.address import Address
@@ -117,7 +117,7 @@ class Launched:
             config = folder / made.config.name
             config.write_text(made.config.text, encoding="utf-8")
         launch = self._engine.launch(
-            Start(
+            StartOptions(
                 exported=made.command,
                 config=config,
                 folder=folder,

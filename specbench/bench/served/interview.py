@@ -13,10 +13,9 @@ from specbench.bench.served.questions import Answers, request_of
 from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import UP, Session, cycle_of, served_cells
 from specbench.bench.watch import Watch
-from specbench.engines.served import find_served
-from specbench.errors import SpecbenchError, first_line
+from specbench.engines.served_engine import find_served
+from specbench.errors import ServerError, SpecbenchError, first_line
 from specbench.records import Draft, Prompt, Request
-from specbench.servers.client import ServerError
 from specbench.servers.silence import watch_for_stalls
 from specbench.servers.streamed import Streamed
 from specbench.verify.evidence import CONTROL

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from specbench.bench.blocks import Cell
 from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import Session
-from specbench.engines.served import find_served, result_of
+from specbench.engines.served_engine import find_served, result_of
 from specbench.probes.nvml import GpuUse
 from specbench.records import ClientLoad, Request, RequestRecord, ServerRecord, ids_sha256
 from specbench.servers.metrics_page import Counters

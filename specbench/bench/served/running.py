@@ -10,12 +10,12 @@ from pathlib import PurePath
 from urllib.parse import urlsplit
 
 from specbench.bench.served.sessions import Session
-from specbench.engines.served import ServerFacts, find_served
-from specbench.errors import UsageError
+from specbench.engines.served_engine import ServerFacts, find_served
+from specbench.errors import LostError, ServerError, UsageError
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Target
 from specbench.records import Request
-from specbench.servers.client import Client, LostError, ServerError
+from specbench.servers.client import Client
 from specbench.servers.process import ServerProcess
 from specbench.servers.silence import NOTICE_S
 from specbench.servers.streamed import Streamed

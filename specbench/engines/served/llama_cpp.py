@@ -1,28 +1,50 @@
 """llama.cpp: `llama-server`, which reads GGUF files.
 
-Facts: tools/server/ of llama.cpp, 2026-10. Its chat endpoint gives no token ids, its own completion
-does: the server makes a prompt of the conversation first, then tokens, then answers these.
+Facts: tools/server/ of llama.cpp, 2026-10. Its chat endpoint reports no token ids, its completion
+endpoint does: the server makes a prompt of the conversation first, then tokens, then answers these.
+
+Its flags changed with pull request 22673 of May 2026. Since then a draft model drafts only if
+--spec-type says how; before, --model-draft alone did, and --spec-type knew the kinds without a
+model. Drafts of another vocabulary were translated then and are refused by later builds.
+`--engine-version` is a date (2026-04) or a build (b9235) as `llama-server --version` prints it.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from specbench.engines.served.asking import conversation
-from specbench.engines.served.counting import Round, of_rounds, of_sums
-from specbench.engines.served.served_engine import Launch, ServerFacts, Start
+from specbench.engines.deployment import (
+    PAD,
+    SMALL_MODEL,
+    Deployment,
+    Export,
+    exported,
+    model_name,
+    settings_lost,
+)
+from specbench.engines.served_engine import (
+    DraftedRound,
+    ServerFacts,
+    StartCommand,
+    StartOptions,
+    conversation_fields,
+    counts_of_rounds,
+    counts_of_sums,
+)
 from specbench.errors import UsageError
-from specbench.export.engines.llama_cpp import MODEL_FLAGS
 from specbench.records import Request, RequestCounts
-from specbench.servers.client import Client, nonsense
 from specbench.servers.server_log import ARGUMENTS, MEMORY, PORT, LogFormat
-from specbench.servers.streamed import Count, Part, Streamed, TokenId
+from specbench.servers.streamed import Count, Part, Streamed, TokenId, invalid_field
+
+if TYPE_CHECKING:
+    from specbench.servers.client import Client
 
 MODULE = None
 HEALTH = "/health"
@@ -41,12 +63,12 @@ LOG = LogFormat(
 _REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
-def launch(start: Start) -> Launch:
+def launch(start: StartOptions) -> StartCommand:
     """`exported` is `llama-server --model NAME.gguf ...`; the files are looked for."""
     command = list(start.exported)
     for i, word in enumerate(command):
         if word in MODEL_FLAGS and word not in start.arguments:
-            command[i + 1] = str(_gguf(command[i + 1], word, start.models))
+            command[i + 1] = str(_find_gguf(command[i + 1], word, start.models))
     if start.python is not None:
         command[0] = str(start.python)
     command += ["--host", start.host, "--port", str(start.port), "--seed", str(start.seed)]
@@ -55,10 +77,10 @@ def launch(start: Start) -> Launch:
         command += ["--ctx-size", str(start.context * start.most_at_once)]
     if not start.keeps_prefixes:
         command += ["--cache-ram", "0", "--no-cache-prompt"]
-    return Launch(command=(*command, *start.arguments))
+    return StartCommand(command=(*command, *start.arguments))
 
 
-def _gguf(name: str, flag: str, folders: Sequence[Path]) -> Path:
+def _find_gguf(name: str, flag: str, folders: Sequence[Path]) -> Path:
     """The file as it is named, or beside its model's folder, or in it: of that name, or alone."""
     own = [folder for folder in folders if folder.name == Path(name).stem]
     places = [Path(name)]
@@ -77,7 +99,7 @@ def _gguf(name: str, flag: str, folders: Sequence[Path]) -> Path:
     )
 
 
-async def facts(client: Client) -> ServerFacts:
+async def facts(client: "Client") -> ServerFacts:
     """It tells whether it speculates, and K by its counters, after the first draft."""
     root = client.address.root
     props = await client.json(f"{root}/props")
@@ -100,13 +122,13 @@ class _Slot(Part):
     speculative: bool | None = None
 
 
-async def _slots(client: Client) -> list[_Slot]:
+async def _slots(client: "Client") -> list[_Slot]:
     """None where the page is switched off; ServerError."""
     page = await client.page("/slots") or "[]"
     try:
         return TypeAdapter(list[_Slot]).validate_json(page)
     except ValidationError as error:
-        client.fail(f"/slots: {nonsense(error)}")
+        client.fail(f"/slots: {invalid_field(error)}")
 
 
 class _Step(NamedTuple):
@@ -159,10 +181,10 @@ class _Tokens(Part):
     tokens: list[TokenId]
 
 
-async def answer(client: Client, model: str, request: Request) -> Streamed:
+async def answer(client: "Client", model: str, request: Request) -> Streamed:
     """With token ids, unless a token ended within a character: such ids are not told."""
     root, sampling = client.address.root, request.sampling
-    made = await client.told(f"{root}/apply-template", _Template, conversation(request))
+    made = await client.told(f"{root}/apply-template", _Template, conversation_fields(request))
     text = {"content": made.prompt, "add_special": True, "parse_special": True}
     asked = await client.told(f"{root}/tokenize", _Tokens, text)
     body = {
@@ -192,14 +214,160 @@ def counts(answer: Streamed, k: int) -> RequestCounts | None:
     steps = told["steps"]
     if len(steps) != answer.num_tokens:
         accepted, drafted = told["draft_n_accepted"], told["draft_n"]
-        return of_sums(answer, num_accepted=accepted, num_drafted=drafted)
+        return counts_of_sums(answer, num_accepted=accepted, num_drafted=drafted)
     drafting = [(old, new) for old, new in pairwise(steps) if new.num_drafted > old.num_drafted]
     rounds = [
-        Round(new.num_drafted - old.num_drafted, new.num_accepted - old.num_accepted)
+        DraftedRound(new.num_drafted - old.num_drafted, new.num_accepted - old.num_accepted)
         for old, new in drafting
     ]
     num_overshot = 0
     if drafting:
         num_emitted = len(steps) + 1 - drafting[-1][1].num_tokens  # since the last one began
         num_overshot = max(rounds[-1].num_accepted + 1 - num_emitted, 0)
-    return of_rounds(answer, rounds, k, num_overshot=num_overshot)
+    return counts_of_rounds(answer, rounds, k, num_overshot=num_overshot)
+
+
+CONFIG_NAME = None
+
+_CHANGED = date(2026, 5, 16)  # pull request 22673 merged
+_NEW_BUILD, _OLD_BUILD = 9235, 9000  # known to be after and before it
+MODEL_FLAGS = ("--model", "--model-draft")
+_MODEL, _LOOKUP = "draft-simple", "ngram-simple"
+_KINDS = {
+    "draft_model": _MODEL,
+    "eagle3": "draft-eagle3",
+    "mtp": "draft-mtp",
+    "dflash": "draft-dflash",
+    "ngram": _LOOKUP,
+}
+_NEAREST = {
+    "suffix": "ngram; ngram-map-k4v also weighs continuations by how often they came",
+    "previous_turn": "ngram; ngram-mod also remembers earlier answers",
+    "string_match": (
+        f"{SMALL_MODEL}, or a build that translates drafts (--engine-version 2026-04)"
+    ),
+}
+_HYBRIDS = (
+    "llama.cpp turned speculation off for it before pull request 19493 (April 2026), and "
+    "copies the whole state in every round since then, which may cost more than drafts bring"
+)
+_MAX_DIFFERENCE, _FIRST_COMPARED = 128, 5  # of vocab_size; id whose token is compared
+
+
+class _Dialect(NamedTuple):
+    name: str
+    is_new: bool
+
+
+def vocabulary_notes(deployment: Deployment) -> list[str]:
+    """common/speculative.cpp compares sizes and tokens; if they differ too much, the server logs
+    an error and serves without drafts."""
+    target, draft = deployment.vocab_sizes or (0, 0)
+    compared = range(_FIRST_COMPARED, min(target, draft))
+    if abs(target - draft) > _MAX_DIFFERENCE:
+        raise UsageError(
+            f"{deployment.unequal_vocab_sizes}: llama.cpp serves without drafts if they are more "
+            f"than {_MAX_DIFFERENCE} apart; {PAD}"
+        )
+    if ids := [i for i in deployment.different_ids if i in compared]:
+        raise UsageError(f"llama.cpp serves without drafts, as the token of id {ids[0]} differs")
+    return []
+
+
+def export(deployment: Deployment, version: str | None, config_name: str) -> Export:  # noqa: ARG001
+    """Models are GGUF files: the command names them after the models, to be converted first."""
+    dialect = _dialect(version)
+    target = deployment.target
+    command = ["llama-server", MODEL_FLAGS[0], _gguf_name(model_name(target))]
+    lost = [
+        *settings_lost(deployment),
+        *deployment.tiers_lost,
+        f"hub ids and folders: llama.cpp reads GGUF files; make {command[-1]} with its "
+        "convert_hf_to_gguf.py (the drafter's likewise), or name one that you have",
+    ]
+    deployment = deployment.flat
+    if target.revision:
+        lost.append(f"revision {target.revision} of the target: convert that one")
+    if deployment.dtype:
+        measured = ", in which it was measured" if deployment.measured_with else ""
+        lost.append(f"{deployment.dtype}{measured}: convert with that --outtype")
+    if deployment.k:
+        if dialect.is_new:  # earlier builds translated drafts
+            vocabulary_notes(deployment)
+        command += _draft_flags(deployment, dialect)
+        lost += _lost(deployment)
+    return exported(deployment, "llama_cpp", dialect.name, command, lost, hybrids=_HYBRIDS)
+
+
+def _dialect(version: str | None) -> _Dialect:
+    if version is None:
+        return _Dialect("builds since 2026-05-16", is_new=True)
+    if match := re.fullmatch(r"b?(\d{4,6})", version.strip()):
+        build = int(match[1])
+        if _OLD_BUILD < build < _NEW_BUILD:
+            raise UsageError(
+                f"--engine-version {version!r}: the flags changed between b{_OLD_BUILD} and "
+                f"b{_NEW_BUILD}; give the build's date, such as 2026-05-16"
+            )
+        return _Dialect(f"b{build}", is_new=build >= _NEW_BUILD)
+    match = re.fullmatch(r"(\d{4})-(\d{2})(?:-(\d{2}))?", version.strip())
+    try:
+        built = date(*(int(part or 1) for part in match.groups())) if match else None
+    except ValueError:
+        built = None
+    if built is None:
+        raise UsageError(
+            f"--engine-version {version!r}: expected a date such as 2026-04 or a build such as "
+            f"b{_NEW_BUILD} (llama-server --version)"
+        )
+    return _Dialect(f"builds of {version.strip()}", is_new=built >= _CHANGED)
+
+
+def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
+    k = str(deployment.k)
+    names = _KINDS if dialect.is_new else {**_KINDS, "string_match": _MODEL}
+    kind = deployment.named("llama_cpp", names, _NEAREST, head="an eagle3 head")
+    flags = []
+    if deployment.drafter is not None:
+        flags += [MODEL_FLAGS[1], _gguf_name(model_name(deployment.drafter))]
+    # Every round drafts K, as it was measured: no draft is given up for being unlikely.
+    if dialect.is_new:
+        flags += ["--spec-type", kind, "--spec-draft-n-max", k]
+        if kind == _LOOKUP:
+            size = str(deployment.setting("max_ngram"))
+            flags += ["--spec-ngram-simple-size-n", size, "--spec-ngram-simple-size-m", k]
+            return [*flags, "--spec-ngram-simple-min-hits", "1"]
+        return [*flags, "--spec-draft-n-min", "0", "--spec-draft-p-min", "0"]
+    if kind == _LOOKUP:
+        size = str(deployment.setting("max_ngram"))
+        flags += ["--spec-type", kind, "--draft-max", k]
+        return [*flags, "--spec-ngram-size-n", size, "--spec-ngram-size-m", k]
+    if kind != _MODEL:
+        raise UsageError(
+            f"llama.cpp before {_CHANGED} has no {deployment.method}; nearest: draft_model, or a "
+            "newer build"
+        )
+    return [*flags, "--draft-max", k, "--draft-min", "0", "--draft-p-min", "0"]
+
+
+def _gguf_name(source: str) -> str:
+    """`owner/Name` -> `Name.gguf`; a file that is GGUF already stays."""
+    return source if source.endswith(".gguf") else f"{source.rstrip('/').rsplit('/', 1)[-1]}.gguf"
+
+
+def _lost(deployment: Deployment) -> list[str]:
+    lost = []
+    if deployment.drafter is not None and deployment.drafter.revision:
+        lost.append(f"revision {deployment.drafter.revision} of the drafter: convert that one")
+    lost += deployment.tree_lost
+    if deployment.method == "ngram":
+        lost.append(
+            f"min_ngram {deployment.setting('min_ngram')}: {_LOOKUP} looks up suffixes of "
+            f"exactly {deployment.setting('max_ngram')} tokens"
+        )
+    if deployment.temperature > 0 and deployment.draws_drafts:
+        lost.append(
+            "rejection sampling: llama.cpp accepts a draft only if it equals the token it "
+            "samples, so it accepts fewer above temperature 0"
+        )
+    return lost

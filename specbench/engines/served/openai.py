@@ -1,12 +1,21 @@
 """Any server with an OpenAI-compatible API: what the client's own clock and its usage tell."""
 
-from specbench.engines.served.asking import asked, conversation
-from specbench.engines.served.served_engine import Launch, ServerFacts, Start
+from typing import TYPE_CHECKING
+
+from specbench.engines.served_engine import (
+    ServerFacts,
+    StartCommand,
+    StartOptions,
+    conversation_fields,
+    request_fields,
+)
 from specbench.errors import UsageError
 from specbench.records import Request, RequestCounts
-from specbench.servers.client import Client
 from specbench.servers.server_log import LogFormat
 from specbench.servers.streamed import Streamed
+
+if TYPE_CHECKING:
+    from specbench.servers.client import Client
 
 MODULE = None
 LOG = LogFormat()
@@ -14,7 +23,7 @@ HEALTH = "/v1/models"
 COUNTERS = None
 
 
-def launch(start: Start) -> Launch:  # noqa: ARG001
+def launch(start: StartOptions) -> StartCommand:  # noqa: ARG001
     """UsageError: only a running one is asked."""
     raise UsageError(
         "--engine openai measures a server that runs already: give its address as --base-url; to "
@@ -22,7 +31,7 @@ def launch(start: Start) -> Launch:  # noqa: ARG001
     )
 
 
-async def facts(client: Client) -> ServerFacts:
+async def facts(client: "Client") -> ServerFacts:
     """K is what its address says after #k=."""
     card = await client.model_card()
     length = {name: str(card[name]) for name in ("max_model_len",) if name in card}
@@ -31,10 +40,12 @@ async def facts(client: Client) -> ServerFacts:
     )
 
 
-async def answer(client: Client, model: str, request: Request) -> Streamed:
+async def answer(client: "Client", model: str, request: Request) -> Streamed:
     """Only with fields that the API has, and the top-k if one was asked for."""
     top_k = {"top_k": request.sampling.top_k} if request.sampling.top_k else {}
-    return await client.chat({**asked(model, request), **top_k}, conversation(request))
+    return await client.chat(
+        {**request_fields(model, request), **top_k}, conversation_fields(request)
+    )
 
 
 def counts(answer: Streamed, k: int) -> RequestCounts | None:  # noqa: ARG001

@@ -1,19 +1,52 @@
-"""vLLM: `vllm serve`, or its module with the Python of its environment.
+"""vLLM: `vllm serve MODEL --speculative-config JSON`, or its module with its environment's Python.
 
-Facts: vllm/entrypoints/ and vllm/v1/metrics/ of 0.32. Counts per request came with 0.29.
+Facts: vllm/entrypoints/ and vllm/v1/metrics/ of 0.32; vllm/config/speculative.py of 0.30 to 0.33.
+Counts per request came with 0.29. Drafts are chains; medusa went with 0.33. What it does not take
+of a head: models/llama_eagle.py, llama_eagle3.py and medusa.py of 0.32.
 """
 
+import json
 import re
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specbench.engines.served.asking import asked, conversation, own_prefix, plain_sampling
-from specbench.engines.served.counting import Round, of_rounds, of_sums, read_counts
-from specbench.engines.served.served_engine import Launch, ServerFacts, Start
-from specbench.export.engines.vllm import SPECULATION
+from specbench.engines.deployment import (
+    Deployment,
+    Export,
+    Release,
+    dotted,
+    exported,
+    model_name,
+    newer_release_note,
+    read_release,
+    server_flags,
+    settings_lost,
+)
+from specbench.engines.served_engine import (
+    DraftedRound,
+    ServerFacts,
+    StartCommand,
+    StartOptions,
+    conversation_fields,
+    counts_of_rounds,
+    counts_of_sums,
+    neutral_sampling,
+    private_prefix,
+    read_counts,
+    request_fields,
+)
+from specbench.errors import ModelError, UsageError
+from specbench.files.eagle import eagle_has_bias
+from specbench.files.head_files import HeadFiles, Shaped
+from specbench.files.medusa import medusa_fields, medusa_tensors
+from specbench.files.model import ModelFiles, open_model
 from specbench.records import Request, RequestCounts
-from specbench.servers.client import Client
 from specbench.servers.metrics_page import count_of, labels_of
 from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, MEMORY, LogFormat
 from specbench.servers.streamed import Count, Part, Streamed
+
+if TYPE_CHECKING:
+    from specbench.servers.client import Client
 
 MODULE = "vllm"
 HEALTH = "/health"
@@ -46,7 +79,7 @@ _SETTINGS = ("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_u
 _QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
-def launch(start: Start) -> Launch:
+def launch(start: StartOptions) -> StartCommand:
     """`exported` is `vllm serve MODEL ...`."""
     command, num_program = list(start.exported), len(("vllm", "serve"))
     if start.python is not None:
@@ -61,10 +94,10 @@ def launch(start: Start) -> Launch:
     if SPECULATION in command:  # the flag is refused without it
         command += ["--per-request-spec-decode-metrics", "detailed"]
     command += start.arguments
-    return Launch(command=tuple(command), num_program=num_program, environment=_QUIET)
+    return StartCommand(command=tuple(command), num_program=num_program, environment=_QUIET)
 
 
-async def facts(client: Client) -> ServerFacts:
+async def facts(client: "Client") -> ServerFacts:
     """It tells K by its counters: there is one per drafted position."""
     card = await client.model_card()
     counters, page = await client.counter_page(COUNTERS)
@@ -91,10 +124,14 @@ def _kv_tokens(cache: dict[str, str]) -> int:
     return (blocks or 0) * (tokens or 0)
 
 
-async def answer(client: Client, model: str, request: Request) -> Streamed:
+async def answer(client: "Client", model: str, request: Request) -> Streamed:
     """With token ids; a salt keeps a running server's prefix cache out of it."""
-    body = {**asked(model, request), **plain_sampling(request), **own_prefix(request)}
-    return await client.chat({**body, "return_token_ids": True}, conversation(request))
+    body = {
+        **request_fields(model, request),
+        **neutral_sampling(request),
+        **private_prefix(request),
+    }
+    return await client.chat({**body, "return_token_ids": True}, conversation_fields(request))
 
 
 class _Counts(Part):
@@ -115,10 +152,208 @@ def counts(answer: Streamed, k: int) -> RequestCounts | None:
     told = read_counts(_Counts, said)
     drafted, accepted = told.per_step_drafted or [], told.per_step_accepted or []
     if len(accepted) < told.num_spec_steps or len(drafted) != len(accepted):
-        return of_sums(
+        return counts_of_sums(
             answer,
             num_accepted=told.num_accepted_draft_tokens,
             num_drafted=told.num_draft_tokens,
             num_drafting=told.num_spec_steps,
         )
-    return of_rounds(answer, [Round(*step) for step in zip(drafted, accepted, strict=True)], k)
+    return counts_of_rounds(
+        answer, [DraftedRound(*step) for step in zip(drafted, accepted, strict=True)], k
+    )
+
+
+CONFIG_NAME = None
+
+_OLDEST, _NEWEST = (0, 30), (0, 33)
+# What configs of vLLM's own call a field; it also takes the number of heads from K.
+_SYNONYMS = {"medusa_num_heads": "num_heads", "medusa_num_layers": "num_hidden_layers"}
+_NO_BIAS = "`specbench train eagle` makes heads without one"
+SPECULATION = "--speculative-config"
+_HYBRIDS = (  # the numbers are those of its issues
+    "vLLM rolls it back, but issues 39273 (other text with ngram) and 57721 (it does not "
+    "start) were open when they were read, in 2026"
+)
+
+
+class _Method(NamedTuple):
+    """A `method` of vLLM; `settings`: its names of ours."""
+
+    name: str
+    settings: tuple[tuple[str, str], ...] = ()
+    is_parallel: bool = False
+    lost: Callable[[ModelFiles], Iterator[str]] | None = None  # of a head on this machine
+    until: Release | None = None  # the first release without it
+
+
+def vocabulary_notes(deployment: Deployment) -> list[str]:
+    """config/speculative.py compares vocab_size, unless use_heterogeneous_vocab is set."""
+    if sizes := deployment.unequal_vocab_sizes:
+        return [f"{sizes}: vLLM starts only with use_heterogeneous_vocab, which drafts greedily"]
+    return []
+
+
+def export(deployment: Deployment, version: str | None, config_name: str) -> Export:  # noqa: ARG001
+    """K per batch size becomes num_speculative_tokens_per_batch_size."""
+    release = read_release("vLLM", version, oldest=_OLDEST, newest=_NEWEST)
+    command = ["vllm", "serve", model_name(deployment.target), *server_flags(deployment)]
+    lost = [
+        *newer_release_note(release, _NEWEST),
+        *settings_lost(deployment),
+        *deployment.dtype_lost,
+    ]
+    if deployment.k:
+        known = {n: m for n, m in _METHODS.items() if m.until is None or release < m.until}
+        method = deployment.named("vllm", known, _NEAREST, head="an eagle or eagle3 head")
+        config = _speculative_config(deployment, method)
+        command += [SPECULATION, json.dumps(config)]
+        lost += _lost(deployment)
+        deployment = deployment.noting(vocabulary_notes(deployment))
+    return exported(deployment, "vllm", dotted(release), command, lost, hybrids=_HYBRIDS)
+
+
+def _speculative_config(deployment: Deployment, method: _Method) -> dict[str, Any]:
+    config: dict[str, Any] = {"method": method.name, "num_speculative_tokens": deployment.k}
+    if method.is_parallel:
+        config["parallel_drafting"] = True
+    is_mapped = deployment.row.retokenizes or bool(deployment.unequal_vocab_sizes)
+    if is_mapped:
+        config["use_heterogeneous_vocab"] = True
+    if deployment.drafter is not None:
+        config["model"] = model_name(deployment.drafter)
+        if deployment.drafter.revision:
+            config["revision"] = deployment.drafter.revision
+    config |= {theirs: deployment.setting(ours) for theirs, ours in method.settings}
+    if deployment.row.model != "refused" and deployment.temperature > 0:
+        # vLLM drafts greedily at any temperature unless told otherwise.
+        drawn = deployment.draws_drafts and not is_mapped
+        config["draft_sample_method"] = "probabilistic" if drawn else "greedy"
+    if deployment.is_tiered:
+        config["num_speculative_tokens_per_batch_size"] = _schedule(deployment)
+    return config
+
+
+def _schedule(deployment: Deployment) -> list[list[int]]:
+    """[[first, last batch size, K] ..]; the first range begins at 1, gaps are not allowed here."""
+    ranges, first = [], 1
+    for num_rows, k in deployment.tiers:
+        if num_rows is None:
+            raise UsageError("K by batch size needs a batch size for every K")
+        ranges.append([first, num_rows, k])
+        first = num_rows + 1
+    return ranges
+
+
+def _lost(deployment: Deployment) -> list[str]:
+    lost = []
+    if deployment.tree:
+        lost.append(
+            f"token trees: vLLM drafts chains, so this is a chain of depth K={deployment.k}; it "
+            "accepts fewer tokens than the tree did, and the measured speed-up is the tree's"
+        )
+    if deployment.is_tiered:
+        last = deployment.tiers[-1]
+        lost.append(
+            f"beyond {last.num_rows} requests at once nothing was measured; vLLM keeps "
+            f"K={last.num_speculative_tokens} there"
+        )
+    lost += _head_lost(deployment)
+    if deployment.row.retokenizes and deployment.temperature > 0:
+        lost.append(
+            "drafts that are drawn: between different vocabularies vLLM drafts greedily, which "
+            "accepts fewer tokens than measured"
+        )
+    if deployment.method == "suffix":
+        lost.append("suffix needs the package arctic-inference beside vLLM")
+    return lost
+
+
+def _head_lost(deployment: Deployment) -> list[str]:
+    """What vLLM does not take of a head; nothing if it is not on this machine or not readable."""
+    lost = _METHODS[deployment.method].lost
+    try:
+        return list(lost(open_model(deployment.head))) if lost else []
+    except ModelError:
+        return []  # whoever loads it says what is wrong
+
+
+def _of_eagle(files: ModelFiles) -> Iterator[str]:
+    yield from _without_class(files)
+    head: HeadFiles[Shaped] = HeadFiles(source=files.spec.source, config=files.config, tensors={})
+    if not eagle_has_bias(head):
+        return
+    if files.config.get("bias"):
+        yield (
+            f'{head.source}/config.json has "bias": true, which vLLM takes for biases of the '
+            "attention: those it leaves to chance, fc.bias it drops, and next to nothing is "
+            f'accepted. With "bias": false in a copy only fc.bias is lost; {_NO_BIAS}'
+        )
+    else:
+        yield f"fc.bias of {head.source}: vLLM drops it, and accepts fewer drafts; {_NO_BIAS}"
+
+
+def _of_eagle3(files: ModelFiles) -> Iterator[str]:
+    yield from _without_class(files)
+    if "fc.bias" in _names(files):
+        yield f"fc.bias of {files.spec.source}: vLLM drops it, and accepts fewer drafts"
+
+
+def _of_medusa(files: ModelFiles) -> Iterator[str]:
+    needed = medusa_fields(medusa_tensors(files.head))
+    lacking = {name: value for name, value in needed.items() if not _says(files, name, value)}
+    if lacking:
+        fields = ", ".join(f'"{name}": {json.dumps(value)}' for name, value in lacking.items())
+        yield (
+            f"{files.spec.source}/config.json lacks what vLLM reads there, and without it takes "
+            f"sizes of another model or drops tensors: add {fields}"
+        )
+
+
+def _says(files: ModelFiles, name: str, value: object) -> bool:
+    return value in (files.config.get(name), files.config.get(_SYNONYMS.get(name, name)))
+
+
+def _without_class(files: ModelFiles) -> Iterator[str]:
+    if not files.architecture:
+        yield (
+            f"{files.spec.source}/config.json names no class, which vLLM asks for: add "
+            '"architectures": ["LlamaForCausalLM"] to it'
+        )
+
+
+def _names(files: ModelFiles) -> Collection[str]:
+    """Of its tensors; none where only loading would tell."""
+    try:
+        return files.head.tensors
+    except ModelError:
+        return ()
+
+
+_METHODS = {
+    "draft_model": _Method("draft_model"),
+    "token_intersection": _Method("draft_model"),
+    "eagle": _Method("eagle", lost=_of_eagle),
+    "eagle3": _Method("eagle3", lost=_of_eagle3),
+    "peagle": _Method("eagle3", is_parallel=True, lost=_of_eagle3),
+    "medusa": _Method("medusa", lost=_of_medusa, until=(0, 33)),
+    "mtp": _Method("mtp"),
+    "dflash": _Method("dflash"),
+    "ngram": _Method(
+        "ngram", (("prompt_lookup_max", "max_ngram"), ("prompt_lookup_min", "min_ngram"))
+    ),
+    "suffix": _Method(
+        "suffix",
+        (
+            ("suffix_decoding_max_tree_depth", "max_depth"),
+            ("suffix_decoding_max_cached_requests", "max_cached_requests"),
+            ("suffix_decoding_max_spec_factor", "max_spec_factor"),
+            ("suffix_decoding_min_token_prob", "min_token_prob"),
+        ),
+    ),
+}
+_NEAREST = {
+    "previous_turn": "ngram, or suffix, which remembers earlier answers",
+    "token_recycling": "suffix",
+    "string_match": "token_intersection, which vLLM has (use_heterogeneous_vocab)",
+    "medusa": "an eagle or eagle3 head; medusa ended with vLLM 0.32 (--engine-version 0.32)",
+}

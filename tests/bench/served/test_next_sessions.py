@@ -12,9 +12,9 @@ from specbench.bench.served.recording import unusable
 from specbench.bench.served.served_run import ServedRun
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.bench.spent import mean_session_s
+from specbench.errors import ServerError
 from specbench.records import BlockRecord, Draft, Fixed, RequestRecord, RunRecord
 from specbench.runs import SCHEMA_VERSION, create_run
-from specbench.servers.client import ServerError
 from specbench.stats.crossed import FEWEST_PLANNED, MOST_PLANNED
 from tests.bench.fake_runs import ENVIRONMENT, RUN_ID
 from tests.bench.fakes import FakeClock, RecordingWatch

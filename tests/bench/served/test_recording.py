@@ -9,7 +9,7 @@ from specbench.bench.served.questions import asked_in
 from specbench.bench.served.recording import request_records, server_record
 from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import cycle_of, served_cells
-from specbench.engines.served import ServerFacts
+from specbench.engines.served_engine import ServerFacts
 from specbench.probes.nvml import GpuUse
 from specbench.servers.streamed import Streamed
 from tests.bench.served.served_runs import plan_of

@@ -13,12 +13,12 @@ from specbench.bench.planning import plan_targets
 from specbench.bench.served.cycle_run import is_steady
 from specbench.bench.served.running import Attached, Running, looked_at, running_context
 from specbench.bench.served.sessions import cycle_of, served_cells
-from specbench.engines.served import ServerFacts, find_served
-from specbench.errors import UsageError
+from specbench.engines.served_engine import ServerFacts, find_served
+from specbench.errors import ServerError, UsageError
 from specbench.inputs.address import Address
 from specbench.inputs.config import load_pairings
 from specbench.report.document import build_document
-from specbench.servers.client import Client, ServerError
+from specbench.servers.client import Client
 from tests.bench.fake_runs import write_prompts
 from tests.bench.served.running import is_warm_up, running
 from tests.bench.served.served_runs import SIX, measured, plan_of, running_settings, settings_for

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specbench.engines.served import ServerFacts, Start, find_served
+from specbench.engines.served_engine import ServerFacts, StartOptions, find_served
 from specbench.inputs.address import Address
 from specbench.records import Message, Request, Sampling
 from specbench.servers.client import Client, Streamed
@@ -49,5 +49,5 @@ def answer(engine: str, pages: Mapping[str, str], request: Request = REQUEST) ->
         return Replayed(asyncio.run(ask(url)), fake.asked)
 
 
-def start(folder: Path, *exported: str, **changed: Any) -> Start:
-    return Start(exported=exported, folder=folder, port=8000, most_at_once=8, **changed)
+def start(folder: Path, *exported: str, **changed: Any) -> StartOptions:
+    return StartOptions(exported=exported, folder=folder, port=8000, most_at_once=8, **changed)

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.engines.served import find_served
+from specbench.engines.served_engine import find_served
+from specbench.errors import RefusedError
 from specbench.inputs.address import Address
 from specbench.records import Message
-from specbench.servers.client import Client, RefusedError
+from specbench.servers.client import Client
 from tests.engines.served.replay import REQUEST
 from tests.servers.fake_server import FakeServer, serving
 

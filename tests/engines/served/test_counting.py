@@ -2,8 +2,9 @@
 
 import pytest
 
-from specbench.engines.served.counting import Round, of_rounds, of_sums
-from specbench.servers.client import ServerError, Streamed
+from specbench.engines.served_engine import DraftedRound, counts_of_rounds, counts_of_sums
+from specbench.errors import ServerError
+from specbench.servers.client import Streamed
 
 K4 = 4
 
@@ -13,14 +14,16 @@ def of(num_tokens: int) -> Streamed:
 
 
 def test_rounds_and_accepted_drafts_are_the_tokens_after_the_first():
-    counts = of_rounds(of(1 + 5 + 1 + 3), [Round(4, 4), Round(4, 0), Round(4, 2)], K4)
+    counts = counts_of_rounds(
+        of(1 + 5 + 1 + 3), [DraftedRound(4, 4), DraftedRound(4, 0), DraftedRound(4, 2)], K4
+    )
     assert (counts.num_rounds, counts.num_accepted, counts.num_drafted) == (3, 6, 12)
     assert counts.num_by_accepted == (1, 0, 1, 0, 1)
     assert (counts.num_drafting, counts.num_rejecting, counts.num_overshot) == (3, 2, 0)
 
 
 def test_what_the_last_round_accepted_past_the_end_is_not_counted():
-    counts = of_rounds(of(1 + 5 + 2), [Round(4, 4), Round(4, 3)], K4)
+    counts = counts_of_rounds(of(1 + 5 + 2), [DraftedRound(4, 4), DraftedRound(4, 3)], K4)
     assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (2, 5, 2)
     assert counts.num_by_accepted == (0, 1, 0, 0, 1)
     assert counts.num_rejecting == 0  # the text ended inside the drafts of the second
@@ -29,54 +32,62 @@ def test_what_the_last_round_accepted_past_the_end_is_not_counted():
 def test_a_draft_that_ends_the_text_is_no_other_than_what_is_past_the_end():
     """As of our decoder, which drafts all but the last token of an answer that is known."""
     ended = Streamed(num_tokens=1 + 5 + 2, finish_reason="stop")
-    assert of_rounds(ended, [Round(4, 4), Round(4, 2)], K4).num_accepted == 4 + 1
+    assert (
+        counts_of_rounds(ended, [DraftedRound(4, 4), DraftedRound(4, 2)], K4).num_accepted == 4 + 1
+    )
 
 
 def test_tokens_that_no_drafting_round_emitted_came_from_rounds_without_drafts():
-    counts = of_rounds(of(1 + 10), [Round(2, 2), Round(4, 0)], K4)
+    counts = counts_of_rounds(of(1 + 10), [DraftedRound(2, 2), DraftedRound(4, 0)], K4)
     assert (counts.num_rounds, counts.num_drafting, counts.num_accepted) == (8, 2, 2)
     assert counts.num_by_accepted == (7, 0, 1, 0, 0)
 
 
 def test_an_engine_may_tell_what_went_past_the_end_beside_rounds_without_drafts():
     """3 rounds without drafts, then one that accepts 4 of which the last ends the text."""
-    rounds = [Round(4, 4)]
-    assert of_rounds(of(1 + 3 + 4), rounds, K4).num_overshot == 0
-    counts = of_rounds(of(1 + 3 + 4), rounds, K4, num_overshot=1)
+    rounds = [DraftedRound(4, 4)]
+    assert counts_of_rounds(of(1 + 3 + 4), rounds, K4).num_overshot == 0
+    counts = counts_of_rounds(of(1 + 3 + 4), rounds, K4, num_overshot=1)
     assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (4, 3, 1)
 
 
 def test_sums_are_cut_likewise_and_tell_nothing_by_position():
-    counts = of_sums(of(1 + 5 + 2), num_accepted=7, num_drafted=8, num_drafting=2)
+    counts = counts_of_sums(of(1 + 5 + 2), num_accepted=7, num_drafted=8, num_drafting=2)
     assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (2, 5, 2)
     assert counts.num_by_accepted is counts.num_rejecting is None
 
 
 def test_a_single_token_has_no_rounds():
-    assert of_rounds(of(1), [], K4).num_rounds == 0
+    assert counts_of_rounds(of(1), [], K4).num_rounds == 0
 
 
 @pytest.mark.parametrize(
     ("num_tokens", "rounds"),
-    [(3, [Round(4, 0)] * 3), (3, [Round(4, 4), Round(4, 0)]), (1, [Round(4, 4)])],
+    [
+        (3, [DraftedRound(4, 0)] * 3),
+        (3, [DraftedRound(4, 4), DraftedRound(4, 0)]),
+        (1, [DraftedRound(4, 4)]),
+    ],
     ids=["more rounds than tokens", "an end before the last round", "a round of no token"],
 )
 def test_counts_of_another_answer_are_refused(num_tokens, rounds):
     with pytest.raises(ServerError, match="cannot be"):
-        of_rounds(of(num_tokens), rounds, K4)
+        counts_of_rounds(of(num_tokens), rounds, K4)
 
 
 def test_rounds_that_would_have_emitted_more_than_the_engine_says_went_past_the_end_are_refused():
     with pytest.raises(ServerError, match="cannot be"):
-        of_rounds(of(3), [Round(4, 1), Round(4, 1)], K4, num_overshot=0)
+        counts_of_rounds(of(3), [DraftedRound(4, 1), DraftedRound(4, 1)], K4, num_overshot=0)
 
 
 def test_sums_of_another_answer_are_refused():
     with pytest.raises(ServerError, match="3 rounds"):
-        of_sums(of(3), num_accepted=0, num_drafted=12, num_drafting=3)
+        counts_of_sums(of(3), num_accepted=0, num_drafted=12, num_drafting=3)
 
 
-@pytest.mark.parametrize("rounds", [[Round(4, -1)], [Round(4, 5)], [Round(10**9, 10**8)]])
+@pytest.mark.parametrize(
+    "rounds", [[DraftedRound(4, -1)], [DraftedRound(4, 5)], [DraftedRound(10**9, 10**8)]]
+)
 def test_rounds_that_cannot_be_are_refused_before_they_are_counted(rounds):
     with pytest.raises(ServerError, match="which cannot be"):
-        of_rounds(of(10**9), rounds, K4)
+        counts_of_rounds(of(10**9), rounds, K4)

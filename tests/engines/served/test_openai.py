@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from specbench.engines.served import find_served
+from specbench.engines.served_engine import find_served
 from specbench.records import Sampling
 from tests.engines.served.replay import REQUEST, answer, facts
 

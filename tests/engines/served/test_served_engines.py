@@ -1,4 +1,4 @@
-"""What holds of every file of engines/served/."""
+"""Every file of engines/served/ has the protocol, and starts on loopback."""
 
 import subprocess
 import sys
@@ -7,45 +7,41 @@ from pathlib import Path
 import pytest
 
 from specbench.engines import served
-from specbench.engines.served import ServedEngine, find_served
+from specbench.engines.served_engine import ServedEngine, find_served
 from specbench.errors import UsageError
-from specbench.export.engines import engines
-from specbench.settings.words import SERVED
+from specbench.settings import EXPORTED, OPENAI, SERVED
 from tests.engines.served.replay import start
+from tests.export.deployments import deployment, exported
 
-EXPORTED = {
-    "llama_cpp": ("llama-server", "--model", "here.gguf"),
-    "sglang": ("python", "-m", "sglang.launch_server", "--model-path", "m"),
-    "tensorrt_llm": ("trtllm-serve", "m"),
-    "vllm": ("vllm", "serve", "m"),
-}
+STARTED = sorted({*SERVED} & {*EXPORTED})
 
 
 def test_the_files_are_the_engines_that_can_be_named():
-    shared = {"__init__", "asking", "counting", "served_engine"}
     files = {path.stem for path in Path(served.__file__).parent.glob("*.py")}
-    assert files - shared == {*SERVED}
+    assert files - {"__init__"} == {*SERVED}
 
 
-def test_engines_that_can_be_started_are_exported_to():
-    assert {*SERVED} - {"openai"} == {*EXPORTED}
-    assert {*EXPORTED} <= {*engines()}
+def test_only_a_running_server_of_any_kind_is_not_exported_to():
+    assert {*SERVED} - {*EXPORTED} == {OPENAI}
+    for name in STARTED:
+        assert {"export", "vocabulary_notes", "CONFIG_NAME"} <= {*vars(find_served(name))}
 
 
 @pytest.mark.parametrize("name", SERVED)
 def test_each_has_all_of_the_protocol(name):
     engine = find_served(name)
     wanted = {*ServedEngine.__annotations__, "launch", "facts", "answer", "counts"}
-    assert not {one for one in wanted if not hasattr(engine, one)}
+    assert wanted <= {*vars(engine)}
     assert engine.HEALTH.startswith("/")
 
 
-@pytest.mark.parametrize("name", sorted(EXPORTED))
+@pytest.mark.parametrize("name", STARTED)
 def test_a_server_listens_on_loopback_and_the_user_has_the_last_word(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "here.gguf").touch()
-    arguments = ("--port", "9", "--mine")
-    mine = start(tmp_path, *EXPORTED[name], arguments=arguments)
+    arguments, command = ("--port", "9", "--mine"), exported(name, deployment("ngram", 0)).command
+    for model in (word for word in command if word.endswith(".gguf")):
+        (tmp_path / model).touch()
+    mine = start(tmp_path, *command, arguments=arguments)
     command = find_served(name).launch(mine).command
     assert command[-3:] == arguments
     place = command.index("--host")
@@ -54,7 +50,7 @@ def test_a_server_listens_on_loopback_and_the_user_has_the_last_word(name, tmp_p
 
 def test_one_that_runs_already_cannot_be_started(tmp_path):
     with pytest.raises(UsageError, match="--base-url"):
-        find_served("openai").launch(start(tmp_path))
+        find_served(OPENAI).launch(start(tmp_path))
 
 
 def test_none_of_them_needs_torch():

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specbench.engines.served import find_served
-from specbench.servers.client import ServerError, Streamed
+from specbench.engines.served_engine import find_served
+from specbench.errors import ServerError
+from specbench.servers.client import Streamed
 from tests.engines.served.replay import answer, facts, recorded, start
 
 TRTLLM = find_served("tensorrt_llm")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench.engines.served import find_served
+from specbench.engines.served_engine import find_served
 from specbench.records import Message
 from specbench.servers.client import Streamed
 from tests.engines.served.replay import REQUEST, answer, facts, recorded, start

@@ -1,28 +1,36 @@
-"""What is to be served, and how an engine is told so."""
+"""A deployment, which engines export as their own commands, and what their exports share.
 
+A deployment is a pairing with K for each batch size. The file of an engine that can be exported to
+is an `Exporter`: engines/served/NAME.py, and engines/transformers.py.
+"""
+
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple, NoReturn, Protocol, TypeVar
+from typing import NamedTuple, NoReturn, Protocol, TypeVar, cast
 
 from specbench.errors import ModelError, UsageError
-from specbench.export.hybrids import hybrid_lost
+from specbench.files.config import is_hybrid
 from specbench.files.model import num_rows, open_model
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import Pairing
 from specbench.methods import Method, Setting, find_method
-
-GREEDY = "greedy: a draft is accepted if it is the target's argmax"
-MATCHED = "a draft is accepted if the target's own sample equals it"
-REJECTION = "min(1, p/q) with a residual (Leviathan et al. 2023, Alg. 1)"
+from specbench.records import acceptance_rule
+from specbench.settings import EXPORTED, SERVED
 
 LOOKUP = "ngram, which copies from the text"
 SMALL_MODEL = "draft_model with a small model of the target's family"
 PAD = "pad the smaller embedding (and output) in a copy of its model, and its vocab_size"
 
+# About recurrent state after a rejected draft, unless an engine's file knows more.
+ROLLBACK = "no source that was read says whether this engine rolls it back with this method"
+
 Name = TypeVar("Name")
+Release = tuple[int, ...]
 
 
 class Tier(NamedTuple):
@@ -105,11 +113,8 @@ class Deployment:
     @property
     def acceptance_rule(self) -> str:
         """The rule that the measured figures hold for."""
-        if self.pairing.drafter.lossy is not None:
-            return f"the lossy rule {self.pairing.drafter.lossy}: the text is not the target's"
-        if self.temperature == 0:
-            return GREEDY
-        return REJECTION if self.draws_drafts else MATCHED
+        rule = self.pairing.drafter.lossy
+        return acceptance_rule(rule, self.temperature, draws=self.draws_drafts)
 
     @property
     def head(self) -> ModelSpec:
@@ -246,22 +251,29 @@ def exported(
     command: Sequence[str],
     lost: Sequence[str],
     config: ConfigFile | None = None,
+    *,
+    hybrids: str = ROLLBACK,
 ) -> Export:
-    """The export of a deployment; `lost` lists what the engine cannot express."""
+    """The export of a deployment; `lost` lists what the engine cannot express, `hybrids` is what is
+    known of its drafts for a target with recurrent layers."""
     return Export(
         engine=engine,
         written_for=written_for,
         command=tuple(command),
         config=config,
         acceptance_rule=deployment.acceptance_rule if deployment.k else None,
-        not_expressed=(*lost, *(_unknown(engine, deployment) if deployment.k else ())),
+        not_expressed=(*lost, *(_unknown(deployment, hybrids) if deployment.k else ())),
         basis=deployment.basis,
     )
 
 
-def _unknown(engine: str, deployment: Deployment) -> Iterator[str]:
+def _unknown(deployment: Deployment, hybrids: str) -> Iterator[str]:
     """What cannot be promised of these models."""
-    yield from hybrid_lost(engine, deployment.target)
+    if recurrent_type(deployment.target) is not None:
+        yield (
+            f"{deployment.target.source} has recurrent layers, whose state is rolled back after a "
+            f"rejected draft: {hybrids}; compare its text with that of -k 0 (specbench verify)"
+        )
     if deployment.row.shares_tokens and deployment.vocab_sizes is None:
         yield (
             f"vocab_size of {deployment.target.source} and {deployment.head.source}, which is not "
@@ -270,9 +282,9 @@ def _unknown(engine: str, deployment: Deployment) -> Iterator[str]:
 
 
 class Exporter(Protocol):
-    """A file of export/engines/: it is named as the engine."""
+    """The file of an engine that can be exported to."""
 
-    CONFIG_NAME: str | None  # of the file beside the command, where there may be one
+    CONFIG_NAME: str | None  # of the file beside the command, if it may have one
 
     def vocabulary_notes(self, deployment: Deployment) -> list[str]:
         """What the engine does with a draft model whose vocabulary is not the target's.
@@ -282,11 +294,69 @@ class Exporter(Protocol):
         ...
 
     def export(self, deployment: Deployment, version: str | None, config_name: str) -> Export:
-        """The command that serves the deployment; UsageError where the engine cannot.
+        """The command that serves the deployment; UsageError if the engine cannot.
 
         `version` None means the newest one known here.
         """
         ...
+
+
+def find_exporter(engine: str) -> Exporter:
+    """The exporter of that engine; UsageError names the engines that can be exported to."""
+    if engine not in EXPORTED:
+        raise UsageError(f"--engine {engine!r}: allowed are {', '.join(EXPORTED)}")
+    package = "specbench.engines.served" if engine in SERVED else "specbench.engines"
+    return cast(Exporter, import_module(f"{package}.{engine}"))
+
+
+def vocabulary_notes(engine: str, pairing: Pairing, temperature: float) -> list[str]:
+    """What an engine does with the draft model's vocabulary, or why it cannot draft with it."""
+    deployment = Deployment(pairing=pairing, tiers=(Tier(None, 1),), temperature=temperature)
+    try:
+        return find_exporter(engine).vocabulary_notes(deployment)
+    except UsageError as error:
+        return [str(error)]
+
+
+def read_release(engine: str, text: str | None, *, oldest: Release, newest: Release) -> Release:
+    """`0.30`, `v0.30.1` -> (0, 30), (0, 30, 1); UsageError below `oldest`, whose flags differed.
+
+    None is the newest. A later one is read as it is: what is known of the newest is written for it.
+    """
+    if text is None:
+        return newest
+    match = re.fullmatch(r"v?(\d{1,4}(?:\.\d{1,4}){0,3})(?:[a-z+.-].*)?", text.strip())
+    if match is None:
+        raise UsageError(f"--engine-version {text!r}: expected a release such as {dotted(newest)}")
+    release = tuple(map(int, match[1].split(".")))
+    if release < oldest:
+        raise UsageError(
+            f"--engine-version {text!r}: {engine} before {dotted(oldest)} took other flags; "
+            f"{dotted(oldest)} to {dotted(newest)} are known"
+        )
+    return release
+
+
+def dotted(release: Release) -> str:
+    """(0, 30) -> `0.30`."""
+    return ".".join(map(str, release))
+
+
+def newer_release_note(release: Release, newest: Release) -> list[str]:
+    """A note for a release that is newer than all that are known."""
+    if release[: len(newest)] <= newest:
+        return []
+    return [f"{dotted(release)} is newer than {dotted(newest)}, for which this is written"]
+
+
+def recurrent_type(spec: ModelSpec) -> str | None:
+    """The model type of one with recurrent layers, by its config; None for others, and for those
+    that are not on this machine or cannot be read."""
+    try:
+        files = open_model(spec)
+        return str(files.field("model_type")) if is_hybrid(files.field) else None
+    except ModelError:
+        return None
 
 
 def model_name(spec: ModelSpec) -> str:
@@ -315,8 +385,7 @@ def settings_lost(deployment: Deployment, *, keeps_lossy: bool = False) -> list[
     if rule is not None and deployment.k and not keeps_lossy:
         lost.append(
             f"the lossy rule {rule}: without it fewer drafts are accepted, so the measured "
-            "speed-up is "
-            "not this engine's"
+            "speed-up is not this engine's"
         )
     for role, spec in (("target", deployment.target), ("drafter", deployment.drafter)):
         if spec is None:

@@ -1,0 +1,256 @@
+"""The base of serving engines: the protocol of their files, and what several of them share.
+
+`served/` has one file per engine, found by its name: how it is started, asked and read, what it
+calls each method, and its commands for a deployment. None needs torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar, cast
+from uuid import uuid4
+
+from pydantic import ValidationError
+
+from specbench.errors import ServerError
+from specbench.records import Request, RequestCounts, Result
+from specbench.servers.metrics_page import MOST_POSITIONS
+from specbench.servers.server_log import LogFormat
+from specbench.servers.streamed import Part, Streamed, invalid_field
+
+if TYPE_CHECKING:
+    from specbench.servers.client import Client
+
+# For engines that stream no ids: every event then says how many tokens have come so far.
+COUNTED_STREAM = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+Fields = TypeVar("Fields", bound=Part)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartOptions:
+    """What a server is started with; the engine's `export` turns pairing and K into `exported`."""
+
+    exported: tuple[str, ...]  # the engine's command line for the model, drafter and K
+    config: Path | None = None  # the file that `exported` refers to
+    folder: Path  # for files that the command of `launch` refers to
+    models: tuple[Path, ...] = ()  # folders of the target and the drafter that are on this disk
+    # Of the engine's environment, or the program of an engine that has none; None: on the PATH.
+    python: Path | None = None
+    host: str = "127.0.0.1"
+    port: int
+    most_at_once: int  # concurrent requests
+    context: int | None = None  # tokens of a request and its answer at most; None: the engine's own
+    keeps_prefixes: bool = False  # of earlier prompts, in its cache
+    seed: int = 0
+    arguments: tuple[str, ...] = ()  # the user's own: the last word
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartCommand:
+    """The command that starts a server; `environment` is added to ours."""
+
+    command: tuple[str, ...]
+    num_program: int = 1  # first words of it, which the user's --engine-command replaces
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerFacts:
+    """What a running server reports of itself; None or empty: it does not report it."""
+
+    version: str
+    model: str  # what requests must call it
+    k: int | None = None  # 0: without speculation
+    drafts: bool = False  # whether it reports speculation; not every engine reports K
+    kv_tokens: int | None = None  # capacity of its KV cache
+    settings: Mapping[str, str] = field(default_factory=dict)  # effective ones, for provenance
+    prefix_cache: str = "unknown"  # off, on, unknown, or "by request": each asks for it or not
+
+
+class ServedEngine(Protocol):
+    """A file of engines/served/, named as the engine. It also is an `Exporter` (deployment.py),
+    unless the engine cannot be started."""
+
+    MODULE: str | None  # that its Python must have, which reads model folders; None: a program
+    LOG: LogFormat
+    HEALTH: str  # the path that answers 200 once requests are taken
+    COUNTERS: str | None  # the path of its page of counters, which has the tokens of all clients
+
+    def launch(self, start: StartOptions) -> StartCommand:
+        """The command that starts it; UsageError if something that it needs is missing.
+
+        The user's own arguments come last, so that they have the last word.
+        """
+        ...
+
+    async def facts(self, client: "Client") -> ServerFacts:
+        """What a healthy server reports of itself; ServerError."""
+        ...
+
+    async def answer(self, client: "Client", model: str, request: Request) -> Streamed:
+        """Ask, and stream the answer with whatever the engine can count of it; ServerError."""
+        ...
+
+    def counts(self, answer: Streamed, k: int) -> RequestCounts | None:
+        """The rounds of one answer at K; None at K = 0, or if the engine does not count them.
+
+        ServerError if its counts cannot be those of this answer.
+        """
+        ...
+
+
+def find_served(name: str) -> ServedEngine:
+    """The engine of that name, which is one of `settings.SERVED`."""
+    return cast(ServedEngine, import_module(f"specbench.engines.served.{name}"))
+
+
+def request_fields(model: str, request: Request) -> dict[str, Any]:
+    """A request in the words of the OpenAI-compatible API, without the conversation and the top-k,
+    whose value for "off" differs by engine."""
+    return {
+        "model": model,
+        "max_tokens": request.max_new_tokens,
+        "temperature": request.sampling.temperature,
+        "top_p": request.sampling.top_p,
+        "seed": request.seed,
+    }
+
+
+def conversation_fields(request: Request) -> dict[str, Any]:
+    """The conversation, from which a chat template makes a prompt."""
+    messages = [{"role": m.role, "content": m.content, **m.extra} for m in request.messages]
+    fields: dict[str, Any] = {"messages": messages}
+    if request.tools:
+        fields["tools"] = [dict(tool) for tool in request.tools]
+    if request.template_args:
+        fields["chat_template_kwargs"] = dict(request.template_args)
+    return fields
+
+
+def neutral_sampling(request: Request) -> dict[str, Any]:
+    """For servers that otherwise take these from the model's generation_config.json."""
+    return {"top_k": request.sampling.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+def private_prefix(request: Request) -> Mapping[str, str]:
+    """Salt that no other request has, so that a prefix cache finds nothing for this one."""
+    return {} if request.keeps_prefixes else {"cache_salt": uuid4().hex}
+
+
+def result_of(engine: ServedEngine, answer: Streamed, k: int) -> Result:
+    """An answer as a result; failed if it has no token, or counts that cannot be its own."""
+    if answer.error or answer.first_s is None or answer.last_s is None:
+        return Result.failed(answer.error or "the answer has no token")
+    num_tokens = len(answer.token_ids) or answer.num_tokens
+    if num_tokens is None:
+        return Result.failed("it tells no usage, so its tokens cannot be counted")
+    try:
+        counts = engine.counts(answer, k)
+    except ServerError as error:
+        return Result.failed(str(error))
+    return Result(
+        output_ids=tuple(answer.token_ids),
+        finish_reason="length" if answer.finish_reason == "length" else "eos",
+        prefill_s=None,
+        ttft_s=answer.first_s - answer.sent_s,
+        decode_s=answer.last_s - answer.first_s,
+        total_s=answer.last_s - answer.sent_s,
+        cpu_s=None,
+        rounds=None,
+        num_tokens=None if answer.token_ids else num_tokens,
+        num_first=min(answer.num_first or 1, num_tokens),
+        text=answer.text,
+        counts=counts,
+        chunk_s=tuple(round(gap_s, 6) for gap_s in answer.chunk_s),
+    )
+
+
+# Counts of an answer are cut at its end, as those of our decoder are. Every round emits what it
+# accepts and one token more. What the rounds that drafted would have emitted beyond the answer is
+# what the last of them accepted past the end; what they did not emit came from rounds that drafted
+# nothing. If both happen, each hides the other, unless the engine reports more. A draft that ends
+# the text also goes past the end: of an answer that is known, as that of a greedy cell is, our
+# decoder drafts all but the last token.
+
+
+class DraftedRound(NamedTuple):
+    """A round that drafted something."""
+
+    num_drafted: int
+    num_accepted: int
+
+
+def read_counts(form: type[Fields], reported: object) -> Fields:
+    """The counts of one answer, as `form` reads them; ServerError names what is wrong."""
+    try:
+        return form.model_validate(reported)
+    except ValidationError as error:
+        raise ServerError(f"the server's counts cannot be read: {invalid_field(error)}") from error
+
+
+def counts_of_rounds(
+    answer: Streamed,
+    rounds: Sequence[DraftedRound],
+    k: int,
+    *,
+    num_overshot: int | None = None,
+) -> RequestCounts:
+    """Counts from the rounds that drafted, in order; ServerError if they do not fit the answer."""
+    accepted = [drafted.num_accepted for drafted in rounds]
+    num_accepted = sum(accepted)
+    if not all(0 <= r.num_accepted <= min(r.num_drafted, MOST_POSITIONS) for r in rounds):
+        _refuse(answer, num_accepted, len(rounds))
+    num_rounds, num_overshot = _cut(answer, num_accepted, len(rounds), num_overshot)
+    if num_overshot:
+        accepted[-1] -= num_overshot
+        if accepted[-1] < 0:
+            _refuse(answer, num_accepted, len(rounds))
+    # A text that ended inside its drafts has rejected none of them.
+    judged = rounds[:-1] if num_overshot else rounds
+    by_accepted = [accepted.count(i) for i in range(max([k, *accepted]) + 1)]
+    by_accepted[0] += num_rounds - len(rounds)
+    return RequestCounts(
+        num_rounds=num_rounds,
+        num_drafted=sum(drafted.num_drafted for drafted in rounds),
+        num_accepted=sum(accepted),
+        num_drafting=len(rounds),
+        num_rejecting=sum(drafted.num_accepted < drafted.num_drafted for drafted in judged),
+        num_by_accepted=tuple(by_accepted),
+        num_overshot=num_overshot,
+    )
+
+
+def counts_of_sums(
+    answer: Streamed, *, num_accepted: int, num_drafted: int | None, num_drafting: int | None = None
+) -> RequestCounts:
+    """Counts from sums, without rejections and positions. ServerError as above."""
+    num_rounds, num_overshot = _cut(answer, num_accepted, num_drafting or 0)
+    return RequestCounts(
+        num_rounds=num_rounds,
+        num_drafted=num_drafted,
+        num_accepted=num_accepted - num_overshot,
+        num_drafting=num_drafting,
+        num_overshot=num_overshot,
+    )
+
+
+def _cut(
+    answer: Streamed, num_accepted: int, num_drafting: int, num_overshot: int | None = None
+) -> tuple[int, int]:
+    """The rounds of the answer, and the drafts accepted past its end."""
+    num_later = (answer.num_tokens or len(answer.token_ids) or 1) - 1
+    if num_overshot is None:
+        num_overshot = max(num_drafting + num_accepted - num_later, 0)
+    num_rounds = num_later - num_accepted + num_overshot
+    if num_overshot > num_accepted or num_rounds < num_drafting:
+        _refuse(answer, num_accepted, num_drafting)
+    return num_rounds, num_overshot
+
+
+def _refuse(answer: Streamed, num_accepted: int, num_drafting: int) -> NoReturn:
+    raise ServerError(
+        f"the server counts {num_accepted} accepted drafts in {num_drafting} rounds for an answer "
+        f"of {answer.num_tokens} tokens, which cannot be; none of its counts can be used"
+    )
