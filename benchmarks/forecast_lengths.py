@@ -26,7 +26,7 @@ from specbench.engines.engine import Load, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.forecast.forecast import replay_one, serves
 from specbench.inputs.config import load_pairings
-from specbench.inputs.pairing import Drafter, Pairing
+from specbench.inputs.pairing import DrafterSpec, Pairing
 from specbench.inputs.workloads import Workload, load_workload
 from specbench.probes.environment import describe_environment
 from specbench.probes.probe import NoProbe
@@ -162,7 +162,7 @@ def _turns(
 
 
 def compare(
-    engine: BuiltinEngine, drafter: Drafter, asked: Sequence[TargetText], most: int
+    engine: BuiltinEngine, drafter: DrafterSpec, asked: Sequence[TargetText], most: int
 ) -> dict[int, list[Compared]]:
     """By K: the rounds of every text beside those replayed over it."""
     ks = range(1, min(most, engine.record.max_k.get(drafter.name, most)) + 1)

@@ -26,7 +26,7 @@ import transformers
 from specbench.engines.deployment import Deployment, Export, Tier, find_exporter
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from specbench.shipped import shipped
 
 ONE, SEVERAL, NONE = (Tier(None, 4),), (Tier(1, 5), Tier(4, 3), Tier(16, 0)), (Tier(None, 0),)
@@ -91,7 +91,7 @@ def exports(
                     continue  # a method that it lacks
 
 
-def _with_architecture(drafter: Drafter, folder: Path) -> Drafter:
+def _with_architecture(drafter: DrafterSpec, folder: Path) -> DrafterSpec:
     """The head as published ones are: specbench's own name no class, which vLLM asks for."""
     assert drafter.model is not None
     assert drafter.model.folder is not None

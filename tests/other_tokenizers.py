@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from specbench.files.tokenizer import common_tokens
-from specbench.models.tokenizer import Tokenizer
+from specbench.models.tokenizer import ChatTokenizer
 
 SPECIALS = ("<|end|>", "<|turn|>")
 TEXTS = (
@@ -24,7 +24,7 @@ TEXTS = (
 )
 
 
-def write_byte_level(folder: Path, size: int, texts: tuple[str, ...] = TEXTS) -> Tokenizer:
+def write_byte_level(folder: Path, size: int, texts: tuple[str, ...] = TEXTS) -> ChatTokenizer:
     """As GPT-2's: every byte has a token, a word begins with its space."""
     inner = Inner(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -41,7 +41,7 @@ def write_byte_level(folder: Path, size: int, texts: tuple[str, ...] = TEXTS) ->
 
 def write_pieces(
     folder: Path, size: int, texts: tuple[str, ...] = TEXTS, prepend: str = "always"
-) -> Tokenizer:
+) -> ChatTokenizer:
     """As SentencePiece's: a space before every text, bytes for what has no piece."""
     inner = Inner(models.BPE(byte_fallback=True))
     inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
@@ -57,12 +57,12 @@ def write_pieces(
     return _written(folder, Inner.from_str(json.dumps(content)))
 
 
-def _written(folder: Path, inner: Inner) -> Tokenizer:
+def _written(folder: Path, inner: Inner) -> ChatTokenizer:
     PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=SPECIALS[0]).save_pretrained(folder)
-    return Tokenizer(str(folder), revision=None, trust_remote_code=False)
+    return ChatTokenizer(str(folder), revision=None, trust_remote_code=False)
 
 
-def revocabularied(model: Any, target: Tokenizer, draft: Tokenizer) -> Any:
+def revocabularied(model: Any, target: ChatTokenizer, draft: ChatTokenizer) -> Any:
     """The model under the draft's ids: as good a draft as the tokens in common allow."""
     found = common_tokens(target.vocabulary, draft.vocabulary)
     config = type(model.config).from_dict(model.config.to_dict())

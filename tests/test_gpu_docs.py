@@ -9,7 +9,7 @@ import pytest
 from specbench.bench import this_process
 from specbench.files.model import open_model
 from specbench.fit.gpus import GIB, RESERVED_BYTES
-from specbench.fit.memory_plan import Place, plan_target
+from specbench.fit.memory_plan import DeploymentSpec, plan_target
 from specbench.inputs.config import load_pairings
 from specbench.shipped import shipped
 
@@ -29,7 +29,7 @@ def row_of(size: str, dtype: str) -> str:
     """A line of the table, as the program counts."""
     is_packed = dtype.startswith("int")
     spec = replace(SHAPES[SIZES[size]], quantization=dtype if is_packed else None)
-    place = Place(device="cuda", dtype="bfloat16" if is_packed else dtype, context=2048)
+    place = DeploymentSpec(device="cuda", dtype="bfloat16" if is_packed else dtype, context=2048)
     plan = plan_target(open_model(spec), place)
     assert plan is not None
     weights, total = plan.target.nbytes / GIB, plan.peak.total / GIB

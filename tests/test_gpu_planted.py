@@ -11,8 +11,8 @@ from benchmarks.gpu_suite import autotuning, drafting, numerics, own_kernels
 from benchmarks.gpu_suite.distribution import accept_all
 from benchmarks.gpu_suite.machine import Json, Machine
 from specbench.decode.decoder import Decoder
-from specbench.forward.attention.implementations import Plain
-from specbench.forward.attention.kernel import Seen
+from specbench.forward.attention.implementations import PlainAttention
+from specbench.forward.attention.kernel import AttentionInputs
 from specbench.forward.fused_layers import TorchSteps
 
 
@@ -25,12 +25,12 @@ def held(found: Json) -> dict[str, bool | None]:
     return {one["what"].split(" (")[0]: one["holds"] for one in found["claims"]}
 
 
-class OneTooFar(Plain):
+class OneTooFar(PlainAttention):
     """Sees a slot past its own."""
 
     name = "one too far"
 
-    def look(self, seen: Seen) -> Any:
+    def look(self, seen: AttentionInputs) -> Any:
         return super().look(seen._replace(positions_BT=seen.positions_BT + 1))
 
 
@@ -38,7 +38,7 @@ class OneTooFar(Plain):
 def test_an_attention_that_is_off_by_one_is_named(
     small: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(autotuning, "KERNELS", (OneTooFar(), Plain()))
+    monkeypatch.setattr(autotuning, "KERNELS", (OneTooFar(), PlainAttention()))
     found = autotuning.autotuning(small)
     assert held(found) == {
         "contests that somebody wins": True,

@@ -13,8 +13,8 @@ from specbench.decode.clock import make_clock
 from specbench.decode.graphs import Launchers
 from specbench.engines.draw_candidates import DRAWINGS, autotune_draws
 from specbench.engines.kernel_choices import FORWARDS, autotune_forward, round_timing
-from specbench.forward.attention.candidates import KERNELS, SHAPES, Shape, autotune_attention
-from specbench.forward.attention.kernel import Case
+from specbench.forward.attention.candidates import KERNELS, SHAPES, BatchShape, autotune_attention
+from specbench.forward.attention.kernel import AttentionShape
 from specbench.forward.autotune import Timing
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.kernels.availability import DEVICES
@@ -22,8 +22,8 @@ from specbench.records import Contender
 
 HEAD_SIZES = (64, 80, 96, 256)  # beside the 8B's 128
 WINDOW = 100
-_SMALL = (Shape(1, 1, 40, 64), Shape(2, 5, 40, 64))
-_ELSEWHERE = (Shape(3, 5, 137, 256), Shape(2, 9, 250, 1024))
+_SMALL = (BatchShape(1, 1, 40, 64), BatchShape(2, 5, 40, 64))
+_ELSEWHERE = (BatchShape(3, 5, 137, 256), BatchShape(2, 9, 250, 1024))
 _WRONG = ("it is wrong", "replayed")  # how the reason of such a candidate begins
 
 
@@ -103,9 +103,9 @@ def _elsewhere(machine: Machine, timing: Timing) -> tuple[dict[str, Any], list[s
     return found, left_out
 
 
-def _cases(machine: Machine) -> Iterator[Case]:
+def _cases(machine: Machine) -> Iterator[AttentionShape]:
     """Chains without a window and trees with one; a dtype where its kernels are others."""
-    usual = Case(
+    usual = AttentionShape(
         device=machine.device,
         dtype=torch.bfloat16,
         query_heads=8,

@@ -12,7 +12,7 @@ from specbench.decode.clock import Clock
 from specbench.decode.cuda_graphs import Graphs
 from specbench.decode.decoder import Decoder, MakeLauncher
 from specbench.decode.graphs import Launchers
-from specbench.decode.launcher import GraphKind, Launch, Launcher
+from specbench.decode.launcher import GraphKind, Launcher, RoundLaunch
 from specbench.decode.policy import FixedK
 from specbench.decode.round import Verifier
 from specbench.decode.rows import Rows
@@ -166,7 +166,7 @@ class Watched:
     def span_for(self, num_tokens: int) -> int:
         return self._inner.span_for(num_tokens)
 
-    def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> Launch:
+    def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> RoundLaunch:
         if self.armed:
             torch.cuda.set_sync_debug_mode("error")
         try:

@@ -13,7 +13,7 @@ from specbench.drafters.registry import Parts
 from specbench.engines.model_pool import ModelPool
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.runner import Runner
-from specbench.inputs.pairing import Drafter, Target
+from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.models.loading import LoadedModel
 from specbench.models.weights import fill, make_skeleton
 from specbench.shipped import PACKAGE
@@ -142,10 +142,10 @@ class HeldPool(ModelPool):
         """It is kept as long as the pool."""
 
 
-def made_up_pair(target: Any, draft: Any) -> tuple[Target, Drafter, HeldPool]:
+def made_up_pair(target: Any, draft: Any) -> tuple[Target, DrafterSpec, HeldPool]:
     """Two models as the engines take them: named, and on a pool."""
     specs = [ModelSpec(source=f"shape:{name}") for name in ("target", "draft")]
-    drafter = Drafter(name="draft", method="draft_model", model=specs[1])
+    drafter = DrafterSpec(name="draft", method="draft_model", model=specs[1])
     pool = HeldPool(target.device, dict(zip(specs, (target, draft), strict=True)))
     return Target(name="target", model=specs[0], drafters=(drafter,)), drafter, pool
 

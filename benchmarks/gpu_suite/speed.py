@@ -27,7 +27,7 @@ from specbench.engines.model_pool import ModelPool
 from specbench.engines.transformers_engine import TransformersEngine
 from specbench.fit.demand import gib
 from specbench.inputs.config import load_pairings
-from specbench.inputs.pairing import Drafter, Target
+from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.inputs.workloads import load_workload
 from specbench.models.weights import make_skeleton
 from specbench.records import NO_DRAFTER, Message
@@ -95,7 +95,7 @@ def large_pair(machine: Machine) -> Json:
 
 
 def _candidates(
-    machine: Machine, target: Target, drafter: Drafter, pool: ModelPool
+    machine: Machine, target: Target, drafter: DrafterSpec, pool: ModelPool
 ) -> list[Candidate]:
     """Ours and theirs over one set of weights, without drafts and with the same draft."""
     ours = BuiltinEngine(target, pool, DecoderSettings(kernels=machine.kernels))

@@ -16,7 +16,7 @@ from benchmarks.gpu_suite.models import (
     shape,
 )
 from specbench.engines.builtin import BuiltinEngine
-from specbench.inputs.pairing import Drafter, Target
+from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.records import Request, Sampling
 from specbench.settings import DecoderSettings
 
@@ -31,7 +31,7 @@ class MadeUp:
 
     model: Any
     target: Target
-    drafter: Drafter
+    drafter: DrafterSpec
     pool: HeldPool
     draft_layers: int
     scale: float

@@ -14,7 +14,7 @@ from benchmarks.gpu_suite.models import make_model, shape
 from benchmarks.gpu_suite.timing import read_bandwidth
 from specbench.footprint import Sizes
 from specbench.forward.attention.candidates import KERNELS
-from specbench.forward.attention.kernel import Case, Kernel, Seen
+from specbench.forward.attention.kernel import AttentionInputs, AttentionShape, Kernel
 from specbench.forward.autotune import Timing
 from specbench.forward.fused_weights import FusedWeights, fuse
 from specbench.forward.workspace import JoinedCache, Workspace
@@ -117,7 +117,9 @@ def product_table(machine: Machine) -> Json:
 class _Shapes:
     """Queries, layers of keys and values, and what is seen, of one kind of round."""
 
-    def __init__(self, case: Case, num_rows: int, num_tokens: int, length: int, span: int) -> None:
+    def __init__(
+        self, case: AttentionShape, num_rows: int, num_tokens: int, length: int, span: int
+    ) -> None:
         sizes = Sizes(
             hidden=1,
             query_heads=case.query_heads,
@@ -139,7 +141,7 @@ class _Shapes:
         self._work = Workspace(sizes, scratch, num_rows, num_tokens, mirrored=False)
         self._view = cache.view(num_rows, span, 0, sizes)
         at_T = torch.arange(length, length + num_tokens, device=case.device)
-        self._seen = Seen(
+        self._inputs = AttentionInputs(
             at_T.repeat(num_rows, 1), self._view, sizes, case.dtype, case.window, None
         )
         self.read_bytes = num_rows * (length + num_tokens) * width * case.dtype.itemsize
@@ -147,11 +149,11 @@ class _Shapes:
     def seconds(self, kernel: Kernel, timing: Timing) -> float | str:
         """Of one layer; what it says where it cannot."""
         try:
-            look = kernel.look(self._seen)
+            metadata = kernel.build_metadata(self._inputs)
 
             def run() -> None:
-                for kept in self._view.layers:
-                    kernel.attend(self._work, kept, look)
+                for kv in self._view.layers:
+                    kernel.attend(self._work, kv, metadata)
 
             return _seconds(run, timing) / len(self._view.layers)
         except Exception as error:
@@ -173,9 +175,9 @@ class _Spent:
         return cell
 
 
-def _case(machine: Machine) -> Case:
+def _case(machine: Machine) -> AttentionShape:
     config = shape("llama-8b", machine)
-    return Case(
+    return AttentionShape(
         device=machine.device,
         dtype=torch.bfloat16,
         query_heads=config.num_attention_heads,

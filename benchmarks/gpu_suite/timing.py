@@ -14,7 +14,7 @@ from specbench.decode.clock import make_clock
 from specbench.decode.decoder import Decoder
 from specbench.decode.policy import FixedK
 from specbench.decode.sampling import Sampler
-from specbench.decode.serving import Served
+from specbench.decode.serving import ServedRequests
 from specbench.records import Request, Sampling
 from specbench.stats.costs import roofline_s
 
@@ -45,7 +45,7 @@ class Point:
     new_tokens: int = 96
     bytes_per_round: int = 0
 
-    def serve(self, seed: int) -> Served:
+    def serve(self, seed: int) -> ServedRequests:
         vocab = self.decoder.target.vocab_size
         requests = [
             Request(
@@ -110,7 +110,7 @@ def measure_points(
     ]
 
 
-def _busy(served: Served, num_rows: int) -> _Span:
+def _busy(served: ServedRequests, num_rows: int) -> _Span:
     """From the first round with all rows busy to the end of the last one."""
     line = served.timeline
     chosen = [i for i, live in enumerate(line.num_live) if live == num_rows]

@@ -7,7 +7,7 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.spent import spent_s
 from specbench.errors import ModelError
 from specbench.files.model import open_model
-from specbench.fit.memory_plan import Place, plan_target
+from specbench.fit.memory_plan import DeploymentSpec, plan_target
 from specbench.runs import StoredRun, list_runs, load_run
 from specbench.settings import SERVED
 
@@ -28,7 +28,9 @@ class ExpectedTime:
     is_ended_by_budget: bool = False
 
 
-def expected_time(plan: TargetPlan, place: Place, earlier: StoredRun | None) -> ExpectedTime:
+def expected_time(
+    plan: TargetPlan, place: DeploymentSpec, earlier: StoredRun | None
+) -> ExpectedTime:
     """By an earlier run, else a guess from the files."""
     num_tokens, num_steps = _planned(plan)
     loading_s, token_s, is_measured = BEGIN_S, None, False
@@ -75,7 +77,7 @@ def _planned(plan: TargetPlan) -> tuple[float, float]:
     return tokens, steps
 
 
-def _guessed_step_s(plan: TargetPlan, place: Place) -> tuple[float, float] | None:
+def _guessed_step_s(plan: TargetPlan, place: DeploymentSpec) -> tuple[float, float] | None:
     """Seconds of a step without speculation, and of loading."""
     try:
         files = open_model(plan.target.model)
@@ -88,7 +90,7 @@ def _guessed_step_s(plan: TargetPlan, place: Place) -> tuple[float, float] | Non
     return read_s + layers * _LAYER_S[place.device], planned.target.nbytes / LOAD_BYTES_PER_S
 
 
-def earlier_run(plan: TargetPlan, place: Place, root: Path) -> StoredRun | None:
+def earlier_run(plan: TargetPlan, place: DeploymentSpec, root: Path) -> StoredRun | None:
     """The newest run there that measured this target on a device of this kind."""
     names = {f"{plan.target.name}/{pairing.drafter.name}" for pairing in plan.pairings}
     for listing in reversed(list_runs(root)):

@@ -7,7 +7,7 @@ from specbench.bench.blocks import Block, Cell
 from specbench.bench.deadline import EXPLORE_SHARE
 from specbench.engines.deployment import vocabulary_notes
 from specbench.engines.transformers import ASSISTED_DEFAULT_K, BASELINES, COUNTERPARTS
-from specbench.inputs.pairing import Drafter, Pairing, Target
+from specbench.inputs.pairing import DrafterSpec, Pairing, Target
 from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS, Workload
 from specbench.records import (
     ASSISTED_DEFAULT,
@@ -281,11 +281,11 @@ class TargetPlan:
         return tuple(plans)
 
 
-def _draft(drafter: Drafter, length: Length) -> Draft:
+def _draft(drafter: DrafterSpec, length: Length) -> Draft:
     lossy = str(drafter.lossy) if drafter.lossy else None
     return Draft(drafter=drafter.name, method=drafter.method, length=length, lossy=lossy)
 
 
-def peers_of(drafter: Drafter) -> tuple[str, ...]:
+def peers_of(drafter: DrafterSpec) -> tuple[str, ...]:
     """What transformers has like it; nothing where a rule of ours judges the drafts."""
     return () if drafter.lossy else COUNTERPARTS.get(drafter.method, ())

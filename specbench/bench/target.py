@@ -25,7 +25,7 @@ from specbench.engines.engine import Engine, InProcess, Load, Work
 from specbench.engines.refusals import REFUSALS, failures_told
 from specbench.errors import ModelMemoryError, first_line
 from specbench.forward.scoring import next_logits
-from specbench.inputs.pairing import Drafter, Pairing
+from specbench.inputs.pairing import DrafterSpec, Pairing
 from specbench.metrics.aggregate import gather_cells
 from specbench.metrics.cell import have_same_text
 from specbench.metrics.validity import HALF_PRECISION
@@ -192,7 +192,7 @@ class TargetRun:
         return loaded, waiting
 
     def _load_and_run(
-        self, session: Session, drafter: Drafter, prompt_ids: tuple[int, ...], k: int
+        self, session: Session, drafter: DrafterSpec, prompt_ids: tuple[int, ...], k: int
     ) -> None:
         """Load it in every engine that has such a method; try it in the first that has."""
         is_tried = False

@@ -13,7 +13,7 @@ from specbench.bench.plan import TargetPlan, peers_of
 from specbench.engines.engine import Engine, Load, Work
 from specbench.engines.refusals import REFUSALS
 from specbench.forward.autotune import (
-    Candidate,
+    KernelCandidate,
     Outcome,
     Timing,
     fastest,
@@ -98,7 +98,7 @@ def trial_of(
         torch.set_num_threads(num_threads)
         return sum(map(seconds, able))
 
-    runs = [Candidate(str(n), partial(decode, n)) for n in numbers if able]
+    runs = [KernelCandidate(str(n), partial(decode, n)) for n in numbers if able]
     return fastest(runs, Timing(seconds=lambda run: cast("float", run())))
 
 

@@ -18,10 +18,10 @@ def fitting(pairings: "Sequence[Pairing]", gpu: str | None) -> "tuple[Pairing, .
     """Those whose weights fit this machine or the GPU; what was left out is told on stderr."""
     from specbench.cli.hardware import find_machine
     from specbench.fit.demand import fits
-    from specbench.fit.memory_plan import Place
+    from specbench.fit.memory_plan import DeploymentSpec
 
     machine = find_machine(
-        Place(device="cpu"), "auto", gpu=gpu, gpu_memory=None, gpu_bandwidth=None
+        DeploymentSpec(device="cpu"), "auto", gpu=gpu, gpu_memory=None, gpu_bandwidth=None
     )
     memory, device = machine.place.memory_bytes or 0, machine.place.device
     judged = [(pairing, fits(pairing, machine.place)) for pairing in pairings]

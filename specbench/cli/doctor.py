@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from specbench.files.model_spec import ModelSpec
-    from specbench.fit.compatibility import Compatibility, Finding
-    from specbench.fit.memory_plan import Place
+    from specbench.fit.compatibility import Compatibility, FitFinding
+    from specbench.fit.memory_plan import DeploymentSpec
     from specbench.inputs.pairing import Pairing
 
 GIB = 2**30
@@ -42,11 +42,11 @@ def doctor(
     from specbench.cli.console import open_console
     from specbench.cli.gpu_check import check_gpu
     from specbench.cli.hardware import this_machine, torch_build
-    from specbench.fit.memory_plan import Place
+    from specbench.fit.memory_plan import DeploymentSpec
     from specbench.probes.environment import package_versions
     from specbench.probes.nvml import open_probe
 
-    machine = this_machine(Place(device="cpu"), "auto")
+    machine = this_machine(DeploymentSpec(device="cpu"), "auto")
     probe = open_probe("cuda:0")
     facts = probe.gpu_facts()
     checked: dict[str, Any] = {"device": "cpu"}
@@ -55,7 +55,7 @@ def doctor(
             checked = check_gpu()
     device = checked.get("device", "cuda:0")
     if device == "cpu":
-        machine = this_machine(Place(device="cpu"), "cpu")
+        machine = this_machine(DeploymentSpec(device="cpu"), "cpu")
         probe = open_probe(device)
     free_bytes = machine.place.memory_bytes
     rows = _checked(chosen, machine.place, quiet=as_json)
@@ -98,7 +98,9 @@ def _hub() -> dict[str, Any]:
     }
 
 
-def _checked(chosen: "Sequence[Pairing]", place: "Place", *, quiet: bool) -> list[dict[str, Any]]:
+def _checked(
+    chosen: "Sequence[Pairing]", place: "DeploymentSpec", *, quiet: bool
+) -> list[dict[str, Any]]:
     """Each pairing, with its name on a terminal while it is looked at."""
     from specbench.cli.console import open_console
 
@@ -113,7 +115,7 @@ def _checked(chosen: "Sequence[Pairing]", place: "Place", *, quiet: bool) -> lis
     return rows
 
 
-def _check(pairing: "Pairing", place: "Place") -> dict[str, Any]:
+def _check(pairing: "Pairing", place: "DeploymentSpec") -> dict[str, Any]:
     from specbench.files.model import is_here
     from specbench.fit.demand import demand, shortage
 
@@ -194,7 +196,7 @@ def _notes(found: "Compatibility") -> list[str]:
     return layouts + [one.reason for one in found.of_level("warning") if one.field in fields]
 
 
-def _of_model(model: "ModelSpec | None", findings: "Iterable[Finding]") -> list[str]:
+def _of_model(model: "ModelSpec | None", findings: "Iterable[FitFinding]") -> list[str]:
     """What its files say, else what a small model of its family says when it is run. None: a
     head."""
     from specbench.files.model import open_model

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from specbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from specbench.fit.memory_plan import Place
+    from specbench.fit.memory_plan import DeploymentSpec
 
 GIB = 2**30
 # Of NVIDIA's driver, of Windows' under Linux, and of AMD's, whose GPUs torch calls cuda too.
@@ -20,12 +20,12 @@ class Machine(NamedTuple):
     """A machine, what is free on it, and what to know of these figures."""
 
     name: str
-    place: "Place"
+    place: "DeploymentSpec"
     notes: tuple[str, ...]
 
 
 def find_machine(
-    place: "Place",
+    place: "DeploymentSpec",
     device: str,
     *,
     gpu: str | None,
@@ -57,7 +57,7 @@ def find_machine(
     return Machine(known.name if known else "GPU", placed, notes)
 
 
-def this_machine(place: "Place", device: str) -> Machine:
+def this_machine(place: "DeploymentSpec", device: str) -> Machine:
     """The GPU or CPU that a run with `--device` would take, with what is free on it now.
 
     Nothing is said of the memory of a GPU that its driver does not let us see. Without torch.

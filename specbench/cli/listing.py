@@ -16,7 +16,7 @@ from specbench.settings.groups import DEFAULT_K, PairingsFile
 from specbench.settings.words import one_of
 
 if TYPE_CHECKING:
-    from specbench.inputs.pairing import Drafter, Pairing
+    from specbench.inputs.pairing import DrafterSpec, Pairing
 
 _Fits = Annotated[
     bool, typer.Option("--fits", help="Only pairings whose weights fit this machine.")
@@ -184,7 +184,7 @@ def _note(pairing: "Pairing", *, is_first: bool) -> str:
     return f"{pairing.target.note if is_first else ''} {pairing.drafter.note}".strip()
 
 
-def _origin(drafter: "Drafter") -> dict[str, str | None]:
+def _origin(drafter: "DrafterSpec") -> dict[str, str | None]:
     """Where the entry was read; each None for an entry of the user's own."""
     if drafter.origin is None:
         return dict.fromkeys(("source", "checked", "license", "figure"))

@@ -11,7 +11,7 @@ from specbench.settings import SERVED, RunSettings
 
 if TYPE_CHECKING:
     from specbench.bench.plan import TargetPlan
-    from specbench.fit.memory_plan import Place
+    from specbench.fit.memory_plan import DeploymentSpec
 
 
 def require_room(plans: "Sequence[TargetPlan]", settings: RunSettings, *, force: bool) -> None:
@@ -36,20 +36,20 @@ def shortages(plans: "Sequence[TargetPlan]", settings: RunSettings) -> Iterator[
 
 def placed(
     plans: "Sequence[TargetPlan]", settings: RunSettings
-) -> "Iterator[tuple[TargetPlan, Place]]":
+) -> "Iterator[tuple[TargetPlan, DeploymentSpec]]":
     """Each plan that is decoded in this process, with where and how large."""
     from specbench.cli.hardware import this_machine
-    from specbench.fit.memory_plan import Place
+    from specbench.fit.memory_plan import DeploymentSpec
 
     if set(settings.load.engines) <= set(SERVED):
         return
-    here = this_machine(Place(device="cpu"), settings.machine.device).place
+    here = this_machine(DeploymentSpec(device="cpu"), settings.machine.device).place
     for plan in plans:
         place = place_of(plan, settings, here)
         yield plan, replace(place, temperature=max(settings.sampling.temperatures))
 
 
-def place_of(plan: "TargetPlan", settings: RunSettings, here: "Place") -> "Place":
+def place_of(plan: "TargetPlan", settings: RunSettings, here: "DeploymentSpec") -> "DeploymentSpec":
     """This machine with as many requests, tokens and drafts as the plan has."""
     from specbench.bench.planning import most_tokens
 

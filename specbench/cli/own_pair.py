@@ -14,7 +14,7 @@ from specbench.settings.words import nearest
 from specbench.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from specbench.inputs.pairing import Drafter, Pairing, Pairings, Target
+    from specbench.inputs.pairing import DrafterSpec, Pairing, Pairings, Target
     from specbench.settings import RunSettings
 
 _PANEL = "A pair of your own, without a pairings file"
@@ -119,7 +119,7 @@ def _target_of_run(name: str, out: Path) -> "Target | None":
 
 def find_target(
     word: str, file: Path | None, out: Path = Path("reports")
-) -> "tuple[Target, tuple[Drafter, ...]]":
+) -> "tuple[Target, tuple[DrafterSpec, ...]]":
     """The target that a word names, and the drafters that the pairings file has for it."""
     from specbench.fit.discover import plain_name
     from specbench.inputs.model_spec import gguf_complaint, model_spec
@@ -134,7 +134,9 @@ def find_target(
     return found, found.drafters
 
 
-def named_drafters(words: Sequence[str], known: "Sequence[Drafter]") -> "tuple[Drafter, ...]":
+def named_drafters(
+    words: Sequence[str], known: "Sequence[DrafterSpec]"
+) -> "tuple[DrafterSpec, ...]":
     """The drafters of these words, some of which may be names of the file; UsageError."""
     from specbench.fit.discover import drafter_of, with_own_names
 
@@ -143,7 +145,7 @@ def named_drafters(words: Sequence[str], known: "Sequence[Drafter]") -> "tuple[D
     return with_own_names(by_name.get(one) or drafter_of(one) for one in every)
 
 
-def own_file(target: "Target", drafters: "Sequence[Drafter]", out: Path) -> Path:
+def own_file(target: "Target", drafters: "Sequence[DrafterSpec]", out: Path) -> Path:
     """A pairings file for the run, so that an interrupted one is resumed like any other.
 
     Its folder is hidden: `reports/*/` are the runs.

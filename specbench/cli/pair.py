@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from specbench.cli.hardware import Machine
     from specbench.files.model import ModelFiles
-    from specbench.fit.candidates import Candidate, Prepared
+    from specbench.fit.candidates import DraftCandidate, Prepared
     from specbench.fit.weights import Weights
-    from specbench.inputs.pairing import Drafter, Target
+    from specbench.inputs.pairing import DrafterSpec, Target
     from specbench.runs import StoredRun
 
 _Word = Annotated[
@@ -140,7 +140,7 @@ def _settings(asked: Paired) -> RunSettings:
 
 def _machine(asked: Paired, settings: RunSettings, files: "ModelFiles") -> "Machine":
     from specbench.cli.hardware import find_machine
-    from specbench.fit.memory_plan import Place
+    from specbench.fit.memory_plan import DeploymentSpec
 
     contexts = parse_contexts(asked.context)
     if len(contexts) > 1:
@@ -149,7 +149,7 @@ def _machine(asked: Paired, settings: RunSettings, files: "ModelFiles") -> "Mach
         )
     longest = files.longest_context
     context = min(contexts[0], longest or contexts[0])
-    place = Place(
+    place = DeploymentSpec(
         device="cpu",
         dtype=asked.machine.dtype,
         concurrency=asked.concurrency,
@@ -176,7 +176,7 @@ def _machine(asked: Paired, settings: RunSettings, files: "ModelFiles") -> "Mach
 def _prepare(
     target: "Target",
     files: "ModelFiles",
-    known: "Sequence[Drafter]",
+    known: "Sequence[DrafterSpec]",
     machine: "Machine",
     asked: Paired,
 ) -> "Prepared":
@@ -212,7 +212,9 @@ def _prepare(
     return replace(prepared, candidates=candidates)
 
 
-def _with_engines(target: "Target", candidate: "Candidate", temperature: float) -> "Candidate":
+def _with_engines(
+    target: "Target", candidate: "DraftCandidate", temperature: float
+) -> "DraftCandidate":
     """Also with what serving engines do with a draft model's vocabulary."""
     from specbench.engines.deployment import vocabulary_notes
     from specbench.fit.compatibility import finding
@@ -322,7 +324,7 @@ def _show(prepared: "Prepared", machine: "Machine", asked: Paired) -> None:
 def _write(
     path: Path | None,
     target: "Target",
-    drafters: "Sequence[Drafter]",
+    drafters: "Sequence[DrafterSpec]",
     comment: str,
     why_none: str = "no drafter fits",
 ) -> None:

@@ -8,7 +8,7 @@ from specbench.errors import UsageError
 from specbench.settings import RunSettings
 
 if TYPE_CHECKING:
-    from specbench.inputs.pairing import Drafter, Target
+    from specbench.inputs.pairing import DrafterSpec, Target
     from specbench.runs import StoredRun
 
 
@@ -40,7 +40,7 @@ def interrupted_run(asked: Paired, settings: RunSettings) -> "StoredRun | None":
     return stored
 
 
-def drafters_of(stored: "StoredRun", target: "Target") -> "tuple[Drafter, ...]":
+def drafters_of(stored: "StoredRun", target: "Target") -> "tuple[DrafterSpec, ...]":
     """Those that the run measures; UsageError where it measures them for another target."""
     from specbench.inputs.config import load_pairings
 

@@ -9,7 +9,7 @@ from specbench.bench.expected_time import ExpectedTime, earlier_run, expected_ti
 from specbench.cli.hardware import this_machine
 from specbench.cli.memory import place_of, placed
 from specbench.fit.demand import demand, gib
-from specbench.fit.memory_plan import Place
+from specbench.fit.memory_plan import DeploymentSpec
 from specbench.settings import RunSettings
 
 if TYPE_CHECKING:
@@ -40,15 +40,15 @@ def plan_outlook(
     ]
     for plan in plans:
         for engine in plan.served if plan.running_ks is None else ():
-            here = this_machine(Place(device="cpu"), settings.machine.device).place
+            here = this_machine(DeploymentSpec(device="cpu"), settings.machine.device).place
             # Servers take a checkpoint's dtype as it is, as a GPU does.
-            here = Place(device="cuda", memory_bytes=here.memory_bytes)
+            here = DeploymentSpec(device="cuda", memory_bytes=here.memory_bytes)
             outlooks.append(_outlook(plan, place_of(plan, settings, here), ExpectedTime(), engine))
     return outlooks
 
 
 def _outlook(
-    plan: "TargetPlan", place: Place, time: ExpectedTime, server: str | None = None
+    plan: "TargetPlan", place: DeploymentSpec, time: ExpectedTime, server: str | None = None
 ) -> PlanOutlook:
     needed = demand(plan.target, [pairing.drafter for pairing in plan.pairings], place)
     return PlanOutlook(

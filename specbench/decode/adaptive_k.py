@@ -31,7 +31,7 @@ class CatchUp(NamedTuple):
     per_token_s: float = 0.0  # of each row
 
 
-class _Cell:
+class _CostCell:
     """One (rows, K): seconds at calibration, corrected against the cells run beside it."""
 
     def __init__(self, samples: Sequence[float]) -> None:
@@ -39,7 +39,7 @@ class _Cell:
         self.num_seen = len(samples)
 
 
-class RoundCosts:
+class RoundCostModel:
     """Seconds of a round, by (rows, K), on a machine whose speed drifts.
 
     A time is split into the machine's pace, common to all cells, and the cell's own seconds. A
@@ -49,7 +49,7 @@ class RoundCosts:
     """
 
     def __init__(self, cells: Mapping[tuple[int, int], Sequence[float]], catch_up: CatchUp) -> None:
-        self._cells = {key: _Cell(samples) for key, samples in cells.items()}
+        self._cells = {key: _CostCell(samples) for key, samples in cells.items()}
         self._rows = sorted({rows for rows, _ in cells})
         self._catch_up = catch_up
         self._pace = 1.0
@@ -63,7 +63,7 @@ class RoundCosts:
         round_s: Mapping[tuple[int, int], Sequence[float]],
         *,
         catch_up_s: Sequence[tuple[int, float]] = (),
-    ) -> "RoundCosts":
+    ) -> "RoundCostModel":
         """Costs from a calibration: `round_s[num_rows, k]` holds the seconds of a few rounds.
 
         `catch_up_s` holds (tokens a row is behind, seconds); a line is fitted, and none means
@@ -145,7 +145,7 @@ def default_ks(k_max: int) -> tuple[int, ...]:
     return (*(k for k in ks if k < k_max), k_max)
 
 
-class Acceptance:
+class AcceptanceTracker:
     """P(draft i accepted | those before it accepted), pooled over rows, by counts that fade.
 
     The text may change, so old rounds weigh less. A missing draft is not accepted.
@@ -207,7 +207,7 @@ class Controller:
     def __init__(
         self,
         ks: Sequence[int],
-        costs: RoundCosts,
+        costs: RoundCostModel,
         *,
         memory_rounds: float = 40.0,
         probe_share: float = 0.005,
@@ -218,7 +218,7 @@ class Controller:
         self.max_k = ks[-1]
         self._ks = tuple(ks)
         self._costs = costs
-        self._acceptance = Acceptance(self.max_k, memory_rounds=memory_rounds)
+        self._acceptance = AcceptanceTracker(self.max_k, memory_rounds=memory_rounds)
         self._least_share = probe_share
         self._first_share = max(_EAGER_SHARE, probe_share) if probe_share else 0.0
         self._share = self._first_share
@@ -325,7 +325,7 @@ AWAY = (2, 16)  # rounds at K = 0 before the drafter has to catch up
 class Calibration(NamedTuple):
     """The costs, and the seconds it took to measure them."""
 
-    costs: RoundCosts
+    costs: RoundCostModel
     seconds: float
 
 
@@ -375,7 +375,7 @@ def measure_round_costs(
         # Every round at K = 1 here catches up; the second one is warm.
         caught_up = seconds[2 * away + 1 :: away + 1]
         catch_up_s.append((away, max(median(caught_up) - one_draft_s, 0.0)))
-    return Calibration(RoundCosts.from_samples(round_s, catch_up_s=catch_up_s), spent_s)
+    return Calibration(RoundCostModel.from_samples(round_s, catch_up_s=catch_up_s), spent_s)
 
 
 def _buckets(num_rows: int) -> list[int]:

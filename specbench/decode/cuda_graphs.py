@@ -61,7 +61,7 @@ class _Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _GraphMemory:
     """What a living graph holds: its pool, and bytes of its own outside the allocator."""
 
     pool: _Pool
@@ -85,7 +85,7 @@ class CudaGraphs:
         self.capture_s = 0.0
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool: _Pool | None = None
-        self._alive: weakref.WeakKeyDictionary[torch.cuda.CUDAGraph, _Held] = (
+        self._alive: weakref.WeakKeyDictionary[torch.cuda.CUDAGraph, _GraphMemory] = (
             weakref.WeakKeyDictionary()
         )
         self._failed: list[torch.cuda.CUDAGraph] = []
@@ -134,7 +134,7 @@ class CudaGraphs:
         taken = free - torch.cuda.mem_get_info()[0]
         pool.reserved_bytes += in_pool
         self._pool = pool
-        self._alive[graph] = _Held(pool, own_bytes=max(taken - in_pool, 0))
+        self._alive[graph] = _GraphMemory(pool, own_bytes=max(taken - in_pool, 0))
         self.num_captures += 1
         return Captured(output=output, replay=graph.replay)
 

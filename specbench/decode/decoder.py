@@ -11,7 +11,7 @@ from specbench.decode.policy import FixedK, Policy
 from specbench.decode.round import Verifier
 from specbench.decode.rows import Rows
 from specbench.decode.sampling import Sampler
-from specbench.decode.serving import Served, Serving
+from specbench.decode.serving import ServedRequests, Serving
 from specbench.decode.verifier import verify
 from specbench.footprint import PREFILL_CHUNK, row_slots
 from specbench.forward.attention.backends import pinned_attention
@@ -60,7 +60,7 @@ class Decoder:
     @torch.inference_mode()
     def serve(
         self, requests: Sequence[Request], sampler: Sampler, policy: Policy, *, num_rows: int
-    ) -> Served:
+    ) -> ServedRequests:
         """Every request in turn, up to `num_rows` at once; ModelError for one longer than the
         context."""
         longest = max(request.num_tokens for request in requests)

@@ -21,9 +21,9 @@ from specbench.decode.drafter import Proposal
 from specbench.decode.launcher import (
     EagerLauncher,
     GraphKind,
-    Launch,
     Launcher,
     Readback,
+    RoundLaunch,
     catch_up,
     make_readback,
 )
@@ -134,7 +134,7 @@ class GraphLauncher:
             return self._eager.span_for(num_tokens)
         return min(span_bucket(num_tokens), self._rows.capacity)
 
-    def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> Launch:
+    def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> RoundLaunch:
         halves = self._find(_Bucket(num_rows, k, span))
         if halves is None:
             return self._eager.launch(num_rows, k, span, num_behind)
@@ -147,7 +147,7 @@ class GraphLauncher:
             drafted = mark()
         halves.finish()
         report_BN = self._readback.fetch(halves.report_BN)
-        return Launch(
+        return RoundLaunch(
             began=began, drafted=drafted, ended=mark(), report_BN=report_BN, graph=self._kind
         )
 

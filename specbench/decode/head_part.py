@@ -11,7 +11,7 @@ from torch import Tensor
 from specbench.forward.layer_stack import LayerStack
 
 
-class Slots(Protocol):
+class SlotCapacity(Protocol):
     """What is written to, row by row."""
 
     @property
@@ -39,7 +39,7 @@ class HeadPart:
         return self.weights[0].device
 
     @property
-    def cache(self) -> Slots:
+    def cache(self) -> SlotCapacity:
         """What a captured run is bound to."""
         return self if self.layers is None else self.layers.cache
 

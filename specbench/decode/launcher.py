@@ -21,7 +21,7 @@ GraphKind = Literal["off", "step", "round"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Launch:
+class RoundLaunch:
     """A round under way. `drafted` is None where the two halves cannot be told apart."""
 
     began: Mark
@@ -60,7 +60,7 @@ class Launcher(Protocol):
         """How many slots are attended to when positions go up to `num_tokens` - 1."""
         ...
 
-    def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> Launch:
+    def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> RoundLaunch:
         """Start one round over rows 0 .. num_rows - 1.
 
         `num_behind` tokens a row were emitted at K = 0 since the drafter last saw any; it
@@ -101,7 +101,7 @@ class EagerLauncher:
     def span_for(self, num_tokens: int) -> int:
         return min(rounded_up(num_tokens), self._rows.state.capacity)
 
-    def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> Launch:
+    def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> RoundLaunch:
         rows, mark = self._rows, self._clock.mark
         state = self._heads.get(num_rows)
         if state is None:
@@ -114,7 +114,7 @@ class EagerLauncher:
             rows.target, rows.drafter, state, self._sampler, proposal, span, self._verifier
         )
         report_BN = self._readback.fetch(report_BN)
-        return Launch(began=began, drafted=drafted, ended=mark(), report_BN=report_BN)
+        return RoundLaunch(began=began, drafted=drafted, ended=mark(), report_BN=report_BN)
 
 
 def catch_up(rows: Rows, state: State, num_behind: int, span: int) -> None:

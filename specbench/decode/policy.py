@@ -58,7 +58,7 @@ class FixedK:
         """Nothing to learn."""
 
 
-class Beside(FixedK):
+class ObservedFixedK(FixedK):
     """The same K in every round of one row, and `between` called after each with the number of
     tokens that it emitted: to measure beside rounds."""
 

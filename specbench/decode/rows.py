@@ -18,7 +18,7 @@ from specbench.forward.runner import Output, Runner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fill:
+class PrefillRequest:
     """A request to start in a row whose first `num_kept` tokens are in the KV already."""
 
     row: int
@@ -85,7 +85,7 @@ class Rows:
         """What rounds write into besides the state; replaced where a model's cache must grow."""
         return (self.target.cache, *self.drafter.buffers)
 
-    def fill(self, fills: Sequence[Fill], sampler: Sampler) -> list[tuple[int, bool]]:
+    def fill(self, fills: Sequence[PrefillRequest], sampler: Sampler) -> list[tuple[int, bool]]:
         """Prefill requests into their rows; the first token of each, and whether it is the last.
 
         Waits for the device. Neighbouring rows that start alike are prefilled together, and the
@@ -138,7 +138,7 @@ class Rows:
     def _have_states(self) -> bool:
         return any(runner.most_drafts is not None for runner in self._runners)
 
-    def _load(self, group: Sequence[Fill]) -> State:
+    def _load(self, group: Sequence[PrefillRequest]) -> State:
         state = self.state.rows(group[0].row, len(group))
         self.drafter.begin(state, [fill.prediction_ids for fill in group])
         longest = max(len(fill.prompt_ids) for fill in group)
@@ -152,7 +152,7 @@ class Rows:
         state.seed_B.copy_(torch.tensor(seeds))
         return state
 
-    def _prefill(self, group: Sequence[Fill]) -> "_Prefilled":
+    def _prefill(self, group: Sequence[PrefillRequest]) -> "_Prefilled":
         """Feed the prompts, right-padded and in chunks."""
         state = self._load(group)
         first_row, begin = group[0].row, group[0].num_kept
@@ -182,7 +182,7 @@ class Rows:
         assert last is not None, "a prompt has at least one token that is not kept"
         return _Prefilled(group, state, last, span)
 
-    def _copy(self, of: "_Prefilled", i: int, copies: Sequence[Fill]) -> "_Prefilled":
+    def _copy(self, of: "_Prefilled", i: int, copies: Sequence[PrefillRequest]) -> "_Prefilled":
         """Make neighbouring rows equal to the i-th that was prefilled."""
         source, state = of.group[i], self._load(copies)
         for copy in copies:
@@ -224,16 +224,18 @@ class Rows:
 class _Prefilled(NamedTuple):
     """Neighbouring rows whose prompts are in the KV, before their first tokens."""
 
-    group: Sequence[Fill]
+    group: Sequence[PrefillRequest]
     state: State
     last: Output  # of each row's last token
     span: int
 
 
-def _split(fills: Sequence[Fill]) -> tuple[list[Fill], dict[int, list[Fill]]]:
+def _split(
+    fills: Sequence[PrefillRequest],
+) -> tuple[list[PrefillRequest], dict[int, list[PrefillRequest]]]:
     """What is to be prefilled, and by its row what starts as a copy of it."""
-    fed: list[Fill] = []
-    copies: dict[int, list[Fill]] = {}
+    fed: list[PrefillRequest] = []
+    copies: dict[int, list[PrefillRequest]] = {}
     rows: dict[tuple[int, ...], int] = {}
     for fill in fills:
         can_share = fill.is_sample and not fill.num_kept
@@ -259,12 +261,14 @@ def _later(is_later_B: Tensor, later: Output, earlier: Output) -> Output:
     return Output(choose(later.logits, earlier.logits), tuple(choose(*pair) for pair in features))
 
 
-def _together(fills: Sequence[Fill], most: int, *, are_padded: bool) -> list[list[Fill]]:
+def _together(
+    fills: Sequence[PrefillRequest], most: int, *, are_padded: bool
+) -> list[list[PrefillRequest]]:
     """Groups of at most `most` neighbouring rows with equally many kept tokens.
 
     They have prompts of one length unless they `are_padded`: padding must enter no state.
     """
-    groups: list[list[Fill]] = []
+    groups: list[list[PrefillRequest]] = []
     for fill in sorted(fills, key=lambda fill: fill.row):
         last = groups[-1] if groups else []
         if (

@@ -15,10 +15,10 @@ import torch
 
 from specbench.decode.clock import Clock, Mark
 from specbench.decode.drafter import PredictsOutput
-from specbench.decode.launcher import GraphKind, Launch, Launcher
+from specbench.decode.launcher import GraphKind, Launcher, RoundLaunch
 from specbench.decode.policy import Policy
 from specbench.decode.round import Verifier, finish_round
-from specbench.decode.rows import Fill, Rows
+from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
 from specbench.decode.scheduler import Admission, Scheduler
 from specbench.decode.state import FURTHEST
@@ -73,7 +73,7 @@ def check_predicted_output(
 
 
 @dataclass
-class _Progress:
+class _RequestProgress:
     """One request under way."""
 
     began: Mark
@@ -85,21 +85,21 @@ class _Progress:
     num_accepted: list[int] = field(default_factory=list)
     num_emitted: list[int] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)  # numbers of the pass's rounds
-    num_under_way: int = 0  # tokens that rounds may emit whose reports are still to be read
+    num_pending_tokens: int = 0  # tokens that rounds may emit whose reports are still to be read
     is_done: bool = False
 
 
-class _Flight(NamedTuple):
+class _PendingRound(NamedTuple):
     """A round whose report is still to be read, and who was in its rows."""
 
-    launch: Launch
+    launch: RoundLaunch
     k: int
     num_rows: int
     num_caught_up: int  # tokens that the drafter saw first
     requests: tuple[int, ...]
 
 
-class _Round(NamedTuple):
+class _FinishedRound(NamedTuple):
     """A round that is over; seconds since the pass began."""
 
     k: int
@@ -112,7 +112,7 @@ class _Round(NamedTuple):
     graph: GraphKind
 
 
-class Served(NamedTuple):
+class ServedRequests(NamedTuple):
     """One result per request, in their order, and the rounds that served them."""
 
     results: list[Result]
@@ -120,7 +120,7 @@ class Served(NamedTuple):
     seconds: float  # until the last token
 
 
-class _Kept(NamedTuple):
+class _CachedPrefix(NamedTuple):
     """What a row's last request left in its keys and values."""
 
     tokens: tuple[int, ...]
@@ -149,29 +149,29 @@ class Serving:
         self._clock = clock
         self._verifier = verifier
         self._scheduler = Scheduler(requests, rows.state.num_rows)
-        self._progress: dict[int, _Progress] = {}
-        self._kept: dict[int, _Kept] = {}  # by row
-        self._flights: deque[_Flight] = deque()
-        self._rounds: list[_Round] = []
+        self._progress: dict[int, _RequestProgress] = {}
+        self._cached: dict[int, _CachedPrefix] = {}  # by row
+        self._pending: deque[_PendingRound] = deque()
+        self._rounds: list[_FinishedRound] = []
         self._behind = 0  # tokens a row may have that the drafter did not see
         self._predicts_output = isinstance(rows.drafter, PredictsOutput)
         self._eos_ids = frozenset(rows.state.eos_E.tolist())
 
-    def run(self) -> Served:
+    def run(self) -> ServedRequests:
         """Decode all requests; the rows may be used again afterwards."""
         self._clock.start()
-        while not self._scheduler.is_over or self._flights:
+        while not self._scheduler.is_over or self._pending:
             self._admit()
             running = self._packed()
             if running:
                 self._launch(running)
-            if self._flights and (not running or len(self._flights) > self._launcher.lag):
-                self._settle(self._flights.popleft())
+            if self._pending and (not running or len(self._pending) > self._launcher.lag):
+                self._process_report(self._pending.popleft())
             elif not running and self._scheduler.next_arrival_s is not None:
                 time.sleep(max(self._scheduler.next_arrival_s - self._clock.now(), 0.0))
         results = [self._result(i) for i in range(len(self._requests))]
         seconds = max((r.arrived_s or 0.0) + (r.total_s or 0.0) for r in results)
-        return Served(results, self._timeline(), seconds)
+        return ServedRequests(results, self._timeline(), seconds)
 
     def _admit(self) -> None:
         admitted = self._scheduler.admit(self._clock.now())
@@ -181,7 +181,7 @@ class Serving:
         first = self._rows.fill([self._fill(a) for a in admitted], self._sampler)
         first_token = self._clock.mark()
         for (_, request), (token, is_done) in zip(admitted, first, strict=True):
-            self._progress[request] = _Progress(began, first_token, [token])
+            self._progress[request] = _RequestProgress(began, first_token, [token])
             if is_done:
                 self._finish(request)
         if self._policy.max_k and self._predicts_output:
@@ -204,10 +204,10 @@ class Serving:
             if check.is_done:
                 self._finish(request)
 
-    def _fill(self, admission: Admission) -> Fill:
+    def _fill(self, admission: Admission) -> PrefillRequest:
         request = self._requests[admission.request]
-        kept = self._kept.pop(admission.row, _Kept((), 0))
-        return Fill(
+        kept = self._cached.pop(admission.row, _CachedPrefix((), 0))
+        return PrefillRequest(
             row=admission.row,
             prompt_ids=request.prompt_ids,
             max_new_tokens=request.max_new_tokens,
@@ -225,8 +225,8 @@ class Serving:
         running = self._scheduler.running
         for source, gap in moves:
             self._rows.move_row(source, gap, self._length_bound(running[gap]) + 1)
-            self._kept.pop(source, None)
-            self._kept.pop(gap, None)
+            self._cached.pop(source, None)
+            self._cached.pop(gap, None)
         return running
 
     def _launch(self, running: tuple[int, ...]) -> None:
@@ -238,29 +238,29 @@ class Serving:
         num_caught_up = behind if k else 0
         launch = self._launcher.launch(num_rows, k, span, num_caught_up)
         self._behind = 0 if k or not self._policy.max_k else self._behind + 1
-        self._flights.append(_Flight(launch, k, num_rows, num_caught_up, running))
+        self._pending.append(_PendingRound(launch, k, num_rows, num_caught_up, running))
         for request in running:
-            self._progress[request].num_under_way += k + 1
+            self._progress[request].num_pending_tokens += k + 1
 
     def _length_bound(self, request: int) -> int:
         """Committed tokens of a request at most, rounds under way included."""
         asked = self._requests[request]
         known = len(asked.prompt_ids) + len(self._progress[request].output) - 1
-        return min(known + self._progress[request].num_under_way, asked.num_tokens - 1)
+        return min(known + self._progress[request].num_pending_tokens, asked.num_tokens - 1)
 
     def _num_emitted_bound(self, request: int) -> int:
         """Tokens at most that a request was given since its prefill."""
         return self._length_bound(request) - len(self._requests[request].prompt_ids)
 
-    def _settle(self, flight: _Flight) -> None:
+    def _process_report(self, pending: _PendingRound) -> None:
         """Read a round's report and let go of the rows that are done."""
-        launch = flight.launch
+        launch = pending.launch
         ended_s = self._clock.seconds(launch.ended)
         report = launch.report_BN.tolist()
         accepted, emitted = [], []
-        for request, (d, a, e, budget, *tokens) in zip(flight.requests, report, strict=False):
+        for request, (d, a, e, budget, *tokens) in zip(pending.requests, report, strict=False):
             progress = self._progress[request]
-            progress.num_under_way -= flight.k + 1
+            progress.num_pending_tokens -= pending.k + 1
             if progress.is_done:  # it ended in a round whose report had not been read
                 continue
             progress.num_drafted.append(d)
@@ -272,9 +272,9 @@ class Serving:
             emitted.append(e)
             if budget == 0:
                 self._finish(request)
-        ended = _Round(
-            k=flight.k,
-            num_rows=flight.num_rows,
+        ended = _FinishedRound(
+            k=pending.k,
+            num_rows=pending.num_rows,
             num_live=len(emitted),
             num_emitted=sum(emitted),
             began_s=self._clock.seconds(launch.began),
@@ -285,11 +285,11 @@ class Serving:
         self._rounds.append(ended)
         if emitted:
             self._policy.observe(
-                k=flight.k,
-                num_rows=flight.num_rows,
+                k=pending.k,
+                num_rows=pending.num_rows,
                 num_accepted=accepted,
                 num_emitted=emitted,
-                num_caught_up=flight.num_caught_up,
+                num_caught_up=pending.num_caught_up,
                 seconds=ended.ended_s - ended.began_s,
             )
 
@@ -300,7 +300,7 @@ class Serving:
         if self._requests[request].conversation is not None:
             tokens = (*self._requests[request].prompt_ids, *progress.output)
             # The last token is not in the KV, and the one before it perhaps not in the drafter's.
-            self._kept[row] = _Kept(tokens, max(len(tokens) - 2 - self._behind, 0))
+            self._cached[row] = _CachedPrefix(tokens, max(len(tokens) - 2 - self._behind, 0))
 
     def _result(self, request: int) -> Result:
         progress = self._progress[request]
@@ -335,7 +335,7 @@ class Serving:
             graph=", ".join(sorted({r.graph for r in rounds})) or None,
         )
 
-    def _answer_check(self, progress: _Progress, first_token_s: float) -> AnswerCheck | None:
+    def _answer_check(self, progress: _RequestProgress, first_token_s: float) -> AnswerCheck | None:
         check, ended = progress.check, progress.check_ended
         if check is None or ended is None:
             return None

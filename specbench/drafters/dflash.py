@@ -52,7 +52,7 @@ from specbench.methods import NEW_BLOCK_SIZE
 from specbench.models.checkpoint import Checkpoint
 
 
-class _Layers(nn.Module):
+class _DFlashLayers(nn.Module):
     """The tensors of a head, named as in its files."""
 
     def __init__(self, config: Any, num_features: int, names: Collection[str]) -> None:
@@ -166,10 +166,10 @@ def make_config(checkpoint: Checkpoint, num_positions: int | None) -> Any:
     return layer_config(with_layer_fields(checkpoint), num_positions)
 
 
-def make_layers(config: Any, num_features: int, names: Collection[str] = ()) -> _Layers:
+def make_layers(config: Any, num_features: int, names: Collection[str] = ()) -> _DFlashLayers:
     """Without weights; attention has the biases that `names` has."""
     with torch.device("meta"):
-        return _Layers(config, num_features, names)
+        return _DFlashLayers(config, num_features, names)
 
 
 def spread_layers(num_layers: int, count: int) -> list[int]:

@@ -42,7 +42,7 @@ class Node:
         return self.best
 
 
-class Draft(NamedTuple):
+class Continuation(NamedTuple):
     """Tokens that may come next, and how many of them the counts expect to be right."""
 
     tokens: list[int]
@@ -95,13 +95,13 @@ class SuffixTree:
 
     def draft(
         self, ends: Sequence[Node], max_tokens: Callable[[int], int], min_prob: float
-    ) -> Draft:
+    ) -> Continuation:
         """The continuation that promises most, over all matches; of equals the longest match.
 
         `ends[m]` is the node of the last m tokens, `max_tokens(m)` how many may follow them: not
         fewer for a longer match. A draft ends where its probability falls below `min_prob`.
         """
-        best = Draft([], 0.0)
+        best = Continuation([], 0.0)
         for num_matched in range(len(ends) - 1, 0, -1):
             limit = max_tokens(num_matched)
             if limit <= best.score:
@@ -112,7 +112,7 @@ class SuffixTree:
         return best
 
 
-def _likeliest_path(node: Node, num_matched: int, limit: int, min_prob: float) -> Draft:
+def _likeliest_path(node: Node, num_matched: int, limit: int, min_prob: float) -> Continuation:
     tokens: list[int] = []
     prob, score = 1.0, 0.0
     while len(tokens) < limit:
@@ -132,7 +132,7 @@ def _likeliest_path(node: Node, num_matched: int, limit: int, min_prob: float) -
         tokens.append(child.token)
         score += prob
         node = child
-    return Draft(tokens, score)
+    return Continuation(tokens, score)
 
 
 class Growth:
@@ -237,7 +237,7 @@ class Cursor:
 
 
 @dataclass(slots=True, eq=False)
-class _Row:
+class _RowIndex:
     """A request's prompt and its whole text as far as it was read, alone in a tree."""
 
     prompt: tuple[int, ...]
@@ -289,7 +289,7 @@ class Suffix(PlainDrafter):
 
     def allocate(self, num_rows: int, max_len: int) -> None:  # noqa: ARG002
         self._answers = AnswerCache(self._max_cached, self._max_depth)
-        self._rows: list[_Row | None] = [None] * num_rows
+        self._rows: list[_RowIndex | None] = [None] * num_rows
         self._filled: set[int] = set()  # rows whose prompt is to be read
         self._samples: dict[int, SuffixTree] = {}  # the tree they will share, of some of those
 
@@ -323,7 +323,7 @@ class Suffix(PlainDrafter):
         numbers_BR = torch.tensor(padded_BR, dtype=torch.long, device=state.budget_B.device)
         return Proposal(numbers_BR[:, 1:], numbers_BR[:, 0])
 
-    def _draft(self, row: _Row, k: int) -> list[int]:
+    def _draft(self, row: _RowIndex, k: int) -> list[int]:
         def max_tokens(num_matched: int) -> int:
             return min(k, int(self._factor * num_matched))
 
@@ -335,7 +335,7 @@ class Suffix(PlainDrafter):
         drafts = [tree.draft(ends, max_tokens, self._min_prob) for tree, ends in matches]
         return max(drafts, key=lambda draft: draft.score).tokens
 
-    def _live_rows(self, state: State, k: int) -> Iterator[_Row | None]:
+    def _live_rows(self, state: State, k: int) -> Iterator[_RowIndex | None]:
         """Every row with its text read up to the current token; None for those that are done."""
         last_BT = state.tokens_at(state.positions(-k, k + 1).clamp(min=0))
         numbers_BR = torch.cat([state.length_B1, state.budget_B[:, None], last_BT], 1)
@@ -351,7 +351,7 @@ class Suffix(PlainDrafter):
                     row.extend(last[-num_new:])
             yield row if budget else None
 
-    def _open(self, state: State, i: int) -> _Row:
+    def _open(self, state: State, i: int) -> _RowIndex:
         """Read a row's whole text; a conversation that goes on keeps its tree."""
         number = state.first_row + i
         self._filled.discard(number)
@@ -360,7 +360,7 @@ class Suffix(PlainDrafter):
         row = self._rows[number]
         if row is None or tokens[: len(row.text)] != row.text:
             growth = Growth(SuffixTree(self._max_depth))
-            row = _Row((), growth, Cursor(self._answers.tree, growth.text))
+            row = _RowIndex((), growth, Cursor(self._answers.tree, growth.text))
             self._rows[number] = row
         row.prompt = tuple(tokens[:length])
         row.sample = None
@@ -372,7 +372,7 @@ class Suffix(PlainDrafter):
         self._answers.forget(row.prompt)
         return row
 
-    def _read(self, row: _Row, state: State, i: int) -> None:
+    def _read(self, row: _RowIndex, state: State, i: int) -> None:
         """What the state's row holds beyond the text that was read."""
         length = int(state.length_B[i])
         row.extend(state.tokens_BC[i, len(row.text) : length + 1].tolist())
@@ -383,7 +383,7 @@ class Suffix(PlainDrafter):
             others = [other.prompt for other in self._rows if other and other is not row]
             self._answers.add(row.prompt, row.text[len(row.prompt) :], others)
 
-    def _held(self, state: State, i: int) -> _Row | None:
+    def _held(self, state: State, i: int) -> _RowIndex | None:
         return self._rows[state.first_row + i]
 
 

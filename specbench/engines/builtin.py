@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from specbench.decode.clock import make_clock
 from specbench.decode.decoder import Decoder
-from specbench.decode.drafter import Drafter as DraftingMethod
+from specbench.decode.drafter import Drafter
 from specbench.decode.graphs import Launchers
-from specbench.decode.policy import Beside, FixedK, Policy
+from specbench.decode.policy import FixedK, ObservedFixedK, Policy
 from specbench.decode.round import Verifier
 from specbench.decode.sampling import Sampler
 from specbench.decode.synthetic import SyntheticVerifier
@@ -37,7 +37,7 @@ from specbench.forward.attention.reach import field
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
 from specbench.forward.scoring import mean_log_probs
-from specbench.inputs.pairing import Drafter, Target
+from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity, Request, Result
 from specbench.settings import BUILTIN, DecoderSettings
 from specbench.stats.costs import bytes_per_forward
@@ -101,7 +101,7 @@ class BuiltinEngine(Instrumented):
             runner.device, runner.dtype, num_heads=heads, num_kv_heads=kv_heads, head_dim=size
         )
 
-    def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
+    def add_drafter(self, drafter: DrafterSpec) -> ModelIdentity | None:
         return self._drafters.add(drafter)
 
     def remove_drafter(self, name: str) -> None:
@@ -163,7 +163,7 @@ class BuiltinEngine(Instrumented):
         """The target's own forwards."""
         return self._runner
 
-    def drafting(self, drafter: str) -> DraftingMethod:
+    def drafting(self, drafter: str) -> Drafter:
         """How the named drafter drafts, over rows of its own."""
         return self._drafters[drafter]
 
@@ -238,7 +238,7 @@ class BuiltinEngine(Instrumented):
                 for _ in range(forward.times):
                     seconds[forward].append(self.forward_seconds(work.drafter, forward, length))
 
-        policy = Beside(self._drafters.depth(work), between)
+        policy = ObservedFixedK(self._drafters.depth(work), between)
         (result,) = self._serve([request], work, Load(), policy).results
         num_rounds = len(result.rounds) if result.rounds else 0
         last = {f: tuple(s[len(s) - f.times * num_rounds :]) for f, s in seconds.items()}

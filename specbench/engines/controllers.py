@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from specbench.decode.adaptive_k import Controller, RoundCosts, default_ks, measure_round_costs
+from specbench.decode.adaptive_k import Controller, RoundCostModel, default_ks, measure_round_costs
 from specbench.decode.decoder import Decoder
 from specbench.decode.sampling import Sampler
 from specbench.engines.engine import Load, Work
@@ -24,7 +24,7 @@ class Controllers:
     """Made when first asked for, and followed from pass to pass."""
 
     def __init__(self) -> None:
-        self._costs: dict[_Setting, RoundCosts] = {}
+        self._costs: dict[_Setting, RoundCostModel] = {}
         self._known: dict[tuple[str, _Setting], Controller] = {}
 
     def open(

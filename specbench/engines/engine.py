@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 from specbench.arrivals import poisson_arrivals
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from specbench.records import (
     EngineRecord,
     Message,
@@ -148,7 +148,7 @@ class Engine(Protocol):
         """How it runs, with what a reader of the results should know."""
         ...
 
-    def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
+    def add_drafter(self, drafter: DrafterSpec) -> ModelIdentity | None:
         """Load it; its model's identity, None for a method without a model."""
 
     def remove_drafter(self, name: str) -> None:

@@ -13,7 +13,7 @@ from specbench.decode.cuda_graphs import Graphs
 from specbench.engines.draw_candidates import DRAWINGS, NAMES, TRITON, autotune_draws
 from specbench.errors import ModelError, UsageError, first_line
 from specbench.forward.attention.candidates import BY_NAME, KERNELS, autotune_attention
-from specbench.forward.attention.kernel import Case
+from specbench.forward.attention.kernel import AttentionShape
 from specbench.forward.autotune import Autotuner, Outcome, Results, Run, Timing, Work, autotune
 from specbench.forward.fused_layers import FusedLayers
 from specbench.forward.fused_runner import FusedRunner
@@ -105,7 +105,7 @@ class KernelChoices:
             chosen = self.autotuner.choose(subject, device, facts, names, tune).chosen
             drawing.switch.turn(vocab_size, on=chosen == TRITON)
 
-    def _attention(self, case: Case, name: str) -> KernelChoice:
+    def _attention(self, case: AttentionShape, name: str) -> KernelChoice:
         subject = f"attention of {name}, {case}"
         timing = self.autotuner.timing
         if self._name == AUTO:
@@ -166,7 +166,7 @@ def _logits(runner: Runner, T: int) -> Results:
 
 def require_kernel(name: str, device: torch.device) -> None:
     """UsageError where the implementation asked for runs on no such device."""
-    usual = Case(
+    usual = AttentionShape(
         device=device,
         dtype=torch.bfloat16,
         query_heads=1,

@@ -6,8 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from specbench.decode.drafter import Drafter as DraftingMethod
-from specbench.decode.drafter import NoDrafter
+from specbench.decode.drafter import Drafter, NoDrafter
 from specbench.decode.lossy import make_lossy_verifier
 from specbench.decode.round import Verifier
 from specbench.decode.verifier import verify
@@ -24,13 +23,13 @@ from specbench.files.model_spec import ModelSpec
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import Forward, make_checked_runner
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from specbench.json_text import parse_json
 from specbench.methods import find_method
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.loading import LoadedModel, first_not_finite, not_finite_words
 from specbench.models.retokenizer import require_common_tokens
-from specbench.models.tokenizer import Tokenizer, require_same_vocabulary
+from specbench.models.tokenizer import ChatTokenizer, require_same_vocabulary
 from specbench.records import NO_DRAFTER, LossyRule, ModelIdentity
 
 FILE = "training.json"
@@ -82,7 +81,7 @@ class LoadedDrafters:
     def __init__(
         self,
         target: Held,
-        tokenizer: Tokenizer,
+        tokenizer: ChatTokenizer,
         pool: ModelPool,
         forward: Forward,
         kernels: KernelChoices,
@@ -92,18 +91,18 @@ class LoadedDrafters:
         self._pool = pool
         self._forward = forward
         self._kernels = kernels
-        self._methods: dict[str, DraftingMethod] = {NO_DRAFTER: NoDrafter()}
+        self._methods: dict[str, Drafter] = {NO_DRAFTER: NoDrafter()}
         self._models: dict[str, Held] = {}
         self._rules: dict[str, LossyRule] = {}
         self._trees: dict[str, str] = {}  # of drafters with a limit: which tree sets it
         self.max_ks: dict[str, int] = {}  # of every drafter that ever was here and has a limit
         self.notes = target.notes
 
-    def __getitem__(self, name: str) -> DraftingMethod:
+    def __getitem__(self, name: str) -> Drafter:
         return self._methods[name]
 
     @failures_told()
-    def add(self, drafter: Drafter) -> ModelIdentity | None:
+    def add(self, drafter: DrafterSpec) -> ModelIdentity | None:
         """Load it; the identity of its own model. UsageError, ModelError, CompatibilityError."""
         # A method that arrives later has files of another kind.
         means, spec = find_method(drafter.method), drafter.model
@@ -226,7 +225,7 @@ class LoadedDrafters:
     def _head_bytes(self, name: str) -> int:
         return sum(tensor.nbytes for tensor in self._methods[name].footprint.weights)
 
-    def _head(self, drafter: Drafter) -> Checkpoint:
+    def _head(self, drafter: DrafterSpec) -> Checkpoint:
         """A head's files, which may be the target's own; made up where weights are."""
         spec = drafter.model or self._target.spec
         if not self._pool.is_dummy(spec):
@@ -235,7 +234,7 @@ class LoadedDrafters:
         made: Checkpoint = drafter_class(drafter.method).new_checkpoint(config, seed=0)
         return made
 
-    def _draft_runner(self, drafter: Drafter) -> Runner:
+    def _draft_runner(self, drafter: DrafterSpec) -> Runner:
         if drafter.model is None:
             raise UsageError(f"{drafter.name}: method {drafter.method} needs `model:`")
         held = take(self._pool, drafter.model, self._forward, self._kernels, "draft")
@@ -247,7 +246,7 @@ class LoadedDrafters:
         self.notes = (*self.notes, *(note for note in notes if note not in self.notes))
 
 
-def _refuse_trees(name: str, method: DraftingMethod, target: Runner) -> None:
+def _refuse_trees(name: str, method: Drafter, target: Runner) -> None:
     """ModelError where drafts form a tree and a state would have to take all of its branches."""
     is_chain = all(method.num_drafts(k) == k for k in (1, method.traits.max_k or 4))
     for runner in (target, method.footprint.runner):
@@ -255,7 +254,7 @@ def _refuse_trees(name: str, method: DraftingMethod, target: Runner) -> None:
             raise ModelError(f"{name}: {type(runner.model).__name__} {NO_TREES}")
 
 
-def _in_tree(drafter: Drafter) -> str:
+def _in_tree(drafter: DrafterSpec) -> str:
     """` in its tree (`tree: auto`)` where it drafts one by name, else nothing."""
     for parameter in find_method(drafter.method).parameters:
         if parameter.name == "tree":

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specbench.decode.clock import Clock
 from specbench.decode.cuda_graphs import Captured, Graphs
-from specbench.decode.head_part import Slots
+from specbench.decode.head_part import SlotCapacity
 from specbench.footprint import rounded_up, span_bucket
 from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.slot_cache import SlotCache
@@ -27,7 +27,7 @@ class Forwards(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def cache(self) -> Slots:
+    def cache(self) -> SlotCapacity:
         """What it writes to; another one after an `allocate` that had to grow it."""
         ...
 
@@ -46,7 +46,7 @@ class _Graph(NamedTuple):
     """A captured forward; None where it could not be captured."""
 
     whose: weakref.ref[Forwards]
-    cache: weakref.ref[Slots]
+    cache: weakref.ref[SlotCapacity]
     captured: Captured[object] | None
     inputs: tuple[Tensor, Tensor]  # replays read them where they lie
 
@@ -113,7 +113,7 @@ class ModelForwards:
         return run if captured is None else captured.replay
 
 
-def _leaving_states(cache: Slots) -> AbstractContextManager[None]:
+def _leaving_states(cache: SlotCapacity) -> AbstractContextManager[None]:
     """Recurrent states lie close together: a round under way may need any of them."""
     states = cache.states if isinstance(cache, SlotCache) else None
     return nullcontext() if states is None else states.nothing_kept()

@@ -23,7 +23,7 @@ from specbench.models.loading import (
 )
 from specbench.models.parts import layers_of
 from specbench.models.progress import report_compiling
-from specbench.models.tokenizer import Tokenizer
+from specbench.models.tokenizer import ChatTokenizer
 from specbench.models.weights import give_back_host_memory
 from specbench.records import ModelIdentity
 
@@ -45,7 +45,7 @@ class ModelPool:
         self._dummy = dummy
         self._models: dict[ModelSpec, LoadedModel] = {}
         self._num_holders: dict[ModelSpec, int] = {}
-        self._tokenizers: dict[ModelSpec, Tokenizer] = {}
+        self._tokenizers: dict[ModelSpec, ChatTokenizer] = {}
 
     def load(self, spec: ModelSpec, role: Literal["target", "draft"] = "target") -> LoadedModel:
         """The model, the same one for everybody; each call needs a `release`. ModelError."""
@@ -102,10 +102,10 @@ class ModelPool:
         """Whether a head has a tokenizer of its own; else it speaks its target's tokens."""
         return not self.is_dummy(spec) and has_tokenizer(spec.location, spec.revision)
 
-    def tokenizer(self, spec: ModelSpec) -> Tokenizer:
+    def tokenizer(self, spec: ModelSpec) -> ChatTokenizer:
         """The model's tokenizer; its weights need not be loaded. ModelError."""
         if spec not in self._tokenizers:
-            self._tokenizers[spec] = Tokenizer(
+            self._tokenizers[spec] = ChatTokenizer(
                 spec.tokenizer_location,
                 revision=spec.revision,
                 trust_remote_code=spec.trust_remote_code,
@@ -125,7 +125,7 @@ def bytes_read(loaded: LoadedModel, num_layers: int | None = None) -> int:
 
 
 def identity(
-    name: str, spec: ModelSpec, loaded: LoadedModel, tokenizer: Tokenizer
+    name: str, spec: ModelSpec, loaded: LoadedModel, tokenizer: ChatTokenizer
 ) -> ModelIdentity:
     """Which weights and tokenizer a result belongs to."""
     return ModelIdentity(
@@ -147,7 +147,7 @@ def head_identity(
     checkpoint: Checkpoint,
     checkpoint_sha256: str,
     weights: Sequence[Tensor],
-    tokenizer: Tokenizer,
+    tokenizer: ChatTokenizer,
 ) -> ModelIdentity:
     """Which head a result belongs to; `weights` are those of its tensors that are used."""
     return ModelIdentity(

@@ -17,7 +17,7 @@ from specbench.engines.peer_module import make_peer, refusals_told
 from specbench.engines.transformers import ASSISTED, BASELINES, COUNTERPARTS, LOOKUP, STATIC
 from specbench.errors import CompatibilityError, UsageError
 from specbench.forward.limits import check_context, context_limit
-from specbench.inputs.pairing import Drafter, Target
+from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.models.library_log import quiet
 from specbench.models.loading import LoadedModel
 from specbench.models.tokenizer import require_same_vocabulary
@@ -72,7 +72,7 @@ class TransformersEngine(InProcess):
             notes=(_MERGED, _WHOLE_HISTORY),
         )
 
-    def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
+    def add_drafter(self, drafter: DrafterSpec) -> ModelIdentity | None:
         """As in the protocol; CompatibilityError where transformers cannot pair the two."""
         if drafter.lossy is not None:
             raise UsageError(
@@ -179,7 +179,7 @@ class TransformersEngine(InProcess):
         """Its states are transformers' own, and nobody counts them."""
         return 0
 
-    def _add_lookup(self, drafter: Drafter) -> None:
+    def _add_lookup(self, drafter: DrafterSpec) -> None:
         longest = drafter.parameters.get("max_ngram")
         self._ngrams[drafter.name] = longest if isinstance(longest, int) else None
         if "min_ngram" in drafter.parameters:

@@ -18,13 +18,13 @@ _SPACE = "\u2581"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """That of the tokenizers library."""
 
     def __getstate__(self) -> bytes: ...
 
 
-def spelling_of(decoder: Decoder | None) -> Spelling | None:
+def spelling_of(decoder: TokenDecoder | None) -> Spelling | None:
     """How a tokenizer of the tokenizers library spells, by its decoder; None: in another way."""
     if decoder is None:
         return None

@@ -7,21 +7,33 @@ from functools import cache
 from specbench.errors import CompatibilityError, ModelError
 from specbench.files.model import ModelFiles, has_weights, open_model
 from specbench.files.model_spec import ModelSpec
-from specbench.fit.compatibility import Compatibility, Finding, check_drafter, check_target, finding
-from specbench.fit.discover import LeftOut
-from specbench.fit.memory_plan import Count, MemoryPlan, Place, plan_pair, plan_target
-from specbench.inputs.pairing import Drafter, Pairing, Target
+from specbench.fit.compatibility import (
+    Compatibility,
+    FitFinding,
+    check_drafter,
+    check_target,
+    finding,
+)
+from specbench.fit.discover import SkippedModel
+from specbench.fit.memory_plan import (
+    CountWeights,
+    DeploymentSpec,
+    MemoryPlan,
+    plan_pair,
+    plan_target,
+)
+from specbench.inputs.pairing import DrafterSpec, Pairing, Target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
+class DraftCandidate:
     """A drafter, how it fits, and what it takes; no plan where it is refused or not countable."""
 
     compatibility: Compatibility
     plan: MemoryPlan | None
 
     @property
-    def drafter(self) -> Drafter:
+    def drafter(self) -> DrafterSpec:
         return self.compatibility.drafter
 
     @property
@@ -44,23 +56,23 @@ class Prepared:
     """The candidates in the order that they were named or found."""
 
     target: Target
-    findings: tuple[Finding, ...]
+    findings: tuple[FitFinding, ...]
     alone: MemoryPlan | None
-    candidates: tuple[Candidate, ...]
-    left_out: tuple[LeftOut, ...] = ()
+    candidates: tuple[DraftCandidate, ...]
+    left_out: tuple[SkippedModel, ...] = ()
 
     @property
-    def fitting(self) -> tuple[Candidate, ...]:
+    def fitting(self) -> tuple[DraftCandidate, ...]:
         return tuple(candidate for candidate in self.candidates if candidate.fits)
 
     @property
-    def measurable(self) -> tuple[Candidate, ...]:
+    def measurable(self) -> tuple[DraftCandidate, ...]:
         """Those that fit and can be loaded; none beside a target without weights."""
         if any(one.lacks_weights for one in self.findings):
             return ()
         return tuple(candidate for candidate in self.fitting if candidate.has_weights)
 
-    def lost_context(self, candidate: Candidate) -> int | None:
+    def lost_context(self, candidate: DraftCandidate) -> int | None:
         """Tokens of context a row loses to this drafter; None where that cannot be told."""
         plan, alone = candidate.plan, self.alone
         if plan is None or alone is None or None in (plan.max_context, alone.max_context):
@@ -71,11 +83,11 @@ class Prepared:
 def prepare(
     target: Target,
     files: ModelFiles,
-    drafters: Sequence[Drafter],
-    place: Place,
+    drafters: Sequence[DrafterSpec],
+    place: DeploymentSpec,
     *,
-    left_out: Sequence[LeftOut] = (),
-    count: Count | None = None,
+    left_out: Sequence[SkippedModel] = (),
+    count: CountWeights | None = None,
     ignored: Collection[str] = (),
 ) -> Prepared:
     """Check and plan every drafter; `count` counts weights that no rule covers, fields in `ignored`
@@ -101,7 +113,7 @@ def refusals(
     """What loading would refuse, by the pairing's name, but for `ignored` fields and, without
     `drafts`, drafters. Hub models that are not wholly in the cache pass."""
 
-    def reasons(findings: Iterable[Finding]) -> list[str]:
+    def reasons(findings: Iterable[FitFinding]) -> list[str]:
         return [f.text for f in findings if f.keeps_from_loading]
 
     @cache
@@ -128,16 +140,16 @@ def _no_target(target: Target, refused: Sequence[str]) -> str:
 
 
 def _candidate(
-    files: ModelFiles, checked: Compatibility, place: Place, count: Count | None
-) -> Candidate:
+    files: ModelFiles, checked: Compatibility, place: DeploymentSpec, count: CountWeights | None
+) -> DraftCandidate:
     drafter = checked.drafter
     if checked.level == "refused":
-        return Candidate(compatibility=checked, plan=None)
+        return DraftCandidate(compatibility=checked, plan=None)
     try:
         plan = plan_pair(files, drafter, place, count)
     except (ModelError, TypeError, ValueError, LookupError) as error:
         told = str(error) if isinstance(error, ModelError) else repr(error)
         refusal = finding("memory", "refused", reason=told)
         refused = Compatibility(drafter=drafter, findings=(*checked.findings, refusal))
-        return Candidate(compatibility=refused, plan=None)
-    return Candidate(compatibility=checked, plan=plan)
+        return DraftCandidate(compatibility=refused, plan=None)
+    return DraftCandidate(compatibility=checked, plan=plan)

@@ -42,7 +42,7 @@ from specbench.files.tokenizer import (
     compare_vocabularies,
     mismatch_words,
 )
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from specbench.methods import Method, all_methods, find_method, kind_of
 from specbench.records import no_template
 
@@ -51,7 +51,7 @@ NO_WEIGHTS = "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class FitFinding:
     """`target` and `draft` are the two values as text; None where one of them has none."""
 
     field: str
@@ -80,11 +80,11 @@ class Finding:
 
 def finding(
     field: str, level: Level, target: object = None, draft: object = None, reason: str = ""
-) -> Finding:
+) -> FitFinding:
     """One whose values are shown as they print."""
     shown = (None if value is None else str(value) for value in (target, draft))
     of_target, of_draft = shown
-    return Finding(field=field, level=level, target=of_target, draft=of_draft, reason=reason)
+    return FitFinding(field=field, level=level, target=of_target, draft=of_draft, reason=reason)
 
 
 Files = HeadFiles[TensorHeader]
@@ -92,14 +92,14 @@ Files = HeadFiles[TensorHeader]
 _BY_TENSORS = ("hidden_size", "draft_vocab_size")
 
 
-def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Iterator[Finding]:
+def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Iterator[FitFinding]:
     """Sizes, layers and whose head it is. ModelError says what cannot be read."""
     facts, files = method.head, _files(head)
     assert facts is not None
-    if isinstance(files, Finding) and files.level == "refused":
+    if isinstance(files, FitFinding) and files.level == "refused":
         yield files
         return
-    is_pickle = isinstance(files, Finding)
+    is_pickle = isinstance(files, FitFinding)
     if method.model == "required":
         kind = kind_of(head)
         if kind.is_model and is_pickle:
@@ -117,7 +117,7 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Itera
             return
         else:
             yield finding("kind", "ok", method.name, kind.method, f"by {kind.reason}")
-    if isinstance(files, Finding):
+    if isinstance(files, FitFinding):
         yield files
         files = HeadFiles(source=head.spec.source, config=head.config, tensors={})
         if facts.kept_shapes is not None:
@@ -148,7 +148,7 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Itera
     yield from _verifier(head, target)
 
 
-def _files(head: ModelFiles) -> Files | Finding:
+def _files(head: ModelFiles) -> Files | FitFinding:
     """With headers of its tensors; a pickle, which is not opened, is only told of."""
     try:
         return head.head
@@ -159,7 +159,7 @@ def _files(head: ModelFiles) -> Files | Finding:
         return finding("weights", "warning", None, pickle, reason)
 
 
-def _verifier(head: ModelFiles, target: ModelFiles) -> Iterator[Finding]:
+def _verifier(head: ModelFiles, target: ModelFiles) -> Iterator[FitFinding]:
     """The target that a head names as its own, where it names one."""
     config = head.config
     speculators = config.get("speculators_config")
@@ -174,7 +174,7 @@ def _verifier(head: ModelFiles, target: ModelFiles) -> Iterator[Finding]:
     yield finding("made_for", "ok" if is_same else "warning", source, named, reason)
 
 
-def vocabulary_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+def vocabulary_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
     """Every id has to stand for the same token; special ones may go by other names."""
     own, of_target = draft.vocabulary, target.vocabulary
     if own is None or of_target is None:
@@ -192,13 +192,13 @@ def vocabulary_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Findi
     yield _special(of_target, own, found)
 
 
-def tokenizer_findings(target: ModelFiles) -> Iterator[Finding]:
+def tokenizer_findings(target: ModelFiles) -> Iterator[FitFinding]:
     """Whether a target has a tokenizer that can be read; without weights it is only planned."""
     if target.vocabulary is None and target.tensors is not None and not target.has_tokenizer:
         yield finding("tokenizer", "refused", reason=NO_TOKENIZER)
 
 
-def retokenized_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+def retokenized_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
     """What a draft with another tokenizer has in common with its target, and what it costs."""
     own, of_target = draft.vocabulary, target.vocabulary
     if own is None or of_target is None:
@@ -216,7 +216,7 @@ def retokenized_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Find
         yield finding("tokenizer", "warning", *sizes, f"{found.in_words}; {cost}")
 
 
-def _special(target: Vocabulary, draft: Vocabulary, difference: Difference) -> Finding:
+def _special(target: Vocabulary, draft: Vocabulary, difference: Difference) -> FitFinding:
     if difference.renamed:
         first, of_target, own = difference.renamed[0]
         reason = f"{len(difference.renamed)} have other names, the first is id {first}"
@@ -228,7 +228,7 @@ def _special(target: Vocabulary, draft: Vocabulary, difference: Difference) -> F
     return finding("special_tokens", "ok", *counts, "the same names")
 
 
-def _by_files(target: ModelFiles, draft: ModelFiles) -> Finding:
+def _by_files(target: ModelFiles, draft: ModelFiles) -> FitFinding:
     """Without tokenizer.json on both sides: equal files are equal vocabularies."""
     for name in OTHER_VOCABULARIES:
         files = [model.tokenizer_file(name) for model in (target, draft)]
@@ -244,14 +244,14 @@ def _by_files(target: ModelFiles, draft: ModelFiles) -> Finding:
     return finding("tokenizer", "warning", reason=reason)
 
 
-def template_findings(target: ModelFiles) -> Iterator[Finding]:
+def template_findings(target: ModelFiles) -> Iterator[FitFinding]:
     """A target needs a template for its prompts to be those of a chat."""
     if target.lacks_template:
         reason = no_template(target.spec.source)
         yield finding("chat_template", "warning", draft="none", reason=reason)
 
 
-def chat_template_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+def chat_template_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
     """Prompts have the target's form; a draft trained on another one is right less often."""
     one, other = target.chat_template, draft.chat_template
     shown = _mark(one), _mark(other)
@@ -266,7 +266,7 @@ def _mark(text: str | None) -> str:
     return "none" if text is None else hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def eos_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+def eos_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
     """The target's end the text; an end that only the draft knows is a draft like any other."""
     of_target, own = set(target.eos_ids), set(draft.eos_ids)
     shown = (_ids(of_target), _ids(own))
@@ -279,7 +279,7 @@ def eos_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
         yield finding("eos", "warning", *shown, reason)
 
 
-def padding_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+def padding_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
     """Rows of an embedding beyond the tokenizer's ids are padding, and are cut or masked."""
     rows, own = target.vocab_size, draft.vocab_size
     vocabulary = target.vocabulary
@@ -300,7 +300,7 @@ def padding_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]
         yield finding("vocab_size", "ok", rows, own, "the same")
 
 
-def context_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+def context_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
     """Past its own context a draft guesses worse, and nothing else."""
     limit, own = target.longest_context, draft.longest_context
     if own is not None and (limit is None or own < limit):
@@ -335,8 +335,8 @@ UNREADABLE = (ModelError, OSError, TypeError, ValueError, LookupError, Attribute
 class Compatibility:
     """A drafter with everything that its files say about its fit."""
 
-    drafter: Drafter
-    findings: tuple[Finding, ...]
+    drafter: DrafterSpec
+    findings: tuple[FitFinding, ...]
 
     @property
     def level(self) -> Level:
@@ -344,7 +344,7 @@ class Compatibility:
         levels = {finding.level for finding in self.findings}
         return "refused" if "refused" in levels else "warning" if "warning" in levels else "ok"
 
-    def of_level(self, level: Level) -> tuple[Finding, ...]:
+    def of_level(self, level: Level) -> tuple[FitFinding, ...]:
         return tuple(finding for finding in self.findings if finding.level == level)
 
 
@@ -366,7 +366,7 @@ def is_proven(model: ModelFiles) -> bool:
     )
 
 
-def check_target(target: ModelFiles, ignored: Collection[str] = ()) -> tuple[Finding, ...]:
+def check_target(target: ModelFiles, ignored: Collection[str] = ()) -> tuple[FitFinding, ...]:
     """What speaks against the target itself, whatever drafts for it, but for `ignored` fields."""
     checks = (model_findings, tokenizer_findings, template_findings)
     found = (one for check in checks for one in _read(partial(check, target)))
@@ -376,7 +376,7 @@ def check_target(target: ModelFiles, ignored: Collection[str] = ()) -> tuple[Fin
 
 
 def check_drafter(
-    target: ModelFiles, drafter: Drafter, ignored: Collection[str] = ()
+    target: ModelFiles, drafter: DrafterSpec, ignored: Collection[str] = ()
 ) -> Compatibility:
     """Every rule about this drafter, but for `ignored` fields; files that are not what they should
     be are a refusal."""
@@ -384,7 +384,7 @@ def check_drafter(
     return Compatibility(drafter=drafter, findings=tuple(dict.fromkeys(found)))
 
 
-def _drafter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Finding]:
+def _drafter_findings(target: ModelFiles, drafter: DrafterSpec) -> Iterator[FitFinding]:
     method = find_method(drafter.method)
     yield from _read(partial(_tree_findings, target, drafter))
     if drafter.model is None and method.model == "required":
@@ -411,7 +411,7 @@ def _drafter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Finding]
         yield from _read(partial(check, target, draft))
 
 
-def _read(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _read(check: Callable[[], Iterator[FitFinding]]) -> Iterator[FitFinding]:
     """A check's findings up to where a file cannot be read, which is a refusal."""
     try:
         yield from check()
@@ -433,7 +433,7 @@ def require_loadable(model: ModelFiles) -> None:
             raise ModelError(reason if reason.startswith(source) else f"{source}: {reason}")
 
 
-def model_findings(model: ModelFiles) -> Iterator[Finding]:
+def model_findings(model: ModelFiles) -> Iterator[FitFinding]:
     """Whether a whole model can be loaded, and the decoder runs it. ModelError."""
     require_config(model)
     spec, model_type = model.spec, model.config.get("model_type")
@@ -463,7 +463,7 @@ def model_findings(model: ModelFiles) -> Iterator[Finding]:
         yield finding("weights", "ok", None, f"{len(model.tensors or ())} tensors", "readable")
 
 
-def _tree_findings(model: ModelFiles, drafter: Drafter) -> Iterator[Finding]:
+def _tree_findings(model: ModelFiles, drafter: DrafterSpec) -> Iterator[FitFinding]:
     """Whether the model takes the drafts in the shape that they come in."""
     method = find_method(drafter.method)
     is_chain = all(method.shape(drafter.parameters, k).num_drafts == k for k in (2, 4))
@@ -471,7 +471,7 @@ def _tree_findings(model: ModelFiles, drafter: Drafter) -> Iterator[Finding]:
         yield finding("attention", "refused", reason=f"{model.spec.source} {NO_TREES}")
 
 
-def _code_findings(model: ModelFiles) -> Iterator[Finding]:
+def _code_findings(model: ModelFiles) -> Iterator[FitFinding]:
     """Foreign code is never run here; the loader runs it only where pairings.yaml trusts it."""
     model_type = model.config.get("model_type")
     known = _is_known(model_type)
@@ -485,7 +485,7 @@ def _code_findings(model: ModelFiles) -> Iterator[Finding]:
         yield finding("loading", "refused", None, str(model_type), UNKNOWN_TYPE)
 
 
-def _parameter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Finding]:
+def _parameter_findings(target: ModelFiles, drafter: DrafterSpec) -> Iterator[FitFinding]:
     """Findings on methods without weights of their own."""
     method = find_method(drafter.method)
     if method.num_target_layers is None:

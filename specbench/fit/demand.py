@@ -11,9 +11,9 @@ from specbench.errors import ModelError
 from specbench.files.model import ModelFiles, is_here, open_model, require_config
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.gpus import GIB
-from specbench.fit.memory_plan import MemoryPlan, Place, plan_pair, plan_target
+from specbench.fit.memory_plan import DeploymentSpec, MemoryPlan, plan_pair, plan_target
 from specbench.fit.weights import model_weights, planned_dtype
-from specbench.inputs.pairing import Drafter, Pairing, Target
+from specbench.inputs.pairing import DrafterSpec, Pairing, Target
 from specbench.methods import find_method
 
 FEWEST_TOKENS = 256  # of context, below which nobody would measure
@@ -41,17 +41,17 @@ class Remedy(NamedTuple):
     total: int
 
 
-class _Run(NamedTuple):
+class _PlannedRun(NamedTuple):
     target: Target
-    drafters: tuple[Drafter, ...]
-    place: Place
+    drafters: tuple[DrafterSpec, ...]
+    place: DeploymentSpec
 
     @property
     def demand(self) -> Demand:
         return demand(*self)
 
 
-def demand(target: Target, drafters: Sequence[Drafter], place: Place) -> Demand:
+def demand(target: Target, drafters: Sequence[DrafterSpec], place: DeploymentSpec) -> Demand:
     """ModelError for a config whose sizes no model has."""
     try:
         files = open_model(target.model)
@@ -65,7 +65,7 @@ def demand(target: Target, drafters: Sequence[Drafter], place: Place) -> Demand:
         )
     require_config(files)
     declared = _declared(target.model)
-    alone = _planned(files, Drafter(name="none", method="none"), place)
+    alone = _planned(files, DrafterSpec(name="none", method="none"), place)
     weights = _counted(files, alone, place)
     beside: dict[object, int] = {}
     rests, is_least = [_rest(alone)], alone is None
@@ -87,7 +87,7 @@ def demand(target: Target, drafters: Sequence[Drafter], place: Place) -> Demand:
     )
 
 
-def shortage(target: Target, drafters: Sequence[Drafter], place: Place) -> str | None:
+def shortage(target: Target, drafters: Sequence[DrafterSpec], place: DeploymentSpec) -> str | None:
     """What is missing and what would fit; None if it fits or free memory is unknown. ModelError for
     absurd sizes."""
     free, needed = place.memory_bytes, demand(target, drafters, place)
@@ -107,9 +107,9 @@ def shortage(target: Target, drafters: Sequence[Drafter], place: Place) -> str |
     return f"{told}, and {where} has {gib(free)} free; {_advice(target, drafters, place)}"
 
 
-def _advice(target: Target, drafters: Sequence[Drafter], place: Place) -> str:
+def _advice(target: Target, drafters: Sequence[DrafterSpec], place: DeploymentSpec) -> str:
     free = place.memory_bytes or 0
-    run = _Run(target, tuple(drafters), place)
+    run = _PlannedRun(target, tuple(drafters), place)
     tried = [Remedy(words, smaller.demand.total) for words, smaller in _smaller(run)]
     fitting = [remedy for remedy in tried if remedy.total <= free]
     if not fitting:
@@ -128,7 +128,7 @@ def _advice(target: Target, drafters: Sequence[Drafter], place: Place) -> str:
     return f"choose a smaller model or a larger machine{at_best}"
 
 
-def _smaller(run: _Run) -> Iterator[tuple[str, _Run]]:
+def _smaller(run: _PlannedRun) -> Iterator[tuple[str, _PlannedRun]]:
     """The run with one thing made smaller, each with what to type for it."""
     target, drafters, place = run
     if place.concurrency > 1:
@@ -159,12 +159,12 @@ def _halvings(value: int, least: int) -> Iterator[int]:
         yield value
 
 
-def _largest_that_fits(runs: Sequence[_Run]) -> _Run:
+def _largest_that_fits(runs: Sequence[_PlannedRun]) -> _PlannedRun:
     """The last where none does; they come largest first."""
     return next((r for r in runs if r.demand.total <= (r.place.memory_bytes or 0)), runs[-1])
 
 
-def _planned(files: ModelFiles, drafter: Drafter, place: Place) -> MemoryPlan | None:
+def _planned(files: ModelFiles, drafter: DrafterSpec, place: DeploymentSpec) -> MemoryPlan | None:
     """None where files do not tell enough; ModelError for sizes that no model has."""
     if drafter.model is not None and not find_method(drafter.method).is_head:
         try:
@@ -180,7 +180,7 @@ def _planned(files: ModelFiles, drafter: Drafter, place: Place) -> MemoryPlan | 
         return None
 
 
-def _counted(files: ModelFiles, plan: MemoryPlan | None, place: Place) -> int:
+def _counted(files: ModelFiles, plan: MemoryPlan | None, place: DeploymentSpec) -> int:
     """Bytes of a whole model's weights, 0 where they cannot be counted."""
     if plan is not None:
         return plan.target.nbytes
@@ -191,7 +191,7 @@ def _counted(files: ModelFiles, plan: MemoryPlan | None, place: Place) -> int:
     return found.nbytes if found else 0
 
 
-def _alone_bytes(drafter: Drafter, place: Place) -> int:
+def _alone_bytes(drafter: DrafterSpec, place: DeploymentSpec) -> int:
     """Bytes of a drafter that could not be planned beside its target."""
     if drafter.model is None or find_method(drafter.method).is_head:
         return 0
@@ -206,12 +206,12 @@ def _rest(plan: MemoryPlan | None) -> int:
     return plan.peak.kv_cache + plan.peak.rest if plan else 0
 
 
-def _together(own: Sequence[int], place: Place) -> int:
+def _together(own: Sequence[int], place: DeploymentSpec) -> int:
     # What a GPU has no room for is measured after the rest; a CPU's process would be killed.
     return sum(own) if place.device == "cpu" else max(own, default=0)
 
 
-def loaded_bytes(spec: ModelSpec, place: Place) -> int:
+def loaded_bytes(spec: ModelSpec, place: DeploymentSpec) -> int:
     """By the pairings file, 0 if it does not say; a CPU loads float32 unless told otherwise."""
     is_widened = place.device == "cpu" and spec.quantization is None
     is_widened = is_widened and (place.dtype or spec.dtype) in ("auto", "float32")
@@ -229,7 +229,7 @@ def gib(nbytes: int) -> str:
     return f"{nbytes / GIB:,.{0 if nbytes >= 1000 * GIB else 1}f} GiB"
 
 
-def fits(pairing: Pairing, place: Place) -> bool | None:
+def fits(pairing: Pairing, place: DeploymentSpec) -> bool | None:
     """Whether the weights fit; None where the file does not tell enough.
 
     KV cache and activations come on top: `memory_plan.py` counts them once the files are here.

@@ -16,7 +16,7 @@ from specbench.fit.compatibility import UNREADABLE
 from specbench.fit.weights import model_weights
 from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import model_spec
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from specbench.methods import MODEL_METHOD, all_methods, kind_of
 from specbench.settings.words import nearest
 from specbench.shipped import shipped
@@ -26,7 +26,7 @@ _MOST_FOLDERS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LeftOut:
+class SkippedModel:
     """Something that was found and cannot draft, for anybody or for this target."""
 
     source: str
@@ -37,8 +37,8 @@ class LeftOut:
 class Discovered:
     """Drafters whose names differ, and what is none."""
 
-    drafters: tuple[Drafter, ...]
-    left_out: tuple[LeftOut, ...]
+    drafters: tuple[DrafterSpec, ...]
+    left_out: tuple[SkippedModel, ...]
 
 
 def discover(
@@ -52,24 +52,24 @@ def discover(
         specs += _in_hub_cache()
     for spec in dict.fromkeys(specs):
         found = _drafter(target, spec)
-        if isinstance(found, LeftOut):
+        if isinstance(found, SkippedModel):
             left_out.append(found)
         elif found is not None:
             drafters.append(found)
     return Discovered(drafters=with_own_names(drafters), left_out=tuple(left_out))
 
 
-def draftless(target: ModelFiles) -> Iterator[Drafter]:
+def draftless(target: ModelFiles) -> Iterator[DrafterSpec]:
     """The methods without weights of their own, and MTP layers in the target's own files."""
     for method in all_methods():
         if method.model == "refused":
-            yield Drafter(name=method.name, method=method.name)
+            yield DrafterSpec(name=method.name, method=method.name)
     for method in all_methods():
         if method.head and method.head.is_in_target(target):
-            yield Drafter(name=method.name, method=method.name)
+            yield DrafterSpec(name=method.name, method=method.name)
 
 
-def drafter_of(word: str) -> Drafter:
+def drafter_of(word: str) -> DrafterSpec:
     """The drafter that a word names: a method without weights, a folder, a hub id, demo:NAME.
 
     METHOD=MODEL names a method that a draft model's files do not tell: one for another tokenizer.
@@ -80,13 +80,15 @@ def drafter_of(word: str) -> Drafter:
     if source and told in methods:
         if not methods[told].retokenizes:
             raise UsageError(f"--draft {word}: write {source}; its files tell the method")
-        return Drafter(name=f"{plain_name(source)}-{told}", method=told, model=model_spec(source))
+        return DrafterSpec(
+            name=f"{plain_name(source)}-{told}", method=told, model=model_spec(source)
+        )
     if word in methods:
         if methods[word].model == "required":
             follows = "name their folder or hub id, and the method follows from the files"
             how = f"write {word}=MODEL" if methods[word].retokenizes else follows
             raise UsageError(f"--draft {word}: the method needs weights; {how}")
-        return Drafter(name=word, method=word)
+        return DrafterSpec(name=word, method=word)
     spec = model_spec(word)
     try:
         method = kind_of(open_model(spec)).method or MODEL_METHOD
@@ -97,10 +99,10 @@ def drafter_of(word: str) -> Drafter:
             raise UsageError(
                 f"--draft {word}: no such method{hint}, and no model of that name on this machine"
             ) from None
-    return Drafter(name=plain_name(spec.source), method=method, model=spec)
+    return DrafterSpec(name=plain_name(spec.source), method=method, model=spec)
 
 
-def with_own_names(drafters: Iterable[Drafter]) -> tuple[Drafter, ...]:
+def with_own_names(drafters: Iterable[DrafterSpec]) -> tuple[DrafterSpec, ...]:
     """Names that two have in common get numbers."""
     taken: set[str] = set()
     renamed = []
@@ -113,7 +115,7 @@ def with_own_names(drafters: Iterable[Drafter]) -> tuple[Drafter, ...]:
     return tuple(renamed)
 
 
-def _drafter(target: ModelFiles, spec: ModelSpec) -> Drafter | LeftOut | None:
+def _drafter(target: ModelFiles, spec: ModelSpec) -> DrafterSpec | SkippedModel | None:
     """None for the target itself."""
     try:
         files = open_model(spec)
@@ -121,13 +123,13 @@ def _drafter(target: ModelFiles, spec: ModelSpec) -> Drafter | LeftOut | None:
             return None
         kind = kind_of(files)
         if kind.method is None:
-            return LeftOut(source=spec.source, reason=kind.reason)
+            return SkippedModel(source=spec.source, reason=kind.reason)
         if kind.is_model and (reason := _not_smaller(target, files)):
-            return LeftOut(source=spec.source, reason=reason)
+            return SkippedModel(source=spec.source, reason=reason)
     except UNREADABLE as error:
         told = str(error) if isinstance(error, ModelError) else repr(error)
-        return LeftOut(source=spec.source, reason=told)
-    return Drafter(name=plain_name(spec.source), method=kind.method, model=spec)
+        return SkippedModel(source=spec.source, reason=told)
+    return DrafterSpec(name=plain_name(spec.source), method=kind.method, model=spec)
 
 
 def _not_smaller(target: ModelFiles, draft: ModelFiles) -> str | None:
@@ -182,10 +184,10 @@ def plain_name(source: str) -> str:
     return last.lstrip("._-") or "draft"
 
 
-def catalogued(source: str) -> tuple[Drafter, ...]:
+def catalogued(source: str) -> tuple[DrafterSpec, ...]:
     """What the shipped file has for a model, each way of drafting once; UsageError for none."""
     targets = load_pairings(shipped("pairings.yaml")).targets
-    found: dict[object, Drafter] = {}
+    found: dict[object, DrafterSpec] = {}
     for target in targets:
         for drafter in target.drafters if target.model.source == source else ():
             draft = drafter.model.source if drafter.model else None

@@ -26,7 +26,7 @@ from specbench.footprint import (
     row_slots,
     rows_prefilled_together,
 )
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from specbench.methods import METHODS, BufferSizes, RoundShape, find_method
 from specbench.stats.costs import bytes_per_forward, roofline_s
 
@@ -95,7 +95,7 @@ class LowerBound(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class ReadTraffic:
     """How much is read at once, and how fast; `head_bytes` are those of the target's head."""
 
     rows: int
@@ -108,7 +108,7 @@ class Reading:
         files: ModelFiles,
         target: Weights,
         draft: Weights | None,
-        drafter: Drafter,
+        drafter: DrafterSpec,
         shape: RoundShape,
     ) -> LowerBound:
         """A few checked tokens read what one does, so a verification costs a step here.
@@ -133,13 +133,15 @@ class Reading:
         return roofline_s(bytes_per_forward(read, self.rows, self.context, kv), self.bytes_per_s)
 
 
-Count = Callable[[ModelFiles, str], Weights | None]  # of an architecture that no rule here knows
+CountWeights = Callable[
+    [ModelFiles, str], Weights | None
+]  # of an architecture that no rule here knows
 CUBLAS_BYTES = 2**25  # its workspace on a Hopper GPU, less on older ones
 STEP = 64  # tokens of context: rows are made in steps of this many
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class DeploymentSpec:
     """Where the pair is to run and how; `memory_bytes` are those that it may use."""
 
     device: Literal["cpu", "cuda"]
@@ -205,16 +207,21 @@ class _Model:
     layers: Layers | None = None
 
 
-def plan_target(target: ModelFiles, place: Place, count: Count | None = None) -> MemoryPlan | None:
+def plan_target(
+    target: ModelFiles, place: DeploymentSpec, count: CountWeights | None = None
+) -> MemoryPlan | None:
     """The target alone; None where its weights cannot be counted. ModelError."""
     model = _model(target, place, place.dtype, count)
     if model is None:
         return None
-    return _plan(target, model, None, Drafter(name="none", method="none"), place)
+    return _plan(target, model, None, DrafterSpec(name="none", method="none"), place)
 
 
 def plan_pair(
-    target: ModelFiles, drafter: Drafter, place: Place, count: Count | None = None
+    target: ModelFiles,
+    drafter: DrafterSpec,
+    place: DeploymentSpec,
+    count: CountWeights | None = None,
 ) -> MemoryPlan | None:
     """A drafter beside the target; None where weights cannot be counted. ModelError."""
     model = _model(target, place, place.dtype, count)
@@ -240,7 +247,7 @@ def plan_pair(
 
 
 def _model(
-    files: ModelFiles, place: Place, asked: str | None, count: Count | None
+    files: ModelFiles, place: DeploymentSpec, asked: str | None, count: CountWeights | None
 ) -> _Model | None:
     dtype = planned_dtype(files, place.device, asked)
     weights = model_weights(files, dtype)
@@ -253,7 +260,7 @@ def _model(
     return _Model(weights=weights, size=DTYPE_BYTES[dtype], layers=layers)
 
 
-def _layers(files: ModelFiles, vocab_size: int, place: Place, dtype: str) -> Layers | None:
+def _layers(files: ModelFiles, vocab_size: int, place: DeploymentSpec, dtype: str) -> Layers | None:
     sizes = sizes_of(files)
     if sizes is None:
         return None
@@ -274,7 +281,11 @@ def _with_kept(weights: Weights | None, built: Weights | None) -> Weights | None
 
 
 def _plan(
-    files: ModelFiles, target: _Model, draft: _Model | None, drafter: Drafter, place: Place
+    files: ModelFiles,
+    target: _Model,
+    draft: _Model | None,
+    drafter: DrafterSpec,
+    place: DeploymentSpec,
 ) -> MemoryPlan:
     method = METHODS.get(drafter.method)  # None: the target only
     k = place.num_speculative_tokens if method else 0
@@ -287,7 +298,7 @@ def _plan(
     room = place.memory_bytes
     bound = None
     if place.bytes_per_s:
-        read = Reading(
+        read = ReadTraffic(
             rows=place.concurrency,
             context=place.context,
             bytes_per_s=place.bytes_per_s,
@@ -314,9 +325,9 @@ def _plan(
 def _peak(
     target: _Model,
     draft: _Model | None,
-    drafter: Drafter,
+    drafter: DrafterSpec,
     shape: RoundShape,
-    place: Place,
+    place: DeploymentSpec,
     context: int,
     k: int,
 ) -> Peak:
@@ -369,7 +380,7 @@ def _max_context(peak: Callable[[int], Peak], room: int, limit: int | None) -> i
 
 
 def _notes(
-    files: ModelFiles, target: _Model, draft: _Model | None, drafter: Drafter
+    files: ModelFiles, target: _Model, draft: _Model | None, drafter: DrafterSpec
 ) -> Iterator[str]:
     for name, model in (("target", target), ("draft", draft)):
         if model is not None and not model.weights.is_exact:

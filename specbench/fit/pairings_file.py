@@ -13,12 +13,14 @@ from specbench.errors import UsageError
 from specbench.files.hub_facts import HubFacts
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.gpus import GIB
-from specbench.inputs.pairing import Drafter, Pairings, Target
+from specbench.inputs.pairing import DrafterSpec, Pairings, Target
 from specbench.shipped import PACKAGE
 from specbench.whole_file import write_new
 
 
-def write_pairings(path: Path, target: Target, drafters: Sequence[Drafter], comment: str) -> None:
+def write_pairings(
+    path: Path, target: Target, drafters: Sequence[DrafterSpec], comment: str
+) -> None:
     """A file that `load_pairings` reads back as these; UsageError if it is there or cannot be
     written."""
     text = pairings_text(target, drafters, path.parent)
@@ -31,7 +33,7 @@ def write_pairings(path: Path, target: Target, drafters: Sequence[Drafter], comm
         raise UsageError(f"--output {path}: {error.strerror}") from error
 
 
-def pairings_text(target: Target, drafters: Sequence[Drafter], folder: Path) -> str:
+def pairings_text(target: Target, drafters: Sequence[DrafterSpec], folder: Path) -> str:
     """The YAML of a file in that folder, from where folders of models are named."""
     entry: dict[str, Any] = {
         **_model(target.model, folder),
@@ -57,7 +59,7 @@ def _workloads(workloads: Path, folder: Path) -> str:
     return "demo" if workloads == PACKAGE / "demo" / "workloads" else beside(workloads, folder)
 
 
-def _drafter(drafter: Drafter, folder: Path) -> dict[str, Any]:
+def _drafter(drafter: DrafterSpec, folder: Path) -> dict[str, Any]:
     entry: dict[str, Any] = {"method": drafter.method}
     if drafter.model is not None:
         entry |= _model(drafter.model, folder)

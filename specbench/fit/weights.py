@@ -109,7 +109,7 @@ def _stays_packed(model: ModelFiles, dtype: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Count:
+class ParameterCount:
     """Parameters; `in_linears` are those of the blocks' matrices, `looked_up` of an embedding
     that no product reads, `float32_buffers` numbers that have float32 whatever the dtype is."""
 
@@ -137,7 +137,7 @@ def sizes_of(model: ModelFiles) -> Sizes | None:
     )
 
 
-def dense_parameters(model: ModelFiles) -> Count | None:
+def dense_parameters(model: ModelFiles) -> ParameterCount | None:
     """Parameters of a dense Llama (Llama, Mistral, Qwen 2, Qwen 3); None for other families."""
     kind, sizes = model.dense_kind, sizes_of(model)
     if kind is None or sizes is None or model.size("intermediate_size") is None:
@@ -146,7 +146,7 @@ def dense_parameters(model: ModelFiles) -> Count | None:
     shapes = layer_shapes(fields, (), kind=kind).values()
     table = model.vocab_size * sizes.hidden
     is_tied = bool(model.field("tie_word_embeddings"))
-    return Count(
+    return ParameterCount(
         total=sum(map(math.prod, shapes)) + sizes.hidden + table * (1 if is_tied else 2),
         in_linears=sum(math.prod(shape) for shape in shapes if len(shape) == 2),
         looked_up=0 if is_tied else table,
@@ -165,7 +165,7 @@ def kv_elements_per_token(model: ModelFiles) -> int | None:
     return layers * 2 * sizes.kv_heads * sizes.head
 
 
-def _from_headers(model: ModelFiles) -> Count | None:
+def _from_headers(model: ModelFiles) -> ParameterCount | None:
     """Counts the tensors that loading takes from the files, a tied head once."""
     tensors = _loaded(model)
     if tensors is None:
@@ -180,7 +180,7 @@ def _from_headers(model: ModelFiles) -> Count | None:
         for name, header in floats.items()
         if len(header.shape) == 2 and not is_embedding(name) and not is_head(name)
     )
-    return Count(
+    return ParameterCount(
         total=total,
         in_linears=matrices,
         looked_up=0 if is_tied else table,

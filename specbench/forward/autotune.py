@@ -43,7 +43,7 @@ _ALL_TURNS_S = 1.0  # unless one turn takes longer
 _MARGIN = 1.05
 
 
-class Candidate(NamedTuple):
+class KernelCandidate(NamedTuple):
     """Takes part with `run`, or does not for a reason; it took `ready_s` to get that far."""
 
     name: str
@@ -72,7 +72,7 @@ def autotune(
     reason: compilers and libraries raise exceptions of any class. DeviceLostError.
     """
 
-    def prepared(name: str) -> Candidate:
+    def prepared(name: str) -> KernelCandidate:
         run: Run | None = None
         refusal: str | None = None
 
@@ -86,7 +86,7 @@ def autotune(
                 refusal = failure_reason(error)
 
         ready_s = timing.seconds(prepare)
-        return Candidate(name, run, refusal, ready_s)
+        return KernelCandidate(name, run, refusal, ready_s)
 
     return fastest([prepared(name) for name in candidates], timing)
 
@@ -124,7 +124,7 @@ def _run_all(runs: Sequence[Run]) -> None:
         run()
 
 
-def fastest(candidates: Sequence[Candidate], timing: Timing) -> Outcome:
+def fastest(candidates: Sequence[KernelCandidate], timing: Timing) -> Outcome:
     """The fastest of the candidates that take part, timed in interleaved turns.
 
     One that raises while it is timed has lost. DeviceLostError.

@@ -19,12 +19,12 @@ from torch.nn.functional import silu
 from specbench.errors import ModelError
 from specbench.footprint import KEPT_TOKENS, Sizes
 from specbench.forward.attention.candidates import Kernels, usual_kernels
-from specbench.forward.attention.kernel import Case, Seen
+from specbench.forward.attention.kernel import AttentionInputs, AttentionShape
 from specbench.forward.attention.stock import causal_attention
 from specbench.forward.fused_weights import FusedLayer, without_queries
 from specbench.forward.kernels.availability import why_not
 from specbench.forward.tree import Branches
-from specbench.forward.workspace import CacheView, JoinedCache, Kept, Slots, Workspace
+from specbench.forward.workspace import CacheView, JoinedCache, LayerKV, LayerSlots, Workspace
 
 
 class LayerSteps(Protocol):
@@ -48,7 +48,7 @@ class LayerSteps(Protocol):
         work: Workspace,
         hidden: Tensor,
         layer: FusedLayer,
-        kept: Kept,
+        kv: LayerKV,
         places: Any,
         entry: Tensor | None = None,
     ) -> None:
@@ -66,7 +66,7 @@ class LayerSteps(Protocol):
         ...
 
     def keys_alone(
-        self, work: Workspace, x_NF: Tensor, layer: FusedLayer, kept: Kept, places: Any
+        self, work: Workspace, x_NF: Tensor, layer: FusedLayer, kv: LayerKV, places: Any
     ) -> None:
         """Write the keys and values that a layer without queries makes of states as they are."""
         ...
@@ -96,7 +96,7 @@ class TorchSteps:
         work: Workspace,
         hidden: Tensor,
         layer: FusedLayer,
-        kept: Kept,
+        kv: LayerKV,
         places: Any,
         entry: Tensor | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class TorchSteps:
             weight = layer.input_norm
             entry = hidden if weight is None else self.norm(work, hidden, weight)
         _product(entry, layer.qkv, layer.qkv_bias, work.qkv)
-        self.keep(work, layer, kept, *places)
+        self.keep(work, layer, kv, *places)
 
     def after_attention(
         self, work: Workspace, hidden: Tensor, layer: FusedLayer, *, lasts: bool = False
@@ -116,10 +116,10 @@ class TorchSteps:
         return _add_product(hidden, self.gate(work), layer.down, layer.down_bias, out)
 
     def keys_alone(
-        self, work: Workspace, x_NF: Tensor, layer: FusedLayer, kept: Kept, places: Any
+        self, work: Workspace, x_NF: Tensor, layer: FusedLayer, kv: LayerKV, places: Any
     ) -> None:
         _product(x_NF, layer.qkv, layer.qkv_bias, work.qkv)
-        self.keep(work, layer, kept, *places)
+        self.keep(work, layer, kv, *places)
 
     def final_norm(self, work: Workspace, hidden: Tensor, weight: Tensor) -> Tensor:
         return self.norm(work, hidden, weight)
@@ -132,7 +132,7 @@ class TorchSteps:
         self,
         work: Workspace,
         layer: FusedLayer,
-        kept: Kept,
+        kv: LayerKV,
         slots_N: Tensor,
         turns: Sequence[Tensor],
     ) -> None:
@@ -142,7 +142,7 @@ class TorchSteps:
         cos, sin = turns
         swapped = work.halves.flip(2)
         work.halves.mul_(cos).addcmul_(swapped, sin)
-        kept.buffer.index_copy_(0, slots_N, work.new_kv)
+        kv.buffer.index_copy_(0, slots_N, work.new_kv)
 
     def norm(self, work: Workspace, hidden: Tensor, weight: Tensor) -> Tensor:
         """The RMS norm of a hidden state [N, F].
@@ -188,13 +188,13 @@ class TritonSteps(TorchSteps):
         self,
         work: Workspace,
         layer: FusedLayer,
-        kept: Kept,
+        kv: LayerKV,
         slots_N: Tensor,
         turns: Sequence[Tensor],
     ) -> None:
         self._rotary(
             work.qkv,
-            kept.buffer,
+            kv.buffer,
             turns[0],
             layer.head_norm,
             turns[1],
@@ -229,7 +229,7 @@ def _add_product(
 
 
 _KEPT_SHAPES = 256
-Attend = Callable[[Workspace, Kept, Any], None]
+Attend = Callable[[Workspace, LayerKV, Any], None]
 
 
 def is_mirrored(device: torch.device) -> bool:
@@ -266,7 +266,7 @@ class FusedLayers:
         self.eps: float = config.rms_norm_eps
         self.kernels: Kernels = usual_kernels()
         self.steps: LayerSteps = TorchSteps(self.sizes, self.eps, mirrored=mirrored)
-        self.slots = Slots(JoinedCache(0, 0, ()), torch.empty(0))
+        self.slots = LayerSlots(JoinedCache(0, 0, ()), torch.empty(0))
         self._rotary, self._last_position = rotary, last_position
         self._mirrored = mirrored
         self._windows = {layer.window for layer in layers}
@@ -301,10 +301,10 @@ class FusedLayers:
         self.slots.cache = JoinedCache(0, 0, ())
 
     @property
-    def cases(self) -> tuple[Case, ...]:
+    def cases(self) -> tuple[AttentionShape, ...]:
         """What an implementation of attention is chosen for, one by one."""
         return tuple(
-            Case(
+            AttentionShape(
                 device=self.device,
                 dtype=self.dtype,
                 query_heads=self.sizes.query_heads,
@@ -379,20 +379,20 @@ class FusedLayers:
         from_BT = positions_BT if windows_from_BT is None else windows_from_BT
         for window in self._windows - {None} if is_plain else self._windows:
             kernel = self.kernels[window, branches is not None]
-            seen = Seen(from_BT, view, self.sizes, self.dtype, window, branches)
-            attends[window] = kernel.attend, kernel.look(seen)
+            inputs = AttentionInputs(from_BT, view, self.sizes, self.dtype, window, branches)
+            attends[window] = kernel.attend, kernel.build_metadata(inputs)
 
         states: dict[int, Tensor] = {}
         numbers = range(len(self.layers)) if only is None else (only,)  # the cache may have more
         hidden, lasting = x_NF, numbers[-1] if is_kept else None
         before_attention, after_attention = self.steps.before_attention, self.steps.after_attention
         for i in numbers:
-            layer, kept = self.layers[i], view.layers[i]
+            layer, kv = self.layers[i], view.layers[i]
             if i in features:
                 states[i] = hidden.clone()
-            before_attention(work, hidden, layer, kept, places, entry_NW)
-            attend, look = attends[layer.window]
-            attend(work, kept, look)
+            before_attention(work, hidden, layer, kv, places, entry_NW)
+            attend, metadata = attends[layer.window]
+            attend(work, kv, metadata)
             hidden, entry_NW = after_attention(work, hidden, layer, lasts=i == lasting), None
         states[i + 1] = hidden
         return states
@@ -403,8 +403,8 @@ class FusedLayers:
         work = self.workspace(B, T, has_queries=False)
         view = self._view(B, span, first_row)
         places = self._places(positions_BT, view, first_row, None)
-        for layer, kept in zip(self._keys_alone, view.layers, strict=True):
-            self.steps.keys_alone(work, x_NF, layer, kept, places)
+        for layer, kv in zip(self._keys_alone, view.layers, strict=True):
+            self.steps.keys_alone(work, x_NF, layer, kv, places)
 
     def _places(
         self, positions_BT: Tensor, view: CacheView, first_row: int, branches: Branches | None
@@ -450,7 +450,7 @@ def _keep(known: dict[Any, Any], key: Any, made: Any) -> None:
     known[key] = made
 
 
-def _attend_plainly(work: Workspace, kept: Kept, _: None) -> None:
+def _attend_plainly(work: Workspace, kv: LayerKV, _: None) -> None:
     """Tokens that are the last of the slots, each seeing all up to itself: no mask is needed."""
-    out = causal_attention(work.unpacked.flatten(1, 2), kept.keys, kept.values)
+    out = causal_attention(work.unpacked.flatten(1, 2), kv.keys, kv.values)
     work.spread.copy_(out.reshape(work.spread.shape))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specbench.errors import ModelError
 from specbench.forward.attention.candidates import Kernels
-from specbench.forward.attention.kernel import Case
+from specbench.forward.attention.kernel import AttentionShape
 from specbench.forward.fused_layers import FusedLayers, is_mirrored
 from specbench.forward.fused_weights import can_fuse, fuse
 from specbench.forward.limits import context_limit, refuse_unsupported
@@ -62,7 +62,7 @@ class FusedRunner:
         return self.layers.kernels
 
     @property
-    def cases(self) -> tuple[Case, ...]:
+    def cases(self) -> tuple[AttentionShape, ...]:
         """What an implementation of attention is chosen for, one by one."""
         return self.layers.cases
 

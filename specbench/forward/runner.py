@@ -128,7 +128,7 @@ class Runner(Protocol):
 
 
 @dataclass(slots=True)
-class _Slots:
+class _RunnerCache:
     """The cache of a runner and of those of its first layers."""
 
     cache: SlotCache
@@ -158,7 +158,7 @@ class StockRunner:
         self.continues = True
         self._cache_class = slot_cache_class(model)
         self._num_kept = self.num_layers  # first layers share the slots of all
-        self._slots = _Slots(self._new_cache(0, 0))
+        self._slots = _RunnerCache(self._new_cache(0, 0))
         self.whole_masks = whole_masks
         self._masks = StockMasks(
             self.config, self.dtype, has_states=self._has_states, are_whole=whole_masks

@@ -56,7 +56,7 @@ class Workspace:
             self.spread = self.spread.flatten(2, 3)
 
 
-class Kept(NamedTuple):
+class LayerKV(NamedTuple):
     """One layer's buffer and the slots of it that a forward reads, [B, kv heads, S, D]."""
 
     buffer: Tensor
@@ -67,7 +67,7 @@ class Kept(NamedTuple):
 class CacheView(NamedTuple):
     """Where a forward of B rows over `span` slots reads and writes."""
 
-    layers: tuple[Kept, ...]
+    layers: tuple[LayerKV, ...]
     first_slot_B1: Tensor  # of each row, among the slots of all rows
     slots_S: Tensor
     shown: Tensor  # what a mask adds to a score, of the cache's dtype and no dimension
@@ -125,7 +125,7 @@ class JoinedCache:
         shape = (self.num_rows, self.max_len, 2, sizes.kv_heads, sizes.head)
         chosen = slice(first_row, first_row + B)
         kept = (
-            Kept(layer, *layer.view(shape)[chosen, :span].permute(2, 0, 3, 1, 4).unbind(0))
+            LayerKV(layer, *layer.view(shape)[chosen, :span].permute(2, 0, 3, 1, 4).unbind(0))
             for layer in self.layers
         )
         return CacheView(
@@ -134,7 +134,7 @@ class JoinedCache:
 
 
 @dataclass(slots=True)
-class Slots:
+class LayerSlots:
     """What `allocate` replaces, of layers and of the first ones among them."""
 
     cache: JoinedCache

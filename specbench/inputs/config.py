@@ -39,7 +39,7 @@ from specbench.inputs.model_spec import (
     read_model_spec,
 )
 from specbench.inputs.origin import ORIGIN_KEYS, read_origin
-from specbench.inputs.pairing import Drafter, Pairings, Target
+from specbench.inputs.pairing import DrafterSpec, Pairings, Target
 from specbench.inputs.strict_yaml import Value, one_of, read_yaml, whole
 from specbench.methods import Method, Setting, all_methods
 from specbench.records import NO_DRAFTER
@@ -129,7 +129,7 @@ def _target(name: str, value: Value, defaults: _Defaults) -> Target:
     )
 
 
-def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) -> Drafter:
+def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) -> DrafterSpec:
     if name == NO_DRAFTER:
         value.fail(f"{NO_DRAFTER!r} is the name of the K = 0 baseline; choose another")
     keys = value.section(allowed=DRAFTER_KEYS)
@@ -139,7 +139,7 @@ def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) ->
     if method.model == "refused" and given:
         keys.entries[given[0]].fail(f"the method {method.name} takes no model; leave this key out")
     takes_model = method.model == "required" or bool(given)
-    return Drafter(
+    return DrafterSpec(
         name=name,
         method=method.name,
         model=read_model_spec(keys, target.dtype, target.device_map) if takes_model else None,

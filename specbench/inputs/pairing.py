@@ -16,7 +16,7 @@ from specbench.settings.words import nearest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drafter:
+class DrafterSpec:
     """One way to guess a target's tokens."""
 
     name: str
@@ -35,7 +35,7 @@ class Target:
 
     name: str
     model: ModelSpec
-    drafters: tuple[Drafter, ...]
+    drafters: tuple[DrafterSpec, ...]
     workloads: Path | None = None  # a folder of its own prompts
     note: str = ""
 
@@ -45,7 +45,7 @@ class Pairing:
     """A target with one of its drafters."""
 
     target: Target
-    drafter: Drafter
+    drafter: DrafterSpec
 
     @property
     def name(self) -> str:

@@ -24,7 +24,7 @@ def text_class(config: Any, *, trust_remote_code: bool = False) -> Any:
     )
 
 
-class LeftOut(nn.Module):
+class DroppedTower(nn.Module):
     """Stands where a tower was: models ask theirs for dtype and device even without images."""
 
     def __init__(self, tower: nn.Module, name: str) -> None:
@@ -57,7 +57,7 @@ def keep_text_part(model: Any) -> tuple[str, ...]:
                 and next(child.parameters(), None) is not None
             ):
                 full = f"{name}.{child_name}" if name else child_name
-                setattr(module, child_name, LeftOut(child, full))
+                setattr(module, child_name, DroppedTower(child, full))
                 dropped.append(full)
     return tuple(dropped)
 

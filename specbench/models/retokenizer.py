@@ -76,7 +76,7 @@ class Encoder:
             yield from ids
 
 
-class Reading:
+class RetokenizedText:
     """A text as far as it was read in the tokens of its own model, and as another's."""
 
     def __init__(self, retokenizer: "Retokenizer") -> None:
@@ -126,9 +126,9 @@ class Retokenizer:
         self.source_specials = frozenset(of_source.values())
         self.specials = {i: (names[name],) for name, i in of_source.items() if name in names}
 
-    def read(self) -> Reading:
+    def read(self) -> RetokenizedText:
         """A text of which nothing was read yet."""
-        return Reading(self)
+        return RetokenizedText(self)
 
 
 def require_common_tokens(target: Vocabulary, draft: Vocabulary) -> Overlap:

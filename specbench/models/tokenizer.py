@@ -86,7 +86,7 @@ class _TemplateClock(datetime):
 chat_template_utils.datetime = _TemplateClock  # templates take no functions as arguments
 
 
-class Tokenizer:
+class ChatTokenizer:
     """A model's tokenizer and chat template."""
 
     def __init__(self, location: str, *, revision: str | None, trust_remote_code: bool) -> None:
@@ -183,7 +183,7 @@ class Tokenizer:
         return decoded
 
 
-def require_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> Difference:
+def require_same_vocabulary(target: ChatTokenizer, draft: ChatTokenizer) -> Difference:
     """CompatibilityError unless every id that both know stands for the same token in both.
 
     Special tokens may be named otherwise.

@@ -36,7 +36,7 @@ def placing(device: torch.device | None, scheme: str | None) -> Iterator[None]:
     `device` None leaves weights where transformers puts them, `scheme` None as they are. Buffers
     are not moved. ModelError as `packable` and `pack` have it.
     """
-    placed = _Placed(device, scheme)
+    placed = _WeightPlacer(device, scheme)
     hooks = (
         register_module_module_registration_hook(placed.watch),
         register_module_parameter_registration_hook(placed.place),
@@ -54,7 +54,7 @@ def placing(device: torch.device | None, scheme: str | None) -> Iterator[None]:
             os.environ[_ONE_BY_ONE] = before
 
 
-class _Placed:
+class _WeightPlacer:
     """The model that is being loaded, and which of its layers are still to be packed."""
 
     def __init__(self, device: torch.device | None, scheme: str | None) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import psutil
 
-from specbench.probes.sampler import Sampler
+from specbench.probes.sampler import PeriodicReader
 
 INTERVAL_S = 0.02
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -27,7 +27,7 @@ class HostProbe:
     """
 
     def __init__(self, interval_s: float = INTERVAL_S) -> None:
-        self._sampler = Sampler(_read, interval_s)
+        self._sampler = PeriodicReader(_read, interval_s)
 
     def start(self) -> None:
         """Begin anew: earlier peaks are forgotten."""

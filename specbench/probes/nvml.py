@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pynvml
 
 from specbench.probes.probe import GpuFacts, NoProbe, Probe
-from specbench.probes.sampler import Sampler
+from specbench.probes.sampler import PeriodicReader
 from specbench.records import DeviceSample
 
 INTERVAL_S = 0.05
@@ -37,7 +37,7 @@ class Processes(NamedTuple):
     num_others: int | None
 
 
-class Reading(NamedTuple):
+class GpuReading(NamedTuple):
     """One look at the GPU; None where NVML refuses."""
 
     device_used_bytes: int | None
@@ -87,7 +87,7 @@ class NvmlProbe:
         """`gpu` is an NVML device handle; `nvml` is pynvml or obeys its function names."""
         self._gpu = gpu
         self._nvml = nvml
-        self._sampler = Sampler(self.read, interval_s)
+        self._sampler = PeriodicReader(self.read, interval_s)
 
     def start(self) -> None:
         self._sampler.start()
@@ -117,11 +117,11 @@ class NvmlProbe:
             sm_clock_default_mhz=self._sm_clock_default_mhz(),
         )
 
-    def read(self) -> Reading:
+    def read(self) -> GpuReading:
         """Everything that changes, now."""
         nvml = self._nvml
         processes = self._processes()
-        return Reading(
+        return GpuReading(
             device_used_bytes=self.device_used_bytes(),
             process_used_bytes=processes.own_bytes,
             power_w=_scaled(self._ask(nvml.nvmlDeviceGetPowerUsage)),
@@ -165,7 +165,7 @@ class NvmlProbe:
             return None
 
 
-def summarise(readings: list[Reading], sm_clock_default_mhz: int | None) -> DeviceSample:
+def summarise(readings: list[GpuReading], sm_clock_default_mhz: int | None) -> DeviceSample:
     """Peaks of memory and heat, mean power, lowest clock, and every reason to throttle.
 
     The clock of a moment in which the GPU idled says nothing about the work and is left out.

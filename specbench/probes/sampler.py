@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Sampler(Generic[T]):
+class PeriodicReader(Generic[T]):
     """Calls `read` at once, every `interval_s` after that, and once more at the end."""
 
     def __init__(self, read: Callable[[], T], interval_s: float) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specbench.decode.drafter import Drafter, Outcome
 from specbench.decode.round import propose
-from specbench.decode.rows import Fill, Rows
+from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.state import State
 from specbench.footprint import rounded_up
 from specbench.forward.runner import Runner
@@ -108,7 +108,7 @@ class DrafterTrace:
 
     def _fill(self, text: TargetText, sampler: TextSampler) -> None:
         """The prompt, of which the conversation's earlier turns are in the row already."""
-        fill = Fill(
+        fill = PrefillRequest(
             row=0,
             prompt_ids=text.prompt_ids,
             max_new_tokens=text.max_new_tokens,

@@ -15,7 +15,7 @@ from specbench.models.checkpoint import Checkpoint
 from specbench.training.optimizer import Schedule
 from specbench.training.student import ChainStudent, MedusaStudent, Student, from_targets_head
 from specbench.training.teacher import head_rows
-from specbench.training.texts import Text
+from specbench.training.texts import TrainingText
 
 _WIDTH = 128  # of the target that the rates were found on; wider ones take smaller steps
 _MOST_SAID = 32_000  # tokens of a larger vocabulary that an EAGLE-3 head can say
@@ -37,7 +37,7 @@ def schedule(recipe: Recipe, steps: int, hidden_size: int) -> Schedule:
 
 
 def new_student(
-    method: str, target: Runner, config: Any, texts: Sequence[Text], seed: int, size: int
+    method: str, target: Runner, config: Any, texts: Sequence[TrainingText], seed: int, size: int
 ) -> Student:
     """A head that knows nothing yet, of that many heads or layers."""
     recipe = recipe_of(method)
@@ -67,7 +67,7 @@ def _with_targets_head(checkpoint: Checkpoint, target: Runner, ids: tuple[int, .
     return replace(checkpoint, tensors={**checkpoint.tensors, **said})
 
 
-def _said(texts: Sequence[Text], vocab_size: int) -> tuple[int, ...]:
+def _said(texts: Sequence[TrainingText], vocab_size: int) -> tuple[int, ...]:
     """The tokens that answers have most often, in rising order; none means all."""
     if vocab_size <= _MOST_SAID:
         return ()
@@ -76,7 +76,7 @@ def _said(texts: Sequence[Text], vocab_size: int) -> tuple[int, ...]:
     return tuple(sorted(chosen.tolist()))
 
 
-def token_counts(texts: Sequence[Text], vocab_size: int) -> Tensor:
+def token_counts(texts: Sequence[TrainingText], vocab_size: int) -> Tensor:
     """How often each token is said in answers that are not held out."""
     said = [i for text in texts if not text.is_held_out for i in text.ids[text.num_prompt :]]
     return torch.tensor(said, dtype=torch.long).bincount(minlength=vocab_size)

@@ -97,7 +97,7 @@ class ChainHead(FeatureHead, Protocol):
         ...
 
 
-class _Pass(NamedTuple):
+class _HeadPass(NamedTuple):
     states_BTF: Tensor  # what the head made of the state after each token
     is_answer_BT: Tensor  # whether it is about a token of an answer
     depth: int
@@ -168,7 +168,7 @@ class ChainStudent:
         files = self._head.files(self._initial, trained)
         return replace(self._initial, tensors={**self._initial.tensors, **files})
 
-    def _run(self, lesson: Lesson, features: tuple[Tensor, ...], count: int) -> Iterator[_Pass]:
+    def _run(self, lesson: Lesson, features: tuple[Tensor, ...], count: int) -> Iterator[_HeadPass]:
         """Passes over all texts of a batch, drafts being the text's own tokens."""
         head, batch = self._head, lesson.batch
         tokens_BT, is_answer_BT = batch.ids_BT[:, 1:-1], batch.is_answer_BT[:, 2:]
@@ -180,7 +180,7 @@ class ChainStudent:
                 if depth:
                     states_BTF = nn.functional.pad(states_BTF[:, :-1], (0, 0, 1, 0))
                 states_BTF = head.step(tokens_BT, states_BTF, positions_BT, T, depth=depth)
-                yield _Pass(states_BTF, is_answer_BT & (positions_BT >= depth), depth)
+                yield _HeadPass(states_BTF, is_answer_BT & (positions_BT >= depth), depth)
 
     def _noisy(
         self, features: tuple[Tensor, ...], generator: torch.Generator

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specbench.demo.corpus.grammar import Dice
 from specbench.forward.runner import Runner
-from specbench.training.texts import Text
+from specbench.training.texts import TrainingText
 
 _BUCKET = 32
 
@@ -26,10 +26,14 @@ class Batch(NamedTuple):
 
 
 def batches_of(
-    texts: Sequence[Text], tokens_per_batch: int, most_tokens: int, seed: int, device: torch.device
+    texts: Sequence[TrainingText],
+    tokens_per_batch: int,
+    most_tokens: int,
+    seed: int,
+    device: torch.device,
 ) -> list[Batch]:
     """All texts once, those of like length together; longer ones are cut off."""
-    buckets: dict[int, list[Text]] = {}
+    buckets: dict[int, list[TrainingText]] = {}
     dice = Dice(seed, "rows")
     for text in dice.some(texts, len(texts)):
         length = -(-min(len(text.ids), most_tokens) // _BUCKET) * _BUCKET
@@ -51,7 +55,7 @@ def order(num_batches: int, seed: int, first: int = 0) -> Iterator[int]:
         epoch, place = epoch + 1, 0
 
 
-def _batch(number: int, rows: Sequence[Text], length: int, device: torch.device) -> Batch:
+def _batch(number: int, rows: Sequence[TrainingText], length: int, device: torch.device) -> Batch:
     ids_BT = torch.zeros(len(rows), length, dtype=torch.long)
     is_answer_BT = torch.zeros(len(rows), length, dtype=torch.bool)
     for row, text in enumerate(rows):

@@ -24,7 +24,7 @@ from specbench.demo.conversations import SEED as CORPUS_SEED
 from specbench.errors import StoreError, UsageError, WorkloadError
 from specbench.forward.runner import Runner
 from specbench.inputs.workloads import find_workloads, load_workload
-from specbench.models.tokenizer import Tokenizer
+from specbench.models.tokenizer import ChatTokenizer
 from specbench.records import Message, Prompt, Request, Sampling
 from specbench.training.replacing import not_written
 
@@ -34,29 +34,29 @@ Ids = tuple[int, ...]
 T = TypeVar("T")
 
 
-class Question(NamedTuple):
+class TrainingPrompt(NamedTuple):
     """A prompt as the target reads it, and whether heads are measured on its answer."""
 
     ids: Ids
     is_held_out: bool
 
 
-class QuestionSet(NamedTuple):
+class TrainingPrompts(NamedTuple):
     """All questions, held-out ones first, and hashes of their sources; `notes`: what was left
     out."""
 
-    questions: tuple[Question, ...]
+    questions: tuple[TrainingPrompt, ...]
     sources: dict[str, str]
     notes: tuple[str, ...] = ()
 
 
 def workload_questions(
     names: Sequence[str],
-    tokenizer: Tokenizer,
+    tokenizer: ChatTokenizer,
     most_tokens: int,
     seed: int,
     field: str | None = None,
-) -> QuestionSet:
+) -> TrainingPrompts:
     """The first turns of named or all shipped workloads; `field`: where rows have the prompt."""
     workloads = [load_workload(name, field=field) for name in (names or find_workloads())]
     prompts = [prompt for workload in workloads for prompt in workload.prompts]
@@ -66,12 +66,12 @@ def workload_questions(
 
     sources = {workload.name: workload.sha256 for workload in workloads}
     notes = tuple(note for workload in workloads for note in workload.notes)
-    return QuestionSet(_questions(prompts, ids, most_tokens, seed), sources, notes)
+    return TrainingPrompts(_questions(prompts, ids, most_tokens, seed), sources, notes)
 
 
 def corpus_questions(
-    tokenizer: Tokenizer, most_tokens: int, seed: int, *, end: int = END
-) -> QuestionSet:
+    tokenizer: ChatTokenizer, most_tokens: int, seed: int, *, end: int = END
+) -> TrainingPrompts:
     """Conversations of the embedded target's corpus that its own workloads do not ask.
 
     The target was trained on others. Of a conversation of several turns the first ones may
@@ -91,13 +91,13 @@ def corpus_questions(
 
     name = f"the embedded corpus, seed {CORPUS_SEED}, conversations {DRAFT_START} to {end - 1}"
     digest = hashlib.sha256(repr(cut).encode()).hexdigest()
-    return QuestionSet(_questions(cut, ids, most_tokens, seed), {name: digest})
+    return TrainingPrompts(_questions(cut, ids, most_tokens, seed), {name: digest})
 
 
 def _questions(
     prompts: Sequence[T], ids_of: Callable[[T], Ids], most_tokens: int, seed: int
-) -> tuple[Question, ...]:
-    found: dict[Ids, Question] = {}
+) -> tuple[TrainingPrompt, ...]:
+    found: dict[Ids, TrainingPrompt] = {}
     refused: WorkloadError | None = None
     for prompt in prompts:
         try:
@@ -106,7 +106,7 @@ def _questions(
             refused = error
             continue
         if 1 < len(ids) <= most_tokens:
-            found[ids] = Question(ids, is_held_out(ids))
+            found[ids] = TrainingPrompt(ids, is_held_out(ids))
     if not any(not q.is_held_out for q in found.values()):
         if refused is not None:
             raise refused
@@ -116,7 +116,7 @@ def _questions(
         )
     if not any(q.is_held_out for q in found.values()):  # few prompts: the one that is nearest
         nearest = min(found, key=_hash)
-        found[nearest] = Question(nearest, True)
+        found[nearest] = TrainingPrompt(nearest, True)
         if len(found) == 1:
             raise UsageError("one prompt cannot be trained and measured on; give --workload more")
     return tuple(sorted(found.values(), key=lambda q: (not q.is_held_out, _hash((seed, *q.ids)))))
@@ -134,7 +134,7 @@ def _hash(ids: Ids) -> int:
 _LARGEST_LINE = 2**24
 
 
-class Text(NamedTuple):
+class TrainingText(NamedTuple):
     """Token ids of a prompt and its answer; heads learn to foresee the answer."""
 
     ids: tuple[int, ...]
@@ -148,7 +148,7 @@ class TextFile:
     def __init__(self, path: Path, origin: dict[str, Any], vocab_size: int) -> None:
         """Read what is there; StoreError where it follows from something else or is damaged."""
         self.path = path
-        self.texts: list[Text] = []
+        self.texts: list[TrainingText] = []
         self._size = 0  # bytes of whole lines
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +172,7 @@ class TextFile:
             )
         self.texts = [self._text(i, line, vocab_size) for i, line in enumerate(texts, 2)]
 
-    def add(self, texts: Sequence[Text]) -> None:
+    def add(self, texts: Sequence[TrainingText]) -> None:
         """On disk once it returns; StoreError where somebody else added something."""
         self._append([json.dumps([list(t.ids), t.num_prompt, t.is_held_out]) for t in texts])
         self.texts += texts
@@ -210,13 +210,13 @@ class TextFile:
                 ) from error
         return found
 
-    def _text(self, number: int, line: Any, vocab_size: int) -> Text:
+    def _text(self, number: int, line: Any, vocab_size: int) -> TrainingText:
         match line:
             case [list() as ids, int() as num_prompt, bool() as is_held_out] if (
                 0 < num_prompt < len(ids)
                 and all(type(i) is int and 0 <= i < vocab_size for i in ids)
             ):
-                return Text(tuple(ids), num_prompt, is_held_out)
+                return TrainingText(tuple(ids), num_prompt, is_held_out)
         raise StoreError(f"{self.path}:{number}: not a text of this target; remove the file")
 
 
@@ -225,17 +225,17 @@ _CHUNK = 2  # times as many requests as rows are stored at once
 _RUN = 64  # answers in a row at one temperature
 
 
-class Job(NamedTuple):
+class PlannedOutput(NamedTuple):
     """One answer that is wanted."""
 
-    question: Question
+    question: TrainingPrompt
     temperature: float
     seed: int
 
 
 def plan_answers(
-    questions: Sequence[Question], temperatures: Sequence[float], most: int, seed: int
-) -> list[Job]:
+    questions: Sequence[TrainingPrompt], temperatures: Sequence[float], most: int, seed: int
+) -> list[PlannedOutput]:
     """Held-out questions once, greedily; then `most` others, at each temperature in turn.
 
     With fewer questions than that, they are asked again as long as answers differ: at
@@ -243,21 +243,21 @@ def plan_answers(
     """
     held_out = [q for q in questions if q.is_held_out][:MOST_HELD_OUT]
     others = [q for q in questions if not q.is_held_out]
-    jobs = [Job(question, 0.0, seed) for question in held_out]
+    jobs = [PlannedOutput(question, 0.0, seed) for question in held_out]
     sampled = [t for t in temperatures if t > 0]
     for i in range(most):
         turn, place = divmod(i, len(others))
         if turn and not sampled:
             break
         allowed = temperatures if turn == 0 else sampled
-        jobs.append(Job(others[place], allowed[(i // _RUN) % len(allowed)], seed + i))
+        jobs.append(PlannedOutput(others[place], allowed[(i // _RUN) % len(allowed)], seed + i))
     return jobs
 
 
 def answer(
     runner: Runner,
     eos_ids: Sequence[int],
-    jobs: Sequence[Job],
+    jobs: Sequence[PlannedOutput],
     file: TextFile,
     *,
     max_new_tokens: int,
@@ -270,7 +270,7 @@ def answer(
         told(len(file.texts), len(jobs))
         first = jobs[len(file.texts)]
         waiting = islice(jobs, len(file.texts), len(file.texts) + num_rows * _CHUNK)
-        chunk: list[Job] = []
+        chunk: list[PlannedOutput] = []
         for job in waiting:
             if job.temperature != first.temperature:
                 break
@@ -288,7 +288,7 @@ def answer(
         results = decoder.serve(requests, sampler, FixedK(0), num_rows=rows).results
         file.add(
             [
-                Text(
+                TrainingText(
                     (*job.question.ids, *result.output_ids),
                     len(job.question.ids),
                     job.question.is_held_out,
@@ -299,6 +299,6 @@ def answer(
     told(len(jobs), len(jobs))
 
 
-def _room(runner: Runner, job: Job) -> int:
+def _room(runner: Runner, job: PlannedOutput) -> int:
     limit = runner.max_position
     return 2**30 if limit is None else limit - len(job.question.ids)

@@ -19,7 +19,7 @@ from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from specbench.models.loading import LoadedModel, weights_sha256
-from specbench.models.tokenizer import Tokenizer
+from specbench.models.tokenizer import ChatTokenizer
 from specbench.probes.environment import cpu_model, git_commit, package_versions, program_name
 from specbench.shipped import PACKAGE
 from specbench.training.acceptance import Acceptance, measure_acceptance
@@ -29,15 +29,15 @@ from specbench.training.settings import TrainSettings
 from specbench.training.student import Student
 from specbench.training.teacher import Batch, Teacher, batches_of
 from specbench.training.texts import (
-    QuestionSet,
-    Text,
     TextFile,
+    TrainingPrompts,
+    TrainingText,
     answer,
     corpus_questions,
     plan_answers,
     workload_questions,
 )
-from specbench.training.trainer import Plan, Progress, train
+from specbench.training.trainer import Plan, TrainingProgress, train
 
 
 def training_card(
@@ -45,9 +45,9 @@ def training_card(
     command: Sequence[str],
     *,
     loaded: LoadedModel,
-    progress: Progress,
+    progress: TrainingProgress,
     acceptance: Acceptance,
-    texts: Sequence[Text],
+    texts: Sequence[TrainingText],
     sources: Mapping[str, str],
     num_parameters: int,
     device: torch.device,
@@ -120,7 +120,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         stream.write(f"{json.dumps(content, indent=2)}\n".encode())
 
 
-class Watch(Protocol):
+class TrainingReporter(Protocol):
     """Told of stages, of what is done of them, and of what a user should know."""
 
     def stage(self, text: str) -> None: ...
@@ -131,7 +131,7 @@ class Watch(Protocol):
 
 
 def train_head(
-    settings: TrainSettings, device: torch.device, command: tuple[str, ...], watch: Watch
+    settings: TrainSettings, device: torch.device, command: tuple[str, ...], watch: TrainingReporter
 ) -> dict[str, Any]:
     """Write the head to `settings.out` and return its card.
 
@@ -150,7 +150,7 @@ def train_head(
 
 
 def _train_head(
-    settings: TrainSettings, device: torch.device, command: tuple[str, ...], watch: Watch
+    settings: TrainSettings, device: torch.device, command: tuple[str, ...], watch: TrainingReporter
 ) -> dict[str, Any]:
     began = time.monotonic()
     recipe = recipe_of(settings.method)
@@ -181,7 +181,7 @@ def _train_head(
         plan,
         settings.out / "work" / "state.ckpt",
         {**settings.asked, "target_sha256": loaded.content_sha256, "texts": len(texts)},
-        _Told(watch),
+        _ThrottledReporter(watch),
     )
 
     watch.stage("measuring")
@@ -204,7 +204,7 @@ def _train_head(
 
 
 def batches_for(
-    settings: TrainSettings, texts: Sequence[Text], device: torch.device, *, held_out: bool
+    settings: TrainSettings, texts: Sequence[TrainingText], device: torch.device, *, held_out: bool
 ) -> list[Batch]:
     """The texts to train on, or those to measure on."""
     chosen = [text for text in texts if text.is_held_out is held_out]
@@ -232,8 +232,8 @@ def _check_folder(settings: TrainSettings) -> None:
 
 
 def _questions(
-    settings: TrainSettings, tokenizer: Tokenizer, runner: Runner, watch: Watch
-) -> QuestionSet:
+    settings: TrainSettings, tokenizer: ChatTokenizer, runner: Runner, watch: TrainingReporter
+) -> TrainingPrompts:
     most = settings.max_tokens
     if runner.max_position is not None:
         most = min(most, runner.max_position)
@@ -251,8 +251,12 @@ def _questions(
 
 
 def _texts(
-    settings: TrainSettings, loaded: LoadedModel, runner: Runner, asked: QuestionSet, watch: Watch
-) -> list[Text]:
+    settings: TrainSettings,
+    loaded: LoadedModel,
+    runner: Runner,
+    asked: TrainingPrompts,
+    watch: TrainingReporter,
+) -> list[TrainingText]:
     """The target's answers, those of an earlier training where they are given."""
     jobs = plan_answers(asked.questions, settings.temperatures, settings.num_texts, settings.seed)
     origin = {
@@ -281,7 +285,7 @@ def _write_and_measure(
     settings: TrainSettings,
     student: Student,
     runner: Runner,
-    texts: list[Text],
+    texts: list[TrainingText],
     device: torch.device,
 ) -> Acceptance:
     """Measures the head as it was written; Medusa's config then says what was measured."""
@@ -296,10 +300,10 @@ def _write_and_measure(
     return acceptance
 
 
-class _Told:
+class _ThrottledReporter:
     """Passes on how a training goes, now and then in words."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: TrainingReporter) -> None:
         self._watch = watch
 
     def __call__(self, step: int, steps: int, loss: float) -> None:

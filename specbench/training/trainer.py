@@ -24,7 +24,7 @@ from specbench.training.teacher import Batch, Teacher, order
 
 
 @dataclass(kw_only=True)
-class Progress:
+class TrainingProgress:
     """What is done; `losses` are means over each 100 steps, `steps` may be fewer than asked."""
 
     steps: int
@@ -37,7 +37,7 @@ class Progress:
 
 def save_progress(
     path: Path,
-    progress: Progress,
+    progress: TrainingProgress,
     parameters: Mapping[str, Tensor],
     optimizer: MuonAdamW,
     settings: Mapping[str, Any],
@@ -58,7 +58,7 @@ def load_progress(
     parameters: Mapping[str, Tensor],
     optimizer: MuonAdamW,
     settings: Mapping[str, Any],
-) -> Progress:
+) -> TrainingProgress:
     """Put the weights back in place; StoreError where the file is another training's, or none."""
     try:
         with warnings.catch_warnings():
@@ -86,8 +86,8 @@ def load_progress(
     return progress
 
 
-def _checked(content: dict[str, Any]) -> Progress:
-    progress = Progress(**content)
+def _checked(content: dict[str, Any]) -> TrainingProgress:
+    progress = TrainingProgress(**content)
     for name in ("steps", "step", "tokens"):
         if type(getattr(progress, name)) is not int:
             raise ValueError(f"{name} is not a whole number")
@@ -103,7 +103,7 @@ _TRIED = 20  # steps after which a budget says how many there will be
 _WINDOW = 100  # steps over which losses are averaged
 
 
-class Told(Protocol):
+class StepCallback(Protocol):
     """Hears how a training goes."""
 
     def __call__(self, step: int, steps: int, loss: float) -> None: ...
@@ -125,11 +125,11 @@ def train(
     plan: Plan,
     path: Path,
     settings: Mapping[str, Any],
-    told: Told,
-) -> Progress:
+    told: StepCallback,
+) -> TrainingProgress:
     """In place, to the end of the plan; goes on from `path` where that is there."""
     optimizer = MuonAdamW(student.parameters, student.num_tokens)
-    progress = Progress(steps=plan.schedule.steps)
+    progress = TrainingProgress(steps=plan.schedule.steps)
     if path.exists():
         progress = load_progress(path, student.parameters, optimizer, settings)
     began, before, first = time.monotonic(), progress.seconds, progress.step
@@ -156,7 +156,7 @@ def train(
 
 
 def _step(
-    student: Student, teacher: Teacher, batch: Batch, plan: Plan, progress: Progress
+    student: Student, teacher: Teacher, batch: Batch, plan: Plan, progress: TrainingProgress
 ) -> float:
     generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + progress.step)
     loss = student.loss(teacher.lesson(batch), generator)
@@ -169,7 +169,7 @@ def _step(
     return value
 
 
-def _note(progress: Progress, loss: float, batch: Batch) -> None:
+def _note(progress: TrainingProgress, loss: float, batch: Batch) -> None:
     progress.step += 1
     progress.tokens += int(batch.is_answer_BT.sum())
     progress.recent.append(loss)

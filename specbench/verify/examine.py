@@ -7,7 +7,7 @@ from typing import NamedTuple
 from specbench.engines.engine import Engine, Work
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import ModelError, first_line
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from specbench.records import Sampling
 from specbench.verify.collect import Collector, EngineUnderTest
 from specbench.verify.evidence import Evidence, FailedEvidence, Subject
@@ -18,7 +18,7 @@ class VerificationJob(NamedTuple):
     """One engine doing `work` at one temperature; no drafter at K = 0."""
 
     pairing: str
-    drafter: Drafter | None
+    drafter: DrafterSpec | None
     engine: str
     work: Work
     sampling: Sampling

@@ -15,7 +15,7 @@ import torch
 from specbench.bench.blocks import Block
 from specbench.engines.engine import Load, RoundForward, ServedPass, TimedForwards, Work
 from specbench.errors import ModelError, WorkloadError
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from specbench.records import (
     BlockRecord,
     EngineRecord,
@@ -143,7 +143,7 @@ class FakeServer:
         num_parameters=1_000,
     )
 
-    def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
+    def add_drafter(self, drafter: DrafterSpec) -> ModelIdentity | None:
         if drafter.name in self.refuses:
             raise self.refuses[drafter.name]
         if len(self.loaded) == self.room:

@@ -9,7 +9,7 @@ import pytest
 from specbench.bench import verification
 from specbench.engines.builtin import BuiltinEngine
 from specbench.errors import ModelError
-from specbench.models.tokenizer import Tokenizer
+from specbench.models.tokenizer import ChatTokenizer
 from specbench.records import Message
 from tests.cli.calls import specbench
 
@@ -52,7 +52,7 @@ def test_a_later_turn_follows_the_targets_own_answer(
     assert "in 3 of 3 answers" in ran.out
     first, second = (question for question in asked if question.conversation)
     (alone,) = (question for question in asked if not question.conversation)
-    tokenizer = Tokenizer(str(tiny / "target"), revision=None, trust_remote_code=False)
+    tokenizer = ChatTokenizer(str(tiny / "target"), revision=None, trust_remote_code=False)
     said = tokenizer.text(answers[first.prompt_ids])
     assert second.id == f"{first.id}, turn 2"
     assert second.conversation == first.conversation

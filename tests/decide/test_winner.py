@@ -10,7 +10,7 @@ from specbench.engines.deployment import Tier
 from specbench.errors import UsageError
 from specbench.export.winner import Asked, winner
 from specbench.files.model_spec import ModelSpec
-from specbench.inputs.pairing import Drafter, Pairing, Target
+from specbench.inputs.pairing import DrafterSpec, Pairing, Target
 from specbench.records import CellSummary, Interval
 from tests.cell_keys import with_axes
 
@@ -18,7 +18,7 @@ TARGET = Target(name="demo", model=ModelSpec(source="org/big"), drafters=())
 
 
 def pairing(name: str) -> Pairing:
-    return Pairing(target=TARGET, drafter=Drafter(name=name, method="ngram"))
+    return Pairing(target=TARGET, drafter=DrafterSpec(name=name, method="ngram"))
 
 
 def at(cell: CellSummary, **changes: object) -> CellSummary:

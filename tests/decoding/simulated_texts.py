@@ -10,7 +10,7 @@ from itertools import repeat
 from math import exp
 from statistics import mean
 
-from specbench.decode.adaptive_k import Controller, RoundCosts, default_ks
+from specbench.decode.adaptive_k import Controller, RoundCostModel, default_ks
 
 KS = default_ks(8)
 # Seconds of a round by K, in the shape measured on a CPU pair: one row, a few, many.
@@ -22,7 +22,7 @@ COSTS = {
 CATCH_UP_S = ((1, 0.81e-3), (100, 1.8e-3))  # 0.8 ms and 0.01 ms a token
 
 Rates = Callable[[random.Random], Iterator[float]]  # P(the draft of the next token is right)
-Make = Callable[[RoundCosts], Controller]
+Make = Callable[[RoundCostModel], Controller]
 
 
 def steady(alpha: float) -> Rates:
@@ -91,7 +91,7 @@ def seconds_of(make: Make, texts: Sequence[Rates], num_tokens: int, seed: int) -
         return seconds * exp(clock.gauss(0, 0.05)) * (3 if clock.random() < 0.02 else 1)
 
     samples = {(num_rows, k): [shown(cost[k]) for _ in range(4)] for k in KS}
-    controller = make(RoundCosts.from_samples(samples, catch_up_s=CATCH_UP_S))
+    controller = make(RoundCostModel.from_samples(samples, catch_up_s=CATCH_UP_S))
     rows = [Row(rates, f"{seed} {i}") for i, rates in enumerate(texts)]
     emitted, seconds, behind = 0, 0.0, 0
     while emitted < num_tokens:

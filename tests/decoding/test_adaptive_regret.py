@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from specbench.decode.adaptive_k import Controller, RoundCosts
+from specbench.decode.adaptive_k import Controller, RoundCostModel
 from tests.decoding.simulated_texts import KS, blocks_of, lookup, regret, steady
 
 pytestmark = pytest.mark.slow  # simulated runs
@@ -15,16 +15,16 @@ DIFFERENT = [steady(alpha) for alpha in (0.2, 0.5, 0.8, 0.95)]
 TOLERANCE = 0.025
 
 
-def adaptive(costs: RoundCosts) -> Controller:
+def adaptive(costs: RoundCostModel) -> Controller:
     return Controller(KS, costs)
 
 
-def never_probing(costs: RoundCosts) -> Controller:
+def never_probing(costs: RoundCostModel) -> Controller:
     return Controller(KS, costs, probe_share=0.0)
 
 
-def ignoring_cost(costs: RoundCosts) -> Controller:  # noqa: ARG001
-    return Controller(KS, RoundCosts.from_samples({(16, k): (1.0,) for k in KS}))
+def ignoring_cost(costs: RoundCostModel) -> Controller:  # noqa: ARG001
+    return Controller(KS, RoundCostModel.from_samples({(16, k): (1.0,) for k in KS}))
 
 
 @pytest.mark.sampled(one_in=3, every=["num_rows", "alpha"])

@@ -11,21 +11,28 @@ import torch
 from torch import Tensor
 
 from specbench.forward.attention import implementations
-from specbench.forward.attention.candidates import USUAL, Inputs, Shape
-from specbench.forward.attention.implementations import FlashAttn, Plain, SplitKv, VarlenFlash
-from specbench.forward.attention.kernel import Case, Kernel
+from specbench.forward.attention.candidates import USUAL, BatchShape, Inputs
+from specbench.forward.attention.implementations import (
+    FlashAttn,
+    PlainAttention,
+    SplitKv,
+    VarlenFlash,
+)
+from specbench.forward.attention.kernel import AttentionShape, Kernel
 from specbench.forward.kernels import slot_attention
 
 CPU = torch.device("cpu")
-HERE: tuple[Kernel, ...] = (USUAL, Plain(), SplitKv())
+HERE: tuple[Kernel, ...] = (USUAL, PlainAttention(), SplitKv())
 # Of the root mean square of what comes out.
 BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 HEADS = [(4, 4, 64), (6, 2, 80), (4, 1, 96), (8, 2, 128), (2, 1, 256)]  # query, key/value, size
 
 
-def of(heads: tuple[int, int, int], dtype: torch.dtype, window: int | None, is_tree: bool) -> Case:
+def of(
+    heads: tuple[int, int, int], dtype: torch.dtype, window: int | None, is_tree: bool
+) -> AttentionShape:
     query_heads, kv_heads, head_size = heads
-    return Case(
+    return AttentionShape(
         device=CPU,
         dtype=dtype,
         query_heads=query_heads,
@@ -61,7 +68,7 @@ def test_it_is_the_plain_one_over_random_lengths_buckets_and_windows(
         length = draws.randint(1, span - tokens)
         dtype = (torch.float32, torch.float16)[seed % 2]
         window = draws.choice([None, None, 7, 40])
-        case, shape = of(heads, dtype, window, is_tree), Shape(rows, tokens, length, span)
+        case, shape = of(heads, dtype, window, is_tree), BatchShape(rows, tokens, length, span)
         assert error(kernel, Inputs(case, shape, seed=seed)) < BOUNDS[dtype], (shape, window, dtype)
 
 
@@ -69,7 +76,7 @@ def test_it_is_the_plain_one_over_random_lengths_buckets_and_windows(
 @pytest.mark.parametrize("kernel", HERE[:2], ids=lambda kernel: kernel.name)
 def test_so_are_torchs_in_other_dtypes(kernel, dtype):
     for is_tree in (False, True):
-        inputs = Inputs(of(HEADS[3], dtype, None, is_tree), Shape(2, 5, 100, 256))
+        inputs = Inputs(of(HEADS[3], dtype, None, is_tree), BatchShape(2, 5, 100, 256))
         assert error(kernel, inputs) < BOUNDS[dtype]
 
 
@@ -105,7 +112,7 @@ def as_its_page_says(
 def test_flash_attn_is_told_lengths_and_windows_as_its_page_has_them(window, monkeypatch):
     module = type("flash_attn", (), {"flash_attn_with_kvcache": staticmethod(as_its_page_says)})
     monkeypatch.setattr(implementations, "import_module", lambda _: module)
-    inputs = Inputs(of(HEADS[1], torch.float16, window, False), Shape(3, 5, 60, 128))
+    inputs = Inputs(of(HEADS[1], torch.float16, window, False), BatchShape(3, 5, 60, 128))
     assert error(FlashAttn(), inputs) < BOUNDS[torch.float16]
 
 
@@ -147,7 +154,7 @@ def flash_as_torch_calls_it(
 @pytest.mark.parametrize("window", [None, 7])
 def test_torchs_flash_is_told_where_every_token_begins_and_ends(window, monkeypatch):
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_as_torch_calls_it)
-    inputs = Inputs(of(HEADS[3], torch.float16, window, False), Shape(3, 5, 60, 128))
+    inputs = Inputs(of(HEADS[3], torch.float16, window, False), BatchShape(3, 5, 60, 128))
     assert error(VarlenFlash(), inputs) < BOUNDS[torch.float16]
 
 

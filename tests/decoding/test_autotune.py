@@ -11,15 +11,15 @@ from specbench.engines import kernel_choices
 from specbench.engines.kernel_choices import autotune_forward
 from specbench.errors import DeviceLostError
 from specbench.forward.attention import candidates as attention_candidates
-from specbench.forward.attention.candidates import Inputs, Shape, autotune_attention, wrong
-from specbench.forward.attention.implementations import Masked, Plain
-from specbench.forward.attention.kernel import Case
-from specbench.forward.autotune import Candidate, Timing, fastest
+from specbench.forward.attention.candidates import BatchShape, Inputs, autotune_attention, wrong
+from specbench.forward.attention.implementations import Masked, PlainAttention
+from specbench.forward.attention.kernel import AttentionShape
+from specbench.forward.autotune import KernelCandidate, Timing, fastest
 from specbench.forward.fused_runner import FusedRunner
 from tests.decoding.fake_graphs import FakeGraphs
 from tests.decoding.models import tiny_llama
 
-CASE = Case(
+CASE = AttentionShape(
     device=torch.device("cpu"),
     dtype=torch.float32,
     query_heads=4,
@@ -69,23 +69,23 @@ def frozen(run):
 
 
 class SeesOneMore(Masked):
-    def look(self, seen):
-        return super().look(seen._replace(positions_BT=seen.positions_BT + 1))
+    def build_metadata(self, inputs):
+        return super().build_metadata(inputs._replace(positions_BT=inputs.positions_BT + 1))
 
 
 class SeesOneLess(Masked):
-    def look(self, seen):
-        return super().look(seen._replace(positions_BT=seen.positions_BT - 1))
+    def build_metadata(self, inputs):
+        return super().build_metadata(inputs._replace(positions_BT=inputs.positions_BT - 1))
 
 
 class ForgetsTheWindow(Masked):
-    def look(self, seen):
-        return super().look(seen._replace(window=None))
+    def build_metadata(self, inputs):
+        return super().build_metadata(inputs._replace(window=None))
 
 
 class ForgetsTheTree(Masked):
-    def look(self, seen):
-        return super().look(seen._replace(branches=None))
+    def build_metadata(self, inputs):
+        return super().build_metadata(inputs._replace(branches=None))
 
 
 class MixesRows(Masked):
@@ -98,7 +98,7 @@ class WritesNothing(Masked):
 
 
 class Raises(Masked):
-    def look(self, seen):  # noqa: ARG002
+    def build_metadata(self, inputs):  # noqa: ARG002
         raise RuntimeError("no kernel for this\nand more that nobody needs")
 
 
@@ -122,7 +122,7 @@ def held(case, *kernels):
     ],
 )
 def test_a_wrong_one_loses_however_fast_it_is_and_the_record_says_why(wrong, case):
-    winner, contenders = held(case, wrong("wrong"), Plain())
+    winner, contenders = held(case, wrong("wrong"), PlainAttention())
     assert winner == "plain"
     lost, won = contenders
     assert lost.seconds is None
@@ -131,13 +131,13 @@ def test_a_wrong_one_loses_however_fast_it_is_and_the_record_says_why(wrong, cas
 
 
 def test_one_that_leaves_the_results_of_another_loses():
-    winner, (_, lost) = held(CASE, Plain(), WritesNothing("idle"))
+    winner, (_, lost) = held(CASE, PlainAttention(), WritesNothing("idle"))
     assert winner == "plain"
     assert lost.refusal.startswith("it is wrong: off by nan")
 
 
 def test_one_that_raises_is_refused_with_its_first_line():
-    winner, (lost, _) = held(CASE, Raises("raises"), Plain())
+    winner, (lost, _) = held(CASE, Raises("raises"), PlainAttention())
     assert winner == "plain"
     assert re.search("RuntimeError: no kernel", lost.refusal)
 
@@ -149,7 +149,7 @@ def test_where_none_is_right_nobody_wins():
 def test_a_slow_one_is_not_chosen_though_it_is_first():
     meter = Metered()
     slow = meter.takes(Masked("slow"), 0.02)
-    fast = meter.takes(Plain(), 0.01)
+    fast = meter.takes(PlainAttention(), 0.01)
     winner, (first, second) = autotune_attention(CASE, [slow, fast], Timing(meter.seconds))
     assert winner == "plain"
     assert first.seconds == pytest.approx(2 * second.seconds)
@@ -159,8 +159,8 @@ def test_a_slow_one_is_not_chosen_though_it_is_first():
 def test_within_5_percent_the_order_decides(second_s, winner):
     meter = Metered()
     candidates = [
-        Candidate("first", meter.run_of(1.0)),
-        Candidate("second", meter.run_of(second_s)),
+        KernelCandidate("first", meter.run_of(1.0)),
+        KernelCandidate("second", meter.run_of(second_s)),
     ]
     assert fastest(candidates, Timing(meter.seconds))[0] == winner
 
@@ -168,7 +168,7 @@ def test_within_5_percent_the_order_decides(second_s, winner):
 @pytest.mark.parametrize(("ready_s", "takes_part"), [(210.0, True), (330.0, False)])
 def test_what_it_takes_to_run_once_is_not_what_it_takes_to_get_ready(ready_s, takes_part):
     meter = Metered()
-    candidate = Candidate("slow", meter.run_of(100.0), ready_s=ready_s)  # the limit is 120 s
+    candidate = KernelCandidate("slow", meter.run_of(100.0), ready_s=ready_s)  # the limit is 120 s
     winner, (slow,) = fastest([candidate], Timing(meter.seconds))
     assert (winner == "slow") is takes_part
     assert (slow.refusal is None) is takes_part
@@ -177,7 +177,10 @@ def test_what_it_takes_to_run_once_is_not_what_it_takes_to_get_ready(ready_s, ta
 def test_the_median_of_several_turns_decides():
     meter = Metered()
     lucky_once = meter.run_of(0.1, 0.01, 0.1)  # the first is a warm-up
-    candidates = [Candidate("lucky", lucky_once), Candidate("faster", meter.run_of(0.08))]
+    candidates = [
+        KernelCandidate("lucky", lucky_once),
+        KernelCandidate("faster", meter.run_of(0.08)),
+    ]
     winner, (lucky, _) = fastest(candidates, Timing(meter.seconds))
     assert winner == "faster"
     assert lucky.seconds == pytest.approx(0.1)
@@ -186,7 +189,7 @@ def test_the_median_of_several_turns_decides():
 def test_what_is_right_when_called_and_wrong_when_replayed_loses():
     meter = Metered()
 
-    winner, (lost,) = autotune_attention(CASE, [Plain()], Timing(meter.seconds, frozen))
+    winner, (lost,) = autotune_attention(CASE, [PlainAttention()], Timing(meter.seconds, frozen))
     assert winner is None
     assert re.match("replayed, .*wrong", lost.refusal)
 
@@ -242,15 +245,15 @@ def test_whole_forwards_compete_too_and_a_wrong_one_loses(monkeypatch):
     assert runner.cache.max_len == 0  # its memory is given back
 
 
-class Counts(Plain):
+class Counts(PlainAttention):
     """Plain attention that counts what it makes for a forward, and which keys it reads."""
 
     def __init__(self):
         self.num_looks, self.read = 0, []
 
-    def look(self, seen):
+    def build_metadata(self, inputs):
         self.num_looks += 1
-        return super().look(seen)
+        return super().build_metadata(inputs)
 
     def attend(self, work, kept, look):
         self.read.append(kept.buffer.data_ptr())
@@ -259,7 +262,7 @@ class Counts(Plain):
 
 def test_many_layers_looks_once_and_reads_other_memory_in_each():
     kernel = Counts()
-    inputs = Inputs(CASE, Shape(1, 5, 100, 256))
+    inputs = Inputs(CASE, BatchShape(1, 5, 100, 256))
     placed = inputs.placed(CASE, 8)
     placed.attend(kernel)
     assert (kernel.num_looks, len(kernel.read), len(set(kernel.read))) == (1, 8, 8)
@@ -269,7 +272,7 @@ def test_many_layers_looks_once_and_reads_other_memory_in_each():
 def test_layers_share_memory_beyond_what_a_cache_holds(monkeypatch):
     monkeypatch.setattr(attention_candidates, "_CACHE_BYTES", 2 * 256 * 64 * 4)  # two layers
     kernel = Counts()
-    Inputs(CASE, Shape(1, 5, 100, 256)).placed(CASE, 8).attend(kernel)
+    Inputs(CASE, BatchShape(1, 5, 100, 256)).placed(CASE, 8).attend(kernel)
     assert (len(kernel.read), len(set(kernel.read))) == (8, 2)
 
 
@@ -302,7 +305,7 @@ class Fails(Masked):
 @pytest.mark.parametrize("at", [0, 3, 20])  # at once, at a later shape, while it is timed
 @pytest.mark.parametrize("error", ESCAPED, ids=lambda error: type(error).__name__)
 def test_whatever_a_candidate_raises_it_has_lost_with_its_reason(error, at):
-    winner, (lost, won) = held(CASE, Fails(error, at), Plain())
+    winner, (lost, won) = held(CASE, Fails(error, at), PlainAttention())
     assert (winner, won.refusal) == ("plain", None)
     assert lost.seconds is None
     assert type(error).__name__ in lost.refusal
@@ -315,4 +318,4 @@ def test_a_lost_device_ends_the_tuning(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
     with pytest.raises(DeviceLostError, match="shared memory"):
-        held(CASE, Fails(ESCAPED[0], 0), Plain())
+        held(CASE, Fails(ESCAPED[0], 0), PlainAttention())

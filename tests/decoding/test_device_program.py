@@ -11,7 +11,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from specbench.forward.attention import implementations
-from specbench.forward.attention.implementations import FlashAttn, Plain, SplitKv, VarlenFlash
+from specbench.forward.attention.implementations import (
+    FlashAttn,
+    PlainAttention,
+    SplitKv,
+    VarlenFlash,
+)
 from specbench.forward.attention.kernel import Kernel
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
@@ -75,7 +80,7 @@ def test_no_round_on_kernels_of_ours_syncs_or_copies(name: str, variant: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", [FlashAttn, VarlenFlash, Plain])
+@pytest.mark.parametrize("kernel", [FlashAttn, VarlenFlash, PlainAttention])
 def test_no_attention_that_is_told_lengths_syncs_or_copies(
     kernel: type[Kernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

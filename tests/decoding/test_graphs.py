@@ -11,7 +11,7 @@ from specbench.decode.drafter import Drafter, Traits
 from specbench.decode.launcher import GraphKind, catch_up
 from specbench.decode.policy import FixedK
 from specbench.decode.round import run_round
-from specbench.decode.rows import Fill, Rows
+from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
 from specbench.decode.verifier import verify
 from specbench.drafters.ngram import Ngram
@@ -162,7 +162,7 @@ def open_rows(subject: Subject, drafter: Drafter) -> Rows:
     rows.begin(3)
     prompts = [random_prompt(n, seed=n) for n in (14, 9)]
     fills = [
-        Fill(row=i, prompt_ids=prompt, max_new_tokens=30, seed=i)
+        PrefillRequest(row=i, prompt_ids=prompt, max_new_tokens=30, seed=i)
         for i, prompt in enumerate(prompts)
     ]
     with torch.inference_mode():

@@ -11,14 +11,14 @@ from specbench.errors import CompatibilityError
 from specbench.files.tokenizer import Vocabulary, common_tokens, text_of
 from specbench.models import retokenizer
 from specbench.models.retokenizer import Encoder, Retokenizer, require_common_tokens
-from specbench.models.tokenizer import Tokenizer
+from specbench.models.tokenizer import ChatTokenizer
 from tests.other_tokenizers import SPECIALS, TEXTS, write_byte_level, write_pieces
 
 TEXT = "Drafts jump:\n\n  over Größe, 日本🎉 and   tabs\tnaïvely.\n"
 
 
 @pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTokenizer]:
     folder = tmp_path_factory.mktemp("tokenizers")
     return {
         "bytes": write_byte_level(folder / "bytes", 400),
@@ -188,5 +188,5 @@ def test_a_tokenizer_says_what_its_model_expects_before_a_text(tokenizers, tmp_p
     template = TemplateProcessing(single="<|turn|> $A", special_tokens=start)
     inner.backend_tokenizer.post_processor = template
     inner.save_pretrained(tmp_path)
-    made = Tokenizer(str(tmp_path), revision=None, trust_remote_code=False)
+    made = ChatTokenizer(str(tmp_path), revision=None, trust_remote_code=False)
     assert made.prefix_ids == (made.ids_by_token["<|turn|>"],)

@@ -5,7 +5,7 @@ from math import exp
 
 import pytest
 
-from specbench.decode.adaptive_k import Acceptance, RoundCosts
+from specbench.decode.adaptive_k import AcceptanceTracker, RoundCostModel
 from specbench.stats.costs import amortised_goodput, goodput
 
 
@@ -18,7 +18,7 @@ def test_a_catch_up_of_a_quarter_of_the_stay_leaves_four_fifths_of_the_rate():
 
 
 def test_a_cost_is_the_median_of_its_samples_and_rows_between_lie_on_a_line():
-    costs = RoundCosts.from_samples({(1, 0): (1.0, 9.0, 2.0), (4, 0): (3.5,)})
+    costs = RoundCostModel.from_samples({(1, 0): (1.0, 9.0, 2.0), (4, 0): (3.5,)})
 
     assert costs.round_s(1, 0) == 2.0
     assert costs.round_s(2, 0) == pytest.approx(2.5)
@@ -26,7 +26,7 @@ def test_a_cost_is_the_median_of_its_samples_and_rows_between_lie_on_a_line():
 
 
 def test_catching_up_costs_a_fixed_part_and_a_part_for_each_token():
-    costs = RoundCosts.from_samples({(1, 0): (1.0,)}, catch_up_s=((10, 2.0), (20, 3.0)))
+    costs = RoundCostModel.from_samples({(1, 0): (1.0,)}, catch_up_s=((10, 2.0), (20, 3.0)))
 
     assert costs.catch_up_s(0) == 0.0
     assert costs.catch_up_s(30) == pytest.approx(4.0)
@@ -37,13 +37,13 @@ def test_catching_up_costs_a_fixed_part_and_a_part_for_each_token():
     [((), 0.0), (((10, 2.0),), 2.0), (((10, 3.0), (30, 1.0)), 2.0), (((10, 0.5), (20, 2.0)), 3.3)],
 )
 def test_neither_part_of_catching_up_is_below_zero(points, at_40):
-    costs = RoundCosts.from_samples({(1, 0): (1.0,)}, catch_up_s=points)
+    costs = RoundCostModel.from_samples({(1, 0): (1.0,)}, catch_up_s=points)
 
     assert costs.catch_up_s(40) == pytest.approx(at_40, rel=0.02)
 
 
 def test_a_slower_machine_slows_every_k_also_those_that_are_not_run():
-    costs = RoundCosts.from_samples({(1, 0): (1.0,) * 4, (1, 4): (2.0,) * 4})
+    costs = RoundCostModel.from_samples({(1, 0): (1.0,) * 4, (1, 4): (2.0,) * 4})
     for i in range(200):
         costs.observe(1, 4, 2.0 if i < 20 else 3.0)
 
@@ -52,7 +52,7 @@ def test_a_slower_machine_slows_every_k_also_those_that_are_not_run():
 
 
 def test_a_k_measured_wrongly_at_the_start_is_put_right_by_running_it_beside_another():
-    costs = RoundCosts.from_samples({(1, 0): (1.0,) * 4, (1, 4): (2.4,) * 4})
+    costs = RoundCostModel.from_samples({(1, 0): (1.0,) * 4, (1, 4): (2.4,) * 4})
     for _ in range(20):
         for k, seconds in ((0, 1.0), (4, 2.0)):
             for _ in range(10):
@@ -63,7 +63,7 @@ def test_a_k_measured_wrongly_at_the_start_is_put_right_by_running_it_beside_ano
 
 def test_drift_under_alternating_k_does_not_change_how_they_compare():
     rng = random.Random(0)
-    costs = RoundCosts.from_samples({(1, 0): (1.0,) * 4, (1, 4): (2.0,) * 4})
+    costs = RoundCostModel.from_samples({(1, 0): (1.0,) * 4, (1, 4): (2.0,) * 4})
     pace = 1.0
     for _ in range(100):
         for k, seconds in ((0, 1.0), (4, 2.0)):
@@ -78,7 +78,7 @@ def test_rows_that_come_and_go_do_not_change_how_two_k_compare():
     """Passes that fill 16 rows at K = 8 and drain: measured too dear where rows are few."""
     seconds = {0: 1.0, 8: 2.0}
     dear = {1: 1.3, 4: 1.2, 16: 1.0}
-    costs = RoundCosts.from_samples(
+    costs = RoundCostModel.from_samples(
         {(rows, k): (dear[rows] * rows * seconds[k],) * 6 for rows in dear for k in seconds}
     )
     for _ in range(30):
@@ -89,7 +89,7 @@ def test_rows_that_come_and_go_do_not_change_how_two_k_compare():
 
 
 def test_one_round_of_three_times_the_time_moves_a_cost_by_about_a_hundredth():
-    costs = RoundCosts.from_samples({(1, 0): (1.0,) * 4})
+    costs = RoundCostModel.from_samples({(1, 0): (1.0,) * 4})
 
     costs.observe(1, 0, 3.0)
 
@@ -97,11 +97,11 @@ def test_one_round_of_three_times_the_time_moves_a_cost_by_about_a_hundredth():
 
 
 def test_with_nothing_seen_a_draft_is_kept_as_often_as_not():
-    assert Acceptance(3, memory_rounds=40).expected_tokens() == [1.0, 1.5, 1.75, 1.875]
+    assert AcceptanceTracker(3, memory_rounds=40).expected_tokens() == [1.0, 1.5, 1.75, 1.875]
 
 
 def test_acceptance_is_read_by_position_and_goes_on_where_k_did_not_reach():
-    seen = Acceptance(3, memory_rounds=1e9)
+    seen = AcceptanceTracker(3, memory_rounds=1e9)
     for _ in range(1000):
         seen.observe(2, [2, 2, 1, 0])  # 3 of 4 keep the first, 2 of those 3 the second
 
@@ -112,7 +112,7 @@ def test_acceptance_is_read_by_position_and_goes_on_where_k_did_not_reach():
 
 
 def test_old_rounds_fade():
-    seen = Acceptance(1, memory_rounds=40)
+    seen = AcceptanceTracker(1, memory_rounds=40)
     for _ in range(400):
         seen.observe(1, [0])
     for _ in range(200):
@@ -122,7 +122,7 @@ def test_old_rounds_fade():
 
 
 def test_weakened_evidence_says_the_same_with_less_certainty():
-    seen = Acceptance(1, memory_rounds=1e9)
+    seen = AcceptanceTracker(1, memory_rounds=1e9)
     seen.observe(1, [1, 1, 1, 0] * 50)
     before = seen.expected_tokens()[1]
     error = seen.relative_error(before)

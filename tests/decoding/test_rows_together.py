@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specbench.decode.drafter import Drafter, NoDrafter, Proposal
-from specbench.decode.rows import Fill, Rows
+from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.forward.fused_runner import FusedRunner
@@ -69,14 +69,14 @@ def texts(results: Sequence[Result]) -> list[tuple[int, ...]]:
     return [result.output_ids for result in results]
 
 
-def fills(prompts: Sequence[tuple[int, ...]], **changes: Any) -> list[Fill]:
+def fills(prompts: Sequence[tuple[int, ...]], **changes: Any) -> list[PrefillRequest]:
     return [
-        Fill(row=row, prompt_ids=p, max_new_tokens=8, seed=row, is_sample=True, **changes)
+        PrefillRequest(row=row, prompt_ids=p, max_new_tokens=8, seed=row, is_sample=True, **changes)
         for row, p in enumerate(prompts)
     ]
 
 
-def filled(runner: Runner, wanted: Sequence[Fill], **changes: Any) -> Rows:
+def filled(runner: Runner, wanted: Sequence[PrefillRequest], **changes: Any) -> Rows:
     rows = Rows(runner, NoDrafter(), num_rows=len(wanted), capacity=64, eos_ids=(), **changes)
     rows.begin(len(wanted))
     rows.fill(wanted, Sampler(GREEDY))
@@ -96,7 +96,7 @@ def test_one_row_is_fed_and_the_others_copy_it(prefill_chunk: int) -> None:
 def test_only_samples_with_nothing_kept_and_an_equal_prompt_share_a_prefill() -> None:
     first, second = tuple(range(10)), tuple(range(3, 9))
 
-    def rows_fed(wanted: Sequence[Fill]) -> int:
+    def rows_fed(wanted: Sequence[PrefillRequest]) -> int:
         runner = CountingRunner()
         filled(runner, wanted)
         return sum(len(positions_BT) for positions_BT in runner.fed)

@@ -111,8 +111,8 @@ class ForgetsTheWindow(ChangesLayers):
 
 
 class Further(Masked):
-    def look(self, seen):
-        return super().look(seen._replace(positions_BT=seen.positions_BT + 1))
+    def build_metadata(self, inputs):
+        return super().build_metadata(inputs._replace(positions_BT=inputs.positions_BT + 1))
 
 
 class SeesTooMuch(FusedLayers):

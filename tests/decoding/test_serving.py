@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from specbench.decode.adaptive_k import Controller, RoundCosts, default_ks
+from specbench.decode.adaptive_k import Controller, RoundCostModel, default_ks
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter, NoDrafter
 from specbench.decode.policy import FixedK, Policy
 from specbench.decode.sampling import Sampler
-from specbench.decode.serving import Served
+from specbench.decode.serving import ServedRequests
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.records import Request, Result, Sampling
@@ -29,7 +29,7 @@ def serve(
     num_rows: int,
     sampling: Sampling = GREEDY,
     eos_ids: Sequence[int] = (),
-) -> Served:
+) -> ServedRequests:
     decoder = Decoder(target, drafter, eos_ids=eos_ids, clock=CountingClock())
     return decoder.serve(requests, Sampler(sampling), policy, num_rows=num_rows)
 
@@ -85,7 +85,7 @@ def test_greedy_texts_do_not_depend_on_a_controller_that_picks_k(
     drafter = make_drafter("draft_model", target, runner(exact_llama(seed=1)))
     ks = default_ks(6)
     # A stranger's drafts are seldom right; rounds of every K cost the same, so it keeps trying.
-    costs = RoundCosts.from_samples({(rows, k): [1.0] for rows in (1, 6) for k in ks})
+    costs = RoundCostModel.from_samples({(rows, k): [1.0] for rows in (1, 6) for k in ks})
     controller = Controller(ks, costs)
 
     served = serve(target, drafter, some_requests(24), controller, num_rows)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from specbench.drafters.suffix import Cursor, Draft, Growth, Node, SuffixTree
+from specbench.drafters.suffix import Continuation, Cursor, Growth, Node, SuffixTree
 
 DEPTH = 5
 SEEDS = range(40)
@@ -126,19 +126,19 @@ def test_a_cursor_finds_the_longest_strings_that_occur_whatever_becomes_of_the_t
             assert cursor.ends == [node_of(tree, strings[m]) for m in range(longest + 1)]
 
 
-def drafted(text: list[int], limit: int = 4, min_prob: float = 0.0, depth: int = 8) -> Draft:
+def drafted(text: list[int], limit: int = 4, min_prob: float = 0.0, depth: int = 8) -> Continuation:
     growth = Growth(SuffixTree(depth))
     growth.extend(text)
     return growth.tree.draft(growth.ends, lambda _: limit, min_prob)
 
 
 def test_what_followed_before_follows_again() -> None:
-    assert drafted([1, 2, 3, 9, 1, 2]) == Draft([3, 9, 1, 2], 4.0)
+    assert drafted([1, 2, 3, 9, 1, 2]) == Continuation([3, 9, 1, 2], 4.0)
 
 
 def test_the_most_frequent_follower_is_drafted_with_its_share() -> None:
     # After 1 came 2, 2 and 3; after 1 2 came 1 and 3.
-    assert drafted([1, 2, 1, 2, 3, 1, 3, 0, 1], limit=1) == Draft([2], 2 / 3)
+    assert drafted([1, 2, 1, 2, 3, 1, 3, 0, 1], limit=1) == Continuation([2], 2 / 3)
 
 
 def test_of_equally_frequent_followers_the_later_one_is_drafted() -> None:
@@ -147,19 +147,19 @@ def test_of_equally_frequent_followers_the_later_one_is_drafted() -> None:
 
 def test_a_draft_ends_where_it_is_no_longer_likely_enough() -> None:
     text = [1, 2, 3, 0, 1, 2, 4, 0, 5, 1]
-    assert drafted(text, min_prob=0.6) == Draft([2], 1.0)
-    assert drafted(text, limit=2, min_prob=0.5) == Draft([2, 4], 1.5)
+    assert drafted(text, min_prob=0.6) == Continuation([2], 1.0)
+    assert drafted(text, limit=2, min_prob=0.5) == Continuation([2, 4], 1.5)
 
 
 def test_a_longer_match_that_is_surer_beats_a_frequent_follower() -> None:
     # 2 is followed by 7, 7 and 5, but 1 2 always by 5.
-    assert drafted([2, 7, 2, 7, 1, 2, 5, 0, 1, 2], limit=1) == Draft([5], 1.0)
+    assert drafted([2, 7, 2, 7, 1, 2, 5, 0, 1, 2], limit=1) == Continuation([5], 1.0)
 
 
 def test_a_frequent_follower_beats_a_longer_match_that_is_less_sure() -> None:
     # 1 2 is followed by 5 and 6, but 2 by 7 in three of five places.
     text = [2, 7, 2, 7, 2, 7, 1, 2, 5, 1, 2, 6, 0, 1, 2]
-    assert drafted(text, limit=1) == Draft([7], 3 / 5)
+    assert drafted(text, limit=1) == Continuation([7], 3 / 5)
 
 
 def test_probabilities_multiply_along_a_draft() -> None:
@@ -182,7 +182,7 @@ def test_a_text_that_repeats_one_token_goes_on_with_it() -> None:
 
 @pytest.mark.parametrize("text", [[], [5], [1, 2, 3, 4]])
 def test_new_text_drafts_nothing(text: list[int]) -> None:
-    assert drafted(text) == Draft([], 0.0)
+    assert drafted(text) == Continuation([], 0.0)
 
 
 def test_a_match_as_long_as_the_tree_is_deep_goes_on_as_the_text_did() -> None:

@@ -19,7 +19,7 @@ from transformers import (
 from specbench.bench.built_weights import built_weights
 from specbench.errors import ModelError
 from specbench.files.model_spec import ModelSpec
-from specbench.fit.memory_plan import Place, plan_target
+from specbench.fit.memory_plan import DeploymentSpec, plan_target
 from specbench.forward.self_test import make_checked_runner
 from specbench.models.loading import LoadedModel, load_model
 from specbench.models.parts import keep_text_part, text_class
@@ -88,7 +88,7 @@ def test_a_plan_counts_what_is_loaded_and_names_what_is_not(
     if not shown:  # a config alone: the model is built without memory
         (tmp_path / "config.json").write_text((whole[1] / "config.json").read_text())
         files = files_of(tmp_path)
-    plan = plan_target(files, Place(device="cpu", context=60), built_weights)
+    plan = plan_target(files, DeploymentSpec(device="cpu", context=60), built_weights)
     assert plan is not None
     assert plan.target.num_parameters == loaded.num_parameters
     assert plan.target.nbytes == pytest.approx(loaded.weights_bytes, rel=1e-3)

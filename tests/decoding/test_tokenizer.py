@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import CompatibilityError, ModelError, WorkloadError
-from specbench.models.tokenizer import Tokenizer, limited_work, require_same_vocabulary
+from specbench.models.tokenizer import ChatTokenizer, limited_work, require_same_vocabulary
 from specbench.records import Message
 from tests.tiny_pair import make_tokenizer
 
@@ -23,18 +23,18 @@ TEMPLATE = (
 )
 
 
-def load(folder: Path) -> Tokenizer:
-    return Tokenizer(str(folder), revision=None, trust_remote_code=False)
+def load(folder: Path) -> ChatTokenizer:
+    return ChatTokenizer(str(folder), revision=None, trust_remote_code=False)
 
 
-def write(folder: Path, *, template: str | None = TEMPLATE) -> Tokenizer:
+def write(folder: Path, *, template: str | None = TEMPLATE) -> ChatTokenizer:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     return load(folder)
 
 
-def rewrite(folder: Path, change) -> Tokenizer:
+def rewrite(folder: Path, change) -> ChatTokenizer:
     """The tokenizer after `change` was made to the contents of tokenizer.json."""
     content = json.loads((folder / "tokenizer.json").read_text())
     change(content)
@@ -43,7 +43,7 @@ def rewrite(folder: Path, change) -> Tokenizer:
 
 
 @pytest.fixture
-def tokenizer(tmp_path: Path) -> Tokenizer:
+def tokenizer(tmp_path: Path) -> ChatTokenizer:
     return write(tmp_path)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specbench.decode.drafter import Drafter, Proposal
 from specbench.decode.round import run_round
-from specbench.decode.rows import Fill, Rows
+from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import build_drafter, drafter_class
@@ -126,7 +126,10 @@ def prefilled(
         prefill_chunk=prefill_chunk,
     )
     rows.begin(len(prompts))
-    fills = [Fill(row=i, prompt_ids=p, max_new_tokens=99, seed=i) for i, p in enumerate(prompts)]
+    fills = [
+        PrefillRequest(row=i, prompt_ids=p, max_new_tokens=99, seed=i)
+        for i, p in enumerate(prompts)
+    ]
     rows.fill(fills, Sampler(sampling))
     return rows
 

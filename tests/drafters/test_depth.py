@@ -14,7 +14,7 @@ from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.files.medusa import ACCURACIES
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.runner import StockRunner
-from specbench.inputs.pairing import Drafter, Pairing, Target
+from specbench.inputs.pairing import DrafterSpec, Pairing, Target
 from specbench.methods import find_method
 from specbench.models.checkpoint import Checkpoint
 from tests.decoding.lossless import parts_of, sampled_model
@@ -50,7 +50,7 @@ def pairing(
     if head is not None:
         write_files(folder / "head", head.config, head.tensors)
         spec = ModelSpec(source="./head", folder=folder / "head")
-    drafter = Drafter(name="one", method=method, model=spec, parameters=parameters)
+    drafter = DrafterSpec(name="one", method=method, model=spec, parameters=parameters)
     model = ModelSpec(source="./target", folder=folder / "target")
     return Pairing(target=Target(name="big", model=model, drafters=(drafter,)), drafter=drafter)
 
@@ -134,6 +134,6 @@ def test_files_that_are_not_here_or_cannot_be_used_tell_no_limit(
 def test_a_head_of_the_hub_that_was_not_downloaded_tells_no_limit_yet(tmp_path: Path) -> None:
     head = ModelSpec(source="nobody/has-this-head")
     own = pairing(tmp_path, target(96), "medusa", {}, None)
-    drafter = Drafter(name="one", method="medusa", model=head)
+    drafter = DrafterSpec(name="one", method="medusa", model=head)
     hub = Pairing(target=own.target, drafter=drafter)
     assert deepest(hub, headers_on_this_machine, made_up=False) is None

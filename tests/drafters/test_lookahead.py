@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specbench.decode.round import run_round
-from specbench.decode.rows import Fill, Rows
+from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
 from specbench.drafters.lookahead import Lookahead, round_shape
 from specbench.forward.runner import StockRunner
@@ -32,7 +32,7 @@ def filled(target: Any, drafter: Lookahead, *prompts: tuple[int, ...]) -> Rows:
     rows = Rows(target, drafter, num_rows=len(prompts), capacity=256, eos_ids=())
     rows.begin(len(prompts))
     fills = [
-        Fill(row=row, prompt_ids=prompt, max_new_tokens=40, seed=0)
+        PrefillRequest(row=row, prompt_ids=prompt, max_new_tokens=40, seed=0)
         for row, prompt in enumerate(prompts)
     ]
     rows.fill(fills, GREEDY)
@@ -208,11 +208,13 @@ def test_the_next_turn_of_a_conversation_keeps_what_the_row_has_found() -> None:
     target = CountingRunner()
     drafter = lookahead(target, **SMALL)
     rows = filled(target, drafter, (4, 5, 6, 7))
-    first = Fill(row=0, prompt_ids=(4, 5, 6, 7, 8, 4), max_new_tokens=9, seed=0, num_kept=4)
+    first = PrefillRequest(
+        row=0, prompt_ids=(4, 5, 6, 7, 8, 4), max_new_tokens=9, seed=0, num_kept=4
+    )
     rows.fill([first], GREEDY)
     assert held(drafter) == [{(4, 5, 6), (5, 6, 7), (6, 7, 8), (7, 8, 4)}]
 
-    other = Fill(row=0, prompt_ids=(4, 9), max_new_tokens=9, seed=0)
+    other = PrefillRequest(row=0, prompt_ids=(4, 9), max_new_tokens=9, seed=0)
     rows.fill([other], GREEDY)
     assert held(drafter) == [set()]
 

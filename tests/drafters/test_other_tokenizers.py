@@ -20,7 +20,7 @@ from specbench.drafters.registry import Parts, build_drafter
 from specbench.errors import CompatibilityError
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
-from specbench.models.tokenizer import Tokenizer
+from specbench.models.tokenizer import ChatTokenizer
 from specbench.records import Request, Sampling
 from tests.decoding.fakes import CountingClock, Flattened, Wrapped
 from tests.decoding.graph_bench import Bench, Cycle, make_subject, some_requests
@@ -137,13 +137,13 @@ NUM_PROMPTS, BUDGET = 200, 12
 class Pair(NamedTuple):
     target: Runner
     draft: Runner
-    tokenizers: tuple[Tokenizer, Tokenizer]
+    tokenizers: tuple[ChatTokenizer, ChatTokenizer]
     prompts: list[tuple[int, ...]]
     texts: list[tuple[int, ...]]  # transformers' own for the first few, then K = 0
 
 
 def drafter_of(
-    method: str, target: Runner, draft: Runner, tokenizers: tuple[Tokenizer, Tokenizer]
+    method: str, target: Runner, draft: Runner, tokenizers: tuple[ChatTokenizer, ChatTokenizer]
 ) -> Drafter:
     parts = Parts(target=target, draft_runner=lambda: draft, tokenizers=lambda: tokenizers)
     return build_drafter(method, parts, {})

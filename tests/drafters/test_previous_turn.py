@@ -8,7 +8,7 @@ import torch
 
 from specbench.decode.decoder import Decoder
 from specbench.decode.policy import FixedK
-from specbench.decode.rows import Fill, Rows
+from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
 from specbench.drafters.previous_turn import PreviousTurn
 from specbench.drafters.registry import build_drafter
@@ -36,7 +36,7 @@ class Answer:
         self.state = rows.state
         rows.fill(
             [
-                Fill(
+                PrefillRequest(
                     row=i,
                     prompt_ids=tuple(PROMPT),
                     max_new_tokens=40,

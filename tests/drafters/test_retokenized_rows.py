@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specbench.decode.round import run_round
-from specbench.decode.rows import Fill, Rows
+from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
 from specbench.drafters.shared.retokenized_model import RetokenizedModel
 from specbench.forward.runner import StockRunner
@@ -37,7 +37,7 @@ def filled(method: str, *lengths: int, are_samples: bool = False) -> Filled:
     rows.begin(2)
     prompts = [random_prompt(n, 0 if are_samples else i) for i, n in enumerate(lengths)]
     fills = [
-        Fill(row=i, prompt_ids=ids, max_new_tokens=30, seed=i, is_sample=are_samples)
+        PrefillRequest(row=i, prompt_ids=ids, max_new_tokens=30, seed=i, is_sample=are_samples)
         for i, ids in enumerate(prompts)
     ]
     rows.fill(fills, Sampler(Sampling()))
@@ -91,7 +91,7 @@ def test_a_row_that_begins_again_reads_its_new_text_alone(method: str) -> None:
     prompt = random_prompt(20, 7)
     readings = []
     for made, row in ((used, 0), (fresh, 1)):
-        fill = Fill(row=row, prompt_ids=prompt, max_new_tokens=30, seed=0)
+        fill = PrefillRequest(row=row, prompt_ids=prompt, max_new_tokens=30, seed=0)
         made.rows.fill([fill], Sampler(Sampling()))
         drafter = made.rows.drafter
         assert isinstance(drafter, RetokenizedModel)

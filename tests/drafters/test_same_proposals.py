@@ -14,7 +14,7 @@ from torch import Tensor
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter, Proposal
 from specbench.decode.round import run_round
-from specbench.decode.rows import Fill, Rows
+from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import build_drafter, drafter_class
@@ -124,7 +124,7 @@ def filled(drafter: Drafter, prompts: Sequence[Path], sampler: Sampler, **more: 
     rows = Rows(models()[0], drafter, num_rows=len(prompts), capacity=SPAN, eos_ids=())
     rows.begin(len(prompts))
     fills = [
-        Fill(row=row, prompt_ids=prompt, max_new_tokens=SPAN, seed=SEED, **more)
+        PrefillRequest(row=row, prompt_ids=prompt, max_new_tokens=SPAN, seed=SEED, **more)
         for row, prompt in enumerate(prompts)
     ]
     rows.fill(fills, sampler)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specbench.decode.drafter import Outcome, Proposal
 from specbench.decode.round import finish_round, propose
-from specbench.decode.rows import Fill, Rows
+from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.token_recycling import TokenRecycling
@@ -158,7 +158,7 @@ def test_after_rounds_the_table_holds_the_best_of_the_plain_logits() -> None:
     assert isinstance(drafter, TokenRecycling)
     rows = Rows(target, drafter, num_rows=1, capacity=256, eos_ids=())
     rows.begin(1)
-    rows.fill([Fill(row=0, prompt_ids=prompt, max_new_tokens=60, seed=0)], GREEDY)
+    rows.fill([PrefillRequest(row=0, prompt_ids=prompt, max_new_tokens=60, seed=0)], GREEDY)
     expected = torch.full((VOCAB_SIZE + 1, R), VOCAB_SIZE)
 
     def learn(text: list[int], proposal: Proposal | None) -> None:

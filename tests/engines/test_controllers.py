@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decode.adaptive_k import Calibration, RoundCosts
+from specbench.decode.adaptive_k import Calibration, RoundCostModel
 from specbench.engines import controllers
 from specbench.engines.controllers import Controllers
 from specbench.engines.engine import Load, Work
@@ -23,7 +23,7 @@ def measured(monkeypatch):
 
     def measure(_, prompt_ids, ks, num_rows, sampler):  # noqa: ARG001
         found.append(num_rows)
-        costs = RoundCosts.from_samples({(num_rows, k): (1.0 + k,) for k in ks})
+        costs = RoundCostModel.from_samples({(num_rows, k): (1.0 + k,) for k in ks})
         return Calibration(costs, 1.0)
 
     monkeypatch.setattr(controllers, "measure_round_costs", measure)

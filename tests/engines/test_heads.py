@@ -18,7 +18,7 @@ from specbench.files.model_spec import ModelSpec
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.self_test import Forward
 from specbench.inputs.config import load_pairings
-from specbench.inputs.pairing import Drafter, Target
+from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.records import Request, Sampling
 from specbench.settings import DecoderSettings
 from specbench.topology import MC_SIM_7B_63
@@ -50,10 +50,10 @@ def write_head(folder: Path, config: object) -> None:
     save_file(dict(head.tensors), folder / "model.safetensors")
 
 
-def head_of(pair: Target, **changes: object) -> Drafter:
+def head_of(pair: Target, **changes: object) -> DrafterSpec:
     folder = pair.model.folder.parent / "head"
     spec = replace(ModelSpec(source="./head", folder=folder), **changes)
-    return Drafter(name="medusa", method="medusa", model=spec)
+    return DrafterSpec(name="medusa", method="medusa", model=spec)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,9 @@ def test_made_up_weights_make_up_the_head_too(pair: Target) -> None:
 def test_drafting_with_the_first_layer_reads_that_layer_and_the_head(pair: Target) -> None:
     engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     engine.add_drafter(
-        Drafter(name="self", method="self_speculation", model=None, parameters={"num_layers": 1})
+        DrafterSpec(
+            name="self", method="self_speculation", model=None, parameters={"num_layers": 1}
+        )
     )
     config = AutoConfig.from_pretrained(pair.model.folder)
     engine.generate(REQUEST, engine.baseline)
@@ -189,7 +191,7 @@ def test_levels_of_a_tree_that_are_equally_wide_are_one_kind_of_forward(pair: Ta
     engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     parameters = {"num_layers": 1, "tree": (2, 1)}
     engine.add_drafter(
-        Drafter(name="self", method="self_speculation", model=None, parameters=parameters)
+        DrafterSpec(name="self", method="self_speculation", model=None, parameters=parameters)
     )
 
     target, first, others = engine.forwards("self", 4)
@@ -222,7 +224,7 @@ def test_a_heads_layers_run_as_the_forward_says(tmp_path: Path, forward: Forward
     head = tiny_models.write_head(tmp_path / "head", "eagle", files)
     target = Target(name="tiny", model=files.spec, drafters=())
     engine = BuiltinEngine(target, ModelPool(torch.device("cpu")), DecoderSettings(forward=forward))
-    engine.add_drafter(Drafter(name="e", method="eagle", model=head.spec))
+    engine.add_drafter(DrafterSpec(name="e", method="eagle", model=head.spec))
     layers = engine.drafting("e").footprint.keeps
 
     assert isinstance(layers, LayerStack)
@@ -237,7 +239,7 @@ def test_a_head_whose_layers_cannot_run_fused_says_why(tmp_path: Path) -> None:
     head = tiny_models.write_head(tmp_path / "head", "eagle", files)
     change_config(head, hidden_act="gelu")
     target = Target(name="tiny", model=files.spec, drafters=())
-    drafter = Drafter(name="e", method="eagle", model=head.spec)
+    drafter = DrafterSpec(name="e", method="eagle", model=head.spec)
     engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
     engine.add_drafter(drafter)
 

@@ -8,7 +8,7 @@ import torch
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Load, Work
 from specbench.engines.model_pool import ModelPool
-from specbench.inputs.pairing import Drafter, Target
+from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.records import Request, Sampling
 from tests.tiny_models import write_head, write_model
 
@@ -25,7 +25,9 @@ def test_of_the_target_and_of_a_head_whose_beam_needs_slots_of_its_own(
     target = Target(name="tiny", model=files.spec, drafters=())
     engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
     parameters = {"tree": tree}
-    engine.add_drafter(Drafter(name="e", method="eagle", model=head.spec, parameters=parameters))
+    engine.add_drafter(
+        DrafterSpec(name="e", method="eagle", model=head.spec, parameters=parameters)
+    )
     work = Work(drafter="e", method="eagle", k=2)
     told = set()
     for most in (50, 61, 67):  # rising past the end of a bucket: rows are never given back

@@ -11,8 +11,8 @@ from specbench.engines.model_pool import ModelPool
 from specbench.errors import CompatibilityError
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.config import load_pairings
-from specbench.inputs.pairing import Drafter, Target
-from specbench.models.tokenizer import Tokenizer
+from specbench.inputs.pairing import DrafterSpec, Target
+from specbench.models.tokenizer import ChatTokenizer
 from specbench.records import Request, Sampling
 from tests.other_tokenizers import revocabularied, write_pieces
 from tests.tiny_pair import make_pair, write_pair
@@ -28,16 +28,18 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Target:
     """A tiny byte-level target, with a draft of pieces in the folder `other` beside it."""
     folder = tmp_path_factory.mktemp("pair")
     file = write_pair(folder)
-    own = Tokenizer(str(folder / "target"), revision=None, trust_remote_code=False)
+    own = ChatTokenizer(str(folder / "target"), revision=None, trust_remote_code=False)
     pieces = write_pieces(folder / "other", 300)
     _, draft = make_pair()
     revocabularied(draft, own, pieces).save_pretrained(folder / "other")
     return load_pairings(file).targets[0]
 
 
-def drafter_of(pair: Target, method: str) -> Drafter:
+def drafter_of(pair: Target, method: str) -> DrafterSpec:
     folder: Path = pair.model.folder.parent / "other"
-    return Drafter(name="other", method=method, model=ModelSpec(source="./other", folder=folder))
+    return DrafterSpec(
+        name="other", method=method, model=ModelSpec(source="./other", folder=folder)
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)

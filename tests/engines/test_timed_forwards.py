@@ -8,7 +8,7 @@ import torch
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import RoundForward, Work
 from specbench.engines.model_pool import ModelPool
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from specbench.records import Request, Sampling
 
 REQUEST = Request(
@@ -44,7 +44,7 @@ def test_rounds_decode_the_same_text_with_forwards_between_them(builtin, work):
 
 
 def test_a_text_checked_at_once_does_not_hide_where_the_row_stands(target):
-    drafter = Drafter(
+    drafter = DrafterSpec(
         name="said", method="previous_turn", parameters={"verify_prediction_first": True}
     )
     engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))

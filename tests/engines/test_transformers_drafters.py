@@ -12,7 +12,7 @@ from specbench.engines.engine import Work
 from specbench.engines.transformers import ASSISTED_DEFAULT_K
 from specbench.errors import CompatibilityError, UsageError
 from specbench.files.model_spec import ModelSpec
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from specbench.records import NO_DRAFTER
 from tests.engines.peer_work import ASSISTED, DEFAULT, LOOKUP, request, saved, watched
 from tests.tiny_pair import make_pair, make_tokenizer
@@ -62,7 +62,7 @@ def test_what_the_checkpoint_says_about_drafting_is_its_default(engine, tmp_path
     draft.generation_config.num_assistant_tokens = 2
     draft.generation_config.assistant_confidence_threshold = 0.0
     model = saved(tmp_path / "draft", draft)
-    engine.add_drafter(Drafter(name="own", method="draft_model", model=model))
+    engine.add_drafter(DrafterSpec(name="own", method="draft_model", model=model))
 
     assert "up to 2 tokens" in engine.record.notes[-1]
     default = Work(drafter="own", method="assisted_default", k=ASSISTED_DEFAULT_K)
@@ -71,7 +71,7 @@ def test_what_the_checkpoint_says_about_drafting_is_its_default(engine, tmp_path
 
 def test_a_method_without_a_counterpart_is_refused_by_name(engine):
     with pytest.raises(UsageError, match=r"suffix.*draft_model, ngram"):
-        engine.add_drafter(Drafter(name="s", method="suffix"))
+        engine.add_drafter(DrafterSpec(name="s", method="suffix"))
 
 
 def test_a_draft_of_another_vocab_size_is_refused_and_leaves_no_memory(own_engine, pool, tmp_path):
@@ -80,7 +80,7 @@ def test_a_draft_of_another_vocab_size_is_refused_and_leaves_no_memory(own_engin
     model = saved(tmp_path / "wide", draft)
 
     with pytest.raises(CompatibilityError, match=r"272.*280"):
-        own_engine.add_drafter(Drafter(name="wide", method="draft_model", model=model))
+        own_engine.add_drafter(DrafterSpec(name="wide", method="draft_model", model=model))
 
     with pytest.raises(KeyError):  # nobody holds it
         pool.release(model)
@@ -98,7 +98,7 @@ def test_a_draft_of_another_tokenizer_is_refused(engine, tmp_path):
     model = ModelSpec(source="other", folder=tmp_path)
 
     with pytest.raises(CompatibilityError, match="cannot draft for"):
-        engine.add_drafter(Drafter(name="other", method="draft_model", model=model))
+        engine.add_drafter(DrafterSpec(name="other", method="draft_model", model=model))
 
 
 def test_a_removed_drafter_gives_its_model_back(own_engine, pool, target):
@@ -123,7 +123,7 @@ def test_memory_is_that_of_the_models_in_use(own_engine, pool, target):
 
 
 def test_a_target_that_drafts_for_itself_is_in_memory_once(engine, target):
-    engine.add_drafter(Drafter(name="self", method="draft_model", model=target.model))
+    engine.add_drafter(DrafterSpec(name="self", method="draft_model", model=target.model))
     assert engine.weights_bytes("self") == engine.weights_bytes(NO_DRAFTER)
     assert engine.kv_bytes_per_token("self") == 2 * engine.kv_bytes_per_token(NO_DRAFTER)
     result = engine.generate(request(), Work(drafter="self", method="assisted", k=4))
@@ -134,7 +134,7 @@ def test_a_target_that_drafts_for_itself_is_in_memory_once(engine, target):
 def test_how_long_a_suffix_is_looked_up_comes_from_the_pairing(engine, parameters, copied):
     # 3 4 was followed by 60 first, 7 3 4 by 70; the library alone looks up two tokens.
     prompt = (8, 3, 4, 60, 61, 7, 3, 4, 70, 71, 9, 7, 3, 4)
-    engine.add_drafter(Drafter(name="n", method="ngram", parameters=parameters))
+    engine.add_drafter(DrafterSpec(name="n", method="ngram", parameters=parameters))
     fed = []
 
     def note(module, inputs, _output):
@@ -147,5 +147,5 @@ def test_how_long_a_suffix_is_looked_up_comes_from_the_pairing(engine, parameter
 
 
 def test_a_setting_that_the_library_lacks_is_noted(engine):
-    engine.add_drafter(Drafter(name="m", method="ngram", parameters={"min_ngram": 2}))
+    engine.add_drafter(DrafterSpec(name="m", method="ngram", parameters={"min_ngram": 2}))
     assert engine.record.notes[-1].startswith("m: prompt_lookup has no min_ngram")

@@ -7,7 +7,7 @@ from typing import Any
 
 from specbench.engines.deployment import Deployment, Export, Tier, find_exporter
 from specbench.files.model_spec import ModelSpec
-from specbench.inputs.pairing import Drafter, Pairing, Target
+from specbench.inputs.pairing import DrafterSpec, Pairing, Target
 from specbench.methods import Setting
 
 ROWS = 32_000
@@ -36,7 +36,7 @@ def deployment(
     **parameters: Setting,
 ) -> Deployment:
     source = MODELS.get(method)
-    drafter = Drafter(
+    drafter = DrafterSpec(
         name="drafter",
         method=method,
         model=ModelSpec(source=source, vocab_size=ROWS) if source else None,

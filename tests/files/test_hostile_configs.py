@@ -15,7 +15,7 @@ from specbench.files.model import ModelFiles, is_all_fp8
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import check_drafter
 from specbench.forward.runner import StockRunner
-from specbench.inputs.pairing import Drafter, Target
+from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.models.checkpoint import Checkpoint
 from tests.cli.calls import specbench
 from tests.decoding.lossless import parts_of
@@ -112,7 +112,7 @@ def head(folder: Path) -> Any:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_head_that_nobody_changed_is_loaded_and_planned(engine, folder, method):
     spec = ModelSpec(source=f"./{method}", folder=folder / method)
-    engine.add_drafter(Drafter(name=method, method=method, model=spec))
+    engine.add_drafter(DrafterSpec(name=method, method=method, model=spec))
     engine.remove_drafter(method)
     ran = specbench("pair", "./target", "--draft", f"./{method}", "--dry-run", cwd=folder)
     assert (ran.code, ran.err) == (0, "")
@@ -123,7 +123,7 @@ def test_the_engine_names_the_field(engine, head, method, fields, named):
     files = head(method, fields)
     spec = ModelSpec(source=f"./{method}", folder=files.folder)
     with pytest.raises(ModelError, match=named) as refused:
-        engine.add_drafter(Drafter(name=method, method=method, model=spec))
+        engine.add_drafter(DrafterSpec(name=method, method=method, model=spec))
     assert str(files.folder.name) in str(refused.value)
 
 
@@ -159,7 +159,7 @@ def test_any_value_of_any_field_is_read_or_refused(folder, head, method):
         for value in VALUES[::3]:
             check_drafter(
                 target,
-                Drafter(
+                DrafterSpec(
                     name="head",
                     method=method,
                     model=ModelSpec(source="./h", folder=head(method, {name: value}).folder),

@@ -12,12 +12,12 @@ from specbench.files.model import ModelFiles
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import check_drafter
 from specbench.fit.discover import discover
-from specbench.fit.memory_plan import Place, plan_pair
-from specbench.inputs.pairing import Drafter
+from specbench.fit.memory_plan import DeploymentSpec, plan_pair
+from specbench.inputs.pairing import DrafterSpec
 from tests.hostile.mutations import json_file, tensor_file
 from tests.tiny_models import files_of, write_head, write_model
 
-PLACE = Place(device="cuda", memory_bytes=2**33, bytes_per_s=1e12)
+PLACE = DeploymentSpec(device="cuda", memory_bytes=2**33, bytes_per_s=1e12)
 NUM_TRIALS = 30
 
 
@@ -29,7 +29,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
 def look_at(target: ModelFiles, folder: Path, method: str) -> bool:
     """Everything `pair --dry-run` does with a draft; whether it was refused."""
     spec = ModelSpec(source=str(folder), folder=folder)
-    drafter = Drafter(name="draft", method=method, model=spec)
+    drafter = DrafterSpec(name="draft", method=method, model=spec)
     discover(target, [folder], in_hub_cache=False)
     checked = check_drafter(target, drafter)
     if checked.level == "refused":
@@ -103,7 +103,7 @@ def test_a_link_out_of_the_folder_is_refused(target, tmp_path):
     (draft.folder / "config.json").unlink()
     (draft.folder / "config.json").symlink_to(tmp_path / "secret")
     spec = ModelSpec(source=str(draft.folder), folder=draft.folder)
-    checked = check_drafter(target, Drafter(name="d", method="draft_model", model=spec))
+    checked = check_drafter(target, DrafterSpec(name="d", method="draft_model", model=spec))
     (found,) = {finding.text for finding in checked.of_level("refused")}
     assert "a link out" in found
 

@@ -9,9 +9,9 @@ from specbench.errors import CompatibilityError, ModelError
 from specbench.files.model import ModelFiles
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.candidates import prepare
-from specbench.fit.compatibility import Compatibility, Finding, check_drafter, check_target
-from specbench.fit.memory_plan import Place
-from specbench.inputs.pairing import Drafter, Target
+from specbench.fit.compatibility import Compatibility, FitFinding, check_drafter, check_target
+from specbench.fit.memory_plan import DeploymentSpec
+from specbench.inputs.pairing import DrafterSpec, Target
 from tests.tiny_models import change_config, change_json, files_of, replace_weights, write_model
 
 
@@ -27,10 +27,10 @@ def draft(tmp_path: Path) -> ModelFiles:
 
 def check(target: ModelFiles, draft: ModelFiles) -> Compatibility:
     spec = ModelSpec(source=str(draft.folder), folder=draft.folder)
-    return check_drafter(target, Drafter(name="draft", method="draft_model", model=spec))
+    return check_drafter(target, DrafterSpec(name="draft", method="draft_model", model=spec))
 
 
-def only(checked: Compatibility, level: str) -> Finding:
+def only(checked: Compatibility, level: str) -> FitFinding:
     """The one finding that is not ok."""
     (found,) = [finding for finding in checked.findings if finding.level != "ok"]
     assert found.level == level
@@ -174,15 +174,15 @@ def test_a_config_without_weights_can_be_planned_and_not_measured(target, draft)
     assert (found.field, found.draft) == ("weights", "none")
     spec = ModelSpec(source=str(draft.folder), folder=draft.folder)
     drafters = (
-        Drafter(name="draft", method="draft_model", model=spec),
-        Drafter(name="ngram", method="ngram"),
+        DrafterSpec(name="draft", method="draft_model", model=spec),
+        DrafterSpec(name="ngram", method="ngram"),
     )
     own = Target(name="t", model=target.spec, drafters=())
-    prepared = prepare(own, target, drafters, Place(device="cpu"))
+    prepared = prepare(own, target, drafters, DeploymentSpec(device="cpu"))
     assert [c.drafter.name for c in prepared.fitting] == ["draft", "ngram"]
     assert [c.drafter.name for c in prepared.measurable] == ["ngram"]
     (target.folder / "model.safetensors").unlink()
-    bare = prepare(own, files_of(target.folder), drafters, Place(device="cpu"))
+    bare = prepare(own, files_of(target.folder), drafters, DeploymentSpec(device="cpu"))
     assert (len(bare.fitting), bare.measurable) == (2, ())
     assert bare.alone is not None
 
@@ -227,7 +227,7 @@ def test_a_damaged_config_is_refused(target, draft, content):
 
 def test_a_model_that_is_not_here_is_refused_with_what_to_do(target):
     spec = ModelSpec(source="nobody/has-this-draft")
-    checked = check_drafter(target, Drafter(name="far", method="draft_model", model=spec))
+    checked = check_drafter(target, DrafterSpec(name="far", method="draft_model", model=spec))
     assert re.search("hub's cache .*download", only(checked, "refused").text)
 
 
@@ -237,12 +237,14 @@ def test_a_target_that_is_a_head_is_refused(target):
     spec = ModelSpec(source=str(target.folder), folder=target.folder)
     told = "t cannot be a target: kind: does not write text by itself: .* head; .*target eagle3"
     with pytest.raises(CompatibilityError, match=told):
-        prepare(Target(name="t", model=spec, drafters=()), changed, (), Place(device="cpu"))
+        prepare(
+            Target(name="t", model=spec, drafters=()), changed, (), DeploymentSpec(device="cpu")
+        )
 
 
 @pytest.mark.parametrize(("layers", "level"), [(0, "ok"), (6, "ok"), (7, "refused")])
 def test_self_speculation_has_as_many_layers_as_the_target(target, layers, level):
-    drafter = Drafter(name="self", method="self_speculation", parameters={"num_layers": layers})
+    drafter = DrafterSpec(name="self", method="self_speculation", parameters={"num_layers": layers})
     (found,) = check_drafter(target, drafter).findings
     assert (found.level, found.target) == (level, "6")
     assert found.draft == str(layers or 1)
@@ -250,7 +252,7 @@ def test_self_speculation_has_as_many_layers_as_the_target(target, layers, level
 
 def test_what_is_refused_here_is_refused_by_loading_too(target, draft):
     """The same rule stands behind both: nothing is refused that would run."""
-    from specbench.models.tokenizer import Tokenizer, require_same_vocabulary
+    from specbench.models.tokenizer import ChatTokenizer, require_same_vocabulary
 
     def swap(content):
         vocab = content["model"]["vocab"]
@@ -259,7 +261,7 @@ def test_what_is_refused_here_is_refused_by_loading_too(target, draft):
     changed = change_tokenizer(draft, swap)
     (refused,) = check(target, changed).of_level("refused")
     tokenizers = (
-        Tokenizer(str(model.folder), revision=None, trust_remote_code=False)
+        ChatTokenizer(str(model.folder), revision=None, trust_remote_code=False)
         for model in (target, changed)
     )
     with pytest.raises(CompatibilityError) as raised:

@@ -9,16 +9,16 @@ import pytest
 
 from specbench.errors import ModelError
 from specbench.fit.demand import GIB, demand, shortage
-from specbench.fit.memory_plan import Place
+from specbench.fit.memory_plan import DeploymentSpec
 from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import model_spec
-from specbench.inputs.pairing import Drafter, Target
+from specbench.inputs.pairing import DrafterSpec, Target
 from tests.cli.calls import specbench
 
-HERE = Place(device="cpu", memory_bytes=21 * GIB, context=512)
+HERE = DeploymentSpec(device="cpu", memory_bytes=21 * GIB, context=512)
 
 
-def shape(name: str) -> tuple[Target, tuple[Drafter, ...]]:
+def shape(name: str) -> tuple[Target, tuple[DrafterSpec, ...]]:
     (pairing,) = load_pairings().select([f"shape-{name}"])
     return pairing.target, (pairing.drafter,)
 

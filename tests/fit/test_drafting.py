@@ -2,7 +2,7 @@
 
 import pytest
 
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from specbench.methods import RoundShape, find_method
 from specbench.topology import EAGLE_STATIC
 from tests.fit.tiny_drafters import TinyDrafters
@@ -28,7 +28,7 @@ FORWARDS = [
 ]
 
 
-def drafting(drafter: Drafter, k: int) -> RoundShape:
+def drafting(drafter: DrafterSpec, k: int) -> RoundShape:
     return find_method(drafter.method).shape(drafter.parameters, k)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specbench.fit.demand import fits
-from specbench.fit.memory_plan import Place
+from specbench.fit.memory_plan import DeploymentSpec
 from specbench.inputs.config import load_pairings
 from tests.cli.calls import specbench
 
@@ -47,8 +47,8 @@ def test_fitting_is_of_what_the_file_tells(tmp_path: Path) -> None:
         "{head: {method: eagle3, model: org/head}, copy: {method: ngram}}}}"
     )
     head, copy = load_pairings(tmp_path / "pairings.yaml").all
-    assert fits(head, Place(device="cuda", memory_bytes=16 * GIB))
-    assert fits(copy, Place(device="cuda", memory_bytes=15 * GIB)) is False
+    assert fits(head, DeploymentSpec(device="cuda", memory_bytes=16 * GIB))
+    assert fits(copy, DeploymentSpec(device="cuda", memory_bytes=15 * GIB)) is False
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_a_cpu_needs_twice_the_room_where_it_loads_float32(
         f"targets: {{t: {{model: org/a, {entry}, drafters: {{copy: {{method: ngram}}}}}}}}"
     )
     (copy,) = load_pairings(tmp_path / "pairings.yaml").all
-    assert fits(copy, Place(device="cpu", memory_bytes=needed * GIB))
-    assert fits(copy, Place(device="cpu", memory_bytes=needed * GIB - 1)) is False
+    assert fits(copy, DeploymentSpec(device="cpu", memory_bytes=needed * GIB))
+    assert fits(copy, DeploymentSpec(device="cpu", memory_bytes=needed * GIB - 1)) is False
 
 
 def test_a_targets_note_stands_beside_the_first_that_is_listed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool
 from specbench.files.model import open_model
-from specbench.fit.memory_plan import Place, plan_pair, plan_target
+from specbench.fit.memory_plan import DeploymentSpec, plan_pair, plan_target
 from specbench.inputs.config import load_pairings
 from tests.fit.memory_child import decode
 from tests.fit.test_process_growth import PAIRINGS, write_model
@@ -22,7 +22,7 @@ def test_a_gpus_allocator_peaks_where_the_plan_says(tmp_path: Path) -> None:
     (tmp_path / "pairings.yaml").write_text(PAIRINGS)
     (target,) = load_pairings(tmp_path / "pairings.yaml").targets
     (drafter,) = target.drafters
-    place = Place(device="cuda", context=512, num_speculative_tokens=4)
+    place = DeploymentSpec(device="cuda", context=512, num_speculative_tokens=4)
     files = open_model(target.model)
     alone, pair = plan_target(files, place), plan_pair(files, drafter, place)
     assert alone is not None

@@ -9,7 +9,7 @@ import torch
 from specbench.files.model import ModelFiles
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import Compatibility, check_drafter
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from specbench.methods import all_methods
 from tests.tiny_models import (
     HEADS,
@@ -35,7 +35,7 @@ def wider(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
 
 def check(target: ModelFiles, head: ModelFiles, method: str) -> Compatibility:
     spec = ModelSpec(source=str(head.folder), folder=head.folder)
-    return check_drafter(target, Drafter(name="head", method=method, model=spec))
+    return check_drafter(target, DrafterSpec(name="head", method=method, model=spec))
 
 
 def refusals(checked: Compatibility) -> list[tuple[str, str | None, str | None]]:
@@ -209,7 +209,7 @@ def test_medusa_tensors_of_other_shapes_are_refused_with_both(target, tmp_path):
 
 
 def test_a_target_without_mtp_layers_is_refused_for_mtp(target):
-    (found,) = check_drafter(target, Drafter(name="mtp", method="mtp")).of_level("refused")
+    (found,) = check_drafter(target, DrafterSpec(name="mtp", method="mtp")).of_level("refused")
     assert re.search("MTP layers .*llama", found.reason)
 
 

@@ -31,11 +31,11 @@ def test_any_models_config_is_refused_where_no_pickle_hides_what_it_is(target, t
 
 def test_an_ngram_needs_no_room_for_distributions():
     from specbench.fit.memory_plan import sampling_bytes
-    from specbench.inputs.pairing import Drafter
+    from specbench.inputs.pairing import DrafterSpec
 
     big = open_model(shape("llama-8b"))
     cold = replace(H100, num_speculative_tokens=4)
-    ngram = Drafter(name="d", method="ngram")
+    ngram = DrafterSpec(name="d", method="ngram")
     plans = [pair(big, replace(cold, temperature=t), ngram) for t in (0.0, 1.0)]
     needed = sampling_bytes(1, 4, big.vocab_size, draws=False)
     assert plans[1].peak.rest - plans[0].peak.rest == needed

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.fit.memory_plan import Place, plan_pair, plan_target
+from specbench.fit.memory_plan import DeploymentSpec, plan_pair, plan_target
 from specbench.fit.weights import kv_elements_per_token, model_weights
 from specbench.forward.runner import StockRunner
 from specbench.forward.workspace import JoinedCache
@@ -16,7 +16,7 @@ from tests.fit.tiny_drafters import CONTEXT, TinyDrafters
 from tests.tiny_models import files_of
 
 K = 3
-PLACE = Place(device="cpu", context=CONTEXT, num_speculative_tokens=K)
+PLACE = DeploymentSpec(device="cpu", context=CONTEXT, num_speculative_tokens=K)
 # Their deepest levels take more slots than there are drafts.
 BEAMS = [{"top_k": 4, "max_drafts": 16}, {"top_k": 10, "max_drafts": 12}]
 

@@ -6,20 +6,20 @@ import pytest
 
 from specbench.files.model import open_model
 from specbench.files.model_spec import ModelSpec
-from specbench.fit.memory_plan import CUBLAS_BYTES, Place, plan_pair
+from specbench.fit.memory_plan import CUBLAS_BYTES, DeploymentSpec, plan_pair
 from specbench.fit.weights import model_weights
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from specbench.shipped import PACKAGE
 
 GIB = 2**30
-PLACE = Place(device="cuda", memory_bytes=80 * GIB, bytes_per_s=3.35e12, context=4000)
+PLACE = DeploymentSpec(device="cuda", memory_bytes=80 * GIB, bytes_per_s=3.35e12, context=4000)
 
 
 def shape(name: str, **changes) -> ModelSpec:
     return ModelSpec(source=f"shape:{name}", folder=PACKAGE / "shapes" / name, **changes)
 
 
-DRAFT = Drafter(name="1b", method="draft_model", model=shape("llama-1b"))
+DRAFT = DrafterSpec(name="1b", method="draft_model", model=shape("llama-1b"))
 
 # Made once: 256 tokens of hidden state, q-k-v, gate-up, heads' output and packed queries, and
 # sines and cosines of 4096 slots.
@@ -50,7 +50,7 @@ def test_above_temperature_0_distributions_are_kept():
 
 
 def test_the_targets_own_layers_draft_at_their_share_of_a_step_and_its_whole_head():
-    own = Drafter(name="self", method="self_speculation", parameters={"num_layers": 8})
+    own = DrafterSpec(name="self", method="self_speculation", parameters={"num_layers": 8})
     plan = plan_pair(open_model(shape("llama-8b")), own, PLACE)
     head, vocabulary = 2 * 4096 * 128256, 2 * 4096 * 128256
     step = 2 * 8_030_261_248 - vocabulary + PLACE.context * PLACE.concurrency * 2 * 32 * 2 * 1024

@@ -9,23 +9,29 @@ from specbench.errors import UsageError
 from specbench.files.model import ModelFiles, open_model
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.gpus import GPUS, find_gpu, parse_bandwidth, parse_bytes
-from specbench.fit.memory_plan import MemoryPlan, Place, plan_pair, plan_target, sampling_bytes
+from specbench.fit.memory_plan import (
+    DeploymentSpec,
+    MemoryPlan,
+    plan_pair,
+    plan_target,
+    sampling_bytes,
+)
 from specbench.inputs.model_spec import model_spec
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from specbench.methods import find_method
 from specbench.shipped import PACKAGE
 from tests.tiny_models import write_head, write_model
 
 GIB = 2**30
-H100 = Place(device="cuda", memory_bytes=80 * GIB, bytes_per_s=3.35e12, context=4000)
-NGRAM = Drafter(name="ngram", method="ngram")
+H100 = DeploymentSpec(device="cuda", memory_bytes=80 * GIB, bytes_per_s=3.35e12, context=4000)
+NGRAM = DrafterSpec(name="ngram", method="ngram")
 
 
 def shape(name: str) -> ModelSpec:
     return ModelSpec(source=f"shape:{name}", folder=PACKAGE / "shapes" / name)
 
 
-DRAFT = Drafter(name="1b", method="draft_model", model=shape("llama-1b"))
+DRAFT = DrafterSpec(name="1b", method="draft_model", model=shape("llama-1b"))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,7 @@ def target() -> ModelFiles:
     return open_model(shape("llama-8b"))
 
 
-def pair(target: ModelFiles, place: Place, drafter: Drafter = DRAFT) -> MemoryPlan:
+def pair(target: ModelFiles, place: DeploymentSpec, drafter: DrafterSpec = DRAFT) -> MemoryPlan:
     plan = plan_pair(target, drafter, place)
     assert plan is not None
     return plan
@@ -51,7 +57,7 @@ def test_weights_and_keys_of_llama_8b_as_its_authors_state_them(target):
 def test_a_tree_that_is_grown_by_scores_has_no_distributions_to_hold(tmp_path, tree, draws):
     small = write_model(tmp_path / "small")
     head = write_head(tmp_path / "head", "eagle", small)
-    drafter = Drafter(name="e", method="eagle", model=head.spec, parameters={"tree": tree})
+    drafter = DrafterSpec(name="e", method="eagle", model=head.spec, parameters={"tree": tree})
     cold = replace(H100, num_speculative_tokens=4, context=100)
     plans = [pair(small, replace(cold, temperature=t), drafter) for t in (0.0, 1.0)]
     drafts = find_method("eagle").shape(drafter.parameters, 4).num_drafts
@@ -135,7 +141,7 @@ def test_more_of_anything_takes_more_memory(target, change):
 def test_a_plan_without_files_of_a_draft_is_absent(target, tmp_path: Path):
     (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"], "n_embd": 8}')
     spec = ModelSpec(source=str(tmp_path), folder=tmp_path)
-    assert plan_pair(target, Drafter(name="d", method="draft_model", model=spec), H100) is None
+    assert plan_pair(target, DrafterSpec(name="d", method="draft_model", model=spec), H100) is None
 
 
 @pytest.mark.parametrize(
@@ -184,5 +190,5 @@ def test_sizes_as_people_write_them():
 def test_the_embedded_pair_needs_what_the_decoder_allocates():
     """A CPU's rows come in steps of 64 slots."""
     target = open_model(model_spec("demo:target"))
-    plan = plan_target(target, Place(device="cpu", context=100))
+    plan = plan_target(target, DeploymentSpec(device="cpu", context=100))
     assert plan.peak.kv_cache == 128 * plan.target.kv_bytes_per_token

@@ -9,7 +9,7 @@ from specbench.files.model import ModelFiles
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import Compatibility, check_drafter
 from specbench.fit.discover import drafter_of
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from tests.fit.test_compatibility import change_tokenizer, check, only
 from tests.fit.test_compatibility import draft as draft
 from tests.fit.test_compatibility import target as target
@@ -28,7 +28,7 @@ def renamed(model: ModelFiles, number: int) -> ModelFiles:
 
 def with_method(target: ModelFiles, draft: ModelFiles, method: str) -> Compatibility:
     spec = ModelSpec(source=str(draft.folder), folder=draft.folder)
-    return check_drafter(target, Drafter(name="draft", method=method, model=spec))
+    return check_drafter(target, DrafterSpec(name="draft", method=method, model=spec))
 
 
 def test_a_refused_tokenizer_says_which_methods_can_use_it_and_what_is_in_common(target, draft):

@@ -9,24 +9,24 @@ from specbench.files.model_spec import ModelSpec
 from specbench.fit.pairings_file import write_pairings
 from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import model_spec
-from specbench.inputs.pairing import Drafter, Target
+from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.records import LossyRule
 from specbench.shipped import shipped
 
 DRAFTERS = (
-    Drafter(name="ngram", method="ngram", num_speculative_tokens=3),
-    Drafter(
+    DrafterSpec(name="ngram", method="ngram", num_speculative_tokens=3),
+    DrafterSpec(
         name="tree",
         method="draft_model",
         model=model_spec("demo:draft"),
         parameters={"tree": (3, 2)},
     ),
-    Drafter(
+    DrafterSpec(
         name="far",
         method="draft_model",
         model=ModelSpec(source="owner/draft", revision="123", dtype="bfloat16"),
     ),
-    Drafter(
+    DrafterSpec(
         name="typical",
         method="draft_model",
         model=model_spec("demo:draft"),

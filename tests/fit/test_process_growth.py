@@ -12,13 +12,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench.files.model import open_model
-from specbench.fit.memory_plan import Place, plan_pair, plan_target
+from specbench.fit.memory_plan import DeploymentSpec, plan_pair, plan_target
 from specbench.inputs.config import load_pairings
 from tests.tiny_pair import make_tokenizer
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
-PLACE = Place(device="cpu", context=256, num_speculative_tokens=4)
+PLACE = DeploymentSpec(device="cpu", context=256, num_speculative_tokens=4)
 # A block of a tensor goes back to the system when it is freed: what the allocator keeps for later
 # hangs on the order of what was freed, and would be 50 MB here, or none.
 GIVES_BACK = {

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.fit.memory_plan import Place, plan_pair
-from specbench.inputs.pairing import Drafter
+from specbench.fit.memory_plan import DeploymentSpec, plan_pair
+from specbench.inputs.pairing import DrafterSpec
 from specbench.stats.costs import bytes_per_forward, roofline_s
 from tests.fit.tiny_drafters import TinyDrafters
 from tests.tiny_models import VOCAB_SIZE
@@ -13,7 +13,7 @@ from tests.tiny_models import VOCAB_SIZE
 K, CONTEXT, ROWS = 4, 100, 3
 WIDTH, INNER = 32, 48  # of the tiny target, with half as many key heads as query heads
 # One byte a second: seconds are bytes.
-PLACE = Place(
+PLACE = DeploymentSpec(
     device="cpu", context=CONTEXT, concurrency=ROWS, num_speculative_tokens=K, bytes_per_s=1.0
 )
 HEAD = 4 * VOCAB_SIZE * WIDTH  # the target's
@@ -26,7 +26,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDrafters:
     return TinyDrafters(tmp_path_factory.mktemp("tiny"))
 
 
-def drafting_bytes(tiny: TinyDrafters, drafter: Drafter, place: Place = PLACE) -> float:
+def drafting_bytes(
+    tiny: TinyDrafters, drafter: DrafterSpec, place: DeploymentSpec = PLACE
+) -> float:
     """What a round reads above a step."""
     plan = plan_pair(tiny.files, drafter, place)
     assert plan is not None

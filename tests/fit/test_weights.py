@@ -13,7 +13,7 @@ from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool, bytes_read
 from specbench.files.model import open_model
 from specbench.files.model_spec import ModelSpec
-from specbench.fit.memory_plan import Place, plan_pair, plan_target
+from specbench.fit.memory_plan import DeploymentSpec, plan_pair, plan_target
 from specbench.fit.weights import model_weights, planned_dtype
 from specbench.inputs.config import load_pairings
 from specbench.models.loading import load_model
@@ -119,7 +119,7 @@ def test_packed_weights_are_an_estimate(tmp_path):
 def test_every_drafter_of_the_embedded_pair_takes_what_is_planned():
     """Heads of four kinds and drafts: their own tensors, their keys, and the nodes of a round."""
     target = load_pairings(shipped("pairings.yaml")).target("demo")
-    files, place = open_model(target.model), Place(device="cpu", context=200)
+    files, place = open_model(target.model), DeploymentSpec(device="cpu", context=200)
     engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
     alone = plan_target(files, place)
     assert alone is not None

@@ -8,7 +8,7 @@ from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool
 from specbench.files.model_spec import ModelSpec
-from specbench.inputs.pairing import Drafter, Target
+from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.methods import Setting
 from specbench.records import Request, Sampling
 from tests.tiny_models import HEADS, write_head, write_model
@@ -28,12 +28,12 @@ class TinyDrafters:
             write_head(folder / method, method, self.files)
         self._folder = folder
 
-    def drafter(self, method: str, **parameters: Setting) -> Drafter:
+    def drafter(self, method: str, **parameters: Setting) -> DrafterSpec:
         own = self._folder / method
         model = ModelSpec(source=str(own), folder=own) if own.exists() else None
-        return Drafter(name=method, method=method, model=model, parameters=parameters)
+        return DrafterSpec(name=method, method=method, model=model, parameters=parameters)
 
-    def decoded(self, drafter: Drafter, k: int) -> BuiltinEngine:
+    def decoded(self, drafter: DrafterSpec, k: int) -> BuiltinEngine:
         """An engine that has decoded a request with it, so that all that it keeps is there."""
         target = Target(name="tiny", model=self.files.spec, drafters=(drafter,))
         engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))

@@ -28,7 +28,7 @@ from specbench.drafters.registry import build_drafter
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import check_drafter
 from specbench.forward.runner import Runner, StockRunner
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from specbench.methods import kind_of
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from tests.decoding.lossless import parts_of
@@ -127,7 +127,7 @@ def test_its_files_are_told_apart_and_fit(library: str, name: str) -> None:
     files, spec = files_of(written.folder), ModelSpec(source=name, folder=written.folder)
     target = files_of(written_by(library) / "target")
 
-    found = check_drafter(target, Drafter(name="head", method=written.method, model=spec))
+    found = check_drafter(target, DrafterSpec(name="head", method=written.method, model=spec))
 
     assert kind_of(files).method == written.method
     assert found.level != "refused", [one.text for one in found.of_level("refused")]

@@ -24,11 +24,11 @@ from specbench.engines.model_pool import ModelPool
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import model_spec
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from specbench.inputs.workloads import load_workload
 from specbench.methods import find_method
 from specbench.models.loading import load_model
-from specbench.models.tokenizer import Tokenizer
+from specbench.models.tokenizer import ChatTokenizer
 from specbench.records import Request, Result, Sampling
 from specbench.settings import DecoderSettings
 from tests.decoding.lossless import SAMPLED_PROMPT, sampled_model
@@ -94,7 +94,7 @@ class Decoding:
         (folder / "pairings.yaml").write_text(yaml.safe_dump({"targets": targets}))
         self._pairings = load_pairings(folder / "pairings.yaml")
         self._subjects = cache(self._load)
-        self._added: list[Drafter] = []
+        self._added: list[DrafterSpec] = []
 
     def facts(self, name: str, k: int) -> dict[str, str]:
         """Ids and counts of every pass of one drafter at one K."""
@@ -125,7 +125,7 @@ class Decoding:
                 found[f"{label}, concurrency {concurrency}"] = fact
         return found
 
-    def _add(self, engine: BuiltinEngine, drafter: Drafter) -> None:
+    def _add(self, engine: BuiltinEngine, drafter: DrafterSpec) -> None:
         """Once, or before every pass if it has no model: such a drafter may learn from answers."""
         if drafter not in self._added or drafter.model is None:
             engine.remove_drafter(drafter.name)
@@ -181,7 +181,7 @@ def _write_other_draft(folder: Path) -> None:
         for prompt in load_workload(name, folder=WORKLOADS).prompts
         for message in prompt.turns[0]
     )
-    target = Tokenizer(str(MODELS / "target"), revision=None, trust_remote_code=False)
+    target = ChatTokenizer(str(MODELS / "target"), revision=None, trust_remote_code=False)
     pieces = write_pieces(folder, 900, texts)
     draft = load_model(model_spec("demo:draft"), torch.device("cpu")).model
     revocabularied(draft, target, pieces).save_pretrained(folder)

@@ -24,7 +24,7 @@ from specbench.report.document_json import to_json
 from specbench.report.markdown import to_markdown
 from specbench.runs import list_runs, load_run, resume_run
 from specbench.runs.codec import encode_line, encode_run
-from specbench.training.texts import Text, TextFile
+from specbench.training.texts import TextFile, TrainingText
 from tests.gate.gate_sides import cell, figure, side
 from tests.hostile import mutations
 from tests.hostile.case import Case, Make
@@ -207,7 +207,7 @@ def encode_choice(choice: KernelChoice) -> bytes:
 def _texts(folder: Path) -> Case:
     file = folder / "texts.jsonl"
     origin = {"target_sha256": "abc", "seed": 0}
-    TextFile(file, origin, 100).add([Text((1, 2, 3), 1, is_held_out=True)])
+    TextFile(file, origin, 100).add([TrainingText((1, 2, 3), 1, is_held_out=True)])
 
     def read() -> None:
         TextFile(file, origin, 100)

@@ -12,8 +12,8 @@ from specbench.files.model import ModelFiles, open_model, require_config
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import check_drafter
 from specbench.fit.discover import discover
-from specbench.fit.memory_plan import Place, plan_pair
-from specbench.inputs.pairing import Drafter
+from specbench.fit.memory_plan import DeploymentSpec, plan_pair
+from specbench.inputs.pairing import DrafterSpec
 from specbench.records import Message
 from specbench.shipped import PACKAGE
 from tests.hostile import mutations
@@ -21,7 +21,7 @@ from tests.hostile.case import Case, Make
 from tests.hostile.mutations import Mutation
 
 MODELS = PACKAGE / "demo" / "models"
-PLACE = Place(device="cuda", memory_bytes=2**33, bytes_per_s=1e12)
+PLACE = DeploymentSpec(device="cuda", memory_bytes=2**33, bytes_per_s=1e12)
 FILES = {  # method -> the folder of the demo, and its files
     "draft_model": (
         "poor",
@@ -41,7 +41,7 @@ def target() -> ModelFiles:
 def look_at(folder: Path, method: str) -> None:
     """Everything `pair --dry-run` does with a draft; ModelError where it is refused."""
     spec = ModelSpec(source=str(folder), folder=folder)
-    drafter = Drafter(name="draft", method=method, model=spec)
+    drafter = DrafterSpec(name="draft", method=method, model=spec)
     discover(target(), [folder], in_hub_cache=False)
     checked = check_drafter(target(), drafter)
     if checked.level == "refused":
@@ -98,9 +98,9 @@ def _loaded(name: str, load: Callable[[Path], object]) -> Make:
 
 
 def _load_tokenizer(folder: Path) -> None:
-    from specbench.models.tokenizer import Tokenizer
+    from specbench.models.tokenizer import ChatTokenizer
 
-    tokenizer = Tokenizer(str(folder), revision=None, trust_remote_code=False)
+    tokenizer = ChatTokenizer(str(folder), revision=None, trust_remote_code=False)
     tokenizer.prompt_ids([Message(role="user", content="Hello")])
     tokenizer.vocabulary.texts()
 

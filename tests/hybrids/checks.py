@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from specbench.decode.adaptive_k import Controller, RoundCosts, default_ks
+from specbench.decode.adaptive_k import Controller, RoundCostModel, default_ks
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
 from specbench.records import Request
@@ -115,7 +115,7 @@ def check_adaptive_k(of: Subject) -> None:
     """The real controller picks K: it goes up while drafts are right, gives drafting up when they
     turn wrong, and tries again, which shows a draft what it has not seen of its rows."""
     ks = default_ks(4)
-    costs = RoundCosts.from_samples({(rows, k): [1 + 0.2 * k] for rows in (1, 2) for k in ks})
+    costs = RoundCostModel.from_samples({(rows, k): [1 + 0.2 * k] for rows in (1, 2) for k in ks})
     controller = Controller(ks, costs, probe_share=0.5)
     requests = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
     chosen: list[int] = []

@@ -14,11 +14,11 @@ from specbench.errors import ModelError
 from specbench.files.config import is_hybrid
 from specbench.files.model import ModelFiles
 from specbench.fit.compatibility import check_drafter, check_target
-from specbench.fit.memory_plan import Place, plan_pair
+from specbench.fit.memory_plan import DeploymentSpec, plan_pair
 from specbench.footprint import STATES_BESIDE_DRAFTS
 from specbench.forward.runner import StockRunner
 from specbench.forward.state_layers import has_other_state
-from specbench.inputs.pairing import Drafter, Target
+from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.records import Request, Sampling
 from tests.decoding.lossless import decode, make_drafter
 from tests.decoding.models import generated, ragged_prompts
@@ -28,8 +28,8 @@ from tests.tiny_pair import make_tokenizer
 
 pytestmark = pytest.mark.slow
 
-TREE = Drafter(name="own", method="self_speculation", parameters={"tree": (2, 2)})
-NGRAM = Drafter(name="ngram", method="ngram")
+TREE = DrafterSpec(name="own", method="self_speculation", parameters={"tree": (2, 2)})
+NGRAM = DrafterSpec(name="ngram", method="ngram")
 
 
 def written(folder: Path, family: str) -> ModelFiles:
@@ -50,7 +50,7 @@ def test_a_plan_counts_the_keys_and_states_that_the_decoder_keeps(
     tmp_path: Path, family: str
 ) -> None:
     files = written(tmp_path, family)
-    place = Place(device="cpu", concurrency=2, context=60, num_speculative_tokens=4)
+    place = DeploymentSpec(device="cpu", concurrency=2, context=60, num_speculative_tokens=4)
     plan = plan_pair(files, NGRAM, place, built_weights)
     runner = StockRunner(tiny_hybrid(family, vocab_size=VOCAB_SIZE))
     requests = [Request(prompt_ids=(1, 2, 3), max_new_tokens=2)] * 2

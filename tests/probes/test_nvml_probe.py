@@ -11,8 +11,8 @@ import specbench.probes
 from specbench.probes.nvml import (
     GPU_IDLE,
     THROTTLE_REASONS,
+    GpuReading,
     NvmlProbe,
-    Reading,
     summarise,
     throttle_names,
 )
@@ -28,8 +28,8 @@ def probe_of(gpu: FakeGpu, *, refused: tuple[str, ...] = ()) -> NvmlProbe:
     return NvmlProbe(gpu, nvml=FakeNvml(gpu, refused=refused), interval_s=0.001)
 
 
-def reading(**seen: int | float | None) -> Reading:
-    return Reading(**{name: seen.get(name) for name in Reading._fields})
+def reading(**seen: int | float | None) -> GpuReading:
+    return GpuReading(**{name: seen.get(name) for name in GpuReading._fields})
 
 
 def sampling_threads() -> list[threading.Thread]:
@@ -84,7 +84,7 @@ def test_throttle_bits_are_pynvmls_own():
 def test_a_gpu_that_tells_everything_is_read_in_our_units():
     gpu = FakeGpu(processes=[OWN, OTHER], reasons=0x4)
 
-    assert probe_of(gpu).read() == Reading(
+    assert probe_of(gpu).read() == GpuReading(
         device_used_bytes=5_000,
         process_used_bytes=3_000,
         power_w=250.5,
@@ -176,7 +176,7 @@ def test_a_gpu_that_refuses_everything_gives_none_everywhere_and_raises_nothing(
 def test_what_a_gpu_refuses_is_none_and_the_rest_is_still_told(refused: str, field: str):
     seen = probe_of(FakeGpu(processes=[OWN]), refused=(refused,)).read()
 
-    assert [name for name in Reading._fields if getattr(seen, name) is None] == [field]
+    assert [name for name in GpuReading._fields if getattr(seen, name) is None] == [field]
 
 
 def test_a_gpu_lost_in_the_middle_keeps_what_was_seen_before():

@@ -9,15 +9,15 @@ import torch
 
 from specbench.errors import StoreError
 from specbench.training.replacing import replaced
-from specbench.training.texts import Text, TextFile
+from specbench.training.texts import TextFile, TrainingText
 from specbench.training.train_head import write_head
 from tests.full_disk import file_size_limit
 from tests.training.test_training import Killed, killed_after, trained, weights
 from tests.training.tiny_target import VOCAB_SIZE, lab
 
 ORIGIN = {"target_sha256": "abc", "seed": 0}
-TEXT = Text((1, 2, 3), 1, is_held_out=True)
-LONG = Text((1,) * 50_000, 1, is_held_out=False)
+TEXT = TrainingText((1, 2, 3), 1, is_held_out=True)
+LONG = TrainingText((1,) * 50_000, 1, is_held_out=False)
 
 
 @contextmanager

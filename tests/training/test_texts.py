@@ -8,12 +8,12 @@ import pytest
 
 from specbench.demo import MODELS, WORKLOADS
 from specbench.errors import StoreError, UsageError, WorkloadError
-from specbench.models.tokenizer import Tokenizer
+from specbench.models.tokenizer import ChatTokenizer
 from specbench.training.teacher import batches_of, order
 from specbench.training.texts import (
-    Question,
-    Text,
     TextFile,
+    TrainingPrompt,
+    TrainingText,
     answer,
     corpus_questions,
     plan_answers,
@@ -24,13 +24,13 @@ from tests.training.tiny_target import CPU, VOCAB_SIZE, lab
 
 ORIGIN = {"target_sha256": "abc", "seed": 0}
 QUESTIONS = [
-    Question(random_prompt(4 + i % 3, i, VOCAB_SIZE), is_held_out=i < 3) for i in range(10)
+    TrainingPrompt(random_prompt(4 + i % 3, i, VOCAB_SIZE), is_held_out=i < 3) for i in range(10)
 ]
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer(str(MODELS / "target"), revision=None, trust_remote_code=False)
+def tokenizer() -> ChatTokenizer:
+    return ChatTokenizer(str(MODELS / "target"), revision=None, trust_remote_code=False)
 
 
 def answered(path: Path, num_texts: int = 12, temperatures: tuple[float, ...] = (0.0, 1.0)):
@@ -144,10 +144,10 @@ def test_a_file_that_is_no_texts_is_left_as_it_is(tmp_path):
 
 def test_two_trainings_do_not_mix_their_texts(tmp_path):
     one, other = (TextFile(tmp_path / "texts.jsonl", ORIGIN, VOCAB_SIZE) for _ in range(2))
-    one.add([Text((1, 2, 3), 1, is_held_out=True)])
+    one.add([TrainingText((1, 2, 3), 1, is_held_out=True)])
 
     with pytest.raises(StoreError, match="another training"):
-        other.add([Text((4, 5, 6), 1, is_held_out=True)])
+        other.add([TrainingText((4, 5, 6), 1, is_held_out=True)])
     assert TextFile(tmp_path / "texts.jsonl", ORIGIN, VOCAB_SIZE).texts == one.texts
 
 
@@ -186,7 +186,7 @@ def test_texts_of_another_target_are_refused(first, tmp_path):
 
 
 def test_batches_have_every_token_once_and_no_padding_is_learned():
-    texts = [Text(tuple(range(1, 4 + i)), 2, is_held_out=False) for i in range(40)]
+    texts = [TrainingText(tuple(range(1, 4 + i)), 2, is_held_out=False) for i in range(40)]
 
     batches = batches_of(texts, 128, 32, 0, CPU)
 

@@ -17,7 +17,7 @@ from specbench.training.recipes import open_student
 from specbench.training.settings import TrainSettings
 from specbench.training.student import Student
 from specbench.training.train_head import batches_for, write_head
-from specbench.training.trainer import Plan, Progress, Told, train
+from specbench.training.trainer import Plan, StepCallback, TrainingProgress, train
 from tests.decoding.models import tiny_llama
 from tests.training.tiny_target import (
     CPU,
@@ -35,7 +35,7 @@ class Killed(Exception):
     """The process ended here."""
 
 
-def killed_after(last: int) -> Told:
+def killed_after(last: int) -> StepCallback:
     def told(step: int, steps: int, loss: float) -> None:  # noqa: ARG001
         if step == last:
             raise Killed
@@ -44,8 +44,12 @@ def killed_after(last: int) -> Told:
 
 
 def trained(
-    student: Student, path: Path, steps: int = 6, told: Told = silent, bench: Lab | None = None
-) -> Progress:
+    student: Student,
+    path: Path,
+    steps: int = 6,
+    told: StepCallback = silent,
+    bench: Lab | None = None,
+) -> TrainingProgress:
     bench = bench or lab()
     return train(student, bench.teacher(student), bench.batches, plan(steps), path, SETTINGS, told)
 
@@ -169,7 +173,7 @@ def test_a_budget_holds_for_a_training_that_goes_on_as_well(tmp_path):
         if step == 30:
             raise KeyboardInterrupt
 
-    def go_on(plan: Plan, told: Told) -> Progress:
+    def go_on(plan: Plan, told: StepCallback) -> TrainingProgress:
         student = lab().student("medusa")
         return train(student, bench.teacher(student), bench.batches, plan, path, SETTINGS, told)
 

@@ -10,7 +10,7 @@ from specbench.training.optimizer import Schedule
 from specbench.training.recipes import new_student
 from specbench.training.student import Student
 from specbench.training.teacher import Batch, Teacher, batches_of
-from specbench.training.texts import Text, is_held_out
+from specbench.training.texts import TrainingText, is_held_out
 from specbench.training.trainer import Plan
 from tests.decoding.models import random_prompt, tiny_llama
 
@@ -24,7 +24,7 @@ class Lab(NamedTuple):
     """A target and what a training of a head for it needs."""
 
     target: StockRunner
-    texts: list[Text]
+    texts: list[TrainingText]
     batches: list[Batch]
     held_out: list[Batch]
 
@@ -44,7 +44,7 @@ def lab(say: float = 1.0) -> Lab:
     answers = _answers(model, [p for p in prompts if len(p) == 5])
     answers |= _answers(model, [p for p in prompts if len(p) == 8])
     texts = [
-        Text((*prompt, *answers[prompt]), len(prompt), is_held_out(prompt))
+        TrainingText((*prompt, *answers[prompt]), len(prompt), is_held_out(prompt))
         for prompt in dict.fromkeys(prompts)
     ]
     texts[0] = texts[0]._replace(is_held_out=True)

@@ -7,7 +7,7 @@ import torch
 
 from specbench.engines.engine import Engine, Work
 from specbench.errors import CompatibilityError, ModelError, UsageError, WorkloadError
-from specbench.inputs.pairing import Drafter
+from specbench.inputs.pairing import DrafterSpec
 from specbench.records import Sampling
 from specbench.records.lossy import LossyRule
 from specbench.verify.collect import Collector
@@ -25,7 +25,7 @@ class Refusing:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def add_drafter(self, drafter: Drafter) -> None:  # noqa: ARG002
+    def add_drafter(self, drafter: DrafterSpec) -> None:  # noqa: ARG002
         raise self._error
 
     def remove_drafter(self, name: str) -> None:
@@ -36,7 +36,7 @@ class Refusing:
 
 
 def refusal(error: Exception, lossy: LossyRule | None) -> FailedEvidence:
-    drafter = Drafter(name="heads", method="medusa", lossy=lossy)
+    drafter = DrafterSpec(name="heads", method="medusa", lossy=lossy)
     work = Work(drafter="heads", method="medusa", k=4)
     job = VerificationJob("big/heads", drafter, "builtin", work, Sampling(temperature=0.7))
     engines = {"builtin": cast(Engine, Refusing(error))}

@@ -21,14 +21,14 @@ from specbench.decode.drafter import (
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts
 from specbench.footprint import PREFILL_CHUNK, rounded_up
-from specbench.models.retokenizer import Reading, Retokenizer
+from specbench.models.retokenizer import RetokenizedText, Retokenizer
 
 
 @dataclass(slots=True, eq=False)
-class _Row:
+class _DraftRow:
     """A row's text as it was read, and the draft's tokens whose keys the cache has."""
 
-    reading: Reading
+    reading: RetokenizedText
     fed: list[int] = field(default_factory=list)
 
 
@@ -50,7 +50,7 @@ class RetokenizedModel(PlainDrafter):
     def __init__(self, parts: Parts) -> None:
         self.retokenizer = Retokenizer(*parts.tokenizers())
         self.runner = parts.draft_runner()
-        self._rows: list[_Row] = []
+        self._rows: list[_DraftRow] = []
         self._filled: set[int] = set()  # rows whose prompt is to be read
 
     @cached_property
@@ -66,7 +66,7 @@ class RetokenizedModel(PlainDrafter):
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         self.runner.allocate(num_rows, max_len)
-        self._rows = [_Row(self.retokenizer.read()) for _ in range(num_rows)]
+        self._rows = [_DraftRow(self.retokenizer.read()) for _ in range(num_rows)]
         self._filled.clear()
 
     def begin(self, state: State, predictions: object) -> None:  # noqa: ARG002
@@ -88,7 +88,7 @@ class RetokenizedModel(PlainDrafter):
         if source in self._filled:
             return
         fed = self._rows[source].fed
-        self._rows[destination] = _Row(self.retokenizer.read(), [*fed])
+        self._rows[destination] = _DraftRow(self.retokenizer.read(), [*fed])
         self._filled.discard(destination)
         self.runner.cache.copy_row(source, destination, len(fed))
 
@@ -124,7 +124,7 @@ class RetokenizedModel(PlainDrafter):
         """The word that the text of a row ends in."""
         return self._rows[state.first_row + i].reading.word
 
-    def _read(self, state: State, rows: list[_Row]) -> None:
+    def _read(self, state: State, rows: list[_DraftRow]) -> None:
         """Bring the texts up to the current tokens."""
         lengths = [length + 1 for length in state.length_B.tolist()]
         for row, length in zip(rows, lengths, strict=True):

@@ -20,11 +20,11 @@ from specbench.footprint import Sizes
 from specbench.forward.attention.implementations import (
     FlashAttn,
     Masked,
-    Plain,
+    PlainAttention,
     SplitKv,
     VarlenFlash,
 )
-from specbench.forward.attention.kernel import Case, Kernel, Seen
+from specbench.forward.attention.kernel import AttentionInputs, AttentionShape, Kernel
 from specbench.forward.autotune import Outcome, Results, Timing, Work, autotune
 from specbench.forward.tree import Branches, ancestors_of
 from specbench.forward.workspace import JoinedCache, Workspace
@@ -41,7 +41,7 @@ KERNELS: tuple[Kernel, ...] = (
     Masked("efficient", SDPBackend.EFFICIENT_ATTENTION),
     Masked("cudnn", SDPBackend.CUDNN_ATTENTION),
     USUAL,
-    Plain(),
+    PlainAttention(),
 )
 BY_NAME: Mapping[str, Kernel] = {kernel.name: kernel for kernel in KERNELS}
 
@@ -57,7 +57,7 @@ def usual_kernels() -> Kernels:
     return defaultdict(lambda: USUAL)
 
 
-class Shape(NamedTuple):
+class BatchShape(NamedTuple):
     """Rows of about `length` tokens in a bucket of `span` slots, and T new tokens of each."""
 
     num_rows: int
@@ -68,7 +68,7 @@ class Shape(NamedTuple):
 
 # A short and a long text, each in its bucket; one row and several; K = 0 and K = 4.
 SHAPES = tuple(
-    Shape(num_rows, num_tokens, length, span)
+    BatchShape(num_rows, num_tokens, length, span)
     for length, span in ((200, 1024), (2100, 4096))
     for num_rows in (1, 4)
     for num_tokens in (1, 5)
@@ -77,7 +77,10 @@ SHAPES = tuple(
 
 @torch.inference_mode()
 def autotune_attention(
-    case: Case, kernels: Sequence[Kernel], timing: Timing, shapes: Sequence[Shape] = SHAPES
+    case: AttentionShape,
+    kernels: Sequence[Kernel],
+    timing: Timing,
+    shapes: Sequence[BatchShape] = SHAPES,
 ) -> Outcome:
     """The fastest of the implementations that are right for the case."""
     num_layers = NUM_LAYERS if case.device.type == "cuda" else 1
@@ -109,7 +112,7 @@ def wrong(got: Tensor, expected: Tensor, dtype: torch.dtype) -> str | None:
 class Inputs:
     """One layer's keys and values, the queries of a forward, and what it sees."""
 
-    def __init__(self, case: Case, shape: Shape, *, seed: int = 0) -> None:
+    def __init__(self, case: AttentionShape, shape: BatchShape, *, seed: int = 0) -> None:
         B, T = shape.num_rows, shape.num_tokens
         self._case = case
         self._sizes = Sizes(
@@ -142,13 +145,13 @@ class Inputs:
     def expected(self) -> Tensor:
         """What the queries get [N, H D], by the plain implementation in float32 on the host."""
         reference = replace(self._case, device=torch.device("cpu"), dtype=torch.float32)
-        return self.run(Plain(), reference)
+        return self.run(PlainAttention(), reference)
 
-    def run(self, kernel: Kernel, case: Case | None = None) -> Tensor:
+    def run(self, kernel: Kernel, case: AttentionShape | None = None) -> Tensor:
         """What they get of a kernel [N, H D]."""
         return self.placed(case or self._case).attend(kernel)[0]
 
-    def placed(self, case: Case, num_layers: int = 1) -> "Placed":
+    def placed(self, case: AttentionShape, num_layers: int = 1) -> "DeviceInputs":
         """The same numbers on the case's device, in its dtype, for each of `num_layers` layers.
 
         Layers share buffers beyond _CACHE_BYTES.
@@ -168,19 +171,19 @@ class Inputs:
         view = cache.view(B, self._span, 0, self._sizes)
         branches = self._branches and Branches(*(part.to(device) for part in self._branches))
         positions_BT = self._positions_BT.to(device)
-        seen = Seen(positions_BT, view, self._sizes, dtype, case.window, branches)
-        return Placed(work, seen)
+        inputs = AttentionInputs(positions_BT, view, self._sizes, dtype, case.window, branches)
+        return DeviceInputs(work, inputs)
 
 
-class Placed(NamedTuple):
+class DeviceInputs(NamedTuple):
     """Inputs on the device that computes with them."""
 
     work: Workspace
-    seen: Seen
+    inputs: AttentionInputs
 
     def attend(self, kernel: Kernel) -> Results:
         """As a forward does: looks once for all of its layers; what the last one gets [N, H D]."""
-        look = kernel.look(self.seen)
-        for kept in self.seen.view.layers:
-            kernel.attend(self.work, kept, look)
+        metadata = kernel.build_metadata(self.inputs)
+        for kv in self.inputs.view.layers:
+            kernel.attend(self.work, kv, metadata)
         return (self.work.joined,)

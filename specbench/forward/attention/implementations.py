@@ -13,37 +13,37 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from specbench.errors import first_line
-from specbench.forward.attention.kernel import Case, Seen
+from specbench.forward.attention.kernel import AttentionInputs, AttentionShape
 from specbench.forward.attention.masks import additive_mask, visible
 from specbench.forward.kernels.availability import why_not
-from specbench.forward.workspace import Kept, Workspace
+from specbench.forward.workspace import LayerKV, Workspace
 
 _LARGEST_HEAD = 256
 _MODULES = ("flash_attn_interface", "flash_attn")  # of version 3, and of 2
 
 
-class Plain:
+class PlainAttention:
     """Two products and a softmax in float32; runs anywhere, and is the reference of the others."""
 
     name = "plain"
 
-    def refusal(self, case: Case) -> str | None:  # noqa: ARG002 - it takes all
+    def refusal(self, case: AttentionShape) -> str | None:  # noqa: ARG002 - it takes all
         return None
 
-    def look(self, seen: Seen) -> Tensor:
+    def build_metadata(self, inputs: AttentionInputs) -> Tensor:
         """Which slots each packed query sees, bool [B, 1, group * T, S]."""
         seen_BTS = visible(
-            seen.positions_BT, seen.view.slots_S, window=seen.window, branches=seen.branches
+            inputs.positions_BT, inputs.view.slots_S, window=inputs.window, branches=inputs.branches
         )
-        return seen_BTS.repeat(1, seen.sizes.group, 1)[:, None]
+        return seen_BTS.repeat(1, inputs.sizes.group, 1)[:, None]
 
-    def attend(self, work: Workspace, kept: Kept, look: Tensor) -> None:
+    def attend(self, work: Workspace, kv: LayerKV, metadata: Tensor) -> None:
         exact = torch.promote_types(work.qkv.dtype, torch.float32)
         query, keys, values = (
-            part.to(exact) for part in (work.unpacked.flatten(2, 3), kept.keys, kept.values)
+            part.to(exact) for part in (work.unpacked.flatten(2, 3), kv.keys, kv.values)
         )
         scores = query @ keys.transpose(-1, -2) * query.shape[-1] ** -0.5
-        weights = scores.masked_fill(~look, -torch.inf).softmax(-1)
+        weights = scores.masked_fill(~metadata, -torch.inf).softmax(-1)
         out = weights.nan_to_num(0.0) @ values  # 0 where nothing is seen
         work.spread.copy_(out.view_as(work.spread))
 
@@ -60,36 +60,36 @@ class Masked:
         self.name = name
         self._backend = backend
 
-    def refusal(self, case: Case) -> str | None:
+    def refusal(self, case: AttentionShape) -> str | None:
         if self._backend is not None and case.device.type != "cuda":
             return "a kernel for CUDA"
         return None
 
-    def look(self, seen: Seen) -> Tensor:
+    def build_metadata(self, inputs: AttentionInputs) -> Tensor:
         """Additive mask [B, 1, group * T, S]; that of a chain in as few operations as it takes."""
-        positions_BT, slots_S, window = seen.positions_BT, seen.view.slots_S, seen.window
-        if seen.branches is not None:
-            seen_BTS = visible(positions_BT, slots_S, window=window, branches=seen.branches)
-            return additive_mask(seen_BTS, seen.dtype, pack=seen.sizes.group)
+        positions_BT, slots_S, window = inputs.positions_BT, inputs.view.slots_S, inputs.window
+        if inputs.branches is not None:
+            seen_BTS = visible(positions_BT, slots_S, window=window, branches=inputs.branches)
+            return additive_mask(seen_BTS, inputs.dtype, pack=inputs.sizes.group)
         B, T = positions_BT.shape
-        places = positions_BT[:, None].expand(B, seen.sizes.group, T).reshape(B, 1, -1, 1)
+        places = positions_BT[:, None].expand(B, inputs.sizes.group, T).reshape(B, 1, -1, 1)
         is_seen = slots_S <= places
         if window is not None:
             is_seen &= slots_S > places - window
-        return torch.where(is_seen, seen.view.shown, seen.view.hidden)
+        return torch.where(is_seen, inputs.view.shown, inputs.view.hidden)
 
-    def attend(self, work: Workspace, kept: Kept, look: Tensor) -> None:
+    def attend(self, work: Workspace, kv: LayerKV, metadata: Tensor) -> None:
         if work.packs:
             work.packed.copy_(work.unpacked)
         if self._backend is None:
-            out = scaled_dot_product_attention(work.query, kept.keys, kept.values, look)
+            out = scaled_dot_product_attention(work.query, kv.keys, kv.values, metadata)
         else:
             with sdpa_kernel(self._backend):
-                out = scaled_dot_product_attention(work.query, kept.keys, kept.values, look)
+                out = scaled_dot_product_attention(work.query, kv.keys, kv.values, metadata)
         work.spread.copy_(out.view_as(work.spread) if work.packs else out)
 
 
-class VarlenLook(NamedTuple):
+class VarlenMetadata(NamedTuple):
     """Sequences as torch's kernel wants them, all int32."""
 
     queries_N1: Tensor  # where each one's queries begin, and an end
@@ -108,7 +108,7 @@ class VarlenFlash:
 
     name = "flash"
 
-    def refusal(self, case: Case) -> str | None:
+    def refusal(self, case: AttentionShape) -> str | None:
         if case.device.type != "cuda":
             return "a kernel for CUDA"
         if case.dtype not in (torch.float16, torch.bfloat16):
@@ -117,42 +117,42 @@ class VarlenFlash:
             return f"heads of {case.head_size}; it takes multiples of 8 up to {_LARGEST_HEAD}"
         return "it has no mask for trees" if case.is_tree else None
 
-    def look(self, seen: Seen) -> VarlenLook:
-        positions_BT = seen.positions_BT
+    def build_metadata(self, inputs: AttentionInputs) -> VarlenMetadata:
+        positions_BT = inputs.positions_BT
         B, T = positions_BT.shape
-        first_N = seen.view.first_slot_B1.expand(B, T).reshape(-1)
+        first_N = inputs.view.first_slot_B1.expand(B, T).reshape(-1)
         ends = torch.arange(B * T + 1, dtype=torch.int32, device=positions_BT.device)
-        return VarlenLook(
+        return VarlenMetadata(
             queries_N1=ends,
             keys_N1=torch.cat([first_N, first_N[-1:]]).int(),
             used_N=(positions_BT + 1).flatten().int(),
-            span=seen.span,
-            window=seen.window,
+            span=inputs.span,
+            window=inputs.window,
         )
 
-    def attend(self, work: Workspace, kept: Kept, look: VarlenLook) -> None:
+    def attend(self, work: Workspace, kv: LayerKV, metadata: VarlenMetadata) -> None:
         D = work.heads.shape[-1]
         N, heads = len(work.joined), work.joined.shape[1] // D
-        keys, values = kept.buffer.view(len(kept.buffer), 2, -1, D).unbind(1)
+        keys, values = kv.buffer.view(len(kv.buffer), 2, -1, D).unbind(1)
         out = torch.ops.aten._flash_attention_forward(
             work.qkv[:, : heads * D].view(N, heads, D),
             keys,
             values,
-            look.queries_N1,
-            look.keys_N1,
+            metadata.queries_N1,
+            metadata.keys_N1,
             1,
-            look.span,
+            metadata.span,
             0.0,
             False,
             False,
-            window_size_left=None if look.window is None else look.window - 1,
-            window_size_right=None if look.window is None else 0,
-            seqused_k=look.used_N,
+            window_size_left=None if metadata.window is None else metadata.window - 1,
+            window_size_right=None if metadata.window is None else 0,
+            seqused_k=metadata.used_N,
         )[0]
         work.joined.view(N, heads, D).copy_(out)
 
 
-class FlashAttnLook(NamedTuple):
+class FlashAttnMetadata(NamedTuple):
     """How far each row has got once the new tokens are in it, int32."""
 
     lengths_B: Tensor
@@ -167,25 +167,25 @@ class FlashAttn:
 
     name = "flash_attn"
 
-    def refusal(self, case: Case) -> str | None:
+    def refusal(self, case: AttentionShape) -> str | None:
         if reason := VarlenFlash().refusal(case):  # both are the same kernels, of another age
             return reason
         return import_failure()
 
-    def look(self, seen: Seen) -> FlashAttnLook:
-        return FlashAttnLook((seen.positions_BT[:, -1] + 1).int(), seen.window)
+    def build_metadata(self, inputs: AttentionInputs) -> FlashAttnMetadata:
+        return FlashAttnMetadata((inputs.positions_BT[:, -1] + 1).int(), inputs.window)
 
-    def attend(self, work: Workspace, kept: Kept, look: FlashAttnLook) -> None:
-        B, D = len(look.lengths_B), work.heads.shape[-1]
+    def attend(self, work: Workspace, kv: LayerKV, metadata: FlashAttnMetadata) -> None:
+        B, D = len(metadata.lengths_B), work.heads.shape[-1]
         T, H = len(work.joined) // B, work.joined.shape[1] // D
         attend: Any = import_module(_module() or "flash_attn").flash_attn_with_kvcache
         out = attend(
             work.qkv[:, : H * D].view(B, T, H, D),
-            kept.keys.transpose(1, 2),
-            kept.values.transpose(1, 2),
-            cache_seqlens=look.lengths_B,
+            kv.keys.transpose(1, 2),
+            kv.values.transpose(1, 2),
+            cache_seqlens=metadata.lengths_B,
             causal=True,
-            window_size=(-1, -1) if look.window is None else (look.window - 1, 0),
+            window_size=(-1, -1) if metadata.window is None else (metadata.window - 1, 0),
         )
         work.joined.view(B, T, H, D).copy_(out)
 
@@ -205,7 +205,7 @@ def _module() -> str | None:
     return next((name for name in _MODULES if find_spec(name) is not None), None)
 
 
-class SplitKvLook(NamedTuple):
+class SplitKvMetadata(NamedTuple):
     """What a forward's tokens see, laid out without gaps; the last three of a tree alone."""
 
     positions_BT: Tensor
@@ -225,7 +225,7 @@ class SplitKv:
 
     name = "triton"
 
-    def refusal(self, case: Case) -> str | None:
+    def refusal(self, case: AttentionShape) -> str | None:
         if reason := why_not(case.device):
             return reason
         if case.dtype is torch.float64:
@@ -234,29 +234,29 @@ class SplitKv:
             return f"heads of {case.head_size}; it takes up to {_LARGEST_HEAD}"
         return None
 
-    def look(self, seen: Seen) -> SplitKvLook:
-        branches = seen.branches
-        return SplitKvLook(
-            positions_BT=seen.positions_BT.contiguous(),
-            first_slots_B=seen.view.first_slot_B1[:, 0],
-            span=seen.span,
-            window=seen.window,
+    def build_metadata(self, inputs: AttentionInputs) -> SplitKvMetadata:
+        branches = inputs.branches
+        return SplitKvMetadata(
+            positions_BT=inputs.positions_BT.contiguous(),
+            first_slots_B=inputs.view.first_slot_B1[:, 0],
+            span=inputs.span,
+            window=inputs.window,
             base_B=None if branches is None else branches.base_B1[:, 0].contiguous(),
             seen_BTM=None if branches is None else branches.seen_BTM.contiguous(),
             branch_positions_BM=None if branches is None else branches.positions_BM.contiguous(),
         )
 
-    def attend(self, work: Workspace, kept: Kept, look: SplitKvLook) -> None:
+    def attend(self, work: Workspace, kv: LayerKV, metadata: SplitKvMetadata) -> None:
         import_module("specbench.forward.kernels.slot_attention").attend(
             work.joined,
             work.qkv,
-            kept.buffer,
-            look.first_slots_B,
-            look.positions_BT,
+            kv.buffer,
+            metadata.first_slots_B,
+            metadata.positions_BT,
             work.heads.shape[-1],
-            look.span,
-            look.window,
-            look.base_B,
-            look.seen_BTM,
-            look.branch_positions_BM,
+            metadata.span,
+            metadata.window,
+            metadata.base_B,
+            metadata.seen_BTM,
+            metadata.branch_positions_BM,
         )

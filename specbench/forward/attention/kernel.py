@@ -11,11 +11,11 @@ from torch import Tensor
 
 from specbench.footprint import Sizes
 from specbench.forward.tree import Branches
-from specbench.forward.workspace import CacheView, Kept, Workspace
+from specbench.forward.workspace import CacheView, LayerKV, Workspace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
+class AttentionShape:
     """What one implementation is chosen for."""
 
     device: torch.device
@@ -31,7 +31,7 @@ class Case:
         return ("tree" if self.is_tree else "chain") + window
 
 
-class Seen(NamedTuple):
+class AttentionInputs(NamedTuple):
     """What the tokens of one forward look at, in the layers of one window."""
 
     positions_BT: Tensor
@@ -52,13 +52,13 @@ class Kernel(Protocol):
 
     name: str
 
-    def refusal(self, case: Case) -> str | None:
+    def refusal(self, case: AttentionShape) -> str | None:
         """Why it cannot serve such a forward; None where it says it can."""
         ...
 
-    def look(self, seen: Seen) -> Any:
+    def build_metadata(self, inputs: AttentionInputs) -> Any:
         """What `attend` needs to know, made once for the layers of a forward."""
         ...
 
-    def attend(self, work: Workspace, kept: Kept, look: Any) -> None:
+    def attend(self, work: Workspace, kv: LayerKV, metadata: Any) -> None:
         """Write what each query of `work` gets to `work.joined`."""
