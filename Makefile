@@ -88,9 +88,10 @@ readme: $(RUN_STAMP)  ## Measure the front page's figures again, on an idle mach
 	$(SWEEP)
 	$(BIN)/python -m benchmarks.readme --made-run latest
 
-docs: $(RUN_STAMP)  ## Write the generated pages again: commands, YAML, columns, figures
+docs: $(RUN_STAMP)  ## Write the generated pages again: commands, YAML, columns, JSON, figures
 	$(BIN)/python -m tools.reference
 	$(BIN)/python -m benchmarks.notebooks
+	$(BIN)/python -m tools.machine_document
 	$(BIN)/python -m benchmarks.readme
 
 train: $(RUN_STAMP)  ## Train the embedded models again into build/demo

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from operator import itemgetter
 from statistics import geometric_mean
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from specbench.metrics.best_of import by_prompt, first_log_prob, gain, picked_log_prob
 from specbench.metrics.cell import CellData, Pair, against, have_same_text, turn_of
@@ -27,6 +27,7 @@ from specbench.metrics.speed import decode_tokens_per_s, end_to_end_tokens_per_s
 from specbench.metrics.summary import summarise
 from specbench.metrics.validity import judge_cell
 from specbench.records import ASSISTED_DEFAULT, CellKey, CellSummary, Interval, RequestRecord
+from specbench.records.doc import Doc
 from specbench.settings import BUILTIN
 from specbench.stats.intervals import (
     interval,
@@ -45,14 +46,30 @@ class SideBySide:
     Beside a server there are estimates alone: nothing shows how another start of ours would do.
     """
 
-    own: CellKey
-    peer: CellKey
-    decode: Interval  # the peer's decode seconds / ours, over the same prompts
-    end_to_end: Interval | None
-    cpu: Interval | None  # process CPU seconds of whole requests
-    num_prompts: int
-    equal_text: float | None  # share of requests with the same output tokens; None: not told
-    valid: bool  # False: one of the two cells is not, and nothing follows from it
+    own: Annotated[CellKey, Doc("the cell of the built-in decoder")]
+    peer: Annotated[CellKey, Doc("the cell of the other engine")]
+    decode: Annotated[
+        Interval,
+        Doc(
+            "decode seconds of the peer / ours, over the same prompts; no bounds next to a "
+            "serving engine",
+            "x",
+        ),
+    ]
+    end_to_end: Annotated[Interval | None, Doc("the same for whole requests", "x")]
+    cpu: Annotated[Interval | None, Doc("the same for process CPU time of whole requests", "x")]
+    num_prompts: Annotated[int, Doc("prompts that both finished", "prompts", low=1)]
+    equal_text: Annotated[
+        float | None,
+        Doc(
+            "share of requests with the same output tokens; absent if one side does not "
+            "report tokens",
+            "fraction",
+            low=0,
+            high=1,
+        ),
+    ]
+    valid: Annotated[bool, Doc("`false`: one of the cells is invalid, and nothing follows")]
 
 
 def side_by_side(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
@@ -156,15 +173,39 @@ def _interval(seconds: PairedSeconds | None) -> Interval | None:
 class AdaptiveComparison:
     """How many times as fast as the best fixed K, K = 0 among them, an adaptive K is."""
 
-    adaptive: CellKey
-    best_fixed: CellKey
-    decode: Interval
-    minimum_detectable_effect: float | None  # of decode; None where it has no interval
-    end_to_end: Interval | None
-    mean_num_speculative_tokens: float | None
-    num_units: int  # prompts, or passes where requests overlap
-    is_confirmed: bool  # False: of the first pass, which picked the best of many
-    valid: bool
+    adaptive: Annotated[CellKey, Doc("the cell with K = auto")]
+    best_fixed: Annotated[
+        CellKey,
+        Doc(
+            "the cell with the best fixed K: the highest speedup in the first pass, of the "
+            "valid cells if there are any"
+        ),
+    ]
+    decode: Annotated[Interval, Doc("how many times as fast K = auto is", "x")]
+    minimum_detectable_effect: Annotated[
+        float | None,
+        Doc(
+            "smallest relative effect on `decode` that is detected in 80% of runs; absent "
+            "without an interval",
+            "fraction",
+            low=0,
+        ),
+    ]
+    end_to_end: Annotated[Interval | None, Doc("the same for whole requests", "x")]
+    mean_num_speculative_tokens: Annotated[
+        float | None, Doc("the K it picked, mean over rounds", "tokens/round")
+    ]
+    num_units: Annotated[
+        int, Doc("prompts, or passes if requests overlap, that the interval is over", low=1)
+    ]
+    is_confirmed: Annotated[
+        bool,
+        Doc(
+            "`true`: from the confirmation run of both; `false`: from the first pass, which "
+            "favors the fixed K"
+        ),
+    ]
+    valid: Annotated[bool, Doc("`false`: one of the cells is invalid, and nothing follows")]
 
 
 class Pooled(NamedTuple):
@@ -257,15 +298,41 @@ def _compare_lengths(
 class BestOf:
     """What N answers to each prompt cost and gain at one K; intervals over prompts."""
 
-    key: CellKey  # of the cell with N samples
-    speedup: Interval | None  # seconds until one is picked without drafts / with; None at K = 0
-    cost: Interval | None  # those seconds / the seconds of one answer alone at the same K
-    scoring_share: float  # of those seconds, spent on the log-probabilities
-    first_log_prob: float  # mean log-probability per token of the first sample, nats
-    picked_log_prob: float  # of the picked one
-    gain: Interval  # picked - first
-    num_prompts: int
-    valid: bool
+    key: Annotated[CellKey, Doc("the cell with several samples")]
+    speedup: Annotated[
+        Interval | None,
+        Doc(
+            "seconds per token until one is picked, without drafts / with drafts; absent at K = 0",
+            "x",
+        ),
+    ]
+    cost: Annotated[
+        Interval | None,
+        Doc(
+            "seconds until one sample is picked / seconds of a single output at the same K; "
+            "absent if single outputs were not measured",
+            "x",
+        ),
+    ]
+    scoring_share: Annotated[
+        float,
+        Doc("share of those seconds that the log-probabilities took", "fraction", low=0, high=1),
+    ]
+    first_log_prob: Annotated[
+        float,
+        Doc(
+            "mean log-probability per token of the first sample, mean over prompts",
+            "nats/token",
+            high=0,
+        ),
+    ]
+    picked_log_prob: Annotated[float, Doc("the same for the picked sample", "nats/token", high=0)]
+    gain: Annotated[
+        Interval,
+        Doc("`picked_log_prob` - `first_log_prob`, an interval over prompts", "nats/token"),
+    ]
+    num_prompts: Annotated[int, Doc("prompts with samples", "prompts", low=1)]
+    valid: Annotated[bool, Doc("`false`: this cell or the one with a single output is invalid")]
 
 
 def compare_best_of(cells: Sequence[CellData]) -> tuple[BestOf, ...]:
@@ -325,28 +392,43 @@ def _seconds(cell: CellData, alone: CellData) -> Iterator[tuple[str, float, floa
 class Point:
     """One measured cell of a curve."""
 
-    at: int  # concurrent requests, or tokens of context
-    speedup: Interval | None
-    kv_bytes: float | None
-    valid: bool
+    at: Annotated[int, Doc("concurrent requests, or tokens of context", low=1)]
+    speedup: Annotated[Interval | None, Doc("over K = 0 at the same point", "x")]
+    kv_bytes: Annotated[float | None, Doc("KV cache; absent if unknown", "bytes")]
+    valid: Annotated[bool, Doc("whether the cell is")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crossover:
     """Where larger batches make speculation stop paying."""
 
-    key: CellKey  # of the curve's first cell
-    points: tuple[Point, ...]  # by batch size
-    concurrency: int | None  # the least measured one from which on no interval is above 1
-    estimated: float | None  # where the estimate passes 1, between two measured ones
+    key: Annotated[CellKey, Doc("the cell of the first point")]
+    points: Annotated[tuple[Point, ...], Doc("by concurrent requests")]
+    concurrency: Annotated[
+        int | None,
+        Doc(
+            "lowest measured concurrency at which the interval is no longer above 1; absent: none",
+            "requests",
+            low=1,
+        ),
+    ]
+    estimated: Annotated[
+        float | None,
+        Doc(
+            "batch size at which the estimate crosses 1, on a straight line of log speedup "
+            "over log batch size; absent: not between two points",
+            "requests",
+            low=1,
+        ),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContextCurve:
     """Speed-up and KV cache of one K against the length of the prompts."""
 
-    key: CellKey  # of the curve's first cell
-    points: tuple[Point, ...]  # by tokens of context
+    key: Annotated[CellKey, Doc("the cell of the first point")]
+    points: Annotated[tuple[Point, ...], Doc("by tokens of context")]
 
 
 def crossovers(cells: Sequence[CellSummary]) -> tuple[Crossover, ...]:

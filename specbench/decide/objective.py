@@ -7,7 +7,7 @@ cell that helps, with the speedup that was measured again.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from specbench.decide.recommend import (
     TIE,
@@ -21,6 +21,7 @@ from specbench.decide.recommend import (
 )
 from specbench.metrics.registry import number_of
 from specbench.records import CellKey, CellSummary, Condition, Decision, Fixed
+from specbench.records.doc import Doc
 from specbench.settings.words import REQUEST_LIMITS
 
 
@@ -59,8 +60,23 @@ class Compromise:
     """The K whose worst regret is least; regret is the share of the best speed-up given up."""
 
     key: CellKey  # of its cells, without workload and K
-    num_speculative_tokens: int
-    regret: Mapping[str, float]  # per workload, 0.05: 5 % slower than at that workload's own K
+    num_speculative_tokens: Annotated[
+        int,
+        Doc(
+            "the K whose largest regret over the workloads is smallest; 0: do not speculate",
+            "tokens/round",
+        ),
+    ]
+    regret: Annotated[
+        Mapping[str, float],
+        Doc(
+            "by workload, the share of its best speedup that this K loses, by the estimates "
+            "of the first pass",
+            "fraction",
+            low=0,
+            high=1,
+        ),
+    ]
     own: Mapping[str, int]  # the K that each workload would choose for itself; 0: none
     left_out: tuple[int, ...]  # of those K the ones that have no say in every workload
 

@@ -2,10 +2,8 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
-
-from pydantic_core import to_jsonable_python
+from dataclasses import dataclass
+from typing import Annotated
 
 from specbench.forecast.forecast import replayed
 from specbench.metrics.cell import CellData
@@ -18,18 +16,32 @@ from specbench.records import (
     Interval,
     TraceRecord,
 )
+from specbench.records.doc import Doc
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredPoint:
     """What one K came to when it was measured for real, in the first pass."""
 
-    mean_acceptance_length: float | None
-    speedup: Interval | None
-    valid: bool
-    # The forecast for the very prompts that were measured / measured, minus 1.
-    length_error: float | None
-    speedup_error: float | None
+    mean_acceptance_length: Annotated[float | None, Doc("of the cell", "tokens/round")]
+    speedup: Annotated[Interval | None, Doc("of the cell", "x")]
+    valid: Annotated[bool, Doc("whether the cell is")]
+    length_error: Annotated[
+        float | None,
+        Doc(
+            "forecast acceptance length for the measured prompts / measured - 1; absent if "
+            "requests overlapped",
+            "fraction",
+        ),
+    ]
+    speedup_error: Annotated[
+        float | None,
+        Doc(
+            "forecast speedup for the measured prompts / measured - 1; absent if requests "
+            "overlapped",
+            "fraction",
+        ),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,15 +82,6 @@ def check_forecasts(
                 measured[k] = _measured(point, known[key], data[key], own)
         checked.append(CheckedForecast(forecast=record, measured=measured))
     return tuple(checked)
-
-
-def forecast_json(checked: CheckedForecast) -> dict[str, Any]:
-    """For machines: the forecast, and by point what was measured."""
-    flat: dict[str, Any] = to_jsonable_python(checked.forecast)
-    for point in flat["points"]:
-        measured = checked.measured.get(point["num_speculative_tokens"])
-        point["measured"] = None if measured is None else asdict(measured)
-    return {**flat, "share_saved": checked.forecast.share_saved}
 
 
 def is_left_out(key: CellKey, forecasts: Iterable[ForecastRecord]) -> bool:

@@ -1,6 +1,6 @@
 """A stored run as tables: which DataFrame has which figure, in what unit?
 
 In: a run and its analysis (`report.document`). Out: one DataFrame per table, whose columns are the
-same for every run, and those tables as CSV and Parquet. Open `tables.py` first; `column.py`
-says what a column is, and that its name, unit and meaning stand in one place each.
+same for every run, and those tables as CSV and Parquet. Open `tables.py` first; `column.py` says
+what a column is, and a record's field has its unit and meaning (`records/doc.py`).
 """

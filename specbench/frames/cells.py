@@ -1,28 +1,24 @@
-"""A row per cell: what was measured, whether it is valid, its speed-up and every metric."""
+"""A row per cell, with its speedup and every metric; and a row per decision, with its words."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, get_type_hints
 
 import pandas as pd
 
-from specbench.frames.column import Column, Doc, dtype_of, frame_of, record_columns
-from specbench.frames.identity import KEY, RUN_ID, cell_id
+from specbench.decide.recommend import judge
+from specbench.frames.column import (
+    KEY,
+    RUN_ID,
+    Column,
+    cell_id,
+    dtype_of,
+    frame_of,
+    record_columns,
+)
 from specbench.metrics.registry import Metric, all_metrics
-from specbench.records import CellKey, CellSummary, RunRecord
-
-DOCS = {
-    "valid": Doc("whether the cell may support a decision"),
-    "invalid_reasons": Doc("why not; empty for a valid cell"),
-    "num_prompts": Doc("prompts with a finished request", "prompts"),
-    "num_requests": Doc("each turn and repeat counts, failed ones included", "requests"),
-    "speedup": Doc("`decode_speedup` over K = 0 on the same prompts; absent at K = 0", "x"),
-    "speedup_end_to_end": Doc("`end_to_end_speedup`, likewise", "x"),
-    "minimum_detectable_effect": Doc(
-        "minimum relative effect on `speedup` detectable with 80 % power", "fraction"
-    ),
-    "warnings": Doc("what deserves a second look; the cell stays valid"),
-}
+from specbench.records import CellKey, CellSummary, Decision, RunRecord
 
 
 class Analysed(Protocol):
@@ -53,7 +49,7 @@ _SYNTHETIC: Column[CellRow] = Column(
     value=attrgetter("run.settings.decoder.is_synthetic"),
 )
 _SUMMARY: tuple[Column[CellRow], ...] = record_columns(
-    CellSummary, DOCS, attrgetter("cell"), without=("key", "metrics", "goodput")
+    CellSummary, attrgetter("cell"), without=("key", "metrics", "goodput")
 )
 
 
@@ -77,3 +73,51 @@ def _metric_column(metric: Metric) -> Column[CellRow]:
         dtype=dtype_of(annotation),
         value=lambda row: row.cell.metrics.get(metric.name),
     )
+
+
+class Decided(Protocol):
+    """What decisions are read from: a run after analysis, as `Document` is."""
+
+    @property
+    def run(self) -> RunRecord: ...
+    @property
+    def decisions(self) -> tuple[Decision, ...]: ...
+
+
+class DecisionRow(NamedTuple):
+    """One decision of one run."""
+
+    run: RunRecord
+    decision: Decision
+
+    @property
+    def key(self) -> CellKey:
+        """What to use: `none` and K = 0 where the answer is not to speculate, or not shown."""
+        return self.decision.key
+
+
+_VERDICT: Column[DecisionRow] = Column(
+    name="verdict",
+    unit="",
+    meaning="`helps`, `hurts or gains nothing` or `not shown to help`",
+    dtype="category",
+    value=lambda row: judge(row.decision.speedup).value,
+)
+_ANSWER: tuple[Column[DecisionRow], ...] = record_columns(
+    Decision, attrgetter("decision"), without=("leader", "draft", "warnings")
+)
+
+
+def decisions_frame(runs: Sequence[Decided]) -> pd.DataFrame:
+    """The answer to every question, in the order of the plan."""
+    rows = [
+        DecisionRow(run.run, replace(decision, reasons=decision.reasons_and_warnings))
+        for run in runs
+        for decision in run.decisions
+    ]
+    return frame_of(decision_columns(), rows)
+
+
+def decision_columns() -> tuple[Column[Any], ...]:
+    """`cell_id` is the cell that the decision speaks of, also where the answer is not to use it."""
+    return (RUN_ID, *KEY, _VERDICT, *_ANSWER, cell_id(attrgetter("decision.leader")))

@@ -1,13 +1,20 @@
-"""A column of a table: its name, unit, meaning and type, and how a row fills it."""
+"""A column of a table: its name, unit, meaning and type, and how a row fills it.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+A record's field says its own meaning and unit (`records.doc`); every table begins and ends with
+the columns of its run and cell.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from types import NoneType, UnionType
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 import pandas as pd
 
-from specbench.records import Interval
+from specbench.records import CellKey, Interval, RunRecord
+from specbench.records.doc import Doc, docs_of
+from specbench.records.keys import FlatKey
 
 Row = TypeVar("Row")
 
@@ -18,14 +25,6 @@ SEPARATOR = "; "  # between several reasons or warnings in one text
 # pandas' types by those of the records. The capital ones can be absent: NA, never zero.
 _DTYPES = {bool: "bool", int: "int64", float: "float64", str: "category"}
 _NULLABLE = {bool: "boolean", int: "Int64", float: "Float64", str: "category"}
-
-
-class Doc(NamedTuple):
-    """What a reader is told of a column; `dtype` where the record's own type does not say it."""
-
-    meaning: str
-    unit: str = ""  # empty for what has none: names, flags, positions
-    dtype: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +40,6 @@ class Column(Generic[Row]):
 
 def record_columns(
     record: type,
-    docs: Mapping[str, Doc],
     get: Callable[[Row], Any],
     *,
     without: Iterable[str] = (),
@@ -50,15 +48,12 @@ def record_columns(
     """A column for every field of a record, in its order; an interval is three, its estimate first.
 
     `get` finds a row's record; with a `prefix` it is a part of the row that can be absent. Several
-    texts in one field are joined to one. Raises TypeError where `docs` does not explain exactly
-    the fields that there are.
+    texts in one field are joined to one. Raises TypeError for a field without a Doc.
     """
-    left_out = set(without)
-    names = [field.name for field in fields(record) if field.name not in left_out]
-    if set(names) != set(docs):
-        wrong = ", ".join(sorted(set(names) ^ set(docs)))
-        raise TypeError(f"{record.__name__}: explain each field as one column: {wrong}")
-    hints = get_type_hints(record)
+    names = [field.name for field in fields(record) if field.name not in set(without)]
+    hints, docs = get_type_hints(record), docs_of(record)
+    if undocumented := ", ".join(name for name in names if name not in docs):
+        raise TypeError(f"{record.__name__}: fields without a Doc: {undocumented}")
     columns = (
         column
         for name in names
@@ -115,7 +110,7 @@ def _columns(
     elif annotation == tuple[str, ...]:
         yield Column(name=name, unit="", meaning=doc.meaning, dtype=TEXT, value=_joined(value))
     else:
-        dtype = doc.dtype or dtype_of(annotation)
+        dtype = TEXT if doc.is_text else dtype_of(annotation)
         yield Column(name=name, unit=doc.unit, meaning=doc.meaning, dtype=dtype, value=value)
 
 
@@ -154,3 +149,33 @@ def _joined(get: Callable[[Row], Any]) -> Callable[[Row], Any]:
         return None if found is None else SEPARATOR.join(found)
 
     return text
+
+
+class OfRun(Protocol):
+    """A row of any table: whose it is."""
+
+    @property
+    def run(self) -> RunRecord: ...
+    @property
+    def key(self) -> CellKey: ...
+
+
+RUN_ID: Column[OfRun] = Column(
+    name="run_id",
+    unit="",
+    meaning="the run, so that tables of several runs can be stacked",
+    dtype="category",
+    value=attrgetter("run.run_id"),
+)
+KEY: tuple[Column[OfRun], ...] = record_columns(FlatKey, lambda row: FlatKey(**row.key.flat))
+
+
+def cell_id(get: Callable[[Any], CellKey] = attrgetter("key")) -> Column[Any]:
+    """The column by which tables are joined."""
+    return Column(
+        name="cell_id",
+        unit="",
+        meaning="the cell in one word: join tables on `run_id` and `cell_id`",
+        dtype="category",
+        value=lambda row: get(row).id,
+    )

@@ -1,13 +1,26 @@
-"""A row per request: one turn of one prompt, decoded once in one cell."""
+"""A row per request, one turn of one prompt decoded once in one cell; and a row per round of it."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
+import numpy as np
 import pandas as pd
 
-from specbench.frames.column import LIST, TEXT, Column, Doc, frame_of, record_columns
-from specbench.frames.identity import KEY, RUN_ID, cell_id
+from specbench.frames.column import (
+    KEY,
+    LIST,
+    RUN_ID,
+    Column,
+    array,
+    cell_id,
+    dtype_of,
+    frame_of,
+    record_columns,
+)
+from specbench.metrics.cell import finished
 from specbench.records import (
     AnswerCheck,
     BlockRecord,
@@ -15,61 +28,10 @@ from specbench.records import (
     DeviceSample,
     RequestCounts,
     RequestRecord,
+    RoundLog,
     RunRecord,
 )
 from specbench.runs import StoredRun
-
-DOCS = {
-    "prompt_id": Doc("the prompt, as the workload names it"),
-    "turn": Doc("of a conversation, from 0"),
-    "repeat": Doc("of the same prompt; those that confirm a winner count on"),
-    "seed": Doc("of sampling"),
-    "num_prompt_tokens": Doc("earlier turns included", "tokens"),
-    "finish_reason": Doc("`eos`, `length` or `failed`"),
-    "prefill_s": Doc("to prefill target and drafter", "s"),
-    "ttft_s": Doc("start to first token, prefill included", "s"),
-    "decode_s": Doc("first token to last", "s"),
-    "total_s": Doc("start to last token", "s"),
-    "cpu_s": Doc("CPU time of the process over the same span", "s"),
-    "energy_j": Doc("of the GPU over the same span", "J"),
-    "error": Doc("why it failed; absent where it did not", dtype=TEXT),
-    "arrived_s": Doc("since its pass began; `ttft_s` and `total_s` count from here", "s"),
-    "queue_s": Doc("arrival to the start of its prefill", "s"),
-    "sample": Doc("which of several answers to the same turn, from 0"),
-    "num_first": Doc("came with the first one: `decode_s` has none of them", "tokens"),
-    "graph": Doc("how much of its rounds one graph held; absent where it is not told", dtype=TEXT),
-    "chunk_s": Doc("between two streamed chunks with tokens, a tuple; of a server", "s"),
-    "prompt_sha256": Doc("of the prompt's token ids; absent if a server gave none", dtype=TEXT),
-    "text": Doc("as a server said it; absent where the engine gives ids alone", dtype=TEXT),
-}
-COUNT_DOCS = {
-    "num_rounds": Doc("rounds that a server counted, those without a draft included", "rounds"),
-    "num_drafted": Doc("drafted in them", "tokens"),
-    "num_accepted": Doc("of them accepted, up to the end of the answer", "tokens"),
-    "num_drafting": Doc("rounds that drafted anything", "rounds"),
-    "num_rejecting": Doc("rounds in which a draft was judged and not accepted", "rounds"),
-    "num_by_accepted": Doc("rounds that accepted 0, 1 .. K, a tuple", "rounds"),
-    "num_overshot": Doc(
-        "accepted past the end of the answer: in the engine's own figures, not in ours", "tokens"
-    ),
-}
-CHECK_DOCS = {
-    "num_drafted": Doc("tokens of a predicted output checked before the first round", "tokens"),
-    "num_accepted": Doc("of them accepted", "tokens"),
-    "num_emitted": Doc("output tokens that came from it", "tokens"),
-    "seconds": Doc("spent on it, part of `decode_s`", "s"),
-}
-DEVICE_DOCS = {
-    "num_samples": Doc("times that NVML was read", "samples"),
-    "device_used_bytes": Doc("peak memory in use on the GPU", "bytes"),
-    "process_used_bytes": Doc("peak GPU memory of this process", "bytes"),
-    "power_w": Doc("mean power", "W"),
-    "sm_clock_mhz": Doc("lowest SM clock", "MHz"),
-    "sm_clock_default_mhz": Doc("default SM clock", "MHz"),
-    "temperature_c": Doc("highest temperature", "degrees C"),
-    "throttle_reasons": Doc("why the clock was lowered; empty where it was not"),
-    "num_other_processes": Doc("other processes on the GPU", "processes"),
-}
 
 
 class RequestRow(NamedTuple):
@@ -115,7 +77,6 @@ PURPOSE: Column[RequestRow] = Column(
 )
 OWN: tuple[Column[RequestRow], ...] = record_columns(
     RequestRecord,
-    DOCS,
     attrgetter("request"),
     without=(
         *("cell_id", "output_ids", "num_tokens"),
@@ -146,13 +107,13 @@ _DERIVED: tuple[Column[RequestRow], ...] = (
     ),
 )
 _CHECK: tuple[Column[RequestRow], ...] = record_columns(
-    AnswerCheck, CHECK_DOCS, attrgetter("request.answer_check"), prefix="check_"
+    AnswerCheck, attrgetter("request.answer_check"), prefix="check_"
 )
 _DEVICE: tuple[Column[RequestRow], ...] = record_columns(
-    DeviceSample, DEVICE_DOCS, attrgetter("request.device"), prefix="device_"
+    DeviceSample, attrgetter("request.device"), prefix="device_"
 )
 _COUNTS: tuple[Column[RequestRow], ...] = record_columns(
-    RequestCounts, COUNT_DOCS, attrgetter("request.counts"), prefix="counted_"
+    RequestCounts, attrgetter("request.counts"), prefix="counted_"
 )
 _OF: tuple[Column[RequestRow], ...] = (
     Column(
@@ -170,3 +131,59 @@ _OF: tuple[Column[RequestRow], ...] = (
         value=attrgetter("block.cycle"),
     ),
 )
+
+
+_WHICH = ("prompt_id", "turn", "repeat", "sample")  # of a cell's requests a round belongs to
+
+
+def round_columns() -> tuple[Column[Any], ...]:
+    """Its request, its place among that request's rounds, and what `RoundLog` holds of it."""
+    return (*_REQUEST, *_ROUND, cell_id())
+
+
+def rounds_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
+    """The rounds of every request that finished: those which metrics are computed from."""
+    rows = [row for stored in runs for row in request_rows(stored) if _counts(row)]
+    lengths = [len(index) for index in map(_index, rows)]
+    request_of = np.repeat(np.arange(len(rows)), lengths)
+    own = {column.name for column in _ROUND}
+    frame: dict[str, Any] = {}
+    for column in round_columns():
+        values = map(column.value, rows)
+        if column.name in own:
+            padded = (v or (None,) * n for v, n in zip(values, lengths, strict=True))
+            frame[column.name] = array([*chain.from_iterable(padded)], column.dtype)
+        else:
+            frame[column.name] = array([*values], column.dtype).take(request_of)
+    return pd.DataFrame(frame)
+
+
+def _counts(row: RequestRow) -> bool:
+    return bool(row.request.rounds and finished((row.request,)))
+
+
+def _index(row: RequestRow) -> range:
+    return range(len(row.request.rounds or ()))
+
+
+def _logged() -> Iterator[Column[RequestRow]]:
+    """The fields of a log, each a request's rounds at once, by the type of a single one."""
+    hints = get_type_hints(RoundLog)
+    for column in record_columns(RoundLog, attrgetter("request.rounds")):
+        yield replace(column, dtype=dtype_of(hints[column.name], each=True))
+
+
+_INDEX: Column[RequestRow] = Column(
+    name="round_index",
+    unit="",
+    meaning="of the request's rounds, from 0; prefill is none of them",
+    dtype="int64",
+    value=_index,
+)
+_REQUEST: tuple[Column[Any], ...] = (
+    RUN_ID,
+    *KEY,
+    PURPOSE,
+    *(column for column in OWN if column.name in _WHICH),
+)
+_ROUND: tuple[Column[RequestRow], ...] = (_INDEX, *_logged())

@@ -8,47 +8,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from specbench.frames.column import TEXT, Column, Doc, frame_of, record_columns
-from specbench.frames.identity import RUN_ID
+from specbench.frames.column import RUN_ID, TEXT, Column, frame_of, record_columns
 from specbench.records import RunRecord, ServerRecord
+from specbench.records.doc import Doc
 from specbench.runs import StoredRun
 
-DOCS = {
-    "session": Doc("this attempt at it, as in `requests`"),
-    "place": Doc("the same for every attempt; one of them counts"),
-    "target": Doc("name of the target"),
-    "engine": Doc("what served"),
-    "drafter": Doc("name of the drafter; `none` at K = 0"),
-    "method": Doc("how tokens were drafted; `none` at K = 0"),
-    "num_speculative_tokens": Doc("K", "tokens/round"),
-    "cycle": Doc("of sessions, from 0"),
-    "version": Doc("of the engine; empty where it did not come up"),
-    "model": Doc("as the server calls it"),
-    "addresses": Doc("of a server that was running; empty where we started it"),
-    "template_clock": Doc(
-        "date in its chat template, `server` for its own; absent if unknown", dtype=TEXT
-    ),
-    "prefix_cache": Doc("whether it kept prefixes: `off`, `on`, `unknown` or `by request`"),
-    "acceptance_rule": Doc("when a draft is accepted; absent where it is not known", dtype=TEXT),
-    "num_gpus": Doc("that it ran on", "GPUs"),
-    "kv_tokens": Doc("that its KV cache has room for", "tokens"),
-    "start_s": Doc("until it was healthy", "s"),
-    "started_s": Doc("when its process started, in Unix seconds, as its counters report", "s"),
-    "attempt": Doc(
-        "at its cycle, from 1: the sessions of one count, together: of the one that held the most"
-    ),
-    "seconds": Doc("of the measured requests", "s"),
-    "num_preemptions": Doc("requests put off for lack of room", "requests"),
-    "queue_s": Doc("that requests waited inside it, summed", "s"),
-    "power_w": Doc("mean power of all its GPUs", "W"),
-    "memory_bytes": Doc("peak memory in use, of all its GPUs", "bytes"),
-    "throttle_reasons": Doc("why a GPU lowered its clock; empty where none did", dtype=TEXT),
-    "sees_others": Doc("whether another client's requests would have been noticed"),
-    "problems": Doc("why none of its figures are used; empty where they are"),
-    "warnings": Doc("what deserves a second look"),
-    "log": Doc("file of its output, in the run's folder"),
-    "node": Doc("of a cluster, where it was held; absent without one", dtype=TEXT),
-}
 _COUNTERS = {
     "num_rounds": Doc("rounds that drafted, by the server's counters", "rounds"),
     "num_draft_tokens": Doc("drafted in them", "tokens"),
@@ -89,7 +53,7 @@ def _of_client(name: str) -> Callable[[ServerRow], float | None]:
 
 
 _OWN: tuple[Column[ServerRow], ...] = record_columns(
-    ServerRecord, DOCS, attrgetter("server"), without=("command", "settings", "counters", "client")
+    ServerRecord, attrgetter("server"), without=("command", "settings", "counters", "client")
 )
 _COUNTED: tuple[Column[ServerRow], ...] = tuple(
     Column(

@@ -9,11 +9,9 @@ from typing import Any
 import pandas as pd
 
 from specbench.errors import UsageError
-from specbench.frames.cells import Analysed, cell_columns, cells_frame
+from specbench.frames.cells import Analysed, cell_columns, cells_frame, decision_columns
 from specbench.frames.column import LIST, TEXT, Column
-from specbench.frames.decisions import decision_columns
-from specbench.frames.requests import request_columns
-from specbench.frames.rounds import round_columns
+from specbench.frames.requests import request_columns, round_columns
 from specbench.frames.servers import server_columns
 from specbench.plain_text import inert_cell
 

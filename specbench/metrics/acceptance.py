@@ -11,12 +11,14 @@ text, to the digit. Above temperature 0 the built-in decoder may accept a draft 
 output: that round emits a tokens instead of a + 1.
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
+from typing import Annotated
 
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import metric
+from specbench.records.doc import Doc
 from specbench.stats.acceptance import mean_length
 
 
@@ -111,16 +113,33 @@ def alpha(cell: CellData) -> float | None:
     return counts.alpha
 
 
-def vllm_counts(cell: CellData) -> dict[str, Any] | None:
-    """The fields of vLLM's per-request speculative decoding metrics, summed over a cell.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VllmCounts:
+    """A cell's counts under the names of vLLM's request metrics, for tools that read those."""
 
-    None at K = 0 and if the engine does not report rounds.
-    """
+    num_spec_steps: Annotated[int, Doc("rounds", "rounds")]
+    num_draft_tokens: Annotated[int, Doc("drafted tokens", "tokens")]
+    num_accepted_draft_tokens: Annotated[
+        int, Doc("of them accepted, without the bonus or recovered token", "tokens")
+    ]
+    acceptance_histogram: Annotated[
+        tuple[int, ...], Doc("rounds with 0, 1 .. K accepted tokens", "rounds")
+    ]
+    num_spec_tokens: Annotated[int, Doc("K", "tokens/round")]
+    mean_acceptance_length: Annotated[float, Doc("1 + accepted / rounds", "tokens/round", low=1)]
+    draft_acceptance_rate: Annotated[
+        float | None,
+        Doc("accepted / drafted; absent if nothing was drafted", "fraction", low=0, high=1),
+    ]
+
+
+def vllm_counts(cell: CellData) -> VllmCounts | None:
+    """The counts, summed over a cell; None at K = 0 and if the engine does not report rounds."""
     counts, length = cell.acceptance, mean_acceptance_length(cell)
     histogram = acceptance_histogram(cell)
     if counts is None or length is None or histogram is None:
         return None
-    return dict(
+    return VllmCounts(
         num_spec_steps=int(counts.num_rounds),
         num_draft_tokens=int(counts.num_drafted),
         num_accepted_draft_tokens=int(counts.num_accepted),

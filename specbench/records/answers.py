@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated
 
+from specbench.records.doc import Doc
 from specbench.records.keys import CellKey, Condition, Draft
 from specbench.stats.interval import Interval
 
@@ -11,26 +13,61 @@ from specbench.stats.interval import Interval
 class Goodput:
     """Requests per second within the limits of an SLO, over those of K = 0."""
 
-    limits: str  # such as `ttft=200ms,tpot=20ms`
-    ratio: Interval
-    minimum_detectable_effect: float | None
+    limits: Annotated[str, Doc("the limits of the SLO, such as `ttft=200ms,tpot=20ms`")]
+    ratio: Annotated[Interval, Doc("requests per second within the limits / those at K = 0", "x")]
+    minimum_detectable_effect: Annotated[
+        float | None,
+        Doc(
+            "smallest relative effect on `ratio` that is detected in 80% of runs", "fraction", low=0
+        ),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellSummary:
     """A cell after analysis: its metrics, its validity and its speed-up."""
 
-    key: CellKey
-    valid: bool
-    invalid_reasons: tuple[str, ...]
-    num_prompts: int
-    num_requests: int
-    metrics: Mapping[str, float | tuple[float, ...]]
-    speedup: Interval | None  # decode_speedup; None for K = 0
-    speedup_end_to_end: Interval | None = None
-    minimum_detectable_effect: float | None = None
-    goodput: Goodput | None = None  # None: K = 0, or a run without --slo
-    warnings: tuple[str, ...] = ()  # worth a second look, yet no reason to call it invalid
+    key: Annotated[CellKey, Doc("which cell")]
+    valid: Annotated[bool, Doc("whether the cell may support a decision")]
+    invalid_reasons: Annotated[tuple[str, ...], Doc("why not; empty for a valid cell")]
+    num_prompts: Annotated[int, Doc("prompts with a finished request", "prompts")]
+    num_requests: Annotated[
+        int, Doc("each turn and repeat counts, failed ones included", "requests")
+    ]
+    metrics: Annotated[
+        Mapping[str, float | tuple[float, ...]],
+        Doc(
+            "name to number, or to a list of numbers; `specbench list metrics` gives units "
+            "and formulas"
+        ),
+    ]
+    speedup: Annotated[
+        Interval | None,
+        Doc("`decode_speedup` over K = 0 on the same prompts; absent at K = 0", "x"),
+    ]
+    speedup_end_to_end: Annotated[
+        Interval | None,
+        Doc("`end_to_end_speedup` over K = 0 on the same prompts; absent at K = 0", "x"),
+    ] = None
+    minimum_detectable_effect: Annotated[
+        float | None,
+        Doc(
+            "smallest relative effect on `speedup` that is detected in 80% of runs; absent "
+            "below 5 prompts",
+            "fraction",
+            low=0,
+        ),
+    ] = None
+    goodput: Annotated[
+        Goodput | None,
+        Doc(
+            "with `--slo` the requests per second within its limits; absent at K = 0 and "
+            "without `--slo`"
+        ),
+    ] = None
+    warnings: Annotated[
+        tuple[str, ...], Doc("what deserves a second look; the cell stays valid")
+    ] = ()
 
     @property
     def as_decided(self) -> "CellSummary":
@@ -45,12 +82,30 @@ class CellSummary:
 class Decision:
     """The answer for one pairing under one condition."""
 
-    leader: CellKey  # the cell that it speaks of, also where the answer is not to use it
-    draft: Draft  # what to use: the leader's; of no method at K = 0, or not shown to help
-    speedup: Interval | None  # of goodput if there is an SLO
-    sentence: str
-    reasons: tuple[str, ...]
-    warnings: tuple[str, ...] = ()  # about the measurement that the sentence quotes
+    leader: Annotated[
+        CellKey, Doc("the cell that it is about, also if the answer is not to use it")
+    ]
+    draft: Annotated[
+        Draft, Doc("what to use: that of `leader`; of no method at K = 0 or if undecided")
+    ]
+    speedup: Annotated[
+        Interval | None,
+        Doc(
+            "what the sentence quotes, of the winner in its confirmation run (with `--slo` "
+            "the goodput ratio); absent if nothing may be quoted",
+            "x",
+        ),
+    ]
+    sentence: Annotated[
+        str,
+        Doc(
+            "the verdict in words; for a lossy drafter it ends with the rule, such as "
+            "`[lossy: typical]`",
+            is_text=True,
+        ),
+    ]
+    reasons: Annotated[tuple[str, ...], Doc("the facts behind it, a short sentence each")]
+    warnings: Annotated[tuple[str, ...], Doc("about the measurement that the sentence quotes")] = ()
 
     @property
     def reasons_and_warnings(self) -> tuple[str, ...]:

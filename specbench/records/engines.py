@@ -2,15 +2,20 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from specbench.records.doc import Doc
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contender:
     """An implementation that could have run: its seconds, or why it did not take part."""
 
-    name: str
-    seconds: float | None = None  # of one turn, the median of several
-    refusal: str | None = None
+    name: Annotated[str, Doc("the candidate")]
+    seconds: Annotated[
+        float | None, Doc("median time of the same work; absent if it was not timed", "s")
+    ] = None
+    refusal: Annotated[str | None, Doc("why it was not timed; absent if it was")] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,31 +26,51 @@ class KernelChoice:
     a later run takes the choice as it is.
     """
 
-    key: str
-    subject: str  # "attention of MODEL, chain", "forward of MODEL"
-    chosen: str
-    contenders: tuple[Contender, ...] = ()  # in the order that decides among equals
-    is_forced: bool = False
+    key: Annotated[str, Doc("everything the choice depends on, hardware and versions included")]
+    subject: Annotated[str, Doc("the work, such as `attention of MODEL, chain`")]
+    chosen: Annotated[str, Doc("the candidate that runs")]
+    contenders: Annotated[
+        tuple[Contender, ...], Doc("all candidates, in the order that decides between equal ones")
+    ] = ()
+    is_forced: Annotated[bool, Doc("the user chose it; nothing was timed")] = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineRecord:
     """How an engine ran a target: what was chosen, and why where it was not as asked."""
 
-    target: str
-    engine: str
-    forward: str | None = None  # "stock", "fused" or "fused, triton"
-    graph: str | None = None  # "off", "step" or "round"
-    attention: str | None = None  # what computes the target's
-    num_captures: int | None = None  # graphs made so far; None: the device has none
-    capture_s: float | None = None  # spent on them, failed ones included
-    quantization: str | None = None
-    notes: tuple[str, ...] = ()
-    kernels: tuple[KernelChoice, ...] = ()  # of the target and its draft models
-    # The deepest K of each drafter that has a limit.
-    max_k: Mapping[str, int] = field(default_factory=dict)
-    # CPU threads and why; None: on a GPU, with --threads and in runs of an earlier specbench.
-    threads: KernelChoice | None = None
+    target: Annotated[str, Doc("name of the target")]
+    engine: Annotated[str, Doc("what decoded")]
+    forward: Annotated[
+        str | None,
+        Doc(
+            "`fused`, `fused, triton` (with our kernels) or `stock`; absent if the engine "
+            "does not report it"
+        ),
+    ] = None
+    graph: Annotated[
+        str | None, Doc("`off`, `step` or `round`, at K = 0; exceptions are in `notes`")
+    ] = None
+    attention: Annotated[str | None, Doc("what computes the target's attention")] = None
+    num_captures: Annotated[
+        int | None, Doc("graphs captured so far; absent if the device has none", "graphs")
+    ] = None
+    capture_s: Annotated[float | None, Doc("spent on captures, failed ones included", "s")] = None
+    quantization: Annotated[str | None, Doc("of the target's weights; absent: none")] = None
+    notes: Annotated[tuple[str, ...], Doc("what differs from what was requested, and why")] = ()
+    kernels: Annotated[
+        tuple[KernelChoice, ...], Doc("what autotuning chose for the target and its draft models")
+    ] = ()
+    max_k: Annotated[
+        Mapping[str, int], Doc("largest K that each drafter can draft, of those that have a limit")
+    ] = field(default_factory=dict)
+    threads: Annotated[
+        KernelChoice | None,
+        Doc(
+            "number of CPU threads that was chosen; absent on a GPU, with `--threads` and in "
+            "older runs"
+        ),
+    ] = None
 
 
 def chosen_threads(engines: Iterable[EngineRecord]) -> tuple[int, ...]:

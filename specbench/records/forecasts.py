@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Annotated
 
+from specbench.records.doc import Doc
 from specbench.records.keys import CellKey, Condition
 from specbench.settings import AcceptanceRule
 from specbench.stats.interval import Interval
@@ -89,35 +91,87 @@ class EngineCost:
 class ForecastPoint:
     """One K of a forecast; K = 0 is 1 token for 1 step."""
 
-    num_speculative_tokens: int
-    mean_acceptance_length: float  # replayed: 1 + sum a / N
-    acceptance_rate_per_position: tuple[float, ...]
-    cost: float  # of a round, in steps of K = 0
-    cost_error: float | None  # standard error, relative; None where it is not known
-    round_s: float | None  # None where costs are told in steps
-    speedup: Interval | None  # over prompts, the costs' own error joined in; None at K = 0
-    # What the engine of the costs came to, where it was measured.
-    length_there: float | None = None  # mean_acceptance_length, as it counted it
-    speedup_there: float | None = None
+    num_speculative_tokens: Annotated[int, Doc("K", "tokens/round")]
+    mean_acceptance_length: Annotated[
+        float, Doc("1 + accepted / rounds, of the replayed rounds", "tokens/round", low=1)
+    ]
+    acceptance_rate_per_position: Annotated[
+        tuple[float, ...],
+        Doc(
+            "share of the replayed rounds that accept at least 1, 2 .. K draft tokens",
+            "fraction",
+            low=0,
+        ),
+    ]
+    cost: Annotated[float, Doc("cost of a round, in steps of K = 0", "steps")]
+    cost_error: Annotated[
+        float | None, Doc("its relative standard error; absent if unknown", "fraction", low=0)
+    ]
+    round_s: Annotated[float | None, Doc("a round; absent if costs are given in steps", "s")]
+    speedup: Annotated[
+        Interval | None,
+        Doc(
+            "forecast, with the interval over prompts and the error of the costs; absent at K = 0",
+            "x",
+        ),
+    ]
+    length_there: Annotated[
+        float | None,
+        Doc(
+            "mean acceptance length that the engine of the costs counted, by its own "
+            "convention; absent if unknown",
+            "tokens/round",
+        ),
+    ] = None
+    speedup_there: Annotated[
+        float | None, Doc("speedup that was measured in that engine; absent if unknown", "x")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForecastRecord:
     """A speed-up curve over K from traces and costs, stored before its K are measured for real."""
 
-    key: CellKey  # of its deepest K
-    points: tuple[ForecastPoint, ...]  # by K, from 0 on
-    best: int  # the K that the forecast would choose; 0: do not speculate
-    to_measure: tuple[int, ...]  # the K > 0 that may be as good; none where costs are another's
-    num_prompts: int
-    context: int  # tokens in the cache in the middle of a typical answer
-    is_exact: bool  # False: what it drafts hangs on where rounds began, or on other requests
-    costs_of: str | None = None  # whose costs these are; None: measured here
-    acceptance_rule: AcceptanceRule = "exact"
-    trace_s: float = 0.0  # spent on its traces
-    costs_s: float = 0.0  # spent on round costs, shared with forecasts of the same setting
-    sweep_s: float | None = None  # seconds of decoding that measuring every K would take
-    measure_s: float | None = None  # seconds of decoding that `to_measure` and K = 0 would take
+    key: Annotated[CellKey, Doc("the cell of its largest K")]
+    points: Annotated[tuple[ForecastPoint, ...], Doc("by K, from 0")]
+    best: Annotated[int, Doc("the K that the forecast chose; 0: do not speculate", "tokens/round")]
+    to_measure: Annotated[
+        tuple[int, ...],
+        Doc(
+            "the K > 0 that may be as good and are worth measuring; empty if the costs are "
+            "another engine's"
+        ),
+    ]
+    num_prompts: Annotated[int, Doc("prompts that were traced", "prompts")]
+    context: Annotated[int, Doc("tokens in the cache in the middle of a typical output", "tokens")]
+    is_exact: Annotated[
+        bool,
+        Doc(
+            "`false`: replaying is an approximation, because what this method drafts depends "
+            "on the position at which rounds begin or on other requests"
+        ),
+    ]
+    costs_of: Annotated[str | None, Doc("whose round costs these are; absent: measured here")] = (
+        None
+    )
+    acceptance_rule: Annotated[
+        AcceptanceRule,
+        Doc(
+            "`exact`: drafts are made as this decoder makes them; `greedy_draft`: the "
+            "likeliest tokens at any temperature"
+        ),
+    ] = "exact"
+    trace_s: Annotated[float, Doc("spent on its traces", "s")] = 0.0
+    costs_s: Annotated[float, Doc("its part of the time spent on round costs", "s")] = 0.0
+    sweep_s: Annotated[
+        float | None,
+        Doc(
+            "decoding time that measuring every K would take, confirmation runs included; "
+            "absent with the costs of another engine",
+            "s",
+        ),
+    ] = None
+    measure_s: Annotated[float | None, Doc("the same for K = 0 and `to_measure`", "s")] = None
 
     @property
     def share_saved(self) -> float | None:

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from specbench.records.doc import Doc
 from specbench.records.measured import RequestRecord
 
 
@@ -15,14 +17,20 @@ class ImportedRecord:
     nothing has an interval.
     """
 
-    cell_id: str
-    tool: str  # such as "vllm bench serve"
-    tool_version: str | None
-    file: str  # its name, without the folder
-    file_sha256: str
-    measured_at: str | None  # ISO 8601; as the file has it
-    num_requests: int | None  # sent
-    num_failed: int | None
-    figures: Mapping[str, float | tuple[float, ...]] = field(default_factory=dict)
-    requests: tuple[RequestRecord, ...] = ()
-    warnings: tuple[str, ...] = ()  # what the tool's own way of counting means for them
+    cell_id: Annotated[str, Doc("the cell")]
+    tool: Annotated[str, Doc("such as `vllm bench serve`")]
+    tool_version: Annotated[str | None, Doc("absent if unknown")]
+    file: Annotated[str, Doc("name of the result file, without its folder")]
+    file_sha256: Annotated[str, Doc("hash of the file")]
+    measured_at: Annotated[str | None, Doc("ISO 8601, as the file has it")]
+    num_requests: Annotated[int | None, Doc("sent", "requests")]
+    num_failed: Annotated[int | None, Doc("failed", "requests")]
+    figures: Annotated[
+        Mapping[str, float | tuple[float, ...]],
+        Doc("figures under the names and in the units of our metrics"),
+    ] = field(default_factory=dict)
+    requests: Annotated[
+        tuple[RequestRecord, ...],
+        Doc("in the order they were sent; empty if the file has no times of single requests"),
+    ] = ()
+    warnings: Annotated[tuple[str, ...], Doc("what the tool's way of counting means for them")] = ()

@@ -6,11 +6,12 @@ cells that are compared have their condition in common.
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
-from typing import Any, ClassVar, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 from pydantic_core import SchemaSerializer, core_schema
 
 from specbench.records.axes import AXES, REQUIRED
+from specbench.records.doc import Doc
 from specbench.records.lengths import Auto, Fixed, Length
 from specbench.settings import BUILTIN, TRANSFORMERS
 
@@ -252,7 +253,8 @@ def _annotation(path: str) -> Any:
 def _entries() -> Iterator[tuple[str, Any, Any]]:
     for name, axis in AXES.items():
         default = MISSING if axis.default is REQUIRED else axis.default
-        yield name, _annotation(axis.path), field(default=default)
+        kind: Any = _annotation(axis.path)
+        yield name, Annotated[kind, Doc(axis.meaning, axis.unit)], field(default=default)
 
 
 # What files and tables have: an entry per axis, of the type that it has in a key.

@@ -2,8 +2,9 @@
 
 from collections.abc import Sized
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
+from specbench.records.doc import Doc
 from specbench.records.requests import Request
 
 ALL_PROMPTS = "*"  # prompt of a block that serves the whole list
@@ -27,12 +28,22 @@ class RoundLog:
     not a round. draft_s and verify_s are None where they cannot be told apart.
     """
 
-    num_drafted: tuple[int, ...]
-    num_accepted: tuple[int, ...]
-    num_emitted: tuple[int, ...]
-    round_s: tuple[float, ...]
-    draft_s: tuple[float, ...] | None = None
-    verify_s: tuple[float, ...] | None = None
+    num_drafted: Annotated[tuple[int, ...], Doc("tokens drafted; of a tree its nodes", "tokens")]
+    num_accepted: Annotated[
+        tuple[int, ...], Doc("of them accepted, without the bonus or recovered token", "tokens")
+    ]
+    num_emitted: Annotated[
+        tuple[int, ...], Doc("output tokens: accepted + 1, fewer if the output ended", "tokens")
+    ]
+    round_s: Annotated[tuple[float, ...], Doc("the whole round", "s")]
+    draft_s: Annotated[
+        tuple[float, ...] | None,
+        Doc("of it spent on drafting; absent if the engine does not time it separately", "s"),
+    ] = None
+    verify_s: Annotated[
+        tuple[float, ...] | None,
+        Doc("of it spent on the target's forward and the acceptance test", "s"),
+    ] = None
 
     def __post_init__(self) -> None:
         """ValueError where the columns differ in length, as in a file that somebody changed."""
@@ -51,13 +62,25 @@ class RequestCounts:
     tokens after the first.
     """
 
-    num_rounds: int  # also those in which nothing was drafted
-    num_drafted: int | None
-    num_accepted: int
-    num_drafting: int | None = None  # rounds that drafted anything
-    num_rejecting: int | None = None  # rounds in which a draft was judged and not accepted
-    num_by_accepted: tuple[int, ...] | None = None  # rounds that accepted 0, 1 .. K
-    num_overshot: int = 0  # accepted past the end, or as it: the engine's own figures have them
+    num_rounds: Annotated[
+        int, Doc("rounds that a server counted, those without a draft included", "rounds")
+    ]
+    num_drafted: Annotated[int | None, Doc("drafted in them", "tokens")]
+    num_accepted: Annotated[int, Doc("of them accepted, up to the end of the output", "tokens")]
+    num_drafting: Annotated[int | None, Doc("rounds that drafted anything", "rounds")] = None
+    num_rejecting: Annotated[
+        int | None, Doc("rounds in which a draft token was tested and not accepted", "rounds")
+    ] = None
+    num_by_accepted: Annotated[
+        tuple[int, ...] | None, Doc("rounds that accepted 0, 1 .. K, a tuple", "rounds")
+    ] = None
+    num_overshot: Annotated[
+        int,
+        Doc(
+            "accepted past the end of the output: in the engine's own figures, not in ours",
+            "tokens",
+        ),
+    ] = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,25 +91,33 @@ class AnswerCheck:
     target's own token; fewer where EOS cut it.
     """
 
-    num_drafted: int
-    num_accepted: int
-    num_emitted: int
-    seconds: float  # part of decode_s; of requests that came in together, of all of them
+    num_drafted: Annotated[
+        int, Doc("tokens of a predicted output checked before the first round", "tokens")
+    ]
+    num_accepted: Annotated[int, Doc("of them accepted", "tokens")]
+    num_emitted: Annotated[int, Doc("output tokens that came from it", "tokens")]
+    seconds: Annotated[float, Doc("spent on it, part of `decode_s`", "s")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceSample:
     """What NVML saw while one request ran; None where the device does not tell."""
 
-    num_samples: int
-    device_used_bytes: int | None = None  # peak over the samples
-    process_used_bytes: int | None = None  # peak over the samples
-    power_w: float | None = None  # mean
-    sm_clock_mhz: int | None = None  # minimum
-    sm_clock_default_mhz: int | None = None
-    temperature_c: int | None = None  # maximum
-    throttle_reasons: tuple[str, ...] = ()
-    num_other_processes: int | None = None
+    num_samples: Annotated[int, Doc("times that NVML was read", "samples")]
+    device_used_bytes: Annotated[int | None, Doc("peak memory in use on the GPU", "bytes")] = None
+    process_used_bytes: Annotated[int | None, Doc("peak GPU memory of this process", "bytes")] = (
+        None
+    )
+    power_w: Annotated[float | None, Doc("mean power", "W")] = None
+    sm_clock_mhz: Annotated[int | None, Doc("lowest SM clock", "MHz")] = None
+    sm_clock_default_mhz: Annotated[int | None, Doc("default SM clock", "MHz")] = None
+    temperature_c: Annotated[int | None, Doc("highest temperature", "degrees C")] = None
+    throttle_reasons: Annotated[
+        tuple[str, ...], Doc("why the clock was lowered; empty if it was not")
+    ] = ()
+    num_other_processes: Annotated[int | None, Doc("other processes on the GPU", "processes")] = (
+        None
+    )
 
 
 FinishReason = Literal["eos", "length", "failed"]
@@ -97,25 +128,37 @@ class Result:
     """What a request came to, whoever decoded it; None if the engine cannot tell."""
 
     output_ids: tuple[int, ...]  # the first comes from prefill, the rest from check and rounds
-    finish_reason: FinishReason
-    prefill_s: float | None
-    ttft_s: float | None  # start to first token, prefill of target and drafter included
-    decode_s: float | None  # first token to last
-    total_s: float | None
-    cpu_s: float | None  # process CPU time over the same span as total_s
+    finish_reason: Annotated[FinishReason, Doc("`eos`, `length` or `failed`")]
+    prefill_s: Annotated[float | None, Doc("to prefill target and drafter", "s")]
+    ttft_s: Annotated[float | None, Doc("start to first token, prefill included", "s")]
+    decode_s: Annotated[float | None, Doc("first token to last", "s")]
+    total_s: Annotated[float | None, Doc("start to last token", "s")]
+    cpu_s: Annotated[float | None, Doc("CPU time of the process over the same span", "s")]
     rounds: RoundLog | None
-    error: str | None = None  # set exactly when finish_reason is "failed"
-    arrived_s: float | None = None  # since its pass began; ttft_s and total_s count from here
-    queue_s: float | None = None  # arrival to the start of its prefill
+    error: Annotated[str | None, Doc("why it failed; absent if it did not", is_text=True)] = None
+    arrived_s: Annotated[
+        float | None, Doc("since its pass began; `ttft_s` and `total_s` count from here", "s")
+    ] = None
+    queue_s: Annotated[float | None, Doc("arrival to the start of its prefill", "s")] = None
     answer_check: AnswerCheck | None = None  # None: no predicted output was checked
     num_tokens: int | None = None  # if a server counts them and gives no ids
-    num_first: int = 1  # tokens that came with the first one: decode_s has none of them
-    text: str | None = None  # of a server's response
+    num_first: Annotated[
+        int, Doc("tokens that came with the first one: not counted in `decode_s`", "tokens")
+    ] = 1
+    text: Annotated[
+        str | None,
+        Doc("response text of a server; absent if the engine gives only ids", is_text=True),
+    ] = None
     counts: RequestCounts | None = None  # of a server that does not report single rounds
     # How much of its rounds one graph held: off, step or round; all of them if rounds differ,
     # such as "off, round". None: without rounds, or the engine does not tell.
-    graph: str | None = None
-    chunk_s: tuple[float, ...] | None = None  # between two streamed chunks with tokens; of a server
+    graph: Annotated[
+        str | None, Doc("how much of its rounds one graph held; absent if unknown", is_text=True)
+    ] = None
+    chunk_s: Annotated[
+        tuple[float, ...] | None,
+        Doc("between two streamed chunks with tokens, a tuple; of a server", "s"),
+    ] = None
 
     @classmethod
     def failed(cls, error: str, **keys: Any) -> Self:
@@ -155,15 +198,17 @@ class RequestRecord(Result):
     """The result of one turn of one prompt, decoded once in one cell."""
 
     cell_id: str
-    prompt_id: str
-    turn: int
-    repeat: int
-    seed: int
-    num_prompt_tokens: int
-    sample: int = 0  # which of several answers to the same turn
-    energy_j: float | None = None
+    prompt_id: Annotated[str, Doc("the prompt, as the workload names it")]
+    turn: Annotated[int, Doc("of a conversation, from 0")]
+    repeat: Annotated[int, Doc("of the same prompt; those of the confirmation run count on")]
+    seed: Annotated[int, Doc("of sampling")]
+    num_prompt_tokens: Annotated[int, Doc("earlier turns included", "tokens")]
+    sample: Annotated[int, Doc("which of several outputs of the same turn, from 0")] = 0
+    energy_j: Annotated[float | None, Doc("of the GPU over the same span", "J")] = None
     device: DeviceSample | None = None
-    prompt_sha256: str | None = None  # `ids_sha256` of its prompt; None: a server gave no ids
+    prompt_sha256: Annotated[
+        str | None, Doc("of the prompt's token ids; absent if a server gave none", is_text=True)
+    ] = None
 
     @classmethod
     def of(cls, cell_id: str, request: Request, result: Result, **more: Any) -> "RequestRecord":
@@ -310,13 +355,18 @@ class ForwardCost:
 class FailureRecord:
     """A cell, pairing or model that could not be measured: a result, not a crash."""
 
-    pairing: str
-    workload: str  # "" where the failure is not about one workload
-    stage: Literal["load", "prompts", "warm_up", "decode"]
-    reason: str
+    pairing: Annotated[str, Doc("the pairing, or the target if the target itself failed")]
+    workload: Annotated[str, Doc("the workload; empty if it is not about one")]
+    stage: Annotated[
+        Literal["load", "prompts", "warm_up", "decode"],
+        Doc("`load`, `prompts`, `warm_up` or `decode`"),
+    ]
+    reason: Annotated[str, Doc("the first line of the error")]
     # What it kept from being measured; a later block with one of these settles it.
     cell_ids: tuple[str, ...] = field(default=(), compare=False)
-    num_prompts: int = 0  # of the workload, that are not asked
+    num_prompts: Annotated[
+        int, Doc("prompts of the workload that exceed the target's context", "prompts")
+    ] = 0
     ended_process: bool = False  # the device was lost: a resumed run tries it once more
 
 

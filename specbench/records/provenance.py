@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from specbench.records.doc import Doc
 from specbench.records.keys import CellKey
 from specbench.settings import RunSettings
 
@@ -11,24 +13,29 @@ from specbench.settings import RunSettings
 class Environment:
     """Provenance, written before the first measurement; an import leaves None or "" in it."""
 
-    created_at: str
-    command: tuple[str, ...]
-    specbench_version: str
-    git_commit: str | None
-    python: str
-    packages: Mapping[str, str]
-    platform: str
-    cpu: str
-    num_cpu_cores: int | None
-    threads: int | None  # None: chosen per target, in its EngineRecord
-    device: str  # "cpu" or "cuda:0"
-    gpu: str | None = None
-    gpu_memory_bytes: int | None = None
-    driver: str | None = None
-    power_limit_w: float | None = None
-    sm_clock_default_mhz: int | None = None
-    probe: str = ""  # which probe ran, or why none did
-    node: str | None = None  # of a cluster: a short id, never the name of a machine
+    created_at: Annotated[str, Doc("ISO 8601, UTC")]
+    command: Annotated[tuple[str, ...], Doc("the command line, an entry per argument")]
+    specbench_version: Annotated[str, Doc("version of this program")]
+    git_commit: Annotated[str | None, Doc("its commit; absent outside a checkout")]
+    python: Annotated[str, Doc("version of Python")]
+    packages: Annotated[Mapping[str, str], Doc("version by package")]
+    platform: Annotated[str, Doc("operating system")]
+    cpu: Annotated[str, Doc("name of the processor")]
+    num_cpu_cores: Annotated[int | None, Doc("its cores", "cores")]
+    threads: Annotated[
+        int | None,
+        Doc("CPU threads used; absent if targets have different numbers (`engines`)", "threads"),
+    ]
+    device: Annotated[str, Doc("`cpu` or `cuda:0`")]
+    gpu: Annotated[str | None, Doc("name of the GPU; absent without one, here and below")] = None
+    gpu_memory_bytes: Annotated[int | None, Doc("its memory", "bytes")] = None
+    driver: Annotated[str | None, Doc("version of its driver")] = None
+    power_limit_w: Annotated[float | None, Doc("its power limit", "W")] = None
+    sm_clock_default_mhz: Annotated[int | None, Doc("its default SM clock", "MHz")] = None
+    probe: Annotated[str, Doc("which probe ran, or why none did")] = ""
+    node: Annotated[
+        str | None, Doc("node of a [cluster](cluster.md): a short id; absent without one")
+    ] = None
 
     @property
     def hardware(self) -> dict[str, str]:
@@ -49,15 +56,19 @@ class Environment:
 class ModelIdentity:
     """Which weights and tokenizer a result belongs to."""
 
-    name: str
-    source: str  # folder name or hub id, never an absolute path
-    revision: str | None
-    content_sha256: str
-    tokenizer_sha256: str
-    dtype: str
-    num_parameters: int
-    template_sha256: str | None = None  # of its chat template; "": it has none
-    template_clock: str = ""  # the date that its chat template printed; "": none
+    name: Annotated[str, Doc("as in the pairing")]
+    source: Annotated[str, Doc("hub id, or name of the folder")]
+    revision: Annotated[str | None, Doc("hub revision; absent for a folder")]
+    content_sha256: Annotated[str, Doc("hash of the weights")]
+    tokenizer_sha256: Annotated[str, Doc("hash of the tokenizer")]
+    dtype: Annotated[str, Doc("as loaded")]
+    num_parameters: Annotated[int, Doc("number of parameters", "parameters")]
+    template_sha256: Annotated[
+        str | None, Doc("hash of the chat template; empty without one, absent in older runs")
+    ] = None
+    template_clock: Annotated[
+        str, Doc("fixed date that the chat template printed; empty if it prints none")
+    ] = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

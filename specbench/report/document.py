@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from specbench.decide.comparisons import (
     AdaptiveComparison,
@@ -23,7 +22,7 @@ from specbench.forecast.forecast_check import (
     check_forecasts,
     is_left_out,
 )
-from specbench.metrics.acceptance import vllm_counts
+from specbench.metrics.acceptance import VllmCounts, vllm_counts
 from specbench.metrics.aggregate import gather_run, lost_sessions
 from specbench.metrics.cell import CellData
 from specbench.metrics.generation import Generation, generation_of
@@ -79,7 +78,7 @@ class Document:
     longest_context: Mapping[str, int]  # per target, tokens of prompt and output together
     servers: tuple[ServerRecord, ...]  # sessions, in the order they were held
     sessions: tuple[Environment, ...]
-    vllm: Mapping[CellKey, Mapping[str, Any]]
+    vllm: Mapping[CellKey, VllmCounts]
     noise: tuple[str, ...]  # what shows that the machine did not keep its speed
     imported: tuple[ImportedRecord, ...]  # cells that another tool measured
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from specbench.errors import UsageError
-from specbench.frames.rounds import rounds_frame
+from specbench.frames.requests import rounds_frame
 from specbench.frames.tables import TABLES, cells_csv, to_parquet
 from specbench.report.document import build_document
 from tests.cli.calls import specbench

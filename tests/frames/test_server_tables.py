@@ -5,8 +5,7 @@ import json
 import pytest
 
 from specbench.frames.cells import cells_frame
-from specbench.frames.requests import requests_frame
-from specbench.frames.rounds import rounds_frame
+from specbench.frames.requests import requests_frame, rounds_frame
 from specbench.frames.servers import servers_frame
 from specbench.report.document import build_document
 from tests.frames.small_run import small_run

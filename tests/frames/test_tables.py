@@ -3,19 +3,18 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
 import pytest
 
 from specbench.errors import UsageError
-from specbench.frames.cells import cells_frame
-from specbench.frames.column import Doc, record_columns
-from specbench.frames.decisions import decisions_frame
-from specbench.frames.requests import requests_frame
-from specbench.frames.rounds import rounds_frame
+from specbench.frames.cells import cells_frame, decisions_frame
+from specbench.frames.column import record_columns
+from specbench.frames.requests import requests_frame, rounds_frame
 from specbench.frames.servers import servers_frame
 from specbench.frames.tables import TABLES, describe
+from specbench.records.doc import Doc
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
 from specbench.runs import StoredRun
@@ -198,11 +197,11 @@ def refusal(table: str) -> str:
 def test_a_field_without_a_meaning_is_refused() -> None:
     @dataclass
     class Record:
-        known: int
+        known: Annotated[int, Doc("known")]
         new: int
 
     with pytest.raises(TypeError, match=r"Record: .*new"):
-        record_columns(Record, {"known": Doc("known")}, lambda row: row)
+        record_columns(Record, lambda row: row)
 
 
 def test_a_count_that_another_tool_gives_as_a_mean_keeps_its_fraction() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.metrics.acceptance import (
+    VllmCounts,
     acceptance_histogram,
     acceptance_rate,
     acceptance_rate_per_position,
@@ -123,7 +124,7 @@ def test_failed_requests_are_in_no_number(cell):
 
 
 def test_the_same_counts_under_vllms_names(cell):
-    assert vllm_counts(cell) == dict(
+    assert vllm_counts(cell) == VllmCounts(
         num_spec_steps=5,
         num_draft_tokens=11,
         num_accepted_draft_tokens=6,

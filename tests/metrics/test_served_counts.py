@@ -42,7 +42,8 @@ def test_acceptance_is_that_of_the_requests_own_counts(cell):
     assert acceptance.acceptance_rate_per_position(cell) == (7 / 8, 4 / 8, 3 / 8, 2 / 8)
     assert counts.num_rounds(cell) == NUM_REQUESTS * 8
     found = vllm_counts(cell)
-    assert (found["num_spec_steps"], found["num_spec_tokens"]) == (NUM_REQUESTS * 8, 4)
+    assert found is not None
+    assert (found.num_spec_steps, found.num_spec_tokens) == (NUM_REQUESTS * 8, 4)
 
 
 def test_rounds_that_drafted_nothing_count_though_an_engine_s_histogram_lacks_them(cell):

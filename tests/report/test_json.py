@@ -14,6 +14,7 @@ import specbench.report.document as document_module
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
 from tests.report.stored_runs import SMALL, stored_run
+from tools import machine_document
 
 FOLDER = Path(document_module.__file__).parent
 SCHEMA = json.loads((FOLDER / "schema.json").read_text(encoding="utf-8"))
@@ -35,6 +36,32 @@ def test_the_schema_is_one_and_refuses_what_it_does_not_name(cpu_document: Docum
     found = to_json(cpu_document)
     assert not VALIDATOR.is_valid({**found, "speedups": []})
     del found["cells"][0]["valid"]
+    assert not VALIDATOR.is_valid(found)
+
+
+def test_schema_and_page_are_generated_from_the_fields() -> None:
+    text = (FOLDER / "schema.json").read_text(encoding="utf-8")
+    assert text == machine_document.schema_text(), "run `make docs`"
+    assert machine_document.rewritten(DOCS) == DOCS, "run `make docs`"
+
+
+def test_a_key_has_its_unit_its_bounds_and_its_meaning() -> None:
+    cell = SCHEMA["$defs"]["Cell"]["properties"]
+    assert cell["num_prompts"] == {
+        "description": "prompts with a finished request",
+        "unit": "prompts",
+        "type": "integer",
+        "minimum": 0,
+    }
+    shares = SCHEMA["$defs"]["SideBySide"]["properties"]["equal_text"]["anyOf"]
+    assert {"type": "number", "minimum": 0, "maximum": 1} in shares
+    assert {"type": "null"} in shares
+
+
+def test_a_document_outside_the_bounds_is_refused(cpu_document: Document) -> None:
+    found = to_json(cpu_document)
+    assert VALIDATOR.is_valid(found)
+    found["cells"][0]["num_prompts"] = -1
     assert not VALIDATOR.is_valid(found)
 
 
