@@ -14,7 +14,7 @@ from typing import Any
 from typer.main import get_command
 
 from specbench.cli import app
-from specbench.cli.help import panel_of, with_metavar
+from specbench.cli.help import panel_of, record_of
 from specbench.exit_code import ExitCode
 from specbench.inputs.config import DEFAULTS_KEYS, DRAFTER_KEYS, FILE_KEYS, MAX_K, TARGET_KEYS
 from specbench.inputs.model_spec import DTYPES, MODEL_KEYS, QUANTIZATIONS
@@ -97,7 +97,8 @@ def commands_page() -> str:
     group: Any = get_command(app)
     parts = [
         f"# Commands\n\n{_MADE}",
-        "`specbench COMMAND --help` prints the same.",
+        "`specbench COMMAND --help` prints the same. `run`, `sweep-k` and `verify` print every "
+        "option with `--help-all`.",
         _table(("exit code", "meaning"), ((str(int(c)), _EXIT_CODES[c]) for c in ExitCode)),
         _UNDECIDED,
         _table(
@@ -159,9 +160,9 @@ def _records(command: Any) -> dict[str, tuple[str, str]]:
     context = command.make_context(command.name, [], resilient_parsing=True)
     found = {}
     for parameter in command.get_params(context):
-        record = parameter.get_help_record(context)
-        if record is not None and not record[0].endswith("--help"):
-            found[with_metavar(record[0])] = (panel_of(parameter), " ".join(record[1].split()))
+        typed, words = record_of(parameter, context)
+        if typed != "-h, --help":
+            found[typed] = (panel_of(parameter), " ".join(words.split()))
     return found
 
 

@@ -16,7 +16,7 @@ from specbench.cli.baseline import baseline
 from specbench.cli.check import check
 from specbench.cli.doctor import doctor
 from specbench.cli.export import export
-from specbench.cli.help import EXAMPLES, NEXT, Grouped
+from specbench.cli.help import EXAMPLES, NEXT, Commands, Grouped
 from specbench.cli.history import history
 from specbench.cli.import_results import import_results
 from specbench.cli.init import init
@@ -46,6 +46,7 @@ _STORING = ("run", "sweep-k", "pair", "import", "train")  # what was typed is in
 
 app = typer.Typer(
     name="specbench",
+    cls=Commands,
     help=(
         "Does speculative decoding pay off for your target, your GPU and "
         "your text - and with which draft, method and K?"
@@ -54,26 +55,36 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "run": spread(run),
-    "sweep-k": spread(sweep_k, draft="0..8"),
-    "pair": spread(pair),
-    "verify": spread(verify),
-    "inspect": spread(inspect_rounds),
-    "train": spread(train),
-    "report": spread(report),
-    "recommend": spread(recommend),
-    "export": spread(export),
-    "import": spread(import_results),
-    "history": spread(history),
-    "check": spread(check),
-    "baseline": spread(baseline),
-    "list": spread(list_things),
-    "doctor": spread(doctor),
-    "init": spread(init),
+_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "Measure": {
+        "run": spread(run),
+        "sweep-k": spread(sweep_k, draft="0..8"),
+        "pair": spread(pair),
+        "verify": spread(verify),
+        "inspect": spread(inspect_rounds),
+    },
+    "Read results": {
+        "report": spread(report),
+        "recommend": spread(recommend),
+        "history": spread(history),
+        "check": spread(check),
+        "baseline": spread(baseline),
+    },
+    "Deploy and exchange": {
+        "export": spread(export),
+        "import": spread(import_results),
+        "train": spread(train),
+    },
+    "Set up": {
+        "init": spread(init),
+        "doctor": spread(doctor),
+        "list": spread(list_things),
+    },
 }
-for _name, _command in _COMMANDS.items():
-    app.command(_name, cls=Grouped, epilog=f"Example: {EXAMPLES[_name]}")(_command)
+for _group, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        _epilog = f"Example: {EXAMPLES[_name]}"
+        app.command(_name, cls=Grouped, epilog=_epilog, rich_help_panel=_group)(_command)
 
 
 @app.callback(invoke_without_command=True)

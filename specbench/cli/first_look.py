@@ -84,15 +84,15 @@ def require_machine(machine: MachineSettings) -> None:
         )
 
 
-def require_writable(out: Path) -> None:
+def require_writable(out: Path, option: str = "--runs-dir") -> None:
     """UsageError for a folder that is a file, or that nobody may write to."""
     place = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not place.is_dir():
-        raise UsageError(f"--runs-dir {out}: {place} is a file; name a folder")
+        raise UsageError(f"{option} {out}: {place} is a file; name a folder")
     try:  # what a folder allows is not always what it takes: a full or special file system
         with tempfile.TemporaryDirectory(prefix=".specbench-", dir=place):
             pass
     except OSError as error:
         raise UsageError(
-            f"--runs-dir {out}: {place} is not writable ({error.strerror}); name another folder"
+            f"{option} {out}: {place} is not writable ({error.strerror}); name another folder"
         ) from None

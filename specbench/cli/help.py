@@ -1,9 +1,9 @@
-"""Help as plain text: options under the heading of their group, then an example."""
+"""Help as plain text: commands and options in groups, then an example."""
 
-import re
+from collections.abc import Iterator
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 EXAMPLES = {
     "run": "specbench run demo/draft --workload code",
@@ -38,11 +38,6 @@ Three things to do next:
 specbench --help lists every command."""
 
 
-# Types as typer writes them.
-_KIND = re.compile(r" <(?:list\[)?(int|float|path|Path|str)(?: range)?\]?>$")
-_METAVARS = {"int": "N", "float": "X", "path": "PATH", "Path": "PATH", "str": "TEXT"}
-
-
 # Options that had other names before 0.1.0, each with the names that took its place.
 _RENAMED = {
     "--acceptance": ("--simulate-acceptance",),
@@ -73,13 +68,78 @@ _RENAMED = {
     "--tokens": ("--num-tokens",),
     "--write": ("--output",),
 }
+# What an option's value looks like; a number if it is not listed.
+_PLACEHOLDERS = {
+    "ARGS": {"--engine-args"},
+    "COMMAND": {"--engine-command"},
+    "DIR": {"--runs-dir", "--search-dir"},
+    "DRAFT": {"--draft"},
+    "DURATION": {"--time-budget"},
+    "FIELD": {"--prompt-field"},
+    "FILE": {
+        *("--config", "--output", "--texts", "--step-times", "--engine-python"),
+        *("--html", "--junit", "--markdown"),
+    },
+    "K": {"--num-speculative-tokens"},
+    "KEYS": {"--allow-different"},
+    "LIMITS": {"--slo"},
+    "METRICS": {"--metric", "--fail-on"},
+    "MODEL": {"--target"},
+    "NAME": {
+        *("--workload", "--method", "--engine", "--device", "--dtype", "--pairing", "--gpu"),
+        *("--model-impl", "--cuda-graph", "--attention-backend", "--acceptance-rule"),
+        *("--format", "--objective"),
+    },
+    "PERCENT": {"--margin-of-error", "--detect"},
+    "RATES": {"--simulate-acceptance"},
+    "RUN": {"--run"},
+    "SECONDS": {"--startup-timeout"},
+    "SIZE": {"--gpu-memory", "--gpu-bandwidth"},
+    "TEXT": {"--prompt"},
+    "URL": {"--base-url"},
+    "VERSION": {"--engine-version"},
+}
+_WITH_RARE = ("run", "sweep-k", "verify")  # their --help leaves these out, --help-all does not
+_RARE = {
+    *("--model-impl", "--cuda-graph", "--attention-backend", "--simulate-acceptance"),
+    *("--dummy-weights", "--validate-forecast", "--acceptance-rule", "--ray", "--gpus-per-task"),
+    *("--config", "--threads", "--top-k", "--top-p", "--best-of", "--prompt-tokens"),
+    *("--prompt-field", "--engine-version", "--startup-timeout", "--seed", "--skip-memory-check"),
+}
+_ALL = "specbench.help_all"
+
+
+class Commands(TyperGroup):
+    """The commands, listed in groups."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Each group under its heading, a line per command."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        widest = max(map(len, self.commands))
+        for name, command in self.commands.items():
+            summary = command.get_short_help_str(formatter.width - 6 - widest)
+            group = getattr(command, "rich_help_panel", None) or "Commands"
+            groups.setdefault(group, []).append((name.ljust(widest), summary))
+        for heading, records in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The new name is suggested for a command that was renamed."""
+        if args[0] == "watch":
+            ctx.fail("No such command 'watch'. Did you mean 'inspect'?")
+        return super().resolve_command(ctx, args)
 
 
 class Grouped(TyperCommand):
-    """A command whose help lists options by group."""
+    """A command whose help lists options in groups, the rare ones only with --help-all."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The new name is suggested for an option that was renamed."""
+        """--help-all is --help with all options; an option that was renamed suggests its new
+        name."""
+        if "--help-all" in args:
+            ctx.meta[_ALL] = True
+            args = ["--help"]
         try:
             return super().parse_args(ctx, args)
         except Exception as error:  # NoSuchOption, which typer does not export
@@ -90,32 +150,67 @@ class Grouped(TyperCommand):
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Arguments, then each group, then what belongs to no group."""
+        """Arguments, then each group, then the options without a group."""
         panels: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                names, words = record
-                panels.setdefault(panel_of(parameter), []).append((with_metavar(names), words))
+        parameters = self.get_params(ctx)
+        has_rare = self.name in _WITH_RARE and not ctx.meta.get(_ALL)
+        for parameter in parameters:
+            if not (has_rare and _RARE.intersection(parameter.opts)):
+                panels.setdefault(panel_of(parameter), []).append(record_of(parameter, ctx))
         rest = panels.pop("Options", [])
+        if has_rare:
+            num_rare = sum(bool(_RARE.intersection(parameter.opts)) for parameter in parameters)
+            rest.append(("--help-all", f"Show this message with {num_rare} more options."))
         for heading, records in (*panels.items(), ("Options", rest)):
             with formatter.section(heading):
                 formatter.write_dl(records)
 
 
-def with_metavar(names: str) -> str:
-    """An option's names with what it takes as people write it: N, not <int range>.
+def record_of(parameter: Any, ctx: Any) -> tuple[str, str]:
+    """The names with a placeholder, then the help with bounds and default in words."""
+    if parameter.param_type_name == "argument":
+        dots = "..." if parameter.nargs != 1 and parameter.metavar is None else ""
+        typed = (parameter.metavar or parameter.name.upper()) + dots
+    else:
+        names = sorted(parameter.opts, key=lambda name: name.startswith("--"))
+        typed = " ".join([", ".join(names), *_placeholder(parameter)])
+    return typed, " ".join([parameter.help or "", *_bounds(parameter), *_default(parameter, ctx)])
 
-    An argument has a name already, so its type is left out.
-    """
-    kind = _KIND.search(names)
-    if kind is None:
-        return names
-    return names[: kind.start()] + (f" {_METAVARS[kind[1]]}" if names.startswith("-") else "")
+
+def _placeholder(parameter: Any) -> Iterator[str]:
+    if parameter.is_flag:
+        return
+    known = (p for p, names in _PLACEHOLDERS.items() if not names.isdisjoint(parameter.opts))
+    yield parameter.metavar or next(known, "N")
+
+
+def _bounds(parameter: Any) -> Iterator[str]:
+    least, most = (getattr(parameter, name, None) for name in ("min", "max"))
+    if most is not None:
+        yield f"From {_number(least)} to {_number(most)}."
+    elif least is not None:
+        yield f"At least {_number(least)}."
+
+
+def _default(parameter: Any, ctx: Any) -> Iterator[str]:
+    if parameter.required:
+        yield "Required."
+    elif isinstance(parameter.show_default, str):
+        yield f"Default: {parameter.show_default}."
+    elif parameter.show_default and not getattr(parameter, "is_flag", False):
+        value = parameter.get_default(ctx)
+        if value is not None:
+            yield f"Default: {_number(value)}."
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def panel_of(parameter: Any) -> str:
-    """The heading under which an option stands."""
+    """The heading above an option."""
     if parameter.param_type_name == "argument":
         return "Arguments"
     return getattr(parameter, "rich_help_panel", None) or "Options"

@@ -17,7 +17,10 @@ from specbench.whole_file import write_new
 if TYPE_CHECKING:
     from specbench.inputs.pairing import Pairing
 
-_Folder = Annotated[Path, typer.Argument(help="Folder to write to; files there are kept.")]
+_Folder = Annotated[
+    Path,
+    typer.Argument(help="Folder to write to; files there are kept.", show_default="this folder"),
+]
 
 PAIRINGS, PROMPTS, WORKFLOW = "pairings.yaml", "prompts.jsonl", ".github/workflows/specbench.yml"
 _DEMO = OwnPair(target="demo:target", drafts=["demo:draft", "ngram"])

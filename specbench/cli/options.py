@@ -18,15 +18,15 @@ Resume = Annotated[
     str | None,
     typer.Option(
         metavar="[RUN]",
-        help="Resume an interrupted run with its original settings (default: latest).",
-        show_default=False,
+        help="Resume an interrupted run with its original settings.",
+        show_default="latest",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan without measuring.")]
 Force = Annotated[
     bool,
     typer.Option(
-        "--skip-memory-check", help="Start even where the models seem too large for the memory."
+        "--skip-memory-check", help="Start even if the models seem too large for the memory."
     ),
 ]
 Ray = Annotated[
@@ -43,8 +43,8 @@ GpusPerCell = Annotated[
     typer.Option(
         "--gpus-per-task",
         min=0,
-        help="With --ray: GPUs of a cell.  [default: 1 where there are any]",
-        show_default=False,
+        help="With --ray: GPUs per task.",
+        show_default="1 if the nodes have any",
     ),
 ]
 
@@ -135,7 +135,6 @@ def _as_typer(
     name: str, kind: Any, option: Option, default: Any, panel: str | None
 ) -> tuple[Any, Any]:
     """The annotation that typer wants, and the default as it is typed."""
-    metavar = None if kind in (bool, int, float) else option.names_of(name)[0].strip("-").upper()
     if option.is_repeated:
         kind, default = list[str] | None, None
     elif option.read is not None or choices_of(kind):
@@ -145,7 +144,6 @@ def _as_typer(
         return Annotated[kind, made], default
     made = typer.Option(
         *option.names_of(name),
-        metavar=metavar,
         rich_help_panel=panel,
         help=option.help,
         min=option.min,

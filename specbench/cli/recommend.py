@@ -14,7 +14,7 @@ from specbench.exit_code import ExitCode
 def recommend(
     run: Annotated[
         str | None,
-        typer.Argument(help="Run id or folder (default: latest).", show_default=False),
+        typer.Argument(help="Run id or folder.", show_default="latest"),
     ] = None,
     objective: Annotated[
         str,

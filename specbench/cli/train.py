@@ -100,7 +100,7 @@ def train(
     budget_s = parse_seconds(budget) if budget is not None else None
     spec = _spec(target, pairings_file)
     require_machine(machine)
-    require_writable(out)
+    require_writable(out, "--output")
 
     from specbench.cli.progress import ProgressWatch
 

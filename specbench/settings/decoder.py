@@ -8,7 +8,10 @@ from specbench.settings.words import parse_acceptance
 
 Forward = Annotated[
     Literal["auto", "stock", "fused"],
-    Option(names=("--model-impl",), help="auto, stock or fused (dense Llama family)."),
+    Option(
+        names=("--model-impl",),
+        help="Forward pass: auto, stock (transformers) or fused (dense Llama family).",
+    ),
 ]
 Graph = Annotated[
     Literal["auto", "off", "step", "round"],
@@ -18,8 +21,8 @@ Kernels = Annotated[
     Literal["auto", "triton", "flash_attn", "flash", "efficient", "cudnn", "torch", "plain"],
     Option(
         names=("--attention-backend",),
-        help="Attention: auto (the fastest here), triton, flash_attn, flash, efficient, cudnn, "
-        "torch or plain.",
+        help="Attention: auto (the fastest on this machine), triton, flash_attn, flash, efficient, "
+        "cudnn, torch or plain.",
     ),
 ]
 
@@ -36,14 +39,14 @@ class DecoderSettings:
         Option(
             names=("--simulate-acceptance",),
             read=parse_acceptance,
-            help="Simulate acceptance: 0.7, 0.8,0.6 or histogram:40,20,40. Speeds are real, texts "
-            "are not.",
+            help="Acceptance rates to simulate: 0.7, 0.8,0.6 (by position) or "
+            "histogram:40,20,40. Speeds are real, texts are not.",
             shown=False,
         ),
     ] = None
-    dummy_weights: Annotated[bool, Option(help="Use random weights, from the config alone.")] = (
-        False
-    )
+    dummy_weights: Annotated[
+        bool, Option(help="Use random weights; only the config is needed.")
+    ] = False
 
     @property
     def is_synthetic(self) -> bool:

@@ -41,16 +41,16 @@ PairingNames = Annotated[
         is_argument=True,
         is_repeated=True,
         read=tuple,
-        help="target/drafter, or a target for all its drafters (default: the file's).",
-        shown=False,
+        help="target/drafter, or a target for all its drafters.",
+        shown="the pairings that the file names",
     ),
 ]
 PairingsFile = Annotated[
     Path | None,
     Option(
         names=("--config", "-c"),
-        help="Pairings file to use.",
-        shown="./pairings.yaml, else the shipped one",
+        help="Pairings file.",
+        shown="./pairings.yaml, or the shipped one",
     ),
 ]
 Workloads = Annotated[
@@ -59,23 +59,23 @@ Workloads = Annotated[
         names=("--workload", "-w"),
         is_repeated=True,
         read=_workloads,
-        help="Workload name, or JSONL or JSON file; repeat it or separate with commas.  "
-        f"[default: {', '.join(DEFAULT_WORKLOADS)}]",
-        shown=False,
+        help="Workloads: names, JSONL or JSON files. Separate them with commas, or repeat the "
+        "option.",
+        shown=", ".join(DEFAULT_WORKLOADS),
     ),
 ]
 PromptField = Annotated[
     str | None,
     Option(
-        help="Field that holds the prompt in the rows of a file: question, or body.text.",
-        shown="as published sets have it",
+        help="Field of a file's rows that contains the prompt, such as question or body.text.",
+        shown="the field that published prompt sets use",
     ),
 ]
 K = Option(
     names=("-k", "--num-speculative-tokens"),
     read=_draft,
     help="K: a number, a range or a list (4, 0..8 or 1,2,4), auto, or 0..8,auto.",
-    shown=f"the pairing's, else {DEFAULT_K}",
+    shown=f"the pairing's, or {DEFAULT_K}",
 )
 Temperatures = Annotated[
     tuple[float, ...],
@@ -87,21 +87,21 @@ Temperatures = Annotated[
 ]
 MaxNewTokens = Annotated[
     int | None,
-    Option(min=2, max=131072, help="Maximum tokens per answer.", shown="workload's"),
+    Option(min=2, max=131072, help="Maximum tokens per answer.", shown="the workload's"),
 ]
 PROMPTS = Option(
     names=("--num-prompts",),
     min=1,
     help="Prompts per workload.",
-    shown="10; 3 per concurrent request; with --time-budget or --margin-of-error: all",
+    shown="10, or 3 per concurrent request; all with --time-budget or --margin-of-error",
 )
 BudgetS = Annotated[
     float | None,
     Option(
         names=("--time-budget",),
         read=parse_seconds,
-        help="Measure for about this long, such as 3m; sets prompts and repeats. Loading and "
-        "warm-up are not cut short.",
+        help="Measure for about this long, such as 3m. It sets the numbers of prompts and repeats. "
+        "Loading and warm-up are not cut short.",
         shown=False,
     ),
 ]
@@ -110,8 +110,8 @@ Engines = Annotated[
     Option(
         names=("--engine",),
         read=lambda text: parse_names("--engine", text, ENGINES),
-        help="builtin, transformers, or a server: vllm, sglang, tensorrt_llm, llama_cpp, openai; "
-        "several: builtin,vllm.",
+        help="builtin, transformers, or a server: vllm, sglang, tensorrt_llm, llama_cpp, openai. "
+        "Several: builtin,vllm.",
     ),
 ]
 Seed = Annotated[int, Option(min=0, help="Seed for prompts, order and sampling.")]
@@ -128,7 +128,7 @@ class WorkloadSettings:
         str | None,
         Option(
             names=("--method",),
-            help="Only these methods, such as eagle,ngram; all: every one.",
+            help="Only these methods, such as eagle,ngram, or all.",
             shown="every method of the pairings",
             is_stored=False,  # of a run that is planned, `pairings` are those that are left
         ),
@@ -165,7 +165,7 @@ class EffortSettings:
             min=1,
             max=100_000,
             help="Requests per pass, or per session of a server; they cycle over the prompts.",
-            shown="the prompts once",
+            shown="each prompt once",
         ),
     ] = None
     num_repeats: Annotated[
@@ -175,7 +175,8 @@ class EffortSettings:
             min=1,
             max=100,
             help="How often each prompt is run.",
-            shown="1; sampling, --time-budget or --margin-of-error: 3; concurrent requests: 6",
+            shown="1; 3 above temperature 0 and with --time-budget or --margin-of-error; 6 with "
+            "concurrent requests",
         ),
     ] = None
     budget_s: BudgetS = None
@@ -184,7 +185,7 @@ class EffortSettings:
         Option(
             names=("--margin-of-error",),
             read=parse_share,
-            help="Stop once the best K's speed-up is known within +- this, such as 2%.",
+            help="Stop once the best K's speedup is known within plus or minus this, such as 2%.",
             shown=False,
         ),
     ] = None
@@ -213,7 +214,7 @@ class LoadSettings:
         Option(
             min=0.001,
             help="Poisson arrivals per second.",
-            shown="closed loop: the next request starts when one ends",
+            shown="none; a request starts when another ends",
         ),
     ] = None
     slo: Annotated[  # seconds by metric; None: the fastest is best
@@ -222,7 +223,7 @@ class LoadSettings:
             read=parse_limits,
             help="Choose K by goodput: requests per second within these limits, such as "
             "ttft=200ms,tpot=20ms; also request_latency.",
-            shown="choose K by speed",
+            shown="the fastest K",
         ),
     ] = None
     num_samples: Annotated[  # above 1: also a cell with so many answers to a prompt
@@ -231,7 +232,7 @@ class LoadSettings:
             names=("--best-of",),
             min=1,
             max=256,
-            help="Best of N: decode N answers per prompt together, compared with one alone.",
+            help="Decode N answers per prompt together, and compare that with a single answer.",
         ),
     ] = 1
     contexts: Annotated[  # tokens that prompts are lengthened to; (): as they are
@@ -252,15 +253,15 @@ class ForecastSettings:
     forecast: Annotated[  # and then the best few K are measured alone
         bool,
         Option(
-            help="Trace drafts along the target's own text, time a few rounds at every K, then "
-            "measure only the K that may be best.",
+            help="Trace draft tokens along the target's own text, time a few rounds at every K, "
+            "then measure only the K that may be best.",
         ),
     ] = False
     exhaustive: Annotated[
         bool,
         Option(
             names=("--validate-forecast",),
-            help="With --forecast: measure every K anyway, to see how accurate forecasts are here.",
+            help="With --forecast: measure every K, to see how accurate the forecasts are.",
         ),
     ] = False
     costs: Annotated[  # files or addresses
@@ -269,8 +270,8 @@ class ForecastSettings:
             names=("--step-times",),
             is_repeated=True,
             read=tuple,
-            help="Step times of your serving engine: a table, a `vllm bench serve` result or a "
-            "server's address; may be repeated. Forecasts that engine's best K and measures none "
+            help="Step times of your serving engine: a table, a `vllm bench serve` result, a run "
+            "or a server's URL. Repeatable. Forecasts that engine's best K, and measures none "
             "here.",
             shown=False,
         ),
@@ -280,7 +281,7 @@ class ForecastSettings:
         Option(
             help="How that engine drafts above temperature 0: exact (sampled from the draft's "
             "distribution) or greedy_draft.",
-            shown="greedy_draft for vLLM, else exact",
+            shown="greedy_draft for vLLM, exact for others",
         ),
     ] = None
     most_drafters: int | None = None  # `pair --measure-top`: so many in each setting; None: all
@@ -293,7 +294,9 @@ class MachineSettings:
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1.")] = "auto"
     dtype: Annotated[
         str | None,
-        Option(help="float32, bfloat16 or float16.", shown="float32 on a CPU, else the model's"),
+        Option(
+            help="float32, bfloat16 or float16.", shown="float32 on a CPU, the model's on a GPU"
+        ),
     ] = None
     threads: Annotated[
         int | None,

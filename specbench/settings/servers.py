@@ -18,8 +18,8 @@ class ServerSettings:
             names=("--base-url",),
             is_repeated=True,
             read=tuple,
-            help="Measure a running server, such as http://localhost:8000 (#k=4: at that K); "
-            "repeat it for other K and for replicas. Without it the engine is started.",
+            help="Measure a running server, such as http://localhost:8000 (with #k=4 if its K is "
+            "4). Repeat it for other K and for replicas. Without it the engine is started.",
             shown=False,
         ),
     ] = ()
@@ -29,7 +29,7 @@ class ServerSettings:
             names=("--engine-command",),
             help="Command that starts the engine, with {args} and {port}, such as "
             "'docker run --network host IMAGE {args}'.",
-            shown="the engine's own",
+            shown="the engine's",
         ),
     ] = None
     engine_python: Annotated[
@@ -49,7 +49,7 @@ class ServerSettings:
         str | None,
         Option(
             help="Version of the engine, whose flags differ between releases.",
-            shown="asked of --engine-python, else the newest known",
+            shown="what --engine-python reports, or the newest known",
         ),
     ] = None
     cycles: Annotated[
@@ -58,8 +58,8 @@ class ServerSettings:
             names=("--restart-cycles",),
             min=2,
             max=100,
-            help="Cycles of sessions; each starts every K twice.",
-            shown="4 or more, by the noise measured",
+            help="How often to restart the server at every K; each cycle starts it twice per K.",
+            shown="4 to 12, by the measured noise",
         ),
     ] = None
     num_warmups: Annotated[
@@ -68,8 +68,8 @@ class ServerSettings:
             names=("--warmup",),
             min=0,
             max=100_000,
-            help="Requests before each session and concurrency that are not measured.",
-            shown="by the concurrency",
+            help="Requests before each session and concurrency that are not counted.",
+            shown="by concurrency",
         ),
     ] = None
     prefix_cache: Annotated[

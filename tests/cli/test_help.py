@@ -30,10 +30,92 @@ COMMANDS = (
 )
 
 
-def test_help_names_every_command(tmp_path):
+def test_help_names_every_command_in_its_group(tmp_path):
     ran = specbench("--help", cwd=tmp_path)
     assert (ran.code, ran.err) == (0, "")
-    assert all(f"\n  {command} " in ran.out for command in COMMANDS)
+    groups = dict(re.findall(r"^([A-Z][a-z ]+):\n((?:  .+\n)+)", ran.out, re.MULTILINE))
+    listed = {
+        heading: re.findall("^  ([a-z]\\S+) ", lines, re.MULTILINE)
+        for heading, lines in groups.items()
+    }
+    assert listed == {
+        "Options": [],
+        "Measure": ["run", "sweep-k", "pair", "verify", "inspect"],
+        "Read results": ["report", "recommend", "history", "check", "baseline"],
+        "Deploy and exchange": ["export", "import", "train"],
+        "Set up": ["init", "doctor", "list"],
+    }
+
+
+@pytest.mark.parametrize("command", ["run", "sweep-k", "verify"])
+def test_rare_options_are_in_help_all_only(command, tmp_path):
+    usual, everything = (
+        set(
+            re.findall(
+                "^  (-.*?)(?:  |$)", specbench(command, option, cwd=tmp_path).out, re.MULTILINE
+            )
+        )
+        for option in ("--help", "--help-all")
+    )
+    rare = everything - usual
+    assert usual - everything == {"--help-all"}
+    assert {"--threads N", "-c, --config FILE"} <= rare
+    words = f"with {len(rare)} more options."
+    assert words in specbench(command, "--help", cwd=tmp_path).out
+    assert len(usual) <= 33
+
+
+@pytest.mark.parametrize(
+    ("typed", "suggested"),
+    [
+        ("run --budget 3m", ["--time-budget"]),
+        ("run --precision 2%", ["--margin-of-error"]),
+        ("verify --precision 1%", ["--detect"]),
+        ("run --context 4k", ["--prompt-tokens"]),
+        ("pair demo --context 4k", ["--plan-context"]),
+        ("report --out reports", ["--runs-dir"]),
+        ("train eagle --prompts a.jsonl", ["--workload"]),
+        ("watch demo/draft", ["'inspect'"]),
+    ],
+)
+def test_an_old_name_suggests_the_new_one(typed, suggested, tmp_path):
+    ran = specbench(*typed.split(), cwd=tmp_path)
+    assert ran.code == 2
+    *_, said = ran.err.splitlines()
+    assert (
+        re.findall(r"(?<=[ (])(--[a-z-]+|'inspect')(?=[,)?])", said.partition(":")[2]) == suggested
+    )
+
+
+def test_bounds_and_defaults_are_in_words(tmp_path):
+    out = " ".join(specbench("run", "--help-all", cwd=tmp_path).out.split())
+    assert "--top-p N Nucleus sampling; 1 is off. From 0 to 1. Default: 1." in out
+    assert "--threads N CPU threads. At least 1. Default: the fastest in a short trial." in out
+    assert "--runs-dir DIR Folder where runs are stored. Default: reports." in out
+    assert "<=x" not in out
+    required = " ".join(specbench("train", "--help", cwd=tmp_path).out.split())
+    assert "METHOD Method whose head is trained, such as eagle3. Required." in required
+
+
+def test_every_value_but_a_number_has_a_placeholder_of_its_own(tmp_path):
+    numbers = set()
+    for command in COMMANDS:
+        out = specbench(command, "--help-all", cwd=tmp_path).out
+        numbers |= set(re.findall("^  (?:-., )?(--\\S+) N(?:  |$)", out, re.MULTILINE))
+        assert not re.search(r"<(?:list|int|float|str|path)", out), command
+    kinds = {
+        ", ".join(parameter.opts): str(parameter.type_descriptor.annotation)
+        for command in get_command(app).commands.values()
+        for parameter in command.params
+        if numbers.intersection(parameter.opts)
+    }
+    lists = {name for name, kind in kinds.items() if "int" not in kind and "float" not in kind}
+    assert lists == {
+        "--temperature",
+        "--concurrency, --max-concurrency",
+        "--prompt-tokens",
+        "--plan-context",
+    }
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -106,15 +188,6 @@ def test_the_gates_help_has_the_tolerances_that_it_judges_by(tmp_path):
     for one in {*gpu, *cpu}:
         assert f"{one.metric}:{100 * one.share:.3g}%" in said
     assert "onaCPU" in said
-
-
-def test_help_names_what_an_option_takes_as_people_do(tmp_path):
-    for command in COMMANDS:
-        out = specbench(command, "--help", cwd=tmp_path).out
-        assert not re.search(r"<(?:list|int|float|str|path)", out), command
-    out = specbench("run", "--help", cwd=tmp_path).out
-    assert "--top-k N " in out
-    assert "[[" not in out
 
 
 def test_a_run_far_over_its_budget_says_so():
