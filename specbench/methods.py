@@ -90,8 +90,8 @@ class Parameter:
         if isinstance(self.allowed, range):
             return f"a whole number from {self.allowed.start} to {self.allowed.stop - 1}"
         if self.allowed is not None:
-            *others, last = self.allowed
-            return f"{', '.join(others)} or {last}" if others else last
+            *first, last = self.allowed
+            return f"{', '.join(first)} or {last}" if first else last
         return _WORDS[type(self.default)]
 
 
@@ -436,9 +436,9 @@ def _dflash_depth(settings: Settings, head: OpenHead, vocab_size: VocabSize) -> 
     return DFlashStyle.of(files).depth if files else NEW_BLOCK_SIZE - 1
 
 
-def num_first_layers(asked: int, most: int) -> int:
+def num_first_layers(requested: int, most: int) -> int:
     """How many of the target's `most` layers draft; 0 asks for a quarter of them."""
-    return asked or max(most // 4, 1)
+    return requested or max(most // 4, 1)
 
 
 def lookahead_depth(ngram: int) -> int:

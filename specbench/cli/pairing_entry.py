@@ -21,10 +21,10 @@ def pairing_entry(
     `word` is the target as the command line named it. The entry is of a drafter where the file
     has the target, of a target where it has not, and a whole file where there is none.
     """
-    from specbench.fit.pairings_file import beside
+    from specbench.fit.pairings_file import relative_path
 
     file = pairings_file or Path(FILE)
-    drafter = {head.name: {"method": method, "model": beside(head, file.parent)}}
+    drafter = {head.name: {"method": method, "model": relative_path(head, file.parent)}}
     known = _target_of(file, word, target) if file.exists() else None
     if known is not None:
         return f"To measure it, add under `drafters:` of {known.name} in {file}\n" + _lines(
@@ -51,10 +51,14 @@ def _target_of(file: Path, word: str, spec: "ModelSpec") -> "Target | None":
 
 
 def _as_written(target: "ModelSpec", file: Path) -> str:
-    from specbench.fit.pairings_file import beside
+    from specbench.fit.pairings_file import relative_path
 
     is_name = target.source.startswith(("demo:", "shape:"))
-    return target.source if is_name or target.folder is None else beside(target.folder, file.parent)
+    return (
+        target.source
+        if is_name or target.folder is None
+        else relative_path(target.folder, file.parent)
+    )
 
 
 def _lines(entry: dict[str, Any], depth: int) -> str:

@@ -27,9 +27,9 @@ class _Anchor:
         while anchor._before is not None:
             chain.append((anchor, anchor._before))
             anchor = anchor._before
-        for one, before in reversed(chain):
-            one._at_s = before._at_s + before.event.elapsed_time(one.event) / 1000
-            one._before = None  # known now, and earlier events may go
+        for mark, before in reversed(chain):
+            mark._at_s = before._at_s + before.event.elapsed_time(mark.event) / 1000
+            mark._before = None  # known now, and earlier events may go
         return self._at_s
 
 

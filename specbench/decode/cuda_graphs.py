@@ -93,8 +93,8 @@ class CudaGraphs:
     @property
     def reserved_bytes(self) -> int:
         held = list(self._alive.values())
-        pools = {id(one.pool): one.pool.reserved_bytes for one in held}
-        return sum(pools.values()) + sum(one.own_bytes for one in held)
+        pools = {id(memory.pool): memory.pool.reserved_bytes for memory in held}
+        return sum(pools.values()) + sum(memory.own_bytes for memory in held)
 
     def capture(self, run: Callable[[], T], *, num_warm_ups: int = NUM_WARM_UPS) -> Captured[T]:
         began_s = time.perf_counter()

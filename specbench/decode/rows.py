@@ -50,8 +50,8 @@ class Rows:
         self.target = target
         self.drafter = drafter
         self.prefill_chunk = prefill_chunk
-        own = drafter.footprint.runner
-        self._runners = [target, *([own] if own else [])]
+        draft_runner = drafter.footprint.runner
+        self._runners = [target, *([draft_runner] if draft_runner else [])]
         self._all = State.allocate(num_rows, capacity, list(eos_ids), target.device)
         self.state = self._all
 

@@ -61,10 +61,10 @@ def check_predicted_output(
         proposal = proposal._replace(tokens_BK=proposal.tokens_BK[:, :drafted])
         span = min(rounded_up(length + drafted + 1), rows.capacity)
         report_BR = finish_round(rows.target, drafter, state, sampler, proposal, span, verifier)
-        _, accepted, emitted, left, *said = report_BR[0].tolist()
+        _, accepted, emitted, left, *round_tokens = report_BR[0].tolist()
         drafter.catch_up(state, emitted, span)  # more than a round's `propose` looks back
         length += emitted
-        tokens += said[:emitted]
+        tokens += round_tokens[:emitted]
         num_drafted += drafted
         num_accepted += accepted
         if accepted < drafted:
@@ -244,9 +244,9 @@ class Serving:
 
     def _length_bound(self, request: int) -> int:
         """Committed tokens of a request at most, rounds under way included."""
-        asked = self._requests[request]
-        known = len(asked.prompt_ids) + len(self._progress[request].output) - 1
-        return min(known + self._progress[request].num_pending_tokens, asked.num_tokens - 1)
+        wanted = self._requests[request]
+        known = len(wanted.prompt_ids) + len(self._progress[request].output) - 1
+        return min(known + self._progress[request].num_pending_tokens, wanted.num_tokens - 1)
 
     def _num_emitted_bound(self, request: int) -> int:
         """Tokens at most that a request was given since its prefill."""

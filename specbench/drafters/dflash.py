@@ -107,9 +107,9 @@ class DFlashHead:
     @property
     def reads_to_say(self) -> tuple[Tensor, ...]:
         """The tensors that `logits` reads."""
-        own, lm_head = tensors_of(self.model.layers, self.model.norm), self.model.lm_head
+        layer_tensors, lm_head = tensors_of(self.model.layers, self.model.norm), self.model.lm_head
         says = output_weights(self._target) if lm_head is None else tensors_of(lm_head)
-        return (*own, *says)
+        return (*layer_tensors, *says)
 
     def num_places(self, k: int) -> int:
         """Tokens of a block with k drafts."""

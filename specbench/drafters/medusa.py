@@ -115,11 +115,13 @@ class Medusa(PlainDrafter):
         target, checkpoint = parts.target, parts.checkpoint()
         self.heads = MedusaHeads(checkpoint, target)
         self._last_RF = torch.empty(0, target.hidden_size)
-        own = MedusaTree.of(
+        medusa_tree = MedusaTree.of(
             checkpoint, kind=tree, max_drafts=max_drafts, vocab_size=target.vocab_size
         )
-        self.trees = None if tree == "chain" else StaticTrees(own.topology, target.device)
-        self.traits = Traits(features=(target.num_layers,), max_k=own.depth, chains_nest=True)
+        self.trees = None if tree == "chain" else StaticTrees(medusa_tree.topology, target.device)
+        self.traits = Traits(
+            features=(target.num_layers,), max_k=medusa_tree.depth, chains_nest=True
+        )
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:

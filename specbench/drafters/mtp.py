@@ -246,9 +246,9 @@ def _decoder_fields(given: Mapping[str, Any], family: Family) -> dict[str, Any]:
     The files are not trusted, and transformers takes more than sizes from a config: an
     implementation of attention may name a repository whose code it fetches and runs.
     """
-    own = type(AutoConfig.for_model(family.decoder))
-    known = {f.name for f in fields(own)} - {f.name for f in fields(PreTrainedConfig)}
-    known |= {*own.attribute_map, *_BESIDE_FIELDS}
+    config_class = type(AutoConfig.for_model(family.decoder))
+    known = {f.name for f in fields(config_class)} - {f.name for f in fields(PreTrainedConfig)}
+    known |= {*config_class.attribute_map, *_BESIDE_FIELDS}
     return {name: value for name, value in given.items() if name in known}
 
 
@@ -267,27 +267,27 @@ def load_layers(layers: nn.ModuleList, checkpoint: Checkpoint, target: Runner) -
 
     The embedding is the target's. So is the head, unless the files have another one.
     """
-    found, V, F = layer_tensors(checkpoint), target.vocab_size, target.hidden_size
+    stored, V, F = layer_tensors(checkpoint), target.vocab_size, target.hidden_size
     files = {
         name: (file_name(checkpoint, name), shape)
         for name, shape in layer_shapes(layers, family_of(checkpoint)).items()
     }
     needed: dict[str, tuple[int, ...]] = {}
     for file, shape in files.values():
-        needed |= by_expert(file, shape, found.tensors)
+        needed |= by_expert(file, shape, stored.tensors)
     heads = copies(checkpoint, "head")
     beside = frozenset([*heads, *copies(checkpoint, "embedding")])
-    found.require(needed | dict.fromkeys(beside, (V, F)), beside)
+    stored.require(needed | dict.fromkeys(beside, (V, F)), beside)
 
     def placed(name: str, tensor: Tensor) -> Tensor:
         dtype = torch.float32 if name.endswith(_ALWAYS_FLOAT32) else target.dtype
         return tensor.to(target.device, dtype)
 
     for name, (file, shape) in files.items():
-        tensor = placed(name, joined_experts(file, shape, found.tensors))
+        tensor = placed(name, joined_experts(file, shape, stored.tensors))
         layers.load_state_dict({name: tensor}, strict=False, assign=True)
     for layer, file in zip(layers, heads, strict=False):
-        head_VF = found.tensors.get(file)
+        head_VF = stored.tensors.get(file)
         if head_VF is None or _is_same(head_VF, checkpoint.tensors.get("lm_head.weight")):
             continue
         own_VF = placed(file, head_VF)
@@ -297,11 +297,11 @@ def load_layers(layers: nn.ModuleList, checkpoint: Checkpoint, target: Runner) -
     layers.requires_grad_(False).eval()
 
 
-def _is_same(one: Tensor, other: Tensor | None) -> bool:
+def _is_same(tensor: Tensor, other: Tensor | None) -> bool:
     """Asked of plain tensors alone: a packed one is never taken for a copy."""
     if other is None or type(other.data) is not Tensor:
         return False
-    return (one.shape, one.dtype) == (other.shape, other.dtype) and torch.equal(one, other)
+    return (tensor.shape, tensor.dtype) == (other.shape, other.dtype) and torch.equal(tensor, other)
 
 
 def new_mtp_checkpoint(config: Any, seed: int, *, num_layers: int) -> Checkpoint:

@@ -65,7 +65,9 @@ class StringMatch(RetokenizedModel):
         out whole; else by itself, and not at all where its text would not.
         """
         end = next((i for i, token in enumerate(guessed) if token in self._specials), len(guessed))
-        special = [own for token in guessed[end : end + 1] for own in self._specials[token]]
+        special = [
+            target_id for token in guessed[end : end + 1] for target_id in self._specials[token]
+        ]
         text = self._draft.text(guessed[:end])
         if not text:
             return special

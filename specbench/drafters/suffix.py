@@ -380,8 +380,8 @@ class Suffix(PlainDrafter):
     def _keep_answer(self, number: int) -> None:
         row = self._rows[number]
         if row is not None:
-            others = [other.prompt for other in self._rows if other and other is not row]
-            self._answers.add(row.prompt, row.text[len(row.prompt) :], others)
+            prompts = [other.prompt for other in self._rows if other and other is not row]
+            self._answers.add(row.prompt, row.text[len(row.prompt) :], prompts)
 
     def _held(self, state: State, i: int) -> _RowIndex | None:
         return self._rows[state.first_row + i]

@@ -33,7 +33,11 @@ class TokenIntersection(RetokenizedModel):
         super().__init__(parts)
         # A tokenizer may have ids that its model has no row for.
         width, own_width = parts.target.vocab_size, self.runner.vocab_size
-        pairs = [(i, own) for i, own in draft_ids.items() if i < width and own < own_width]
+        pairs = [
+            (i, target_id)
+            for i, target_id in draft_ids.items()
+            if i < width and target_id < own_width
+        ]
         if not pairs:
             raise CompatibilityError(NOTHING_IN_COMMON)
         self._target_S, self._draft_S = torch.tensor(pairs, device=parts.target.device).T

@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from specbench.engines.refusals import device_errors_told
 from specbench.errors import ModelError, SpecbenchError, first_line
 from specbench.forward.attention.stock import attend_by
-from specbench.models.library_errors import raised_by_model
+from specbench.models.library_errors import model_failure
 
 
 def twin(model: Any) -> Any:
@@ -56,7 +56,7 @@ def refusals_told(module: Any, method: str) -> Iterator[None]:
         raise
     except Exception as error:
         is_refusal = isinstance(error, ValueError | RuntimeError)
-        if isinstance(error, SpecbenchError) or not (is_refusal or raised_by_model(error)):
+        if isinstance(error, SpecbenchError) or not (is_refusal or model_failure(error)):
             raise
         raise ModelError(
             f"transformers cannot run {method} on {type(module).__name__}: {first_line(error)}; "

@@ -14,7 +14,7 @@ from specbench.errors import (
     first_line,
 )
 from specbench.files.config import ELSEWHERE
-from specbench.models.library_errors import is_of_device, raise_if_device_lost, raised_by_model
+from specbench.models.library_errors import is_of_device, model_failure, raise_if_device_lost
 
 # A refusal is a stored result, and the rest of the run continues.
 REFUSALS = (
@@ -30,8 +30,8 @@ def failures_told() -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if raised := raised_by_model(error):
-                raise ModelError(f"{raised.model}: {raised.words}; {ELSEWHERE}") from error
+            if failure := model_failure(error):
+                raise ModelError(f"{failure.model}: {failure.words}; {ELSEWHERE}") from error
             raise
 
 

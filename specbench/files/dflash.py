@@ -141,8 +141,8 @@ def _refuse_relatives(files: HeadFiles[Shaped], given: Fields) -> None:
         kind = files.fields.text(SPECULATORS)
         raise ModelError(f"{files.source}: {SPECULATORS} is {kind}; dflash is supported")
     # The layer's own config names the target's class.
-    if others := [n for n in files.fields.texts("architectures") if n not in _ARCHITECTURES]:
-        raise ModelError(f"{files.source}: architecture {others[0]}; {known} is supported")
+    if unknown := [n for n in files.fields.texts("architectures") if n not in _ARCHITECTURES]:
+        raise ModelError(f"{files.source}: architecture {unknown[0]}; {known} is supported")
     if (projector := given.text("projector_type")) not in (None, "dflash"):
         raise ModelError(
             f"{files.source}: projector_type is {projector}: a head over DFlash's own, which is "
@@ -172,6 +172,6 @@ def _causal_layers(
     """Layers with windows, unless the config says it for all: under names of several projects."""
     if is_speculators and given.flag("sliding_window_non_causal"):
         return (False,) * len(windows)
-    told = (given.flag(name) for name in ("is_causal", "causal"))
-    of_all = next((is_so for is_so in told if is_so is not None), None)
+    flags = (given.flag(name) for name in ("is_causal", "causal"))
+    of_all = next((is_so for is_so in flags if is_so is not None), None)
     return tuple(bool(window) if of_all is None else of_all for window in windows)

@@ -119,8 +119,8 @@ def _refuse_other_kinds(config: Fields, inner: Fields | None, *, is_parallel: bo
 
 def _mask_id(config: Fields) -> int:
     """Under the names that there are: speculators', vLLM's for others. ModelError."""
-    found = (config.whole(name) for name in MASK_IDS)
-    mask_id = next((i for i in found if i is not None), None)
+    mask_ids = (config.whole(name) for name in MASK_IDS)
+    mask_id = next((i for i in mask_ids if i is not None), None)
     if mask_id is None:
         raise ModelError(
             f"{config.source}: its config lacks {MASK_IDS[0]}, the token that stands for those "
@@ -200,5 +200,5 @@ def eagle_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
 def eagle_has_bias(files: HeadFiles[Shaped]) -> bool:
     """Whether the product that joins a token with a state adds a bias; SafeAILab's does."""
     given = files.fields
-    told = (given.flag(name) for name in ("fusion_bias", "bias"))
-    return next((is_so for is_so in told if is_so is not None), not given.has(SPECULATORS))
+    flags = (given.flag(name) for name in ("fusion_bias", "bias"))
+    return next((is_so for is_so in flags if is_so is not None), not given.has(SPECULATORS))

@@ -95,9 +95,9 @@ class HeadFiles(Generic[T_co]):
         missing = sorted(needed - set(self.tensors))
         surplus = sorted(set(self.tensors) - set(shapes))
         wrong = [
-            f"{name} is {found}, not {shape}"
+            f"{name} is {stored}, not {shape}"
             for name, shape in sorted(shapes.items())
-            if name in self.tensors and (found := self.shape(name)) != shape
+            if name in self.tensors and (stored := self.shape(name)) != shape
         ]
         packed = [
             name
@@ -250,12 +250,12 @@ def layout_of(files: Files, layouts: Layouts) -> Layout | None:
     return next((layout for is_such, layout in layouts if is_such(files)), None)
 
 
-def _says(name: str, section: str | None = None) -> Callable[[Files], bool]:
-    def says(files: Files) -> bool:
+def _has_field(name: str, section: str | None = None) -> Callable[[Files], bool]:
+    def has_field(files: Files) -> bool:
         values = files.config if section is None else files.config.get(section)
         return isinstance(values, dict) and values.get(name) is not None
 
-    return says
+    return has_field
 
 
 def _holds(*prefixes: str) -> Callable[[Files], bool]:
@@ -279,29 +279,29 @@ _MODELOPT = Layout("NVIDIA's modelopt", "modelopt 0.47.0", "modelopt 0.47.0")
 _EAGLE = "SafeAILab/EAGLE at cb7e084, eagle/model"
 _VLLM = "vllm-project/vllm"
 _MEDUSA = f"{_VLLM} at 01dbb08, models/medusa.py"
-_OF_SPECULATORS = (_says(SPECULATORS), _SPECULATORS)
+_OF_SPECULATORS = (_has_field(SPECULATORS), _SPECULATORS)
 EAGLE_LAYOUTS: Layouts = (
     (
-        _says(SPECULATORS),
+        _has_field(SPECULATORS),
         Layout("speculators", "vllm-project/speculators at 8a49095, models/eagle.py"),
     ),
     (_any, Layout("SafeAILab", f"{_EAGLE}/cnets1.py", is_ours=True)),
 )
 EAGLE3_LAYOUTS: Layouts = (
     _OF_SPECULATORS,
-    (_says("next_layer_regular", "eagle_config"), _MODELOPT),
+    (_has_field("next_layer_regular", "eagle_config"), _MODELOPT),
     (_is_specforge_eagle3, _SPECFORGE),
     (_any, Layout("SafeAILab", f"{_EAGLE}/cnets.py", is_ours=True)),
 )
 PEAGLE_LAYOUTS: Layouts = (
     _OF_SPECULATORS,
-    (_says("mask_token_id"), _SPECFORGE),
+    (_has_field("mask_token_id"), _SPECFORGE),
     (_any, Layout("Amazon", f"{_VLLM} at 00bd149, models/llama_eagle3.py")),
 )
 DFLASH_LAYOUTS: Layouts = (
     _OF_SPECULATORS,
-    (_says("causal", "dflash_config"), _MODELOPT),
-    (_says("num_target_layers"), _SPECFORGE),
+    (_has_field("causal", "dflash_config"), _MODELOPT),
+    (_has_field("num_target_layers"), _SPECFORGE),
     (_any, Layout("z-lab", "z-lab/dflash at 1012959, dflash/model.py")),
 )
 MEDUSA_LAYOUTS: Layouts = (

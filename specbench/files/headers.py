@@ -60,10 +60,14 @@ def cached_folder(hub_id: str, revision: str | None) -> Path | None:
     from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
 
     try:
-        found = try_to_load_from_cache(hub_id, "config.json", revision=revision)
+        config_path = try_to_load_from_cache(hub_id, "config.json", revision=revision)
     except HFValidationError:
         return None
-    return Path(found).parent if isinstance(found, str) and Path(found).exists() else None
+    return (
+        Path(config_path).parent
+        if isinstance(config_path, str) and Path(config_path).exists()
+        else None
+    )
 
 
 INDEX = "model.safetensors.index.json"
@@ -165,11 +169,11 @@ def read_index(index: Path) -> dict[str, str]:
     return {name: str(file) for name, file in files.items()}
 
 
-def same_bytes(one: TensorHeader, other: TensorHeader, num_pieces: int | None = None) -> bool:
+def same_bytes(header: TensorHeader, other: TensorHeader, num_pieces: int | None = None) -> bool:
     """Whether two tensors are equal, bit by bit, or their first pieces of 4 MiB; OSError."""
-    if (one.dtype, one.shape, one.nbytes) != (other.dtype, other.shape, other.nbytes):
+    if (header.dtype, header.shape, header.nbytes) != (other.dtype, other.shape, other.nbytes):
         return False
-    pairs = zip(_pieces(one), _pieces(other), strict=True)
+    pairs = zip(_pieces(header), _pieces(other), strict=True)
     return all(a == b for a, b in islice(pairs, num_pieces))
 
 

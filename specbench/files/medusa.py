@@ -98,8 +98,8 @@ def medusa_fields(files: HeadFiles[Shaped]) -> dict[str, object]:
 
 def _numbers(files: HeadFiles[Any]) -> set[tuple[int, int]]:
     """Head and layer numbers in the names of tensors."""
-    found = [_names(files).numbers.fullmatch(name) for name in files.tensors]
-    numbers = {(int(match[1]), int(match[2])) for match in found if match}
+    matches = [_names(files).numbers.fullmatch(name) for name in files.tensors]
+    numbers = {(int(match[1]), int(match[2])) for match in matches if match}
     if not numbers:
         raise ModelError(
             f"{files.source} holds no Medusa heads; their tensors are named like "

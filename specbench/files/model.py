@@ -171,12 +171,12 @@ class ModelFiles:
             ids = self.field("eos_token_id")
         if ids is None:
             return ()
-        found = ids if isinstance(ids, list) else [ids]
-        if not all(type(one) is int for one in found):
+        eos = ids if isinstance(ids, list) else [ids]
+        if not all(type(token) is int for token in eos):
             raise ModelError(
                 f"{self.spec.source}: eos_token_id is {str(ids)[:40]}; whole numbers are needed"
             )
-        return tuple(found)
+        return tuple(eos)
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
@@ -239,8 +239,8 @@ class ModelFiles:
     @cached_property
     def pickles(self) -> tuple[str, ...]:
         """Names of the files that only unpickling could read."""
-        found = (path.name for pattern in _PICKLES for path in self.folder.glob(pattern))
-        return tuple(sorted(found))
+        names = (path.name for pattern in _PICKLES for path in self.folder.glob(pattern))
+        return tuple(sorted(names))
 
     @property
     def lacking_weights(self) -> str | None:
@@ -325,8 +325,8 @@ def require_config(model: ModelFiles) -> None:
     for name, most in _MOST.items():
         value = model.field(name)
         least = 0 if name in _MAY_BE_ZERO else 1
-        for one in value if isinstance(value, list) else [value]:
-            Fields(source=model.spec.source, values={name: one}).whole(name, least, most)
+        for number in value if isinstance(value, list) else [value]:
+            Fields(source=model.spec.source, values={name: number}).whole(name, least, most)
     _ = model.eos_ids
     if model.dense_kind is None:
         return
@@ -354,7 +354,7 @@ def require_weights(model: ModelFiles) -> None:
     tensors, width = model.tensors, model.size("hidden_size")
     if not tensors or width is None or model.field("quantization_config") is not None:
         return
-    if not any(width in one.shape for one in tensors.values()):
+    if not any(width in tensor.shape for tensor in tensors.values()):
         raise ModelError(
             f"{source}: with this config.json hidden_size is {width}, which no tensor of its "
             f"weights has; {_TAKE}"
@@ -448,10 +448,10 @@ def loading_refusal(model: ModelFiles) -> str | None:
         if method not in _READERS and f'= "{method}"\n' not in known:
             return f"its weights are stored as {method}, which transformers cannot read"
         needs[f"the format {method} of its weights"] = _READERS.get(method, ())
-    for what, packages in needs.items():
+    for feature, packages in needs.items():
         missing = [name.replace("_", "-") for name in packages if find_spec(name) is None]
         if missing:
-            return f"{what} needs {' and '.join(missing)}; pip install {' '.join(missing)}"
+            return f"{feature} needs {' and '.join(missing)}; pip install {' '.join(missing)}"
     return None
 
 
@@ -462,7 +462,7 @@ def is_all_fp8(stored: Mapping[str, Any]) -> bool:
     groups = list(groups.values()) if isinstance(groups, Mapping) else []
     weights = [group.get("weights") if isinstance(group, Mapping) else None for group in groups]
     are_fp8 = [
-        isinstance(one, Mapping) and (one.get("type"), one.get("num_bits")) == ("float", 8)
-        for one in weights
+        isinstance(weight, Mapping) and (weight.get("type"), weight.get("num_bits")) == ("float", 8)
+        for weight in weights
     ]
     return stored.get("quant_method") == "compressed-tensors" and any(are_fp8) and all(are_fp8)

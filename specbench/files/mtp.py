@@ -123,8 +123,8 @@ def family_of(files: HeadFiles[Shaped]) -> Family:
 def num_mtp_layers(files: HeadFiles[Shaped]) -> int:
     """As the config says; some families say nothing and have one."""
     fields = files.fields if files.fields.has(SPECULATORS) else text_fields(files)
-    found = (fields.whole(name, most=MOST_LAYERS) for name in _COUNTS)
-    counts = [count for count in found if count is not None]
+    declared = (fields.whole(name, most=MOST_LAYERS) for name in _COUNTS)
+    counts = [count for count in declared if count is not None]
     if 0 in counts:
         raise ModelError(f"{files.source}: its config says that it has no MTP layers")
     return counts[0] if counts else 1
@@ -134,19 +134,19 @@ def layer_tensors(files: F) -> F:
     """The MTP layers among the tensors, whatever else there is."""
     mark = "mtp/"  # no file has such a name
     names = list(prefixes(files))
-    found = files.renamed({name: mark + name for name in names}).under(mark)
-    if not found.tensors:
+    layer_files = files.renamed({name: mark + name for name in names}).under(mark)
+    if not layer_files.tensors:
         raise ModelError(
             f"{files.source} holds no MTP layers: none of its tensors is named like "
             f"{names[0]}weight; transformers leaves them out when it saves a model, so "
             "take the files that its authors published"
         )
-    if packed := [name for name in found.tensors if name.endswith(("_scale_inv", "_packed"))]:
+    if packed := [name for name in layer_files.tensors if name.endswith(("_scale_inv", "_packed"))]:
         raise ModelError(
             f"{files.source}: its MTP layers are stored quantised ({packed[0]}); name a copy "
             "in plain weights with `model:`"
         )
-    return found
+    return layer_files
 
 
 def file_name(files: HeadFiles[Shaped], name: str) -> str:
@@ -196,9 +196,9 @@ def require_mtp_tensors(files: HeadFiles[Shaped], F: int) -> None:
                 needed[file_name(files, f"{i}.{module}.weight")] = shape
         for name, shape in _dense_shapes(files).items():
             needed[file_name(files, f"{i}.block.{name}")] = shape
-    found = layer_tensors(files)
-    others = {name: found.shape(name) for name in found.tensors}
-    found.require(others | needed, frozenset())
+    layer_files = layer_tensors(files)
+    stored = {name: layer_files.shape(name) for name in layer_files.tensors}
+    layer_files.require(stored | needed, frozenset())
 
 
 def _dense_shapes(files: HeadFiles[Shaped]) -> dict[str, tuple[int, ...]]:

@@ -53,9 +53,9 @@ def text_of(token: str, spelling: Spelling) -> bytes:
 def _byte_characters() -> dict[str, int]:
     """GPT-2's: printable Latin-1 stands for itself, the other bytes follow from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    found = {chr(byte): byte for byte in printable}
-    return found | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    characters = {chr(byte): byte for byte in printable}
+    return characters | {chr(0x100 + i): byte for i, byte in enumerate(unprintable)}
 
 
 _BYTES = _byte_characters()
@@ -119,7 +119,9 @@ class Difference(NamedTuple):
     @property
     def shown(self) -> str:
         """The first of the wrong ones."""
-        return ", ".join(f"{i}: {of!r} against {own!r}" for i, of, own in self.wrong[:3])
+        return ", ".join(
+            f"{i}: {of!r} against {draft_token!r}" for i, of, draft_token in self.wrong[:3]
+        )
 
 
 def compare_vocabularies(target: Vocabulary, draft: Vocabulary) -> Difference:
@@ -133,8 +135,8 @@ def compare_vocabularies(target: Vocabulary, draft: Vocabulary) -> Difference:
     differing = [(i, targets[i], drafts[i]) for i in ids if targets[i] != drafts[i]]
     special = target.special_ids & draft.special_ids
     return Difference(
-        wrong=tuple(one for one in differing if one[0] not in special),
-        renamed=tuple(one for one in differing if one[0] in special),
+        wrong=tuple(entry for entry in differing if entry[0] not in special),
+        renamed=tuple(entry for entry in differing if entry[0] in special),
         unknown=tuple(targets[i] for i in sorted(targets.keys() - drafts.keys())),
     )
 
@@ -170,19 +172,19 @@ def common_tokens(target: Vocabulary, draft: Vocabulary) -> Overlap:
         return Overlap({}, *sizes)
     names = draft.specials()
     pairs = {i: names[name] for name, i in target.specials().items() if name in names}
-    own = _by_text(draft)
-    pairs |= {i: own[text] for text, i in _by_text(target).items() if text in own}
+    draft_ids = _by_text(draft)
+    pairs |= {i: draft_ids[text] for text, i in _by_text(target).items() if text in draft_ids}
     return Overlap(pairs, *sizes)
 
 
 def mismatch_words(target: Vocabulary, draft: Vocabulary, difference: Difference) -> str:
     """Which ids of a draft model mean something else, and what can be done with it."""
     wrong = f"{len(difference.wrong):,} ids mean something else ({difference.shown})"
-    found = common_tokens(target, draft)
-    if not found.draft_ids:
+    common = common_tokens(target, draft)
+    if not common.draft_ids:
         return f"{wrong}; {_ANOTHER}"
     return (
-        f"{wrong}; {found.in_words}: method token_intersection drafts these, string_match whole "
+        f"{wrong}; {common.in_words}: method token_intersection drafts these, string_match whole "
         f"texts, both lossless (METHOD=DRAFT on the command line); or {_ANOTHER}"
     )
 

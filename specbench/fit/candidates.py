@@ -43,7 +43,7 @@ class DraftCandidate:
     @property
     def has_weights(self) -> bool:
         """False where there is only a config."""
-        return not any(one.lacks_weights for one in self.compatibility.findings)
+        return not any(item.lacks_weights for item in self.compatibility.findings)
 
     @property
     def fits(self) -> bool:
@@ -68,7 +68,7 @@ class Prepared:
     @property
     def measurable(self) -> tuple[DraftCandidate, ...]:
         """Those that fit and can be loaded; none beside a target without weights."""
-        if any(one.lacks_weights for one in self.findings):
+        if any(item.lacks_weights for item in self.findings):
             return ()
         return tuple(candidate for candidate in self.fitting if candidate.has_weights)
 
@@ -121,18 +121,18 @@ def refusals(
         files = open_model(spec)
         return files, reasons(check_target(files, ignored))
 
-    told: dict[str, str] = {}
+    refused_pairings: dict[str, str] = {}
     for pairing in pairings:
         if not all(spec.folder is not None or has_weights(spec) for spec in pairing.models):
             continue
         target, drafter = pairing.target, pairing.drafter
         files, refused = of_target(target.model)
         if refused:
-            told[pairing.name] = _no_target(target, refused)
+            refused_pairings[pairing.name] = _no_target(target, refused)
         elif drafts and (refused := reasons(check_drafter(files, drafter, ignored).findings)):
             why = "; ".join(refused)
-            told[pairing.name] = f"{drafter.name} cannot draft for {target.name}: {why}"
-    return told
+            refused_pairings[pairing.name] = f"{drafter.name} cannot draft for {target.name}: {why}"
+    return refused_pairings
 
 
 def _no_target(target: Target, refused: Sequence[str]) -> str:
@@ -148,8 +148,8 @@ def _candidate(
     try:
         plan = plan_pair(files, drafter, place, count)
     except (ModelError, TypeError, ValueError, LookupError) as error:
-        told = str(error) if isinstance(error, ModelError) else repr(error)
-        refusal = finding("memory", "refused", reason=told)
+        reason = str(error) if isinstance(error, ModelError) else repr(error)
+        refusal = finding("memory", "refused", reason=reason)
         refused = Compatibility(drafter=drafter, findings=(*checked.findings, refusal))
         return DraftCandidate(compatibility=refused, plan=None)
     return DraftCandidate(compatibility=checked, plan=plan)

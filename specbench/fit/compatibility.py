@@ -107,7 +107,7 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Itera
             yield finding("kind", "warning", method.name, kind.method, reason)
         elif kind.method != method.name:
             reason = f"it is a {kind.method} head by {kind.reason}; choose its own method for it"
-            heads = [one.name for one in all_methods() if one.is_head]
+            heads = [head_method.name for head_method in all_methods() if head_method.is_head]
             if kind.method not in heads:
                 reason = (
                     f"it is not a head of {method.name} ({kind.reason}); heads of "
@@ -128,13 +128,13 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Itera
     except ModelError as error:
         yield finding("head", "refused", reason=str(error))
         return
-    for name, (own, wanted) in fit.items():
+    for name, (value, wanted) in fit.items():
         if not files.tensors and name in _BY_TENSORS:
             continue
         reason = "as the target's"
-        if own != wanted:
+        if value != wanted:
             reason = MISFIT
-        yield finding(name, "ok" if own == wanted else "refused", wanted, own, reason)
+        yield finding(name, "ok" if value == wanted else "refused", wanted, value, reason)
     if "d2t" in renamed.tensors and not misfits(fit):
         offsets = renamed.whole_numbers("d2t")
         if len(offsets) < target.vocab_size and not any(offsets):
@@ -176,20 +176,22 @@ def _verifier(head: ModelFiles, target: ModelFiles) -> Iterator[FitFinding]:
 
 def vocabulary_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
     """Every id has to stand for the same token; special ones may go by other names."""
-    own, of_target = draft.vocabulary, target.vocabulary
-    if own is None or of_target is None:
+    of_draft, of_target = draft.vocabulary, target.vocabulary
+    if of_draft is None or of_target is None:
         yield _by_files(target, draft)
         return
-    found = compare_vocabularies(of_target, own)
-    sizes = f"{len(of_target.ids_by_token):,} tokens", f"{len(own.ids_by_token):,} tokens"
-    if found.wrong:
-        yield finding("tokenizer", "refused", *sizes, mismatch_words(of_target, own, found))
+    difference = compare_vocabularies(of_target, of_draft)
+    sizes = f"{len(of_target.ids_by_token):,} tokens", f"{len(of_draft.ids_by_token):,} tokens"
+    if difference.wrong:
+        yield finding(
+            "tokenizer", "refused", *sizes, mismatch_words(of_target, of_draft, difference)
+        )
         return
-    if found.unknown:
-        yield finding("tokenizer", "warning", *sizes, found.unknown_words)
+    if difference.unknown:
+        yield finding("tokenizer", "warning", *sizes, difference.unknown_words)
     else:
         yield finding("tokenizer", "ok", *sizes, "every id means the same token")
-    yield _special(of_target, own, found)
+    yield _special(of_target, of_draft, difference)
 
 
 def tokenizer_findings(target: ModelFiles) -> Iterator[FitFinding]:
@@ -200,27 +202,27 @@ def tokenizer_findings(target: ModelFiles) -> Iterator[FitFinding]:
 
 def retokenized_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
     """What a draft with another tokenizer has in common with its target, and what it costs."""
-    own, of_target = draft.vocabulary, target.vocabulary
-    if own is None or of_target is None:
+    of_draft, of_target = draft.vocabulary, target.vocabulary
+    if of_draft is None or of_target is None:
         yield _by_files(target, draft)
         return
-    found = common_tokens(of_target, own)
-    sizes = f"{found.target_size:,} tokens", f"{found.draft_size:,} tokens"
-    if not found.draft_ids:
+    common = common_tokens(of_target, of_draft)
+    sizes = f"{common.target_size:,} tokens", f"{common.draft_size:,} tokens"
+    if not common.draft_ids:
         yield finding("tokenizer", "refused", *sizes, NOTHING_IN_COMMON)
-    elif not compare_vocabularies(of_target, own).wrong:
+    elif not compare_vocabularies(of_target, of_draft).wrong:
         reason = "every id means the same token: draft_model drafts the same without the host"
         yield finding("tokenizer", "warning", *sizes, reason)
     else:
         cost = "every round waits for the host, which encodes new text for the draft (in draft_s)"
-        yield finding("tokenizer", "warning", *sizes, f"{found.in_words}; {cost}")
+        yield finding("tokenizer", "warning", *sizes, f"{common.in_words}; {cost}")
 
 
 def _special(target: Vocabulary, draft: Vocabulary, difference: Difference) -> FitFinding:
     if difference.renamed:
-        first, of_target, own = difference.renamed[0]
+        first, of_target, of_draft = difference.renamed[0]
         reason = f"{len(difference.renamed)} have other names, the first is id {first}"
-        return finding("special_tokens", "warning", of_target, own, reason)
+        return finding("special_tokens", "warning", of_target, of_draft, reason)
     counts = len(target.special_ids), len(draft.special_ids)
     if counts[0] != counts[1]:
         reason = "tokens that one of the two calls special and the other does not"
@@ -233,11 +235,13 @@ def _by_files(target: ModelFiles, draft: ModelFiles) -> FitFinding:
     for name in OTHER_VOCABULARIES:
         files = [model.tokenizer_file(name) for model in (target, draft)]
         if all(files):
-            one, other = (hashlib.sha256(f.read_bytes()).hexdigest()[:12] for f in files if f)
-            if one == other:
-                return finding("tokenizer", "ok", one, other, f"the same {name}")
+            target_hash, draft_hash = (
+                hashlib.sha256(f.read_bytes()).hexdigest()[:12] for f in files if f
+            )
+            if target_hash == draft_hash:
+                return finding("tokenizer", "ok", target_hash, draft_hash, f"the same {name}")
             reason = f"{name} differs; loading compares the tokens"
-            return finding("tokenizer", "warning", one, other, reason)
+            return finding("tokenizer", "warning", target_hash, draft_hash, reason)
     if not draft.has_tokenizer:
         return finding("tokenizer", "refused", reason=NO_TOKENIZER)
     reason = "no tokenizer.json on both sides; loading compares the tokens"
@@ -253,9 +257,9 @@ def template_findings(target: ModelFiles) -> Iterator[FitFinding]:
 
 def chat_template_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
     """Prompts have the target's form; a draft trained on another one is right less often."""
-    one, other = target.chat_template, draft.chat_template
-    shown = _mark(one), _mark(other)
-    if one == other:
+    target_template, draft_template = target.chat_template, draft.chat_template
+    shown = _mark(target_template), _mark(draft_template)
+    if target_template == draft_template:
         yield finding("chat_template", "ok", *shown, "the same")
         return
     reason = "prompts use the target's chat template; the draft was trained with another"
@@ -268,11 +272,11 @@ def _mark(text: str | None) -> str:
 
 def eos_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
     """The target's end the text; an end that only the draft knows is a draft like any other."""
-    of_target, own = set(target.eos_ids), set(draft.eos_ids)
-    shown = (_ids(of_target), _ids(own))
-    if of_target == own:
+    of_target, of_draft = set(target.eos_ids), set(draft.eos_ids)
+    shown = (_ids(of_target), _ids(of_draft))
+    if of_target == of_draft:
         yield finding("eos", "ok", *shown, "the same ends of text")
-    elif not own or not of_target:
+    elif not of_draft or not of_target:
         yield finding("eos", "warning", *shown, "one of the two names no end of text")
     else:
         reason = "the target's end the text; those of the draft alone are tokens like any other"
@@ -281,33 +285,38 @@ def eos_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
 
 def padding_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
     """Rows of an embedding beyond the tokenizer's ids are padding, and are cut or masked."""
-    rows, own = target.vocab_size, draft.vocab_size
+    rows, draft_rows = target.vocab_size, draft.vocab_size
     vocabulary = target.vocabulary
-    num_ids = vocabulary.num_ids if vocabulary else min(rows, own)
+    num_ids = vocabulary.num_ids if vocabulary else min(rows, draft_rows)
     known = draft.vocabulary.num_ids if draft.vocabulary else num_ids
-    if own < min(num_ids, known):
+    if draft_rows < min(num_ids, known):
         reason = (
-            f"the draft has rows for {own:,} of the target's {num_ids:,} ids "
-            f"({own / num_ids:.0%}): it never drafts the others, and reads each as its last one"
+            f"the draft has rows for {draft_rows:,} of the target's {num_ids:,} ids "
+            f"({draft_rows / num_ids:.0%}): it never drafts the others, and reads each as its "
+            "last one"
         )
-        yield finding("vocab_size", "warning", rows, own, reason)
-    elif own < num_ids:
-        yield finding("vocab_size", "ok", rows, own, "a row for every token that the draft knows")
-    elif rows != own:
+        yield finding("vocab_size", "warning", rows, draft_rows, reason)
+    elif draft_rows < num_ids:
+        yield finding(
+            "vocab_size", "ok", rows, draft_rows, "a row for every token that the draft knows"
+        )
+    elif rows != draft_rows:
         reason = f"padding of {num_ids:,} ids, and is cut or masked"
-        yield finding("vocab_size", "ok", rows, own, reason)
+        yield finding("vocab_size", "ok", rows, draft_rows, reason)
     else:
-        yield finding("vocab_size", "ok", rows, own, "the same")
+        yield finding("vocab_size", "ok", rows, draft_rows, "the same")
 
 
 def context_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
     """Past its own context a draft guesses worse, and nothing else."""
-    limit, own = target.longest_context, draft.longest_context
-    if own is not None and (limit is None or own < limit):
-        reason = f"beyond {own:,} tokens the draft is past its trained context and accepted less"
-        yield finding("context", "warning", limit, own, reason)
+    limit, draft_limit = target.longest_context, draft.longest_context
+    if draft_limit is not None and (limit is None or draft_limit < limit):
+        reason = (
+            f"beyond {draft_limit:,} tokens the draft is past its trained context and accepted less"
+        )
+        yield finding("context", "warning", limit, draft_limit, reason)
     else:
-        yield finding("context", "ok", limit, own, "the draft reaches as far")
+        yield finding("context", "ok", limit, draft_limit, "the draft reaches as far")
 
 
 def _ids(ids: set[int]) -> str:
@@ -369,9 +378,11 @@ def is_proven(model: ModelFiles) -> bool:
 def check_target(target: ModelFiles, ignored: Collection[str] = ()) -> tuple[FitFinding, ...]:
     """What speaks against the target itself, whatever drafts for it, but for `ignored` fields."""
     checks = (model_findings, tokenizer_findings, template_findings)
-    found = (one for check in checks for one in _read(partial(check, target)))
+    findings = (item for check in checks for item in _read(partial(check, target)))
     return tuple(
-        replace(one, target=one.draft, draft=None) for one in found if one.field not in ignored
+        replace(item, target=item.draft, draft=None)
+        for item in findings
+        if item.field not in ignored
     )
 
 
@@ -380,8 +391,8 @@ def check_drafter(
 ) -> Compatibility:
     """Every rule about this drafter, but for `ignored` fields; files that are not what they should
     be are a refusal."""
-    found = (one for one in _drafter_findings(target, drafter) if one.field not in ignored)
-    return Compatibility(drafter=drafter, findings=tuple(dict.fromkeys(found)))
+    findings = (item for item in _drafter_findings(target, drafter) if item.field not in ignored)
+    return Compatibility(drafter=drafter, findings=tuple(dict.fromkeys(findings)))
 
 
 def _drafter_findings(target: ModelFiles, drafter: DrafterSpec) -> Iterator[FitFinding]:
@@ -439,8 +450,8 @@ def model_findings(model: ModelFiles) -> Iterator[FitFinding]:
     spec, model_type = model.spec, model.config.get("model_type")
     kind = kind_of(model)
     if not kind.is_model:
-        told = kind.reason if kind.method is None else f"{kind.reason} says it is a head"
-        reason = f"does not write text by itself: {told}; choose a decoder-only model"
+        kind_reason = kind.reason if kind.method is None else f"{kind.reason} says it is a head"
+        reason = f"does not write text by itself: {kind_reason}; choose a decoder-only model"
         yield finding("kind", "refused", draft=kind.method, reason=reason)
         return
     yield from _code_findings(model)

@@ -56,10 +56,10 @@ def demand(target: Target, drafters: Sequence[DrafterSpec], place: DeploymentSpe
     try:
         files = open_model(target.model)
     except ModelError:  # it is not here: the pairings file may tell
-        own = [loaded_bytes(d.model, place) if d.model else 0 for d in drafters]
+        draft_bytes = [loaded_bytes(d.model, place) if d.model else 0 for d in drafters]
         return Demand(
             dtype=place.dtype or target.model.dtype,
-            weights=loaded_bytes(target.model, place) + _together(own, place),
+            weights=loaded_bytes(target.model, place) + _together(draft_bytes, place),
             rest=0,
             is_least=True,
         )
@@ -94,17 +94,17 @@ def shortage(target: Target, drafters: Sequence[DrafterSpec], place: DeploymentS
     if free is None or needed.total <= free:
         return None
     least = "at least" if needed.is_least else "about"
-    told = f"needs {least} {gib(needed.total)}"
+    sentence = f"needs {least} {gib(needed.total)}"
     if needed.dtype != "auto":
-        told += f" in {needed.dtype}"
+        sentence += f" in {needed.dtype}"
     if needed.rest:
         rows = "1 request" if place.concurrency == 1 else f"{place.concurrency} requests"
-        told += (
+        sentence += (
             f" ({gib(needed.weights)} of weights, {gib(needed.rest)} of KV cache and workspace "
             f"for {rows} of {place.context:,} tokens)"
         )
     where = "this machine" if place.device == "cpu" else "this GPU"
-    return f"{told}, and {where} has {gib(free)} free; {_advice(target, drafters, place)}"
+    return f"{sentence}, and {where} has {gib(free)} free; {_advice(target, drafters, place)}"
 
 
 def _advice(target: Target, drafters: Sequence[DrafterSpec], place: DeploymentSpec) -> str:
@@ -144,8 +144,11 @@ def _smaller(run: _PlannedRun) -> Iterator[tuple[str, _PlannedRun]]:
     if dtype in ("float32", "float64"):
         yield "--dtype bfloat16", run._replace(place=replace(place, dtype="bfloat16"))
     if len(drafters) > 1:
-        one = min(drafters, key=lambda d: demand(target, [d], place).total)
-        yield f"one drafter alone, {target.name}/{one.name}", run._replace(drafters=(one,))
+        smallest = min(drafters, key=lambda d: demand(target, [d], place).total)
+        yield (
+            f"one drafter alone, {target.name}/{smallest.name}",
+            run._replace(drafters=(smallest,)),
+        )
     # Without files to count by, the pairings file tells of one size alone.
     if target.model.quantization is None and not target.model.is_shape and is_here(target.model):
         models = [replace(target.model, quantization=q, weights_gib=None) for q in ("int8", "int4")]
@@ -168,10 +171,10 @@ def _planned(files: ModelFiles, drafter: DrafterSpec, place: DeploymentSpec) -> 
     """None where files do not tell enough; ModelError for sizes that no model has."""
     if drafter.model is not None and not find_method(drafter.method).is_head:
         try:
-            own = open_model(drafter.model)
+            draft_files = open_model(drafter.model)
         except ModelError:
             return None
-        require_config(own)
+        require_config(draft_files)
     try:
         if drafter.method == "none":
             return plan_target(files, place)
@@ -185,10 +188,10 @@ def _counted(files: ModelFiles, plan: MemoryPlan | None, place: DeploymentSpec) 
     if plan is not None:
         return plan.target.nbytes
     try:
-        found = model_weights(files, planned_dtype(files, place.device, place.dtype))
+        weights = model_weights(files, planned_dtype(files, place.device, place.dtype))
     except _UNCOUNTABLE:
         return 0
-    return found.nbytes if found else 0
+    return weights.nbytes if weights else 0
 
 
 def _alone_bytes(drafter: DrafterSpec, place: DeploymentSpec) -> int:
@@ -206,9 +209,9 @@ def _rest(plan: MemoryPlan | None) -> int:
     return plan.peak.kv_cache + plan.peak.rest if plan else 0
 
 
-def _together(own: Sequence[int], place: DeploymentSpec) -> int:
+def _together(sizes: Sequence[int], place: DeploymentSpec) -> int:
     # What a GPU has no room for is measured after the rest; a CPU's process would be killed.
-    return sum(own) if place.device == "cpu" else max(own, default=0)
+    return sum(sizes) if place.device == "cpu" else max(sizes, default=0)
 
 
 def loaded_bytes(spec: ModelSpec, place: DeploymentSpec) -> int:

@@ -51,11 +51,11 @@ def discover(
     if in_hub_cache:
         specs += _in_hub_cache()
     for spec in dict.fromkeys(specs):
-        found = _drafter(target, spec)
-        if isinstance(found, SkippedModel):
-            left_out.append(found)
-        elif found is not None:
-            drafters.append(found)
+        drafter = _drafter(target, spec)
+        if isinstance(drafter, SkippedModel):
+            left_out.append(drafter)
+        elif drafter is not None:
+            drafters.append(drafter)
     return Discovered(drafters=with_own_names(drafters), left_out=tuple(left_out))
 
 
@@ -76,12 +76,12 @@ def drafter_of(word: str) -> DrafterSpec:
     Files that are not there stay a matter of compatibility. UsageError for any other word.
     """
     methods = {method.name: method for method in all_methods()}
-    told, _, source = word.partition("=")
-    if source and told in methods:
-        if not methods[told].retokenizes:
+    method_name, _, source = word.partition("=")
+    if source and method_name in methods:
+        if not methods[method_name].retokenizes:
             raise UsageError(f"--draft {word}: write {source}; its files tell the method")
         return DrafterSpec(
-            name=f"{plain_name(source)}-{told}", method=told, model=model_spec(source)
+            name=f"{plain_name(source)}-{method_name}", method=method_name, model=model_spec(source)
         )
     if word in methods:
         if methods[word].model == "required":
@@ -127,17 +127,17 @@ def _drafter(target: ModelFiles, spec: ModelSpec) -> DrafterSpec | SkippedModel 
         if kind.is_model and (reason := _not_smaller(target, files)):
             return SkippedModel(source=spec.source, reason=reason)
     except UNREADABLE as error:
-        told = str(error) if isinstance(error, ModelError) else repr(error)
-        return SkippedModel(source=spec.source, reason=told)
+        reason = str(error) if isinstance(error, ModelError) else repr(error)
+        return SkippedModel(source=spec.source, reason=reason)
     return DrafterSpec(name=plain_name(spec.source), method=kind.method, model=spec)
 
 
 def _not_smaller(target: ModelFiles, draft: ModelFiles) -> str | None:
-    own, of_target = model_weights(draft, "float32"), model_weights(target, "float32")
-    if own is None or of_target is None or own.num_parameters < of_target.num_parameters:
+    of_draft, of_target = model_weights(draft, "float32"), model_weights(target, "float32")
+    if of_draft is None or of_target is None or of_draft.num_parameters < of_target.num_parameters:
         return None
     return (
-        f"not smaller than the target: {own.num_parameters:,} parameters against "
+        f"not smaller than the target: {of_draft.num_parameters:,} parameters against "
         f"{of_target.num_parameters:,}"
     )
 
@@ -187,16 +187,16 @@ def plain_name(source: str) -> str:
 def catalogued(source: str) -> tuple[DrafterSpec, ...]:
     """What the shipped file has for a model, each way of drafting once; UsageError for none."""
     targets = load_pairings(shipped("pairings.yaml")).targets
-    found: dict[object, DrafterSpec] = {}
+    by_method: dict[object, DrafterSpec] = {}
     for target in targets:
         for drafter in target.drafters if target.model.source == source else ():
             draft = drafter.model.source if drafter.model else None
             way = drafter.method, draft, str(drafter.parameters), str(drafter.lossy)
-            found.setdefault(way, drafter)
-    if not found:
+            by_method.setdefault(way, drafter)
+    if not by_method:
         known = [t.model.source for t in targets if ":" not in t.model.source]
         raise UsageError(
             f"--published has nothing for {source}{nearest(source, known)}; "
             "it knows targets by their hub ids, which `specbench list pairings --json` shows"
         )
-    return tuple(found.values())
+    return tuple(by_method.values())

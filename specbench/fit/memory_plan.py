@@ -125,8 +125,8 @@ class ReadTraffic:
         elif method and method.num_target_layers:
             settings = method.settings(drafter.parameters)
             share = method.num_target_layers(settings, files.num_layers) / files.num_layers
-            own = (target.read_bytes - self.head_bytes) * share + self.head_bytes
-            once = self._seconds(round(own), round(target.kv_bytes_per_token * share))
+            read_bytes = (target.read_bytes - self.head_bytes) * share + self.head_bytes
+            once = self._seconds(round(read_bytes), round(target.kv_bytes_per_token * share))
         return LowerBound(step, step + (shape.num_forwards - shape.num_small) * once)
 
     def _seconds(self, read: int, kv: int) -> float:
@@ -230,26 +230,29 @@ def plan_pair(
     head = find_method(drafter.method).head
     draft: _Model | None = None
     if drafter.model is not None or head:
-        own = target if drafter.model is None else open_model(drafter.model)
+        draft_files = target if drafter.model is None else open_model(drafter.model)
         dtype = planned_dtype(target, place.device, place.dtype)
         if head:
-            weights = head_weights(target, own, head, dtype)
+            weights = head_weights(target, draft_files, head, dtype)
             if weights is not None:
                 layers = None
                 if weights.kv_bytes_per_token:  # else it has no layers
-                    layers = _layers(own, target.vocab_size, place, dtype)
+                    layers = _layers(draft_files, target.vocab_size, place, dtype)
                 draft = _Model(weights=weights, size=DTYPE_BYTES[dtype], layers=layers)
         else:
-            draft = _model(own, place, place.dtype, count)
+            draft = _model(draft_files, place, place.dtype, count)
         if draft is None:
             return None
     return _plan(target, model, draft, drafter, place)
 
 
 def _model(
-    files: ModelFiles, place: DeploymentSpec, asked: str | None, count: CountWeights | None
+    files: ModelFiles,
+    place: DeploymentSpec,
+    requested_dtype: str | None,
+    count: CountWeights | None,
 ) -> _Model | None:
-    dtype = planned_dtype(files, place.device, asked)
+    dtype = planned_dtype(files, place.device, requested_dtype)
     weights = model_weights(files, dtype)
     if weights is None or is_hybrid(files.field):
         # Some of a hybrid's layers keep keys, others a state: only building it tells which.
@@ -304,8 +307,8 @@ def _plan(
             bytes_per_s=place.bytes_per_s,
             head_bytes=files.vocab_size * files.hidden_size * target.size,
         )
-        own = draft.weights if draft else None
-        bound = read.lower_bound(files, target.weights, own, drafter, shape)
+        draft_weights = draft.weights if draft else None
+        bound = read.lower_bound(files, target.weights, draft_weights, drafter, shape)
     return MemoryPlan(
         drafter=drafter.name,
         method=drafter.method,
@@ -332,10 +335,10 @@ def _peak(
     k: int,
 ) -> Peak:
     method = METHODS.get(drafter.method)
-    rows, own = place.concurrency, target.weights
+    rows, weights = place.concurrency, target.weights
     capacity = row_slots(context + shape.num_drafts + 1, place.device)
     models = [target, *([draft] if draft else [])]
-    kv = rows * capacity * own.kv_bytes_per_token
+    kv = rows * capacity * weights.kv_bytes_per_token
     if draft is not None:
         kv += rows * (capacity + shape.spare_slots) * draft.weights.kv_bytes_per_token
     # Beside those of rows a slot for what is not fed, and one for where texts begin.

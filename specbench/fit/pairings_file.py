@@ -49,14 +49,16 @@ def pairings_text(target: Target, drafters: Sequence[DrafterSpec], folder: Path)
     )
 
 
-def beside(folder: Path, own: Path) -> str:
-    """A folder of models as a file in the folder `own` may write it."""
-    path = Path(os.path.relpath(folder.resolve(), own.resolve())).as_posix()
+def relative_path(folder: Path, base: Path) -> str:
+    """The path of a folder of models for a file in the folder `base`."""
+    path = Path(os.path.relpath(folder.resolve(), base.resolve())).as_posix()
     return path if path.startswith("..") else f"./{path}"
 
 
 def _workloads(workloads: Path, folder: Path) -> str:
-    return "demo" if workloads == PACKAGE / "demo" / "workloads" else beside(workloads, folder)
+    return (
+        "demo" if workloads == PACKAGE / "demo" / "workloads" else relative_path(workloads, folder)
+    )
 
 
 def _drafter(drafter: DrafterSpec, folder: Path) -> dict[str, Any]:
@@ -78,7 +80,7 @@ def _drafter(drafter: DrafterSpec, folder: Path) -> dict[str, Any]:
 def _model(spec: ModelSpec, folder: Path) -> Mapping[str, Any]:
     entry: dict[str, Any] = {"model": spec.source}
     if spec.folder is not None and not spec.source.startswith(("demo:", "shape:")):
-        entry["model"] = beside(spec.folder, folder)
+        entry["model"] = relative_path(spec.folder, folder)
     given = {
         "revision": spec.revision,
         "dtype": None if spec.dtype == "auto" else spec.dtype,
@@ -134,14 +136,14 @@ def filled(text: str, facts: Mapping[str, HubFacts]) -> str:
         if match is None or known is None:
             continue
         present = set(_siblings(lines, number, len(match["indent"])))
-        told: dict[str, object] = {"revision": known.revision}
+        entry: dict[str, object] = {"revision": known.revision}
         if known.weight_bytes and "quantization" not in present:
-            told["weights_gib"] = max(round(known.weight_bytes / GIB, 1), 0.1)
-        if "source" in present:  # a license is told of entries that say where they are from
-            told["license"] = known.license
+            entry["weights_gib"] = max(round(known.weight_bytes / GIB, 1), 0.1)
+        if "source" in present:  # only entries with a source have a license
+            entry["license"] = known.license
         made += [
             f"{match['indent']}{key}: {json.dumps(value)}"
-            for key, value in told.items()
+            for key, value in entry.items()
             if value is not None and key not in present
         ]
     return "\n".join(made) + "\n"

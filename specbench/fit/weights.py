@@ -55,9 +55,9 @@ class Weights:
     state_bytes: int = 0  # of a row's recurrent state after one of its tokens
 
 
-def planned_dtype(model: ModelFiles, device: Literal["cpu", "cuda"], asked: str | None) -> str:
+def planned_dtype(model: ModelFiles, device: Literal["cpu", "cuda"], requested: str | None) -> str:
     """The dtype that loading will choose: float32 on a CPU, else the checkpoint's own."""
-    chosen = asked or model.spec.dtype
+    chosen = requested or model.spec.dtype
     if chosen != "auto":
         return chosen
     if device == "cpu" and not _stays_packed(model, "float32"):
@@ -247,8 +247,12 @@ def head_weights(
         per_layer = (kv_elements_per_token(head) or 0) // head.num_layers
         kv_elements = per_layer * facts.num_model_layers(files)
         return _weights(_floats(kept), size, kv_elements=kv_elements)
-    own = {name: header for name, header in kept.items() if name.endswith("embed_tokens.weight")}
-    return _weights(_floats(kept), size, kv_elements=_layers_kv(files), looked_up=_floats(own))
+    embedding = {
+        name: header for name, header in kept.items() if name.endswith("embed_tokens.weight")
+    }
+    return _weights(
+        _floats(kept), size, kv_elements=_layers_kv(files), looked_up=_floats(embedding)
+    )
 
 
 def _weights(num_elements: int, size: int, *, kv_elements: int, looked_up: int = 0) -> Weights:

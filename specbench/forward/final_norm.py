@@ -26,8 +26,8 @@ def state_features(layer_ids: Sequence[int], model: Any, num_layers: int) -> tup
 
 def _final_norm(model: Any) -> nn.Module | None:
     decoder = model.get_decoder()
-    found = (getattr(decoder, name, None) for name in _NAMES)
-    return next((norm for norm in found if isinstance(norm, nn.Module)), None)
+    candidates = (getattr(decoder, name, None) for name in _NAMES)
+    return next((norm for norm in candidates if isinstance(norm, nn.Module)), None)
 
 
 @contextmanager

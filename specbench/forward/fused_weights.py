@@ -75,14 +75,14 @@ def _reason(
     config: Any,
     layers: Sequence[Any],
     rotary: Any,
-    others: Iterable[Any],
+    other_linears: Iterable[Any],
     parameters: Iterable[nn.Parameter],
 ) -> str | None:
-    """What stands against fusing; `others` are linear layers beside those of `layers`."""
+    """What stands against fusing; `other_linears` are linear layers beside those of `layers`."""
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}, not silu"
     linears = [module for layer in layers for module in _linears(layer)]
-    if odd := {type(module).__name__ for module in (*linears, *others)} - {"Linear"}:
+    if odd := {type(module).__name__ for module in (*linears, *other_linears)} - {"Linear"}:
         return f"its linear layers are {', '.join(sorted(odd))} (quantised or adapted)"
     tensors = list(parameters)
     # Quantised weights may hide in plain linear layers, as tensors made of other tensors.

@@ -24,7 +24,7 @@ from specbench.forward.limits import refuse_unsupported
 from specbench.forward.runner import Runner, StockRunner
 from specbench.forward.state_layers import state_layers
 from specbench.forward.tree import Branches, ancestors_of
-from specbench.models.library_errors import failure_reason, raised_by_model
+from specbench.models.library_errors import failure_reason, model_failure
 
 Forward = Literal["auto", "stock", "fused"]
 _Way = Callable[[Runner, Tensor], Tensor]  # feeds a runner rows of tokens; logits [B, T, V]
@@ -55,9 +55,9 @@ def make_checked_runner(model: Any, forward: Forward = "auto") -> tuple[Runner, 
     try:
         plain = _plain(model, tokens_BT)
     except Exception as error:
-        if raised := raised_by_model(error):
+        if failure := model_failure(error):
             raise ModelError(
-                f"{raised.model} does not run on text alone: {raised.words}; choose a model that "
+                f"{failure.model} does not run on text alone: {failure.words}; choose a model that "
                 "writes text from text"
             ) from error
         raise
@@ -98,8 +98,8 @@ def _crossing_failure(stock: StockRunner, tokens_BT: Tensor) -> str | None:
     A model may name a window in its config that its code does not heed.
     """
     config = stock.config
-    told = {name: field(config, name) for name in _REACHES}
-    longer = {name: reach for name, reach in told.items() if reach and reach > _SHORT_REACH}
+    reaches = {name: field(config, name) for name in _REACHES}
+    longer = {name: reach for name, reach in reaches.items() if reach and reach > _SHORT_REACH}
     if not longer:
         return None
     for name in longer:
@@ -163,8 +163,8 @@ def _failure(runner: Runner, tokens_BT: Tensor, expected: list[Tensor], *ways: _
     try:
         return _difference(runner, tokens_BT, expected, *ways)
     except Exception as error:
-        if raised := raised_by_model(error):
-            return raised.words
+        if failure := model_failure(error):
+            return failure.words
         raise
 
 

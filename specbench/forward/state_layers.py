@@ -102,15 +102,15 @@ _LEAVES_STATE = {"update_recurrent_state", "update_conv_state", "set_linear_cach
 def state_layers(model: Any) -> list[nn.Module]:
     """The modules of a model that keep a state, in order."""
     kinds: dict[type, bool] = {}
-    found = []
+    layers = []
     for module in model.modules():
         if hasattr(module, "layer_idx"):
             kind = type(module)
             if kind not in kinds:
                 kinds[kind] = _leaves_state(kind)
             if kinds[kind]:
-                found.append(module)
-    return found
+                layers.append(module)
+    return layers
 
 
 def has_other_state(model: Any) -> bool:
@@ -144,9 +144,9 @@ def slot_cache_class(model: Any) -> type[SlotCache]:
 def _cache_class_of(model: Any) -> type[Cache] | None:
     """The class of cache that a model's own file defines; usually none."""
     home = sys.modules[type(model).__module__]
-    own = (thing for thing in vars(home).values() if inspect.isclass(thing))
+    classes = (thing for thing in vars(home).values() if inspect.isclass(thing))
     return next(
-        (c for c in own if issubclass(c, Cache) and c.__module__ == home.__name__),
+        (c for c in classes if issubclass(c, Cache) and c.__module__ == home.__name__),
         None,
     )
 

@@ -100,12 +100,12 @@ def _find(location: str, revision: str | None, *names: str) -> Path | None:
     """The first of the files on this machine, else the first that can be downloaded, or None.
     ModelError."""
     folder = Path(location)
-    found = (
+    files = (
         (local_file(folder, name) for name in names)
         if folder.is_dir()
         else (_hub_file(location, revision, name, off) for off in (True, False) for name in names)
     )
-    return next((file for file in found if file is not None), None)
+    return next((file for file in files if file is not None), None)
 
 
 def _hub_file(location: str, revision: str | None, name: str, is_offline: bool) -> Path | None:

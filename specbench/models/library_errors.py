@@ -11,14 +11,14 @@ from specbench.files.model import TRUST_CODE, UNKNOWN_TYPE
 from specbench.files.tokenizer import NO_TOKENIZER
 
 # Errors of CUDA and its libraries have no class of their own in every version of torch.
-_SAID_BY_CUDA = ("CUDA error", "CUDA driver error", "cuDNN error", "cuDNN Frontend error")
+_CUDA_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuDNN Frontend error")
 _PACKAGES = ("transformers", "transformers_modules")  # the latter: a repository's own code
 
 
 def is_of_device(error: BaseException) -> bool:
     """Whether CUDA or one of its libraries failed, and not our code."""
     return isinstance(error, torch.AcceleratorError) or any(
-        words in str(error) for words in _SAID_BY_CUDA
+        words in str(error) for words in _CUDA_ERRORS
     )
 
 
@@ -33,8 +33,8 @@ def raise_if_device_lost(error: BaseException) -> None:
     try:
         torch.cuda.synchronize()
     except RuntimeError:
-        said = f"the GPU fails at everything since: {first_line(error)}"
-        raise DeviceLostError(said) from error
+        message = f"the GPU fails at everything since: {first_line(error)}"
+        raise DeviceLostError(message) from error
 
 
 def failure_reason(error: Exception) -> str:
@@ -48,14 +48,14 @@ def failure_reason(error: Exception) -> str:
     return f"it raises {type(error).__name__}: {first_line(error)}"
 
 
-class Raised(NamedTuple):
+class ModelFailure(NamedTuple):
     """An error of a model's own code."""
 
     model: str  # the name of its class
     words: str
 
 
-def raised_by_model(error: BaseException) -> Raised | None:
+def model_failure(error: BaseException) -> ModelFailure | None:
     """What a model's own code raised; None for our errors, the device's and lack of memory."""
     if isinstance(error, SpecbenchError | torch.OutOfMemoryError) or is_of_device(error):
         return None
@@ -64,12 +64,16 @@ def raised_by_model(error: BaseException) -> Raised | None:
     while trace is not None:
         frames.append(trace.tb_frame)
         trace = trace.tb_next
-    own = [frame for frame in frames if _package(frame) in _PACKAGES]
-    if not own:
+    model_frames = [frame for frame in frames if _package(frame) in _PACKAGES]
+    if not model_frames:
         return None
-    owners = (type(f.f_locals["self"]).__name__ for f in own if _is_module(f.f_locals.get("self")))
+    owners = (
+        type(f.f_locals["self"]).__name__
+        for f in model_frames
+        if _is_module(f.f_locals.get("self"))
+    )
     name = next(owners, "the model")
-    return Raised(name, f"its code raises {type(error).__name__}: {first_line(error)}")
+    return ModelFailure(name, f"its code raises {type(error).__name__}: {first_line(error)}")
 
 
 def _package(frame: FrameType) -> str:
@@ -81,7 +85,7 @@ def _is_module(value: Any) -> bool:
 
 
 # By words in what transformers raises: its own text is about arguments that nobody here passes.
-_SAID = {
+_ADVICE = {
     "trust_remote_code": "it comes with Python code of its own (auto_map), which is not run; "
     f"{TRUST_CODE}",
     "does not recognize this architecture": UNKNOWN_TYPE,
@@ -104,9 +108,9 @@ def load_advice(error: Exception) -> str:
         return whole
     if page := _GATED.search(whole):
         return f"gated: accept its license at {page[1]}, then run `hf auth login`"
-    for words, told in _SAID.items():
+    for words, advice in _ADVICE.items():
         if words in whole:
-            return told
+            return advice
     if "safetensors" in whole and "deserializing" not in whole:
         return f"{text}; pickled weights are not read, convert them to safetensors first"
     if "local" in text or "connect" in text or "offline" in text.lower():

@@ -68,9 +68,9 @@ def _reported(make_bar: Callable[..., Any], args: tuple[Any, ...], options: dict
     if not args or not hasattr(args[0], "__len__"):
         return make_bar(*args, **options)
 
-    def counted(items: Collection[Any], what: str) -> Iterator[Any]:
+    def counted(items: Collection[Any], label: str) -> Iterator[Any]:
         for number, item in enumerate(items):
-            report_progress(f"{what}: {number} of {len(items)} tensors")
+            report_progress(f"{label}: {number} of {len(items)} tensors")
             yield item
         report_progress("")
 
@@ -190,9 +190,9 @@ def load_dummy(spec: ModelSpec, device: torch.device, *, seed: int = 0) -> Loade
     config = load_config(spec)
     dtype, stored = _DTYPES[planned_dtype(spec, device)], open_model(spec).stored_format
     if stored is not None or spec.device_map not in (None, device.type, str(device)):
-        what = f"weights stored as {stored}" if stored else f"device_map {spec.device_map}"
+        storage = f"weights stored as {stored}" if stored else f"device_map {spec.device_map}"
         raise ModelError(
-            f"{spec.location}: dummy weights cannot stand in for {what}; name a config of "
+            f"{spec.location}: dummy weights cannot stand in for {storage}; name a config of "
             "plain weights on one device (`quantization` may be set)"
         )
     with refusing(spec, str(device), stored):
@@ -305,10 +305,10 @@ def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
     return None
 
 
-def not_finite_words(what: str, name: str | None) -> str:
-    """What to say of such a tensor of `what`, such as `the target NAME`."""
+def not_finite_words(model: str, name: str | None) -> str:
+    """The message about such a tensor of `model`, which is text such as `the target NAME`."""
     where = f", first in {name}" if name else ""
-    return f"{what} holds NaN or infinities{where}: its files are damaged; download it again"
+    return f"{model} holds NaN or infinities{where}: its files are damaged; download it again"
 
 
 def _bytes_of(model: Any) -> int:

@@ -123,8 +123,8 @@ def _copied(module: Any, configs: dict[int, Any]) -> Any:
             f"{type(module).__name__} is spread over devices, so its first layers cannot run "
             "alone; leave out `device_map` or choose another method"
         )
-    own = copy(module)
-    own._modules = dict(module._modules)
+    copied = copy(module)
+    copied._modules = dict(module._modules)
     if hasattr(module, "config"):
-        own.config = configs.get(id(module.config), module.config)
-    return own
+        copied.config = configs.get(id(module.config), module.config)
+    return copied

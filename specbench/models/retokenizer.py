@@ -88,13 +88,13 @@ class RetokenizedText:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Read on: these come after the text."""
-        own = self._own
+        retokenizer = self._own
         for token in tokens:
-            if token in own.source_specials:
+            if token in retokenizer.source_specials:
                 self._close()
-                self._closed += own.specials.get(token, ())
+                self._closed += retokenizer.specials.get(token, ())
                 continue
-            text = own.source_texts.get(token, b"")
+            text = retokenizer.source_texts.get(token, b"")
             begins = text[:1].isspace() and not self.word[-1:].isspace()
             if begins or self._num_in_word == LONGEST_WORD:
                 self._close()
@@ -133,7 +133,7 @@ class Retokenizer:
 
 def require_common_tokens(target: Vocabulary, draft: Vocabulary) -> Overlap:
     """CompatibilityError where the two have no token in common, or do not tell their text."""
-    found = common_tokens(target, draft)
-    if not found.draft_ids:
+    common = common_tokens(target, draft)
+    if not common.draft_ids:
         raise CompatibilityError(NOTHING_IN_COMMON)
-    return found
+    return common

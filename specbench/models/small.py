@@ -111,13 +111,14 @@ def _small_value(name: str, value: Any, values: Mapping[str, Any], kept: list[in
     if name == "num_kv_shared_layers":
         return min(value, 1)
     if name == "per_layer_config":
-        of_layers = {int(layer): own for layer, own in value.items()}
-        own = {i: of_layers[at] for i, at in enumerate(kept) if at in of_layers}
+        of_layers = {int(layer): of_kept for layer, of_kept in value.items()}
+        of_kept = {i: of_layers[at] for i, at in enumerate(kept) if at in of_layers}
         return {
             i: {
-                key: _small_value(key, one, {**values, **layer}, kept) for key, one in layer.items()
+                key: _small_value(key, setting, {**values, **layer}, kept)
+                for key, setting in layer.items()
             }
-            for i, layer in own.items()
+            for i, layer in of_kept.items()
         }
     if name in ("rope_parameters", "rope_scaling"):
         return _small_rope(value, values)
@@ -134,8 +135,8 @@ def _small_value(name: str, value: Any, values: Mapping[str, Any], kept: list[in
 def _small_rope(rope: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Sections of a head's frequencies (Qwen-VL) have to fill a small head as they fill its own."""
     small: dict[str, Any] = {
-        key: _small_rope(one, values) if isinstance(one, Mapping) else deepcopy(one)
-        for key, one in rope.items()
+        key: _small_rope(setting, values) if isinstance(setting, Mapping) else deepcopy(setting)
+        for key, setting in rope.items()
     }
     if sections := small.get("mrope_section"):
         rotated = HEAD_SIZE // 2 * small.get("partial_rotary_factor", 1)

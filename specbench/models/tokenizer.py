@@ -50,7 +50,7 @@ def limited_work(most_s: float = MOST_S, most_growth: int = MOST_GROWTH) -> Iter
     most_bytes = process.memory_info().rss + most_growth
     left_s = most_s
 
-    def look(*_: object) -> None:
+    def check(*_: object) -> None:
         nonlocal left_s
         left_s -= _LOOK_S
         if left_s <= 0:
@@ -58,7 +58,7 @@ def limited_work(most_s: float = MOST_S, most_growth: int = MOST_GROWTH) -> Iter
         if process.memory_info().rss > most_bytes:
             raise TooMuchWorkError(f"{most_growth / 2**30:g} GiB of memory")
 
-    before = signal.signal(signal.SIGVTALRM, look)
+    before = signal.signal(signal.SIGVTALRM, check)
     signal.setitimer(signal.ITIMER_VIRTUAL, _LOOK_S, _LOOK_S)
     try:
         yield
@@ -98,8 +98,8 @@ class ChatTokenizer:
             if Path(location, "config.json").exists():  # read first, and its faults are its own
                 folder, trusts = Path(location), trust_remote_code
                 load_config(ModelSpec(source=location, folder=folder, trust_remote_code=trusts))
-            told = load_advice(error)
-            raise ModelError(f"{location}: its tokenizer cannot be loaded: {told}") from error
+            advice = load_advice(error)
+            raise ModelError(f"{location}: its tokenizer cannot be loaded: {advice}") from error
         self._inner.model_max_length = sys.maxsize  # what is too long is for the model to say
         self.location = location
         self.ids_by_token: dict[str, int] = self._inner.get_vocab()
@@ -189,10 +189,10 @@ def require_same_vocabulary(target: ChatTokenizer, draft: ChatTokenizer) -> Diff
     Special tokens may be named otherwise.
     """
     vocabularies = target.vocabulary, draft.vocabulary
-    found = compare_vocabularies(*vocabularies)
-    if found.wrong:
+    difference = compare_vocabularies(*vocabularies)
+    if difference.wrong:
         raise CompatibilityError(
             f"{draft.location} cannot draft for {target.location}: "
-            f"{mismatch_words(*vocabularies, found)}"
+            f"{mismatch_words(*vocabularies, difference)}"
         )
-    return found
+    return difference

@@ -76,7 +76,7 @@ def program_name(path: str) -> str:
 
 def package_versions() -> dict[str, str]:
     """Versions of the installed packages that can change a number."""
-    return {name: found for name in _PACKAGES if (found := _version(name)) is not None}
+    return {name: release for name in _PACKAGES if (release := _version(name)) is not None}
 
 
 def cpu_model(cpu_info: Path = _CPU_INFO) -> str:

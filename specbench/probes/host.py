@@ -58,22 +58,22 @@ def host_available_bytes() -> int:
     return available if left is None else min(available, left)
 
 
-def cgroup_available_bytes(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int | None:
+def cgroup_available_bytes(root: Path = CGROUPS, memberships: Path = OWN_CGROUPS) -> int | None:
     """What the limits of this process's cgroups leave; None where nothing limits it.
 
     Each cgroup is held to the limits of all above it. Pages of files that nobody used for a while
     count as free: the kernel gives them back before it kills.
     """
-    left = [room for group in _cgroups(root, own) if (room := _room(group)) is not None]
+    left = [room for group in _cgroups(root, memberships) if (room := _room(group)) is not None]
     return max(min(left), 0) if left else None
 
 
-def _cgroups(root: Path, own: Path) -> Iterator[Path]:
+def _cgroups(root: Path, memberships: Path) -> Iterator[Path]:
     """Folders of version 2 and of version 1's memory controller, up to the root of each.
 
     In a container the paths may be those of the host, of which only the root is seen.
     """
-    for line in _text(own).splitlines():
+    for line in _text(memberships).splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number != "0" and "memory" not in controllers.split(","):

@@ -45,9 +45,9 @@ def count_host_calls(work: Callable[[], object]) -> HostCalls | None:
 
 def calls_of(names: Iterable[str]) -> HostCalls:
     """Counts among the names of a profile's events."""
-    found = tuple(names)
+    calls = tuple(names)
     return HostCalls(
-        launches=sum(name.startswith(_KERNELS) for name in found),
-        graph_launches=sum(name.startswith(_GRAPHS) for name in found),
-        syncs=sum(name.startswith(_WAITS) for name in found),
+        launches=sum(name.startswith(_KERNELS) for name in calls),
+        graph_launches=sum(name.startswith(_GRAPHS) for name in calls),
+        syncs=sum(name.startswith(_WAITS) for name in calls),
     )

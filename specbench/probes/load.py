@@ -43,7 +43,9 @@ def host_load(sleep: Callable[[float], None] = time.sleep) -> HostLoad:
     busy_s = sum(getattr(after, n) - getattr(before, n) for n in after._fields if n not in idle)
     stolen_s = getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)
     used = ((name, (s - each.get(at, (name, s))[1]) / seconds) for at, (name, s) in _now(each))
-    busiest = sorted((one for one in used if one[1] >= 0.05), key=lambda one: -one[1])
+    busiest = sorted(
+        (process for process in used if process[1] >= 0.05), key=lambda process: -process[1]
+    )
     return HostLoad(
         num_cores=num_cores(),
         others_cores=min(max(0.0, busy_s - own_s) / seconds, psutil.cpu_count() or 1),
@@ -56,7 +58,7 @@ def host_load(sleep: Callable[[float], None] = time.sleep) -> HostLoad:
 
 def clock_limit(cpus: Path) -> tuple[int, int] | None:
     """The lowest limit of a CPU's clock beside the highest one that it has, in MHz."""
-    found = []
+    limits = []
     for folder in cpus.glob("cpu[0-9]*/cpufreq"):
         try:
             limit, most = (
@@ -66,8 +68,8 @@ def clock_limit(cpus: Path) -> tuple[int, int] | None:
         except (OSError, ValueError):  # of a core that was switched off
             continue
         if most > 0:
-            found.append((limit, most))
-    return min(found, key=lambda one: one[0] / one[1], default=None)
+            limits.append((limit, most))
+    return min(limits, key=lambda pair: pair[0] / pair[1], default=None)
 
 
 def physical_cores(num_allowed: int) -> int:
@@ -117,18 +119,18 @@ def busy_facts(load: HostLoad, num_needed: int, threads: int | None = None) -> t
 
 
 def _now(known: dict[int, tuple[str, float]]) -> list[tuple[int, tuple[str, float]]]:
-    return [(at, one) for at, one in _process_seconds().items() if at in known]
+    return [(at, process) for at, process in _process_seconds().items() if at in known]
 
 
 def _process_seconds() -> dict[int, tuple[str, float]]:
     """Name and CPU seconds of the other processes, by id."""
-    found = {}
+    seconds = {}
     for process in psutil.process_iter(("name", "cpu_times")):
         times = process.info["cpu_times"]
         if times is not None and process.pid != os.getpid():
             name = "".join(c for c in process.info["name"] or "" if c.isprintable())
-            found[process.pid] = name[:_NAME], times.user + times.system
-    return found
+            seconds[process.pid] = name[:_NAME], times.user + times.system
+    return seconds
 
 
 def num_cores() -> int:

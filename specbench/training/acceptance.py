@@ -37,11 +37,11 @@ def measure_acceptance(
     student: Student, teacher: Teacher, batches: Sequence[Batch], depth: int = DEPTH
 ) -> Acceptance:
     """Over all batches alike, token by token."""
-    found = [student.agreement(teacher.lesson(batch), depth) for batch in batches]
-    contexts_D = torch.stack([one.contexts_D for one in found]).sum(0)
-    right_D = torch.stack([one.right_D for one in found]).sum(0)
+    agreements = [student.agreement(teacher.lesson(batch), depth) for batch in batches]
+    contexts_D = torch.stack([agreement.contexts_D for agreement in agreements]).sum(0)
+    right_D = torch.stack([agreement.right_D for agreement in agreements]).sum(0)
     shares_D = right_D / contexts_D.clamp(min=1)
-    counts = [one.ranks for one in found if one.ranks is not None]
+    counts = [agreement.ranks for agreement in agreements if agreement.ranks is not None]
     ranks: tuple[tuple[float, ...], ...] = ()
     if counts:
         rates = torch.stack(counts).sum(0) / contexts_D.clamp(min=1)[:, None]

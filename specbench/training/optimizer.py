@@ -70,9 +70,9 @@ class MuonAdamW:
             if tensor.ndim == 2 and tensor.shape[0] != rows_of_tokens
         }
         self._velocity = {name: torch.zeros_like(m) for name, m in self._matrices.items()}
-        others = [tensor for name, tensor in parameters.items() if name not in self._matrices]
+        vectors = [tensor for name, tensor in parameters.items() if name not in self._matrices]
         self._adamw = torch.optim.AdamW(
-            others or [torch.zeros(1)], betas=(0.9, 0.98), weight_decay=0.0
+            vectors or [torch.zeros(1)], betas=(0.9, 0.98), weight_decay=0.0
         )
 
     @torch.no_grad()

@@ -18,7 +18,7 @@ from specbench.training.teacher import head_rows
 from specbench.training.texts import TrainingText
 
 _WIDTH = 128  # of the target that the rates were found on; wider ones take smaller steps
-_MOST_SAID = 32_000  # tokens of a larger vocabulary that an EAGLE-3 head can say
+_MOST_DRAFTED = 32_000  # tokens of a larger vocabulary that an EAGLE-3 head can draft
 
 
 def recipe_of(method: str) -> Recipe:
@@ -43,7 +43,7 @@ def new_student(
     recipe = recipe_of(method)
     options: dict[str, Any] = {recipe.size: size} if recipe.size else {}
     if recipe.has_vocabulary:
-        options["target_ids"] = _said(texts, target.vocab_size)
+        options["target_ids"] = _frequent_ids(texts, target.vocab_size)
     start: Checkpoint = drafter_class(method).new_checkpoint(config, seed, **options)
     if recipe.has_vocabulary:
         start = _with_targets_head(start, target, options["target_ids"])
@@ -63,20 +63,20 @@ def open_student(method: str, checkpoint: Checkpoint, target: Runner) -> Student
 
 def _with_targets_head(checkpoint: Checkpoint, target: Runner, ids: tuple[int, ...]) -> Checkpoint:
     rows = head_rows(target)
-    said = {"lm_head.weight": rows[list(ids)] if ids else rows}
-    return replace(checkpoint, tensors={**checkpoint.tensors, **said})
+    head = {"lm_head.weight": rows[list(ids)] if ids else rows}
+    return replace(checkpoint, tensors={**checkpoint.tensors, **head})
 
 
-def _said(texts: Sequence[TrainingText], vocab_size: int) -> tuple[int, ...]:
+def _frequent_ids(texts: Sequence[TrainingText], vocab_size: int) -> tuple[int, ...]:
     """The tokens that answers have most often, in rising order; none means all."""
-    if vocab_size <= _MOST_SAID:
+    if vocab_size <= _MOST_DRAFTED:
         return ()
     counts_V = token_counts(texts, vocab_size)
-    chosen = counts_V.argsort(descending=True, stable=True)[:_MOST_SAID]
+    chosen = counts_V.argsort(descending=True, stable=True)[:_MOST_DRAFTED]
     return tuple(sorted(chosen.tolist()))
 
 
 def token_counts(texts: Sequence[TrainingText], vocab_size: int) -> Tensor:
     """How often each token is said in answers that are not held out."""
-    said = [i for text in texts if not text.is_held_out for i in text.ids[text.num_prompt :]]
-    return torch.tensor(said, dtype=torch.long).bincount(minlength=vocab_size)
+    tokens = [i for text in texts if not text.is_held_out for i in text.ids[text.num_prompt :]]
+    return torch.tensor(tokens, dtype=torch.long).bincount(minlength=vocab_size)

@@ -123,12 +123,12 @@ class ChainStudent:
         total = torch.zeros((), device=lesson.last.device)
         weight_sum = 0.0
         features = self._noisy(lesson.features, generator)
-        for one in self._run(lesson, features, self._num_passes):
-            weight = _PASS_DECAY**one.depth
+        for output in self._run(lesson, features, self._num_passes):
+            weight = _PASS_DECAY**output.depth
             weight_sum += weight
-            own_NF = one.states_BTF[one.is_answer_BT]
-            teacher_NF = lesson.last[:, 1:-1][one.is_answer_BT]
-            total = total + weight * self._distance(own_NF, teacher_NF, one.depth)
+            own_NF = output.states_BTF[output.is_answer_BT]
+            teacher_NF = lesson.last[:, 1:-1][output.is_answer_BT]
+            total = total + weight * self._distance(own_NF, teacher_NF, output.depth)
         return total / weight_sum
 
     def _distance(self, own_NF: Tensor, teacher_NF: Tensor, depth: int) -> Tensor:
@@ -153,11 +153,11 @@ class ChainStudent:
         contexts, right = [], []
         is_chain_BT = is_answer_BT[:, 1:-1]  # token t + 1 begins a round
         is_right_BT = is_chain_BT
-        for one in self._run(lesson, lesson.features, depth):
-            if one.depth:  # the chain one token further on
+        for output in self._run(lesson, lesson.features, depth):
+            if output.depth:  # the chain one token further on
                 is_chain_BT, is_right_BT = _later(is_chain_BT), _later(is_right_BT)
-            drafts_BT = self._head.logits(one.states_BTF, one.depth).argmax(-1)
-            is_chain_BT = is_chain_BT & one.is_answer_BT
+            drafts_BT = self._head.logits(output.states_BTF, output.depth).argmax(-1)
+            is_chain_BT = is_chain_BT & output.is_answer_BT
             is_right_BT = is_right_BT & is_chain_BT & (drafts_BT == ids_BT[:, 2:])
             contexts.append(is_chain_BT.sum())
             right.append(is_right_BT.sum())

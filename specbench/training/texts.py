@@ -86,8 +86,8 @@ def corpus_questions(
         cut.append(messages[: 2 * num_turns - 1 + has_system])
 
     def ids(messages: list[dict[str, str]]) -> Ids:
-        told = [Message(role=m["role"], content=m["content"]) for m in messages]  # type: ignore[arg-type]
-        return tokenizer.prompt_ids(told)
+        chat = [Message(role=m["role"], content=m["content"]) for m in messages]  # type: ignore[arg-type]
+        return tokenizer.prompt_ids(chat)
 
     name = f"the embedded corpus, seed {CORPUS_SEED}, conversations {DRAFT_START} to {end - 1}"
     digest = hashlib.sha256(repr(cut).encode()).hexdigest()
@@ -97,7 +97,7 @@ def corpus_questions(
 def _questions(
     prompts: Sequence[T], ids_of: Callable[[T], Ids], most_tokens: int, seed: int
 ) -> tuple[TrainingPrompt, ...]:
-    found: dict[Ids, TrainingPrompt] = {}
+    by_ids: dict[Ids, TrainingPrompt] = {}
     refused: WorkloadError | None = None
     for prompt in prompts:
         try:
@@ -106,20 +106,20 @@ def _questions(
             refused = error
             continue
         if 1 < len(ids) <= most_tokens:
-            found[ids] = TrainingPrompt(ids, is_held_out(ids))
-    if not any(not q.is_held_out for q in found.values()):
+            by_ids[ids] = TrainingPrompt(ids, is_held_out(ids))
+    if not any(not q.is_held_out for q in by_ids.values()):
         if refused is not None:
             raise refused
         raise UsageError(
             f"of {len(prompts)} prompts none is left to train on: one in {HELD_OUT_ONE_IN} is kept "
             f"for measuring, and they may have {most_tokens} tokens; give more with --workload"
         )
-    if not any(q.is_held_out for q in found.values()):  # few prompts: the one that is nearest
-        nearest = min(found, key=_hash)
-        found[nearest] = TrainingPrompt(nearest, True)
-        if len(found) == 1:
+    if not any(q.is_held_out for q in by_ids.values()):  # few prompts: the one that is nearest
+        nearest = min(by_ids, key=_hash)
+        by_ids[nearest] = TrainingPrompt(nearest, True)
+        if len(by_ids) == 1:
             raise UsageError("one prompt cannot be trained and measured on; give --workload more")
-    return tuple(sorted(found.values(), key=lambda q: (not q.is_held_out, _hash((seed, *q.ids)))))
+    return tuple(sorted(by_ids.values(), key=lambda q: (not q.is_held_out, _hash((seed, *q.ids)))))
 
 
 def is_held_out(ids: Ids) -> bool:
@@ -198,17 +198,17 @@ class TextFile:
         self._found = self._size = self._size + len(content)
 
     def _lines(self, content: bytes) -> list[Any]:
-        found = []
+        parsed = []
         for number, line in enumerate(content.splitlines(), 1):
             try:
                 if len(line) > _LARGEST_LINE:
                     raise ValueError(f"longer than {_LARGEST_LINE} bytes")
-                found.append(json.loads(line))
+                parsed.append(json.loads(line))
             except (ValueError, RecursionError) as error:
                 raise StoreError(
                     f"{self.path}:{number}: {error}; remove the file to start again"
                 ) from error
-        return found
+        return parsed
 
     def _text(self, number: int, line: Any, vocab_size: int) -> TrainingText:
         match line:
@@ -242,15 +242,15 @@ def plan_answers(
     temperatures above 0. Fewer answers are the first ones of more.
     """
     held_out = [q for q in questions if q.is_held_out][:MOST_HELD_OUT]
-    others = [q for q in questions if not q.is_held_out]
+    to_train = [q for q in questions if not q.is_held_out]
     jobs = [PlannedOutput(question, 0.0, seed) for question in held_out]
     sampled = [t for t in temperatures if t > 0]
     for i in range(most):
-        turn, place = divmod(i, len(others))
+        turn, place = divmod(i, len(to_train))
         if turn and not sampled:
             break
         allowed = temperatures if turn == 0 else sampled
-        jobs.append(PlannedOutput(others[place], allowed[(i // _RUN) % len(allowed)], seed + i))
+        jobs.append(PlannedOutput(to_train[place], allowed[(i // _RUN) % len(allowed)], seed + i))
     return jobs
 
 
@@ -262,12 +262,12 @@ def answer(
     *,
     max_new_tokens: int,
     num_rows: int,
-    told: Callable[[int, int], None],
+    report: Callable[[int, int], None],
 ) -> None:
-    """Add the answers that the file lacks; `told` hears how many of them are there."""
+    """Add the answers that the file lacks; `report` gets the numbers of stored and of all answers."""
     decoder = Decoder(runner, NoDrafter(), eos_ids=eos_ids, clock=make_clock(runner.device))
     while len(file.texts) < len(jobs):
-        told(len(file.texts), len(jobs))
+        report(len(file.texts), len(jobs))
         first = jobs[len(file.texts)]
         waiting = islice(jobs, len(file.texts), len(file.texts) + num_rows * _CHUNK)
         chunk: list[PlannedOutput] = []
@@ -296,7 +296,7 @@ def answer(
                 for job, result in zip(chunk, results, strict=True)
             ]
         )
-    told(len(jobs), len(jobs))
+    report(len(jobs), len(jobs))
 
 
 def _room(runner: Runner, job: PlannedOutput) -> int:

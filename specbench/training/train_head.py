@@ -161,8 +161,8 @@ def _train_head(
     runner, notes = make_checked_runner(loaded.model)
     for note in notes:
         watch.warn(note)
-    asked = _questions(settings, tokenizer, runner, watch)
-    texts = _texts(settings, loaded, runner, asked, watch)
+    prompts = _questions(settings, tokenizer, runner, watch)
+    texts = _texts(settings, loaded, runner, prompts, watch)
 
     watch.stage(f"training {settings.method}")
     sizes = {"num_heads": settings.num_heads, "num_layers": settings.mtp_layers}
@@ -193,7 +193,7 @@ def _train_head(
         progress=progress,
         acceptance=acceptance,
         texts=texts,
-        sources=asked.sources,
+        sources=prompts.sources,
         num_parameters=sum(tensor.numel() for tensor in student.parameters.values()),
         device=device,
         seconds=time.monotonic() - began,
@@ -241,12 +241,12 @@ def _questions(
     if settings.prompts or settings.target.source != "demo:target":
         if not settings.prompts:
             watch.warn("trains on the shipped workloads: measure the head on other prompts")
-        asked = workload_questions(
+        prompts = workload_questions(
             settings.prompts, tokenizer, most, settings.seed, settings.prompt_field
         )
-        for note in asked.notes:
+        for note in prompts.notes:
             watch.warn(note)
-        return asked
+        return prompts
     return corpus_questions(tokenizer, most, settings.seed)
 
 
@@ -254,14 +254,14 @@ def _texts(
     settings: TrainSettings,
     loaded: LoadedModel,
     runner: Runner,
-    asked: TrainingPrompts,
+    prompts: TrainingPrompts,
     watch: TrainingReporter,
 ) -> list[TrainingText]:
     """The target's answers, those of an earlier training where they are given."""
-    jobs = plan_answers(asked.questions, settings.temperatures, settings.num_texts, settings.seed)
+    jobs = plan_answers(prompts.questions, settings.temperatures, settings.num_texts, settings.seed)
     origin = {
         "target_sha256": loaded.content_sha256,
-        "sources": asked.sources,
+        "sources": prompts.sources,
         "temperatures": list(settings.temperatures),
         "max_new_tokens": settings.max_new_tokens,
         "seed": settings.seed,
@@ -276,7 +276,7 @@ def _texts(
         file,
         max_new_tokens=settings.max_new_tokens,
         num_rows=settings.rows,
-        told=lambda done, total: watch.advance(done, total, None),
+        report=lambda done, total: watch.advance(done, total, None),
     )
     return file.texts[: len(jobs)]
 

@@ -66,9 +66,11 @@ def load_progress(
             content = torch.load(path, map_location="cpu", weights_only=True)
         stored = content["settings"]
         if differing := [k for k, v in settings.items() if stored.get(k) != v]:
-            what = ", ".join(f"{k} {stored.get(k)!r}, not {settings[k]!r}" for k in differing)
+            differences = ", ".join(
+                f"{k} {stored.get(k)!r}, not {settings[k]!r}" for k in differing
+            )
             raise StoreError(
-                f"{path} was started with {what}; use the same, or choose another --output"
+                f"{path} was started with {differences}; use the same, or choose another --output"
             )
         progress = _checked(content["progress"])
         weights = content["parameters"]
@@ -125,7 +127,7 @@ def train(
     plan: Plan,
     path: Path,
     settings: Mapping[str, Any],
-    told: StepCallback,
+    report: StepCallback,
 ) -> TrainingProgress:
     """In place, to the end of the plan; goes on from `path` where that is there."""
     optimizer = MuonAdamW(student.parameters, student.num_tokens)
@@ -151,7 +153,7 @@ def train(
             progress.steps = min(progress.steps, first + max(possible, _TRIED))
         if progress.step % plan.save_every == 0 or progress.step >= progress.steps:
             save_progress(path, progress, student.parameters, optimizer, settings)
-        told(progress.step, progress.steps, loss)
+        report(progress.step, progress.steps, loss)
     return progress
 
 

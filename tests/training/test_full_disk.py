@@ -35,7 +35,7 @@ def test_steps_that_were_saved_are_gone_on_from(tmp_path):
     path, whole = tmp_path / "state.ckpt", lab().student("medusa")
     trained(whole, tmp_path / "whole.ckpt")
     with pytest.raises(Killed):
-        trained(lab().student("medusa"), path, told=killed_after(3))
+        trained(lab().student("medusa"), path, report=killed_after(3))
     saved = path.read_bytes()
 
     with refused(path, len(saved) // 2):

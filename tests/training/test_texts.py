@@ -36,7 +36,7 @@ def tokenizer() -> ChatTokenizer:
 def answered(path: Path, num_texts: int = 12, temperatures: tuple[float, ...] = (0.0, 1.0)):
     jobs = plan_answers(QUESTIONS, temperatures, num_texts, seed=5)
     file = TextFile(path, ORIGIN, VOCAB_SIZE)
-    answer(lab().target, (), jobs, file, max_new_tokens=6, num_rows=2, told=silent)
+    answer(lab().target, (), jobs, file, max_new_tokens=6, num_rows=2, report=silent)
     return file.texts
 
 

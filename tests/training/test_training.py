@@ -36,22 +36,24 @@ class Killed(Exception):
 
 
 def killed_after(last: int) -> StepCallback:
-    def told(step: int, steps: int, loss: float) -> None:  # noqa: ARG001
+    def report(step: int, steps: int, loss: float) -> None:  # noqa: ARG001
         if step == last:
             raise Killed
 
-    return told
+    return report
 
 
 def trained(
     student: Student,
     path: Path,
     steps: int = 6,
-    told: StepCallback = silent,
+    report: StepCallback = silent,
     bench: Lab | None = None,
 ) -> TrainingProgress:
     bench = bench or lab()
-    return train(student, bench.teacher(student), bench.batches, plan(steps), path, SETTINGS, told)
+    return train(
+        student, bench.teacher(student), bench.batches, plan(steps), path, SETTINGS, report
+    )
 
 
 def weights(student: Student) -> dict[str, torch.Tensor]:
@@ -76,11 +78,11 @@ def test_gradients_reach_every_weight(method):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_killed_training_goes_on_to_the_same_bits(method, tmp_path):
-    at_once, in_two, told_before = lab().student(method), lab().student(method), killed_after(5)
+    at_once, in_two, killer = lab().student(method), lab().student(method), killed_after(5)
     whole = trained(at_once, tmp_path / "whole")
 
     with pytest.raises(Killed):
-        trained(in_two, tmp_path / "parts", told=told_before)
+        trained(in_two, tmp_path / "parts", report=killer)
     resumed = lab().student(method)
     parts = trained(resumed, tmp_path / "parts")
 
@@ -173,9 +175,9 @@ def test_a_budget_holds_for_a_training_that_goes_on_as_well(tmp_path):
         if step == 30:
             raise KeyboardInterrupt
 
-    def go_on(plan: Plan, told: StepCallback) -> TrainingProgress:
+    def go_on(plan: Plan, report: StepCallback) -> TrainingProgress:
         student = lab().student("medusa")
-        return train(student, bench.teacher(student), bench.batches, plan, path, SETTINGS, told)
+        return train(student, bench.teacher(student), bench.batches, plan, path, SETTINGS, report)
 
     long = plan(10_000)._replace(save_every=25)
     with pytest.raises(KeyboardInterrupt):

@@ -52,8 +52,8 @@ def layer_config(checkpoint: Checkpoint, num_positions: int | None = None) -> An
     """
     given = layer_fields(checkpoint.fields)
     fields = {name: given.values[name] for name in (*LAYER_NEEDS, *_OPTIONAL) if given.has(name)}
-    own = fields.pop("max_position_embeddings", 0)
-    if most := max(own, num_positions or 0):
+    max_positions = fields.pop("max_position_embeddings", 0)
+    if most := max(max_positions, num_positions or 0):
         fields["max_position_embeddings"] = most
     make = Qwen3Config if given.text("model_type") == "qwen3" else LlamaConfig
     try:
@@ -75,11 +75,11 @@ def fitting(checkpoint: Checkpoint, target: Runner, method: str) -> Checkpoint:
     assert facts is not None
     checkpoint = checkpoint.renamed(facts.tensor_names)
     if differing := misfits(facts.fit(checkpoint, target)):
-        what = "; ".join(
-            f"{name} is {own}, the target's is {wanted}"
-            for name, (own, wanted) in differing.items()
+        differences = "; ".join(
+            f"{name} is {value}, the target's is {wanted}"
+            for name, (value, wanted) in differing.items()
         )
-        raise ModelError(f"{checkpoint.source}: {what}: {MISFIT}")
+        raise ModelError(f"{checkpoint.source}: {differences}: {MISFIT}")
     return checkpoint
 
 
@@ -102,8 +102,10 @@ def layer_stack(config: Any, layers: nn.ModuleList, target: Runner) -> LayerStac
     try:
         rotary = LlamaRotaryEmbedding(config).to(target.device)
     except WRONG_CONFIG as error:
-        what = f"rope_parameters are {config.rope_parameters}"
-        raise ModelError(f"a head's config is wrong: {what}: {first_line(error)}") from error
+        raise ModelError(
+            f"a head's config is wrong: rope_parameters are {config.rope_parameters}: "
+            f"{first_line(error)}"
+        ) from error
     windows = [config.sliding_window if kind == SLIDING else None for kind in config.layer_types]
     return LayerStack(config, list(layers), rotary, target, windows)
 
@@ -123,10 +125,10 @@ def load(
         name: tensor.to(target.device, target.dtype if tensor.is_floating_point() else tensor.dtype)
         for name, tensor in checkpoint.without(OLD_ROTARY).tensors.items()
     }
-    others = {name: tensors.pop(name) for name in beside if name in tensors}
+    separate = {name: tensors.pop(name) for name in beside if name in tensors}
     module.load_state_dict(tensors, assign=True)
     module.requires_grad_(False).eval()
-    return others
+    return separate
 
 
 def token_embedding(target: Runner, weight_VF: Tensor | None) -> Embed:
@@ -152,8 +154,8 @@ def spread(logits_BTD: Tensor, target_ids_D: Tensor | None, V: int) -> Tensor:
 
 def weights_of(module: nn.Module, embed: Embed) -> tuple[Tensor, ...]:
     """What a head keeps of its own: its module's tensors, and the embedding if that is its."""
-    own = (embed.keywords["weight"],) if isinstance(embed, partial) else ()
-    return (*tensors_of(module), *own)
+    embedding = (embed.keywords["weight"],) if isinstance(embed, partial) else ()
+    return (*tensors_of(module), *embedding)
 
 
 def tensors_of(*modules: nn.Module) -> tuple[Tensor, ...]:

@@ -148,7 +148,7 @@ class RetokenizedModel(PlainDrafter):
         return range(state.first_row, state.first_row + state.num_rows)
 
 
-def _num_equal(some: list[int], others: list[int]) -> int:
+def _num_equal(left: list[int], right: list[int]) -> int:
     """Leading tokens that two texts share."""
-    pairs = zip(some, others, strict=False)
+    pairs = zip(left, right, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

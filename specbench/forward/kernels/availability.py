@@ -41,8 +41,8 @@ def _launch_failure(device: str) -> str | None:
         headers = Path(sysconfig.get_path("include"))
         if not (headers / "Python.h").exists():
             return f"Triton finds no Python.h in {headers}; install Python's headers (python3-dev)"
-        said = str(error).strip().partition("\n")[0]
-        return f"Triton cannot launch a kernel: {type(error).__name__}: {said}"
+        message = str(error).strip().partition("\n")[0]
+        return f"Triton cannot launch a kernel: {type(error).__name__}: {message}"
     return None
 
 

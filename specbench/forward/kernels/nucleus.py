@@ -74,8 +74,8 @@ def _keep(scores, probs, lowest, kept, out, V, BLOCK: tl.constexpr):
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     rank = _rank_of(tl.load(scores + row * V + token, token < V, 0.0))
     stays = rank >= tl.load(lowest + row).to(tl.uint32)
-    own = tl.load(probs + row * V + token, token < V, 0.0) / tl.load(kept + row).to(tl.float32)
-    tl.store(out + row * V + token, tl.where(stays, own, 0.0), token < V)
+    prob = tl.load(probs + row * V + token, token < V, 0.0) / tl.load(kept + row).to(tl.float32)
+    tl.store(out + row * V + token, tl.where(stays, prob, 0.0), token < V)
 
 
 @torch.library.custom_op("specbench::nucleus", mutates_args=())

@@ -26,8 +26,8 @@ def _race(
     seed = tl.load(seeds + row * seed_stride)
     key = key_of(seed, tl.load(positions + row * row_stride + t * place_stride), PURPOSE)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    own = x + row * x_row_stride + t * x_place_stride + token
-    value = tl.load(own, token < V, 0.0).to(tl.float32)
+    address = x + row * x_row_stride + t * x_place_stride + token
+    value = tl.load(address, token < V, 0.0).to(tl.float32)
     noise = exponential_of(key, token)
     # Of logits the logarithms, but for what all tokens share.
     score = value / temperature - tl.log(noise) if IS_LOGITS else value / noise

@@ -42,9 +42,9 @@ def _turn_and_keep(
         tl.store(first, x.to(qkv.dtype.element_ty), inside)
         tl.store(second, y.to(qkv.dtype.element_ty), inside)
     else:
-        own = kept + slot * kept_stride + (head - Q) * D + i
-        tl.store(own, x.to(kept.dtype.element_ty), inside)
-        tl.store(own + D // 2, y.to(kept.dtype.element_ty), inside)
+        address = kept + slot * kept_stride + (head - Q) * D + i
+        tl.store(address, x.to(kept.dtype.element_ty), inside)
+        tl.store(address + D // 2, y.to(kept.dtype.element_ty), inside)
 
 
 @torch.library.custom_op("specbench::rotary", mutates_args=("qkv_NW", "kept_SW"))

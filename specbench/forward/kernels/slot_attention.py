@@ -45,8 +45,8 @@ def _part(
     place = tl.load(positions + at, is_query, -1)
     d = tl.arange(0, PAD)
     is_d = d < D
-    own = query + at.to(tl.int64)[:, None] * query_stride + (head * G + q % G)[:, None] * D
-    x = tl.load(own + d, is_query[:, None] & is_d, 0.0)
+    address = query + at.to(tl.int64)[:, None] * query_stride + (head * G + q % G)[:, None] * D
+    x = tl.load(address + d, is_query[:, None] & is_d, 0.0)
 
     if IS_TREE:
         before = tl.load(base + row)
@@ -74,8 +74,8 @@ def _part(
         if IS_TREE:
             node = s - before
             is_branch = (node >= 0) & is_slot
-            told = seen + at.to(tl.int64)[:, None] * M + node
-            is_seen = tl.load(told, is_query[:, None] & is_branch, 0) != 0
+            mask_address = seen + at.to(tl.int64)[:, None] * M + node
+            is_seen = tl.load(mask_address, is_query[:, None] & is_branch, 0) != 0
             is_seen = is_seen | (node < 0)
             lies = tl.load(branch_positions + row * M + node, is_branch, 0)
             lies = tl.where(is_branch, lies, s)
@@ -118,8 +118,8 @@ def _together(
         total += weight * tl.load(totals + first + i)
         summed += weight * tl.load(sums + (first + i) * D + d, d < D, 0.0)
     seen = tl.where(total > 0, total, 1.0)  # a token that sees nothing gets zeros
-    own = out + token * out_stride + head * D + d
-    tl.store(own, (summed / seen).to(out.dtype.element_ty), d < D)
+    address = out + token * out_stride + head * D + d
+    tl.store(address, (summed / seen).to(out.dtype.element_ty), d < D)
 
 
 @torch.library.custom_op("specbench::slot_attention", mutates_args=("out_NW",))
