@@ -264,7 +264,7 @@ def answer(
     num_rows: int,
     report: Callable[[int, int], None],
 ) -> None:
-    """Add the answers that the file lacks; `report` gets the numbers of stored and of all answers."""
+    """Add the answers that the file lacks; `report` gets the numbers of stored and all answers."""
     decoder = Decoder(runner, NoDrafter(), eos_ids=eos_ids, clock=make_clock(runner.device))
     while len(file.texts) < len(jobs):
         report(len(file.texts), len(jobs))
