@@ -1,7 +1,7 @@
 """The picture and the table of docs/when-not-to-speculate.md: what pays off at which acceptance.
 
 With one acceptance for every position, a round of K emits 1 + a + ... + a^K tokens and costs
-1 + K m baseline steps, m being what one more drafted token costs: drafting it, and verifying it.
+1 + K m baseline steps, m being what one more draft token costs: drafting it, and verifying it.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _KS = range(1, 17)
 _TABLE_KS = (1, 2, 4, 8)
 _INCHES = (6.2, 3.2)
 _PLACE = (0.1, 0.15, 0.64, 0.8)
-_DESCRIPTION = "Speed-up at K = 4 against acceptance, a line per cost of a drafted token"
+_DESCRIPTION = "Speedup at K = 4 against acceptance, a line per cost of a draft token"
 
 
 def best(acceptance: float, cost: float) -> tuple[float, int]:
@@ -41,13 +41,13 @@ def chart() -> str:
             ax.plot(acceptances, speedups, color=colour)
             bound = break_even_acceptance(_CHART_K, steps)
             (point,) = ax.plot(bound, 1, marker="o", markersize=6, color=colour, zorder=4)
-            hover(point, f"a drafted token costs {cost:g} of a step: breaks even at {bound:.0%}")
+            hover(point, f"a draft token costs {cost:g} of a step: breaks even at {bound:.0%}")
             ends.append(Label(speedups[-1], f"{cost:g} of a step", colour))
         ax.set_xlim(0, 0.96)
         ax.yaxis.set_major_formatter("{x:g}x")
         ax.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
-        ax.set_xlabel("acceptance of a drafted token", loc="left")
-        ax.set_ylabel(f"speed-up at K = {_CHART_K}")
+        ax.set_xlabel("acceptance of a draft token", loc="left")
+        ax.set_ylabel(f"speedup at K = {_CHART_K}")
         for label in spread(ends, 0.25):
             ax.text(0.97, label.y, "\u25cf", color=label.colour, va="center")
             ax.text(1.0, label.y, label.text, va="center")
@@ -55,9 +55,9 @@ def chart() -> str:
 
 
 def table() -> str:
-    """The acceptance at which K breaks even, by cost, and the best K at 60 % and 80 %."""
-    head = ["a drafted token costs", *(f"K={k} breaks even at" for k in _TABLE_KS)]
-    head += ["best at 60 %", "best at 80 %"]
+    """The acceptance at which K breaks even, by cost, and the best K at 60% and 80%."""
+    head = ["a draft token costs", *(f"K={k} breaks even at" for k in _TABLE_KS)]
+    head += ["best at 60%", "best at 80%"]
     rows = [[f"{cost:g} of a step", *_row(cost)] for cost in COSTS]
     lines: Sequence[Sequence[str]] = [head, ["---:"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,4 +1,4 @@
-"""Writes the parts of README.md and of pages in docs/ that the program makes: figures and tables.
+"""Writes the parts of pages that the program makes: figures and tables.
 
     python -m benchmarks.readme [--made-run RUN] [--sweep RUN] [--methods RUN]
 
@@ -25,7 +25,7 @@ from specbench.report.pictures import pictures
 from specbench.runs import load_run
 
 ROOT = Path(__file__).parents[1]
-README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"
+README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results.md"
 WHEN_NOT = ROOT / "docs" / "when-not-to-speculate.md"
 MADE_RUN = ROOT / "benchmarks" / "make_run.json"
 SWEEP = ROOT / "benchmarks" / "embedded_pair.json"

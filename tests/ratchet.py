@@ -14,7 +14,7 @@ from typing import TypeGuard
 ROOT = Path(__file__).parents[1]
 STORED = Path(__file__).with_suffix(".json")
 
-_WORDS = re.compile(
+WORDS = re.compile(
     r"\b(?:tells?|told|alone|beside|besides|anew|likewise|amiss|nobody|anybody|whoever|lies|rooms?)\b"
     r"|(?<!\bplace )(?<!\bline )(?<!\bfile )(?<!\bposition )\bwhere\b"
     r"|\bof (?:(?:its|their|our|your|a) own|ours)\b"
@@ -41,7 +41,11 @@ def measure(root: Path) -> dict[str, int]:
     numbers: Counter[str] = Counter()
     classes: Counter[str] = Counter()
     pages = [*(root / "docs").rglob("*.md"), root / "README.md", root / "CONTRIBUTING.md"]
-    texts = [_prose(page) for page in pages if page.exists() and page.name != "families.md"]
+    texts = [
+        prose(page.read_text(encoding="utf-8"))
+        for page in pages
+        if page.exists() and page.name != "families.md"
+    ]
     for folder in ("specbench", "tests"):
         sources = [path.read_text(encoding="utf-8") for path in (root / folder).rglob("*.py")]
         numbers[f"files in {folder}"] = len(sources)
@@ -59,13 +63,13 @@ def measure(root: Path) -> dict[str, int]:
             texts += re.findall(r"(?:^|\s)# (.*)", source, re.MULTILINE)
             texts += [n.value for n in nodes if _is_text(n)]
     numbers["class names used more than once"] = sum(count > 1 for count in classes.values())
-    numbers["private words"] = sum(len(_WORDS.findall(" ".join(text.split()))) for text in texts)
+    numbers["private words"] = sum(len(WORDS.findall(" ".join(text.split()))) for text in texts)
     return dict(sorted(numbers.items()))
 
 
-def _prose(page: Path) -> str:
-    """A page without code."""
-    return re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+def prose(text: str) -> str:
+    """The text of a page without its code."""
+    return re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
 
 
 def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:

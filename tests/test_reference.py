@@ -1,4 +1,4 @@
-"""docs/commands.md and docs/yaml.md are what the program says; the break-even page is right."""
+"""commands.md, yaml.md and metrics.md are what the program says; the break-even page is right."""
 
 import re
 
@@ -17,6 +17,10 @@ def test_the_reference_of_commands_is_what_the_program_says():
 
 def test_the_reference_of_yaml_is_what_the_program_says():
     assert reference.YAML.read_text(encoding="utf-8") == reference.yaml_page(), "run `make docs`"
+
+
+def test_the_reference_of_metrics_is_what_the_program_says():
+    assert reference.METRICS.read_text(encoding="utf-8") == reference.metrics_page()
 
 
 def test_every_exit_code_is_explained():

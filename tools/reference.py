@@ -1,4 +1,4 @@
-"""Writes docs/commands.md and docs/yaml.md: every command, option, key, method and parameter.
+"""Writes commands.md, yaml.md and metrics.md: commands, options, keys, methods and metrics.
 
     python -m tools.reference
 
@@ -20,10 +20,11 @@ from specbench.inputs.config import DEFAULTS_KEYS, DRAFTER_KEYS, FILE_KEYS, MAX_
 from specbench.inputs.model_spec import DTYPES, MODEL_KEYS, QUANTIZATIONS
 from specbench.inputs.workloads import CARD_KEYS, MAX_NEW_TOKENS
 from specbench.methods import Method, Parameter, all_methods
+from specbench.metrics.registry import all_metrics
 from specbench.records.lossy import RULES
 
 DOCS = Path(__file__).parents[1] / "docs"
-COMMANDS, YAML = DOCS / "commands.md", DOCS / "yaml.md"
+COMMANDS, YAML, METRICS = DOCS / "commands.md", DOCS / "yaml.md", DOCS / "metrics.md"
 
 _MADE = "<!-- Written by `make docs` from the program: change that, not this page. -->"
 _EXIT_CODES: Mapping[ExitCode, str] = {
@@ -64,7 +65,7 @@ _KEYS: Mapping[str, str] = {
     "device_map": f"{_codes('auto', 'balanced', 'sequential', 'cpu', 'cuda', 'cuda:N')}; "
     "else as for `dtype`",
     "quantization": f"{_codes(*QUANTIZATIONS)}: weights are packed when loaded; else as stored "
-    "([more](pairings.md#quantisation))",
+    "([more](pairings.md#quantization))",
     "trust_remote_code": "`true` runs Python code that came with the model; else it is refused",
     "weights_gib": "memory of the weights in GiB (with dtype `auto`: in 16 bits), for `doctor` and "
     "`list pairings --fits`",
@@ -79,7 +80,7 @@ _KEYS: Mapping[str, str] = {
     "num_speculative_tokens": f"K, the most tokens drafted per round, 1 to {MAX_K}; else 4, or "
     "fewer where the drafter cannot. `-k` takes precedence",
     "lossy": "a rule that accepts drafts the target would not have written, below; else lossless",
-    "source": "of a catalogue's entry: the address of the page that names this drafter",
+    "source": "of a catalog's entry: the address of the page that names this drafter",
     "checked": "the day on which that page was read, in quotes",
     "license": "the draft's license, or that of the prompts",
     "figure": "what the authors report",
@@ -147,6 +148,21 @@ def yaml_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def metrics_page() -> str:
+    """Every metric with its unit, better direction and formula, as `list metrics` has them."""
+    rows = ((f"`{m.name}`", m.unit, m.better or "", m.formula) for m in all_metrics().values())
+    parts = [
+        f"# Metrics\n\n{_MADE}",
+        "Every metric with its unit, its better direction and its formula.",
+        "```sh\nspecbench list metrics\n```",
+        "In the formulas a round drafts d tokens, accepts a and emits e. N is the number of "
+        "rounds, and n the number of output tokens of a request. [Concepts](concepts.md) explains "
+        "the terms.",
+        _table(("metric", "unit", "better", "formula"), rows),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
 def _summary(command: Any) -> str:
     return " ".join((command.help or "").split())
 
@@ -202,3 +218,4 @@ def _cell(text: str) -> str:
 if __name__ == "__main__":
     COMMANDS.write_text(commands_page(), encoding="utf-8")
     YAML.write_text(yaml_page(), encoding="utf-8")
+    METRICS.write_text(metrics_page(), encoding="utf-8")

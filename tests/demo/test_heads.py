@@ -23,7 +23,7 @@ ARCHITECTURES = {
     "medusa": "MedusaModel",
 }
 # Pairings and the tokens a round at K = 4 that a few code prompts must give; what is measured
-# on all workloads is in docs/results.md.
+# on all workloads is in benchmarks/results.md.
 LEAST = {"eagle": 2.5, "eagle-tree": 3.0, "eagle3": 2.5, "medusa": 2.0, "medusa-tree": 2.2}
 
 
