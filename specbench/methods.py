@@ -486,9 +486,8 @@ _EAGLE_PARAMETERS = (
         "tree",
         "dynamic",
         ("chain", "static", "dynamic"),
-        "`dynamic` keeps the `max_drafts` likeliest of the paths that a beam of `top_k` finds "
-        "(Li et al. 2024, EAGLE-2, arXiv:2406.16858), `static` drafts the published tree of "
-        "EAGLE-1, which is 5 deep, `chain` drafts one token after the other.",
+        "`dynamic`: the `max_drafts` most likely paths of a beam of `top_k` (EAGLE-2, "
+        "arXiv:2406.16858). `static`: EAGLE-1's tree, 5 levels. `chain`: one by one.",
     ),
     Parameter(
         "top_k", 10, range(1, 65), "The width of a dynamic tree's beam, in tokens per level."
@@ -556,7 +555,8 @@ _ROWS = (
     Method(
         name="dflash",
         summary=(
-            "A block-diffusion head fills in K masks at once (Chen et al. 2026, arXiv:2602.06036)."
+            "A block-diffusion head fills in K masks in one forward "
+            "(Chen et al. 2026, arXiv:2602.06036)."
         ),
         model="required",
         draws=True,
@@ -643,7 +643,7 @@ _ROWS = (
     Method(
         name=MODEL_METHOD,
         summary=(
-            "Chain or tree drafting with a KV cache of its own "
+            "Chain or tree drafting with its own KV cache "
             "(Leviathan et al. 2023, arXiv:2211.17192)."
         ),
         model="required",
@@ -667,7 +667,7 @@ _ROWS = (
     Method(
         name="string_match",
         summary=(
-            "Drafts the text of a model with another tokenizer, encoded anew in the target's "
+            "Drafts the text of a model with another tokenizer, encoded again in the target's "
             "tokens (Timor et al. 2025, arXiv:2502.05202, SLEM)."
         ),
         model="required",

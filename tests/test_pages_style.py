@@ -17,7 +17,6 @@ UNFINISHED = {
     "json.md",
     "metrics.md",
     "notebooks.md",
-    "yaml.md",
 }
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 

@@ -9,6 +9,7 @@ pages are not what this would write. Only the meaning of exit codes and of YAML 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from typer.main import get_command
@@ -54,32 +55,32 @@ def _codes(*values: object) -> str:
 
 # Keys with the same name mean the same wherever they stand.
 _KEYS: Mapping[str, str] = {
-    "default": "the pairing that runs when none is named, or a list; else the first target's",
-    "defaults": "values for every target and drafter that has none of its own",
+    "default": "the pairing that runs if you name none, or a list; default: the first target's",
+    "defaults": "values for every target and drafter that does not set its own",
     "targets": "targets by name (needed)",
     "model": "a folder relative to this file, a Hugging Face id, `demo:NAME` or `shape:NAME`",
-    "revision": "a branch, tag or commit on the hub, in quotes where it is all digits; else the "
+    "revision": "a branch, tag or commit on the hub, in quotes if it has only digits; default: the "
     "newest",
-    "dtype": f"{_codes(*DTYPES)}; `auto` is float32 on a CPU, the checkpoint's own on a GPU. "
-    "Else a drafter has its target's, a target that of `defaults`",
+    "dtype": f"{_codes(*DTYPES)}; `auto`: float32 on a CPU, that of the checkpoint on a GPU. "
+    "Default: that of its target, or of `defaults`",
     "device_map": f"{_codes('auto', 'balanced', 'sequential', 'cpu', 'cuda', 'cuda:N')}; "
-    "else as for `dtype`",
-    "quantization": f"{_codes(*QUANTIZATIONS)}: weights are packed when loaded; else as stored "
+    "default: as for `dtype`",
+    "quantization": f"{_codes(*QUANTIZATIONS)}: packs the weights when loaded; default: as stored "
     "([more](pairings.md#quantization))",
-    "trust_remote_code": "`true` runs Python code that came with the model; else it is refused",
+    "trust_remote_code": "`true` runs Python code of the model; by default it is refused",
     "weights_gib": "memory of the weights in GiB (with dtype `auto`: in 16 bits), for `doctor` and "
     "`list pairings --fits`",
     "vocab_size": "rows of the embedding, padding included, for `export` of a model that is not on "
     "this machine",
-    "workloads": "a folder of this target's own prompts, looked in first; `demo` is the embedded "
+    "workloads": "a folder of this target's own prompts, looked in first; `demo` is the demo "
     "pair's ([prompt files](workloads.md))",
-    "note": "a line for whoever reads the list",
+    "note": "a line for readers of the list",
     "drafters": "drafters by name (needed)",
     "method": "one of the methods below (needed)",
     "parameters": "the method's own, below",
-    "num_speculative_tokens": f"K, the most tokens drafted per round, 1 to {MAX_K}; else 4, or "
-    "fewer where the drafter cannot. `-k` takes precedence",
-    "lossy": "a rule that accepts drafts the target would not have written, below; else lossless",
+    "num_speculative_tokens": f"K, the most tokens drafted per round, 1 to {MAX_K}; default: 4, "
+    "or the drafter's maximum if lower. `-k` takes precedence",
+    "lossy": "a rule (below) that accepts tokens which change the distribution; default: none",
     "source": "of a catalog's entry: the address of the page that names this drafter",
     "checked": "the day on which that page was read, in quotes",
     "license": "the draft's license, or that of the prompts",
@@ -125,15 +126,15 @@ def yaml_page() -> str:
     """The keys of both YAML files, and the methods with their parameters."""
     methods = all_methods()
     parts = [
-        f"# YAML\n\n{_MADE}",
-        "The keys of `pairings.yaml`, of a workload's card, and what each method takes. "
-        "[pairings.md](pairings.md) explains them with examples. Anything else is an error that "
-        "names file, line, key and what is allowed.",
+        f"# Keys of YAML files\n\n{_MADE}",
+        "Every key of `pairings.yaml` and of a workload's card, and every method's parameters.\n"
+        "[pairings.md](pairings.md) explains them with examples.\n\n```sh\nspecbench list methods\n"
+        "```\n\nAny other key is an error that names file, line, key and the allowed values.",
         "## pairings.yaml\n\n" + _keys("of the file", FILE_KEYS),
         _keys("under `defaults`", DEFAULTS_KEYS),
         _keys("of a target", TARGET_KEYS),
         _keys("of a drafter", DRAFTER_KEYS),
-        f"A drafter without a model of its own has none of {_codes(*MODEL_KEYS)}.",
+        fill(f"A drafter without a model takes none of these: {_codes(*MODEL_KEYS)}.", 100),
         "## Methods\n\n"
         + _table(("method", "model", "what it is"), (_method_row(m) for m in methods)),
         _table(
@@ -142,7 +143,7 @@ def yaml_page() -> str:
         ),
         "## Lossy rules\n\n"
         + _table(("rule", "parameters"), ((f"`{r}`", _rule(p)) for r, p in RULES.items())),
-        "## A workload's card\n\n`NAME.yaml` beside `NAME.jsonl`:\n\n"
+        "## A workload's card\n\n`NAME.yaml` is next to `NAME.jsonl`:\n\n"
         + _keys("of a card", CARD_KEYS),
     ]
     return "\n\n".join(parts) + "\n"
@@ -155,8 +156,8 @@ def metrics_page() -> str:
         f"# Metrics\n\n{_MADE}",
         "Every metric with its unit, its better direction and its formula.",
         "```sh\nspecbench list metrics\n```",
-        "In the formulas a round drafts d tokens, accepts a and emits e. N is the number of "
-        "rounds, and n the number of output tokens of a request. [Concepts](concepts.md) explains "
+        "In the formulas a round drafts d tokens, accepts a and emits e. N is the number of\n"
+        "rounds, and n the number of output tokens of a request. [Concepts](concepts.md) explains\n"
         "the terms.",
         _table(("metric", "unit", "better", "formula"), rows),
     ]
