@@ -30,11 +30,11 @@ COMMANDS, YAML, METRICS = DOCS / "commands.md", DOCS / "yaml.md", DOCS / "metric
 _MADE = "<!-- Written by `make docs` from the program: change that, not this page. -->"
 _EXIT_CODES: Mapping[ExitCode, str] = {
     ExitCode.GOOD: "good",
-    ExitCode.FAILED: "a check failed: a regression, or text that is not the target's own",
-    ExitCode.USER_ERROR: "wrong input; the message says what is allowed or what to do",
+    ExitCode.FAILED: "a check failed: a regression, or output that is not the target's",
+    ExitCode.USER_ERROR: "wrong input; the message says what is allowed, or what to do",
     ExitCode.INCONCLUSIVE: "undecided: there is too little evidence",
-    ExitCode.INCOMPLETE: "finished with something missing or failed, or stopped by a GPU that "
-    "fails at everything; finished work is kept",
+    ExitCode.INCOMPLETE: "something is missing or failed, or the GPU failed at everything; "
+    "finished work is kept",
     ExitCode.BUG: "a bug in specbench",
     ExitCode.INTERRUPTED: "stopped by Ctrl-C; finished work is kept",
     ExitCode.TERMINATED: "stopped by SIGTERM; finished work is kept",
@@ -42,11 +42,15 @@ _EXIT_CODES: Mapping[ExitCode, str] = {
 
 
 _UNDECIDED = """\
-Exit code 3 is one rule for all commands that answer: at least one of the answers that the command
-gives is undecided. `run`, `sweep-k` and `recommend` give one per workload and setting, whatever the
-engine. `pair` and `export` give one per target, `verify` and `check` one verdict. "No speedup" is
-a decision. Codes 1 and 4 take precedence. Commands that show what is stored (`report`, `history`,
-`list`, `import`) and `--dry-run` answer nothing and end with 0."""
+Exit code 3 means that at least one verdict of the command is undecided. "No speedup" is decided.
+Codes 1 and 4 take precedence.
+
+| command | verdicts |
+| --- | --- |
+| `run`, `sweep-k`, `recommend` | one per workload and setting, for every engine |
+| `pair`, `export` | one per target |
+| `verify`, `check` | one |
+| `report`, `history`, `list`, `import`, `--dry-run` | none: exit code 0 |"""
 
 
 def _codes(*values: object) -> str:
