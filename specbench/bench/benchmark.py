@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
 
+from specbench.bench.cluster import Cluster, ClusterScheduler
 from specbench.bench.depth import any_shape
 from specbench.bench.machine import CPU, ThisMachine, are_served, head_reader
 from specbench.bench.plan import TargetPlan, peers_of
@@ -18,7 +19,6 @@ from specbench.bench.served.running import (
     server_warnings,
 )
 from specbench.bench.served_costs import time_servers
-from specbench.bench.spread import Cluster, Spread
 from specbench.bench.watch import Watch
 from specbench.errors import UsageError
 from specbench.forecast.cost_curve import told
@@ -79,7 +79,7 @@ def run_benchmark(
     machines = (
         ThisMachine(settings, pairings, watch)
         if cluster is None
-        else Spread(cluster, settings, pairings, watch)
+        else ClusterScheduler(cluster, settings, pairings, watch)
     )
     running = running_servers(settings)
     plans = plan_targets(

@@ -2,7 +2,8 @@
 
 import hashlib
 import random
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from specbench.engines.engine import Work
@@ -10,9 +11,13 @@ from specbench.records import (
     ALL_PROMPTS,
     NO_DRAFTER,
     BlockPurpose,
+    BlockRecord,
     CellKey,
     Condition,
+    PassRecord,
     Prompt,
+    RequestRecord,
+    SamplesRecord,
     Sampling,
 )
 
@@ -36,14 +41,19 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """One prompt (above one row: all of them), every K, one repeat: the unit of running,
-    storing and resuming."""
+    """The unit of running, storing and resuming.
 
-    condition: Condition  # of its first engine; cells of others differ in it alone
+    In this process it has every K on one prompt (above one row: on all prompts), once. In a
+    session of a server it has one cell and all prompts.
+    """
+
+    condition: Condition  # of its first engine; cells of the others differ only in the engine
     prompts: tuple[Prompt, ...]
     repeat: int
     purpose: BlockPurpose
     cells: tuple[Cell, ...]
+    session: str | None = None  # the name of its server's session
+    cycle: int | None = None  # of that session
 
     @property
     def baselines(self) -> tuple[Cell, ...]:
@@ -52,11 +62,14 @@ class Block:
 
     @property
     def prompt_id(self) -> str:
-        return ALL_PROMPTS if self.condition.is_stream else self.prompts[0].id
+        has_all = self.condition.is_stream or self.session is not None
+        return ALL_PROMPTS if has_all else self.prompts[0].id
 
     @property
     def id(self) -> str:
-        """Names the same work in every session of a run, whatever order it is done in."""
+        """The same in every attempt at the run, whatever order its blocks are measured in."""
+        if self.session is not None:
+            return f"{self.session}|{self.cells[0].key.id}"
         cells = hashlib.sha256("\n".join(cell.key.id for cell in self.cells).encode())
         at = self.condition
         place = (at.target, at.workload, self.prompt_id, f"t{at.temperature:g}")
@@ -72,6 +85,41 @@ class Block:
         cells = list(self.cells)
         random.Random(f"{seed}|{self.id}").shuffle(cells)
         return tuple(cells)
+
+    def numbered_prompts(self) -> Iterator[tuple[Prompt, int]]:
+        """Each prompt with its repeat: a prompt that the list has again is a further repeat."""
+        num_each = -(-len(self.prompts) // len({prompt.id for prompt in self.prompts}))
+        num_seen: Counter[str] = Counter()
+        for prompt in self.prompts:
+            yield prompt, self.repeat * num_each + num_seen[prompt.id]
+            num_seen[prompt.id] += 1
+
+    def record(
+        self,
+        order: Sequence[Cell],
+        requests: Sequence[RequestRecord],
+        passes: Sequence[PassRecord] = (),
+        samples: Sequence[SamplesRecord] = (),
+        *,
+        started_at: str,
+        node: str | None,
+    ) -> BlockRecord:
+        """The record of the block, measured in the order of `order`."""
+        return BlockRecord(
+            block_id=self.id,
+            workload=self.condition.workload,
+            prompt_id=self.prompt_id,
+            repeat=self.repeat,
+            purpose=self.purpose,
+            order=tuple(cell.key.id for cell in order),
+            started_at=started_at,
+            requests=tuple(requests),
+            passes=tuple(passes),
+            samples=tuple(samples),
+            session=self.session,
+            cycle=self.cycle,
+            node=node,
+        )
 
 
 def confirm_block(explored: Block, cells: Sequence[Cell], first_repeat: int) -> Block:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from specbench.bench.budget import spent_s
 from specbench.bench.plan import TargetPlan
-from specbench.bench.spent import spent_s
 from specbench.errors import ModelError
 from specbench.files.model import open_model
 from specbench.fit.memory_plan import DeploymentSpec, plan_target
@@ -44,7 +44,7 @@ def expected_time(
             for request in block.requests
             if request.error is None
         )
-        spent = spent_s(earlier, plan)
+        spent = spent_s(earlier, plan.target.name)
         token_s, is_measured = (spent / known, True) if known and spent else (None, False)
     if token_s is not None:
         seconds = token_s * num_tokens

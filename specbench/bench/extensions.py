@@ -1,9 +1,11 @@
 """What a run decides about its plan while it measures; a resumed run follows it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from specbench.bench.blocks import Cell
-from specbench.records import ExtensionRecord
+from specbench.decide.comparisons import best_fixed
+from specbench.decide.recommend import by_question, choose
+from specbench.records import NO_DRAFTER, CellSummary, ExtensionRecord
 from specbench.records.extensions import ExtensionKind
 from specbench.runs import Ledger
 
@@ -52,3 +54,27 @@ class Extensions:
 
 def _name(question: Cell | None) -> str:
     return question.key.id if question else ""
+
+
+def winners(cells: Sequence[CellSummary]) -> Iterator[str]:
+    """Ids of the cells that the second pass measures again, as the best of many is biased upward.
+
+    The winner of each question, and K = auto with the best fixed K next to it.
+    """
+    for group in by_question(cells):
+        winner = choose(group).to_confirm
+        if winner is not None:
+            yield winner.id
+        adaptive = [cell.key.id for cell in group if cell.key.draft.is_adaptive]
+        yield from adaptive
+        best = best_fixed(group) if adaptive else None
+        if best is not None:
+            yield best.id
+
+
+def with_baselines(cells: Sequence[Cell], ids: Collection[str]) -> tuple[Cell, ...]:
+    """The cells that have one of the ids, after the baselines of their conditions."""
+    chosen = [cell for cell in cells if cell.key.id in ids]
+    conditions = {cell.key.condition for cell in chosen}
+    baselines = [c for c in cells if c.drafter == NO_DRAFTER and c.key.condition in conditions]
+    return (*baselines, *(cell for cell in chosen if cell not in baselines))

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from specbench.bench.blocks import Block
-from specbench.bench.deadline import Deadline
+from specbench.bench.budget import Deadline, block_seconds
 from specbench.bench.drafted_cells import DraftedCells, costed, effort, sharing_costs
 from specbench.bench.plan import TargetPlan
 from specbench.bench.round_costs import TIME_SHARE, RoundCosts
 from specbench.bench.session import Session
-from specbench.bench.spent import block_seconds
 from specbench.bench.traces import Trace, Tracer
 from specbench.bench.watch import Watch
 from specbench.decide.rank import shortlist

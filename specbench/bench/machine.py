@@ -2,13 +2,15 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from specbench.bench.deadline import Deadline
+from specbench.bench.budget import Deadline, spent_s
 from specbench.bench.depth import ReadHead, headers_on_this_machine
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.served_run import ServedRun
-from specbench.bench.spent import spent_s
+from specbench.bench.units import Once, UnitSource, WholeTarget
 from specbench.bench.watch import Watch
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing, Target
@@ -19,6 +21,9 @@ from specbench.records import Environment
 from specbench.runs import Ledger
 from specbench.settings import SERVED, RunSettings
 
+if TYPE_CHECKING:
+    from specbench.bench.this_process import ThisProcess
+
 GPU, CPU, SERVER = "cuda:0", "cpu", "server"
 
 
@@ -26,12 +31,16 @@ class ThisMachine:
     """This process and the servers that it asks. If only servers decode, torch is not imported."""
 
     def __init__(self, settings: RunSettings, pairings: Sequence[Pairing], watch: Watch) -> None:
-        self._settings, self._watch = settings, watch
-        self._process = None
-        if not are_served(settings):
-            from specbench.bench.this_process import ThisProcess  # noqa: PLC0415 - imports torch
+        self._settings, self._pairings, self.watch = settings, pairings, watch
 
-            self._process = ThisProcess(settings, pairings, watch)
+    @cached_property
+    def _process(self) -> "ThisProcess | None":
+        """None if only servers decode. UsageError if its device is not there."""
+        if are_served(self._settings):
+            return None
+        from specbench.bench.this_process import ThisProcess  # noqa: PLC0415 - imports torch
+
+        return ThisProcess(self._settings, self._pairings, self.watch)
 
     @property
     def environments(self) -> Sequence[Environment]:
@@ -60,12 +69,25 @@ class ThisMachine:
     ) -> None:
         """Everything planned that is not stored yet."""
         for plan in plans:  # a target's deadline begins when the target before has ended
-            spent = spent_s(ledger.stored, plan)
+            spent = spent_s(ledger.stored, plan.target.name)
             deadline = Deadline(target_budget_s(plans), time.monotonic, spent_s=spent)
-            if self._process is not None and (in_process := plan.in_process) is not None:
-                self._process.measure(in_process, ledger, self._watch, deadline)
-            for engine in plan.served:
-                ServedRun(plan, engine, running, ledger, deadline).measure(self._watch)
+            for source in unit_sources(plan, running, ledger, deadline):
+                while (unit := source.next_unit(0)) is not None:
+                    unit.measure(self, ledger, deadline)
+
+    def measure_target(self, plan: TargetPlan, ledger: Ledger, deadline: Deadline) -> None:
+        assert self._process is not None, "some engine is in this process"
+        self._process.measure(plan, ledger, self.watch, deadline)
+
+
+def unit_sources(
+    plan: TargetPlan, running: Sequence[Address], ledger: Ledger, deadline: Deadline
+) -> Iterator[UnitSource]:
+    """Where the units of a target come from: its engines in one process, and each one served."""
+    if plan.in_process is not None:
+        yield Once(WholeTarget(plan=plan.in_process))
+    for engine in plan.served:
+        yield ServedRun(plan, engine, running, ledger, deadline)
 
 
 def are_served(settings: RunSettings) -> bool:

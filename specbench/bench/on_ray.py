@@ -14,8 +14,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from specbench.bench.spread import Ended, Event, Lost
-from specbench.bench.worker import Message, Tell
+from specbench.bench.cluster import TaskEnded, TaskEvent, WorkerLost
+from specbench.bench.worker import Message, SendMessage
 from specbench.errors import DeviceLostError, UsageError, first_line
 from specbench.settings import MachineSettings
 
@@ -85,7 +85,7 @@ class RayCluster:
                 found[short] = size
         return found
 
-    def start(self, node: str, task: Callable[[Tell], None]) -> int:
+    def start(self, node: str, task: Callable[[SendMessage], None]) -> int:
         whole = self._alive()[node]
         stream = self._remote.options(
             num_gpus=self._num_gpus,
@@ -95,17 +95,17 @@ class RayCluster:
         self._tasks[stream] = next(self._numbers)
         return self._tasks[stream]
 
-    def next_event(self) -> Event:
+    def next_event(self) -> TaskEvent:
         (stream, *_), _ = ray.wait([*self._tasks], num_returns=1)
         number = self._tasks[stream]
         try:
-            return Event(number, ray.get(next(stream)))
+            return TaskEvent(number, ray.get(next(stream)))
         except RayTaskError:
             raise  # a bug, with its traceback
         except (StopIteration, RayError) as error:
             del self._tasks[stream]
             is_over = isinstance(error, StopIteration)
-            return Event(number, Ended() if is_over else Lost(first_line(error)))
+            return TaskEvent(number, TaskEnded() if is_over else WorkerLost(first_line(error)))
 
     def cancel(self) -> None:
         """End all tasks; supervisors end the servers of a worker that is killed."""
@@ -126,19 +126,19 @@ def _size(node: Any, resource: str) -> int:
 
 
 def _messages(
-    task: Callable[[Tell], None], folder: Path, num_threads: str | None
+    task: Callable[[SendMessage], None], folder: Path, num_threads: str | None
 ) -> Iterator[Message]:
-    """On the node: what the task tells, as it tells it; a lost device ends the process."""
+    """On the node: what the task sends, as it sends it; a lost device ends the process."""
     with suppress(OSError):  # paths that were typed mean the same, where the disk is shared
         os.chdir(folder)
     os.environ.pop(THREADS, None)
     if num_threads is not None:
         os.environ[THREADS] = num_threads
-    told: SimpleQueue[Message | None] = SimpleQueue()
+    messages: SimpleQueue[Message | None] = SimpleQueue()
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(task, told.put)
-        done.add_done_callback(lambda _: told.put(None))
-        while (message := told.get()) is not None:
+        done = pool.submit(task, messages.put)
+        done.add_done_callback(lambda _: messages.put(None))
+        while (message := messages.get()) is not None:
             yield message
         try:
             done.result()

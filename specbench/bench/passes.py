@@ -2,19 +2,19 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
 from specbench.bench.blocks import Block, Cell, confirm_block
-from specbench.bench.deadline import Deadline
-from specbench.bench.extensions import Extensions
+from specbench.bench.budget import Deadline
+from specbench.bench.extensions import Extensions, winners, with_baselines
 from specbench.bench.limits import BLOCKS, measure_forwards, measure_limits
+from specbench.bench.loop import RunLoop
 from specbench.bench.plan import TargetPlan
 from specbench.bench.pruning import BudgetPruner
 from specbench.bench.session import Session
 from specbench.bench.watch import Watch
-from specbench.decide.comparisons import best_fixed
 from specbench.decide.recommend import by_question, choose
 from specbench.engines.engine import Engine, Instrumented
 from specbench.engines.refusals import REFUSALS, failures_told
@@ -67,24 +67,34 @@ class Passes:
         confirmed."""
         if self._extensions.is_taken("confirm"):
             return
-        total = sum(1 for _ in self._plan.explore_blocks())
-        for done, block in enumerate(self._explored(session)):
-            self._watch.stage(f"{block.condition.target}: {block.condition.workload}")
-            if block.id not in self._ledger.finished_blocks:
-                if self._deadline.is_over("explore") or self._is_precise(block):
-                    continue
-                record = session.run_block(block)
-                self._watch.measured(block, record)
-                try:
-                    with failures_told():
-                        self._measure_beside(session, engine, block, record)
-                except REFUSALS as error:  # the block is stored: what bounds it is not known
-                    self._watch.warn(f"{block.condition.target}: {first_line(error)}")
-                if beside is not None:
-                    beside(block, record)
-            self._watch.advance(done + 1, total, self._deadline.seconds_left("confirm"))
 
-    def _measure_beside(
+        def after(block: Block, record: BlockRecord) -> None:
+            try:
+                with failures_told():
+                    self._measure_limits(session, engine, block, record)
+            except REFUSALS as error:  # the block is stored: what bounds it is not known
+                self._watch.warn(f"{block.condition.target}: {first_line(error)}")
+            if beside is not None:
+                beside(block, record)
+
+        num_blocks = sum(1 for _ in self._plan.explore_blocks())
+        loop = RunLoop(self._ledger, self._watch, self._deadline, num_blocks)
+        blocks = (
+            block
+            for block in self._with_stages(self._explored(session))
+            if block.id in self._ledger.finished_blocks
+            or self._deadline.is_over("explore")
+            or not self._is_precise(block)
+        )
+        loop.serve(blocks, session, after)
+
+    def _with_stages(self, blocks: Iterable[Block], suffix: str = "") -> Iterator[Block]:
+        """The blocks, each announced as a stage before it is served."""
+        for block in blocks:
+            self._watch.stage(f"{block.condition.target}: {block.condition.workload}{suffix}")
+            yield block
+
+    def _measure_limits(
         self, session: Session, engine: Engine, block: Block, record: BlockRecord
     ) -> None:
         """What bounds one row's rounds, while the machine is as it was in them."""
@@ -112,27 +122,20 @@ class Passes:
             self._ledger.append(limit)
 
     def confirm(self, session: Session) -> None:
-        """Every winner and K = 0 beside it: the best of many is biased upward."""
-        chosen = self._extensions.take("confirm", self._winners)
+        """The winners and their baselines again, on fresh repeats."""
+        ids = self._extensions.take("confirm", self._winners)
         # Repeats past all planned ones are fresh, and the same ones in every session.
         blocks = [
             confirm_block(block, cells, self._plan.repeats(block.condition))
             for block in self._explored()
-            if block.id in self._ledger.finished_blocks and (cells := _confirmed(block, chosen))
+            if block.id in self._ledger.finished_blocks
+            and (cells := with_baselines(block.cells, ids))
         ]
-        for done, block in enumerate(blocks):
-            self._watch.stage(
-                f"{block.condition.target}: {block.condition.workload}, the winners again"
-            )
-            if block.id not in self._ledger.finished_blocks:
-                if self._deadline.is_over("confirm"):
-                    continue
-                self._watch.measured(block, session.run_block(block))
-            self._watch.advance(done + 1, len(blocks), self._deadline.seconds_left("confirm"))
+        loop = RunLoop(self._ledger, self._watch, self._deadline, len(blocks))
+        loop.serve(self._with_stages(blocks, ", the winners again"), session)
 
     def _winners(self) -> frozenset[str]:
-        groups = by_question(self._summaries(self._plan.all_cells))
-        return frozenset(key.id for group in groups for key in _again(group)) & self._usable
+        return self._usable.intersection(winners(self._summaries(self._plan.all_cells)))
 
     def _explored(self, session: Session | None = None) -> Iterator[Block]:
         """The blocks of the first pass without pruned cells; a `session` decides which those
@@ -166,26 +169,6 @@ class Passes:
         """The first pass of some cells so far."""
         keys, blocks = [cell.key for cell in cells], self._ledger.stored.blocks
         return summarise(gather_cells(keys, blocks, slo=self._plan.settings.load.slo))
-
-
-def _again(group: Sequence[CellSummary]) -> Iterator[CellKey]:
-    """What of one question is measured again: the winner, and K = auto beside the best K."""
-    winner = choose(group).to_confirm
-    if winner is not None:
-        yield winner
-    if any(cell.key.draft.is_adaptive for cell in group):
-        yield from (cell.key for cell in group if cell.key.draft.is_adaptive)
-        best = best_fixed(group)
-        if best is not None:
-            yield best
-
-
-def _confirmed(block: Block, chosen: frozenset[str]) -> tuple[Cell, ...]:
-    """The chosen cells of a block with their engines' baselines; empty where none is chosen."""
-    cells = block.only(chosen).cells
-    engines = {cell.key.condition.engine for cell in cells}
-    baselines = (cell for cell in block.baselines if cell.key.condition.engine in engines)
-    return (*baselines, *cells) if cells else ()
 
 
 def _half_width(cell: CellSummary | None) -> float:

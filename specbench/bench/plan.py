@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from specbench.bench.blocks import Block, Cell
-from specbench.bench.deadline import EXPLORE_SHARE
+from specbench.bench.budget import EXPLORE_SHARE
 from specbench.engines.deployment import vocabulary_notes
 from specbench.engines.transformers import ASSISTED_DEFAULT_K, BASELINES, COUNTERPARTS
 from specbench.inputs.pairing import DrafterSpec, Pairing, Target

@@ -13,11 +13,10 @@ from statistics import fmean
 import numpy as np
 
 from specbench.bench.blocks import Block, Cell
-from specbench.bench.deadline import EXPLORE_SHARE, Deadline
+from specbench.bench.budget import EXPLORE_SHARE, Deadline, block_seconds
 from specbench.bench.extensions import Extensions
 from specbench.bench.plan import TargetPlan
 from specbench.bench.session import Session
-from specbench.bench.spent import block_seconds
 from specbench.bench.watch import Watch
 from specbench.engines.refusals import REFUSALS
 from specbench.metrics.aggregate import gather_cells

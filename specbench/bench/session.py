@@ -1,14 +1,15 @@
-"""A loaded target at work: references, single requests and whole blocks, each recorded."""
+"""A loaded target that serves blocks, single requests and references."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 from typing import NamedTuple
 
 from specbench.bench.blocks import Block, Cell, request_seed, work_of
 from specbench.bench.lost_device import losses_kept
 from specbench.bench.plan import TargetPlan
-from specbench.bench.predictions import quoted_text
 from specbench.bench.recording import (
     make_pass,
     make_records,
@@ -23,6 +24,7 @@ from specbench.probes.probe import Probe
 from specbench.records import (
     BlockRecord,
     DeviceSample,
+    Message,
     PassRecord,
     Prompt,
     ReferenceRecord,
@@ -34,9 +36,11 @@ from specbench.records import (
 from specbench.runs import Ledger
 from specbench.tracing.text import TargetText
 
+_FENCED = re.compile(r"^(```+|~~~+)[^\n]*\n.*?^\1[ \t]*$", re.MULTILINE | re.DOTALL)
 
-class _Share(NamedTuple):
-    """What a block holds of one cell."""
+
+class _CellRecords(NamedTuple):
+    """What a block has of one cell."""
 
     requests: list[RequestRecord]
     passes: list[PassRecord]
@@ -72,26 +76,19 @@ class Session:
         for engine in self.engines.values():
             engine.remove_drafter(name)
 
-    def run_block(self, block: Block) -> BlockRecord:
-        """Measure every cell of the block, in its own order; saved before it returns."""
+    def serve(self, block: Block) -> BlockRecord:
+        """Serve the block in each of its cells, in the block's own order."""
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         order = block.order(self._seed)
-        shares = [self._run_cell(block, cell) for cell in order]
-        record = BlockRecord(
-            block_id=block.id,
-            workload=block.condition.workload,
-            prompt_id=block.prompt_id,
-            repeat=block.repeat,
-            purpose=block.purpose,
-            order=tuple(cell.key.id for cell in order),
+        cells = [self._run_cell(block, cell) for cell in order]
+        return block.record(
+            order,
+            list(chain.from_iterable(cell.requests for cell in cells)),
+            list(chain.from_iterable(cell.passes for cell in cells)),
+            list(chain.from_iterable(cell.samples for cell in cells)),
             started_at=started_at,
-            requests=tuple(request for share in shares for request in share.requests),
-            passes=tuple(one for share in shares for one in share.passes),
-            samples=tuple(one for share in shares for one in share.samples),
             node=self._ledger.node,
         )
-        self._ledger.append(record)
-        return record
 
     def first_turn(self, workload: str, prompt: Prompt) -> tuple[int, ...]:
         """Token ids of a prompt's first turn; WorkloadError where the template refuses it."""
@@ -141,14 +138,14 @@ class Session:
             )
         return self._lengthened[key]
 
-    def _run_cell(self, block: Block, cell: Cell) -> _Share:
+    def _run_cell(self, block: Block, cell: Cell) -> _CellRecords:
         """The block's requests in one cell: together above one row, else one conversation, or
         turn by turn the samples of each.
 
         What cannot be decoded is recorded as failed.
         """
         num_samples = cell.key.condition.num_samples
-        done = _Share([], [], [])
+        done = _CellRecords([], [], [])
         requests: list[Request] = []
         try:
             for request in self._asked(block, cell):
@@ -161,11 +158,11 @@ class Session:
             first = Request(prompt_id=block.prompts[0].id, repeat=block.repeat, max_new_tokens=0)
             failed = Result.failed(first_line(error))
             records = [RequestRecord.of(cell.key.id, own, failed) for own in requests or [first]]
-            return _Share(records, [], [])
+            return _CellRecords(records, [], [])
         return done
 
     def _serve_together(
-        self, block: Block, cell: Cell, requests: Sequence[Request], done: _Share
+        self, block: Block, cell: Cell, requests: Sequence[Request], done: _CellRecords
     ) -> None:
         served, device, energy_j = self._serve(cell, requests, block)
         done.requests.extend(make_records(cell, requests, served, device=device, energy_j=energy_j))
@@ -175,17 +172,12 @@ class Session:
             done.passes.append(make_pass(cell, served))
 
     def _asked(self, block: Block, cell: Cell) -> Iterator[Request]:
-        """The requests of a block, in order; prompts that come again are further repeats."""
+        """The requests of a block, in order."""
         # Greedy cells all emit as many tokens as the reference, so that seconds compare;
         # sampled and lossy ones end where they end, and are compared per token.
         is_known = cell.has_known_text
         context, num_samples = block.condition.context, block.condition.num_samples
-        cycles = -(-len(block.prompts) // len({prompt.id for prompt in block.prompts}))
-        times_seen: dict[str, int] = {}
-        for asked in block.prompts:
-            seen = times_seen.get(asked.id, 0)
-            times_seen[asked.id] = seen + 1
-            repeat = block.repeat * cycles + seen
+        for asked, repeat in block.numbered_prompts():
             prompt = self._in_context(block.condition.workload, asked, context)
             answers = self._references.answers(block.condition.workload, prompt, context)
             asked_ids = self._references.turns(block.condition.workload, prompt, answers)
@@ -200,7 +192,7 @@ class Session:
                     else self._plan.max_new_tokens(block.condition.workload),
                     sampling=cell.sampling,
                     stop_at_eos=not is_known,
-                    conversation=f"{prompt.id}|{seen}" if is_chained else None,
+                    conversation=f"{prompt.id}|{repeat}" if is_chained else None,
                     prediction_ids=self._prediction(asked, turn, answers),
                     prompt_id=prompt.id,
                     turn=turn,
@@ -239,3 +231,15 @@ class Session:
             device = self._probe.stop()
         used_j = None if before_j is None or after_j is None else after_j - before_j
         return served, device, used_j
+
+
+def quoted_text(messages: Sequence[Message]) -> str:
+    """What the last user message is about: its largest fenced block, else all of it.
+
+    The fences belong to it, as an answer has them, too. Without a user message: nothing.
+    """
+    said = [message.content for message in messages if message.role == "user"]
+    if not said:
+        return ""
+    blocks = [match.group() for match in _FENCED.finditer(said[-1])]
+    return max(blocks, key=len, default=said[-1])

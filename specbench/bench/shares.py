@@ -8,7 +8,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, cast
 
-from specbench.bench.watch import Watch
+from specbench.bench.watch import RemoteReporter, ReporterCall, Watch
 from specbench.errors import DeviceError, SpecbenchError
 from specbench.models import library_log
 
@@ -52,21 +52,21 @@ def shared_out(work: Work, num_processes: int, watch: Watch) -> list[Any]:
             for one in wait(list(processes)):
                 assert isinstance(one, Connection)
                 try:
-                    what, *said = one.recv()
+                    message = one.recv()
                 except EOFError:
                     processes[one].join()
                     raise DeviceError(
                         f"a process ended with code {processes[one].exitcode} before it was done; "
                         "with --threads 1 there is one alone"
                     ) from None
-                if what == "found":
-                    finds.append(said[0])
+                if isinstance(message, SpecbenchError):
+                    raise message
+                if not isinstance(message, ReporterCall):
+                    finds.append(message)
                     del processes[one]
-                elif what == "refused":
-                    raise said[0]
-                elif (what, *said) not in told:  # the same may strike all of them
-                    told.add((what, *said))
-                    getattr(watch, what)(*said)
+                elif message not in told:  # the same may strike all of them
+                    told.add(message)
+                    getattr(watch, message.method)(*message.arguments)
     return _in_order(finds)
 
 
@@ -80,16 +80,6 @@ def _process(pickled: bytes, share: Share, to: Connection) -> None:
     work: Work = pickle.loads(pickled)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes to all; the parent ends the others
     try:
-        to.send(("found", work(share, cast("Watch", _Passing(to)))))
+        to.send(work(share, cast("Watch", RemoteReporter(to.send))))
     except SpecbenchError as error:
-        to.send(("refused", error))
-
-
-class _Passing:
-    """A Watch whose calls are made in the parent."""
-
-    def __init__(self, to: Connection) -> None:
-        self._to = to
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *said: self._to.send((name, *said))
+        to.send(error)

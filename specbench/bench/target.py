@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import torch
 
 from specbench.bench.blocks import Block, Cell, work_of
-from specbench.bench.deadline import Deadline
+from specbench.bench.budget import Deadline
 from specbench.bench.forecasting import Forecasting
 from specbench.bench.limits import count_launches
 from specbench.bench.long_prompts import without_long_prompts

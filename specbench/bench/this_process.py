@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from specbench.bench.deadline import Deadline
+from specbench.bench.budget import Deadline
 from specbench.bench.hub import look_for_hub
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.plan import TargetPlan

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from specbench.bench.blocks import Block
-from specbench.bench.deadline import Deadline
+from specbench.bench.budget import Deadline
 from specbench.bench.plan import TargetPlan
 from specbench.bench.session import Session
 from specbench.bench.watch import Watch

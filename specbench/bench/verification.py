@@ -10,12 +10,12 @@ import torch
 
 from specbench.bench.benchmark import peer_warnings
 from specbench.bench.blocks import work_of
+from specbench.bench.budget import duration
 from specbench.bench.hub import look_for_hub
 from specbench.bench.long_prompts import without_long_prompts
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_targets
 from specbench.bench.shares import Share, shared_out
-from specbench.bench.spent import duration
 from specbench.bench.this_process import find_device, open_engines, read_shapes
 from specbench.bench.threads import choose_threads, idle_threads, trial_of_plan
 from specbench.bench.watch import Watch

@@ -8,7 +8,7 @@ from specbench.errors import UsageError
 from specbench.settings import RunSettings
 
 if TYPE_CHECKING:
-    from specbench.bench.spread import Cluster
+    from specbench.bench.cluster import Cluster
 
 _ADDRESS = re.compile(r"auto|local|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+")
 

@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.text import Text
 
 from specbench.bench.blocks import Block
-from specbench.bench.spent import duration
+from specbench.bench.budget import duration
 from specbench.cli.console import is_terminal, open_console
 from specbench.cli.live_cells import LiveCells
 from specbench.exit_code import ExitCode

@@ -33,80 +33,76 @@ class Traffic(NamedTuple):
             raise LostError(f"{lost.error}; {num} of {len(self.answers)} requests were answered")
 
 
-async def closed_loop(
+async def send_all(
     requests: Sequence[Request],
     clients: Sequence[Client],
     send: Send,
     *,
-    concurrency: int,
+    concurrency: int = 1,
+    request_rate: float | None = None,
+    seed: int = 0,
     ends_at_loss: bool = False,
 ) -> Traffic:
     """`concurrency` users at once; each begins a new conversation when the last one is answered.
 
-    With `ends_at_loss` none begins once a request is lost: the server is gone, hung or full.
+    With a `request_rate`, that many conversations per second begin at Poisson times, answered or
+    not. With `ends_at_loss` none begins once a request is lost: the server is gone, hung or full.
     """
     if concurrency < 1:
         raise ValueError(f"{concurrency} users cannot ask anything")
-    users = _Users(requests, clients, send)
-    waiting = iter(users.conversations)
-
-    async def seat() -> None:
-        for conversation in waiting:
-            if not (ends_at_loss and users.has_lost):
-                await users.converse(conversation)
-
-    async def all_of_them() -> None:
-        async with asyncio.TaskGroup() as seats:
-            for _ in range(concurrency):
-                seats.create_task(seat())
-
-    return await users.traffic(all_of_them())
-
-
-async def open_loop(
-    requests: Sequence[Request],
-    clients: Sequence[Client],
-    send: Send,
-    *,
-    request_rate: float,
-    seed: int = 0,
-    ends_at_loss: bool = False,
-) -> Traffic:
-    """`request_rate` conversations per second begin at Poisson times, answered or not.
-
-    `ends_at_loss`: see closed_loop.
-    """
-    users = _Users(requests, clients, send)
-
-    async def all_of_them() -> None:
-        start_s = perf_counter()
-        times_s = poisson_arrivals(request_rate, seed)
-        async with asyncio.TaskGroup() as arrived:
-            for conversation, at_s in zip(users.conversations, times_s, strict=False):
-                await asyncio.sleep(start_s + at_s - perf_counter())
-                if ends_at_loss and users.has_lost:
-                    return
-                arrived.create_task(users.converse(conversation))
-
-    return await users.traffic(all_of_them())
+    users = _Users(requests, clients, send, ends_at_loss=ends_at_loss)
+    if request_rate is None:
+        return await users.traffic(users.take_turns(concurrency))
+    return await users.traffic(users.arrive(request_rate, seed))
 
 
 class _Users:
     """Those who ask, and the answers so far."""
 
-    def __init__(self, requests: Sequence[Request], clients: Sequence[Client], send: Send) -> None:
-        self._requests, self._send = requests, send
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        clients: Sequence[Client],
+        send: Send,
+        *,
+        ends_at_loss: bool,
+    ) -> None:
+        self._requests, self._send, self._ends_at_loss = requests, send, ends_at_loss
         self._clients = clients
         self._answered: dict[int, Streamed] = {}
         self._num_begun = 0
-        self.has_lost = False
-        found: dict[str | int, list[int]] = {}
+        self._is_over = False  # whether no conversation begins any more
+        conversations: dict[str | int, list[int]] = {}
         for i, request in enumerate(requests):
-            own = i if request.conversation is None else request.conversation
-            found.setdefault(own, []).append(i)
-        self.conversations = list(found.values())
+            key = i if request.conversation is None else request.conversation
+            conversations.setdefault(key, []).append(i)
+        self._conversations = list(conversations.values())
 
-    async def converse(self, conversation: Sequence[int]) -> None:
+    async def take_turns(self, concurrency: int) -> None:
+        """Closed loop: as many conversations at once as there are users."""
+        waiting = iter(self._conversations)
+
+        async def user() -> None:
+            for conversation in waiting:
+                if not self._is_over:
+                    await self._converse(conversation)
+
+        async with asyncio.TaskGroup() as users:
+            for _ in range(concurrency):
+                users.create_task(user())
+
+    async def arrive(self, request_rate: float, seed: int) -> None:
+        """Open loop: each conversation begins at its time."""
+        start_s = perf_counter()
+        times_s = poisson_arrivals(request_rate, seed)
+        async with asyncio.TaskGroup() as arrived:
+            for conversation, at_s in zip(self._conversations, times_s, strict=False):
+                await asyncio.sleep(start_s + at_s - perf_counter())
+                if self._is_over:
+                    return
+                arrived.create_task(self._converse(conversation))
+
+    async def _converse(self, conversation: Sequence[int]) -> None:
         """Send the requests of a conversation one after the other, to the next server in turn."""
         client = self._clients[self._num_begun % len(self._clients)]
         self._num_begun += 1
@@ -115,7 +111,7 @@ class _Users:
             answer = await self._ask(self._requests[i], client, answers)
             self._answered[i] = answer
             if answer.error is not None:
-                self.has_lost |= answer.is_lost
+                self._is_over |= answer.is_lost and self._ends_at_loss
                 error = f"not sent: request {i} of its conversation failed"
                 left = conversation[conversation.index(i) + 1 :]
                 self._answered |= {j: Streamed(sent_s=perf_counter(), error=error) for j in left}

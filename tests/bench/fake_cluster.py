@@ -6,8 +6,8 @@ from itertools import count
 from queue import SimpleQueue
 from threading import Lock, Thread
 
-from specbench.bench.spread import Ended, Event, Lost
-from specbench.bench.worker import Message, Survey, Tell
+from specbench.bench.cluster import TaskEnded, TaskEvent, WorkerLost
+from specbench.bench.worker import Message, NodeInfo, SendMessage
 from specbench.errors import DeviceLostError
 
 # Transformers loads models under patches of torch that threads would leave in place for good.
@@ -36,7 +36,7 @@ class FakeCluster:
         self._slots, self._leaves, self._cpus = dict(nodes), leaves, cpus or {}
         self._deaths = [None] * len(nodes) + list(deaths)
         self._numbers = count()
-        self._events: SimpleQueue[Event | BaseException] = SimpleQueue()
+        self._events: SimpleQueue[TaskEvent | BaseException] = SimpleQueue()
         self._lock = Lock()
         self._busy = dict.fromkeys(nodes, 0)
         self.most_busy = dict.fromkeys(nodes, 0)
@@ -46,20 +46,20 @@ class FakeCluster:
     def slots(self) -> Mapping[str, int]:
         return dict(self._slots)
 
-    def start(self, node: str, task: Callable[[Tell], None]) -> int:
+    def start(self, node: str, task: Callable[[SendMessage], None]) -> int:
         number = next(self._numbers)
         self.begun.append(node)
         self._count(node, 1)
         Thread(target=self._run, args=(number, node, task), daemon=True).start()
         return number
 
-    def next_event(self) -> Event:
+    def next_event(self) -> TaskEvent:
         event = self._events.get(timeout=60)
         if isinstance(event, BaseException):
             raise event
         return event
 
-    def _run(self, number: int, node: str, task: Callable[[Tell], None]) -> None:
+    def _run(self, number: int, node: str, task: Callable[[SendMessage], None]) -> None:
         left = self._deaths[number] if number < len(self._deaths) else None
 
         def tell(message: Message) -> None:
@@ -67,22 +67,22 @@ class FakeCluster:
             if left == 0:
                 raise Killed
             left = None if left is None else left - 1
-            if isinstance(message, Survey) and node in self._cpus:
+            if isinstance(message, NodeInfo) and node in self._cpus:
                 own = replace(message.environment, cpu=self._cpus[node])
-                message = Survey(own, message.dtypes)
+                message = NodeInfo(own, message.dtypes)
             self.told.append(message)
-            self._events.put(Event(number, message))
+            self._events.put(TaskEvent(number, message))
 
-        what: Event | BaseException = Event(number, Ended())
+        what: TaskEvent | BaseException = TaskEvent(number, TaskEnded())
         try:
             with _LOADING:
                 task(tell)
         except Killed:
             if node in self._leaves:
                 self._slots.pop(node, None)
-            what = Event(number, Lost("killed by the test"))
+            what = TaskEvent(number, WorkerLost("killed by the test"))
         except DeviceLostError as error:
-            what = Event(number, Lost(str(error)))
+            what = TaskEvent(number, WorkerLost(str(error)))
         except BaseException as error:
             what = error
         self._count(node, -1)

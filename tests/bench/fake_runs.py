@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specbench.bench.benchmark import plan_warnings
-from specbench.bench.deadline import Deadline
+from specbench.bench.budget import Deadline
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_targets

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specbench.bench.predictions import quoted_text
+from specbench.bench.session import quoted_text
 from specbench.bench.target import WARM_UP_TOKENS
 from specbench.records import Message, Role
 from tests.bench.fake_runs import SETTINGS, make_plan, measure

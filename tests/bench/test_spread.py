@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specbench.bench.spread import MOST_TRIES, Spread, surveyed
+from specbench.bench.cluster import MAX_ATTEMPTS, ClusterScheduler, select_nodes
 from specbench.bench.worker import RunInputs
 from specbench.errors import SpecbenchError, UsageError
 from specbench.records import FailureRecord, RunRecord
@@ -28,11 +28,13 @@ class Words:
 
     label: str
     words: tuple[str, ...]
-    plan: object = field(default_factory=lambda: SimpleNamespace(target=SimpleNamespace(name="")))
+    plan: object = field(
+        default_factory=lambda: SimpleNamespace(target=SimpleNamespace(name=""), pairings=())
+    )
 
-    def measure(self, ledger, watch, deadline):  # noqa: ARG002
+    def measure(self, machine, ledger, deadline):  # noqa: ARG002
         stored = {one.reason for one in ledger.stored.failures}
-        watch.stage(f"{self.label} at {ledger.node}")
+        machine.watch.stage(f"{self.label} at {ledger.node}")
         for word in self.words:
             if word not in stored:
                 ledger.append(said(word))
@@ -52,7 +54,7 @@ class InTwoPasses:
         self.stored_at_second = None
         self.ledger = None
 
-    def next_cycle(self, num_running):
+    def next_unit(self, num_running):
         if self.passes[0]:
             return self.passes[0].pop(0)
         if num_running and self.stored_at_second is None:
@@ -62,11 +64,11 @@ class InTwoPasses:
         return self.passes[1].pop(0) if self.passes[1] else None
 
 
-def spread_over(cluster, tmp_path, engines, units=()):
+def spread_over(cluster, tmp_path, engines):
     """Reasons that were stored, and the watch."""
     watch = RecordingWatch()
     settings = settings_of(pairings=("big/good",), workloads=(), engines=("vllm",))
-    spread = Spread(cluster, settings, (), watch)
+    spread = ClusterScheduler(cluster, settings, (), watch)
     run = RunRecord(
         schema_version=SCHEMA_VERSION,
         run_id=RUN_ID,
@@ -78,7 +80,7 @@ def spread_over(cluster, tmp_path, engines, units=()):
     with create_run(tmp_path, run) as ledger:
         for engine in engines:
             engine.ledger = ledger
-        spread.keep_busy(units, engines, ledger, None)
+        spread.keep_busy(engines, ledger, None)
         return [one.reason for one in ledger.records], watch
 
 
@@ -127,11 +129,11 @@ def test_a_node_that_leaves_gets_no_work_any_more(tmp_path):
 
 
 def test_a_unit_that_kills_every_worker_is_given_up_and_the_rest_goes_on(tmp_path):
-    cluster = FakeCluster({"a": 1}, deaths=(0,) * MOST_TRIES)
+    cluster = FakeCluster({"a": 1}, deaths=(0,) * MAX_ATTEMPTS)
     stored, watch = spread_over(cluster, tmp_path, [InTwoPasses(units(2), [])])
     assert re.search("u0: .*3 tries", stored[0])
     assert Counter(stored[1:]) == words_of(units(2)[1:])
-    assert len(watch.warnings) == MOST_TRIES
+    assert len(watch.warnings) == MAX_ATTEMPTS
 
 
 def test_without_a_node_the_run_ends_and_says_how_to_go_on(tmp_path):
@@ -148,7 +150,9 @@ def asked_of_servers():
 def test_nodes_of_the_kind_that_most_cells_fit_on_take_part_and_others_are_named():
     watch = RecordingWatch()
     cpus = {"a": "an old one", "b": "fast", "c": "an old one"}
-    nodes = surveyed(FakeCluster({"a": 1, "b": 3, "c": 1}, cpus=cpus), asked_of_servers(), watch)
+    nodes = select_nodes(
+        FakeCluster({"a": 1, "b": 3, "c": 1}, cpus=cpus), asked_of_servers(), watch
+    )
     assert list(nodes) == ["b"]
     assert (nodes["b"].environment.node, nodes["b"].environment.cpu) == ("b", "fast")
     (told,) = watch.warnings
@@ -162,6 +166,6 @@ def test_a_node_that_cannot_is_left_out_and_none_is_an_error():
     settings = settings_of(pairings=("big/good",), workloads=(), device="cuda:99")
     asked = RunInputs(settings=settings, pairings=(), command=("specbench",))
     with pytest.raises(UsageError, match=r"--ray.*node a.*--device cuda:99"):
-        surveyed(FakeCluster({"a": 1}), asked, watch)
+        select_nodes(FakeCluster({"a": 1}), asked, watch)
     with pytest.raises(UsageError, match="no node of"):
-        surveyed(FakeCluster({}), asked, watch)
+        select_nodes(FakeCluster({}), asked, watch)

@@ -3,8 +3,7 @@
 import pytest
 
 from specbench.bench import worker
-from specbench.bench.deadline import Deadline
-from specbench.bench.spent import block_seconds
+from specbench.bench.budget import Deadline, block_seconds
 from specbench.decode.launcher import EagerLauncher
 from specbench.errors import DeviceLostError
 from tests.bench.fake_cluster import FakeCluster

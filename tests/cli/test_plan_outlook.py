@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specbench import demo
-from specbench.bench.spent import block_seconds
+from specbench.bench.budget import block_seconds
 from specbench.cli.plan_outlook import PlanOutlook, time_lines
 from specbench.runs import SCHEMA_VERSION, create_run
 from tests.cli.calls import specbench

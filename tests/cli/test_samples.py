@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from specbench.bench.spent import block_seconds
+from specbench.bench.budget import block_seconds
 from specbench.metrics.cell import turn_of
 from specbench.runs import load_run
 from tests.cli.calls import specbench

@@ -10,9 +10,9 @@ import signal
 import psutil
 import pytest
 
+from specbench.bench.cluster import TaskEnded, WorkerLost
 from specbench.bench.on_ray import ray_cluster
-from specbench.bench.spread import Ended, Lost
-from specbench.bench.worker import Stage
+from specbench.bench.watch import ReporterCall
 from specbench.errors import DeviceLostError
 from specbench.settings import MachineSettings
 from tests.bench.fakes import RecordingWatch
@@ -99,21 +99,21 @@ def test_targets_in_processes_of_their_own_are_stored_as_from_one(tmp_path):
     assert work_of(there, purpose="explore") == work_of(here, purpose="explore")
 
 
-def loses_its_device(tell):
-    tell(Stage(str(os.getpid())))
+def loses_its_device(send):
+    send(ReporterCall("stage", (str(os.getpid()),)))
     raise DeviceLostError("the GPU fails at everything since")
 
 
-def names_its_process(tell):
-    tell(Stage(str(os.getpid())))
+def names_its_process(send):
+    send(ReporterCall("stage", (str(os.getpid()),)))
 
 
 def test_a_lost_device_ends_its_process_and_the_next_task_has_another():
     with ray_cluster("local", None, ONE_CORE) as cluster:
         cluster.start("local", loses_its_device)
-        told, last = cluster.next_event().what, cluster.next_event().what
-        assert isinstance(last, Lost)
+        told, last = cluster.next_event().message, cluster.next_event().message
+        assert isinstance(last, WorkerLost)
         cluster.start("local", names_its_process)
-        assert isinstance(told, Stage)
-        assert cluster.next_event().what != told
-        assert cluster.next_event().what == Ended()
+        assert isinstance(told, ReporterCall)
+        assert cluster.next_event().message != told
+        assert cluster.next_event().message == TaskEnded()

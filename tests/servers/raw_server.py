@@ -79,5 +79,4 @@ async def _post(client: Client, request: Request, earlier: Sequence[Streamed]) -
     return await client.stream(request.path, request.body(earlier))
 
 
-closed_loop = partial(traffic.closed_loop, send=_post)
-open_loop = partial(traffic.open_loop, send=_post)
+send_all = partial(traffic.send_all, send=_post)

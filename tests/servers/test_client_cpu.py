@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.servers.crowd_server import IDS
-from tests.servers.raw_server import client_of, closed_loop, posted
+from tests.servers.raw_server import client_of, posted, send_all
 
 NUM_EVENTS = 40  # of an answer, and its end
 
@@ -27,8 +27,8 @@ def another_process(pause_s):
 async def load_at(url, concurrency, num_requests):
     requests = [posted(path="completions", body=lambda _: {"prompt": "a"})] * num_requests
     async with client_of(url) as client:
-        await closed_loop(requests[:concurrency], [client], concurrency=concurrency)
-        answers, load = await closed_loop(requests, [client], concurrency=concurrency)
+        await send_all(requests[:concurrency], [client], concurrency=concurrency)
+        answers, load = await send_all(requests, [client], concurrency=concurrency)
     assert all(len(a.token_ids) == len(IDS) * NUM_EVENTS for a in answers)
     assert load.num_events == num_requests * (NUM_EVENTS + 2)
     return load

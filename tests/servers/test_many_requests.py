@@ -15,7 +15,7 @@ import pytest
 
 from tests.servers.crowd_server import FAULTS, IDS, CrowdServer
 from tests.servers.event_loops import SkippingLoop, in_loop
-from tests.servers.raw_server import client_of, closed_loop, open_loop, posted
+from tests.servers.raw_server import client_of, posted, send_all
 
 KEY = "s3cret-key"
 SHARE_OF_FAULTS = 0.05
@@ -80,7 +80,7 @@ def served(num_requests, tmp_path, on_request=lambda _: None):
         async with server.serving() as url, client_of(url) as client:
             skipping = loop.create_task(loop.skip_silence(server, num_requests))
             requests = [asks_and_tells(prompt) for prompt in prompts]
-            traffic = await closed_loop(requests, [client], concurrency=64)
+            traffic = await send_all(requests, [client], concurrency=64)
             await skipping
             return traffic
 
@@ -148,7 +148,7 @@ def test_after_a_restart_requests_are_answered_again():
             before = await client.counters()
             restarting = asyncio.create_task(server.restart_when(2))
             requests = [asks(prompt) for prompt in ("hang", "hang", "a", "b")]
-            answers, _ = await closed_loop(requests, [client], concurrency=2)
+            answers, _ = await send_all(requests, [client], concurrency=2)
             await restarting
             return answers, (await client.counters()).since(before)
 
@@ -169,7 +169,7 @@ def test_what_a_server_counts_for_others_is_seen_beside_the_answers():
         async with server.serving() as url, client_of(url) as client:
             before = await client.counters()
             requests = [asks("a"), posted("completions", others), asks("a")]
-            answers, _ = await open_loop(requests, [client], request_rate=1e6)
+            answers, _ = await send_all(requests, [client], request_rate=1e6)
             return answers, (await client.counters()).since(before)
 
     answers, counted = asyncio.run(ask())
@@ -187,7 +187,7 @@ def test_ctrl_c_closes_every_connection():
         async with server.serving() as url, client_of(url) as client:
             interrupting = asyncio.create_task(interrupt())
             try:
-                await closed_loop([asks("hang")] * 20, [client], concurrency=8)
+                await send_all([asks("hang")] * 20, [client], concurrency=8)
             finally:
                 async with asyncio.timeout(60):
                     await server.until(lambda: not server.writers)

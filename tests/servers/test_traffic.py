@@ -17,7 +17,7 @@ from specbench.metrics.aggregate import why_bound
 from specbench.records import ClientLoad, Request, Sampling
 from specbench.servers.streamed import Streamed
 from tests.servers.event_loops import in_virtual_time
-from tests.servers.raw_server import closed_loop, open_loop, posted
+from tests.servers.raw_server import posted, send_all
 
 
 @dataclass
@@ -52,11 +52,11 @@ def test_in_closed_loop_the_next_one_starts_when_one_ends():
     client = PacedClient()
     seconds = [4, 1, 1, 3]
     requests = [request(i, s) for i, s in enumerate(seconds)]
-    answers, load = in_virtual_time(closed_loop(requests, [client], concurrency=2))
+    answers, load = in_virtual_time(send_all(requests, [client], concurrency=2))
     assert [a.sent_s for a in answers] == pytest.approx([0, 0, 1, 2])
     assert [a.text for a in answers] == [f"completions {i}" for i in range(4)]
     assert client.most_active == 2
-    more = in_virtual_time(closed_loop(requests[:1], [client], concurrency=2)).load
+    more = in_virtual_time(send_all(requests[:1], [client], concurrency=2)).load
     assert (more.num_events, more.wall_s) == (1, pytest.approx(4))
     assert (load.num_events, load.wall_s) == (4, pytest.approx(5))
 
@@ -64,7 +64,7 @@ def test_in_closed_loop_the_next_one_starts_when_one_ends():
 def test_in_open_loop_they_come_at_their_times_whatever_is_unanswered():
     client = PacedClient()
     requests = [request(i, 100.0) for i in range(20)]
-    answers, _ = in_virtual_time(open_loop(requests, [client], request_rate=4.0, seed=7))
+    answers, _ = in_virtual_time(send_all(requests, [client], request_rate=4.0, seed=7))
     times_s = poisson_arrivals(4.0, 7)
     assert [a.sent_s for a in answers] == pytest.approx([next(times_s) for _ in answers])
     assert client.most_active == 20
@@ -96,11 +96,8 @@ def test_a_later_turn_waits_for_the_answer_before_and_is_made_of_it(is_open):
 
     requests = [turn(0), turn(1), request(2, 1.0), turn(3)]
     client = PacedClient()
-    work = (
-        open_loop(requests, [client], request_rate=1e6)
-        if is_open
-        else closed_loop(requests, [client], concurrency=4)
-    )
+    load = {"request_rate": 1e6} if is_open else {"concurrency": 4}
+    work = send_all(requests, [client], **load)
     answers, _ = in_virtual_time(work)
     assert [a.sent_s for a in answers] == pytest.approx([0, 5, 0, 10], abs=1e-3)
     assert seen == [[], ["chat 0"], ["chat 0", "chat 1"]]
@@ -109,7 +106,7 @@ def test_a_later_turn_waits_for_the_answer_before_and_is_made_of_it(is_open):
 def test_servers_take_turns_and_a_conversation_stays_with_its_own():
     clients = [PacedClient(), PacedClient()]
     requests = [request(0, conversation="a"), request(1), request(2), request(3, conversation="a")]
-    in_virtual_time(closed_loop(requests, clients, concurrency=1))
+    in_virtual_time(send_all(requests, clients, concurrency=1))
     assert [client.served for client in clients] == [[0, 3, 2], [1]]
 
 
@@ -125,7 +122,7 @@ def test_a_failure_is_accounted_for_and_ends_only_its_own_conversation():
         posted(path="chat", body=refuse),
         request(5),
     ]
-    answers, load = in_virtual_time(closed_loop(requests, [PacedClient()], concurrency=2))
+    answers, load = in_virtual_time(send_all(requests, [PacedClient()], concurrency=2))
     errors = [a.error for a in answers]
     assert re.match("not sent: request 1 ", errors.pop(2) or "")
     assert errors == [None, "unlucky", "unlucky", "the template refuses", None]
@@ -135,7 +132,7 @@ def test_a_failure_is_accounted_for_and_ends_only_its_own_conversation():
 
 def test_nobody_asks_nothing():
     with pytest.raises(ValueError, match="0 users"):
-        asyncio.run(closed_loop([request(0)], [PacedClient()], concurrency=0))
+        asyncio.run(send_all([request(0)], [PacedClient()], concurrency=0))
 
 
 class StallingClient(PacedClient):
@@ -165,7 +162,7 @@ def test_a_loop_that_stands_still_marks_the_client_as_the_one_that_was_measured(
     """A second an answer, and a tenth standing still: what comes in then waits 50 ms on average."""
     requests = [request(i) for i in range(20)]
     loads = [
-        in_virtual_time(closed_loop(requests, [client], concurrency=1)).load
+        in_virtual_time(send_all(requests, [client], concurrency=1)).load
         for client in (StallingClient(), PacedClient())
     ]
     assert loads[0].mean_lag_s == pytest.approx(0.1 * 0.05 / 1.1, rel=0.15)
@@ -176,7 +173,7 @@ def test_a_loop_that_stands_still_marks_the_client_as_the_one_that_was_measured(
 
 
 def test_a_pause_at_the_very_end_is_seen():
-    load = in_virtual_time(closed_loop([request(0)], [StallingClient()], concurrency=1)).load
+    load = in_virtual_time(send_all([request(0)], [StallingClient()], concurrency=1)).load
     assert load.mean_lag_s == pytest.approx(0.1 * 0.05 / 1.1, rel=0.15)
 
 
@@ -192,7 +189,7 @@ class SleepyClient(PacedClient):
 def test_a_thread_sees_what_a_real_loop_is_late_by():
     """What comes in during each pause waits for half of it: a quarter of the time on average."""
     asked = [request(i) for i in range(5)]
-    load = asyncio.run(closed_loop(asked, [SleepyClient()], concurrency=1)).load
+    load = asyncio.run(send_all(asked, [SleepyClient()], concurrency=1)).load
     assert load.mean_lag_s > 0.8 * 0.1 / 4
     assert not [thread for thread in threading.enumerate() if thread.name == "ticks"]
 
@@ -204,7 +201,7 @@ class RaisingClient(PacedClient):
 
 def test_the_thread_ends_with_what_it_watches_whatever_that_does():
     with pytest.raises(ExceptionGroup):
-        asyncio.run(closed_loop([request(0)], [RaisingClient()], concurrency=1))
+        asyncio.run(send_all([request(0)], [RaisingClient()], concurrency=1))
     assert not [thread for thread in threading.enumerate() if thread.name == "ticks"]
 
 
@@ -219,13 +216,13 @@ class HoldingClient(PacedClient):
 
 def test_a_pause_at_the_end_in_which_no_thread_can_run_is_seen_whole():
     """Four fifths of the time, in which what comes in waits for half of it: 160 ms."""
-    load = asyncio.run(closed_loop([request(0)], [HoldingClient()], concurrency=1)).load
+    load = asyncio.run(send_all([request(0)], [HoldingClient()], concurrency=1)).load
     assert load.mean_lag_s > 0.8 * 0.16
 
 
 def test_nothing_runs_on_when_all_is_answered():
     async def ask():
-        await closed_loop([request(0)], [PacedClient()], concurrency=2)
+        await send_all([request(0)], [PacedClient()], concurrency=2)
         return asyncio.all_tasks() - {asyncio.current_task()}
 
     assert not in_virtual_time(ask())
@@ -239,6 +236,6 @@ def test_the_seconds_of_the_core_are_this_processes():
         return {"number": 0, "seconds": 0.5}
 
     requests = [posted(path="chat", body=busy)]
-    load = in_virtual_time(closed_loop(requests, [PacedClient()], concurrency=1)).load
+    load = in_virtual_time(send_all(requests, [PacedClient()], concurrency=1)).load
     assert load.cpu_s >= 0.02
     assert load.wall_s == pytest.approx(0.5)

@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from specbench.bench.predictions import quoted_text
+from specbench.bench.session import quoted_text
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Load, Work
 from specbench.engines.model_pool import ModelPool

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from specbench.bench.spent import duration
+from specbench.bench.budget import duration
 from specbench.bench.verification import _READ, _SAMPLED, FEWEST_TOKENS, _outlook
 from specbench.cli.verify import PRECISION, enough_tokens
 from specbench.records import Sampling

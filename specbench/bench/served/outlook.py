@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specbench.bench.blocks import Cell
+from specbench.bench.blocks import Block
+from specbench.bench.budget import mean_session_s
 from specbench.bench.plan import TargetPlan
-from specbench.bench.served.questions import asked_in
+from specbench.bench.served.questions import requests_of
 from specbench.bench.served.sessions import Session, cycle_of, served_cells
-from specbench.bench.spent import mean_session_s
 from specbench.records import ServerRecord
 from specbench.stats.crossed import expected_noise
 
@@ -68,15 +68,15 @@ def outlooks(plan: TargetPlan, earlier: Sequence[ServerRecord]) -> Iterator[Outl
 
 
 def _guessed_s(plan: TargetPlan, engine: str, session: Session) -> float:
-    asked_s = sum(_asked_s(plan, session, cell) for cell in session.cells)
+    asked_s = sum(_asked_s(plan, block) for block in session.blocks(plan))
     start_s = _QUICK_S.get(engine, START_S)
     return start_s * (plan.running_ks is None) + asked_s
 
 
-def _asked_s(plan: TargetPlan, session: Session, cell: Cell) -> float:
+def _asked_s(plan: TargetPlan, block: Block) -> float:
     """Seconds to ask one condition, by its concurrency or its request rate."""
-    at, num = cell.key.condition, len(asked_in(plan, session, cell))
-    each_s = plan.max_new_tokens(cell.key.condition.workload) / TOKENS_PER_S
+    at, num = block.condition, len(requests_of(plan, block))
+    each_s = plan.max_new_tokens(at.workload) / TOKENS_PER_S
     if at.request_rate is not None:
         return num / at.request_rate + each_s
     return num * each_s / at.concurrency

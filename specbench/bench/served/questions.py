@@ -1,15 +1,13 @@
 """What is asked in a session: the requests of one condition, in the same order at every K."""
 
 import json
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from specbench.bench.blocks import Cell, request_seed
+from specbench.bench.blocks import Block, Cell, request_seed
 from specbench.bench.long_prompts import TEMPLATE_TOKENS
 from specbench.bench.plan import TargetPlan
-from specbench.bench.served.sessions import Session
 from specbench.errors import ModelError
 from specbench.files.model import open_model
 from specbench.files.model_spec import ModelSpec
@@ -56,26 +54,21 @@ def _place(cell: Cell) -> tuple[str, float]:
     return cell.key.condition.workload, cell.key.condition.temperature
 
 
-def asked_in(plan: TargetPlan, session: Session, cell: Cell) -> list[Request]:
-    """The condition's requests, prompts shuffled alike at every K, turns of a prompt in order."""
-    condition = cell.key.condition
-    workload = plan.workload(condition.workload)
-    prompts = list(plan.measured(workload))
-    if (wanted := plan.settings.effort.num_requests) is not None:
-        prompts = [prompts[i % len(prompts)] for i in range(wanted)]
-    if condition.is_stream:
-        prompts = list(plan.pass_prompts(workload, condition))
-    times = -(-len(prompts) // len({prompt.id for prompt in prompts}))
-    random.Random(f"{plan.settings.seed}|{session.repeat}|{condition.workload}").shuffle(prompts)
-    seen: dict[str, int] = {}
-    found: list[Request] = []
-    for prompt in prompts:
-        repeat = session.repeat * times + seen.get(prompt.id, 0)
-        seen[prompt.id] = seen.get(prompt.id, 0) + 1
-        for turn in range(len(prompt.turns)):
-            seed = request_seed(plan.settings.seed, prompt.id, repeat, turn)
-            found.append(request_of(plan, cell, prompt, turn, repeat=repeat, seed=seed))
-    return found
+def requests_of(plan: TargetPlan, block: Block) -> list[Request]:
+    """The requests of a session's block, the turns of a prompt in order."""
+    (cell,) = block.cells
+    return [
+        request_of(
+            plan,
+            cell,
+            prompt,
+            turn,
+            repeat=repeat,
+            seed=request_seed(plan.settings.seed, prompt.id, repeat, turn),
+        )
+        for prompt, repeat in block.numbered_prompts()
+        for turn in range(len(prompt.turns))
+    ]
 
 
 def request_of(

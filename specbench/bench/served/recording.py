@@ -2,26 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from specbench.bench.blocks import Cell
 from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import Session
 from specbench.engines.served_engine import find_served, result_of
-from specbench.probes.nvml import GpuUse
-from specbench.records import ClientLoad, Request, RequestRecord, ServerRecord, ids_sha256
-from specbench.servers.metrics_page import Counters
+from specbench.records import Request, RequestRecord, ServerRecord, ids_sha256
 from specbench.servers.streamed import Streamed
-
-
-class Served(NamedTuple):
-    """The outcome of one condition, its requests apart."""
-
-    counted: Counters
-    client: ClientLoad
-    problems: tuple[str, ...]
-    warnings: tuple[str, ...]
 
 
 def request_records(
@@ -46,31 +34,6 @@ def _of_prompt(cell: Cell, answer: Streamed, began_s: float) -> dict[str, Any]:
         "prompt_sha256": ids_sha256(answer.prompt_ids) if answer.prompt_ids else None,
         "arrived_s": answer.sent_s - began_s if cell.key.condition.overlaps else None,
     }
-
-
-def server_record(
-    session: Session, name: str, running: Running, served: Sequence[Served], used: GpuUse
-) -> ServerRecord:
-    """The record of a session that was held to its end."""
-    counted: dict[str, float] = {}
-    for counter, value in chain.from_iterable(one.client.counters.items() for one in served):
-        counted[counter] = counted.get(counter, 0.0) + value
-    return replace(
-        broken_off(session, name, running, ()),
-        seconds=sum(one.client.seconds for one in served),
-        counters=counted,
-        num_preemptions=round(counted["num_preemptions"]) if "num_preemptions" in counted else None,
-        queue_s=counted.get("queue_s"),
-        started_s=max(filter(None, (one.counted.started_s for one in served)), default=None),
-        client=tuple(one.client for one in served),
-        sees_others=all(one.counted.num_tokens is not None for one in served),
-        problems=tuple(dict.fromkeys(p for one in served for p in one.problems)),
-        warnings=tuple(dict.fromkeys(w for one in served for w in one.warnings)),
-        num_gpus=used.num_gpus if running.command else None,
-        power_w=used.power_w if running.command else None,
-        memory_bytes=used.memory_bytes if running.command else None,
-        throttle_reasons=used.throttle_reasons if running.command else (),
-    )
 
 
 def broken_off(

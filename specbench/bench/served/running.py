@@ -19,7 +19,7 @@ from specbench.servers.client import Client
 from specbench.servers.process import ServerProcess
 from specbench.servers.silence import NOTICE_S
 from specbench.servers.streamed import Streamed
-from specbench.servers.traffic import closed_loop
+from specbench.servers.traffic import send_all
 from specbench.settings import SERVED, RunSettings
 
 OPTION = "--base-url"
@@ -53,7 +53,7 @@ class Running:
         async def send(client: Client, request: Request, _: Sequence[Streamed]) -> Streamed:
             return await find_served(engine).answer(client, self.facts.model, request)
 
-        done = await closed_loop(
+        done = await send_all(
             requests, self.clients, send, concurrency=concurrency, ends_at_loss=True
         )
         try:

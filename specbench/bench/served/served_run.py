@@ -2,33 +2,20 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from specbench.bench.blocks import Cell
-from specbench.bench.deadline import Deadline
+from specbench.bench.budget import Deadline, mean_session_s
+from specbench.bench.extensions import winners, with_baselines
 from specbench.bench.plan import TargetPlan
-from specbench.bench.served.cycle_run import (
-    TRIES,
-    CycleRun,
-    Failures,
-    is_over,
-    next_name,
-    sessions_missing,
-    was_held,
-)
-from specbench.bench.served.host import host_of
-from specbench.bench.served.recording import unusable
-from specbench.bench.served.sessions import Session, cycle_of, served_cells
-from specbench.bench.spent import mean_session_s
-from specbench.bench.watch import Watch
-from specbench.decide.recommend import by_question, choose
+from specbench.bench.served.cycle import TRIES, Cycle, Failures, is_over
+from specbench.bench.served.sessions import served_cells, sessions_missing, was_held
 from specbench.inputs.address import Address
 from specbench.metrics.aggregate import gather_cells
 from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import paired_decode
 from specbench.metrics.summary import summarise
-from specbench.records import BlockPurpose, BlockRecord, Draft, ServerRecord
-from specbench.runs import Ledger, StoredRecord, StoredRun
+from specbench.records import BlockPurpose, Draft, ServerRecord
+from specbench.runs import Ledger
 from specbench.stats.crossed import (
     FEWEST_PLANNED,
     MIN_CYCLES,
@@ -40,47 +27,6 @@ from specbench.stats.crossed import (
 
 EFFECT = 0.05  # minimum detectable speed-up of a sweep whose length nobody set
 FIRST_CONFIRMING = 100  # cycle number past all of the first pass, so that repeats are fresh
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cycle:
-    """A unit of work: all sessions of a cycle, for K = 0 and every K need the same machine."""
-
-    plan: TargetPlan
-    engine: str
-    running: tuple[Address, ...]  # (): servers are started
-    cells: tuple[Cell, ...]
-    number: int
-    purpose: BlockPurpose
-    failures: Failures
-
-    @property
-    def sessions(self) -> tuple[Session, ...]:
-        return tuple(cycle_of(self.cells, self.number, self.purpose))
-
-    @property
-    def label(self) -> str:
-        return f"{self.plan.target.name}: {self.engine}, cycle {self.number + 1}"
-
-    def measure(self, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:
-        host = host_of(self.plan, self.engine, self.running, ledger.folder)
-        run = CycleRun(self.plan, self.engine, host, ledger, watch, deadline, self.failures)
-        run.hold(self.sessions, self.purpose)
-
-    def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
-        """All sessions, the blocks of this cycle, and the answers at K = 0."""
-        own = {cell.key.id: cell.key.draft.k for cell in served_cells(self.plan, self.engine)}
-        for record in records:
-            if isinstance(record, ServerRecord) or (
-                isinstance(record, BlockRecord)
-                and record.order[0] in own
-                and (record.cycle == self.number or own[record.order[0]] == 0)
-            ):
-                yield record
-
-    def lost(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:
-        for session in sessions_missing(self.sessions, stored.servers):
-            yield unusable(session, next_name(session, stored), (reason,))
 
 
 class ServedRun:
@@ -101,12 +47,7 @@ class ServedRun:
         self._num_begun: Counter[BlockPurpose] = Counter()
         self._winners: tuple[Cell, ...] | None = None  # None: still to be found
 
-    def measure(self, watch: Watch) -> None:
-        """Hold one cycle after the other, as far as the deadline lets."""
-        while (cycle := self.next_cycle(0)) is not None:
-            cycle.measure(self._ledger, watch, self.deadline)
-
-    def next_cycle(self, num_running: int) -> Cycle | None:
+    def next_unit(self, num_running: int) -> Cycle | None:
         """Cycles of the first pass; once all of it is stored, its winners again.
 
         None: not now beside `num_running` others, or with none running never.
@@ -185,14 +126,7 @@ class ServedRun:
 
     def _find_winners(self) -> tuple[Cell, ...]:
         """The cells to measure again, with K = 0 beside them; empty where none was picked."""
-        groups = by_question(summarise(self._gathered()))
-        chosen = {choose(group).to_confirm for group in groups} - {None}
-        asked = {key.condition for key in chosen if key is not None}
-        return tuple(
-            cell
-            for cell in self._cells
-            if cell.key in chosen or (cell.key.is_baseline and cell.key.condition in asked)
-        )
+        return with_baselines(self._cells, set(winners(summarise(self._gathered()))))
 
     def _gathered(self) -> tuple[CellData, ...]:
         stored = self._ledger.stored

@@ -1,11 +1,14 @@
 """Which sessions there are, in an order that makes drift slow every K alike."""
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specbench.bench.blocks import Cell
+from specbench.bench.blocks import Block, Cell
 from specbench.bench.plan import TargetPlan
-from specbench.records import SESSIONS_PER_K, BlockPurpose, Draft
+from specbench.metrics.aggregate import usable_sessions
+from specbench.records import SESSIONS_PER_K, BlockPurpose, Draft, ServerRecord
+from specbench.runs import StoredRun
 
 UP, DOWN = range(SESSIONS_PER_K)
 
@@ -40,6 +43,31 @@ class Session:
         back = ", on the way back" if self.leg == DOWN else ""
         return f"{self.engine}, {self.draft.label}, cycle {self.cycle + 1}{back}"
 
+    def blocks(self, plan: TargetPlan, name: str = "") -> Iterator[Block]:
+        """A block per condition, its prompts in the same shuffled order at every K.
+
+        `name` is that of this attempt at the session.
+        """
+        for cell in self.cells:
+            condition, effort = cell.key.condition, plan.settings.effort
+            workload = plan.workload(condition.workload)
+            prompts = list(plan.measured(workload))
+            if effort.num_requests is not None:
+                prompts = [prompts[i % len(prompts)] for i in range(effort.num_requests)]
+            if condition.is_stream:
+                prompts = list(plan.pass_prompts(workload, condition))
+            seed = f"{plan.settings.seed}|{self.repeat}|{workload.name}"
+            random.Random(seed).shuffle(prompts)
+            yield Block(
+                condition=condition,
+                prompts=tuple(prompts),
+                repeat=self.repeat,
+                purpose=self.purpose,
+                cells=(cell,),
+                session=name,
+                cycle=self.cycle,
+            )
+
 
 def served_cells(plan: TargetPlan, engine: str) -> tuple[Cell, ...]:
     """The plan's cells of one serving engine."""
@@ -70,3 +98,23 @@ def cycle_of(
                 leg=leg,
                 cells=tuple(own),
             )
+
+
+def sessions_missing(sessions: Sequence[Session], servers: Sequence[ServerRecord]) -> list[Session]:
+    """Those of a cycle that have no usable record."""
+    held = {server.place for server in usable_sessions(servers).values()}
+    return [session for session in sessions if session.place not in held]
+
+
+def next_name(session: Session, stored: StoredRun) -> str:
+    """A name that no earlier attempt has, not even one that was killed."""
+    names = {b.session for b in stored.blocks} | {s.session for s in stored.servers}
+    attempt = 1
+    while (name := f"{session.place}#{attempt}") in names:
+        attempt += 1
+    return name
+
+
+def was_held(server: ServerRecord) -> bool:
+    """Whether the session was completed, whatever is wrong with it."""
+    return server.seconds > 0

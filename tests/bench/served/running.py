@@ -7,7 +7,7 @@ from http.server import ThreadingHTTPServer
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from specbench.bench.served import cycle_run
+from specbench.bench.served import open_session
 from tests.bench.served.fake_vllm import WARM_UP, Engine, Handler
 
 
@@ -41,7 +41,7 @@ def running(*ks: int) -> Iterator[list[RunningFake]]:
             threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
             servers.append(server)
             found.append(RunningFake(f"http://127.0.0.1:{server.server_port}", engine))
-        with patch.multiple(cycle_run, SPIN_S=0.0, LONGEST_S=0.0):
+        with patch.multiple(open_session, SPIN_S=0.0, LONGEST_S=0.0):
             yield found
     finally:
         for server in servers:

@@ -11,10 +11,10 @@ from unittest.mock import patch
 import psutil
 
 from specbench.bench.benchmark import run_benchmark
+from specbench.bench.cluster import Cluster
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_targets
-from specbench.bench.served import cycle_run
-from specbench.bench.spread import Cluster
+from specbench.bench.served import open_session
 from specbench.inputs.config import load_pairings
 from specbench.runs import StoredRun
 from specbench.settings import RunSettings
@@ -75,7 +75,7 @@ def measured(
     longest_warm_up_s: float = 0.0,
 ) -> StoredRun:
     pairings = load_pairings(folder / "pairings.yaml").select(settings.workload.pairings)
-    with patch.object(cycle_run, "LONGEST_S", longest_warm_up_s):
+    with patch.object(open_session, "LONGEST_S", longest_warm_up_s):
         return run_benchmark(
             settings,
             pairings,

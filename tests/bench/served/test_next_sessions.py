@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.bench.deadline import Deadline
-from specbench.bench.served.cycle_run import CycleRun, is_over, next_name, was_held
+from specbench.bench.budget import Deadline, mean_session_s
+from specbench.bench.served.cycle import CycleRun, is_over
 from specbench.bench.served.recording import unusable
 from specbench.bench.served.served_run import ServedRun
-from specbench.bench.served.sessions import cycle_of, served_cells
-from specbench.bench.spent import mean_session_s
+from specbench.bench.served.sessions import cycle_of, next_name, served_cells, was_held
 from specbench.errors import ServerError
 from specbench.records import BlockRecord, Draft, Fixed, RequestRecord, RunRecord
 from specbench.runs import SCHEMA_VERSION, create_run
@@ -54,8 +53,12 @@ class Stored:
         self.ledger.append(server)
         self.clock.now_s += SESSION_S
 
+    def measure(self, cycle, host, watch=None):
+        """Measure it at servers of the host."""
+        CycleRun(cycle, host, self.ledger, watch or RecordingWatch(), self.deadline).measure()
+
     def hold_cycle(self, wobble=0.0):
-        unit = self.run.next_cycle(0)
+        unit = self.run.next_unit(0)
         for session in unit.sessions:
             self.hold(session, wobble=wobble * (-1) ** unit.number * (session.draft.k > 0))
         return unit
@@ -129,15 +132,14 @@ class Broken:
 
 def test_a_k_is_given_up_after_two_starts_that_failed_one_after_the_other(stored):
     host = Broken(k0="a", k2="b", k4="c")
-    unit = stored.run.next_cycle(0)
-    run = CycleRun(stored.plan, "vllm", host, stored.ledger, RecordingWatch(), stored.deadline, {})
-    run.hold(unit.sessions, "explore")
+    unit = stored.run.next_unit(0)
+    stored.measure(unit, host)
     assert host.opened == [0, 2, 4, 4, 2, 0]
     # All have failed twice by now, so there is nothing left to try, and nothing to confirm.
-    assert stored.run.next_cycle(0) is None
+    assert stored.run.next_unit(0) is None
     # A run that is resumed tries them again.
     again = ServedRun(stored.plan, "vllm", (), stored.ledger, stored.deadline)
-    assert again.next_cycle(0).number == 0
+    assert again.next_unit(0).number == 0
 
 
 @pytest.mark.parametrize(
@@ -153,11 +155,10 @@ def test_a_k_is_given_up_after_two_starts_that_failed_one_after_the_other(stored
 def test_a_reason_met_twice_that_leaves_nothing_to_compare_ends_the_run(
     stored, reasons, num_opened, printed
 ):
-    host, watch, unit = Broken(**reasons), RecordingWatch(), stored.run.next_cycle(0)
-    run = CycleRun(stored.plan, "vllm", host, stored.ledger, watch, stored.deadline, {})
-    run.hold(unit.sessions, "explore")
+    host, watch, unit = Broken(**reasons), RecordingWatch(), stored.run.next_unit(0)
+    stored.measure(unit, host, watch)
     assert len(host.opened) == num_opened
-    assert stored.run.next_cycle(0) is None
+    assert stored.run.next_unit(0) is None
     assert all(sum(w.endswith(f": {r}") for w in watch.warnings) == 1 for r in printed)
 
 
@@ -170,8 +171,8 @@ def test_a_k_that_alone_does_not_start_leaves_the_others_to_be_measured():
 
 
 def test_a_start_between_two_failures_is_another_chance(stored):
-    up, down = (s for s in stored.run.next_cycle(0).sessions if s.draft.k == 4)
-    (later, _) = (s for s in stored.run.next_cycle(0).sessions if s.draft.k == 4)
+    up, down = (s for s in stored.run.next_unit(0).sessions if s.draft.k == 4)
+    (later, _) = (s for s in stored.run.next_unit(0).sessions if s.draft.k == 4)
     stored.hold(up, problems=("it did not start",))
     assert stored.run._failures()[up.draft] == ("it did not start",)
     stored.hold(down)
@@ -198,17 +199,17 @@ def test_a_session_takes_its_start_and_its_requests(stored):
 
 def test_as_many_cycles_as_asked_and_the_winner_as_often_again(stored):
     assert [stored.hold_cycle().number for _ in range(2)] == [0, 1]
-    again = stored.run.next_cycle(0)
+    again = stored.run.next_unit(0)
     assert (again.number, again.purpose) == (100, "confirm")
     assert {s.draft.k for s in again.sessions} == {0, 4}
     assert [stored.hold_cycle().number for _ in range(1)] == [101]
-    assert stored.run.next_cycle(0) is None
+    assert stored.run.next_unit(0) is None
 
 
 def test_a_stored_cycle_is_not_held_again(stored):
     stored.hold_cycle()
     resumed = ServedRun(stored.plan, "vllm", (), stored.ledger, stored.deadline)
-    assert resumed.next_cycle(0).number == 1
+    assert resumed.next_unit(0).number == 1
 
 
 @pytest.mark.parametrize(("wobble", "cycles"), [(0.001, FEWEST_PLANNED), (0.3, MOST_PLANNED)])
@@ -230,7 +231,7 @@ def test_a_budget_begins_no_cycle_that_would_not_end_in_time(tmp_path):
         again = budget.hold_cycle()
         assert (again.number, again.purpose) == (100, "confirm")
         budget.clock.now_s += 1.0
-        assert budget.run.next_cycle(0) is None
+        assert budget.run.next_unit(0) is None
 
 
 def test_a_budget_counts_the_cycles_that_run_beside_it(tmp_path):
@@ -238,36 +239,33 @@ def test_a_budget_counts_the_cycles_that_run_beside_it(tmp_path):
     budget = Stored(tmp_path, budget_s=200.0, cycles=None)
     with budget.ledger:
         budget.hold_cycle()
-        assert budget.run.next_cycle(1) is None
-        assert budget.run.next_cycle(0).number == 1
+        assert budget.run.next_unit(1) is None
+        assert budget.run.next_unit(0).number == 1
 
 
 def test_a_k_that_was_given_up_is_not_started_again_in_a_later_cycle(stored):
-    host, unit = Broken(k0="a", k2="b"), stored.run.next_cycle(0)
+    host, unit = Broken(k0="a", k2="b"), stored.run.next_unit(0)
     draft = next(s.draft for s in unit.sessions if s.draft.k == 4)
-    of_run = (stored.plan, "vllm", host, stored.ledger, RecordingWatch(), stored.deadline)
-    CycleRun(*of_run, {draft: ["c", "d"]}).hold(unit.sessions, "explore")
+    stored.measure(replace(unit, failures={draft: ["c", "d"]}), host)
     assert host.opened == [0, 2, 2, 0]
 
 
 def test_a_cycle_that_was_begun_is_held_again_as_a_whole(stored):
-    host, unit = Broken(k0="a", k2="b", k4="c"), stored.run.next_cycle(0)
+    host, unit = Broken(k0="a", k2="b", k4="c"), stored.run.next_unit(0)
     for session in unit.sessions[:-1]:
         stored.hold(session)
-    of_run = (stored.plan, "vllm", host, stored.ledger, RecordingWatch(), stored.deadline)
-    CycleRun(*of_run, {}).hold(unit.sessions, "explore")
+    stored.measure(unit, host)
     assert host.opened == [0, 2, 4, 4, 2, 0]
-    whole = ServedRun(stored.plan, "vllm", (), stored.ledger, stored.deadline).next_cycle(0)
+    whole = ServedRun(stored.plan, "vllm", (), stored.ledger, stored.deadline).next_unit(0)
     stored.hold(unit.sessions[-1])
-    CycleRun(*of_run, {}).hold(whole.sessions, "explore")
+    stored.measure(whole, host)
     assert len(host.opened) == 6
 
 
 def test_a_cycle_ends_with_its_budget(tmp_path):
     late = Stored(tmp_path, budget_s=100.0)
     with late.ledger:
-        host, unit = Broken(), late.run.next_cycle(0)
+        host, unit = Broken(), late.run.next_unit(0)
         late.clock.now_s = 80.0
-        of_run = (late.plan, "vllm", host, late.ledger, RecordingWatch(), late.deadline)
-        CycleRun(*of_run, {}).hold(unit.sessions, "explore")
+        late.measure(unit, host)
     assert host.opened == []

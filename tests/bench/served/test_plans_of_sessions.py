@@ -11,7 +11,7 @@ import pytest
 from specbench.bench.served.deployments import exported
 from specbench.bench.served.host import require_startable
 from specbench.bench.served.outlook import START_S, TOKENS_PER_S, outlooks
-from specbench.bench.served.questions import TEMPLATE_TOKENS, asked_in, context_needed
+from specbench.bench.served.questions import TEMPLATE_TOKENS, context_needed, requests_of
 from specbench.bench.served.recording import unusable
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.cli.plan_table import print_plan
@@ -28,8 +28,8 @@ def test_a_sweep_takes_its_sessions_starts_and_tokens_where_none_was_held(tmp_pa
     (one,) = outlooks(plan_of(tmp_path, concurrency=(1, 3)), [])
     # Seven requests one after the other, and three at once those of nine prompts.
     plan = plan_of(tmp_path, concurrency=(1, 3))
-    (_, three) = one.sessions[0].cells
-    num_three = len(asked_in(plan, one.sessions[0], three))
+    (_, three) = one.sessions[0].blocks(plan)
+    num_three = len(requests_of(plan, three))
     assert len(one.sessions) == 6
     assert one.session_s == pytest.approx(
         START_S + MAX_NEW_TOKENS * (7 + num_three / 3) / TOKENS_PER_S
@@ -64,7 +64,7 @@ def test_repeats_of_a_prompt_in_one_pass_are_asked_with_seeds_of_their_own(tmp_p
     plan = plan_of(tmp_path, concurrency=(4,))  # twelve prompts of six
     sessions = list(cycle_of(served_cells(plan, "vllm"), 1))
     for session in sessions:
-        asked = asked_in(plan, session, session.cells[0])
+        asked = requests_of(plan, next(session.blocks(plan)))
         assert {one.repeat for one in asked} == {2 * session.repeat, 2 * session.repeat + 1}
         assert len({(one.prompt_id, one.turn, one.repeat) for one in asked}) == len(asked) == 14
         assert len({one.seed for one in asked}) == len(asked)
@@ -76,7 +76,7 @@ def test_a_number_of_requests_cycles_over_the_prompts(tmp_path, num, rows):
     """Of six prompts, the last of which has two turns; alike at every K."""
     plan = plan_of(tmp_path, concurrency=(rows,), num_requests=num)
     sessions = list(cycle_of(served_cells(plan, "vllm"), 1))
-    each = [asked_in(plan, session, session.cells[0]) for session in sessions]
+    each = [requests_of(plan, next(session.blocks(plan))) for session in sessions]
     for asked in each:
         first_turns = Counter(one.prompt_id for one in asked if one.turn == 0)
         assert first_turns.total() == num
@@ -88,7 +88,7 @@ def test_a_number_of_requests_cycles_over_the_prompts(tmp_path, num, rows):
 def test_prompts_and_requests_are_two_numbers(tmp_path):
     plan = plan_of(tmp_path, num_prompts=3, num_requests=10, concurrency=(2,))
     session, *_ = cycle_of(served_cells(plan, "vllm"), 1)
-    asked = asked_in(plan, session, session.cells[0])
+    asked = requests_of(plan, next(session.blocks(plan)))
     prompts = Counter(one.prompt_id for one in asked if one.turn == 0)
     assert sorted(prompts.values()) == [3, 3, 4]
 

@@ -1,12 +1,14 @@
 """What an answer becomes as a record: its times, its tokens, its end."""
 
+import asyncio
 from array import array
 from dataclasses import replace
 
 import pytest
 
-from specbench.bench.served.questions import asked_in
-from specbench.bench.served.recording import request_records, server_record
+from specbench.bench.served.open_session import OpenSession
+from specbench.bench.served.questions import Answers, requests_of
+from specbench.bench.served.recording import request_records
 from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.engines.served_engine import ServerFacts
@@ -33,7 +35,7 @@ SAID = Streamed(
 def recorded(folder, *answers, concurrency=1):
     plan = plan_of(folder, concurrency=(concurrency,))
     session, *_ = cycle_of(served_cells(plan, "vllm"), 1)
-    asked = asked_in(plan, session, session.cells[0])[: len(answers)]
+    asked = requests_of(plan, next(session.blocks(plan)))[: len(answers)]
     return request_records(session, session.cells[0], asked, answers)
 
 
@@ -83,10 +85,12 @@ def test_what_has_no_answer_has_failed(tmp_path, answered, error):
 
 @pytest.mark.parametrize(("command", "told"), [(("vllm",), (2, 300.0, 10)), ((), (None,) * 3)])
 def test_the_gpus_here_are_those_of_servers_that_were_started_here(tmp_path, command, told):
-    session, *_ = cycle_of(served_cells(plan_of(tmp_path), "vllm"), 0)
+    plan = plan_of(tmp_path)
+    session, *_ = cycle_of(served_cells(plan, "vllm"), 0)
     facts = ServerFacts(version="0.32.0", model="tiny", k=0)
     use = GpuUse(num_gpus=2, power_w=300.0, memory_bytes=10, throttle_reasons=("hot",))
     running = Running(clients=(), facts=facts, command=command)
-    server = server_record(session, "one", running, [], use)
+    with asyncio.Runner() as runner:
+        server = OpenSession(plan, session, "one", running, runner, Answers(), None).record(use)
     assert (server.num_gpus, server.power_w, server.memory_bytes) == told
     assert server.throttle_reasons == (("hot",) if command else ())

@@ -10,7 +10,7 @@ from statistics import fmean, median
 import pytest
 
 from specbench.bench.planning import plan_targets
-from specbench.bench.served.cycle_run import is_steady
+from specbench.bench.served.open_session import is_steady
 from specbench.bench.served.running import Attached, Running, looked_at, running_context
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.engines.served_engine import ServerFacts, find_served

@@ -10,25 +10,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from specbench.bench.deadline import Deadline
-from specbench.bench.machine import target_budget_s
+from specbench.bench.budget import Deadline, spent_s
+from specbench.bench.machine import target_budget_s, unit_sources
 from specbench.bench.plan import TargetPlan
-from specbench.bench.served.served_run import ServedRun
-from specbench.bench.spent import spent_s
-from specbench.bench.watch import Watch
+from specbench.bench.units import Unit, UnitSource
+from specbench.bench.watch import ReporterCall, Watch
 from specbench.bench.worker import (
-    Log,
     Message,
-    Refused,
+    NodeInfo,
     RunInputs,
-    Stage,
-    Survey,
-    Tell,
-    Unit,
-    Warned,
-    WholeTarget,
-    survey,
-    work,
+    SendMessage,
+    ServerLog,
+    TaskRejected,
+    describe_node,
+    measure_unit,
 )
 from specbench.errors import SpecbenchError, UsageError
 from specbench.inputs.address import Address
@@ -37,24 +32,24 @@ from specbench.records import Environment
 from specbench.runs import Ledger
 from specbench.settings import RunSettings
 
-MOST_TRIES = 3  # at a unit whose workers are lost
+MAX_ATTEMPTS = 3  # at a unit whose workers are lost
 
 
-class Ended(NamedTuple):
+class TaskEnded(NamedTuple):
     """A task has ended."""
 
 
-class Lost(NamedTuple):
+class WorkerLost(NamedTuple):
     """The worker of a task, or its node, is gone."""
 
     reason: str
 
 
-class Event(NamedTuple):
-    """One thing that a task reported."""
+class TaskEvent(NamedTuple):
+    """What a task sent, or its end."""
 
     task: int
-    what: Message | Ended | Lost
+    message: Message | TaskEnded | WorkerLost
 
 
 class Cluster(Protocol):
@@ -64,43 +59,43 @@ class Cluster(Protocol):
         """How many tasks each node takes at once, by the short id of each node now alive."""
         ...
 
-    def start(self, node: str, task: Callable[[Tell], None]) -> int:
+    def start(self, node: str, task: Callable[[SendMessage], None]) -> int:
         """Begin a task; returns the number that its events carry.
 
-        The process of a task that raises DeviceLostError ends, and the task with Lost.
+        The process of a task that raises DeviceLostError ends, and the task with WorkerLost.
         """
         ...
 
-    def next_event(self) -> Event:
-        """Wait for one. A task's events come in order; Ended or Lost is its last."""
+    def next_event(self) -> TaskEvent:
+        """Wait for one. A task's events come in order; TaskEnded or WorkerLost is its last."""
         ...
 
 
-def surveyed(cluster: Cluster, inputs: RunInputs, watch: Watch) -> Mapping[str, Survey]:
+def select_nodes(cluster: Cluster, inputs: RunInputs, watch: Watch) -> Mapping[str, NodeInfo]:
     """The nodes that take part, by id: the largest group of one kind; UsageError if there is
     none."""
     slots = cluster.slots()
-    tasks = {cluster.start(node, partial(survey, node, inputs)): node for node in slots}
-    found: dict[str, Survey] = {}
+    tasks = {cluster.start(node, partial(describe_node, node, inputs)): node for node in slots}
+    nodes: dict[str, NodeInfo] = {}
     why = "no node of the cluster has the GPUs or cores that a cell needs"
     while tasks:
         event = cluster.next_event()
         node = tasks[event.task]
-        match event.what:
-            case Survey():
-                found[node] = event.what
-            case Refused(text) | Lost(text):
+        match event.message:
+            case NodeInfo():
+                nodes[node] = event.message
+            case TaskRejected(text) | WorkerLost(text):
                 why = f"node {node} is left out: {text}"
                 watch.warn(why)
-            case Warned(text):
+            case ReporterCall("warn", (text,)):
                 watch.warn(f"node {node}: {text}")
-        if isinstance(event.what, Ended | Lost):
+        if isinstance(event.message, TaskEnded | WorkerLost):
             del tasks[event.task]
-    if not found:
+    if not nodes:
         raise UsageError(f"--ray: {why}")
-    kinds: dict[str, dict[str, Survey]] = {}
-    for node in sorted(found):
-        kinds.setdefault(_kind(found[node]), {})[node] = found[node]
+    kinds: dict[str, dict[str, NodeInfo]] = {}
+    for node in sorted(nodes):
+        kinds.setdefault(_kind(nodes[node].environment), {})[node] = nodes[node]
     best = max(kinds, key=lambda kind: sum(slots[node] for node in kinds[kind]))
     for kind in kinds.keys() - {best}:
         names = ", ".join(kinds[kind])
@@ -111,23 +106,22 @@ def surveyed(cluster: Cluster, inputs: RunInputs, watch: Watch) -> Mapping[str, 
     return kinds[best]
 
 
-def _kind(found: Survey) -> str:
+def _kind(environment: Environment) -> str:
     """What nodes must have in common, in words."""
-    own = found.environment
-    hardware = (f"{name} {value}" for name, value in own.hardware.items())
-    return ", ".join((*hardware, f"specbench {own.specbench_version}"))
+    hardware = (f"{name} {value}" for name, value in environment.hardware.items())
+    return ", ".join((*hardware, f"specbench {environment.specbench_version}"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Try:
-    """A unit, and which attempt at it this is."""
+class _Attempt:
+    """A unit, where it came from, and which attempt at it this is."""
 
     unit: Unit
-    served: ServedRun | None = None  # that the unit is a cycle of
+    source: UnitSource
     number: int = 1
 
 
-class Spread:
+class ClusterScheduler:
     """Keeps every slot of every node at work until all is measured; nothing is decoded here.
 
     The nodes share one budget.
@@ -139,16 +133,16 @@ class Spread:
         self._cluster, self._watch = cluster, watch
         inputs = RunInputs(settings=settings, pairings=tuple(pairings), command=tuple(sys.argv))
         watch.stage("checking the nodes of the cluster")
-        self._nodes = surveyed(cluster, inputs, watch)
+        self._nodes = select_nodes(cluster, inputs, watch)
         self._slots = cluster.slots()
-        self._running: dict[int, tuple[str, _Try]] = {}
-        self._waiting: list[_Try] = []
+        self._running: dict[int, tuple[str, _Attempt]] = {}
+        self._waiting: list[_Attempt] = []
         self._num_done = 0
 
     @property
     def environments(self) -> Sequence[Environment]:
         """One per node; all are of one kind, so the first stands for them."""
-        return tuple(survey.environment for survey in self._nodes.values())
+        return tuple(node.environment for node in self._nodes.values())
 
     def dtype_of(self, target: Target) -> str:
         """The dtype that the target will be decoded in."""
@@ -158,36 +152,29 @@ class Spread:
         self, plans: Sequence[TargetPlan], running: Sequence[Address], ledger: Ledger
     ) -> None:
         """Everything planned that is not stored yet. SpecbenchError if no node is left."""
-        budget_s = target_budget_s(plans)
-        targets = [WholeTarget(plan=own) for plan in plans if (own := plan.in_process) is not None]
-        served = []
+        sources: list[UnitSource] = []
         for plan in plans:
-            clock = partial(_stored_s, ledger, plan)
-            deadline = Deadline(budget_s, clock, spent_s=clock())
-            served += [ServedRun(plan, name, running, ledger, deadline) for name in plan.served]
-        self.keep_busy(targets, served, ledger, budget_s)
+            clock = partial(_stored_s, ledger, plan.target.name)
+            deadline = Deadline(target_budget_s(plans), clock, spent_s=clock())
+            sources += unit_sources(plan, running, ledger, deadline)
+        self.keep_busy(sources, ledger, target_budget_s(plans))
 
     def keep_busy(
-        self,
-        units: Sequence[Unit],
-        served: Sequence[ServedRun],
-        ledger: Ledger,
-        budget_s: float | None,
+        self, sources: Sequence[UnitSource], ledger: Ledger, budget_s: float | None
     ) -> None:
-        """All units and all cycles, several at once. SpecbenchError if no node is left."""
-        self._waiting += [_Try(unit=unit) for unit in units]
+        """All units, several at once. SpecbenchError if no node is left."""
         while True:
-            self._start_all(served, ledger, budget_s)
+            self._start_all(sources, ledger, budget_s)
             if not self._running:
                 return
             event = self._cluster.next_event()
             node, attempt = self._running[event.task]
-            if isinstance(event.what, Ended | Lost):
+            if isinstance(event.message, TaskEnded | WorkerLost):
                 del self._running[event.task]
-            self._take(node, attempt, event.what, ledger)
+            self._take(node, attempt, event.message, ledger)
 
     def _start_all(
-        self, served: Sequence[ServedRun], ledger: Ledger, budget_s: float | None
+        self, sources: Sequence[UnitSource], ledger: Ledger, budget_s: float | None
     ) -> None:
         """As many as there are free slots."""
         while True:
@@ -197,12 +184,12 @@ class Spread:
                     "no node of the cluster is left; everything measured so far is stored, "
                     f"{ledger.how_to_go_on}"
                 )
-            attempt = self._next(served) if node is not None else None
+            attempt = self._next(sources) if node is not None else None
             if node is None or attempt is None:
                 return
             run = replace(ledger.run, environment=self._nodes[node].environment)
             known = list(attempt.unit.known(ledger.records))
-            task = partial(work, attempt.unit, run, known, budget_s)
+            task = partial(measure_unit, attempt.unit, run, known, budget_s)
             self._running[self._cluster.start(node, task)] = node, attempt
             self._watch.stage(f"{attempt.unit.label} (node {node})")
 
@@ -215,51 +202,57 @@ class Spread:
         node = max(free, key=lambda name: free[name])
         return node if free[node] > 0 else None
 
-    def _next(self, served: Sequence[ServedRun]) -> _Try | None:
+    def _next(self, sources: Sequence[UnitSource]) -> _Attempt | None:
         if self._waiting:
             return self._waiting.pop(0)
-        for run in served:
-            num_running = sum(attempt.served is run for _, attempt in self._running.values())
-            cycle = run.next_cycle(num_running)
-            if cycle is not None:
-                return _Try(unit=cycle, served=run)
+        for source in sources:
+            num_running = sum(attempt.source is source for _, attempt in self._running.values())
+            unit = source.next_unit(num_running)
+            if unit is not None:
+                return _Attempt(unit=unit, source=source)
         return None
 
-    def _take(self, node: str, attempt: _Try, what: Message | Ended | Lost, ledger: Ledger) -> None:
-        match what:
-            case Lost(reason):
+    def _take(
+        self,
+        node: str,
+        attempt: _Attempt,
+        message: Message | TaskEnded | WorkerLost,
+        ledger: Ledger,
+    ) -> None:
+        match message:
+            case WorkerLost(reason):
                 self._again(attempt, f"its worker on node {node} was lost ({reason})", ledger)
-            case Ended():
+            case TaskEnded():
                 self._num_done += 1
                 self._watch.advance(self._num_done, self._num_done + len(self._running), None)
-            case Log(name, text):
+            case ServerLog(name, text):
                 path = ledger.folder / name
                 path.parent.mkdir(exist_ok=True)
                 with path.open("ab") as file:
                     file.write(text)
-            case Stage(text):
+            case ReporterCall("stage", (text,)):
                 self._watch.stage(f"{text} (node {node})")
-            case Warned(text):
+            case ReporterCall("warn", (text,)):
                 self._watch.warn(f"node {node}: {text}")
-            case Refused(text):
+            case TaskRejected(text):
                 raise SpecbenchError(f"node {node}: {text}")
-            case Survey():
-                raise AssertionError("nodes were surveyed before")
+            case NodeInfo() | ReporterCall():
+                raise AssertionError(f"a unit sends no {message!r}")
             case record:
                 ledger.append(record)
 
-    def _again(self, attempt: _Try, why: str, ledger: Ledger) -> None:
+    def _again(self, attempt: _Attempt, why: str, ledger: Ledger) -> None:
         label = attempt.unit.label
-        if attempt.number < MOST_TRIES:
+        if attempt.number < MAX_ATTEMPTS:
             self._watch.warn(f"{label}: {why}; it begins again; what is stored stays")
             self._waiting.append(replace(attempt, number=attempt.number + 1))
             return
-        reason = f"given up after {MOST_TRIES} tries: {why}"
+        reason = f"given up after {MAX_ATTEMPTS} tries: {why}"
         self._watch.warn(f"{label}: {reason}")
         for record in attempt.unit.lost(ledger.stored, reason):
             ledger.append(record)
 
 
-def _stored_s(ledger: Ledger, plan: TargetPlan) -> float:
+def _stored_s(ledger: Ledger, target: str) -> float:
     """A clock of what all nodes have spent on a target, in seconds."""
-    return spent_s(ledger.stored, plan)
+    return spent_s(ledger.stored, target)

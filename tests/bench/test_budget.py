@@ -1,6 +1,6 @@
 import pytest
 
-from specbench.bench.deadline import Deadline
+from specbench.bench.budget import Deadline
 from tests.bench.fakes import FakeClock
 
 

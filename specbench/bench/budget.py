@@ -1,0 +1,84 @@
+"""A time budget: what blocks, sessions and targets have spent, and what is left of it."""
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from specbench.records import ALL_PROMPTS, BlockPurpose, BlockRecord, ServerRecord
+from specbench.runs import StoredRun
+
+EXPLORE_SHARE = 0.8  # the rest measures the winners again, one cell each beside K = 0
+
+
+class Deadline:
+    """A budget in seconds, None for none; earlier sessions of the run spent `spent_s` of it."""
+
+    def __init__(
+        self, budget_s: float | None, clock: Callable[[], float], *, spent_s: float = 0.0
+    ) -> None:
+        self._budget_s = budget_s
+        self._clock = clock
+        self._began_s = clock() - spent_s
+
+    def seconds_left(self, phase: BlockPurpose) -> float | None:
+        """Seconds until the phase should end; negative when it is late."""
+        if self._budget_s is None:
+            return None
+        share = EXPLORE_SHARE if phase == "explore" else 1.0
+        return self._budget_s * share - self.spent_s
+
+    @property
+    def spent_s(self) -> float:
+        return self._clock() - self._began_s
+
+    def part(self, share: float) -> "Deadline":
+        """The deadline of work that may take this share of the seconds left."""
+        left_s = self.seconds_left("confirm")
+        return self if left_s is None or share == 1 else Deadline(left_s * share, self._clock)
+
+    def is_over(self, phase: BlockPurpose) -> bool:
+        left_s = self.seconds_left(phase)
+        return left_s is not None and left_s <= 0
+
+
+def block_seconds(block: BlockRecord) -> dict[str, float]:
+    """What each cell of a block took; of requests that overlap, their pass."""
+    seconds = dict.fromkeys(block.order, 0.0)
+    if block.prompt_id == ALL_PROMPTS:
+        return seconds | {one.cell_id: one.seconds for one in block.passes}
+    for samples in block.samples:
+        seconds[samples.served.cell_id] += samples.seconds
+    if not block.samples:
+        for request in block.requests:
+            seconds[request.cell_id] += request.total_s or 0.0
+    return seconds
+
+
+def spent_s(stored: StoredRun, target: str) -> float:
+    """Seconds this run has spent on a target so far: its requests, traces and starts of servers."""
+    ids = {key.id for key in stored.run.keys if key.condition.target == target}
+    served_s = sum(_session_s(server) for server in stored.servers if server.target == target)
+    spent = (
+        seconds
+        for block in stored.blocks
+        if block.session is None
+        for seconds in block_seconds(block).items()
+    )
+    traces = (trace for trace in stored.traces if trace.target == target)
+    decoded_s = sum(seconds for cell_id, seconds in spent if cell_id in ids)
+    return decoded_s + served_s + sum(trace.seconds or 0.0 for trace in traces)
+
+
+def mean_session_s(servers: Sequence[ServerRecord]) -> float | None:
+    """Mean seconds of a session, start of its server included; None where none was held."""
+    took_s = [_session_s(server) for server in servers if server.seconds]
+    return fmean(took_s) if took_s else None
+
+
+def _session_s(server: ServerRecord) -> float:
+    return (server.start_s or 0.0) + server.seconds
+
+
+def duration(seconds: float) -> str:
+    """`40s` or `4m05s`, for people."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

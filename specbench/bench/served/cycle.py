@@ -1,0 +1,200 @@
+"""One cycle of sessions on one machine: K = 0 and every K, one server after the other."""
+
+import asyncio
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from specbench.bench.blocks import Cell
+from specbench.bench.budget import Deadline
+from specbench.bench.loop import RunLoop
+from specbench.bench.plan import TargetPlan
+from specbench.bench.served.host import Host, host_of
+from specbench.bench.served.open_session import OpenSession, entered
+from specbench.bench.served.questions import Answers
+from specbench.bench.served.recording import broken_off, unusable
+from specbench.bench.served.running import Running
+from specbench.bench.served.sessions import (
+    Session,
+    cycle_of,
+    next_name,
+    served_cells,
+    sessions_missing,
+    was_held,
+)
+from specbench.bench.units import Machine
+from specbench.bench.watch import Watch
+from specbench.engines.served_engine import find_served
+from specbench.errors import LostError, ModelError, SpecbenchError
+from specbench.inputs.address import Address
+from specbench.probes.nvml import Gpus
+from specbench.records import BlockPurpose, BlockRecord, Draft, ServerRecord
+from specbench.runs import Ledger, StoredRecord, StoredRun
+from specbench.servers.page_cache import read_once
+from specbench.servers.server_log import EngineError
+from specbench.servers.silence import watch_for_stalls
+
+Failures = Mapping[Draft, Sequence[str]]  # why sessions in a row broke off
+LONGEST_REASON = 1_000  # characters of what is stored of a failure
+TRIES = 2  # sessions in a row that break off before a K is given up
+_NUMBER = re.compile(r"[\d.]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cycle:
+    """A unit of work: all sessions of a cycle, for K = 0 and every K need the same machine."""
+
+    plan: TargetPlan
+    engine: str
+    running: tuple[Address, ...]  # (): servers are started
+    cells: tuple[Cell, ...]
+    number: int
+    purpose: BlockPurpose
+    failures: Failures
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        return tuple(cycle_of(self.cells, self.number, self.purpose))
+
+    @property
+    def label(self) -> str:
+        return f"{self.plan.target.name}: {self.engine}, cycle {self.number + 1}"
+
+    def measure(self, machine: Machine, ledger: Ledger, deadline: Deadline) -> None:
+        host = host_of(self.plan, self.engine, self.running, ledger.folder)
+        CycleRun(self, host, ledger, machine.watch, deadline).measure()
+
+    def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
+        """All sessions, the blocks of this cycle, and the answers at K = 0."""
+        own = {cell.key.id: cell.key.draft.k for cell in served_cells(self.plan, self.engine)}
+        for record in records:
+            if isinstance(record, ServerRecord) or (
+                isinstance(record, BlockRecord)
+                and record.order[0] in own
+                and (record.cycle == self.number or own[record.order[0]] == 0)
+            ):
+                yield record
+
+    def lost(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:
+        for session in sessions_missing(self.sessions, stored.servers):
+            yield unusable(session, next_name(session, stored), (reason,))
+
+
+class CycleRun:
+    """Measures a cycle on this machine."""
+
+    def __init__(
+        self, cycle: Cycle, host: Host, ledger: Ledger, watch: Watch, deadline: Deadline
+    ) -> None:
+        self._cycle, self._plan, self._host = cycle, cycle.plan, host
+        self._ledger, self._watch, self._deadline = ledger, watch, deadline
+        self._failures = dict(cycle.failures)
+        self._gpus, self._answers = Gpus(), Answers()
+        by_id = {cell.key.id: cell for cell in served_cells(cycle.plan, cycle.engine)}
+        for block in ledger.stored.blocks:
+            cell = by_id.get(block.order[0])
+            if cell is not None and cell.key.draft.k == 0:
+                self._answers.learn(cell, block.requests)
+
+    def measure(self) -> None:
+        """Its sessions, unless all of it is stored, until the deadline."""
+        if self._plan.running_ks is None:
+            self._read_models()
+        sessions, servers = self._cycle.sessions, self._ledger.stored.servers
+        # A K that is measured again needs its baseline from the same time, server and node.
+        if not sessions_missing(sessions, servers):
+            return
+        places = {session.place for session in sessions}
+        drafts = {session.draft for session in sessions}
+        attempt = 1 + max((s.attempt for s in servers if s.place in places), default=0)
+        num_blocks = sum(len(session.cells) for session in sessions)
+        loop = RunLoop(self._ledger, self._watch, self._deadline, num_blocks)
+        for session in sessions:
+            if self._deadline.is_over(session.purpose) or is_over(self._failures, drafts):
+                return
+            if len(self._failures.get(session.draft, ())) < TRIES:
+                self._watch.stage(f"{session.target}: {session.label}")
+                self._measure_session(session, attempt, loop)
+
+    def _read_models(self) -> None:
+        """Into the page cache, so that the first start is like the later ones."""
+        models = [self._plan.target.model, *(p.drafter.model for p in self._plan.pairings)]
+        for folder in dict.fromkeys(m.folder for m in models if m is not None and m.folder):
+            with suppress(ModelError):  # the engine will say what is wrong with it
+                read_once(folder)
+
+    def _measure_session(self, session: Session, attempt: int, loop: RunLoop) -> None:
+        name = next_name(session, self._ledger.stored)
+        try:
+            with asyncio.Runner() as runner, entered(runner, self._host.open(session)) as running:
+                try:
+                    record = self._serve(session, name, running, runner, loop)
+                except (SpecbenchError, OSError) as error:
+                    record = broken_off(session, name, running, (self._explain(session, error),))
+        except (SpecbenchError, OSError) as error:
+            record = unusable(session, name, (self._explain(session, error),))
+            if isinstance(error, EngineError):
+                record = replace(record, log=f"{error.log.parent.name}/{error.log.name}")
+        self._ledger.append(replace(record, node=self._ledger.node, attempt=attempt))
+        if was_held(record):
+            self._failures[session.draft] = ()
+            for text in (*record.problems, *record.warnings):
+                self._watch.warn(f"{session.label}: {text}")
+        else:
+            earlier = self._failures.get(session.draft, ())
+            self._failures[session.draft] = (*earlier, *record.problems)
+
+    def _serve(
+        self, session: Session, name: str, running: Running, runner: asyncio.Runner, loop: RunLoop
+    ) -> ServerRecord:
+        """The record of the session called `name`; its blocks are stored by then. ServerError."""
+        self._gpus.start()
+        stalls = watch_for_stalls(
+            running.clients,
+            find_served(session.engine).HEALTH,
+            lambda text: self._watch.warn(f"{session.label}: {text}"),
+        )
+        server = OpenSession(
+            self._plan, session, name, running, runner, self._answers, self._ledger.node
+        )
+        try:
+            with entered(runner, stalls) as server.stalls:
+                server.warm_up()
+                loop.serve(session.blocks(self._plan, name), server, after=server.check)
+        except LostError:
+            running.require()  # says more if the server has ended
+            raise
+        finally:
+            used = self._gpus.stop()
+        return server.record(used)
+
+    def _explain(self, session: Session, error: Exception) -> str:
+        """What is stored of a failure; it is printed in full, or its log if it was printed."""
+        reason = error.reason if isinstance(error, EngineError) else _on_one_line(error)
+        told, log = str(error).strip() or reason, getattr(error, "log", None)
+        if any(_same(reason, earlier) for row in self._failures.values() for earlier in row):
+            told = f"the same again{f'; log: {log}' if log else ''}"
+        self._watch.warn(f"{session.label}: {told}")
+        return reason
+
+
+def is_over(failures: Failures, drafts: Set[Draft]) -> bool:
+    """Whether one reason was met twice, and kept K = 0 or every other K from being measured."""
+    for reason in {row[-1] for row in failures.values() if row}:
+        num = sum(_same(reason, one) for row in failures.values() for one in row)
+        lasts = {draft: failures.get(draft, ())[-1:] for draft in drafts}
+        failed = {draft for draft, last in lasts.items() if last and _same(reason, last[0])}
+        if num >= TRIES and (Draft.none in failed or failed >= drafts - {Draft.none}):
+            return True
+    return False
+
+
+def _same(reason: str, other: str) -> bool:
+    """Whatever their numbers are: the memory that is free is never the same twice."""
+    return _NUMBER.sub("", reason) == _NUMBER.sub("", other)
+
+
+def _on_one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines()]
+    return " ".join(filter(None, lines))[:LONGEST_REASON] or type(error).__name__

@@ -1,0 +1,234 @@
+"""A session whose server is up: warmed up, served block by block, cross-checked, recorded."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import reduce
+from itertools import chain, count
+from operator import add
+from time import perf_counter
+from typing import Any, TypeVar
+
+from specbench.bench.blocks import Block, Cell, request_seed
+from specbench.bench.plan import TargetPlan
+from specbench.bench.served.crosscheck import count_problems, count_warnings
+from specbench.bench.served.questions import Answers, requests_of, template_clock
+from specbench.bench.served.recording import broken_off, request_records
+from specbench.bench.served.running import Running
+from specbench.bench.served.sessions import Session
+from specbench.engines.served_engine import find_served
+from specbench.errors import ServerError
+from specbench.probes.nvml import GpuUse
+from specbench.records import (
+    BlockRecord,
+    ClientLoad,
+    Message,
+    PassRecord,
+    Request,
+    ServerRecord,
+)
+from specbench.servers.client import Client
+from specbench.servers.metrics_page import Counters
+from specbench.servers.silence import Stall
+from specbench.servers.streamed import Streamed
+from specbench.servers.traffic import Traffic, send_all
+from specbench.stats.percentiles import median_of
+
+T = TypeVar("T")
+
+WARM_UP = "Count from {first} to {last} in words, and say nothing else."  # in no workload
+WARM_UP_TOKENS = 32
+RARE = 10.0  # times the median request: a silence that long is not the server's usual pace
+WARM_UPS = 2  # batches, at least, of as many requests as there will be at once
+STEADY_BATCHES, STEADY = 3, 1.1  # that many batches in a row, the slowest over the fastest
+LONGEST_S = 3.0  # of warming up for the server to be steady
+SPIN_S = 1.5  # vLLM keeps a core of this machine busy for 1.1 s after its last answer
+IDLE_S, POLL_S = 5.0, 0.05  # how long a server may take to finish what is in progress
+
+
+@contextmanager
+def entered(runner: asyncio.Runner, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """An asynchronous context, entered and left by the runner."""
+    stack = AsyncExitStack()
+    try:
+        yield runner.run(stack.enter_async_context(context))
+    finally:
+        runner.run(stack.aclose())
+
+
+class OpenSession:
+    """A server at one K, ready for the blocks of its session, each of which is one condition."""
+
+    def __init__(
+        self,
+        plan: TargetPlan,
+        session: Session,
+        name: str,
+        running: Running,
+        runner: asyncio.Runner,
+        answers: Answers,
+        node: str | None,
+    ) -> None:
+        self._plan, self._session, self._name = plan, session, name
+        self._running, self._runner, self._answers = running, runner, answers
+        self._node = node
+        self.stalls: Sequence[Stall] = ()  # so far
+        self._engine = find_served(session.engine)
+        self._loads: list[ClientLoad] = []
+        self._counted: list[Counters] = []
+        self._problems: dict[str, None] = {}
+        self._warnings: dict[str, None] = {}
+
+    def warm_up(self) -> None:
+        """As many requests at once as there will be, with texts that are never measured.
+
+        Without `--warmup` until the server is steady.
+        """
+        began_s = perf_counter()
+        fixed = self._plan.settings.servers.num_warmups
+        shortest_s = SPIN_S if self._running.may_spin else 0.0
+        for most in sorted({cell.key.condition.concurrency for cell in self._session.cells}):
+            num = most * len(self._running.clients)
+            requests = [
+                Request(
+                    messages=(Message(role="user", content=WARM_UP.format(first=i, last=i + 40)),),
+                    max_new_tokens=WARM_UP_TOKENS,
+                    sampling=self._session.cells[0].sampling,
+                    seed=i,
+                )
+                for i in range(num)
+            ]
+            paces: list[float] = []
+            for first in count(0, num):
+                waited_s = perf_counter() - began_s
+                if fixed is not None:
+                    if first >= fixed:
+                        break
+                elif len(paces) >= WARM_UPS and waited_s >= shortest_s + (
+                    0.0 if is_steady(paces) else LONGEST_S
+                ):
+                    break
+                batch = requests[: (fixed or first + num) - first]
+                asking = self._running.ask(self._session.engine, batch, concurrency=len(batch))
+                answers = self._run(asking)
+                errors = [answer.error for answer in answers if answer.error]
+                if len(errors) == len(answers):
+                    raise ServerError(f"no request of the warm-up was answered: {errors[0]}")
+                paces.append(median_of(map(_token_s, answers)) or 0.0)
+
+    def serve(self, block: Block) -> BlockRecord:
+        """Ask what one condition asks. ServerError if others are being served."""
+        (cell,) = block.cells
+        self._num_stalls = len(self.stalls)
+        started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._before = self._run(self._idle_counters())
+        if self._before.num_in_progress:
+            at = self._running.clients[0].address.root
+            raise ServerError(f"{at}: another client's requests are in progress, and do not end")
+        asked = requests_of(self._plan, block)
+        self._traffic = self._run(self._send(block, cell, asked))
+        requests = request_records(self._session, cell, asked, self._traffic.answers)
+        if cell.key.draft.k == 0:
+            self._answers.learn(cell, requests)
+        whole = PassRecord(cell_id=cell.key.id, seconds=self._traffic.load.wall_s, rounds=None)
+        passes = (whole,) if block.condition.is_stream else ()
+        return block.record((cell,), requests, passes, started_at=started_at, node=self._node)
+
+    def check(self, block: Block, record: BlockRecord) -> None:
+        """Compare a block with what the server counted meanwhile. LostError if a request was
+        lost."""
+        self._traffic.require_no_loss()
+        counted = self._run(self._idle_counters()).since(self._before)
+        load = self._traffic.load
+        self._counted.append(counted)
+        self._loads.append(
+            ClientLoad(
+                cell_id=block.cells[0].key.id,
+                seconds=load.wall_s,
+                cpu_s=load.cpu_s,
+                num_events=load.num_events,
+                mean_lag_s=load.mean_lag_s,
+                counters=counted.sums,
+                num_accepted_at=counted.num_accepted_at,
+            )
+        )
+        limit = self._plan.max_new_tokens(block.condition.workload)
+        typical_s = median_of(request.total_s for request in record.requests) or 0.0
+        stalls = self.stalls[self._num_stalls :]
+        spoiling = (str(s) for s in stalls if s.fault or s.seconds > RARE * typical_s)
+        problems = count_problems(record.requests, counted, self._session.draft.k, limit)
+        self._problems |= dict.fromkeys((*problems, *spoiling))
+        self._warnings |= dict.fromkeys(count_warnings(record.requests, counted))
+
+    def record(self, used: GpuUse) -> ServerRecord:
+        """The record of a session that was served to its end; `used`: by all of it."""
+        names = dict.fromkeys(chain.from_iterable(load.counters for load in self._loads))
+        counters = {n: sum(load.counters.get(n, 0.0) for load in self._loads) for n in names}
+        preemptions = counters.get("num_preemptions")
+        is_ours = bool(self._running.command)
+        clock, _ = template_clock(self._plan.target.model, self._session.engine)
+        return replace(
+            broken_off(self._session, self._name, self._running, ()),
+            seconds=sum(load.seconds for load in self._loads),
+            counters=counters,
+            num_preemptions=None if preemptions is None else round(preemptions),
+            queue_s=counters.get("queue_s"),
+            started_s=max(filter(None, (c.started_s for c in self._counted)), default=None),
+            client=tuple(self._loads),
+            sees_others=all(counted.num_tokens is not None for counted in self._counted),
+            problems=tuple(self._problems),
+            warnings=tuple(self._warnings),
+            num_gpus=used.num_gpus if is_ours else None,
+            power_w=used.power_w if is_ours else None,
+            memory_bytes=used.memory_bytes if is_ours else None,
+            throttle_reasons=used.throttle_reasons if is_ours else (),
+            template_clock=clock,
+        )
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    async def _idle_counters(self) -> Counters:
+        """What all replicas count together once no request is in progress, or after `IDLE_S`."""
+        path = self._engine.COUNTERS
+        if path is None:
+            return Counters(engine=None)
+        ends_s = perf_counter() + IDLE_S
+        while True:
+            pages = [await client.counters(path) for client in self._running.clients]
+            counters = reduce(add, pages)
+            if not counters.num_in_progress or perf_counter() > ends_s:
+                return counters
+            await asyncio.sleep(POLL_S)
+
+    async def _send(self, block: Block, cell: Cell, requests: Sequence[Request]) -> Traffic:
+        condition = block.condition
+
+        async def send(client: Client, request: Request, earlier: Sequence[Streamed]) -> Streamed:
+            texts = [answer.text for answer in earlier]
+            whole = self._answers.completed(cell, request, texts)
+            return await self._engine.answer(client, self._running.facts.model, whole)
+
+        return await send_all(
+            requests,
+            self._running.clients,
+            send,
+            concurrency=condition.concurrency,
+            request_rate=condition.request_rate,
+            seed=request_seed(self._plan.settings.seed, block.prompt_id, block.repeat, 0),
+            ends_at_loss=True,
+        )
+
+
+def is_steady(paces: Sequence[float]) -> bool:
+    """Whether the last `STEADY_BATCHES` differ by no more than `STEADY`; seconds per token."""
+    last = paces[-STEADY_BATCHES:]
+    return len(last) == STEADY_BATCHES and max(last) <= STEADY * min(last)
+
+
+def _token_s(answer: Streamed) -> float | None:
+    if answer.last_s is None or not answer.num_tokens:
+        return None
+    return (answer.last_s - answer.sent_s) / answer.num_tokens

@@ -1,0 +1,91 @@
+"""The units of a run: cells that are compared with each other, measured on one machine."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from specbench.bench.budget import Deadline
+from specbench.bench.plan import TargetPlan
+from specbench.bench.watch import Watch
+from specbench.records import BlockRecord, Environment, FailureRecord
+from specbench.runs import Ledger, StoredRecord, StoredRun
+
+
+class Machine(Protocol):
+    """Where a unit is measured."""
+
+    @property
+    def watch(self) -> Watch: ...
+
+    def measure_target(self, plan: TargetPlan, ledger: Ledger, deadline: Deadline) -> None:
+        """Measure a target with the engines of a process of that machine."""
+
+
+class Unit(Protocol):
+    """Cells that are compared with each other, K = 0 among them. Units are pickled."""
+
+    @property
+    def plan(self) -> TargetPlan: ...
+
+    @property
+    def label(self) -> str: ...
+
+    def measure(self, machine: Machine, ledger: Ledger, deadline: Deadline) -> None:
+        """Measure what is not stored yet, until the deadline; stored as it comes."""
+
+    def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
+        """The records that another machine needs to resume this unit."""
+        ...
+
+    def lost(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:
+        """Records that say why the unit was given up, for what is not stored of it."""
+        ...
+
+
+class UnitSource(Protocol):
+    """Decides, while a run is measured, which units an engine still has."""
+
+    def next_unit(self, num_running: int) -> Unit | None:
+        """None: not now, while `num_running` of them are measured; with none running, never."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WholeTarget:
+    """Everything about a target that engines in one process measure."""
+
+    plan: TargetPlan
+
+    @property
+    def label(self) -> str:
+        return self.plan.target.name
+
+    def measure(self, machine: Machine, ledger: Ledger, deadline: Deadline) -> None:
+        machine.measure_target(self.plan, ledger, deadline)
+
+    def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
+        """All but blocks of other targets and environments of other machines."""
+        cell_ids = {cell.key.id for cell in self.plan.all_cells}
+        for record in records:
+            is_foreign = isinstance(record, BlockRecord) and record.order[0] not in cell_ids
+            if not is_foreign and not isinstance(record, Environment):
+                yield record
+
+    def lost(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:  # noqa: ARG002
+        yield FailureRecord(
+            pairing=self.plan.target.name,
+            workload="",
+            stage="load",
+            reason=reason,
+            cell_ids=tuple(cell.key.id for cell in self.plan.all_cells),
+        )
+
+
+class Once:
+    """The source of a single unit."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._units = [unit]
+
+    def next_unit(self, num_running: int) -> Unit | None:  # noqa: ARG002
+        return self._units.pop() if self._units else None
