@@ -22,8 +22,8 @@ from typing import Any
 
 from benchmarks.run import provenance, run, write
 from benchmarks.widened import write_wide_pair
-from specbench.bench.plan import ENOUGH_PROMPTS
 from specbench.bench.budget import block_seconds
+from specbench.bench.plan import ENOUGH_PROMPTS
 from specbench.forecast.cost_curve import measured_here
 from specbench.forecast.forecast import forecast, replayed
 from specbench.forecast.forecast_check import CheckedForecast, check_forecasts, is_left_out

@@ -16,11 +16,11 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.units import Unit, UnitSource
 from specbench.bench.watch import ReporterCall, Watch
 from specbench.bench.worker import (
+    LogMessage,
     Message,
     NodeInfo,
     RunInputs,
     SendMessage,
-    ServerLog,
     TaskRejected,
     describe_node,
     measure_unit,
@@ -225,7 +225,7 @@ class ClusterScheduler:
             case TaskEnded():
                 self._num_done += 1
                 self._watch.advance(self._num_done, self._num_done + len(self._running), None)
-            case ServerLog(name, text):
+            case LogMessage(name, text):
                 path = ledger.folder / name
                 path.parent.mkdir(exist_ok=True)
                 with path.open("ab") as file:

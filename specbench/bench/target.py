@@ -19,8 +19,8 @@ from specbench.bench.passes import Passes
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.session import Session
 from specbench.bench.traces import Trace
-from specbench.bench.warm_up import WARM_UP_TOKENS, answer_shortly, warm_up_works
 from specbench.bench.watch import Watch
+from specbench.decode.adaptive_k import default_ks
 from specbench.engines.engine import Engine, InProcess, Load, Work
 from specbench.engines.refusals import REFUSALS, failures_told
 from specbench.errors import ModelMemoryError, first_line
@@ -46,6 +46,7 @@ from specbench.tracing.conversation import Traceable, trace_conversation
 from specbench.verify.teacher import rounding_step
 
 Stage = Literal["load", "warm_up"]
+WARM_UP_TOKENS = 12
 MOST_EXAMINED = 3  # outputs per cell that differ from K = 0
 NO_MEMORY = (ModelMemoryError, torch.OutOfMemoryError)
 
@@ -395,3 +396,24 @@ class TargetRun:
         self._watch.warn(told)
         if failure not in self._ledger.stored.failures:
             self._ledger.append(failure)
+
+
+def answer_shortly(engine: Engine, prompt_ids: tuple[int, ...], work: Work) -> None:
+    """A few greedy tokens after the prompt."""
+    request = Request(
+        prompt_ids=prompt_ids, max_new_tokens=WARM_UP_TOKENS, sampling=Sampling(), seed=0
+    )
+    engine.generate(request, work)
+
+
+def warm_up_works(cell: Cell, max_k: int | None) -> Iterator[Work]:
+    """What to run before a cell counts: itself, or every K that it may pick, `max_k` at most.
+
+    An adaptive cell's round costs are not measured here: that is part of its own time.
+    """
+    work = work_of(cell)
+    if not work.adaptive:
+        yield work
+        return
+    for k in default_ks(min(work.k, max_k or work.k)):
+        yield Work(drafter=work.drafter, method=work.method, k=k)

@@ -25,7 +25,7 @@ class NodeInfo(NamedTuple):
     dtypes: Mapping[str, str]  # by target
 
 
-class ServerLog(NamedTuple):
+class LogMessage(NamedTuple):
     """The output of a server that has ended."""
 
     name: str  # below the folder of the run
@@ -38,7 +38,7 @@ class TaskRejected(NamedTuple):
     text: str
 
 
-Message = NodeInfo | ServerLog | ReporterCall | TaskRejected | StoredRecord
+Message = NodeInfo | LogMessage | ReporterCall | TaskRejected | StoredRecord
 SendMessage = Callable[[Message], None]
 
 
@@ -81,7 +81,7 @@ def measure_unit(
         def send_record(record: StoredRecord) -> None:
             if isinstance(record, ServerRecord):  # its server has ended
                 for log in (folder / run.run_id).glob("servers/*.log"):
-                    send(ServerLog(f"{log.parent.name}/{log.name}", log.read_bytes()))
+                    send(LogMessage(f"{log.parent.name}/{log.name}", log.read_bytes()))
                     log.unlink()
             send(record)
 

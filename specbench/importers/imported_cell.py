@@ -7,7 +7,16 @@ from typing import Protocol, TypeVar
 from specbench.errors import UsageError
 from specbench.importers.result_file import JsonObject
 from specbench.methods import METHODS
-from specbench.records import CellKey, Condition, Draft, Fixed, ImportedRecord, RequestRecord
+from specbench.records import (
+    CellKey,
+    Condition,
+    Draft,
+    Fixed,
+    ImportedRecord,
+    Request,
+    RequestRecord,
+    Result,
+)
 
 UNKNOWN = "unknown"  # a name that neither the file nor the user gives
 N = TypeVar("N", int, float)
@@ -161,18 +170,10 @@ def request_of(
     total_s: float | None,
 ) -> RequestRecord:
     """The record of the request sent at `place`; without a token it failed."""
-    request = RequestRecord.failed(
-        "it has no output token in the file",
-        cell_id="",
-        prompt_id=prompt,
-        turn=0,
-        repeat=place,
-        seed=0,
-        num_prompt_tokens=int(num_prompt_tokens or 0),
-    )
+    result = Result.failed("it has no output token in the file")
     if num_tokens and ttft_s is not None and total_s is not None:
-        request = replace(
-            request,
+        result = replace(
+            result,
             finish_reason="eos",
             error=None,
             ttft_s=ttft_s,
@@ -180,7 +181,8 @@ def request_of(
             total_s=total_s,
             num_tokens=int(num_tokens),
         )
-    return request
+    request = Request(prompt_id=prompt, repeat=place, max_new_tokens=0)
+    return RequestRecord.of("", request, result, num_prompt_tokens=int(num_prompt_tokens or 0))
 
 
 def requests_of(result: JsonObject) -> tuple[RequestRecord, ...]:

@@ -98,7 +98,7 @@ class CycleRun:
                 self._answers.learn(cell, block.requests)
 
     def measure(self) -> None:
-        """Its sessions, unless all of it is stored, until the deadline."""
+        """Measure all sessions of the cycle, unless all are stored, until the deadline."""
         if self._plan.running_ks is None:
             self._read_models()
         sessions, servers = self._cycle.sessions, self._ledger.stored.servers

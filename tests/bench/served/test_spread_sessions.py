@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from specbench.bench.worker import ServerLog
+from specbench.bench.worker import LogMessage
 from specbench.metrics.aggregate import usable_sessions
 from specbench.report.document import build_document
 from tests.bench.fake_cluster import FakeCluster
@@ -53,7 +53,7 @@ def test_a_store_of_two_nodes_is_that_of_one_machine(folder):
     assert {block.node for block in there.blocks} == {"a", "b"}
     assert [one.node for one in (there.run.environment, *there.sessions)] == ["a", "b"]
     logs = sorted(server.log for server in there.servers)
-    assert sorted(one.name for one in cluster.told if isinstance(one, ServerLog)) == logs
+    assert sorted(one.name for one in cluster.told if isinstance(one, LogMessage)) == logs
     assert all((there.folder / log).is_file() for log in logs)
     assert {server.node for server in folder.here.servers} == {None}
 
