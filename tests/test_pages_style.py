@@ -18,7 +18,7 @@ UNFINISHED = {
     "metrics.md",
     "notebooks.md",
 }
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"])
 
 SENTENCE_WORDS, CELL_WORDS, PARAGRAPH_LINES, LINE_CHARACTERS = 30, 25, 6, 100
 _PAGE_WORDS = re.compile(

@@ -50,7 +50,7 @@ Codes 1 and 4 take precedence.
 | `run`, `sweep-k`, `recommend` | one per workload and setting, for every engine |
 | `pair`, `export` | one per target |
 | `verify`, `check` | one |
-| `report`, `history`, `list`, `import`, `--dry-run` | none: exit code 0 |"""
+| `report`, `history`, `list`, `import`, `--dry-run` | none, so never 3 |"""
 
 
 def _codes(*values: object) -> str:
