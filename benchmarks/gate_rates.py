@@ -14,7 +14,7 @@ from benchmarks.gate_noise import CellNoise, Change, Prompts, simulated_pair
 from specbench.gate.baseline import Snapshot, pool
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.judging import GateVerdict, Judgement
-from specbench.gate.kinds import MetricKind
+from specbench.gate.tolerances import MetricKind
 from specbench.stats.acceptance import mean_length
 
 SECONDS = (MetricKind.RATIO, MetricKind.TIME)

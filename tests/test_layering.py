@@ -214,7 +214,7 @@ def test_what_the_decoder_and_the_records_take_from_statistics_is_light(tmp_path
 
 @pytest.mark.slow
 def test_evidence_is_judged_without_torch(tmp_path):
-    loaded = modules_after("import specbench.verify.judge, specbench.verify.answer", tmp_path)
+    loaded = modules_after("import specbench.verify.judge, specbench.verify.report", tmp_path)
     assert not loaded & {"torch", "transformers"}
 
 

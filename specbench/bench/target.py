@@ -43,7 +43,7 @@ from specbench.records import (
 from specbench.runs import Ledger
 from specbench.settings import BUILTIN
 from specbench.tracing.conversation import Traceable, trace_conversation
-from specbench.verify.teacher import rounding_step
+from specbench.verify.reference_model import rounding_step
 
 Stage = Literal["load", "warm_up"]
 WARM_UP_TOKENS = 12

@@ -29,11 +29,18 @@ from specbench.fit.weights import model_weights
 from specbench.inputs.pairing import Pairing
 from specbench.records import Message, Prompt, Request, Result, Sampling
 from specbench.settings import BUILTIN, RunSettings
-from specbench.verify.collect import Answered, Collector, EngineUnderTest, VerificationPrompt
+from specbench.verify.collect import (
+    Amount,
+    Collector,
+    EngineUnderTest,
+    KnownOutput,
+    VerificationJob,
+    VerificationPrompt,
+    examine,
+)
 from specbench.verify.evidence import Evidence
-from specbench.verify.examine import Amount, VerificationJob, examine
 from specbench.verify.judge import MOST_TOKENS, level_of_call, power_of_call
-from specbench.verify.teacher import ReferenceModel
+from specbench.verify.reference_model import ReferenceModel
 
 FEWEST_TOKENS = 100  # of each cell, whatever the budget
 _SMALL = 32 * 2**20  # bytes of a target's weights in float32
@@ -251,7 +258,7 @@ def _questions(
                     max_new_tokens=one.max_new_tokens,
                     prediction_ids=nearly(answer.output_ids),
                     conversation=one.name if len(one.prompt.turns) > 1 else None,
-                    answer=Answered(engine.name, answer.output_ids),
+                    answer=KnownOutput(engine.name, answer.output_ids),
                 )
             )
             text = engine.tokenizer.text(answer.output_ids)

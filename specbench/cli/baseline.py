@@ -29,8 +29,7 @@ def baseline(
     It keeps the variation between them.
     """
     from specbench.cli.sides import parse_allowed, read_run
-    from specbench.gate.baseline import left_out, pool
-    from specbench.gate.baseline_file import write_baseline
+    from specbench.gate.baseline import left_out, pool, write_baseline
     from specbench.gate.comparable import WORDS
     from specbench.report.gate import baseline_lines
     from specbench.report.numbers import plural

@@ -21,7 +21,7 @@ def read_run(name: str, root: Path, names: Collection[str] | None = None) -> "Sn
 
 def read_side(name: str, root: Path, names: Collection[str]) -> "Snapshot":
     """A file of `specbench baseline`, or a stored run; StoreError for what is neither."""
-    from specbench.gate.baseline_file import read_baseline
+    from specbench.gate.baseline import read_baseline
     from specbench.runs import disk_errors_named
 
     with disk_errors_named(Path(name)):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from specbench.cli.progress import ProgressWatch
     from specbench.inputs.pairing import Pairing
     from specbench.verify.evidence import Evidence
-    from specbench.verify.finding import Finding
+    from specbench.verify.judge import Finding
 
 # What 8,192 tokens of each of four cells find: with more cells a fault has to be plainer to be
 # called one, which takes more tokens of each. docs/verify.md has what they find.
@@ -179,8 +179,8 @@ def verify(
             watch.close()
             typer.echo("interrupted: evidence is judged as a whole, so nothing was kept", err=True)
             raise typer.Exit(watch.interrupted) from None
-    from specbench.verify.answer import document, exit_code, sentences
     from specbench.verify.judge import judge
+    from specbench.verify.report import document, exit_code, sentences
 
     findings = judge(evidence)
     try:
@@ -247,8 +247,7 @@ def _print(findings: "Sequence[Finding]") -> None:
     from rich.table import Table
 
     from specbench.cli.console import WIDTH, open_console, say
-    from specbench.verify.answer import false_alarm_note, sentences
-    from specbench.verify.answer_served import divergence_lines
+    from specbench.verify.report import divergence_lines, false_alarm_note, sentences
 
     several = len({finding.subject.engine for finding in findings}) > 1
     table = Table(box=None, pad_edge=False)

@@ -19,7 +19,7 @@ from specbench.gate.fingerprint import (
     software_changes,
 )
 from specbench.gate.judging import OUTPUT_TOKENS
-from specbench.gate.kinds import MetricKind, kind_of
+from specbench.gate.tolerances import MetricKind, kind_of
 from specbench.metrics.registry import all_metrics
 from specbench.records import CellKey
 

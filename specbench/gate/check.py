@@ -30,8 +30,7 @@ from specbench.gate.judging import (
     judge_text,
     judge_unusable,
 )
-from specbench.gate.kinds import MetricKind, kind_of
-from specbench.gate.tolerances import Tolerance, default_tolerances
+from specbench.gate.tolerances import MetricKind, Tolerance, default_tolerances, kind_of
 from specbench.metrics.machine import WAITED, share_fact
 from specbench.metrics.registry import Metric, all_metrics
 from specbench.records import NO_DRAFTER, CellKey

@@ -6,9 +6,8 @@ from enum import StrEnum
 
 from specbench.gate.comparable import CellPair
 from specbench.gate.comparison import Comparison, Runs, compare
-from specbench.gate.figures import CellFigures
-from specbench.gate.kinds import MetricKind, deviation_floor, kind_of
-from specbench.gate.texts import are_comparable, first_difference
+from specbench.gate.figures import CellFigures, are_comparable, first_difference
+from specbench.gate.tolerances import MetricKind, deviation_floor, kind_of
 from specbench.metrics.registry import Metric
 from specbench.records import CellKey, Interval
 from specbench.stats.crossed import MIN_CYCLES

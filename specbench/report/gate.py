@@ -15,8 +15,7 @@ from specbench.gate.baseline import Snapshot
 from specbench.gate.check import Gate
 from specbench.gate.fingerprint import THREADS
 from specbench.gate.judging import CELL, FALSE_ALARM, GateVerdict, Judgement
-from specbench.gate.kinds import MetricKind, deviation_floor
-from specbench.gate.tolerances import default_tolerances
+from specbench.gate.tolerances import MetricKind, default_tolerances, deviation_floor
 from specbench.metrics.registry import all_metrics
 from specbench.records import NO_DRAFTER, Interval
 from specbench.report.markdown import escape

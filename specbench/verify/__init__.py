@@ -1,4 +1,4 @@
-"""Is the output the target's own? Collected with torch, judged without.
+"""Is the output the target's own? Evidence is collected with torch and judged without.
 
-A pairing in, evidence and a verdict out. Open `answer.py` first; `judge.py` is the test.
+Pairings in, findings out. Open `judge.py` first; `collect.py` decodes, `report.py` words findings.
 """

@@ -1,41 +1,47 @@
-"""Has an engine of this process decode, and its texts read: evidence for the judge."""
+"""Evidence about engines in this process: each decodes, and the target scores its outputs."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from specbench.engines.engine import Engine, Load, Work
+from specbench.engines.refusals import REFUSALS
+from specbench.errors import ModelError, first_line
+from specbench.inputs.pairing import DrafterSpec
 from specbench.records import Request, Result, Sampling
 from specbench.verify.evidence import (
+    Evidence,
+    FailedEvidence,
     GreedyEvidence,
     JointCounts,
     SampledEvidence,
     Subject,
 )
-from specbench.verify.reader import AnsweredPrompt, Reader, Texts
+from specbench.verify.reference_model import ReferenceModel
+from specbench.verify.scorer import AnsweredPrompt, Texts, TextScorer
 from specbench.verify.statistics import tokens_for_control
-from specbench.verify.teacher import ReferenceModel
 
-SMALL_VOCABULARY = 64  # up to here the joint distribution of a few tokens is enumerated, too
+SMALL_VOCABULARY = 64  # up to here the joint distribution of a few tokens is also tested
 _MOST_CELLS = 4096
 _MOST_JOINT_TOKENS = 4
-_AT_ONCE = 2**16  # tokens that are sampled before any is read
+_BATCH_TOKENS = 2**16  # tokens that are sampled before any is scored
 _GREEDY = Sampling()
 
 
 @runtime_checkable
 class LossyByChoice(Protocol):
-    """An engine or a wrapper of one that has options which change the distribution on purpose."""
+    """An engine, or a wrapper of one, with options that change the distribution on purpose."""
 
     def lossy_option(self, work: Work) -> str | None:
-        """The name of the option that `work` uses; None where it is lossless."""
+        """The name of the option that `work` uses; None if it is lossless."""
 
 
-class Answered(NamedTuple):
-    """An answer, and who gave it."""
+class KnownOutput(NamedTuple):
+    """An output, and the engine that decoded it."""
 
     engine: str
     output_ids: tuple[int, ...]
@@ -45,17 +51,17 @@ class Answered(NamedTuple):
 class VerificationPrompt(AnsweredPrompt):
     """A prompt to decode; those of one `conversation` are its turns in order."""
 
-    prediction_ids: tuple[int, ...] = ()  # a text that the answer may resemble
+    prediction_ids: tuple[int, ...] = ()  # a text that the output may resemble
     conversation: str | None = None
-    answer: Answered | None = None  # the greedy one at K = 0, where it is known
+    answer: KnownOutput | None = None  # the greedy output at K = 0, if it is known
 
     @property
     def expected_tokens(self) -> int:
-        """About how long an answer will be."""
+        """About how many tokens an output will have."""
         return self.max_new_tokens if self.answer is None else len(self.answer.output_ids)
 
-    def asked(self, sampling: Sampling, seed: int, repeat: int = 0) -> Request:
-        """`repeat`: how often it was asked before; each time it is another conversation."""
+    def request(self, sampling: Sampling, seed: int, repeat: int = 0) -> Request:
+        """The request of a repeat, from 0; each repeat is a separate conversation."""
         return Request(
             prompt_ids=self.prompt_ids,
             max_new_tokens=self.max_new_tokens,
@@ -67,7 +73,7 @@ class VerificationPrompt(AnsweredPrompt):
 
 
 class EngineUnderTest(NamedTuple):
-    """Who is examined: an engine doing `work` for a pairing, `num_rows` requests at once."""
+    """An engine doing `work` for a pairing, with `num_rows` concurrent requests."""
 
     pairing: str
     engine: Engine
@@ -89,19 +95,19 @@ class EngineUnderTest(NamedTuple):
 
 
 class Collector:
-    """Examines engines over one target."""
+    """Collects evidence about engines that decode one target."""
 
     def __init__(
-        self, teacher: ReferenceModel, questions: Sequence[VerificationPrompt], *, seed: int
+        self, reference: ReferenceModel, questions: Sequence[VerificationPrompt], *, seed: int
     ) -> None:
-        self._teacher = teacher
-        self._reader = Reader(teacher, seed=seed)
+        self._reference = reference
+        self._scorer = TextScorer(reference, seed=seed)
         self._questions = questions
         self._seed = seed
 
     def greedy_texts(self, who: EngineUnderTest) -> Texts:
-        """The answer to every question at temperature 0; at K = 0 known answers are taken, except
-        for turns of a conversation."""
+        """The greedy output of every prompt; at K = 0 known outputs are reused, except for turns of
+        a conversation."""
         known = {
             i: question.answer.output_ids
             for i, question in enumerate(self._questions)
@@ -111,21 +117,21 @@ class Collector:
             and not who.work.k
         }
         left = [i for i in range(len(self._questions)) if i not in known]
-        requests = [self._questions[i].asked(_GREEDY, seed=0) for i in left]
+        requests = [self._questions[i].request(_GREEDY, seed=0) for i in left]
         results = self._serve(who, requests) if requests else ()
         known |= {i: result.output_ids for i, result in zip(left, results, strict=True)}
         return [known[i] for i in range(len(self._questions))]
 
     def greedy(self, who: EngineUnderTest, texts: Texts, baseline: Texts | None) -> GreedyEvidence:
-        """Texts beside those of K = 0; without these, beside the target's best tokens."""
-        return self._reader.greedy(
+        """Texts compared with those at K = 0, or else with the target's best tokens."""
+        return self._scorer.greedy(
             who.at(0.0), self._questions, texts, baseline, eos_ids=who.engine.eos_ids
         )
 
     def sampled(self, who: EngineUnderTest, sampling: Sampling, num_tokens: int) -> SampledEvidence:
-        """The first `num_tokens` tokens of one sampled text after the other; the last text is cut,
-        so no length is preferred."""
-        return self._reader.sampled(
+        """The first `num_tokens` tokens of the sampled texts, in order; the last text is cut, so no
+        length is preferred."""
+        return self._scorer.sampled(
             who.at(sampling.temperature),
             sampling,
             self._sampled_texts(who, sampling, num_tokens),
@@ -135,35 +141,35 @@ class Collector:
         )
 
     def tokens_for_control(self, who: EngineUnderTest, sampling: Sampling, level: float) -> float:
-        """About how many sampled tokens would show a lower temperature at a level, by the target's
-        distributions."""
+        """About how many sampled tokens detect a lower temperature at a level, estimated from the
+        target's distributions."""
         texts = [(q, q.answer.output_ids) for q in self._questions if q.answer is not None]
         num, subject = sum(len(ids) for _, ids in texts), who.at(sampling.temperature)
-        along = self._reader.sampled(subject, sampling, texts, num, eos_ids=who.engine.eos_ids)
-        num_others = len(along.log_likelihoods) - 1
-        return tokens_for_control(along.colder, len(along.surprise_N), num_others, level)
+        scored = self._scorer.sampled(subject, sampling, texts, num, eos_ids=who.engine.eos_ids)
+        num_others = len(scored.log_likelihoods) - 1
+        return tokens_for_control(scored.colder, len(scored.surprise_N), num_others, level)
 
     def _sampled_texts(
         self, who: EngineUnderTest, sampling: Sampling, num_tokens: int
     ) -> Iterator[tuple[VerificationPrompt, tuple[int, ...]]]:
-        """Every question in turn, again and again, each time with other noise.
+        """Sampled texts of all prompts, repeated without end, each repeat with other seeds.
 
-        No more are decoded at once than `num_tokens` are expected to take, or as the engine has
-        rows for.
+        A batch has as many requests as `num_tokens` are expected to take, and at least as many as
+        the engine decodes concurrently.
         """
         begin, left = 0, num_tokens
         while True:
-            end = _end(self._questions, begin, min(left, _AT_ONCE), who.num_rows)
-            some = [divmod(place, len(self._questions)) for place in range(begin, end)]
-            asked = [
-                self._questions[i].asked(
+            end = _end(self._questions, begin, min(left, _BATCH_TOKENS), who.num_rows)
+            batch = [divmod(place, len(self._questions)) for place in range(begin, end)]
+            requests = [
+                self._questions[i].request(
                     sampling,
-                    self._draw(who, sampling, f"{i} {self._questions[i].id}", repeat),
+                    self._seed_of(who, sampling, f"{i} {self._questions[i].id}", repeat),
                     repeat,
                 )
-                for repeat, i in some
+                for repeat, i in batch
             ]
-            for (_, i), result in zip(some, self._serve(who, asked), strict=True):
+            for (_, i), result in zip(batch, self._serve(who, requests), strict=True):
                 left -= len(result.output_ids)
                 yield self._questions[i], result.output_ids
             begin = end
@@ -171,18 +177,18 @@ class Collector:
     def _joint(
         self, who: EngineUnderTest, sampling: Sampling, num_tokens: int
     ) -> JointCounts | None:
-        """Counts of the first few tokens of many texts, where all such texts can be listed."""
-        V, question = self._teacher.vocab_size, self._questions[0]
+        """Counts of the first few tokens of many texts; None if there are too many such texts."""
+        V, question = self._reference.vocab_size, self._questions[0]
         if V > SMALL_VOCABULARY:
             return None
         length = max(n for n in range(1, _MOST_JOINT_TOKENS + 1) if n == 1 or V**n <= _MOST_CELLS)
-        probs_C = self._teacher.joint_probs(question.prompt_ids, length, sampling)
+        probs_C = self._reference.joint_probs(question.prompt_ids, length, sampling)
         requests = [
             Request(
                 prompt_ids=question.prompt_ids,
-                max_new_tokens=length + who.work.k + 1,  # so that rounds may draft all they want
+                max_new_tokens=length + who.work.k + 1,  # so that rounds draft up to K
                 sampling=sampling,
-                seed=self._draw(who, sampling, "joint distribution", i),
+                seed=self._seed_of(who, sampling, "joint distribution", i),
                 stop_at_eos=False,
                 prediction_ids=question.prediction_ids,
             )
@@ -196,8 +202,8 @@ class Collector:
     def _serve(self, who: EngineUnderTest, requests: Sequence[Request]) -> Sequence[Result]:
         return who.engine.serve(requests, who.work, Load(concurrency=who.num_rows)).results
 
-    def _draw(self, who: EngineUnderTest, sampling: Sampling, what: str, repeat: int) -> int:
-        """A seed that no other request of this call has."""
+    def _seed_of(self, who: EngineUnderTest, sampling: Sampling, use: str, repeat: int) -> int:
+        """A seed that differs for every request of the call."""
         parts = (
             self._seed,
             who.pairing,
@@ -205,7 +211,7 @@ class Collector:
             who.work.method,
             who.work.k,
             sampling.temperature,
-            what,
+            use,
             repeat,
         )
         digest = hashlib.sha256("|".join(map(str, parts)).encode()).digest()
@@ -215,8 +221,10 @@ class Collector:
 def _end(
     questions: Sequence[VerificationPrompt], begin: int, num_tokens: int, num_rows: int
 ) -> int:
-    """Where to stop from a place of the repeated questions: whole conversations, that many tokens
-    and rows."""
+    """The end of a batch in the repeated prompts.
+
+    It has whole conversations, at least `num_tokens` expected tokens and `num_rows` requests.
+    """
     end, expected = begin, 0
     while expected < num_tokens or end - begin < num_rows or not _is_new(questions, end):
         expected += questions[end % len(questions)].expected_tokens
@@ -225,7 +233,99 @@ def _end(
 
 
 def _is_new(questions: Sequence[VerificationPrompt], place: int) -> bool:
-    """Whether no conversation goes on there."""
-    at = place % len(questions)
-    own = questions[at].conversation
-    return own is None or at == 0 or own != questions[at - 1].conversation
+    """Whether this prompt does not continue the conversation of the one before it."""
+    i = place % len(questions)
+    conversation = questions[i].conversation
+    return conversation is None or i == 0 or conversation != questions[i - 1].conversation
+
+
+class VerificationJob(NamedTuple):
+    """One engine doing `work` for a pairing at one temperature; no drafter at K = 0."""
+
+    pairing: str
+    drafter: DrafterSpec | None
+    engine: str
+    work: Work
+    sampling: Sampling
+
+    @property
+    def is_greedy_baseline(self) -> bool:
+        return self.drafter is None and self.sampling.temperature == 0
+
+    def refused(self, error: Exception) -> FailedEvidence:
+        """The evidence for a job that an engine refused; whether it is lossy follows from its
+        drafter, which the engine may not have loaded."""
+        rule = self.drafter.lossy if self.drafter else None
+        subject = Subject(
+            pairing=self.pairing,
+            engine=self.engine,
+            method=self.work.method,
+            num_speculative_tokens=self.work.k,
+            temperature=self.sampling.temperature,
+            lossy=str(rule) if rule else None,
+        )
+        return FailedEvidence(subject=subject, reason=first_line(error))
+
+
+class Amount(NamedTuple):
+    """Tokens sampled for each job, and concurrent requests of each engine."""
+
+    num_tokens: int
+    num_rows: Mapping[str, int]
+
+
+def examine(
+    engines: Mapping[str, Engine],
+    collector: Collector,
+    jobs: Sequence[VerificationJob],
+    amount: Amount,
+    stage: Callable[[str], None],
+) -> list[Evidence]:
+    """Evidence for every job, in order: those of a pairing are consecutive, K = 0 comes first. A
+    refusal is evidence."""
+    baselines: dict[str, Texts] = {}
+    evidence: list[Evidence] = []
+    for pairing, grouped in itertools.groupby(jobs, lambda job: job.pairing):
+        group = list(grouped)
+        drafter = group[0].drafter
+        refused: dict[str, Exception] = {}
+        for name in dict.fromkeys(job.engine for job in group):
+            try:
+                if drafter is not None:
+                    engines[name].add_drafter(drafter)
+            except REFUSALS as error:
+                refused[name] = error
+        for job in group:
+            who = EngineUnderTest(
+                pairing, engines[job.engine], job.work, amount.num_rows[job.engine]
+            )
+            method = f"{job.work.method} " if job.work.k else ""
+            stage(f"{pairing}: {method}K={job.work.k} T={job.sampling.temperature:g}")
+            try:
+                if job.engine in refused:
+                    raise refused[job.engine]
+                evidence.append(_evidence(collector, who, job, amount.num_tokens, baselines))
+            except REFUSALS as error:
+                evidence.append(job.refused(error))
+        if drafter is not None:
+            for engine in engines.values():
+                engine.remove_drafter(drafter.name)
+    return evidence
+
+
+def _evidence(
+    collector: Collector,
+    who: EngineUnderTest,
+    job: VerificationJob,
+    num_tokens: int,
+    baselines: dict[str, Texts],
+) -> Evidence:
+    if job.sampling.temperature > 0:
+        return collector.sampled(who, job.sampling, num_tokens)
+    texts = collector.greedy_texts(who)
+    if job.drafter is None:
+        baselines[job.engine] = texts
+        return collector.greedy(who, texts, None)
+    if job.engine not in baselines:
+        raise ModelError(f"{job.engine} could not decode at K = 0, so there is nothing to compare")
+    return collector.greedy(who, texts, baselines[job.engine])

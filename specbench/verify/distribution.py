@@ -1,6 +1,6 @@
-"""The distribution that sampling must follow, written a second time.
+"""The distribution that sampling must follow, implemented a second time.
 
-It shares no code with decode/sampling.py: a fault there must not be judged by itself.
+It shares no code with decode/sampling.py, so that it detects faults there.
 Shape suffixes: N tokens, V vocabulary.
 """
 
@@ -26,26 +26,26 @@ def has_cuts(sampling: Sampling) -> bool:
 
 
 def log_likelihoods(probs_NV: Tensor, tokens_N: Tensor, factors: Sequence[float]) -> list[float]:
-    """Log-likelihood of all tokens, had the temperature been each factor times what it is.
+    """Log-likelihood of all tokens at each factor times the temperature.
 
-    The tokens that top-k and top-p leave are those of the distribution itself.
+    Top-k and top-p keep the same tokens at every factor.
     """
     logs_NV = probs_NV.log()
     chosen = float(logs_NV.gather(1, tokens_N[:, None]).sum())
-    found, powers_NV = [], torch.empty_like(logs_NV)
+    totals, powers_NV = [], torch.empty_like(logs_NV)
     for factor in factors:
         # Logarithms of probabilities are at most 0, and the largest near it: nothing overflows,
         # and not everything underflows.
         torch.mul(logs_NV, 1 / factor, out=powers_NV).exp_()
-        found.append(chosen / factor - float(powers_NV.sum(-1).log().sum()))
-    return found
+        totals.append(chosen / factor - float(powers_NV.sum(-1).log().sum()))
+    return totals
 
 
 def ratio_to_expect(probs_NV: Tensor, factor: float) -> tuple[float, float]:
-    """Mean and variance of the log-likelihood ratio of a temperature `factor` times this one to
-    this one, were each token drawn at that other temperature after the same text; of all tokens.
+    """Mean and variance, over all tokens, of the log-likelihood ratio of another temperature to
+    this one, if tokens were drawn at the other one: `factor` times this temperature.
     """
-    logs_NV = probs_NV.log().clamp(min=-1e3)  # below what float64 has: a token left out adds 0
+    logs_NV = probs_NV.log().clamp(min=-1e3)  # below the range of float64: an excluded token adds 0
     powers_NV = logs_NV / factor
     total_N1 = powers_NV.logsumexp(-1, keepdim=True)
     ratios_NV = powers_NV - logs_NV - total_N1
@@ -56,9 +56,9 @@ def ratio_to_expect(probs_NV: Tensor, factor: float) -> tuple[float, float]:
 
 
 def allowed(logits_NV: Tensor, sampling: Sampling, slack_N1: Tensor | None = None) -> Tensor:
-    """Tokens that top-k and then top-p leave, bool [N, V].
+    """Tokens that top-k and then top-p keep, bool [N, V].
 
-    `slack_N1` widens both cuts by what rounding may do to the distance of two logits.
+    `slack_N1` widens both cuts by the error that rounding gives the distance of two logits.
     """
     scores_NV = logits_NV.double() / sampling.temperature
     slack = 0.0 if slack_N1 is None else slack_N1.double() / sampling.temperature
@@ -69,13 +69,13 @@ def allowed(logits_NV: Tensor, sampling: Sampling, slack_N1: Tensor | None = Non
     if sampling.top_p < 1:
         p_NV = scores_NV.masked_fill(~kept_NV, -torch.inf).softmax(-1)
         ranked, order_NV = p_NV.sort(-1, descending=True)
-        # A token stays while those ahead of it have not filled the nucleus; equal ones together.
+        # A token stays while those before it have not filled the nucleus; equal ones stay together.
         ahead_NV = ranked.cumsum(-1) - ranked
         is_tied_NV = ranked == ranked.roll(1, -1)
         is_tied_NV[:, 0] = False
         ahead_NV = ahead_NV.masked_fill(is_tied_NV, 0.0).cummax(-1).values
-        # Were all ahead that much less likely beside the rest, so much of them would fill it:
-        # odds ahead * exp(-slack) = odds of top_p.
+        # Rounding may lower the odds of the tokens before it by exp(slack): the nucleus is full
+        # once odds of those * exp(-slack) = odds of top_p.
         rest = (1 - sampling.top_p) * torch.exp(-torch.as_tensor(slack, device=p_NV.device))
         nucleus = sampling.top_p if slack_N1 is None else sampling.top_p / (sampling.top_p + rest)
         stays_NV = ahead_NV < nucleus
@@ -85,7 +85,7 @@ def allowed(logits_NV: Tensor, sampling: Sampling, slack_N1: Tensor | None = Non
 
 
 def surprise(p_NV: Tensor, tokens_N: Tensor, within_N: Tensor) -> Tensor:
-    """Mass of the tokens less likely than each drawn one, plus `within_N` of its own.
+    """Mass of the tokens less likely than each drawn one, plus `within_N` of the drawn one.
 
     Uniform in [0, 1] if the tokens were drawn from p. Summed from the small side, so that a
     token in the far tail keeps its digits. Equal probabilities are ordered by token id.
@@ -96,9 +96,9 @@ def surprise(p_NV: Tensor, tokens_N: Tensor, within_N: Tensor) -> Tensor:
     return p_NV.masked_fill(~is_less_NV, 0.0).sum(1) + within_N * p_N1[:, 0]
 
 
-def placed(p_NV: Tensor, tokens_N: Tensor, within_N: Tensor) -> Tensor:
-    """As `surprise`, with the tokens ordered by their ids whatever their probability."""
+def identity(p_NV: Tensor, tokens_N: Tensor, within_N: Tensor) -> Tensor:
+    """Mass of the tokens with smaller ids than each drawn one, plus `within_N` of the drawn one."""
     ids_V = torch.arange(p_NV.shape[1], device=p_NV.device)
-    own_N = p_NV.gather(1, tokens_N[:, None])[:, 0]
+    drawn_N = p_NV.gather(1, tokens_N[:, None])[:, 0]
     before_N = p_NV.masked_fill(ids_V >= tokens_N[:, None], 0.0).sum(1)
-    return before_N + within_N * own_N
+    return before_N + within_N * drawn_N

@@ -1,4 +1,4 @@
-"""What was collected about one pairing at one K and temperature; numbers only, no torch.
+"""Evidence about one pairing at one K and temperature: numbers only, no torch.
 
 Shape suffixes: N tokens, C cells of a joint distribution.
 """
@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Answer = tuple[str, tuple[int, ...]]  # its prompt's name, and its tokens
+Output = tuple[str, tuple[int, ...]]  # the name of its prompt, and its tokens
 
-CONTROL = 0.8  # a temperature so much lower must be what the tokens could have shown
+CONTROL = 0.8  # a verdict needs tokens enough to detect a temperature lower by this factor
 
 
 class Expected(NamedTuple):
-    """What a sum over tokens will be near."""
+    """Mean and variance of a sum over tokens."""
 
     mean: float
     variance: float
@@ -25,7 +25,7 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """Whose output it is. `lossy` names an option that changes the distribution on purpose."""
+    """Whose output was tested. `lossy` names an option that changes the distribution on purpose."""
 
     pairing: str  # the bare target for K = 0
     engine: str
@@ -36,49 +36,50 @@ class Subject:
 
     @property
     def lossy_words(self) -> str:
-        """`typical is lossy by choice; `, which begins reasons; empty without an option."""
+        """The beginning of reasons, `typical is lossy by choice; `; empty without an option."""
         return f"{self.lossy} is lossy by choice; " if self.lossy else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Divergence:
-    """Where a greedy text leaves the expected one; a token is None where a text has ended.
+    """The position at which a greedy text leaves the expected one.
 
-    `gap` lies between the target's two best logits. `steps` lie between the best and the worse
-    of the two tokens, counted in units in the last place of the logits' dtype at their
-    magnitude; `tie_steps` is what other shapes of the same sums may be off by. None of them is
-    known where the target was not asked.
+    A token is None if its text has ended. `gap` is the distance between the target's two best
+    logits. `steps` is that between the best and the worse of the two tokens, in units in the last
+    place of the logits' dtype at their magnitude; `tie_steps` is the most that other shapes of the
+    same sums differ by. All three are None without the target's logits.
     """
 
     prompt_id: str
-    position: int  # in the output, from 0; of an engine without token ids: in characters
-    expected: int | str | None  # a token, or text where there are no tokens
+    position: int  # in the output, from 0; in characters if the engine has no token ids
+    expected: int | str | None  # a token, or text if there are no tokens
     found: int | str | None
     gap: float | None
-    steps: float | None  # None where one text has ended
+    steps: float | None  # None if one text has ended
     tie_steps: float | None
     below: float | None = None  # the same distance as `steps`, in logits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GreedyEvidence:
-    """Greedy texts beside the expected ones; at most one divergence a prompt, the first.
+    """Greedy texts compared with the expected ones; at most one divergence per prompt, the first.
 
-    Those of a server's K = 0 are what its others are held to, whatever the target says of them.
+    The texts of a server at K = 0 are what its others are compared with, also if they depart from
+    the target.
     """
 
     subject: Subject
     num_prompts: int
     num_tokens: int
     divergences: tuple[Divergence, ...]
-    is_own: bool = False  # a server's K = 0
-    unseen: str = ""  # why the target's logits were not looked at
-    rule: str | None = None  # by which a serving engine accepts drafts
+    is_baseline: bool = False  # a server at K = 0
+    not_scored_because: str = ""  # why the target's logits were not computed
+    rule: str | None = None  # by which a serving engine accepts draft tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointCounts:
-    """How often each short text came, beside its exact probability."""
+    """How often each short text occurred, and its exact probability."""
 
     observed_C: Floats
     probability_C: Floats
@@ -87,74 +88,72 @@ class JointCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledEvidence:
-    """Sampled tokens placed in the target's distribution given what precedes them.
+    """Positions of sampled tokens in the target's distribution given the tokens before them.
 
-    Each column has one number in [0, 1] a token: randomised probability integral transforms,
-    independent and uniform where, and only where, every token was drawn from the target's
-    distribution. `surprise_N` is the mass of the tokens that are less likely than the one drawn,
-    `identity_N` that of the tokens with smaller ids. `log_likelihoods` are of all tokens together,
-    under the distribution at other temperatures: by the factor they are colder (below 1) or hotter,
-    1 being the distribution itself. `colder` is what the ratio of two of them would be, were the
-    tokens drawn at the lower temperature.
+    Each column has one number in [0, 1] per token: randomized probability integral transforms.
+    They are independent and uniform if, and only if, every token was drawn from the target's
+    distribution. `surprise_N` is the mass of the tokens less likely than the drawn one,
+    `identity_N` that of the tokens with smaller ids. `log_likelihoods` are those of all tokens
+    together at other temperatures, by the factor to the requested one. `colder` is the ratio
+    expected of tokens drawn at the lower temperature.
     """
 
     subject: Subject
     surprise_N: Floats
     identity_N: Floats
     log_likelihoods: Mapping[float, float]
-    colder: Expected  # of the temperature that the judge's control is about
+    colder: Expected  # for the factor CONTROL
     num_texts: int
     num_outside: int  # tokens that top-k or top-p exclude
     num_at_edge: int  # excluded by no more than rounding; they are in no column
-    misshapen: tuple[str, ...] = ()  # prompts whose text goes on after its end, or has none
-    joint: JointCounts | None = None  # of a small vocabulary
+    wrongly_ended: tuple[str, ...] = ()  # prompts whose text runs past its end or stops early
+    joint: JointCounts | None = None  # for a small vocabulary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distance:
-    """How far sampled tokens at one position are from what they should be, over all prompts.
+    """How far sampled tokens at one position are from the expected distribution, over all prompts.
 
-    `floor` is what tokens drawn as they should be give on the mean: a number of draws is not a
-    distribution.
+    `floor` is the mean for tokens drawn from that distribution: a finite sample is never at 0.
     """
 
-    position: int  # in the answer, from 0
+    position: int  # in the output, from 0
     total_variation: float
     floor: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaselineSample:
-    """Answers of a server beside those of its K = 0, each with its prompt's name.
+    """Outputs of a server, and those of the same server at K = 0.
 
-    `colder` are answers of K = 0 at a lower temperature, which must be told apart. A token is a
-    number, be it that of a character where the server tells no tokens.
+    `colder` are outputs at K = 0 at a lower temperature, which the tests must detect. A token is
+    the number of a character if the server reports no tokens.
     """
 
-    own: Subject  # the server's K = 0
-    answers: tuple[Answer, ...]
-    own_answers: tuple[Answer, ...]
-    colder: tuple[Answer, ...]
+    baseline: Subject  # the server at K = 0
+    outputs: tuple[Output, ...]
+    baseline_outputs: tuple[Output, ...]
+    colder: tuple[Output, ...]
     distances: tuple[Distance, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedEvidence:
-    """Short sampled answers of a server: along the target, beside those of its K = 0, or both."""
+    """Short sampled outputs of a server: scored by the target, compared with K = 0, or both."""
 
     subject: Subject
     num_texts: int
     num_tokens: int
-    along: SampledEvidence | None
-    beside: BaselineSample | None  # None: it is K = 0
+    scored: SampledEvidence | None
+    sample: BaselineSample | None  # None: it is K = 0
     distances: tuple[Distance, ...] = ()  # from the target's distribution
-    unseen: str = ""  # why the target's logits were not looked at
-    rule: str | None = None  # by which a serving engine accepts drafts
+    not_scored_because: str = ""  # why the target's logits were not computed
+    rule: str | None = None  # by which a serving engine accepts draft tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailedEvidence:
-    """What could not be decoded, and why."""
+    """A subject that could not be decoded, and why."""
 
     subject: Subject
     reason: str

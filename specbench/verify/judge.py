@@ -1,23 +1,30 @@
-"""What follows from the evidence: one verdict a pairing, K and temperature; no torch.
+"""Verdicts from evidence: one finding per pairing, K and temperature; no torch.
 
 The false alarm rate is that of a whole call: all its p-values are adjusted together (Holm).
+
+Speculation on a server is compared with the same server at K = 0, and with the target's
+distribution if its logits were computed and K = 0 follows them. A fault of K = 0 is not caused by
+speculation.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
 from specbench.stats.multiple_testing import holm
 from specbench.verify.evidence import (
+    BaselineSample,
+    Distance,
     Divergence,
     Evidence,
     FailedEvidence,
     GreedyEvidence,
     SampledEvidence,
     ServedEvidence,
+    Subject,
 )
-from specbench.verify.finding import Finding, Verdict
-from specbench.verify.judge_served import beside_p_values, judge_served
 from specbench.verify.statistics import (
     Detectable,
     control_p_value,
@@ -29,60 +36,139 @@ from specbench.verify.statistics import (
     tokens_for_control,
     uniform_p_value,
 )
+from specbench.verify.two_samples import frequency_p_value, rarity_p_value
+
+Verdict = Literal[
+    "identical",
+    "near_tie",
+    "matches_distribution",
+    "matches_baseline",
+    "mismatch",
+    "lossy",
+    "inconclusive",
+    "failed",
+]
 
 FALSE_ALARM = 1e-3
-EDGE_SHARE = 0.05  # of the tokens: with more where rounding decides on a cut, nothing is shown
-NUM_TESTS = 4  # of a cell's tokens; `joint` comes with small vocabularies alone
+EDGE_SHARE = 0.05  # of the tokens: with more whose cut rounding decides, the test is undecided
+NUM_TESTS = 4  # of a cell's tokens; `joint` is only for small vocabularies
 MOST_TOKENS, _STEP = 10**8, 1024
+WITHOUT_SPECULATION = (
+    "speculation has no part in it: the server's model, dtype or quantization is another than the "
+    "target's here, or it samples with other settings (top-k, penalties, "
+    "generation_config.json)"
+)
+
+# A test -> what its small p-value means.
+_OF_TARGET = {
+    "temperature": "another temperature fits them better",
+    "surprise": "likely and unlikely tokens do not occur as often as they should",
+    "identity": "some tokens occur too often",
+    "sequence": "a token depends on the previous one in a way the target's does not",
+    "joint": "whole texts do not occur as often as they should",
+}
+_OF_BASELINE = {
+    "rarity": "likely and unlikely tokens do not come as often as in its answers at K = 0",
+    "frequency": "some tokens come more often than in its answers at K = 0",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """The verdict about one pairing at one K and temperature, and its evidence.
+
+    `p_value` is adjusted for all tests of the call; `p_values` are not.
+    """
+
+    subject: Subject
+    verdict: Verdict
+    reason: str
+    num_tokens: int = 0
+    num_prompts: int | None = None
+    match_rate: float | None = None
+    first_divergence: Divergence | None = None
+    p_value: float | None = None
+    p_values: Mapping[str, float] = field(default_factory=dict)
+    control_p_value: float | None = None
+    detectable: Detectable | None = None
+    divergences: tuple[Divergence, ...] = ()
+    distances: tuple[Distance, ...] = ()
+    not_scored_because: str = ""  # why the target's logits were not computed
+    rule: str | None = None  # by which a serving engine accepts draft tokens
+
+    @property
+    def lossless(self) -> bool | None:
+        """Whether the output is the target's; None if the evidence is not enough."""
+        if self.verdict in ("inconclusive", "failed"):
+            return None
+        return self.verdict not in ("mismatch", "lossy")
+
+    @property
+    def farthest(self) -> Distance | None:
+        """The largest distance from the expected distribution, beyond what chance gives."""
+        return max(self.distances, key=lambda d: d.total_variation - d.floor, default=None)
+
+
+class _Tests(NamedTuple):
+    """The tests of one piece of evidence, by name."""
+
+    p_values: Mapping[str, float]
+    adjusted: Mapping[str, float]  # the same, for all tests of the call
+    false_alarm: float
+    level: float  # what the smallest p-value of the call must be below
+
+    def only(self, names: Collection[str]) -> "_Tests":
+        return self._replace(p_values={n: p for n, p in self.p_values.items() if n in names})
+
+    @property
+    def worst(self) -> str:
+        """The name of the smallest p-value."""
+        return min(self.p_values, key=lambda name: self.p_values[name])
+
+    @property
+    def p_value(self) -> float:
+        """The smallest p-value, adjusted."""
+        return self.adjusted[self.worst]
+
+    @property
+    def is_rejected(self) -> bool:
+        return self.p_value < self.false_alarm
 
 
 def judge(evidence: Sequence[Evidence], false_alarm: float = FALSE_ALARM) -> tuple[Finding, ...]:
-    """One finding a piece of evidence, in its order."""
-    tests = [_tests(each) for each in evidence]
-    pooled = [p for named in tests for p in named.values()]
+    """One finding per piece of evidence, in its order."""
+    p_values = [_p_values(each) for each in evidence]
+    pooled = [p for named in p_values for p in named.values()]
     adjusted = iter(holm(pooled))
     level = false_alarm / max(len(pooled), 1)  # what the first rejection needs
     findings: list[Finding] = []
-    for each, named in zip(evidence, tests, strict=True):
-        own = {name: next(adjusted) for name in named}
+    for each, named in zip(evidence, p_values, strict=True):
+        tests = _Tests(named, {name: next(adjusted) for name in named}, false_alarm, level)
         match each:
             case GreedyEvidence():
-                finding = _judge_greedy(each)
+                findings.append(_judge_greedy(each))
             case SampledEvidence():
-                finding = _judge_sampled(each, named, own, level, false_alarm)
+                findings.append(_judge_sampled(each, tests))
             case ServedEvidence():
-                finding = judge_served(
-                    each,
-                    _judge_sampled(each.along, named, own, level, false_alarm)
-                    if each.along
-                    else None,
-                    next(finding for finding in findings if finding.subject == each.beside.own)
-                    if each.beside
-                    else None,
-                    named,
-                    own,
-                    level=level,
-                    false_alarm=false_alarm,
-                )
+                findings.append(_judge_served(each, tests, findings))
             case FailedEvidence():
-                finding = Finding(subject=each.subject, verdict="failed", reason=each.reason)
-        findings.append(finding)
+                findings.append(Finding(subject=each.subject, verdict="failed", reason=each.reason))
     return tuple(findings)
 
 
 def power_of_call(num_tokens: int, num_sampled: int) -> Detectable:
-    """What a call over so many sampled cells will be able to find in each of them."""
+    """The deviation that a call over `num_sampled` sampled cells detects in each of them."""
     return detectable(num_tokens, level_of_call(num_sampled))
 
 
 def level_of_call(num_sampled: int) -> float:
-    """What the smallest p-value of a call over so many sampled cells must be below."""
+    """The bound on the smallest p-value of a call over `num_sampled` sampled cells."""
     return FALSE_ALARM / max(NUM_TESTS * num_sampled, 1)
 
 
 def tokens_for(precision: float, num_sampled: int) -> int:
-    """The fewest tokens of each cell, in steps of 1,024, for which a fault that displaces so large
-    a share of them is found in 80 % of calls; MOST_TOKENS where more would be needed.
+    """The fewest tokens per cell, in steps of 1,024, that detect a fault of this size in 80% of
+    calls. `precision` is the share of tokens that the fault displaces; MOST_TOKENS at most.
     """
     return _STEP * bisect_left(
         range(MOST_TOKENS // _STEP),
@@ -92,54 +178,64 @@ def tokens_for(precision: float, num_sampled: int) -> int:
     )
 
 
-def _tests(evidence: Evidence) -> dict[str, float]:
-    """p-values by test, as they come."""
+def _p_values(evidence: Evidence) -> dict[str, float]:
+    """p-values by test, not adjusted."""
     if isinstance(evidence, SampledEvidence):
-        return _p_values(evidence)
+        return _target_p_values(evidence)
     if isinstance(evidence, ServedEvidence):
-        along = _p_values(evidence.along) if evidence.along else {}
-        return along | (beside_p_values(evidence.beside) if evidence.beside else {})
+        of_target = _target_p_values(evidence.scored) if evidence.scored else {}
+        return of_target | (_baseline_p_values(evidence.sample) if evidence.sample else {})
     return {}
 
 
-def _p_values(evidence: SampledEvidence) -> dict[str, float]:
-    if len(evidence.surprise_N) < 2:  # all others had probability 0, which is said instead
+def _target_p_values(evidence: SampledEvidence) -> dict[str, float]:
+    """Tests of sampled tokens against the target's distribution."""
+    if len(evidence.surprise_N) < 2:  # all others had probability 0: the reason reports that
         return {"surprise": 1.0}
-    found = {
+    p_values = {
         "temperature": temperature_p_value(evidence.log_likelihoods),
         "surprise": tail_p_value(evidence.surprise_N),
         "identity": uniform_p_value(evidence.identity_N),
         "sequence": serial_p_value(evidence.identity_N),
     }
     if evidence.joint is not None:
-        found["joint"] = joint_p_value(evidence.joint)
-    return found
+        p_values["joint"] = joint_p_value(evidence.joint)
+    return p_values
+
+
+def _baseline_p_values(sample: BaselineSample) -> dict[str, float]:
+    """Tests of a server's outputs against those at K = 0."""
+    return {
+        "rarity": rarity_p_value(sample.outputs, sample.baseline_outputs),
+        "frequency": frequency_p_value(sample.outputs, sample.baseline_outputs),
+    }
 
 
 def _judge_greedy(evidence: GreedyEvidence) -> Finding:
     differing = {divergence.prompt_id for divergence in evidence.divergences}
     wrong = [d for d in evidence.divergences if not is_tie(d)]
     first = next(iter([*wrong, *evidence.divergences]), None)
-    subject = evidence.subject
+    subject, not_scored_because = evidence.subject, evidence.not_scored_because
     verdict: Verdict
-    if evidence.is_own and (wrong or evidence.unseen):
+    if evidence.is_baseline and (wrong or not_scored_because):
         verdict = "matches_baseline"
         reason = "without speculation it departs from the target's best tokens beyond rounding"
-        reason = f"not held to the target: {evidence.unseen}" if evidence.unseen else reason
+        if not_scored_because:
+            reason = f"not compared with the target: {not_scored_because}"
     elif first is None:
         verdict, reason = "identical", "every token is the expected one"
-    elif evidence.unseen:
+    elif not_scored_because:
         verdict = "inconclusive"
-        reason = f"{told(first)}; not looked at, because {evidence.unseen}"
+        reason = f"{describe_divergence(first)}; not scored, because {not_scored_because}"
     elif not wrong:
         verdict = "near_tie"
-        worst = max(d.steps or 0.0 for d in evidence.divergences)
+        most = max(d.steps or 0.0 for d in evidence.divergences)
         reason = (
             f"{len(evidence.divergences)} tokens differ where rounding decides: they are at most "
-            f"{worst:.0f} steps{_in_logits(evidence.divergences)} below the target's best"
+            f"{most:.0f} steps{_in_logits(evidence.divergences)} below the target's best"
         )
     else:
-        verdict, reason = "mismatch", told(first)
+        verdict, reason = "mismatch", describe_divergence(first)
     return Finding(
         subject=subject,
         verdict="lossy" if subject.lossy else verdict,
@@ -149,50 +245,42 @@ def _judge_greedy(evidence: GreedyEvidence) -> Finding:
         match_rate=1 - len(differing) / evidence.num_prompts,
         first_divergence=first,
         divergences=evidence.divergences,
-        unseen=evidence.unseen,
+        not_scored_because=not_scored_because,
         rule=evidence.rule,
     )
 
 
 def is_tie(divergence: Divergence) -> bool:
-    """True where rounding may have decided between the two tokens."""
+    """Whether rounding may have decided between the two tokens."""
     steps, most = divergence.steps, divergence.tie_steps
     return steps is not None and most is not None and steps <= most
 
 
-def _judge_sampled(
-    evidence: SampledEvidence,
-    tests: Mapping[str, float],
-    adjusted: Mapping[str, float],
-    level: float,
-    false_alarm: float,
-) -> Finding:
-    """`tests` may hold those of other evidence, too."""
+def _judge_sampled(evidence: SampledEvidence, tests: _Tests) -> Finding:
+    """The verdict on sampled tokens by the target's distribution."""
     subject, n = evidence.subject, len(evidence.surprise_N)
-    named = {name: p for name, p in tests.items() if name in _SEEN_BY}
-    p_value = min(adjusted[name] for name in named)
+    tests = tests.only(_OF_TARGET)
     num_others = len(evidence.log_likelihoods) - 1
     control = control_p_value(evidence.colder, num_others)
     verdict: Verdict = "mismatch"
-    if evidence.misshapen:
+    if evidence.wrongly_ended:
         reason = (
-            f"{len(evidence.misshapen)} texts run past their end or stop early, first for "
-            f"{evidence.misshapen[0]}"
+            f"{len(evidence.wrongly_ended)} texts run past their end or stop early, first for "
+            f"{evidence.wrongly_ended[0]}"
         )
     elif evidence.num_outside:
         reason = f"{evidence.num_outside} tokens are excluded by top-k and top-p"
-    elif p_value < false_alarm:
-        worst = min(named, key=lambda name: named[name])
-        reason = f"the tokens do not follow the target's distribution: {_SEEN_BY[worst]}"
+    elif tests.is_rejected:
+        reason = f"the tokens do not follow the target's distribution: {_OF_TARGET[tests.worst]}"
     elif evidence.num_at_edge > EDGE_SHARE * (n + evidence.num_at_edge):
         verdict = "inconclusive"
         reason = (
             f"{evidence.num_at_edge} of {n + evidence.num_at_edge} tokens lie where rounding "
             "decides what top-k and top-p exclude; verify with --dtype float32, or without them"
         )
-    elif control >= level:
+    elif control >= tests.level:
         verdict = "inconclusive"
-        needed = tokens_for_control(evidence.colder, n, num_others, level)
+        needed = tokens_for_control(evidence.colder, n, num_others, tests.level)
         reason = (
             f"{n:,} tokens are too few to detect a 20% lower temperature reliably: raise "
             f"--time-budget, or set --num-tokens {math.ceil(needed)}"
@@ -207,41 +295,95 @@ def _judge_sampled(
         verdict="lossy" if subject.lossy else verdict,
         reason=subject.lossy_words + reason,
         num_tokens=n,
-        p_value=p_value,
-        p_values=dict(named),
+        p_value=tests.p_value,
+        p_values=dict(tests.p_values),
         control_p_value=control,
-        detectable=detectable(n, level),
+        detectable=detectable(n, tests.level),
     )
 
 
-_SEEN_BY = {
-    "temperature": "another temperature fits them better",
-    "surprise": "likely and unlikely tokens do not occur as often as they should",
-    "identity": "some tokens occur too often",
-    "sequence": "a token depends on the previous one in a way the target's does not",
-    "joint": "whole texts do not occur as often as they should",
-}
+def _judge_served(evidence: ServedEvidence, tests: _Tests, earlier: Sequence[Finding]) -> Finding:
+    """The verdict on a server's sampled outputs; `earlier` has the finding about its K = 0."""
+    scored = _judge_sampled(evidence.scored, tests) if evidence.scored else None
+    sample, distances = evidence.sample, evidence.distances
+    if sample is None:
+        finding = _judge_served_baseline(evidence, scored)
+    else:
+        baseline = next(f for f in earlier if f.subject == sample.baseline)
+        of_baseline = tests.only(_OF_BASELINE)
+        if scored is not None and baseline.verdict == "matches_distribution":
+            finding = _with_baseline_tests(scored, of_baseline)
+        else:
+            finding = _judge_by_baseline(evidence.subject, sample, of_baseline)
+            distances = sample.distances
+    return replace(
+        finding,
+        num_tokens=evidence.num_tokens,
+        distances=distances,
+        not_scored_because=evidence.not_scored_because,
+        rule=evidence.rule,
+    )
 
 
-def _in_logits(divergences: Sequence[Divergence]) -> str:
-    """The largest distance of a token from the target's best, in logits."""
-    below = max((d.below for d in divergences if d.below is not None), default=None)
-    return "" if below is None else f" ({below:.2g} in logits)"
+def _judge_served_baseline(evidence: ServedEvidence, scored: Finding | None) -> Finding:
+    """The verdict on K = 0, which only the target can judge."""
+    if scored is None:
+        reason = f"not tested against the target's distribution: {evidence.not_scored_because}"
+        return Finding(subject=evidence.subject, verdict="matches_baseline", reason=reason)
+    if scored.verdict == "mismatch":
+        return replace(scored, reason=f"{scored.reason}; {WITHOUT_SPECULATION}")
+    return scored
 
 
-def told(divergence: Divergence) -> str:
-    """Where it is, and how far the tokens are from the target's best."""
+def _with_baseline_tests(scored: Finding, tests: _Tests) -> Finding:
+    """The verdict by the target, unless the outputs differ from those at K = 0."""
+    finding = replace(
+        scored,
+        p_value=min(scored.p_value or 0.0, tests.p_value),
+        p_values={**scored.p_values, **tests.p_values},
+    )
+    if tests.is_rejected and scored.verdict != "mismatch":
+        return replace(finding, verdict="mismatch", reason=_OF_BASELINE[tests.worst])
+    return finding
+
+
+def _judge_by_baseline(subject: Subject, sample: BaselineSample, tests: _Tests) -> Finding:
+    """The verdict by K = 0 of the same server; the control is a lower temperature at K = 0."""
+    control = rarity_p_value(sample.colder, sample.baseline_outputs)
+    verdict: Verdict
+    if tests.is_rejected:
+        verdict, reason = "mismatch", _OF_BASELINE[tests.worst]
+    elif control < tests.level:
+        verdict, reason = "matches_baseline", "its answers are like those of its K = 0"
+    else:
+        verdict = "inconclusive"
+        reason = (
+            "answers of K = 0 at a 20% lower temperature are not distinguished either; use more "
+            "--num-tokens"
+        )
+    return Finding(
+        subject=subject,
+        verdict=verdict,
+        reason=reason,
+        p_value=tests.p_value,
+        p_values=dict(tests.p_values),
+        control_p_value=control,
+    )
+
+
+def describe_divergence(divergence: Divergence) -> str:
+    """The position, and how far the tokens are below the target's best."""
     is_text = isinstance(divergence.expected, str)
     unit = "character" if is_text else "token"
-    place = f"{divergence.prompt_id}, {unit} {divergence.position}"
+    position = f"{divergence.prompt_id}, {unit} {divergence.position}"
     if divergence.expected is None:
-        return f"{place}: the text runs past its end"
+        return f"{position}: the text runs past its end"
     if divergence.found is None:
-        return f"{place}: the text stops early"
+        return f"{position}: the text stops early"
     if divergence.steps is None:
-        return f"{place}: {divergence.found!r} instead of {divergence.expected!r}"
+        return f"{position}: {divergence.found!r} instead of {divergence.expected!r}"
     return (
-        f"{place}: {divergence.found} instead of {divergence.expected}, the worse of them "
+        f"{position}: {divergence.found} instead of {divergence.expected}, the worse of them "
         f"{_distance(divergence)} below the target's best"
     )
 
@@ -254,3 +396,9 @@ def _distance(divergence: Divergence) -> str:
         return f"{steps} ({tie})"
     ratio = math.exp(-divergence.below)
     return f"{divergence.below:.2g} in logits ({ratio:.2g} times as likely; {steps}, {tie})"
+
+
+def _in_logits(divergences: Sequence[Divergence]) -> str:
+    """The largest distance of a token from the target's best, in logits."""
+    below = max((d.below for d in divergences if d.below is not None), default=None)
+    return "" if below is None else f" ({below:.2g} in logits)"

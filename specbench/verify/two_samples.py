@@ -1,34 +1,133 @@
-"""Do two engines answer alike? Tests two sets of answers against each other; no torch.
+"""A server's outputs with speculation compared with those at K = 0; no torch.
 
-What they were drawn from may stay unknown: if it is the same, two answers to one prompt can change
-sides, and every statistic below is held to what it is when they do at random.
-Shape suffixes: P pairs of answers, L positions, C cells.
+Where two texts first differ, how far two sets of outputs are apart, and tests of whether both
+follow one distribution. That distribution may stay unknown: if it is the same, two outputs of one
+prompt can be exchanged, and each test compares its statistic with what random exchanges give.
+Shape suffixes: P pairs of outputs, L positions, C cells, V tokens.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import gamma, norm
 
-from specbench.verify.evidence import Answer, Floats
-from specbench.verify.tally import END
+from specbench.verify.evidence import Distance, Divergence, Floats, Output
+
+ENOUGH = 32  # characters of an output that are compared if it has no tokens
+SHOWN = 12  # characters of a difference that are shown
+END = -1  # in place of a token after the end of a text
 
 Cell = tuple[int, ...]
 
-_DEPTHS = (1, 2)  # a token by itself, and with the one before it
+_DEPTHS = (1, 2)  # single tokens, and pairs of neighbors
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedText:
+    """One output of a server."""
+
+    prompt: str  # names workload, prompt and turn
+    ids: tuple[int, ...]  # empty if the server reports none
+    text: str
+    num_prompt_tokens: int | None
+    is_ended: bool  # by the model, not by a limit
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens, or of characters without any; at least 1, for a mere end."""
+        return max(len(self.ids) or len(self.text), 1)
+
+
+def first_divergence(expected: ServedText, actual: ServedText) -> Divergence | None:
+    """The first difference in tokens, or in characters if one text has no tokens; no logits."""
+    if expected.ids and actual.ids:
+        pairs = enumerate(zip_longest(expected.ids, actual.ids))
+        return next((_at(actual.prompt, i, a, b) for i, (a, b) in pairs if a != b), None)
+    characters = enumerate(zip_longest(expected.text, actual.text))
+    position = next((i for i, (a, b) in characters if a != b), None)
+    if position is None:
+        return None
+    shown = slice(position, position + SHOWN)
+    return _at(actual.prompt, position, expected.text[shown] or None, actual.text[shown] or None)
+
+
+def _at(
+    prompt: str, position: int, expected: int | str | None, found: int | str | None
+) -> Divergence:
+    return Divergence(
+        prompt_id=prompt,
+        position=position,
+        expected=expected,
+        found=found,
+        gap=None,
+        steps=None,
+        tie_steps=None,
+    )
+
+
+def as_outputs(texts: Sequence[ServedText], *, has_ids: bool) -> tuple[Output, ...]:
+    """The tokens of each text, or its first characters, with its prompt."""
+    return tuple(
+        (text.prompt, text.ids if has_ids else tuple(map(ord, text.text[:ENOUGH])))
+        for text in texts
+    )
+
+
+def have_ids(*sets: Sequence[ServedText]) -> bool:
+    """Whether the server reported the tokens of all these texts; a mere end has none."""
+    return all(text.ids or not text.text for texts in sets for text in texts)
+
+
+def between(outputs: Sequence[Output], baseline: Sequence[Output]) -> tuple[Distance, ...]:
+    """Total variation between two sets of outputs at each position."""
+    distances = []
+    for position in range(_longest(outputs, baseline)):
+        by_prompt, of_baseline = _tokens_at(outputs, position), _tokens_at(baseline, position)
+        apart = floor = num = 0.0
+        for prompt in by_prompt.keys() & of_baseline.keys():
+            a, b = by_prompt[prompt], of_baseline[prompt]
+            n, m = a.total(), b.total()
+            tokens = a.keys() | b.keys()
+            a_V, b_V = (np.array([c[t] for t in tokens], dtype=np.float64) for c in (a, b))
+            pooled_V = (a_V + b_V) / (n + m)
+            spread_V = pooled_V * (1 - pooled_V) * (1 / n + 1 / m)
+            apart += n * float(np.abs(a_V / n - b_V / m).sum()) / 2
+            floor += n * float(np.sqrt(2 / np.pi * spread_V).sum()) / 2
+            num += n
+        if num:
+            distances.append(
+                Distance(position=position, total_variation=apart / num, floor=floor / num)
+            )
+    return tuple(distances)
+
+
+def _longest(outputs: Sequence[Output], baseline: Sequence[Output]) -> int:
+    return max((len(tokens) for _, tokens in (*outputs, *baseline)), default=0)
+
+
+def _tokens_at(outputs: Iterable[Output], position: int) -> dict[str, "Counter[int]"]:
+    """Counts of the tokens at a position by prompt; END for a text that has just ended."""
+    counts: dict[str, Counter[int]] = {}
+    for prompt, tokens in outputs:
+        if position <= len(tokens):
+            token = tokens[position] if position < len(tokens) else END
+            counts.setdefault(prompt, Counter())[token] += 1
+    return counts
 
 
 class _Pairs(NamedTuple):
-    """Answers of both sides to one prompt, all of one length."""
+    """Outputs of both sides for one prompt, all of one length."""
 
     ours: Sequence[tuple[int, ...]]
     theirs: Sequence[tuple[int, ...]]
 
     def columns(self) -> Iterator[tuple[list[Cell], list[Cell]]]:
-        """What each answer has at one position; at the next; then with the token before it."""
+        """The cells of both sides at each position: single tokens first, then pairs."""
         length = len(self.ours[0])
         for depth in _DEPTHS:
             for end in range(depth, length + 1):
@@ -38,39 +137,40 @@ class _Pairs(NamedTuple):
                 yield ours, theirs
 
 
-def rarity_p_value(ours: Sequence[Answer], theirs: Sequence[Answer]) -> float:
+def rarity_p_value(ours: Sequence[Output], theirs: Sequence[Output]) -> float:
     """Does one side take rare tokens more often, as at another temperature?
 
-    The sum over pairs of how much more usual our tokens are, by the logarithm of how often both
-    sides together have them. Safe for any number of answers: by Hoeffding's inequality for sums of
+    The sum over pairs of how much more frequent our tokens are, by the logarithm of how often both
+    sides together have them. Safe for any number of outputs: by Hoeffding's inequality for sums of
     numbers whose signs are drawn at random. Source: Hoeffding 1963, theorem 2.
     """
     total = squares = 0.0
     for pairs in _paired(ours, theirs):
         lead_P = np.zeros(len(pairs.ours))
-        for mine, others in pairs.columns():
-            if len(mine[0]) == 1:
-                often = Counter([*mine, *others])
-                lead_P += [math.log(often[a] / often[b]) for a, b in zip(mine, others, strict=True)]
+        for ours_P, theirs_P in pairs.columns():
+            if len(ours_P[0]) == 1:
+                count = Counter([*ours_P, *theirs_P])
+                cells = zip(ours_P, theirs_P, strict=True)
+                lead_P += [math.log(count[a] / count[b]) for a, b in cells]
         total += lead_P.sum()
         squares += float(lead_P @ lead_P)
     return min(1.0, 2 * math.exp(-(total**2) / (2 * squares))) if squares else 1.0
 
 
-def frequency_p_value(ours: Sequence[Answer], theirs: Sequence[Answer]) -> float:
-    """Does one side have some token, or some pair of neighbours, more often at some position?
+def frequency_p_value(ours: Sequence[Output], theirs: Sequence[Output]) -> float:
+    """Does one side have some token, or some pair of neighbors, more often at some position?
 
-    The chi-square of all of these together. Its distribution when pairs change sides at random is
+    The chi-square of all of these together. Its distribution when pairs exchange sides at random is
     taken to be of Pearson's type III with the three moments it has. Source: Mielke and Berry
     2007, Permutation Methods.
     """
     total = variance = third = 0.0
     for pairs in _paired(ours, theirs):
         likeness_PP = np.zeros((len(pairs.ours), len(pairs.ours)))
-        for mine, others in pairs.columns():
-            apart_PC = _apart(mine, others)
-            likeness_PP += apart_PC @ apart_PC.T
-        np.fill_diagonal(likeness_PP, 0.0)  # the same whoever is on which side
+        for ours_P, theirs_P in pairs.columns():
+            excess_PC = _excess(ours_P, theirs_P)
+            likeness_PP += excess_PC @ excess_PC.T
+        np.fill_diagonal(likeness_PP, 0.0)  # exchanging the sides of a pair does not change it
         total += likeness_PP.sum()
         variance += 2 * (likeness_PP**2).sum()
         third += 8 * ((likeness_PP @ likeness_PP) * likeness_PP).sum()
@@ -83,33 +183,33 @@ def frequency_p_value(ours: Sequence[Answer], theirs: Sequence[Answer]) -> float
     return float(gamma.sf(shape + 2 * z / skew, shape))
 
 
-def _apart(mine: Sequence[Cell], others: Sequence[Cell]) -> Floats:
-    """By how much our answer has a cell more than theirs [P, C], in units of what chance does.
+def _excess(ours_P: Sequence[Cell], theirs_P: Sequence[Cell]) -> Floats:
+    """How much more often our output has a cell than theirs [P, C], in units of chance.
 
-    A cell that came once is left out: it adds the same whoever has it.
+    A cell that occurs once is left out: it adds the same on either side.
     """
-    often = Counter([*mine, *others])
-    common = {cell: i for i, cell in enumerate(cell for cell, n in often.items() if n > 1)}
-    apart_PC = np.zeros((len(mine), len(common)))
-    for side, sign in ((mine, 1.0), (others, -1.0)):
+    count = Counter([*ours_P, *theirs_P])
+    common = {cell: i for i, cell in enumerate(cell for cell, n in count.items() if n > 1)}
+    excess_PC = np.zeros((len(ours_P), len(common)))
+    for side, sign in ((ours_P, 1.0), (theirs_P, -1.0)):
         for i, cell in enumerate(side):
             if cell in common:
-                apart_PC[i, common[cell]] += sign / math.sqrt(often[cell])
-    return apart_PC
+                excess_PC[i, common[cell]] += sign / math.sqrt(count[cell])
+    return excess_PC
 
 
-def _paired(ours: Sequence[Answer], theirs: Sequence[Answer]) -> Iterator[_Pairs]:
-    """Prompt by prompt, as many answers of either side as both have; END fills up short ones."""
-    length = max((len(text) for _, text in (*ours, *theirs)), default=0)
-    mine, others = _by_prompt(ours, length), _by_prompt(theirs, length)
-    for prompt, rows in mine.items():
-        num = min(len(rows), len(others.get(prompt, ())))
+def _paired(ours: Sequence[Output], theirs: Sequence[Output]) -> Iterator[_Pairs]:
+    """The outputs of each prompt, the same number of either side; END pads short ones."""
+    length = _longest(ours, theirs)
+    our_rows, their_rows = _padded(ours, length), _padded(theirs, length)
+    for prompt, rows in our_rows.items():
+        num = min(len(rows), len(their_rows.get(prompt, ())))
         if num and length:
-            yield _Pairs(rows[:num], others[prompt][:num])
+            yield _Pairs(rows[:num], their_rows[prompt][:num])
 
 
-def _by_prompt(answers: Sequence[Answer], length: int) -> dict[str, list[tuple[int, ...]]]:
-    found: dict[str, list[tuple[int, ...]]] = {}
-    for prompt, text in answers:
-        found.setdefault(prompt, []).append(text + (END,) * (length - len(text)))
-    return found
+def _padded(outputs: Sequence[Output], length: int) -> dict[str, list[tuple[int, ...]]]:
+    rows: dict[str, list[tuple[int, ...]]] = {}
+    for prompt, tokens in outputs:
+        rows.setdefault(prompt, []).append(tokens + (END,) * (length - len(tokens)))
+    return rows

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.errors import StoreError, UsageError
-from specbench.gate.baseline import left_out, pool
-from specbench.gate.baseline_file import SCHEMA_VERSION, read_baseline, write_baseline
+from specbench.gate.baseline import SCHEMA_VERSION, left_out, pool, read_baseline, write_baseline
 from specbench.gate.check import check
 from specbench.gate.judging import GateVerdict
 from tests.gate.gate_sides import cell, figure, key, side

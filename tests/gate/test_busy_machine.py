@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specbench.gate.baseline import Snapshot, pool, snapshot
-from specbench.gate.baseline_file import read_baseline, write_baseline
+from specbench.gate.baseline import Snapshot, pool, read_baseline, snapshot, write_baseline
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.judging import GateVerdict
 from specbench.metrics.machine import noise_warning

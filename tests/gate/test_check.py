@@ -13,7 +13,7 @@ from specbench.errors import UsageError
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.figures import Figure
 from specbench.gate.judging import GateVerdict, Judgement
-from specbench.gate.kinds import MetricKind
+from specbench.gate.tolerances import MetricKind
 from tests.gate.gate_sides import cell, figure, key, side
 
 SPEEDUP = (Tolerance(metric="decode_speedup", share=0.05),)

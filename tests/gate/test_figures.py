@@ -5,9 +5,8 @@ import pytest
 
 from specbench.gate.check import Tolerance, check
 from specbench.gate.comparison import Runs, compare
-from specbench.gate.figures import cell_figures
-from specbench.gate.kinds import MetricKind, deviation_floor, kind_of
-from specbench.gate.texts import first_difference
+from specbench.gate.figures import cell_figures, first_difference
+from specbench.gate.tolerances import MetricKind, deviation_floor, kind_of
 from specbench.metrics import registry
 from specbench.metrics.aggregate import gather_cells
 from specbench.metrics.registry import all_metrics, metric

@@ -13,7 +13,7 @@ from scipy.stats import norm, t
 from specbench.gate.attribution import attribute
 from specbench.gate.check import Tolerance, check, default_tolerances
 from specbench.gate.judging import GateVerdict
-from specbench.gate.kinds import MetricKind, deviation_floor
+from specbench.gate.tolerances import MetricKind, deviation_floor
 from tests.gate.gate_sides import cell, figure, key, side
 
 

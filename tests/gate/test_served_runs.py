@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 from specbench.errors import UsageError
-from specbench.gate.baseline import pool, snapshot
-from specbench.gate.baseline_file import read_baseline, write_baseline
+from specbench.gate.baseline import pool, read_baseline, snapshot, write_baseline
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.figures import cell_figures
-from specbench.gate.fingerprint import changes, differences, have_same_arithmetic
+from specbench.gate.fingerprint import changes, differences, have_same_arithmetic, served_facts
 from specbench.gate.judging import OUTPUT_TOKENS, GateVerdict
-from specbench.gate.served_facts import served_facts
 from specbench.metrics.aggregate import gather_run
 from specbench.runs import StoredRun
 from tests.cli.calls import specbench

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from specbench.runs import StoredRun
-from specbench.verify.answer import document, exit_code
 from specbench.verify.evidence import Evidence, FailedEvidence
 from specbench.verify.judge import judge
+from specbench.verify.report import document, exit_code
 from tests.cli.calls import specbench
 from tests.cli.test_check import changed, keeps_nothing, slower_verify
 from tests.cli.test_history import SPEEDS

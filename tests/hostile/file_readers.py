@@ -11,8 +11,7 @@ from unittest.mock import patch
 
 from specbench.forecast.engine_costs import read_file
 from specbench.forward import autotune
-from specbench.gate.baseline import pool
-from specbench.gate.baseline_file import read_baseline, write_baseline
+from specbench.gate.baseline import pool, read_baseline, write_baseline
 from specbench.gate.check import check
 from specbench.importers import import_files
 from specbench.importers.imported_cell import ImportOverrides

@@ -13,8 +13,14 @@ from specbench.bench.budget import duration
 from specbench.bench.verification import _READ, _SAMPLED, FEWEST_TOKENS, _outlook
 from specbench.cli.verify import PRECISION, enough_tokens
 from specbench.records import Sampling
-from specbench.verify.collect import Answered, Collector, EngineUnderTest, VerificationPrompt, _end
-from specbench.verify.examine import VerificationJob
+from specbench.verify.collect import (
+    Collector,
+    EngineUnderTest,
+    KnownOutput,
+    VerificationJob,
+    VerificationPrompt,
+    _end,
+)
 from specbench.verify.judge import MOST_TOKENS, power_of_call, tokens_for
 
 
@@ -49,7 +55,7 @@ def test_a_conversation_ends_with_the_questions():
 
 
 def test_short_answers_are_expected_where_the_greedy_one_was():
-    answer = Answered("builtin", (7,) * 40)
+    answer = KnownOutput("builtin", (7,) * 40)
     talk = [replace(one, answer=answer) for one in TALK]
     assert taken(num_tokens=41, num_rows=1, talk=talk) == "a b1 b2"
     assert taken(num_tokens=121, num_rows=1, talk=talk) == "a b1 b2 c"
@@ -75,8 +81,8 @@ class Served:
 
 
 def test_texts_are_the_same_however_many_are_asked_for_at_once():
-    teacher = cast(Any, SimpleNamespace(vocab_size=1000))
-    collector = Collector(teacher, TALK, seed=0)
+    reference = cast(Any, SimpleNamespace(vocab_size=1000))
+    collector = Collector(reference, TALK, seed=0)
     work = cast(Any, SimpleNamespace(method="ngram", k=4))
     streams, seeds = [], []
     for wanted, rows in ((700, 1), (700, 16)):
@@ -106,7 +112,7 @@ def test_where_answers_are_shorter_than_expected_only_what_is_missing_is_asked_f
 
 
 def test_an_engine_at_k_0_is_not_asked_twice_but_within_conversations():
-    answer = Answered("builtin", (7,) * 40)
+    answer = KnownOutput("builtin", (7,) * 40)
     talk = [replace(one, answer=answer) for one in TALK]
     collector = Collector(cast(Any, SimpleNamespace(vocab_size=1000)), talk, seed=0)
     of_one_turn = Collector(cast(Any, SimpleNamespace(vocab_size=1000)), talk[:1], seed=0)
@@ -134,7 +140,7 @@ def jobs(*temperatures: float) -> list[VerificationJob]:
 
 
 def test_what_is_to_come_is_told_beforehand():
-    answer = Answered("builtin", (7,) * 40)
+    answer = KnownOutput("builtin", (7,) * 40)
     talk = [replace(one, answer=answer) for one in TALK]  # 200 tokens, which took 2 s
     num_tokens, told = _outlook(jobs(0.0, 0.0), talk, 2.0, 8192, math.inf, 0)
     assert re.match(f"about {duration(4.0)}: 5 .*2 cells", told)
@@ -148,7 +154,7 @@ def test_what_is_to_come_is_told_beforehand():
 
 
 def test_a_budget_bounds_what_is_sampled_and_says_what_was_needed():
-    talk = [replace(one, answer=Answered("builtin", (7,) * 40)) for one in TALK]
+    talk = [replace(one, answer=KnownOutput("builtin", (7,) * 40)) for one in TALK]
     mixed = jobs(0.0, 0.7, 0.0, 0.7)  # 4 s of greedy answers, 34 ms a sampled token of both
     num_tokens, told = _outlook(mixed, talk, 2.0, 20_000, 38.0, 2)
     assert num_tokens == pytest.approx(1000, abs=1)

@@ -10,8 +10,8 @@ from specbench.decode.sampling import Sampler
 from specbench.records import Sampling
 from specbench.verify.distribution import (
     allowed,
+    identity,
     log_likelihoods,
-    placed,
     ratio_to_expect,
     surprise,
     token_distribution,
@@ -72,8 +72,8 @@ def test_surprise_is_the_mass_of_what_is_less_likely() -> None:
 def test_placed_orders_tokens_by_id() -> None:
     probs_NV = torch.tensor([[0.5, 0.1, 0.3, 0.1]], dtype=torch.float64).expand(4, -1)
     expected = torch.tensor([0.0, 0.5, 0.6, 0.9], dtype=torch.float64)
-    torch.testing.assert_close(placed(probs_NV, torch.arange(4), torch.zeros(4)), expected)
-    found = placed(probs_NV, torch.arange(4), torch.full((4,), 0.5))
+    torch.testing.assert_close(identity(probs_NV, torch.arange(4), torch.zeros(4)), expected)
+    found = identity(probs_NV, torch.arange(4), torch.full((4,), 0.5))
     torch.testing.assert_close(found, expected + probs_NV[0] / 2)
 
 

@@ -8,8 +8,7 @@ import torch
 
 from specbench.engines.engine import Work
 from specbench.verify.collect import Collector, EngineUnderTest, VerificationPrompt
-from specbench.verify.finding import Finding
-from specbench.verify.judge import judge
+from specbench.verify.judge import Finding, judge
 from tests.verify.test_ties import BEST, WORSE, Saying
 
 EOS, MOST = 6, 4

@@ -10,9 +10,8 @@ from specbench.errors import CompatibilityError, ModelError, UsageError, Workloa
 from specbench.inputs.pairing import DrafterSpec
 from specbench.records import Sampling
 from specbench.records.lossy import LossyRule
-from specbench.verify.collect import Collector
+from specbench.verify.collect import Amount, Collector, VerificationJob, examine
 from specbench.verify.evidence import FailedEvidence
-from specbench.verify.examine import Amount, VerificationJob, examine
 
 TYPICAL = LossyRule(name="typical", parameters={"threshold": 0.09, "alpha": 0.3})
 

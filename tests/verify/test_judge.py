@@ -1,20 +1,22 @@
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from specbench.verify.answer import document, exit_code, false_alarm_note, sentences
 from specbench.verify.evidence import (
+    BaselineSample,
     Divergence,
     Evidence,
     Expected,
     FailedEvidence,
     GreedyEvidence,
     SampledEvidence,
+    ServedEvidence,
     Subject,
 )
-from specbench.verify.finding import Finding
-from specbench.verify.judge import FALSE_ALARM, judge
+from specbench.verify.judge import FALSE_ALARM, Finding, judge
+from specbench.verify.report import document, exit_code, false_alarm_note, sentences
 from specbench.verify.statistics import control_p_value, detectable
 
 SOUND = {0.7: -1090.0, 0.8: -1060.0, 1.0: -1000.0, 1.25: -1030.0}
@@ -86,7 +88,9 @@ def test_rounding_between_the_two_best_is_a_tie() -> None:
         (divergence(None, expected=None), "the text runs past its end"),
     ],
 )
-def test_anything_else_is_a_bug_and_told_first(wrong: Divergence, says: str) -> None:
+def test_a_difference_beyond_rounding_is_a_bug_and_comes_first(
+    wrong: Divergence, says: str
+) -> None:
     finding = only(greedy(divergence(position=1), wrong))
     assert (finding.verdict, finding.lossless) == ("mismatch", False)
     assert finding.first_divergence == wrong
@@ -110,7 +114,7 @@ def test_tokens_of_the_distribution_pass_and_say_what_would_have_been_found() ->
         ({"identity_N": np.linspace(0, 1, 4096)}, "depends on the previous one"),
         ({"log_likelihoods": {**SOUND, 0.7: -900.0}}, "another temperature"),
         ({"num_outside": 2}, "2 tokens are excluded by top-k and top-p"),
-        ({"misshapen": ("chat/p3",)}, "first for chat/p3"),
+        ({"wrongly_ended": ("chat/p3",)}, "first for chat/p3"),
     ],
 )
 def test_each_fault_is_a_bug_with_its_reason(changes: dict[str, object], says: str) -> None:
@@ -168,12 +172,12 @@ def test_sound_calls_raise_no_more_alarms_than_stated(num_calls: int, most: int)
     assert alarms <= most
 
 
-def test_a_lossy_pairing_tells_of_every_temperature() -> None:
+def test_the_sentence_of_a_lossy_pairing_has_every_temperature() -> None:
     wrong = greedy(divergence(steps=500, below=0.5), lossy="typical")
-    (told,) = sentences(judge([wrong, sampled(lossy="typical")]))
-    assert re.match("big/good: lossy .*builtin ngram K=4 .*T=0: typical ", told)
-    assert re.search(r"9 of 10 .*K = 0\); builtin ngram K=4 .*T=0\.7: ", told)
-    assert told.count("lossy by choice") == 2
+    (sentence,) = sentences(judge([wrong, sampled(lossy="typical")]))
+    assert re.match("big/good: lossy .*builtin ngram K=4 .*T=0: typical ", sentence)
+    assert re.search(r"9 of 10 .*K = 0\); builtin ngram K=4 .*T=0\.7: ", sentence)
+    assert sentence.count("lossy by choice") == 2
 
 
 @pytest.mark.parametrize("evidence", [greedy(lossy="typical"), sampled(lossy="typical")])
@@ -196,7 +200,7 @@ def test_the_gravest_finding_is_the_exit_code() -> None:
     assert exit_code([good, open_end, failed, bad]) == 1
 
 
-def test_one_sentence_a_pairing() -> None:
+def test_a_pairing_has_one_sentence() -> None:
     findings = judge([sampled(k=0), greedy(), sampled(1)])
     (sentence,) = sentences(findings)
     assert re.match(r"big/good: lossless: .*K = 0 .*10 of 10 .*; 4,096 sampled .*\(p = ", sentence)
@@ -213,3 +217,27 @@ def test_the_document_has_the_keys_that_were_promised() -> None:
     assert (first["verdict"], first["match_rate"], first["p_value"]) == ("near_tie", 0.9, None)
     assert first["first_divergence"]["prompt_id"] == "chat/p1"
     assert (second["verdict"], second["match_rate"]) == ("matches_distribution", None)
+
+
+def test_a_server_that_differs_from_its_own_baseline_is_wrong_although_the_target_fits() -> None:
+    rng = np.random.default_rng(0)
+    common, rare = (
+        [("p", (int(rng.random() < share),)) for _ in range(200)] for share in (0.1, 0.9)
+    )
+    baseline = ServedEvidence(
+        subject=subject(0.7, k=0), num_texts=200, num_tokens=4096, scored=sampled(k=0), sample=None
+    )
+    sample = BaselineSample(
+        baseline=baseline.subject,
+        outputs=tuple(rare),
+        baseline_outputs=tuple(common),
+        colder=(),
+        distances=(),
+    )
+    drafted = replace(baseline, subject=subject(0.7), scored=sampled(), sample=sample)
+    assert [f.verdict for f in judge([baseline, drafted])] == ["matches_distribution", "mismatch"]
+    alike = replace(drafted, sample=replace(sample, outputs=tuple(common)))
+    assert [f.verdict for f in judge([baseline, alike])] == [
+        "matches_distribution",
+        "matches_distribution",
+    ]

@@ -18,11 +18,10 @@ from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import load_workload
 from specbench.records import Request, Sampling
-from specbench.verify.collect import Answered, Collector, EngineUnderTest, VerificationPrompt
+from specbench.verify.collect import Collector, EngineUnderTest, KnownOutput, VerificationPrompt
 from specbench.verify.evidence import Evidence
-from specbench.verify.finding import Finding
-from specbench.verify.judge import judge
-from specbench.verify.teacher import ReferenceModel
+from specbench.verify.judge import Finding, judge
+from specbench.verify.reference_model import ReferenceModel
 from tests.decoding.lossless import decode, make_drafter, sampled_model
 from tests.tiny_pair import make_pair, write_pair
 
@@ -48,7 +47,7 @@ class Bench:
         self.engine = BuiltinEngine(pairing.target, pool)
         self.engine.add_drafter(pairing.drafter)
         self.pairing = pairing
-        teacher = ReferenceModel(pool.load(pairing.target.model).model)
+        reference = ReferenceModel(pool.load(pairing.target.model).model)
         prompts = load_workload(workload, folder=pairing.target.workloads).take(num_prompts, 0)
         questions = [
             VerificationPrompt(
@@ -59,7 +58,7 @@ class Bench:
             for prompt in prompts
         ]
         self.num_rows = num_prompts
-        self.make = lambda seed: Collector(teacher, questions, seed=seed)
+        self.make = lambda seed: Collector(reference, questions, seed=seed)
 
     def who(self, k: int = K) -> EngineUnderTest:
         drafter = self.pairing.drafter
@@ -287,7 +286,7 @@ def test_how_many_tokens_a_verdict_needs_is_the_same_for_a_broken_sampler(
     def needed(seed: int) -> float:
         collector, who = tiny.make(seed), tiny.who(0)
         texts = zip(collector._questions, collector.greedy_texts(who), strict=True)
-        collector._questions = [replace(q, answer=Answered("builtin", ids)) for q, ids in texts]
+        collector._questions = [replace(q, answer=KnownOutput("builtin", ids)) for q, ids in texts]
         return collector.tokens_for_control(who, WARM, 1e-4)
 
     sound = needed(0)

@@ -1,4 +1,4 @@
-"""Where a tie ends: at 32 rounding steps in float32, at 8 in the half precisions."""
+"""The bound of a tie: 32 rounding steps in float32, 8 in the half precisions."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from specbench.verify.judge import is_tie
-from specbench.verify.teacher import ReferenceModel
+from specbench.verify.reference_model import ReferenceModel
 
 BEST, WORSE = 3, 5
 
 
-class Saying(ReferenceModel):
+class FixedLogits(ReferenceModel):
     """A target with the same logits after every text."""
 
     def __init__(self, logits_V: Tensor) -> None:
@@ -22,12 +22,12 @@ class Saying(ReferenceModel):
         yield self._logits_V.expand(len(output_ids), -1)
 
 
-def teacher(dtype: torch.dtype, num_steps: int) -> Saying:
-    """The best logit is 16, whose last place is 16 eps; WORSE lies so many of them below."""
+def reference(dtype: torch.dtype, num_steps: int) -> FixedLogits:
+    """The best logit is 16, with 16 eps in the last place; WORSE is `num_steps` of those below."""
     logits_V = torch.zeros(7, dtype=dtype)
     logits_V[BEST] = 16
     logits_V[WORSE] = 16 - num_steps * 16 * torch.finfo(dtype).eps
-    return Saying(logits_V)
+    return FixedLogits(logits_V)
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,10 @@ def teacher(dtype: torch.dtype, num_steps: int) -> Saying:
     ],
 )
 def test_a_tie_ends_at_its_steps(dtype: torch.dtype, num_steps: int, tie: bool) -> None:
-    said = teacher(dtype, num_steps)
+    model = reference(dtype, num_steps)
 
-    left = said.divergence("p0", [1], expected=[BEST, BEST], found=[BEST, WORSE])
-    (departed,) = said.departures("p0", [1], [BEST, WORSE])
+    left = model.divergence("p0", [1], expected=[BEST, BEST], actual=[BEST, WORSE])
+    (departed,) = model.departures("p0", [1], [BEST, WORSE])
 
     assert left is not None
     assert (left.position, departed.position) == (1, 1)
@@ -55,7 +55,7 @@ def test_a_tie_ends_at_its_steps(dtype: torch.dtype, num_steps: int, tie: bool) 
     assert is_tie(left) is is_tie(departed) is tie
 
 
-def test_a_text_that_is_cut_short_leaves_the_other_at_its_end() -> None:
-    said = teacher(torch.float32, 1).divergence("p0", [1], [BEST, BEST], [BEST])
-    assert said is not None
-    assert (said.position, said.found, said.steps) == (1, None, None)
+def test_a_shorter_text_diverges_at_its_end() -> None:
+    divergence = reference(torch.float32, 1).divergence("p0", [1], [BEST, BEST], [BEST])
+    assert divergence is not None
+    assert (divergence.position, divergence.found, divergence.steps) == (1, None, None)

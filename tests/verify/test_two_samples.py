@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from specbench.verify.tally import Tally, between
-from specbench.verify.two_samples import frequency_p_value, rarity_p_value
+from specbench.verify.statistics import Tally
+from specbench.verify.two_samples import between, frequency_p_value, rarity_p_value
 
 TESTS = {"rarity": rarity_p_value, "frequency": frequency_p_value}
 

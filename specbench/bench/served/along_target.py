@@ -14,10 +14,10 @@ from specbench.files.model import open_model
 from specbench.fit.weights import model_weights
 from specbench.records import Request, Sampling
 from specbench.verify.evidence import GreedyEvidence, SampledEvidence, Subject
-from specbench.verify.reader import AnsweredPrompt, Reader
-from specbench.verify.served_text import ServedText
-from specbench.verify.tally import Tally
-from specbench.verify.teacher import ReferenceModel
+from specbench.verify.reference_model import ReferenceModel
+from specbench.verify.scorer import AnsweredPrompt, TextScorer
+from specbench.verify.statistics import Tally
+from specbench.verify.two_samples import ServedText
 
 WEIGHTS_SHARE = 0.8  # of the free memory that weights may take; the rest is for what is computed
 
@@ -35,7 +35,7 @@ class AlongTarget:
         self._pool = ModelPool(device, dtype)
         loaded = self._pool.load(self._spec)
         self._eos_ids = loaded.eos_ids
-        self._reader = Reader(ReferenceModel(loaded.model), seed=settings.seed)
+        self._scorer = TextScorer(ReferenceModel(loaded.model), seed=settings.seed)
         self._prompt_ids: dict[str, tuple[int, ...]] = {}
 
     def greedy(
@@ -45,7 +45,7 @@ class AlongTarget:
         asked = [self._as_read(text, self._asked[text.prompt].max_new_tokens) for text in texts]
         baseline = None if own is None else [self._whole(text) for text in own]
         ids = [self._whole(text) for text in texts]
-        return self._reader.greedy(subject, asked, ids, baseline, eos_ids=self._eos_ids)
+        return self._scorer.greedy(subject, asked, ids, baseline, eos_ids=self._eos_ids)
 
     def sampled(
         self, subject: Subject, sampling: Sampling, texts: Sequence[ServedText], num_tokens: int
@@ -54,7 +54,7 @@ class AlongTarget:
         tally = Tally()
         by_prompt = sorted(texts, key=lambda text: text.prompt)  # each is read once
         answers = ((self._as_read(t, self._most), self._whole(t)) for t in by_prompt)
-        evidence = self._reader.sampled(
+        evidence = self._scorer.sampled(
             subject, sampling, answers, num_tokens, eos_ids=self._eos_ids, tally=tally
         )
         return evidence, tally

@@ -19,7 +19,7 @@ from specbench.records import Draft, Prompt, Request
 from specbench.servers.silence import watch_for_stalls
 from specbench.servers.streamed import Streamed
 from specbench.verify.evidence import CONTROL
-from specbench.verify.served_text import ServedText
+from specbench.verify.two_samples import ServedText
 
 NUM_SAMPLED = 4  # prompts whose answers are sampled: few, so that each has many
 # Tokens of a sampled answer beyond the largest K: the prefill's, a round that accepts all drafts

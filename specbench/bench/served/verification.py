@@ -35,8 +35,7 @@ from specbench.verify.evidence import (
     Subject,
 )
 from specbench.verify.judge import is_tie
-from specbench.verify.served_text import as_answers, first_divergence, have_ids
-from specbench.verify.tally import between
+from specbench.verify.two_samples import as_outputs, between, first_divergence, have_ids
 
 if TYPE_CHECKING:
     from specbench.bench.served.along_target import AlongTarget
@@ -144,7 +143,7 @@ class _Weighing:
         assert self._target is not None
         own = self._own[0.0]
         found = self._target.greedy(self._subject(own), own.texts, None)
-        return replace(found, is_own=True)
+        return replace(found, is_baseline=True)
 
     def _greedy(self, one: Heard) -> Evidence:
         subject, own = self._subject(one), self._own[0.0]
@@ -168,8 +167,8 @@ class _Weighing:
             num_prompts=len(one.texts),
             num_tokens=sum(text.num_tokens for text in one.texts),
             divergences=tuple(d for d in differing if d is not None),
-            is_own=is_own,
-            unseen=unseen,
+            is_baseline=is_own,
+            not_scored_because=unseen,
             rule=one.rule,
         )
 
@@ -188,22 +187,22 @@ class _Weighing:
             subject=subject,
             num_texts=len(one.texts),
             num_tokens=sum(text.num_tokens for text in one.texts),
-            along=along,
-            beside=None if one is own else self._beside(one, own),
+            scored=along,
+            sample=None if one is own else self._beside(one, own),
             distances=distances,
-            unseen=unseen,
+            not_scored_because=unseen,
             rule=one.rule,
         )
 
     def _beside(self, one: Heard, own: Heard) -> BaselineSample:
         has_ids = have_ids(one.texts, own.texts, own.colder)
         answers, own_answers, colder = (
-            as_answers(texts, has_ids=has_ids) for texts in (one.texts, own.texts, own.colder)
+            as_outputs(texts, has_ids=has_ids) for texts in (one.texts, own.texts, own.colder)
         )
         return BaselineSample(
-            own=self._subject(own),
-            answers=answers,
-            own_answers=own_answers,
+            baseline=self._subject(own),
+            outputs=answers,
+            baseline_outputs=own_answers,
             colder=colder,
             distances=between(answers, own_answers),
         )

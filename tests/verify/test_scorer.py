@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from specbench.records import Sampling
-from specbench.verify import reader as reader_module
-from specbench.verify import teacher as teacher_module
+from specbench.verify import reference_model as reference_module
+from specbench.verify import scorer as scorer_module
 from specbench.verify.distribution import ratio_to_expect
 from specbench.verify.evidence import CONTROL, SampledEvidence, Subject
-from specbench.verify.reader import TEMPERATURES, AnsweredPrompt, Reader
-from specbench.verify.teacher import ReferenceModel, Text
+from specbench.verify.reference_model import ReferenceModel, Text
+from specbench.verify.scorer import TEMPERATURES, AnsweredPrompt, TextScorer
 from tests.decoding.lossless import sampled_model
 
 WARM = Sampling(temperature=0.7)
@@ -26,33 +26,33 @@ SUBJECT = Subject(
 
 
 @pytest.fixture(scope="module")
-def teacher() -> ReferenceModel:
+def reference() -> ReferenceModel:
     return ReferenceModel(sampled_model(0))
 
 
-def alone(teacher: ReferenceModel, text: Text) -> torch.Tensor:
-    return torch.cat(list(teacher.logits(*text)))
+def alone(reference: ReferenceModel, text: Text) -> torch.Tensor:
+    return torch.cat(list(reference.logits(*text)))
 
 
 @pytest.mark.parametrize("texts", [MIXED, OF_ONE_PROMPT], ids=["mixed", "of one prompt"])
 def test_each_text_has_the_logits_that_it_has_alone(
-    texts: list[Text], teacher: ReferenceModel
+    texts: list[Text], reference: ReferenceModel
 ) -> None:
-    expected = [alone(teacher, text) for text in texts]
-    found = dict(teacher.together(texts))
+    expected = [alone(reference, text) for text in texts]
+    found = dict(reference.together(texts))
     assert sorted(found) == list(range(len(texts)))
     for i, alone_NV in enumerate(expected):
         torch.testing.assert_close(found[i], alone_NV)
-    torch.testing.assert_close(alone(teacher, texts[0]), expected[0])  # and again after them
+    torch.testing.assert_close(alone(reference, texts[0]), expected[0])  # and again after them
 
 
 def test_a_text_longer_than_a_chunk_comes_in_parts(
-    teacher: ReferenceModel, monkeypatch: pytest.MonkeyPatch
+    reference: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = [alone(teacher, text) for text in MIXED]
-    monkeypatch.setattr(teacher_module, "_CHUNK", 4)
+    expected = [alone(reference, text) for text in MIXED]
+    monkeypatch.setattr(reference_module, "_CHUNK", 4)
     parts: list[list[torch.Tensor]] = [[] for _ in MIXED]
-    for i, logits_NV in teacher.together(MIXED):
+    for i, logits_NV in reference.together(MIXED):
         parts[i].append(logits_NV)
     assert max(map(len, parts)) == 2
     for found, alone_NV in zip(parts, expected, strict=True):
@@ -60,28 +60,28 @@ def test_a_text_longer_than_a_chunk_comes_in_parts(
 
 
 def test_fewer_texts_are_read_at_once_where_the_vocabulary_is_large(
-    teacher: ReferenceModel, monkeypatch: pytest.MonkeyPatch
+    reference: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert [teacher._num_together(length) for length in (512, 513)] == [2**22 // 7 // 512, 1]
-    monkeypatch.setattr(teacher, "vocab_size", 2**17)
-    assert [teacher._num_together(length) for length in (100, 512, 4096)] == [5, 1, 1]
+    assert [reference._num_together(length) for length in (512, 513)] == [2**22 // 7 // 512, 1]
+    monkeypatch.setattr(reference, "vocab_size", 2**17)
+    assert [reference._num_together(length) for length in (100, 512, 4096)] == [5, 1, 1]
 
 
 def test_texts_of_like_length_are_fed_together(
-    teacher: ReferenceModel, monkeypatch: pytest.MonkeyPatch
+    reference: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 11, 2, 12, 12, 8 and 5 tokens, 24 at once: 12 and 12, 11 and 8, 5 and 2."""
-    monkeypatch.setattr(teacher_module, "_CHUNK", 24)
-    monkeypatch.setattr(teacher_module, "_MOST_LOGITS", 0)
+    monkeypatch.setattr(reference_module, "_CHUNK", 24)
+    monkeypatch.setattr(reference_module, "_MOST_LOGITS", 0)
     groups: list[list[int]] = []
-    sound = teacher._side_by_side
+    sound = reference._batched
 
     def noted(texts: list[Text]) -> list[torch.Tensor]:
         groups.append([len(prompt) + len(answer) for prompt, answer in texts])
         return sound(texts)
 
-    monkeypatch.setattr(teacher, "_side_by_side", noted)
-    assert len(dict(teacher.together(MIXED))) == len(MIXED)
+    monkeypatch.setattr(reference, "_batched", noted)
+    assert len(dict(reference.together(MIXED))) == len(MIXED)
     assert groups == [[12, 12], [11, 8], [5, 2]]
 
 
@@ -90,31 +90,33 @@ def asked() -> Iterator[tuple[AnsweredPrompt, tuple[int, ...]]]:
         yield AnsweredPrompt(id=f"p{i}", prompt_ids=tuple(prompt_ids), max_new_tokens=8), answer
 
 
-def read(teacher: ReferenceModel, num_together: int, sampling: Sampling = WARM) -> SampledEvidence:
+def read(
+    reference: ReferenceModel, num_together: int, sampling: Sampling = WARM
+) -> SampledEvidence:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader_module, "_AT_ONCE", num_together)
-        return Reader(teacher, seed=0).sampled(SUBJECT, sampling, asked(), 20, eos_ids=())
+        patch.setattr(scorer_module, "_GROUP", num_together)
+        return TextScorer(reference, seed=0).sampled(SUBJECT, sampling, asked(), 20, eos_ids=())
 
 
 @pytest.mark.parametrize("sampling", [WARM, Sampling(temperature=0.7, top_k=3)], ids=str)
 def test_evidence_does_not_hang_on_how_many_are_read_at_once(
-    sampling: Sampling, teacher: ReferenceModel
+    sampling: Sampling, reference: ReferenceModel
 ) -> None:
-    one, three, all_at_once = (read(teacher, n, sampling) for n in (1, 3, 64))
+    one, three, all_at_once = (read(reference, n, sampling) for n in (1, 3, 64))
     assert one.num_texts == three.num_texts == all_at_once.num_texts == 6
     for other in (three, all_at_once):
         np.testing.assert_allclose(other.surprise_N, one.surprise_N, atol=1e-5)
         np.testing.assert_allclose(other.identity_N, one.identity_N, atol=1e-5)
         assert other.log_likelihoods == pytest.approx(one.log_likelihoods)
         assert other.colder == pytest.approx(one.colder, rel=1e-4)
-        assert (other.num_outside, other.misshapen) == (one.num_outside, one.misshapen)
+        assert (other.num_outside, other.wrongly_ended) == (one.num_outside, one.wrongly_ended)
     assert len(one.surprise_N) == 20 - one.num_outside
 
 
-def test_each_token_lies_where_the_targets_distribution_has_it(teacher: ReferenceModel) -> None:
+def test_each_token_lies_where_the_targets_distribution_has_it(reference: ReferenceModel) -> None:
     """By the logits of each text alone, at the temperature asked for."""
-    evidence = read(teacher, 64)
-    logits_NV = torch.cat([alone(teacher, text) for text in MIXED])[:20].double()
+    evidence = read(reference, 64)
+    logits_NV = torch.cat([alone(reference, text) for text in MIXED])[:20].double()
     tokens_N = torch.tensor([token for _, answer in MIXED for token in answer])[:20]
     for factor in TEMPERATURES:
         logs_NV = (logits_NV / (0.7 * factor)).log_softmax(-1)
@@ -127,7 +129,7 @@ def test_each_token_lies_where_the_targets_distribution_has_it(teacher: Referenc
         assert below - 1e-5 <= u <= below + float(probs_NV[at, token]) + 1e-5
 
 
-def test_no_more_answers_are_asked_for_than_count(teacher: ReferenceModel) -> None:
+def test_no_more_answers_are_asked_for_than_count(reference: ReferenceModel) -> None:
     taken: list[str] = []
 
     def lazily() -> Iterator[tuple[AnsweredPrompt, tuple[int, ...]]]:
@@ -135,6 +137,6 @@ def test_no_more_answers_are_asked_for_than_count(teacher: ReferenceModel) -> No
             taken.append(prompt.id)
             yield prompt, answer
 
-    (group,) = Reader(teacher, seed=0)._groups(lazily(), 6)
+    (group,) = TextScorer(reference, seed=0)._groups(lazily(), 6)
     assert taken == ["p0", "p1"]
     assert [len(counted) for _, _, counted in group] == [5, 1]

@@ -1,4 +1,4 @@
-"""The target read along a finished text: its logits for every token that was emitted.
+"""The target as reference: its logits for every token of a finished text.
 
 Shape suffixes: T tokens fed, N tokens emitted, V vocabulary, R rows.
 """
@@ -19,32 +19,32 @@ from specbench.verify.evidence import Divergence
 
 _CHUNK = 512  # tokens of a text fed at once
 _ROWS = 64  # short texts fed at once
-_MOST_LOGITS = 2**22  # of texts fed together, where a chunk has fewer
-# Rounding steps between two tokens that may change places. Logits of the demo target, fused
-# and five tokens at a time beside stock and all at once, were off by up to 18 in float32 and
-# up to 7 in the others.
+_MOST_LOGITS = 2**22  # of texts fed together, if a chunk has fewer
+# Rounding steps by which the order of two tokens may change. Logits of the demo target differed
+# by up to 18 in float32 and up to 7 in the others, between the fused runner with five tokens per
+# forward and the stock runner with the whole text.
 _TIE_STEPS = {torch.float32: 32.0, torch.float16: 8.0, torch.bfloat16: 8.0}
-_EDGE = 2  # times a tie: within that of a cut by top-k or top-p, where many logits have a part
+_EDGE = 2  # times a tie: around a cut by top-k or top-p, which depends on many logits
 
-Text = tuple[Sequence[int], Sequence[int]]  # the tokens of a prompt, and those of its answer
+Text = tuple[Sequence[int], Sequence[int]]  # the tokens of a prompt, and those of its output
 
 
 class ReferenceModel:
-    """A loaded model in transformers' own code with its own cache; ModelError if it cannot be
+    """A loaded model, run by transformers' code with a separate cache; ModelError if it cannot
     run."""
 
     def __init__(self, model: Any) -> None:
         self._runner, _ = make_checked_runner(model, "stock")
-        self._fed: tuple[int, ...] = ()  # the prompt that the cache holds but for its last token
+        self._fed: tuple[int, ...] = ()  # the prompt that the cache holds, except its last token
         self.vocab_size = self._runner.vocab_size
         self.device = self._runner.device
 
     @torch.inference_mode()
     def logits(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Iterator[Tensor]:
-        """Logits [<= 512, V] from which each token of the output was to be drawn, in order.
+        """Logits [<= 512, V] for each token of the output, in order.
 
-        Outputs of one prompt, one after the other, cost its forward once. ModelError where the
-        text is longer than the target's context, or a logit is NaN.
+        Consecutive outputs of one prompt share its forward. ModelError if the text is longer than
+        the target's context, or a logit is NaN.
         """
         fed = [*prompt_ids, *output_ids[:-1]]
         check_context(self._runner.max_position, len(fed))
@@ -53,44 +53,44 @@ class ReferenceModel:
         tokens_1T = torch.tensor([fed], device=self.device)
         first = len(prompt_ids) - 1
         is_fed = self._fed == tuple(prompt_ids) and self._runner.cache is cache
-        is_fed &= self._runner.most_drafts is None  # a state has gone on with the last output
+        is_fed &= self._runner.most_drafts is None  # a state includes the last output
         self._fed = ()
-        # The prompt and the output share no chunk: of the prompt no logits are needed.
+        # The prompt and the output share no chunk: the prompt needs no logits.
         begins = [*range(first if is_fed else 0, first, _CHUNK), *range(first, len(fed), _CHUNK)]
         for begin, end in itertools.pairwise([*begins, len(fed)]):
             last_1 = None if begin >= first else torch.zeros_like(tokens_1T[0, :1])
             logits_1TV = self._forward(tokens_1T[:, begin:end], begin, last_1)
             if begin >= first:
                 self._fed = tuple(prompt_ids)
-                yield _numbers(logits_1TV[0])
+                yield _checked(logits_1TV[0])
 
     def together(self, texts: Sequence[Text]) -> Iterator[tuple[int, Tensor]]:
-        """Which text, and the logits [<= 512, V] of its next tokens; texts come in any order.
+        """The index of a text and the logits [<= 512, V] of its next tokens; texts in any order.
 
-        Short texts are fed together, those of like length.
+        Short texts of similar length are fed together.
         """
         lengths = [len(prompt) + len(output) for prompt, output in texts]
         left = sorted(range(len(texts)), key=lengths.__getitem__, reverse=True)
         while left:
             num = self._num_together(lengths[left[0]])
-            some, left = left[:num], left[num:]
-            if len(some) > 1:
-                yield from zip(some, self._side_by_side([texts[i] for i in some]), strict=True)
+            batch, left = left[:num], left[num:]
+            if len(batch) > 1:
+                yield from zip(batch, self._batched([texts[i] for i in batch]), strict=True)
             else:
-                for logits_NV in self.logits(*texts[some[0]]):
-                    yield some[0], logits_NV
+                for logits_NV in self.logits(*texts[batch[0]]):
+                    yield batch[0], logits_NV
 
     def _num_together(self, length: int) -> int:
-        """How many texts of so many tokens, prompt included, are fed together."""
+        """Number of texts of this length, prompt included, that are fed together."""
         if length > _CHUNK or self._runner.most_drafts is not None:  # states take no padding
             return 1
         return max(1, max(_CHUNK, _MOST_LOGITS // self.vocab_size) // length)
 
     @torch.inference_mode()
-    def _side_by_side(self, texts: Sequence[Text]) -> list[Tensor]:
+    def _batched(self, texts: Sequence[Text]) -> list[Tensor]:
         """Logits [N, V] of each text. A prompt that all have in common is fed once.
 
-        Rows are filled up behind their last token, where no token of theirs looks.
+        Rows are padded after their last token, which no earlier token attends to.
         """
         first_prompt, _ = texts[0]
         is_shared = all(tuple(prompt) == tuple(first_prompt) for prompt, _ in texts)
@@ -107,14 +107,14 @@ class ReferenceModel:
                 self._runner.copy_row(0, row, begin)
         tokens_RT = torch.tensor([[*ids, *[0] * (T - len(ids))] for ids in fed], device=self.device)
         logits_RTV = self._forward(tokens_RT, begin)
-        found = []
+        of_texts = []
         for (prompt, output), logits_TV in zip(texts, logits_RTV, strict=True):
             first = len(prompt) - 1 - begin
-            found.append(_numbers(logits_TV[first : first + len(output)]))
-        return found
+            of_texts.append(_checked(logits_TV[first : first + len(output)]))
+        return of_texts
 
     def _forward(self, tokens_RT: Tensor, begin: int, last_1: Tensor | None = None) -> Tensor:
-        """Logits [R, T, V] of tokens that stand at `begin` and after."""
+        """Logits [R, T, V] of tokens at positions from `begin` on."""
         R, T = tokens_RT.shape
         positions_RT = torch.arange(begin, begin + T, device=self.device).expand(R, -1)
         out = self._runner.forward(tokens_RT, positions_RT, begin + T, last_B=last_1, start=begin)
@@ -125,52 +125,54 @@ class ReferenceModel:
         prompt_id: str,
         prompt_ids: Sequence[int],
         expected: Sequence[int],
-        found: Sequence[int],
+        actual: Sequence[int],
     ) -> Divergence | None:
-        """Where `found` first leaves `expected`, and what the target says there."""
-        pairs = enumerate(itertools.zip_longest(expected, found))
-        where = next((i for i, (right, wrong) in pairs if right != wrong), None)
-        if where is None:
+        """The first position at which `actual` differs from `expected`, with its logits."""
+        pairs = enumerate(itertools.zip_longest(expected, actual))
+        position = next((i for i, (right, wrong) in pairs if right != wrong), None)
+        if position is None:
             return None
-        *_, last_NV = self.logits(prompt_ids, [*expected[:where], 0])
-        right, wrong = (ids[where] if where < len(ids) else None for ids in (expected, found))
-        return _divergence(prompt_id, where, right, wrong, last_NV[-1])
+        *_, last_NV = self.logits(prompt_ids, [*expected[:position], 0])
+        right, wrong = (
+            ids[position] if position < len(ids) else None for ids in (expected, actual)
+        )
+        return _divergence(prompt_id, position, right, wrong, last_NV[-1])
 
     def departures(
         self, prompt_id: str, prompt_ids: Sequence[int], output_ids: Sequence[int]
     ) -> list[Divergence]:
-        """Every token of a greedy text that is not the target's best after what precedes it."""
-        found: list[Divergence] = []
-        place = 0
+        """Every token of a greedy text that is not the target's best after the tokens before it."""
+        divergences: list[Divergence] = []
+        position = 0
         for logits_NV in self.logits(prompt_ids, output_ids):
             for best, logits_V in zip(logits_NV.argmax(-1).tolist(), logits_NV, strict=True):
-                if best != output_ids[place]:
-                    token = output_ids[place]
-                    found.append(_divergence(prompt_id, place, best, token, logits_V))
-                place += 1
-        return found
+                token = output_ids[position]
+                if best != token:
+                    divergences.append(_divergence(prompt_id, position, best, token, logits_V))
+                position += 1
+        return divergences
 
     def ending(
         self, prompt_id: str, prompt_ids: Sequence[int], output_ids: Sequence[int], end: int
     ) -> Divergence:
-        """A text that goes on after its end, `end` tokens long, or stops before it."""
+        """A text that continues after its end, `end` tokens long, or stops before it."""
         is_longer = end < len(output_ids)
         *_, last_NV = self.logits(prompt_ids, [*output_ids[:end], 0])
-        found = output_ids[end] if is_longer else None
+        token = output_ids[end] if is_longer else None
         expected = None if is_longer else int(last_NV[-1].argmax())
-        return _divergence(prompt_id, end, expected, found, last_NV[-1])
+        return _divergence(prompt_id, end, expected, token, last_NV[-1])
 
     @torch.inference_mode()
     def joint_probs(self, prompt_ids: Sequence[int], num_tokens: int, sampling: Sampling) -> Tensor:
         """Probability of every text of `num_tokens` tokens, float64 [V ** num_tokens].
 
-        A text's place is its tokens read as digits of base V, the first being the highest.
+        A text's index is its tokens read as digits of base V, the first being the highest.
         """
         V = self.vocab_size
         probs = torch.ones(1, dtype=torch.float64)
         for length in range(num_tokens):
             prefixes = itertools.product(range(V), repeat=length)
-            rows = [self._next_probs(prompt_ids, some, sampling) for some in _batched(prefixes)]
+            rows = [self._next_probs(prompt_ids, batch, sampling) for batch in _batches(prefixes)]
             probs = (probs[:, None] * torch.cat(rows).cpu()).flatten()
         return probs
 
@@ -184,26 +186,26 @@ class ReferenceModel:
         return token_distribution(logits_RTV[:, -1], sampling)
 
 
-def _numbers(logits_NV: Tensor) -> Tensor:
+def _checked(logits_NV: Tensor) -> Tensor:
     if bool(logits_NV.isnan().any()):
         raise ModelError("the target's logits are not numbers (NaN); try another dtype")
     return logits_NV
 
 
 def _divergence(
-    prompt_id: str, position: int, expected: int | None, found: int | None, logits_V: Tensor
+    prompt_id: str, position: int, expected: int | None, actual: int | None, logits_V: Tensor
 ) -> Divergence:
     best, second = logits_V.topk(2).values.double().tolist()
     steps = below = None
-    if expected is not None and found is not None:
-        worse = min(float(logits_V[expected]), float(logits_V[found]))
+    if expected is not None and actual is not None:
+        worse = min(float(logits_V[expected]), float(logits_V[actual]))
         below = best - worse
         steps = below / float(rounding_step(logits_V[None]))
     return Divergence(
         prompt_id=prompt_id,
         position=position,
         expected=expected,
-        found=found,
+        found=actual,
         gap=best - second,
         steps=steps,
         below=below,
@@ -212,7 +214,7 @@ def _divergence(
 
 
 def edge_slack(logits_NV: Tensor) -> Tensor:
-    """How near to a cut, in logits, rounding decides, float64 [N, 1]."""
+    """Distance from a cut, in logits, within which rounding decides, float64 [N, 1]."""
     return _EDGE * _tie_steps(logits_NV.dtype) * rounding_step(logits_NV)
 
 
@@ -231,6 +233,6 @@ def rounding_step(logits_NV: Tensor) -> Tensor:
     return eps * torch.exp2(largest_N1.log2().floor())
 
 
-def _batched(prefixes: Iterator[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    while some := list(itertools.islice(prefixes, _ROWS)):
-        yield some
+def _batches(prefixes: Iterator[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    while batch := list(itertools.islice(prefixes, _ROWS)):
+        yield batch

@@ -1,4 +1,4 @@
-"""Reads finished texts along the target, whoever wrote them: evidence for the judge.
+"""Scores finished texts by the target's logits, whatever decoded them: evidence for the judge.
 
 Shape suffixes: N tokens, V vocabulary.
 """
@@ -14,8 +14,8 @@ from specbench.records import Sampling
 from specbench.verify.distribution import (
     allowed,
     has_cuts,
+    identity,
     log_likelihoods,
-    placed,
     ratio_to_expect,
     surprise,
     token_distribution,
@@ -30,64 +30,64 @@ from specbench.verify.evidence import (
     SampledEvidence,
     Subject,
 )
-from specbench.verify.tally import Tally
-from specbench.verify.teacher import ReferenceModel, edge_slack
+from specbench.verify.reference_model import ReferenceModel, edge_slack
+from specbench.verify.statistics import Tally
 
-_AT_ONCE = 64  # texts, of which those of like length are fed together
-TEMPERATURES = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # as shares of the one asked for
+_GROUP = 64  # texts, of which those of similar length are fed together
+TEMPERATURES = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # factors of the requested one
 
 Texts = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnsweredPrompt:
-    """A prompt that was answered; `id` names workload, prompt and turn."""
+    """A prompt that has an output; `id` names workload, prompt and turn."""
 
     id: str
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
 
 
-class Reader:
-    """Reads texts along one target."""
+class TextScorer:
+    """Scores texts by one target."""
 
-    def __init__(self, teacher: ReferenceModel, *, seed: int) -> None:
-        self._teacher = teacher
+    def __init__(self, reference: ReferenceModel, *, seed: int) -> None:
+        self._reference = reference
         self._seed = seed
 
     def greedy(
         self,
         subject: Subject,
-        asked: Sequence[AnsweredPrompt],
+        prompts: Sequence[AnsweredPrompt],
         texts: Texts,
         baseline: Texts | None,
         *,
         eos_ids: Collection[int],
     ) -> GreedyEvidence:
-        """Texts beside those of K = 0; without these, beside the target's best tokens.
+        """Texts compared with those at K = 0, or else with the target's best tokens.
 
-        After a first difference the rest of a text is held to the target's best tokens, too. So
-        is its end, wherever there is no text of K = 0 to hold it to.
+        After a first difference the rest of a text is compared with the target's best tokens. The
+        end of a text is also checked, unless there is a text at K = 0.
         """
         divergences: list[Divergence] = []
-        for i, (prompt, text) in enumerate(zip(asked, texts, strict=True)):
-            place = (prompt.id, prompt.prompt_ids)
+        for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+            named = (prompt.id, prompt.prompt_ids)
             first = None
             if baseline is not None:
-                first = self._teacher.divergence(*place, baseline[i], text)
+                first = self._reference.divergence(*named, baseline[i], text)
                 if first is None:
                     continue
-            found = self._teacher.departures(*place, text)
+            departures = self._reference.departures(*named, text)
             if first is not None:
-                found = [first, *(d for d in found if d.position > first.position)]
+                departures = [first, *(d for d in departures if d.position > first.position)]
             if not _ends_well(text, prompt.max_new_tokens, eos_ids):
                 end = _end(text, prompt.max_new_tokens, eos_ids)
-                if not found or found[-1].position < end:  # else it is told already
-                    found.append(self._teacher.ending(*place, text, end))
-            divergences += found
+                if not departures or departures[-1].position < end:  # else it is listed already
+                    departures.append(self._reference.ending(*named, text, end))
+            divergences += departures
         return GreedyEvidence(
             subject=subject,
-            num_prompts=len(asked),
+            num_prompts=len(prompts),
             num_tokens=sum(map(len, texts)),
             divergences=tuple(divergences),
         )
@@ -103,51 +103,51 @@ class Reader:
         joint: JointCounts | None = None,
         tally: Tally | None = None,
     ) -> SampledEvidence:
-        """The first `num_tokens` tokens of one sampled text after the other.
+        """The first `num_tokens` tokens of the sampled texts, in order.
 
         The number is fixed beforehand and the last text is cut to it: stopping at a text's
-        end would prefer some distributions to others. A `tally` is told every token, too.
+        end would prefer some distributions to others. A `tally` also counts every token.
         """
-        readings: list[_ScoredText] = []
-        misshapen: list[str] = []
+        scored: list[_ScoredText] = []
+        wrongly_ended: list[str] = []
         for group in self._groups(answers, num_tokens):
             begun = []
             for prompt, text, counted in group:
                 if not _ends_well(text, prompt.max_new_tokens, eos_ids):
-                    misshapen.append(prompt.id)
-                noise = np.random.default_rng((self._seed, len(readings)))
+                    wrongly_ended.append(prompt.id)
+                noise = np.random.default_rng((self._seed, len(scored)))
                 begun.append(_ScoredText(prompt, counted, sampling, noise, tally))
-                readings.append(begun[-1])
+                scored.append(begun[-1])
             texts = [(prompt.prompt_ids, counted) for prompt, _, counted in group]
-            for i, logits_NV in self._teacher.together(texts):
+            for i, logits_NV in self._reference.together(texts):
                 begun[i].add(logits_NV)
         return SampledEvidence(
             subject=subject,
-            surprise_N=np.concatenate([part for read in readings for part in read.surprise]),
-            identity_N=np.concatenate([part for read in readings for part in read.identity]),
+            surprise_N=np.concatenate([part for each in scored for part in each.surprise]),
+            identity_N=np.concatenate([part for each in scored for part in each.identity]),
             log_likelihoods={
-                factor: sum(float(read.log_likelihoods[i]) for read in readings)
+                factor: sum(float(each.log_likelihoods[i]) for each in scored)
                 for i, factor in enumerate(TEMPERATURES)
             },
-            colder=Expected(*np.sum([read.colder for read in readings], axis=0)),
-            num_texts=len(readings),
-            num_outside=sum(read.num_outside for read in readings),
-            num_at_edge=sum(read.num_at_edge for read in readings),
-            misshapen=tuple(misshapen),
+            colder=Expected(*np.sum([each.colder for each in scored], axis=0)),
+            num_texts=len(scored),
+            num_outside=sum(each.num_outside for each in scored),
+            num_at_edge=sum(each.num_at_edge for each in scored),
+            wrongly_ended=tuple(wrongly_ended),
             joint=joint,
         )
 
     def _groups(
         self, answers: Iterable[tuple[AnsweredPrompt, tuple[int, ...]]], num_tokens: int
     ) -> Iterator[list[tuple[AnsweredPrompt, tuple[int, ...], tuple[int, ...]]]]:
-        """Texts that are read at once, whole and as far as they count; no more are asked for."""
+        """Groups of texts, each whole and as far as it counts; no further text is consumed."""
         group, left = [], num_tokens
         for prompt, text in answers:
             group.append((prompt, text, text[:left]))
             left -= len(group[-1][2])
             if left <= 0:
                 break
-            if len(group) >= _AT_ONCE:
+            if len(group) >= _GROUP:
                 yield group
                 group = []
         if group:
@@ -155,19 +155,19 @@ class Reader:
 
 
 class _ScoredText:
-    """Where each token of one text lies in the target's distribution given what precedes it."""
+    """Where each token of a text is in the target's distribution, given the tokens before it."""
 
     def __init__(
         self,
-        asked: AnsweredPrompt,
+        prompt: AnsweredPrompt,
         text: tuple[int, ...],
         sampling: Sampling,
         noise: np.random.Generator,
         tally: Tally | None,
     ) -> None:
-        self._asked, self._text, self._sampling = asked, text, sampling
+        self._prompt, self._text, self._sampling = prompt, text, sampling
         self._noise, self._tally = noise, tally
-        self._begin = 0  # of the text, the first token that is still to be read
+        self._begin = 0  # the first token of the text without a score
         self.surprise: list[Floats] = []
         self.identity: list[Floats] = []
         self.log_likelihoods = np.zeros(len(TEMPERATURES))
@@ -180,7 +180,7 @@ class _ScoredText:
         tokens_N = torch.tensor(self._text[begin : self._begin], device=logits_NV.device)
         probs_NV = token_distribution(logits_NV, self._sampling)
         if self._tally is not None:
-            self._tally.add(self._asked.id, begin, probs_NV.cpu().numpy(), tokens_N.cpu().numpy())
+            self._tally.add(self._prompt.id, begin, probs_NV.cpu().numpy(), tokens_N.cpu().numpy())
         if has_cuts(self._sampling):
             is_in_N = _of(allowed(logits_NV, self._sampling), tokens_N)
             slack_N1 = edge_slack(logits_NV)
@@ -190,7 +190,7 @@ class _ScoredText:
             probs_NV, tokens_N = probs_NV[is_in_N], tokens_N[is_in_N]
         within = torch.from_numpy(self._noise.random((2, len(tokens_N)))).to(tokens_N.device)
         self.surprise.append(surprise(probs_NV, tokens_N, within[0]).cpu().numpy())
-        self.identity.append(placed(probs_NV, tokens_N, within[1]).cpu().numpy())
+        self.identity.append(identity(probs_NV, tokens_N, within[1]).cpu().numpy())
         self.log_likelihoods += log_likelihoods(probs_NV, tokens_N, TEMPERATURES)
         self.colder += ratio_to_expect(probs_NV, CONTROL)
 
@@ -200,13 +200,13 @@ def _of(is_allowed_NV: Tensor, tokens_N: Tensor) -> Tensor:
 
 
 def _ends_well(text: Sequence[int], max_new_tokens: int, eos_ids: Collection[int]) -> bool:
-    """One end-of-text token, the last; or none, and all the tokens that were asked for."""
+    """Whether the only end-of-text token is the last one, or the text has all requested tokens."""
     if any(token in eos_ids for token in text[:-1]) or len(text) > max_new_tokens:
         return False
     return len(text) == max_new_tokens or text[-1] in eos_ids
 
 
 def _end(text: Sequence[int], max_new_tokens: int, eos_ids: Collection[int]) -> int:
-    """How many of its tokens belong to it."""
+    """Number of tokens up to the end of the text."""
     ends = (i + 1 for i, token in enumerate(text) if token in eos_ids)
     return min(next(ends, len(text)), max_new_tokens, len(text))

@@ -1,0 +1,320 @@
+"""Findings as sentences and as a JSON document; no torch.
+
+The built-in decoder and transformers have one sentence per pairing, and one about K = 0 of a
+target that failed. Serving engines have one sentence per pairing and K.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from specbench.exit_code import ExitCode
+from specbench.settings import SERVED
+from specbench.verify.judge import FALSE_ALARM, Finding, describe_divergence, is_tie
+
+SCHEMA_VERSION = 1
+LEAST_P = 1e-99  # a smaller p-value is shown as below this one
+
+# A verdict -> how its sentence begins, the gravest first; every other verdict is lossless.
+_WORDS = {
+    "mismatch": "NOT lossless",
+    "lossy": "lossy by choice",
+    "failed": "not verified",
+    "inconclusive": "undecided",
+    "matches_baseline": "lossless",
+}
+_WORDS_OF_SERVER_BASELINE = {
+    **_WORDS,
+    "mismatch": "NOT the target's",
+    "matches_baseline": "the others are compared with it",
+}
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """The code of the gravest finding."""
+    if any(finding.lossless is False for finding in findings):
+        return ExitCode.FAILED
+    verdicts = {finding.verdict for finding in findings}
+    if "failed" in verdicts:
+        return ExitCode.INCOMPLETE
+    return ExitCode.INCONCLUSIVE if "inconclusive" in verdicts else ExitCode.GOOD
+
+
+def document(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The JSON document of a call; docs/json.md explains every key."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "lossless": {0: True, 1: False}.get(exit_code(findings)),
+        "false_alarm": FALSE_ALARM,
+        "num_tests": _num_tests(findings),
+        "results": [result(finding) for finding in findings],
+        "sentences": sentences(findings),
+    }
+
+
+def false_alarm_note(findings: Sequence[Finding]) -> str:
+    """How to read the p-values; empty without any."""
+    num_tests = _num_tests(findings)
+    if not num_tests:
+        return ""
+    return (
+        f"p is adjusted for the {num_tests} tests of this call (Holm): below {FALSE_ALARM:g} is "
+        f"a fault; a sound engine triggers it in {FALSE_ALARM:.1%} of calls."
+    )
+
+
+def _num_tests(findings: Sequence[Finding]) -> int:
+    return sum(len(finding.p_values) for finding in findings)
+
+
+def result(finding: Finding) -> dict[str, Any]:
+    """A finding as an entry of `results`."""
+    subject, first, power = finding.subject, finding.first_divergence, finding.detectable
+    return {
+        "pairing": subject.pairing,
+        "engine": subject.engine,
+        "method": subject.method,
+        "num_speculative_tokens": subject.num_speculative_tokens,
+        "temperature": subject.temperature,
+        "lossless": finding.lossless,
+        "verdict": finding.verdict,
+        "reason": finding.reason,
+        "lossy": subject.lossy,
+        "match_rate": finding.match_rate,
+        "first_divergence": None if first is None else asdict(first),
+        "p_value": finding.p_value,
+        "p_values": dict(finding.p_values),
+        "control_p_value": finding.control_p_value,
+        "detectable_deviation": None if power is None else power.shift,
+        "detectable_tail": None if power is None else power.tail,
+        "num_prompts": finding.num_prompts,
+        "num_tokens": finding.num_tokens,
+        "divergences": [asdict(each) for each in finding.divergences],
+        "distances": [asdict(each) for each in finding.distances],
+        "not_looked_at": finding.not_scored_because or None,
+        "acceptance_rule": finding.rule,
+    }
+
+
+def sentences(findings: Sequence[Finding]) -> list[str]:
+    """The sentences of serving engines, then of the engines in this process."""
+    served = [finding for finding in findings if finding.subject.engine in SERVED]
+    findings = [finding for finding in findings if finding.subject.engine not in SERVED]
+    lines = _served_sentences(served)
+    for pairing, grouped in itertools.groupby(findings, lambda f: f.subject.pairing):
+        group = list(grouped)
+        is_baseline = all(map(_is_baseline, group))
+        if is_baseline and all(f.lossless for f in group) and len(group) < len(findings):
+            continue
+        lines.append(f"{pairing}{' at K = 0' if is_baseline else ''}: {_sentence(group)}")
+    return lines
+
+
+def _gravest(findings: Sequence[Finding]) -> Finding | None:
+    """The first finding of the gravest verdict in _WORDS; None without one."""
+    by_verdict = {finding.verdict: finding for finding in reversed(findings)}
+    return next((by_verdict[verdict] for verdict in _WORDS if verdict in by_verdict), None)
+
+
+def _sentence(findings: Sequence[Finding]) -> str:
+    """The verdict on a pairing in this process, without its name."""
+    gravest = _gravest(findings)
+    if gravest is None:
+        return f"lossless: {'; '.join(filter(None, (_greedy(findings), _sampled(findings))))}."
+    words = _WORDS[gravest.verdict]
+    if gravest.verdict == "lossy":
+        return f"{words}: {_at_every_temperature(findings)}."
+    return f"{words}: {_setting(gravest)}: {gravest.reason}{_in_brackets(gravest)}."
+
+
+def _at_every_temperature(findings: Sequence[Finding]) -> str:
+    """The reason of a lossy pairing at each temperature, for the K that differs most."""
+    reasons: list[str] = []
+    by_temperature: dict[float, list[Finding]] = {}
+    for finding in findings:
+        by_temperature.setdefault(finding.subject.temperature, []).append(finding)
+    for group in by_temperature.values():
+        worst = min(
+            group, key=lambda f: (f.match_rate or 0.0, 1.0 if f.p_value is None else f.p_value)
+        )
+        reason = worst.reason.removeprefix(worst.subject.lossy_words) if reasons else worst.reason
+        reasons.append(f"{_setting(worst)}: {reason}{_share(worst)}{_in_brackets(worst)}")
+    return "; ".join(reasons)
+
+
+def _share(finding: Finding) -> str:
+    if finding.match_rate is None or finding.num_prompts is None:
+        return ""
+    return f" ({_num_matching(finding)} of {finding.num_prompts} answers are those of K = 0)"
+
+
+def _num_matching(finding: Finding) -> int:
+    """Number of greedy texts that are the expected ones."""
+    return round((finding.match_rate or 0.0) * (finding.num_prompts or 0))
+
+
+def _greedy(findings: Sequence[Finding]) -> str:
+    greedy = [f for f in findings if f.match_rate is not None]
+    if not greedy:
+        return ""
+    num_prompts = sum(f.num_prompts or 0 for f in greedy)
+    matching = sum(map(_num_matching, greedy))
+    ties = " (the others differ at ties)" if matching < num_prompts else ""
+    return f"{_greedy_text(greedy[0])} in {matching} of {num_prompts} answers{ties}"
+
+
+def _greedy_text(finding: Finding) -> str:
+    right = "the target's best" if _is_baseline(finding) else "that of K = 0"
+    return f"greedy text is {right}"
+
+
+def _sampled(findings: Sequence[Finding]) -> str:
+    sampled = [f for f in findings if f.detectable is not None and f.p_value is not None]
+    if not sampled:
+        return ""
+    least = min(sampled, key=lambda f: f.p_value or 0.0)
+    weakest = max((f.detectable for f in sampled if f.detectable), key=lambda d: d.shift)
+    num_tokens = sum(f.num_tokens for f in sampled)
+    return (
+        f"{num_tokens:,} sampled tokens follow the target's distribution{_in_brackets(least)}: "
+        f"80% power to detect {weakest.shift:.1%} of tokens shifted, or {weakest.tail:.2%} "
+        "moved to "
+        "the least likely 0.1%"
+    )
+
+
+def _setting(finding: Finding) -> str:
+    subject = finding.subject
+    method = (
+        "" if _is_baseline(finding) else f" {subject.method} K={subject.num_speculative_tokens}"
+    )
+    return f"{subject.engine}{method} at T={subject.temperature:g}"
+
+
+def _is_baseline(finding: Finding) -> bool:
+    return finding.subject.num_speculative_tokens == 0
+
+
+def _in_brackets(finding: Finding) -> str:
+    return "" if finding.p_value is None else f" ({_p(finding)})"
+
+
+def _p(finding: Finding) -> str:
+    p = finding.p_value
+    assert p is not None
+    return f"p < {LEAST_P:.0g}" if p < LEAST_P else f"p = {p:.2g}"
+
+
+def divergence_lines(findings: Sequence[Finding]) -> list[str]:
+    """The divergences of a server's greedy texts from those at K = 0, each with its cause."""
+    return [
+        f"{_served_subject(finding)}: {describe_divergence(divergence)}"
+        f"{_why(finding, is_near=is_tie(divergence))}"
+        for finding in findings
+        if not _is_baseline(finding)
+        for divergence in finding.divergences
+    ]
+
+
+def _why(finding: Finding, *, is_near: bool) -> str:
+    if finding.not_scored_because:
+        return f"; not scored, because {finding.not_scored_because}"
+    return ": a near-tie" if is_near else ": rounding does not explain it"
+
+
+def _served_sentences(findings: Sequence[Finding]) -> list[str]:
+    groups: dict[tuple[str, str, int], list[Finding]] = {}
+    for finding in findings:
+        subject = finding.subject
+        key = (subject.pairing, subject.engine, subject.num_speculative_tokens)
+        groups.setdefault(key, []).append(finding)
+    return [_served_sentence(group, findings) for group in groups.values()]
+
+
+def _served_sentence(group: Sequence[Finding], findings: Sequence[Finding]) -> str:
+    gravest = _gravest(group)
+    verdict = gravest.verdict if gravest else ""
+    if _is_baseline(group[0]):
+        words = _WORDS_OF_SERVER_BASELINE.get(verdict, "sound")
+    else:
+        words = _WORDS.get(verdict, "lossless")
+    ordered = sorted(group, key=lambda finding: finding.verdict != verdict)
+    clauses = (_clause(finding, _baseline_of(finding, findings)) for finding in ordered)
+    return f"{_served_subject(group[0])}: {words}: {'; '.join(clauses)}."
+
+
+def _served_subject(finding: Finding) -> str:
+    subject = finding.subject
+    return f"{subject.pairing} on {subject.engine} at K = {subject.num_speculative_tokens}"
+
+
+def _baseline_of(finding: Finding, findings: Sequence[Finding]) -> Finding | None:
+    """The finding about K = 0 of the same engine; None at K = 0."""
+    if _is_baseline(finding):
+        return None
+    subject = finding.subject
+    return next(
+        f
+        for f in findings
+        if _is_baseline(f)
+        and f.subject.engine == subject.engine
+        and f.subject.temperature == subject.temperature
+        and subject.pairing.startswith(f"{f.subject.pairing}/")
+    )
+
+
+def _clause(finding: Finding, baseline: Finding | None) -> str:
+    temperature = f"at T={finding.subject.temperature:g}"
+    if finding.verdict == "failed":
+        return f"{temperature} {finding.reason}"
+    if finding.match_rate is not None:
+        return _served_greedy(finding)
+    return f"{temperature} {_served_sampled(finding, baseline)}"
+
+
+def _served_greedy(finding: Finding) -> str:
+    if finding.verdict == "matches_baseline":
+        return f"its greedy text is what the others are compared with ({finding.reason})"
+    matching, num = _num_matching(finding), finding.num_prompts or 0
+    text = f"{_greedy_text(finding)} in {matching} of {num} answers"
+    if finding.verdict == "near_tie":
+        return f"{text}, and in the others {finding.reason}"
+    return text if finding.verdict == "identical" else f"{text}; {finding.reason}"
+
+
+def _served_sampled(finding: Finding, baseline: Finding | None) -> str:
+    num = f"{finding.num_tokens:,} sampled tokens"
+    if finding.verdict == "matches_distribution":
+        power = finding.detectable
+        detects = f"; 80% power to detect {power.shift:.1%} of them shifted" if power else ""
+        return f"{num} follow the target's distribution ({_p(finding)}{detects})"
+    if finding.verdict == "matches_baseline" and baseline is not None:
+        target = f"not tested against the target's distribution: {finding.not_scored_because}"
+        if baseline.verdict == "mismatch":
+            target = "which does not follow the target's distribution, with or without speculation"
+        return f"{num} are like those of K = 0 ({_p(finding)}), {target}"
+    if finding.verdict == "mismatch":
+        return "; ".join(
+            [f"{finding.reason} ({_p(finding)}{_far(finding)})", *_context(finding, baseline)]
+        )
+    return finding.reason
+
+
+def _context(finding: Finding, baseline: Finding | None) -> Iterator[str]:
+    """Facts that help to find the cause of a fault."""
+    if baseline is not None and baseline.verdict == "matches_distribution":
+        yield f"K = 0 of the same server follows it ({_p(baseline)}{_far(baseline)})"
+    if finding.rule:
+        yield f"the rule by which it should accept drafts keeps the distribution: {finding.rule}"
+
+
+def _far(finding: Finding) -> str:
+    """The position of the largest distance, and its size."""
+    distance = finding.farthest
+    if distance is None:
+        return ""
+    return (
+        f"; farthest at token {distance.position + 1}: total variation "
+        f"{distance.total_variation:.3f}, and {distance.floor:.3f} by chance"
+    )
