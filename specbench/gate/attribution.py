@@ -1,4 +1,4 @@
-"""What a regression comes from: something that changed, fewer accepted drafts, or longer rounds.
+"""Causes of a regression: something that changed, fewer accepted draft tokens, or longer rounds.
 
 Tokens per second = tokens per round / seconds per round, so the loss of logarithms splits into one
 share of each; a speedup is the same with seconds in units of a K = 0 step.
@@ -23,9 +23,9 @@ from specbench.gate.tolerances import MetricKind, kind_of
 from specbench.metrics.registry import all_metrics
 from specbench.records import CellKey
 
-NAMED_SHARE = 0.25  # of a loss; what has a smaller one is not named as a cause
+NAMED_SHARE = 0.25  # of a loss; a cause with a smaller share is not named
 
-# What the attribution looks at besides the metrics that are judged.
+# Metrics that the attribution needs in addition to those that are judged.
 EVIDENCE = (
     "mean_acceptance_length",
     "acceptance_rate_per_position",
@@ -38,7 +38,7 @@ EVIDENCE = (
     "draft_cost_ratio",
     "verify_cost_ratio",
 )
-# No other count, such as launches per round, says that fewer drafts are accepted.
+# No other count, such as launches per round, shows that fewer draft tokens are accepted.
 _OF_ACCEPTANCE = (
     "mean_acceptance_length",
     "acceptance_rate",
@@ -49,7 +49,7 @@ _BEFORE_DECODING = ("ttft_s", "prefill_s", "queue_s")  # with their percentiles
 
 
 class Cause(StrEnum):
-    """Where a regression comes from, in the order of evidence: what changed, then what it moved."""
+    """Origins of a regression in the order of evidence: changes first, then their effects."""
 
     WEIGHTS = "changed weights"  # of the target or its draft, or the draft's method or parameters
     PROMPTS = "changed prompts"
@@ -58,14 +58,14 @@ class Cause(StrEnum):
     TEXT = "text"  # the greedy output itself
     DRAFT_COST = "draft cost"
     VERIFICATION = "verification"
-    ROUND_TIME = "round time"  # its other parts, or none is known
+    ROUND_TIME = "round time"  # its other parts, or no part is known
     PREFILL = "prefill"
     MEMORY = "memory"
     MACHINE = "machine"  # K = 0 is slower too: driver, clocks, packages or the machine
 
 
 _CAUSE_OF_PART = {"draft": Cause.DRAFT_COST, "verify": Cause.VERIFICATION}
-# What neither a draft nor its parameters can do: both are absent at K = 0 and in a prefill.
+# Causes that a drafter cannot have: it is absent at K = 0 and in a prefill.
 _WITHOUT_DRAFTS = {Cause.MACHINE, Cause.PREFILL}
 _CAUSE_OF_ALLOWED = {
     **dict.fromkeys(("model", "target", "tokenizer", DRAFTER, "lossy"), Cause.WEIGHTS),
@@ -76,7 +76,7 @@ _CAUSE_OF_ALLOWED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shift:
-    """A quantity before and after."""
+    """A quantity in the baseline and in the candidate."""
 
     name: str
     unit: str
@@ -85,21 +85,21 @@ class Shift:
 
     @property
     def log(self) -> float:
-        """log(after / before); 0 where a ratio says nothing."""
+        """log(after / before); 0 if either is not positive."""
         return math.log(self.after / self.before) if self.before > 0 and self.after > 0 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attribution:
-    """Why a cell's metrics regressed; no cause where the engine does not report its rounds."""
+    """Causes of a cell's regression; empty if the engine does not report its rounds."""
 
     cell: CellKey
-    metrics: tuple[str, ...]  # those that regressed; none: undecided, and causes are what changed
+    metrics: tuple[str, ...]  # that regressed; (): undecided, and causes are changes
     causes: tuple[Cause, ...]
     acceptance: Shift | None  # mean_acceptance_length
     curve: tuple[tuple[float, ...], tuple[float, ...]]  # acceptance per position, before and after
-    round: Shift | None  # seconds a round; on other hardware, or a slower one, K = 0 steps
-    step: Shift | None  # seconds of a K = 0 step, on the same hardware
+    round: Shift | None  # seconds per round; on other or slower hardware, in K = 0 steps
+    step: Shift | None  # seconds per K = 0 step, on the same hardware
     slower: tuple[Shift, ...]  # parts of a round that make it slower: draft, verify, other
     changes: tuple[RunDifference, ...] = ()  # those among the causes
 
@@ -107,11 +107,13 @@ class Attribution:
 def changed_causes(
     key: CellKey, baseline: Fingerprint, candidate: Fingerprint, allowed: Sequence[RunDifference]
 ) -> tuple[tuple[Cause, RunDifference], ...]:
-    """What changed between two runs and can explain a regression of a cell: not what is of another
-    draft, target or workload."""
+    """Changes between two runs that can explain a regression of a cell.
+
+    Changes of another drafter, target or workload cannot.
+    """
     drafter = drafter_difference(key.pairing, baseline, candidate)
     at = key.condition
-    others = [f" of {name}," for name in baseline.models if name != at.target]
+    other_targets = [f" of {name}," for name in baseline.models if name != at.target]
     software = software_changes(baseline, candidate)
     return (
         *([(Cause.WEIGHTS, drafter)] if drafter else []),
@@ -120,12 +122,16 @@ def changed_causes(
             for d in allowed
             if d.name in _CAUSE_OF_ALLOWED and _is_of(d, at.target, at.workload)
         ),
-        *((Cause.PACKAGES, d) for d in software if not any(o in f"{d.name}," for o in others)),
+        *(
+            (Cause.PACKAGES, d)
+            for d in software
+            if not any(o in f"{d.name}," for o in other_targets)
+        ),
     )
 
 
 def _is_of(difference: RunDifference, target: str, workload: str) -> bool:
-    """Whether a difference is of this target or workload, or of no single one."""
+    """Whether a difference is about this target or workload, or about all of them."""
     one_of = dict.fromkeys(("model", "tokenizer"), target)
     one_of |= dict.fromkeys(("prompts", "workload"), workload)
     name = one_of.get(difference.name)
@@ -142,7 +148,7 @@ def attribute(
     same_hardware: bool,
     changed: Sequence[tuple[Cause, RunDifference]] = (),
 ) -> Attribution:
-    """What the regression of some metrics of a cell comes from; `changed`: see `changed_causes`."""
+    """The causes of the regression of some metrics of a cell; `changed`: see `changed_causes`."""
     acceptance = _shift(before, after, "mean_acceptance_length")
     seconds = _shift(before, after, "round_s") if same_hardware else None
     steps = _shift(before, after, "break_even_length")
@@ -152,7 +158,7 @@ def attribute(
         for name in metrics
         for cause in _causes(name, _lost(before, after, name), acceptance, step, steps or seconds)
     }
-    # What slowed K = 0 as well slowed every part of a round: in its steps they can be told apart.
+    # A slower machine slows every part of a round: only shares of a K = 0 step show which grew.
     if step is not None and seconds is not None and step.log > NAMED_SHARE * abs(seconds.log):
         seconds, same_hardware = None, False
     slower = tuple(_slower(before, after, same_hardware=same_hardware))
@@ -179,18 +185,18 @@ def attribute(
 
 
 def _lost(before: CellFigures, after: CellFigures, name: str) -> float:
-    """What the metric itself lost, in logarithms; 0 where a ratio says nothing."""
+    """The loss of the metric itself, in logarithms; 0 if a value is missing or not positive."""
     metric = all_metrics().get(name.partition("[")[0])
-    one, other = before.value(name), after.value(name)
-    if metric is None or one is None or other is None or one <= 0 or other <= 0:
+    old, new = before.value(name), after.value(name)
+    if metric is None or old is None or new is None or old <= 0 or new <= 0:
         return 0.0
-    return math.log(one / other if metric.better == "higher" else other / one)
+    return math.log(old / new if metric.better == "higher" else new / old)
 
 
 def _causes(
     name: str, lost: float, acceptance: Shift | None, step: Shift | None, round_: Shift | None
 ) -> Iterator[Cause]:
-    """`lost` by the metric: what acceptance and rounds do not explain, they did not cause."""
+    """Causes of what a metric `lost`: those with a share of the loss worth naming."""
     base = name.partition("[")[0]
     metric = all_metrics().get(base)
     if base == OUTPUT_TOKENS:
@@ -216,7 +222,7 @@ def _causes(
 
 
 def _slower(before: CellFigures, after: CellFigures, *, same_hardware: bool) -> Iterator[Shift]:
-    """The parts of a round that got slower, those with a share of the loss worth naming."""
+    """The parts of a round that got slower, if their share of the loss is worth naming."""
     if same_hardware:
         shifts = [_shift(before, after, f"{part}_s") for part in ("draft", "verify", "other")]
     else:
@@ -241,9 +247,9 @@ def _step(seconds: Shift | None, steps: Shift | None) -> Shift | None:
 
 
 def _shift(before: CellFigures, after: CellFigures, name: str, times: int = 1) -> Shift | None:
-    one, other = before.value(name), after.value(name)
-    if one is None or other is None:
+    old, new = before.value(name), after.value(name)
+    if old is None or new is None:
         return None
     unit = "steps" if "ratio" in name or name == "break_even_length" else all_metrics()[name].unit
     short = name.removesuffix("_s").removesuffix("_cost_ratio")
-    return Shift(name=short, unit=unit, before=times * one, after=times * other)
+    return Shift(name=short, unit=unit, before=times * old, after=times * new)

@@ -1,7 +1,7 @@
-"""Runs boiled down to what the gate compares: one run, or several as a baseline.
+"""Runs summarized for comparison: one run, or several pooled as a baseline; `baseline.json`.
 
 Several runs of the same work show how far apart identical runs are. Prompts inside one run do
-not show that: they share its clocks, its memory layout and its neighbours.
+not show that: they share its clocks, its memory layout and its neighbors.
 """
 
 import json
@@ -38,14 +38,14 @@ from specbench.whole_file import write_whole
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceRun:
-    """A run that figures come from."""
+    """A run of a snapshot: its id, versions and signs of noise."""
 
     run_id: str
     created_at: str
     specbench_version: str
     git_commit: str | None = None
-    imported_sha256: tuple[str, ...] | None = None  # of other tools' result files
-    # What showed that its machine was busy. Limited clocks do not: those of all its runs are.
+    imported_sha256: tuple[str, ...] | None = None  # of the result files of other tools
+    # Signs of a busy machine. Limited clocks are not a sign: they limit every run of a machine.
     noise: tuple[str, ...] | None = None
     cpu_share: float | None = None  # CPU seconds of its process per second of K = 0
 
@@ -57,11 +57,11 @@ class Snapshot:
     origins: tuple[SourceRun, ...]
     fingerprint: Fingerprint
     cells: tuple[CellFigures, ...]
-    unmeasured: tuple[CellKey, ...] = ()  # planned without a request; of a pool not in every run
+    unmeasured: tuple[CellKey, ...] = ()  # planned without a request; of a pool: not in every run
     is_complete: bool = True
 
     def __post_init__(self) -> None:
-        """ValueError where it is of no run, as in a file that was changed."""
+        """ValueError without a run, as in a file that was changed."""
         if not self.origins:
             raise ValueError("origins: at least one run is needed")
 
@@ -71,18 +71,18 @@ class Snapshot:
 
     @property
     def noise(self) -> tuple[str, ...]:
-        """Runs on a busy machine, each with what showed it."""
+        """Runs on a busy machine, each with its signs."""
         return tuple(f"{o.run_id}: {'; '.join(o.noise)}" for o in self.origins if o.noise)
 
     @property
     def cpu_share(self) -> float | None:
-        """CPU seconds per second of K = 0, over the runs that know it."""
+        """CPU seconds per second of K = 0: the mean of the runs that have it."""
         known = [o.cpu_share for o in self.origins if o.cpu_share is not None]
         return fmean(known) if known else None
 
 
 def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapshot:
-    """The figures of one run; `names`: of cells measured here only of these metrics."""
+    """The figures of one run; `names`: only these metrics, of cells that were not imported."""
     run, imported = stored.run, stored.imported
     keys = [plan.key for plan in run.cells]
     cells = gather_run(stored)
@@ -114,8 +114,11 @@ def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapsho
 
 
 def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
-    """Several runs of the same work as one baseline of geometric means over the cells valid in all.
-    UsageError for interrupted runs, twins, and fingerprints that differ in more than `allowed`."""
+    """One baseline of several runs of the same work: geometric means of the cells valid in all.
+
+    UsageError for interrupted runs, duplicates, and fingerprints that differ in more than
+    `allowed`.
+    """
     first = runs[0]
     for run in runs:
         origin = run.origins[0]
@@ -146,13 +149,13 @@ def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
         origins=tuple(run.origins[0] for run in runs),
         fingerprint=replace(first.fingerprint, hardware=_all_hardware(runs)),
         cells=cells,
-        # Planned all the same: as a candidate they are missing, not other work.
+        # They were planned: of a candidate they are missing, not different work.
         unmeasured=tuple(dict.fromkeys(key for key in planned if key not in kept)),
     )
 
 
 def left_out(runs: Sequence[Snapshot], pooled: Snapshot) -> Iterator[str]:
-    """Why cells of the runs are not in their baseline, a line each."""
+    """Why cells of the runs are not in their baseline, one line per cell and run."""
     kept = {cell.key for cell in pooled.cells}
     for run in runs:
         name = run.origins[0].run_id
@@ -168,46 +171,50 @@ def left_out(runs: Sequence[Snapshot], pooled: Snapshot) -> Iterator[str]:
             yield f"{cell.key.label}: not in every run, or with different prompts"
 
 
-def _why_unlike(one: Fingerprint, other: Fingerprint) -> Iterator[tuple[str, str]]:
-    """Why two runs cannot be pooled, each with the word of --allow-different that lets them."""
-    for name, ours, theirs in differences(one, other, threads=False):
+def _why_unlike(first: Fingerprint, second: Fingerprint) -> Iterator[tuple[str, str]]:
+    """Why two runs cannot be pooled, each with the word of --allow-different that permits it."""
+    for name, ours, theirs in differences(first, second, threads=False):
         yield name, f"did different work: {name}: {ours} and {theirs}"
-    for pairing, change in draft_changes(one, other):
+    for pairing, change in draft_changes(first, second):
         fact = "weights" if change.name.startswith("weights") else "method or parameters"
         yield DRAFTER, f"did different work: {fact} of {pairing} differ"
-    for name, ours, theirs in software_changes(one, other, AROUND):
+    for name, ours, theirs in software_changes(first, second, AROUND):
         yield SOFTWARE, f"are not repeats of each other: {name}: {ours} and {theirs}"
 
 
 def _refuse_twins(origins: Sequence[SourceRun]) -> None:
-    """UsageError for a run, or a result file, that comes twice: no deviation is between those."""
+    """UsageError for a run, or a result file, given twice: it does not deviate from itself."""
     for i, origin in enumerate(origins):
         for earlier in origins[:i]:
             if origin.run_id == earlier.run_id:
-                what = f"run {origin.run_id} was named twice"
+                fault = f"run {origin.run_id} was named twice"
             elif set(origin.imported_sha256 or ()) & set(earlier.imported_sha256 or ()):
-                what = f"runs {earlier.run_id} and {origin.run_id} were imported from the same file"
+                fault = (
+                    f"runs {earlier.run_id} and {origin.run_id} were imported from the same file"
+                )
             else:
                 continue
-            raise UsageError(f"{what}: the variation between runs would be underestimated")
+            raise UsageError(f"{fault}: the variation between runs would be underestimated")
 
 
 def _all_hardware(runs: Sequence[Snapshot]) -> dict[str, str]:
-    """The facts of all machines: where they are several, no single run has them."""
-    facts = [run.fingerprint.hardware for run in runs]
-    names = dict.fromkeys(name for own in facts for name in own)
-    return {name: " | ".join(dict.fromkeys(own.get(name, "") for own in facts)) for name in names}
+    """The hardware of all runs, different values joined, so that no single run has the same."""
+    machines = [run.fingerprint.hardware for run in runs]
+    names = dict.fromkeys(name for facts in machines for name in facts)
+    return {
+        name: " | ".join(dict.fromkeys(facts.get(name, "") for facts in machines)) for name in names
+    }
 
 
 def _pooled_cells(runs: Sequence[Snapshot]) -> Iterator[CellFigures]:
-    others = [{cell.key: cell for cell in run.cells} for run in runs]
+    by_key = [{cell.key: cell for cell in run.cells} for run in runs]
     for cell in runs[0].cells:
-        same = [cells[cell.key] for cells in others if cell.key in cells]
+        same = [cells[cell.key] for cells in by_key if cell.key in cells]
         valid = all(
-            not one.problems
-            and one.units == cell.units
-            and (cell.shows_clock(one) or not cell.changed_prompts(one))
-            for one in same
+            not twin.problems
+            and twin.units == cell.units
+            and (cell.shows_clock(twin) or not cell.changed_prompts(twin))
+            for twin in same
         )
         if len(same) == len(runs) and valid:
             yield _pooled_cell(same) if len(same) > 1 else cell
@@ -223,7 +230,7 @@ def _pooled_cell(cells: Sequence[CellFigures]) -> CellFigures:
             fmean(tokens) for tokens in zip(*(c.num_tokens for c in cells), strict=True)
         ),
         figures={name: _pooled_figure([c.figures[name] for c in cells]) for name in names},
-        texts=texts if agree else {},  # text that does not repeat cannot be held to
+        texts=texts if agree else {},  # text that does not repeat cannot be compared
     )
 
 
@@ -244,12 +251,12 @@ def _pooled_without(figures: Sequence[Figure]) -> tuple[float, ...] | None:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Geometric where it exists, since changes are judged as ratios."""
+    """The geometric mean if all are positive, since changes are judged as ratios."""
     return rounded(geometric_mean(values) if min(values) > 0 else fmean(values))
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """The standard deviation of the logarithm; relative to the mean where there is none."""
+    """The standard deviation of the logarithms; else relative to the mean."""
     if min(values) > 0:
         return rounded(float(np.std(np.log(values), ddof=1)))
     mean = fmean(values)
@@ -275,10 +282,10 @@ _FLAT_LIST = re.compile(r"\[[^\[\]{}]*\]")
 
 
 def write_baseline(baseline: Snapshot, path: Path) -> None:
-    """Replace the file in one step; StoreError where the disk refuses."""
+    """Replace the file in one step; StoreError if it cannot be written."""
     document = _BaselineFile(kind=KIND, schema_version=SCHEMA_VERSION, baseline=baseline)
     text = json.dumps(_FILE.dump_python(document, mode="json", exclude_none=True), indent=1)
-    # A list of numbers is one line of a diff, not one line a prompt.
+    # A list of numbers is one line of a diff, not one line per prompt.
     text = _FLAT_LIST.sub(lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -296,19 +303,19 @@ def read_baseline(path: Path) -> Snapshot:
             f"{path}: {getattr(error, 'strerror', None) or 'is not a text file'}"
         ) from error
     try:
-        document: Any = parse_json(text)
+        values: Any = parse_json(text)
     except ValueError as error:
         raise StoreError(f"{path}: damaged: {error}") from error
-    if not isinstance(document, dict) or document.get("kind") != KIND:
+    if not isinstance(values, dict) or values.get("kind") != KIND:
         raise StoreError(f"{path}: not a baseline; `specbench baseline RUN...` writes one")
-    version = document.get("schema_version")
+    version = values.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise StoreError(f"{path}: schema version {version}; update specbench to read it")
     try:
-        found = _FILE.validate_json(text)
+        document = _FILE.validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise StoreError(f"{path}: damaged: {where}: {first['msg']}") from error
-    assert found is not None, "expected an object, not null"
-    return found.baseline
+        key = ".".join(str(part) for part in first["loc"])
+        raise StoreError(f"{path}: damaged: {key}: {first['msg']}") from error
+    assert document is not None, "expected an object, not null"
+    return document.baseline

@@ -1,4 +1,4 @@
-"""The gate: is a run worse than its baseline, beyond noise and beyond what is tolerated?
+"""The gate: is a run worse than its baseline, beyond noise and beyond the tolerances?
 
 One-sided: an improvement never fails. Counts come first, seconds second.
 """
@@ -37,26 +37,26 @@ from specbench.records import NO_DRAFTER, CellKey
 from specbench.settings.words import nearest
 from specbench.stats.multiple_testing import holm
 
-WAITS = 0.9  # of the baseline's share of the CPU; fewer slow a run by more than 10%
+WAITS = 0.9  # of the baseline's share of the CPU; less slows a run by more than 10%
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """The answer of a comparison, and what it rests on."""
+    """The result of a comparison, and the two sides."""
 
     baseline: Snapshot
     candidate: Snapshot
     tolerances: tuple[Tolerance, ...]
     judgements: tuple[Judgement, ...]  # counts before seconds
     attributions: tuple[Attribution, ...]  # of regressions, and of undecided cells that changed
-    num_tests: int  # comparisons that noise could have failed
-    allowed: tuple[RunDifference, ...]  # differs, and the user said that it may
-    changes: tuple[RunDifference, ...]  # differs, and may: what can explain a regression
+    num_tests: int  # judgements that noise could have failed
+    allowed: tuple[RunDifference, ...]  # differences that --allow-different permits
+    changes: tuple[RunDifference, ...]  # other differences, which can explain a regression
     notes: tuple[str, ...]
 
     @property
     def verdict(self) -> GateVerdict:
-        """The gravest of all."""
+        """The gravest verdict."""
         return max((j.verdict for j in self.judgements), key=list(GateVerdict).index)
 
 
@@ -66,17 +66,20 @@ def check(
     tolerances: Sequence[Tolerance] | None = None,
     allowed: Collection[str] = (),
 ) -> Gate:
-    """Judge a candidate's cells that speculate, else those of K = 0, against a baseline;
+    """Judge a candidate's cells that speculate, or else those at K = 0, by a baseline.
+
     `tolerances` None: the default ones. UsageError for runs that must not be compared and for
-    unknown metrics."""
+    unknown metrics.
+    """
     chosen = _applicable(tolerances, baseline, candidate)
     threads = thread_difference(baseline.fingerprint, candidate.fingerprint)
     notes: list[str] = []
     if threads is not None and HARDWARE not in allowed:
         chosen, notes = _without_seconds(chosen, threads)
     is_absolute = any(kind_of(metric_of(t)) is MetricKind.TIME for t in chosen)
-    found = pair_up(baseline, candidate, allowed, absolute_times=is_absolute)
-    pairs = [p for p in found.pairs if p.baseline.key.draft.drafter != NO_DRAFTER] or found.pairs
+    comparable = pair_up(baseline, candidate, allowed, absolute_times=is_absolute)
+    drafted = [p for p in comparable.pairs if p.baseline.key.draft.drafter != NO_DRAFTER]
+    pairs = drafted or comparable.pairs
     sides = {BASELINE: baseline, CANDIDATE: _with_waiting(baseline, candidate)}
     same_text = have_same_arithmetic(baseline.fingerprint, candidate.fingerprint)
     verdicts = [(pair, judge_unusable(pair, is_complete=candidate.is_complete)) for pair in pairs]
@@ -109,14 +112,16 @@ def check(
         candidate=candidate,
         tolerances=chosen,
         judgements=tuple(judgements),
-        attributions=tuple(_attributions(judgements, pairs, baseline, candidate, found.allowed)),
+        attributions=tuple(
+            _attributions(judgements, pairs, baseline, candidate, comparable.allowed)
+        ),
         num_tests=sum(case.is_test for case in cases),
-        allowed=found.allowed,
+        allowed=comparable.allowed,
         changes=changes(baseline.fingerprint, candidate.fingerprint),
         notes=(
             *notes,
             *_not_judged(chosen, usable),
-            *_notes(sides[BASELINE], sides[CANDIDATE], found.only_candidate),
+            *_notes(sides[BASELINE], sides[CANDIDATE], comparable.only_candidate),
             *dict.fromkeys(_clock_notes(usable)),
             *_without_times(chosen, judgements),
         ),
@@ -124,12 +129,14 @@ def check(
 
 
 def _with_waiting(baseline: Snapshot, candidate: Snapshot) -> Snapshot:
-    """The candidate, noisy also if its process got the CPU clearly less than an always busy
-    baseline's."""
-    one, other = baseline.cpu_share, candidate.cpu_share
-    if candidate.noise or one is None or other is None or one < WAITED or other > WAITS * one:
+    """The candidate, also noisy if its process got clearly less CPU time than a baseline that
+    always had the CPU."""
+    before, after = baseline.cpu_share, candidate.cpu_share
+    if candidate.noise or before is None or after is None or before < WAITED:
         return candidate
-    fact = f"{share_fact(other)}, and for {one:.0%} in the baseline"
+    if after > WAITS * before:
+        return candidate
+    fact = f"{share_fact(after)}, and for {before:.0%} in the baseline"
     origins = tuple(replace(origin, noise=(fact,)) for origin in candidate.origins)
     return replace(candidate, origins=origins)
 
@@ -147,7 +154,7 @@ def _clock_notes(pairs: Sequence[CellPair]) -> Iterator[str]:
 
 
 def metric_of(tolerance: Tolerance) -> Metric:
-    """The metric of a tolerance; UsageError where there is none, or none that has a worse."""
+    """The metric of a tolerance; UsageError if it is unknown or has no better direction."""
     known = all_metrics()
     metric = known.get(tolerance.base_name)
     if metric is None:
@@ -167,20 +174,20 @@ def _applicable(
     cells = (*baseline.cells, *candidate.cells)
     names = {name for cell in cells for name in cell.figures}
     names |= {name.partition("[")[0] for name in names}
-    asked = tuple(tolerances or default_tolerances(baseline.fingerprint.device))
-    for tolerance in asked:
+    requested = tuple(tolerances or default_tolerances(baseline.fingerprint.device))
+    for tolerance in requested:
         metric = metric_of(tolerance)
         if tolerances is not None and tolerance.metric not in names:
             raise UsageError(
                 f"--fail-on: {tolerance.metric} is missing on both sides: {metric.formula}"
             )
-    return tuple(tolerance for tolerance in asked if tolerance.metric in names)
+    return tuple(tolerance for tolerance in requested if tolerance.metric in names)
 
 
 def _without_seconds(
     chosen: Sequence[Tolerance], threads: RunDifference
 ) -> tuple[tuple[Tolerance, ...], list[str]]:
-    """Tolerances of counts and ratios, and a note that says so; UsageError if none are left."""
+    """The tolerances of counts and ratios, and a note; UsageError if none is left."""
     kept = tuple(t for t in chosen if kind_of(metric_of(t)) is not MetricKind.TIME)
     numbers = f"threads: {threads.baseline} in the baseline, {threads.candidate} in the candidate"
     remedy = "give the runs of both sides the same --threads"
@@ -197,7 +204,7 @@ def _without_seconds(
 
 
 def _judged(cases: Sequence[MetricCase]) -> Iterator[Judgement]:
-    """Holm over all comparisons that noise could fail; what does not vary is no matter of luck."""
+    """Judgements, adjusted by Holm over the cases that vary; the others cannot fail by chance."""
     tests = [case for case in cases if case.is_test]
     adjusted = dict(zip(map(id, tests), holm([case.p_value for case in tests]), strict=True))
     for case in cases:
@@ -213,9 +220,9 @@ def _attributions(
 ) -> Iterator[Attribution]:
     same_hardware = baseline.fingerprint.hardware == candidate.fingerprint.hardware
     for before, after in pairs:
-        own = [j for j in judgements if j.cell == before.key]
-        failed = [j.metric for j in own if j.verdict is GateVerdict.REGRESSION]
-        is_undecided = any(j.verdict is GateVerdict.INCONCLUSIVE for j in own)
+        of_cell = [j for j in judgements if j.cell == before.key]
+        failed = [j.metric for j in of_cell if j.verdict is GateVerdict.REGRESSION]
+        is_undecided = any(j.verdict is GateVerdict.INCONCLUSIVE for j in of_cell)
         fingerprints = baseline.fingerprint, candidate.fingerprint
         changed = changed_causes(before.key, *fingerprints, allowed)
         if after is not None and (failed or (is_undecided and changed)):
@@ -238,22 +245,22 @@ def _without_times(
 ) -> Iterator[str]:
     if any(judgement.reason.startswith(NOISY) for judgement in judgements):
         rest = [t for t in tolerances if kind_of(metric_of(t)) is not MetricKind.TIME]
-        asked = ",".join(f"{t.metric}:{100 * t.share:g}%" for t in rest)
-        judging = f", or judge only ratios and counts: --fail-on {asked}" if rest else ""
+        kept = ",".join(f"{t.metric}:{100 * t.share:g}%" for t in rest)
+        judging = f", or judge only ratios and counts: --fail-on {kept}" if rest else ""
         yield f"measure again while nothing else runs{judging}"
 
 
 def _notes(
     baseline: Snapshot, candidate: Snapshot, only_candidate: Sequence[CellKey]
 ) -> Iterator[str]:
-    own = {origin.run_id for origin in candidate.origins}
-    known = {origin.run_id for origin in baseline.origins}
-    if own == known:
+    run_ids = {origin.run_id for origin in candidate.origins}
+    in_baseline = {origin.run_id for origin in baseline.origins}
+    if run_ids == in_baseline:
         yield (
-            f"baseline and candidate are the same: {', '.join(sorted(own))}. A run cannot be worse "
-            "than itself; name an earlier run, or a file of `specbench baseline`"
+            f"baseline and candidate are the same: {', '.join(sorted(run_ids))}. A run cannot be "
+            "worse than itself; name an earlier run, or a file of `specbench baseline`"
         )
-    elif own & known:
+    elif run_ids & in_baseline:
         yield "the baseline includes the candidate's own run"
     for name, side in ((BASELINE, baseline), (CANDIDATE, candidate)):
         for facts in side.noise:

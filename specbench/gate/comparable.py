@@ -1,4 +1,4 @@
-"""Which cells of two runs are the same work, and what speaks against comparing the runs."""
+"""Cells of two runs that are the same work, and differences that forbid comparing the runs."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -20,8 +20,7 @@ from specbench.records.axes import AXES
 PROMPTS = "prompts"
 CELLS = "cells"
 
-# A word of --allow-different -> the axes that may then differ. The first of each is what the word
-# is about.
+# A word of --allow-different -> the axes that may then differ, the one it names first.
 _AXES_OF_WORD: Mapping[str, tuple[str, ...]] = {
     word: tuple(name for name, axis in AXES.items() if word in axis.allowed_by)
     for word in ("K", *dict.fromkeys(word for axis in AXES.values() for word in axis.allowed_by))
@@ -34,21 +33,21 @@ WORDS = (
     HARDWARE,
     SOFTWARE,
 )
-_AXES = tuple(name for name in AXES if name != "pairing")  # which target and drafter make up
+_AXES = tuple(name for name in AXES if name != "pairing")  # it follows from target and drafter
 
 
 class CellPair(NamedTuple):
-    """A cell of the baseline and the same work in the candidate; None where not measured."""
+    """A cell of the baseline and the same work in the candidate; None if not measured."""
 
     baseline: CellFigures
     candidate: CellFigures | None
 
 
 class Comparable(NamedTuple):
-    """What of two runs can be compared."""
+    """The cells of two runs that can be compared, and the differences between the runs."""
 
     pairs: tuple[CellPair, ...]
-    allowed: tuple[RunDifference, ...]  # differs, and the user said that it may
+    allowed: tuple[RunDifference, ...]  # differences that --allow-different permits
     only_candidate: tuple[CellKey, ...]  # measured there, and not in the baseline
 
 
@@ -59,11 +58,14 @@ def pair_up(
     *,
     absolute_times: bool = False,
 ) -> Comparable:
-    """The cells of both runs that are the same work; with `absolute_times` the hardware must be the
-    same. UsageError names differences that are not allowed, and ambiguous matches."""
-    found = differences(baseline.fingerprint, candidate.fingerprint)
+    """The cells of both runs that are the same work.
+
+    With `absolute_times` the hardware must be the same. UsageError names differences that are not
+    allowed, and ambiguous matches.
+    """
+    differing = differences(baseline.fingerprint, candidate.fingerprint)
     if not absolute_times:
-        found = tuple(d for d in found if d.name != HARDWARE)
+        differing = tuple(d for d in differing if d.name != HARDWARE)
     measured = {cell.key: cell for cell in candidate.cells}
     keys = (*measured, *candidate.unmeasured)
     ignored = {name for word in allowed for name in _AXES_OF_WORD.get(word, ())}
@@ -76,36 +78,36 @@ def pair_up(
         if common in after
     )
     only = tuple(key for common, key in after.items() if common not in before)
-    others = () if CELLS in allowed else only
-    found += tuple(
+    unmatched = () if CELLS in allowed else only
+    differing += tuple(
         dict.fromkeys(
-            _why_unmatched(key, others, keys)
+            _why_unmatched(key, unmatched, keys)
             for common, key in before.items()
             if common not in after
         )
     )
     matched = ((key, after[common]) for common, key in before.items() if common in after)
-    found += tuple(dict.fromkeys(_allowed_in_keys(matched, allowed)))
-    found += tuple(_other_prompts(pairs, is_complete=candidate.is_complete))
-    if not any(difference.name == TOKENIZER for difference in found):  # which explains other ids
-        found += tuple(_other_ids(pairs))
-    _refuse([difference for difference in found if difference.name not in allowed])
+    differing += tuple(dict.fromkeys(_allowed_in_keys(matched, allowed)))
+    differing += tuple(_other_prompts(pairs, is_complete=candidate.is_complete))
+    if not any(d.name == TOKENIZER for d in differing):  # another tokenizer explains other ids
+        differing += tuple(_other_ids(pairs))
+    _refuse([difference for difference in differing if difference.name not in allowed])
     if not pairs:
         raise UsageError("baseline and candidate have no cell in common")
-    return Comparable(pairs, found, tuple(key for key in only if key in measured))
+    return Comparable(pairs, differing, tuple(key for key in only if key in measured))
 
 
-def _refuse(found: Sequence[RunDifference]) -> None:
-    if not found:
+def _refuse(refused: Sequence[RunDifference]) -> None:
+    if not refused:
         return
-    told = [
-        f"{d.name}: {d.baseline} in the baseline, {d.candidate} in the candidate" for d in found
+    lines = [
+        f"{d.name}: {d.baseline} in the baseline, {d.candidate} in the candidate" for d in refused
     ]
-    words = ",".join(dict.fromkeys(d.name for d in found))
+    words = ",".join(dict.fromkeys(d.name for d in refused))
     hint = "; or name no absolute times in --fail-on" if words == HARDWARE else ""
     raise UsageError(
         "these runs did different work:\n  "
-        + "\n  ".join(told)
+        + "\n  ".join(lines)
         + f"\nto compare them anyway: --allow-different {words}{hint}"
     )
 
@@ -113,40 +115,41 @@ def _refuse(found: Sequence[RunDifference]) -> None:
 def _by_common_axes(
     keys: Iterable[CellKey], ignored: set[str]
 ) -> dict[tuple[object, ...], CellKey]:
-    found: dict[tuple[object, ...], CellKey] = {}
+    by_axes: dict[tuple[object, ...], CellKey] = {}
     for key in keys:
         common = tuple(AXES[name].of(key) for name in _AXES if name not in ignored)
-        twin = found.setdefault(common, key)
+        twin = by_axes.setdefault(common, key)
         if twin is not key:
-            one, other = _name(twin, key), _name(key, twin)
             raise UsageError(
-                f"--allow-different: {one} and {other} of one run look alike: the match is "
-                "ambiguous; allow less, or compare runs with fewer cells"
+                f"--allow-different: {_name(twin, key)} and {_name(key, twin)} of one run look "
+                "alike: the match is ambiguous; allow less, or compare runs with fewer cells"
             )
-    return found
+    return by_axes
 
 
 def _allowed_in_keys(
     matched: Iterable[tuple[CellKey, CellKey]], allowed: Collection[str]
 ) -> Iterator[RunDifference]:
-    """What tells cells apart that were matched all the same, every axis under one word."""
-    for one, other in matched:
-        differing = _differing(one, other)
+    """Axes in which matched cells differ, each under one word of --allow-different."""
+    for before, after in matched:
+        differing = _differing(before, after)
         words = [word for word in _AXES_OF_WORD if word in allowed]
-        # A method is the drafter's word or the engine's: of the one that differs itself.
+        # A method is allowed under the drafter's word or the engine's: the one that itself differs.
         for word in sorted(words, key=lambda word: _AXES_OF_WORD[word][0] not in differing):
             names = [name for name in _AXES_OF_WORD[word] if name in differing]
             if names:
                 differing -= set(names)
-                yield RunDifference(word, _shown(one, names[0]), _shown(other, names[0]))
+                yield RunDifference(word, _shown(before, names[0]), _shown(after, names[0]))
 
 
 def _why_unmatched(
-    key: CellKey, others: Sequence[CellKey], planned: Sequence[CellKey]
+    key: CellKey, unmatched: Sequence[CellKey], planned: Sequence[CellKey]
 ) -> RunDifference:
-    """The word for what tells a cell from the most similar of the `others`: those of the other
-    side, all of them `planned`, that belong to no cell of this one."""
-    nearest = min(others, key=lambda other: len(_differing(key, other)), default=None)
+    """The difference from the most similar cell of the other side that matches no cell of this one.
+
+    `unmatched` are those cells, `planned` all cells of the other side.
+    """
+    nearest = min(unmatched, key=lambda other: len(_differing(key, other)), default=None)
     differing = _differing(key, nearest) if nearest else set()
     words = [word for word, names in _AXES_OF_WORD.items() if names[0] in differing]
     if nearest is None or len(words) != 1 or "workload" in differing:
@@ -155,18 +158,18 @@ def _why_unmatched(
     return RunDifference(words[0], _shown(key, name), _shown(nearest, name))
 
 
-def _name(key: CellKey, *others: CellKey) -> str:
-    """The cell's name, and what tells it from those of the others that are called the same."""
+def _name(key: CellKey, *among: CellKey) -> str:
+    """The cell's label, and the axes in which it differs from other cells of the same label."""
     name = key.label
-    alike = [other for other in others if other != key and other.label == name]
+    alike = [other for other in among if other != key and other.label == name]
     differing = {name for other in alike for name in _differing(key, other)}
     words = (word for word, names in _AXES_OF_WORD.items() if names[0] in differing)
     extra = (f"{word} {_shown(key, _AXES_OF_WORD[word][0])}" for word in words)
     return ", ".join((name, *extra))
 
 
-def _differing(one: CellKey, other: CellKey) -> set[str]:
-    return {name for name in _AXES if AXES[name].of(one) != AXES[name].of(other)}
+def _differing(first: CellKey, second: CellKey) -> set[str]:
+    return {name for name in _AXES if AXES[name].of(first) != AXES[name].of(second)}
 
 
 def _shown(key: CellKey, name: str) -> str:
@@ -174,22 +177,22 @@ def _shown(key: CellKey, name: str) -> str:
 
 
 def _other_prompts(pairs: Sequence[CellPair], *, is_complete: bool) -> Iterator[RunDifference]:
-    """A difference a workload; prompts that a run did not come to are missing, not different."""
-    told = set()
+    """A difference per workload; prompts that an incomplete run lacks do not count."""
+    seen = set()
     for before, after in pairs:
         workload = before.key.condition.workload
-        if after is None or after.problems or before.problems or workload in told:
+        if after is None or after.problems or before.problems or workload in seen:
             continue
         ours, theirs = (set(cell.prompts or cell.units) for cell in (before, after))
         if ours != theirs and (is_complete or not theirs < ours):
-            told.add(workload)
+            seen.add(workload)
             yield RunDifference(
                 PROMPTS, _prompts_text(before, ours - theirs), _prompts_text(after, theirs - ours)
             )
 
 
 def _other_ids(pairs: Sequence[CellPair]) -> Iterator[RunDifference]:
-    """A difference per workload whose prompts became other token ids; not by a server's clock."""
+    """A difference per workload whose prompts have other token ids, if no date explains them."""
     seen = set()
     for before, after in pairs:
         workload = before.key.condition.workload
@@ -198,12 +201,13 @@ def _other_ids(pairs: Sequence[CellPair]) -> Iterator[RunDifference]:
             continue
         seen.add(workload)
         first = changed[0]
-        what = f"{len(changed)} of {len(before.prompt_sha256)} in {workload}, first {first}"
-        one, other = (f"token ids {cell.prompt_sha256[first]}" for cell in (before, after))
-        yield RunDifference(PROMPTS, f"{what}: {one}", other)
+        changes = f"{len(changed)} of {len(before.prompt_sha256)} in {workload}, first {first}"
+        old, new = (f"token ids {cell.prompt_sha256[first]}" for cell in (before, after))
+        yield RunDifference(PROMPTS, f"{changes}: {old}", new)
 
 
-def _prompts_text(cell: CellFigures, alone: set[str]) -> str:
-    names = ", ".join(sorted(alone)[:3]) + (", ..." if len(alone) > 3 else "")
-    only = f" ({names} only here)" if alone else ""
+def _prompts_text(cell: CellFigures, missing: set[str]) -> str:
+    """`missing`: prompts that the other side does not have."""
+    names = ", ".join(sorted(missing)[:3]) + (", ..." if len(missing) > 3 else "")
+    only = f" ({names} only here)" if missing else ""
     return f"{len(cell.prompts or cell.units)} of {cell.key.condition.workload}{only}"

@@ -1,4 +1,4 @@
-"""A figure in two runs: how far it moved, and how far it would move between identical runs."""
+"""A figure in two runs: its change, and the change that identical runs would show."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from specbench.stats.spread import Spread, combined, jackknife
 
 
 class Runs(NamedTuple):
-    """How many runs each side pools."""
+    """Number of pooled runs of each side."""
 
     baseline: int
     candidate: int
@@ -22,30 +22,32 @@ class Runs(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """How much worse a metric became. `loss` and `limit` are logarithms of ratios, the worse way
-    round and positive; where values are not all positive, shares of the baseline's value.
+    """How much worse a metric became.
+
+    `loss` and `limit` are logarithms of ratios, positive if worse; if values are not all positive,
+    shares of the baseline's value.
     """
 
     loss: float
-    limit: float  # of a loss that is tolerated
+    limit: float  # the loss that is tolerated
     spread: Spread | None  # None: too few units for one
     is_log: bool = True
 
     @property
     def p_value(self) -> float | None:
-        """The chance of a loss like this, or larger, where the true one is just tolerable."""
+        """The probability of a loss at least this large if the true one is at the limit."""
         return None if self.spread is None else self.spread.p_value(self.loss - self.limit)
 
     def bound(self, probability: float) -> float | None:
-        """What the true loss is below, in `probability` of all comparisons."""
+        """The upper bound of the true loss, in `probability` of all comparisons."""
         return None if self.spread is None else self.loss + self.spread.margin(probability)
 
     def detectable(self, false_alarm: float) -> float | None:
-        """The loss beyond the limit that a test of this size would find in 80 % of gates."""
+        """The loss beyond the limit that a test of this size detects in 80% of gates."""
         return None if self.spread is None else self.spread.detectable(1 - false_alarm)
 
     def as_change(self, loss: float, *, higher_is_better: bool) -> float:
-        """A loss as a relative change of the metric itself: -0.05 is 5 % less."""
+        """A loss as a relative change of the metric: -0.05 is 5% less."""
         signed = -loss if higher_is_better else loss
         return math.expm1(min(signed, 700.0)) if self.is_log else signed  # within a float
 
@@ -60,15 +62,14 @@ def compare(
     floor: float,
     runs: Runs,
 ) -> Comparison | None:
-    """How a metric that both cells have moved; None where the baseline's is 0.
+    """The change of a metric that both cells have; None if the baseline's is 0.
 
-    `floor`: the deviation between identical runs that is taken for granted where no side shows
-    one. The spread is the larger of two estimates. One is the paired jackknife over units, as in
-    stats/spread.py: it sees what differs from prompt to prompt. The other is the deviation
-    between whole runs times sqrt(1 / runs + 1 / runs): it sees what the prompts of a run share.
-    Both contain the noise of single prompts, so their larger one is the moment estimate of the
-    sum of the variances (two-way layout, runs x prompts; Searle, Casella and McCulloch 1992,
-    chapter 4).
+    `floor` is the deviation between identical runs that is assumed if no side shows one. The
+    spread is the larger of two estimates. One is the paired jackknife over units, as in
+    stats/spread.py: it contains differences between prompts. The other is the deviation between
+    whole runs times sqrt(1 / runs + 1 / runs): it contains what the prompts of a run share. Both
+    contain the noise of single prompts, so the larger one is the moment estimate of the sum of
+    the variances (two-way layout, runs x prompts; Searle, Casella and McCulloch 1992, chapter 4).
     """
     before, after = baseline.figures[name], candidate.figures[name]
     values = (before.value, after.value, *(before.without or ()), *(after.without or ()))
@@ -80,7 +81,7 @@ def compare(
     over_runs = _over_runs((before.deviation, after.deviation), floor, runs)
     if baseline.units or candidate.units:
         over_units = _over_units(baseline, candidate, name, scale)
-    else:  # aggregates of another tool: only whole runs show how far they scatter
+    else:  # aggregates of another tool: only whole runs show their spread
         over_units = over_runs if sum(runs) > len(runs) else None
     return Comparison(
         loss=sign * (scale(after.value) - scale(before.value)),
@@ -91,7 +92,7 @@ def compare(
 
 
 def _limit(tolerance: float, *, higher_is_better: bool) -> float:
-    """5 % less of what should be high, 5 % more of what should be low."""
+    """The tolerance as a logarithm: of a decrease if higher is better, else of an increase."""
     return -math.log1p(-tolerance) if higher_is_better else math.log1p(tolerance)
 
 
@@ -102,19 +103,23 @@ def _shares_of(whole: float) -> Callable[[float], float]:
 def _over_units(
     baseline: CellFigures, candidate: CellFigures, name: str, scale: Callable[[float], float]
 ) -> Spread | None:
-    """Paired where both sides have the same units, else the two spreads added: so too of cycles,
-    which are other starts of a server on either side."""
+    """The spread over units: paired if both sides have the same ones, else both spreads added.
+
+    The spreads of cycles are always added: they are different starts of a server.
+    """
     before, after = (_left_out(cell, name, scale) for cell in (baseline, candidate))
     if before is None or after is None:
         return None
     if baseline.has_cycles and candidate.has_cycles:
-        one, other = _of_cycles(before), _of_cycles(after)
-        return combined(one, other) if one and other else None
+        return _combined(_of_cycles(before), _of_cycles(after))
     shares = [np.array(cell.num_tokens) / sum(cell.num_tokens) for cell in (baseline, candidate)]
     if baseline.units == candidate.units:
         return _jackknife(after - before, (shares[0] + shares[1]) / 2)
-    one, other = _jackknife(before, shares[0]), _jackknife(after, shares[1])
-    return combined(one, other) if one and other else None
+    return _combined(_jackknife(before, shares[0]), _jackknife(after, shares[1]))
+
+
+def _combined(before: Spread | None, after: Spread | None) -> Spread | None:
+    return combined(before, after) if before and after else None
 
 
 def _left_out(
@@ -127,14 +132,14 @@ def _left_out(
 
 
 def _jackknife(left_out: NDArray[np.float64], weights: NDArray[np.float64]) -> Spread | None:
-    """Where no unit makes a difference none is needed: what does not vary is known exactly."""
+    """The jackknife; a figure that no unit changes is known exactly."""
     if len(left_out) and np.ptp(left_out) == 0:
         return Spread(standard_error=0.0, degrees_of_freedom=math.inf)
     return jackknife(left_out, weights)
 
 
 def _of_cycles(left_out: NDArray[np.float64]) -> Spread | None:
-    """As `jackknife` of so few units as cycles are, which weigh alike."""
+    """The jackknife over cycles, which are few and have equal weights."""
     n = len(left_out)
     if n < MIN_CYCLES:
         return None
@@ -145,7 +150,7 @@ def _of_cycles(left_out: NDArray[np.float64]) -> Spread | None:
 
 
 def _over_runs(deviations: tuple[float | None, float | None], floor: float, runs: Runs) -> Spread:
-    """What both sides show, pooled; for single runs the documented one, taken as known."""
+    """The deviation between runs, pooled over both sides; for single runs the floor."""
     freedom = sum(runs) - len(runs)
     squares = sum(
         (count - 1) * (deviation or 0.0) ** 2
@@ -158,6 +163,6 @@ def _over_runs(deviations: tuple[float | None, float | None], floor: float, runs
     )
 
 
-def _larger(one: Spread, other: Spread) -> Spread:
-    """The one that leaves more open; a spread of few runs is itself not well known."""
-    return max(one, other, key=lambda spread: spread.margin(0.95))
+def _larger(first: Spread, second: Spread) -> Spread:
+    """The spread with the larger margin, which is wider if the spread itself is uncertain."""
+    return max(first, second, key=lambda spread: spread.margin(0.95))

@@ -1,7 +1,7 @@
-"""What the gate compares: a cell's metrics, each also without every prompt in turn.
+"""Figures that the gate compares: a cell's metrics with their leave-one-out values, and its texts.
 
-The leave-one-out values make a jackknife interval of any metric, present or future, and of the
-ratio of two runs: no metric needs code of its own here.
+The leave-one-out values give a jackknife interval of any metric, and of the ratio of two runs, so
+no metric needs code here. Greedy texts are compared as short digests.
 """
 
 import hashlib
@@ -14,15 +14,16 @@ from specbench.metrics.registry import Value, all_metrics
 from specbench.metrics.validity import judge_cell
 from specbench.records import CellKey, CellSummary, RequestRecord
 
-_PER_DIGEST = 16  # tokens, or words: so the first difference is found without the text
+_PER_DIGEST = 16  # tokens, or words: locates the first difference without the text
 _DIGEST_LENGTH = 6
-_WORDS = "words "  # begins the digests of a text whose tokens nobody tells
+_WORDS = "words "  # begins the digests of a text whose tokens are unknown
 
 
 def texts_of(cell: CellData) -> Mapping[str, str]:
-    """Digests of every prompt's output, turn by turn; repeats that agree count once.
+    """Digests of the output of every prompt, turn by turn; equal repeats count once.
 
-    Empty where text need not repeat. A server's prompts whose own repeats differ are left out.
+    Empty if the text of a cell need not repeat. A server's prompts are left out if their repeats
+    differ.
     """
     if not _repeats_exactly(cell):
         return {}
@@ -36,23 +37,23 @@ def texts_of(cell: CellData) -> Mapping[str, str]:
     }
 
 
-def are_comparable(one: str, other: str) -> bool:
-    """Whether two texts were hashed alike: by token ids, or by words where a server gives none."""
-    return one.startswith(_WORDS) == other.startswith(_WORDS)
+def are_comparable(before: str, after: str) -> bool:
+    """Whether two digests are both of token ids, or both of words."""
+    return before.startswith(_WORDS) == after.startswith(_WORDS)
 
 
-def first_difference(one: str, other: str) -> str:
-    """Where two comparable texts first differ, counted from 1: `tokens 17 to 32`, or words."""
-    unit = "words" if one.startswith(_WORDS) else "tokens"
-    ours, theirs = (text.removeprefix(_WORDS).split() for text in (one, other))
+def first_difference(before: str, after: str) -> str:
+    """The first difference of two comparable digests, from 1: `tokens 17 to 32`, or words."""
+    unit = "words" if before.startswith(_WORDS) else "tokens"
+    ours, theirs = (text.removeprefix(_WORDS).split() for text in (before, after))
     pairs = enumerate(zip(ours, theirs, strict=False))
     start = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
     return f"{unit} {start * _PER_DIGEST + 1} to {(start + 1) * _PER_DIGEST}"
 
 
 def _repeats_exactly(cell: CellData) -> bool:
-    """Whether the same machine emits the same tokens whatever is drafted: greedy, and no choice
-    that hangs on time, such as which requests a server computes together."""
+    """Whether the output is the same for any drafts: greedy, and independent of timing, such as
+    the requests that a server batches together."""
     key = cell.key
     is_free = (
         key.draft.is_adaptive
@@ -63,24 +64,24 @@ def _repeats_exactly(cell: CellData) -> bool:
     return key.condition.temperature == 0 and not is_free
 
 
-def _said(request: RequestRecord) -> tuple[object, ...]:
-    """Token ids, or words where there are none."""
+def _pieces(request: RequestRecord) -> tuple[object, ...]:
+    """Token ids, or words if there are none."""
     if request.output_ids or request.text is None:
         return request.output_ids
     return tuple(request.text.split())
 
 
 def _agree(requests: Iterable[RequestRecord]) -> bool:
-    said = {(request.turn, _said(request)) for request in requests}
-    return len(said) == len({turn for turn, _ in said})
+    texts = {(request.turn, _pieces(request)) for request in requests}
+    return len(texts) == len({turn for turn, _ in texts})
 
 
 def _digests(requests: Sequence[RequestRecord]) -> str:
-    turns = dict.fromkeys((request.turn, _said(request)) for request in requests)
-    whole = [piece for _, said in turns for piece in said]
-    pieces = (whole[start : start + _PER_DIGEST] for start in range(0, len(whole), _PER_DIGEST))
+    turns = dict.fromkeys((request.turn, _pieces(request)) for request in requests)
+    text = [piece for _, pieces in turns for piece in pieces]
+    parts = (text[start : start + _PER_DIGEST] for start in range(0, len(text), _PER_DIGEST))
     digests = " ".join(
-        hashlib.sha256(repr(piece).encode()).hexdigest()[:_DIGEST_LENGTH] for piece in pieces
+        hashlib.sha256(repr(part).encode()).hexdigest()[:_DIGEST_LENGTH] for part in parts
     )
     has_words = any(not request.output_ids and request.text for request in requests)
     return f"{_WORDS if has_words else ''}{digests}"
@@ -91,47 +92,49 @@ _DIGITS = 7  # significant; far below noise, and the same on both sides of a com
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """A metric of a cell, and what it would be without each of the cell's units in turn."""
+    """A metric of a cell, with its leave-one-out values."""
 
     value: float
-    # In the order of the units; empty: no unit makes a difference; None: absent without one.
+    # Without each unit, in their order; (): no unit changes it; None: undefined without some unit.
     without: tuple[float, ...] | None = None
     deviation: float | None = None  # relative, between runs; None: of a single run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellFigures:
-    """A cell by units: prompts, passes if requests overlap, or cycles of a server; imported cells
-    have none."""
+    """The figures of a cell and its units.
+
+    Units are prompts, passes if requests overlap, or cycles of a server; imported cells have none.
+    """
 
     key: CellKey
     units: tuple[str, ...]
-    num_tokens: tuple[float, ...]  # output tokens of each unit: how much it weighs
+    num_tokens: tuple[float, ...]  # output tokens of each unit: its weight
     figures: Mapping[str, Figure]
     texts: Mapping[str, str] = field(default_factory=dict)  # prompt -> digests of its output
     problems: tuple[str, ...] = ()  # why the cell is not valid
-    prompts: tuple[str, ...] = ()  # that every cycle asked, of a server
-    prompt_sha256: Mapping[str, str] = field(default_factory=dict)  # of token ids, where known
+    prompts: tuple[str, ...] = ()  # of a server, sent in every cycle
+    prompt_sha256: Mapping[str, str] = field(default_factory=dict)  # of token ids, if known
     has_server_clock: bool = False  # prompts may contain a date that the server chose
 
     def __post_init__(self) -> None:
-        """ValueError where a column is not as long as the units, as in a file that was changed."""
+        """ValueError if a column is not as long as the units, as in a file that was changed."""
         columns = [self.num_tokens, *(figure.without for figure in self.figures.values())]
         if any(len(column) != len(self.units) for column in columns if column):
             raise ValueError(f"columns of {self.key.label} differ in length from its units")
 
     @property
     def has_cycles(self) -> bool:
-        """Whether units are cycles of a server's sessions: no two of them belong together."""
+        """Whether units are cycles of a server, which are not paired with those of another run."""
         return bool(self.prompts)
 
     def changed_prompts(self, other: "CellFigures") -> tuple[str, ...]:
-        """Prompts whose token ids both cells know, and that are not the same."""
+        """Prompts whose token ids are known in both cells and differ."""
         common = self.prompt_sha256.keys() & other.prompt_sha256.keys()
         return tuple(p for p in sorted(common) if self.prompt_sha256[p] != other.prompt_sha256[p])
 
     def shows_clock(self, other: "CellFigures") -> bool:
-        """Whether other token ids may be the date that a server printed into its prompts."""
+        """Whether different token ids may come from a date that a server printed into prompts."""
         return self.has_server_clock or other.has_server_clock
 
     def value(self, name: str) -> float | None:
@@ -140,10 +143,10 @@ class CellFigures:
 
     def series(self, name: str) -> tuple[float, ...]:
         """The values of a metric that is a list."""
-        found: list[float] = []
-        while (value := self.value(position(name, len(found) + 1))) is not None:
-            found.append(value)
-        return tuple(found)
+        values: list[float] = []
+        while (value := self.value(position(name, len(values) + 1))) is not None:
+            values.append(value)
+        return tuple(values)
 
 
 def position(name: str, i: int) -> str:
@@ -152,8 +155,7 @@ def position(name: str, i: int) -> str:
 
 
 def cell_figures(cell: CellData, names: Collection[str] | None = None) -> CellFigures:
-    """The figures that a cell can give of some metrics, by default of all that are better one
-    way."""
+    """The figures of a cell: some metrics, by default all with a better direction."""
     units = _units(cell)
     chosen = [m for m in all_metrics().values() if m.better and (names is None or m.name in names)]
     rest = [_without(cell, unit) for unit in units]
@@ -181,12 +183,12 @@ def cell_figures(cell: CellData, names: Collection[str] | None = None) -> CellFi
 
 
 def _prompt_sha256(requests: Sequence[RequestRecord]) -> Iterator[tuple[str, str]]:
-    """Hashes of first turns, whose ids do not depend on what the target answered before."""
-    found: dict[str, set[str]] = {}
+    """Hashes of first turns, whose ids do not depend on earlier outputs."""
+    hashes: dict[str, set[str]] = {}
     for request in requests:
         if request.turn == 0 and request.prompt_sha256 is not None:
-            found.setdefault(request.prompt_id, set()).add(request.prompt_sha256)
-    return ((prompt, " ".join(sorted(own))) for prompt, own in sorted(found.items()))
+            hashes.setdefault(request.prompt_id, set()).add(request.prompt_sha256)
+    return ((prompt, " ".join(sorted(values))) for prompt, values in sorted(hashes.items()))
 
 
 def imported_figures(summary: CellSummary) -> CellFigures:
@@ -214,12 +216,12 @@ def _units(cell: CellData) -> tuple[str, ...]:
 
 def _tokens(cell: CellData, units: tuple[str, ...]) -> Iterator[int]:
     for unit in units:
-        own = finished(_of_unit(cell, unit).requests)
-        yield sum(request.num_output_tokens for request in own)
+        requests = finished(_of_unit(cell, unit).requests)
+        yield sum(request.num_output_tokens for request in requests)
 
 
 class _UnitRequests(NamedTuple):
-    """What is measured of a unit, on both sides."""
+    """Requests of a unit, of the cell and of its K = 0."""
 
     requests: tuple[RequestRecord, ...]
     baseline: tuple[RequestRecord, ...]
@@ -231,13 +233,13 @@ def _cycle_name(cycle: int) -> str:
 
 def _of_unit(cell: CellData, unit: str) -> _UnitRequests:
     if cell.servers:
-        own = {repeat for repeat, cycle in cell.cycles.items() if _cycle_name(cycle) == unit}
-        both = (tuple(r for r in s if r.repeat in own) for s in (cell.requests, cell.baseline))
+        repeats = {repeat for repeat, cycle in cell.cycles.items() if _cycle_name(cycle) == unit}
+        both = (tuple(r for r in s if r.repeat in repeats) for s in (cell.requests, cell.baseline))
         return _UnitRequests(*both)
     if not cell.key.condition.is_stream:
         both = (tuple(r for r in s if r.prompt_id == unit) for s in (cell.requests, cell.baseline))
         return _UnitRequests(*both)
-    # A pass serves a prompt several times, and counts each as a repeat of its own.
+    # A pass serves a prompt several times, and counts each as a separate repeat.
     served = cell.passes[int(unit.removeprefix("pass "))]
     base = (p.requests for p in cell.baseline_passes if p.block_id == served.block_id)
     return _UnitRequests(served.requests, tuple(r for each in base for r in each))
@@ -274,10 +276,10 @@ def _named(name: str, value: Value | None) -> dict[str, float]:
     if value is None:
         return {}
     if isinstance(value, tuple):
-        return {position(name, i): rounded(one) for i, one in enumerate(value, start=1)}
+        return {position(name, i): rounded(entry) for i, entry in enumerate(value, start=1)}
     return {name: rounded(value)}
 
 
 def rounded(value: float) -> float:
-    """To so many digits that noise is kept and both sides of a comparison round alike."""
+    """A value with few enough digits that both sides of a comparison round alike."""
     return float(f"{value:.{_DIGITS}g}")

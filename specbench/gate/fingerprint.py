@@ -1,4 +1,4 @@
-"""What two runs must have in common to be compared, and what else should be known of them."""
+"""The fingerprint of a run: facts that comparable runs share, and that may explain changes."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,24 +22,24 @@ THREADS = "threads"
 SOFTWARE = "software"
 DRAFTER = "drafter"
 TOKENIZER = "tokenizer"
-# What `differences` may name besides the hardware.
+# Names of `differences`, except the hardware.
 SETTINGS = ("model", TOKENIZER, "workload", "sampling", "max-new-tokens", "slo", "synthetic")
 _COMMIT = "commit"
-# Facts of software around what decodes: they may differ among the runs of one baseline.
+# Software that does not decode: it may differ among the runs of one baseline.
 AROUND = ("specbench", "python", _COMMIT, "driver")
 
 
 class RunDifference(NamedTuple):
-    """Something that is not the same on both sides."""
+    """A fact that differs between baseline and candidate."""
 
-    name: str  # a word of --allow-different, or what changed beside it
+    name: str  # a word of --allow-different, or of a fact that is only reported
     baseline: str
     candidate: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fingerprint:
-    """What figures belong to, cells' keys and prompts aside."""
+    """Facts that hold for all cells of a run."""
 
     models: Mapping[str, str]  # target -> sha256 of its weights
     tokenizers: Mapping[str, str]  # target -> sha256
@@ -49,10 +49,10 @@ class Fingerprint:
     torch: str
     max_new_tokens: int | None = None  # None: the workload's own
     slo: str = ""  # limits of --slo; empty: none
-    synthetic: str = ""  # what was made up; empty for a real run
-    # target -> sha256 of its chat template, which the tokenizer's contains; "": it has none
+    synthetic: str = ""  # simulated acceptance or dummy weights; empty for a real run
+    # target -> sha256 of its chat template, which is part of the tokenizer's hash; "": without one
     templates: Mapping[str, str] = field(default_factory=dict)
-    # Known and never refused: what may explain a change.
+    # Never refused: they may explain a change.
     drafters: Mapping[str, str] = field(default_factory=dict)  # pairing -> sha256 of its draft
     # driver, packages, forward, graph; a server's version, settings and arguments
     software: Mapping[str, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Fingerprint:
 
     @property
     def device(self) -> str:
-        """`cpu` or `cuda`; empty where another tool does not say."""
+        """`cpu` or `cuda`; empty if unknown, as in the files of other tools."""
         return self.hardware.get("device", "")
 
 
@@ -71,10 +71,10 @@ def fingerprint_of(
     imported: Sequence[ImportedRecord] = (),
     servers: Sequence[ServerRecord] = (),
 ) -> Fingerprint:
-    """What the figures of a run belong to."""
+    """The fingerprint of a run."""
     targets = {plan.key.condition.target for plan in run.cells}
     settings, environment = run.settings, run.environment
-    asked = settings.sampling
+    sampling = settings.sampling
     packed = {
         engine.target: f"{engine.quantization} of " for engine in engines if engine.quantization
     }
@@ -92,8 +92,8 @@ def fingerprint_of(
             if m.name in targets and m.template_sha256 is not None
         },
         workloads=dict(run.workload_sha256),
-        sampling=f"top-k {asked.top_k or 'off'}, top-p {asked.top_p:g}",
-        max_new_tokens=asked.max_new_tokens,
+        sampling=f"top-k {sampling.top_k or 'off'}, top-p {sampling.top_p:g}",
+        max_new_tokens=sampling.max_new_tokens,
         slo=limits_text(settings.load.slo or {}),
         synthetic=_synthetic(settings.decoder),
         hardware={**environment.hardware, **threads, **served.hardware},
@@ -107,8 +107,10 @@ def fingerprint_of(
 def differences(
     baseline: Fingerprint, candidate: Fingerprint, *, threads: bool = True
 ) -> tuple[RunDifference, ...]:
-    """What must not differ and does, of targets and workloads on both sides; `threads`: also their
-    number."""
+    """Differences that forbid a comparison, of targets and workloads that both sides have.
+
+    `threads`: include the number of CPU threads.
+    """
     plain = (
         RunDifference("sampling", baseline.sampling, candidate.sampling),
         RunDifference(
@@ -125,8 +127,8 @@ def differences(
         *_hashes("workload", baseline.workloads, candidate.workloads),
         *(d for d in plain if d.baseline != d.candidate),
         *(
-            RunDifference(HARDWARE, f"{name} {one}", f"{name} {other}")
-            for name, one, other in _changed(baseline.hardware, candidate.hardware)
+            RunDifference(HARDWARE, f"{name} {before}", f"{name} {after}")
+            for name, before, after in _changed(baseline.hardware, candidate.hardware)
             if threads or name != THREADS
         ),
     )
@@ -134,12 +136,12 @@ def differences(
 
 def thread_difference(baseline: Fingerprint, candidate: Fingerprint) -> RunDifference | None:
     """The numbers of CPU threads if they differ: then only ratios and counts are compared."""
-    one, other = (side.hardware.get(THREADS, "unknown") for side in (baseline, candidate))
-    return RunDifference(THREADS, one, other) if one != other else None
+    before, after = (side.hardware.get(THREADS, "unknown") for side in (baseline, candidate))
+    return RunDifference(THREADS, before, after) if before != after else None
 
 
 def changes(baseline: Fingerprint, candidate: Fingerprint) -> tuple[RunDifference, ...]:
-    """What differs and may: the drafts, which are what is tested, and software."""
+    """Differences that a comparison permits: drafters, which are what is tested, and software."""
     return (
         *(change for _, change in draft_changes(baseline, candidate)),
         *_changed(baseline.software, candidate.software),
@@ -149,13 +151,13 @@ def changes(baseline: Fingerprint, candidate: Fingerprint) -> tuple[RunDifferenc
 def draft_changes(
     baseline: Fingerprint, candidate: Fingerprint
 ) -> Iterator[tuple[str, RunDifference]]:
-    """By pairing, what differs in drafts that both sides know, weights before entries."""
-    for fact, one, other in (
+    """Differences of drafters that both sides have, by pairing; weights before entries."""
+    for fact, old, new in (
         ("weights of {}", baseline.drafters, candidate.drafters),
         ("entry of {} (model, method, parameters)", baseline.entries, candidate.entries),
     ):
-        for pairing in one:
-            before, after = one[pairing], other.get(pairing, one[pairing])
+        for pairing in old:
+            before, after = old[pairing], new.get(pairing, old[pairing])
             if before != after:
                 yield pairing, RunDifference(fact.format(pairing), before[:12], after[:12])
 
@@ -163,7 +165,7 @@ def draft_changes(
 def drafter_difference(
     pairing: str, baseline: Fingerprint, candidate: Fingerprint
 ) -> RunDifference | None:
-    """What differs in one pairing's draft; None if nothing does, or a side does not know it."""
+    """The difference of one pairing's drafter; None without one, or if a side does not have it."""
     for name, (_, before, after) in draft_changes(baseline, candidate):
         if name == pairing:
             return RunDifference(DRAFTER, f"{pairing} {before}", f"{pairing} {after}")
@@ -178,31 +180,35 @@ def software_changes(
     return tuple(change for change in changed if change.name not in ignored)
 
 
-def have_same_arithmetic(one: Fingerprint, other: Fingerprint) -> bool:
-    """Whether greedy text must be the same: all but the drafts and the software around torch, or
-    around a serving engine."""
-    same_engines = not any(is_of_a_server(d.name) for d in _changed(one.software, other.software))
-    return not differences(one, other) and one.torch == other.torch and same_engines
+def have_same_arithmetic(before: Fingerprint, after: Fingerprint) -> bool:
+    """Whether greedy text must be the same: equal except for drafters and for software other than
+    torch and serving engines."""
+    same_engines = not any(
+        is_of_a_server(d.name) for d in _changed(before.software, after.software)
+    )
+    return not differences(before, after) and before.torch == after.torch and same_engines
 
 
-def _tokenizers(one: Fingerprint, other: Fingerprint) -> Iterator[RunDifference]:
-    """Targets with another tokenizer, and whether that is its chat template."""
-    for difference in _hashes(TOKENIZER, one.tokenizers, other.tokenizers):
+def _tokenizers(before: Fingerprint, after: Fingerprint) -> Iterator[RunDifference]:
+    """Targets with another tokenizer, or only with another chat template."""
+    for difference in _hashes(TOKENIZER, before.tokenizers, after.tokenizers):
         name = difference.baseline.rpartition(" ")[0]
-        before, after = one.templates.get(name), other.templates.get(name)
-        if before is None or after is None or before == after:
+        templates = before.templates.get(name), after.templates.get(name)
+        if None in templates or templates[0] == templates[1]:
             yield difference
         else:
-            what = f"chat template of {name}: "
-            shown = (what + (template[:12] or "none") for template in (before, after))
+            label = f"chat template of {name}: "
+            shown = (label + (template[:12] if template else "none") for template in templates)
             yield RunDifference(TOKENIZER, *shown)
 
 
-def _hashes(word: str, one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[RunDifference]:
-    for name in one:
-        if name in other and one[name] != other[name]:
+def _hashes(
+    word: str, before: Mapping[str, str], after: Mapping[str, str]
+) -> Iterator[RunDifference]:
+    for name in before:
+        if name in after and before[name] != after[name]:
             yield RunDifference(
-                word, f"{name} {_short(one[name])}", f"{name} {_short(other[name])}"
+                word, f"{name} {_short(before[name])}", f"{name} {_short(after[name])}"
             )
 
 
@@ -211,10 +217,10 @@ def _short(sha256: str) -> str:
     return f"{packed} of {digest[:12]}" if packed else digest[:12]
 
 
-def _changed(one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[RunDifference]:
-    for name in dict.fromkeys((*one, *other)):
-        if one.get(name) != other.get(name):
-            yield RunDifference(name, one.get(name, "absent"), other.get(name, "absent"))
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[RunDifference]:
+    for name in dict.fromkeys((*before, *after)):
+        if before.get(name) != after.get(name):
+            yield RunDifference(name, before.get(name, "absent"), after.get(name, "absent"))
 
 
 def _software(
@@ -236,7 +242,7 @@ def _software(
 
 
 def _drafters(models: Sequence[ModelIdentity], targets: set[str]) -> Iterator[tuple[str, str]]:
-    """A target is stored before its drafters."""
+    """Hashes of drafters by pairing; a target is stored before its drafters."""
     target = ""
     for model in models:
         if model.name in targets:
@@ -252,10 +258,10 @@ def _synthetic(decoder: DecoderSettings) -> str:
     return f"acceptance {acceptance}, {'dummy' if decoder.dummy_weights else 'real'} weights"
 
 
-_PREFIX = "server "  # of the name of every fact
+_PREFIX = "server "  # of the name of every fact of a serving engine
 
-# Other weights in memory, other arithmetic or other GPUs: seconds then say nothing of the engine.
-# As settings and arguments are called in vLLM, SGLang and llama.cpp, `_` and `-` being the same.
+# Settings and arguments of vLLM, SGLang and llama.cpp, with `-` for `_`, that change the weights in
+# memory, the arithmetic or the GPUs: seconds under different ones do not compare engines.
 _LIKE_HARDWARE = {
     *("dtype", "torch-dtype", "quantization", "model-ftype", "load-format"),
     *("kv-cache-dtype", "cache-dtype", "cache-type-k", "cache-type-v"),
@@ -263,7 +269,7 @@ _LIKE_HARDWARE = {
     *("data-parallel-size", "dp", "dp-size", "enable-expert-parallel", "ep-size"),
     *("n-gpu-layers", "gpu-layers", "ngl", "split-mode", "tensor-split", "device"),
 }
-# Where it runs and what it calls the model; what it found out and was not told.
+# Addresses, names of the model, and what the server computed itself.
 _NOT_ABOUT_FIGURES = {
     *("host", "port", "model", "m", "model-path", "served-model-name", "tokenizer", "alias"),
     *("api-key", "log-file", "download-dir", "seed", "random-seed"),
@@ -275,20 +281,21 @@ _ABOUT_DRAFTS = ("spec", "draft")  # they are in the cell's key
 
 
 class ServedFacts(NamedTuple):
-    """`hardware`: must be the same where seconds are compared; `software`: is reported."""
+    """`hardware` must be the same for seconds to be compared; `software` is only reported."""
 
     hardware: Mapping[str, str]
     software: Mapping[str, str]
 
 
 def served_facts(servers: Sequence[ServerRecord]) -> ServedFacts:
-    """Facts of each engine and target, from its sessions without speculation where there are any.
+    """Facts of each engine and target: version, settings, arguments, number of GPUs.
 
-    A fact that differs between sessions has all of its values.
+    They come from sessions without speculation if there are any. A fact that differs between
+    sessions has all values.
     """
     hardware: dict[str, list[str]] = {}
     software: dict[str, list[str]] = {}
-    for server in _telling(servers):
+    for server in _preferred(servers):
         for name, value in _facts(server):
             is_hardware = name == "GPUs" or _plain(name) in _LIKE_HARDWARE
             name = f"{_PREFIX}{server.engine} of {server.target}, {name}"
@@ -296,16 +303,16 @@ def served_facts(servers: Sequence[ServerRecord]) -> ServedFacts:
             if value not in values:
                 values.append(value)
     return ServedFacts(
-        *({name: " | ".join(own[name]) for name in own} for own in (hardware, software))
+        *({name: " | ".join(facts[name]) for name in facts} for facts in (hardware, software))
     )
 
 
 def is_of_a_server(name: str) -> bool:
-    """Whether a fact of that name is one of these."""
+    """Whether a fact of this name is about a serving engine."""
     return name.startswith(_PREFIX)
 
 
-def _telling(servers: Sequence[ServerRecord]) -> Iterator[ServerRecord]:
+def _preferred(servers: Sequence[ServerRecord]) -> Iterator[ServerRecord]:
     sound = usable_sessions(servers).values()
     plain = {(s.engine, s.target) for s in sound if not s.num_speculative_tokens}
     for server in sound:
@@ -325,10 +332,10 @@ def _facts(server: ServerRecord) -> Iterator[tuple[str, str]]:
 
 
 def _arguments(command: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Flags with their values; `given` for one without. What is before the first is a program."""
+    """Flags with their values, or `given`; words before the first flag are skipped."""
     flag = ""
     values: list[str] = []
-    for word in (*command, "-"):  # which ends the last flag's values
+    for word in (*command, "-"):  # "-" ends the values of the last flag
         if _is_flag(word) or word == "-":
             if flag:
                 yield flag, " ".join(values) or "given"
@@ -347,6 +354,6 @@ def _plain(name: str) -> str:
 
 
 def _without_folders(value: str) -> str:
-    """A path's last part: the same files lie elsewhere on another machine."""
+    """The last part of a path: another machine has the same files in other folders."""
     is_path = "/" in value and not any(c in value for c in ' {["')
     return value.rstrip("/").rpartition("/")[2] if is_path else value

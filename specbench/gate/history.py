@@ -19,7 +19,7 @@ from specbench.stats.change_points import MIN_RUNS, Step, Trend, course
 
 INTERRUPTED = "interrupted"
 
-# What runs of one history may differ in, where that is asked for.
+# Differences that runs of one history may be allowed.
 WORDS = (*SETTINGS, HARDWARE, PROMPTS, DRAFTER, INTERRUPTED)
 
 
@@ -36,12 +36,12 @@ class PastRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HistoryPoint:
-    """One run's value."""
+    """The value of one run."""
 
     run_id: str
     created_at: str
     value: float
-    low: float | None = None  # its 95 % interval, where the metric has one
+    low: float | None = None  # of its 95% interval, if the metric has one
     high: float | None = None
 
 
@@ -64,7 +64,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExcludedRun:
-    """A run of another fingerprint, or an interrupted one, and in what it differs."""
+    """A run that is left out, and the differences that exclude it."""
 
     run_id: str
     differences: tuple[RunDifference, ...]
@@ -79,12 +79,12 @@ class History:
 
     @property
     def num_judged(self) -> int:
-        """Series with runs enough for a step or a trend."""
-        return sum(len(one.points) >= MIN_RUNS for one in self.series)
+        """Number of series with enough runs for a step or a trend."""
+        return sum(len(series.points) >= MIN_RUNS for series in self.series)
 
     @property
     def false_alarms(self) -> str:
-        """What may be an accident, in words."""
+        """The expected number of false alarms, in words."""
         judged = self.num_judged
         if judged == 0:
             return f"no series has {MIN_RUNS} runs, the minimum for a change point or trend"
@@ -99,8 +99,8 @@ def history(
 ) -> History:
     """The metrics of every cell over the runs that share the newest complete one's fingerprint.
 
-    `allowed` names kinds of difference that are put up with (gate/fingerprint.py). Invalid cells
-    are no values, nor are cells of interrupted runs, whole or not. Raises ValueError without a run.
+    `allowed` names differences that do not exclude a run (gate/fingerprint.py). Invalid cells and
+    all cells of interrupted runs have no values. Raises ValueError without a run.
     """
     if not runs:
         raise ValueError("a history needs a run")
@@ -110,12 +110,12 @@ def history(
     newest = (complete or in_time)[-1].fingerprint
     kept, left_out = [], []
     for run in in_time:
-        found = [d for d in differences(newest, run.fingerprint) if d.name not in tolerated]
+        excluding = [d for d in differences(newest, run.fingerprint) if d.name not in tolerated]
         if run not in complete:
             part = f"measured in part (--resume {run.run_id} measures the rest)"
-            found.append(RunDifference(INTERRUPTED, "to the end", part))
-        if found:
-            left_out.append(ExcludedRun(run_id=run.run_id, differences=tuple(found)))
+            excluding.append(RunDifference(INTERRUPTED, "to the end", part))
+        if excluding:
+            left_out.append(ExcludedRun(run_id=run.run_id, differences=tuple(excluding)))
         else:
             kept.append(run)
     known = all_metrics()
@@ -134,43 +134,42 @@ def history(
 
 
 def _drop_other_prompts(cells: dict[str, dict[CellKey, CellSummary]]) -> list[ExcludedRun]:
-    """Drop cells over fewer or more prompts than the newest run has."""
-    newest = {key: cell.num_prompts for own in cells.values() for key, cell in own.items()}
+    """Drop cells with another number of prompts than in the newest run."""
+    newest = {key: cell.num_prompts for of_run in cells.values() for key, cell in of_run.items()}
     dropped = []
-    for run_id, own in cells.items():
-        other = [key for key, cell in own.items() if cell.num_prompts != newest[key]]
-        if other:
-            first = other[0]
+    for run_id, of_run in cells.items():
+        differing = [key for key, cell in of_run.items() if cell.num_prompts != newest[key]]
+        if differing:
+            first = differing[0]
             here, there = (
                 f"{newest[first]} of {first.condition.workload}",
-                str(own[first].num_prompts),
+                str(of_run[first].num_prompts),
             )
-            found = RunDifference(PROMPTS, here, there)
-            dropped.append(ExcludedRun(run_id=run_id, differences=(found,)))
-        for key in other:
-            del own[key]
+            difference = RunDifference(PROMPTS, here, there)
+            dropped.append(ExcludedRun(run_id=run_id, differences=(difference,)))
+        for key in differing:
+            del of_run[key]
     return dropped
 
 
 def _drop_other_drafters(
     runs: Sequence[PastRun], cells: dict[str, dict[CellKey, CellSummary]]
 ) -> list[ExcludedRun]:
-    """Drop cells of drafters whose weights or entry are not those of the newest run that has
-    them."""
+    """Drop cells of drafters whose weights or entry differ from the newest run that has them."""
     dropped = []
     newest: dict[str, Fingerprint] = {}
     for run in reversed(runs):
-        found: list[RunDifference] = []
-        own = cells[run.run_id]
-        for pairing in dict.fromkeys(key.pairing for key in own if key.draft.k):
+        changed: list[RunDifference] = []
+        of_run = cells[run.run_id]
+        for pairing in dict.fromkeys(key.pairing for key in of_run if key.draft.k):
             latest = newest.setdefault(pairing, run.fingerprint)
-            other = drafter_difference(pairing, latest, run.fingerprint)
-            if other is not None:
-                found.append(other)
-                for key in [key for key in own if key.draft.k and key.pairing == pairing]:
-                    del own[key]
-        if found:
-            dropped.append(ExcludedRun(run_id=run.run_id, differences=tuple(found)))
+            difference = drafter_difference(pairing, latest, run.fingerprint)
+            if difference is not None:
+                changed.append(difference)
+                for key in [key for key in of_run if key.draft.k and key.pairing == pairing]:
+                    del of_run[key]
+        if changed:
+            dropped.append(ExcludedRun(run_id=run.run_id, differences=tuple(changed)))
     return dropped[::-1]
 
 
@@ -182,15 +181,15 @@ def _series(
         for run, cell in zip(runs, cells, strict=True)
         if cell is not None and (point := _point(run, cell, metric.name)) is not None
     )
-    found = course([point.value for point in points])
+    analysis = course([point.value for point in points])
     return Series(
         key=key,
         metric=metric.name,
         unit=metric.unit,
         better=metric.better,
         points=points,
-        steps=found.steps,
-        trend=found.trend,
+        steps=analysis.steps,
+        trend=analysis.trend,
     )
 
 

@@ -13,28 +13,28 @@ from specbench.records import CellKey, Interval
 from specbench.stats.crossed import MIN_CYCLES
 from specbench.stats.spread import MIN_UNITS, UPPER
 
-FALSE_ALARM = 0.05  # of a whole gate, over all its comparisons
-OUTPUT_TOKENS = "output_tokens"  # the greedy text itself, which is always held to
+FALSE_ALARM = 0.05  # of a whole gate, over all its tests
+OUTPUT_TOKENS = "output_tokens"  # the greedy text itself, which is always compared
 SPEED = "decode_tokens_per_s"
-SPEEDUP = "decode_speedup"  # which falls where K = 0 gets faster; no other metric is excused so
+SPEEDUP = "decode_speedup"  # it falls if K = 0 gets faster; only this metric is excused for that
 BEYOND = "cannot tell on this machine: lost more than tolerated, and identical runs differ as much"
-CELL = "cell"  # stands for all metrics of a cell that cannot be used
+CELL = "cell"  # in place of a metric, for a cell that cannot be judged
 BASELINE, CANDIDATE = "baseline", "candidate"
-NOISY = "machine: busy"  # begins the reason of an absolute time that cannot be judged
+NOISY = "machine: busy"  # begins the reason if an absolute time cannot be judged
 
 
 class GateVerdict(StrEnum):
-    """Answer for one metric of one cell; a whole gate has the last one in this order."""
+    """The result for one metric of one cell; a whole gate has the gravest one, the last here."""
 
     PASS = "pass"
     INCONCLUSIVE = "inconclusive"
-    MISSING = "missing"  # not measured, or not validly
+    MISSING = "missing"  # not measured, or not valid
     REGRESSION = "regression"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """One metric of one cell in both runs. Shares: 0.05 is 5 %."""
+    """The verdict on one metric of one cell. Shares: 0.05 is 5%."""
 
     cell: CellKey  # the baseline's
     metric: str
@@ -43,24 +43,24 @@ class Judgement:
     verdict: GateVerdict
     baseline: float | None = None
     candidate: float | None = None
-    change: Interval | None = None  # relative, 95 %, two-sided: -0.05 is 5 % less
+    change: Interval | None = None  # relative, 95%, two-sided: -0.05 is 5% less
     tolerance: float | None = None
     p_value: float | None = None  # of a loss beyond the tolerance, adjusted for the whole gate
-    minimum_detectable_effect: float | None = None  # a loss beyond the tolerance; in 80 % of gates
-    reason: str = ""  # what the numbers do not say
+    minimum_detectable_effect: float | None = None  # a loss beyond the tolerance; in 80% of gates
+    reason: str = ""  # if the numbers do not explain the verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricCase:
-    """What a verdict is about."""
+    """One metric of one cell in both runs, before it is judged."""
 
     pair: CellPair
     metric: Metric
     name: str  # of the figure: the metric's, or one entry of it
     tolerance: float
     comparison: Comparison | None  # None: absent on one side, or a baseline of 0
-    speed: Comparison | None = None  # of a speed-up: the cell's own tokens a second, same hardware
-    noisy: tuple[str, ...] = ()  # of an absolute time: sides that were measured on a busy machine
+    speed: Comparison | None = None  # of a speedup on the same hardware: tokens per second
+    noisy: tuple[str, ...] = ()  # of an absolute time: sides measured on a busy machine
 
     @property
     def is_test(self) -> bool:
@@ -70,13 +70,13 @@ class MetricCase:
 
     @property
     def is_faster(self) -> bool:
-        """Whether the cell got faster in tokens a second, for all that noise can do."""
+        """Whether the cell got faster in tokens per second, beyond noise."""
         bound = self.speed.bound(1 - FALSE_ALARM) if self.speed else None
         return bound is not None and bound < 0
 
     @property
     def p_value(self) -> float:
-        """The test's own, before it is adjusted."""
+        """The p-value of the test, before it is adjusted."""
         p_value = self.comparison.p_value if self.comparison else None
         assert p_value is not None, "only a test has one"
         return p_value
@@ -85,7 +85,7 @@ class MetricCase:
 def cases_of(
     pair: CellPair,
     metric: Metric,
-    asked: str,
+    requested: str,
     tolerance: float,
     *,
     runs: Runs,
@@ -93,8 +93,11 @@ def cases_of(
     same_hardware: bool,
     noisy: tuple[str, ...] = (),
 ) -> Iterator[MetricCase]:
-    """A case for the metric, or for every entry of a list, that the baseline has; none of an
-    adaptive K's counts, which follow the clock. `noisy`: sides whose machine was busy."""
+    """A case for the requested metric, or for each entry of a list, that the baseline has.
+
+    Counts at an adaptive K have no case, since they depend on timing. `noisy`: sides whose machine
+    was busy.
+    """
     before, after = pair
     assert after is not None, "cases are of measured cells"
     if before.key.draft.is_adaptive and kind_of(metric) is MetricKind.COUNT:
@@ -102,11 +105,11 @@ def cases_of(
     is_relative = metric.name == SPEEDUP and same_hardware
     is_timed = all(SPEED in side.figures for side in (before, after))
     speed = None
-    if is_relative and is_timed and BASELINE not in noisy:  # else the load went, not the code
+    if is_relative and is_timed and BASELINE not in noisy:  # else the load changed, not the code
         floor = max(deviation_floor(MetricKind.TIME, device) for device in devices)
         speed = compare(before, after, SPEED, 0.0, higher_is_better=True, floor=floor, runs=runs)
     for name in before.figures:
-        if name != asked and name.partition("[")[0] != asked:
+        if requested not in (name, name.partition("[")[0]):
             continue
         is_on_both = name in after.figures
         yield MetricCase(
@@ -133,20 +136,21 @@ def cases_of(
 def judge(case: MetricCase, p_value: float | None, *, num_tests: int) -> Judgement:
     """The verdict on a case, from its p-value adjusted for all tests of the gate.
 
-    REGRESSION where the interval of the loss excludes the tolerance; it can only do so where the
-    loss exceeds it. PASS where the loss itself does not exceed it and a loss of as much again would
-    have been found in 80 % of such gates, or where the interval excludes any loss beyond the
-    tolerance. Else INCONCLUSIVE: noise could hide, or make, what is not tolerated. A
-    `decode_speedup` passes on the same hardware whenever the cell itself got faster, even if the
-    ratio fell or noise could hide a fall: K = 0 got faster, too. An absolute time is INCONCLUSIVE
-    if a side's machine was busy, unless it passes and only the candidate's was.
+    - REGRESSION: the interval of the loss excludes the tolerance.
+    - PASS: the interval excludes any loss beyond the tolerance, or the loss is within it and a loss
+      of as much again would be detected in 80% of gates.
+    - INCONCLUSIVE otherwise: noise could hide, or cause, a loss beyond the tolerance.
+
+    A `decode_speedup` passes on the same hardware if the cell itself got faster: then K = 0 got
+    faster by more. An absolute time is INCONCLUSIVE if the machine of a side was busy, unless it
+    passes and only the candidate's was.
     """
     before, after = case.pair.baseline, case.pair.candidate
     assert after is not None, "cases are of measured cells"
     comparison = case.comparison
     verdict, reason = _verdict(case, after, p_value, num_tests)
     effect = comparison.detectable(FALSE_ALARM / num_tests) if comparison else None
-    # Load only slows: what passes in spite of it on the candidate's side is not worse.
+    # Load only slows: a candidate that passes under load is not worse.
     is_proven = verdict is GateVerdict.PASS and BASELINE not in case.noisy
     if case.noisy and not is_proven and verdict is not GateVerdict.MISSING:
         verdict, effect = GateVerdict.INCONCLUSIVE, None
@@ -171,8 +175,8 @@ def judge(case: MetricCase, p_value: float | None, *, num_tests: int) -> Judgeme
 
 
 def judge_unusable(pair: CellPair, *, is_complete: bool) -> Judgement | None:
-    """A cell that was not measured validly on both sides, or, where the candidate is not
-    complete, not over all prompts; None for one that can be judged.
+    """MISSING for a cell that is not valid on both sides, or not over all prompts in an incomplete
+    candidate; None for a cell that can be judged.
     """
     before, after = pair
     if before.problems:
@@ -196,8 +200,10 @@ def judge_unusable(pair: CellPair, *, is_complete: bool) -> Judgement | None:
 
 
 def judge_text(pair: CellPair, *, is_binding: bool) -> Judgement | None:
-    """Whether greedy output is the same for equal prompts; None if it need not repeat.
-    `is_binding`: device, torch and model are the same."""
+    """Whether greedy output is the same for equal prompts; None if it need not be.
+
+    `is_binding`: device, torch and model are the same, so a difference is a regression.
+    """
     before, after = pair
     if after is None or not before.texts or not after.texts:
         return None
@@ -218,7 +224,7 @@ def judge_text(pair: CellPair, *, is_binding: bool) -> Judgement | None:
         first = first_difference(before.texts[other[0]], after.texts[other[0]])
         reason = (
             f"{len(other)} of {len(common)} texts differ, first {other[0]} in {first}; "
-            "`specbench verify` tells near-ties from faults"
+            "`specbench verify` distinguishes near-ties from faults"
         )
         if not is_binding:
             reason += "; not a regression, because hardware, torch, dtype, engine or model differ"
@@ -271,7 +277,7 @@ def _verdict(
 
 
 def _against_zero(case: MetricCase, candidate: float) -> tuple[GateVerdict, str]:
-    """There is no share of a baseline of 0."""
+    """The verdict if the baseline is 0, of which no loss is a share."""
     worse = candidate < 0 if case.metric.better == "higher" else candidate > 0
     if not worse:
         return GateVerdict.PASS, ""
@@ -303,5 +309,5 @@ def _change(comparison: Comparison | None, *, higher_is_better: bool) -> Interva
 
 
 def _arithmetic(key: CellKey) -> tuple[str, str, str]:
-    """What text hangs on."""
+    """The parts of a key that rounding, and so greedy text, depends on."""
     return key.condition.target, key.condition.dtype, key.condition.engine

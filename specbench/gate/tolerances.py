@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class MetricKind(StrEnum):
-    """In the order of trust. Counts repeat; ratios travel between machines; times do not."""
+    """Kinds in the order of trust: counts repeat, ratios hold on other machines, times do not."""
 
     COUNT = "count"
     MEMORY = "memory"
-    RATIO = "ratio"  # of seconds inside one run: its neighbours were measured minutes apart
-    TIME = "time"  # absolute seconds, or joules: only of use on the same hardware
+    RATIO = "ratio"  # of seconds inside one run, measured within minutes
+    TIME = "time"  # absolute seconds, or joules: only comparable on the same hardware
 
 
 _KIND_OF_UNIT = {
@@ -33,21 +33,20 @@ _KIND_OF_UNIT = {
     "nats/token": MetricKind.COUNT,
     "bytes": MetricKind.MEMORY,
     "bytes/token": MetricKind.MEMORY,
-    "tokens": MetricKind.MEMORY,  # of context that is given up
+    "tokens": MetricKind.MEMORY,  # of context that a draft model costs
     "x": MetricKind.RATIO,
     "steps": MetricKind.RATIO,
     "steps/token": MetricKind.RATIO,
 }
-_EXCEPTIONS = {  # seconds over seconds, in a unit that counts have, too
+_EXCEPTIONS = {  # seconds over seconds, in a unit that is also a count's
     "break_even_length": MetricKind.RATIO,
     "busy_share": MetricKind.RATIO,
     "bandwidth_utilisation": MetricKind.RATIO,
 }
 
-# Relative deviation between identical runs where no runs show their own. Counts and torch's live
-# tensors repeat exactly, a process's memory nearly. Of a CPU benchmarks/gate.json
-# recorded 10 % of a ratio to K = 0 and 6 % of seconds, on two cores of a shared machine;
-# those of a GPU are assumed, not recorded. docs/ci.md tells more.
+# Relative deviation between identical runs, for single runs. Counts and torch's live tensors repeat
+# exactly, a process's memory nearly. benchmarks/gate.json recorded 10% of a ratio to K = 0 and 6%
+# of seconds on two cores of a shared machine; those of a GPU are assumed. See docs/ci.md.
 _FLOORS = {MetricKind.COUNT: 0.0, MetricKind.MEMORY: 0.005}
 _FLOORS_OF_SECONDS = {
     "cpu": {MetricKind.RATIO: 0.10, MetricKind.TIME: 0.10},
@@ -56,19 +55,19 @@ _FLOORS_OF_SECONDS = {
 
 
 def kind_of(metric: "Metric") -> MetricKind:
-    """By its unit; a metric of an unknown unit is a time, the kind that is trusted least."""
+    """The kind of a metric, by its unit; an unknown unit is a time, the least trusted kind."""
     return _EXCEPTIONS.get(metric.name) or _KIND_OF_UNIT.get(metric.unit, MetricKind.TIME)
 
 
 def deviation_floor(kind: MetricKind, device: str) -> float:
-    """The deviation between runs (0.01 = 1 %) that is taken for granted of a kind on a device."""
+    """The deviation between runs that is assumed of a kind on a device: 0.01 is 1%."""
     seconds = _FLOORS_OF_SECONDS.get(device, _FLOORS_OF_SECONDS["cpu"])
     return {**_FLOORS, **seconds}[kind]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tolerance:
-    """How much worse a metric may become: 0.02 is 2 %."""
+    """How much worse a metric may become: 0.02 is 2%."""
 
     metric: str  # with [i] entry i of a metric that is a list
     share: float
@@ -79,13 +78,13 @@ class Tolerance:
 
 
 _SECONDS_OF_DEFAULT = {  # decode_speedup, decode_tokens_per_s
-    "cpu": (0.40, 0.40),  # what two single runs can decide there
+    "cpu": (0.40, 0.40),  # what two single runs can decide on a CPU
     "cuda": (0.05, 0.10),
 }
 
 
 def default_tolerances(device: str) -> tuple[Tolerance, ...]:
-    """What is judged where nothing else is asked for: counts tightly, seconds as noise allows."""
+    """The default tolerances: small for counts, as large as the noise for seconds."""
     speedup, speed = _SECONDS_OF_DEFAULT.get(device, _SECONDS_OF_DEFAULT["cpu"])
     return (
         Tolerance(metric="mean_acceptance_length", share=0.02),
@@ -96,11 +95,11 @@ def default_tolerances(device: str) -> tuple[Tolerance, ...]:
 
 
 def defaults_in_words() -> str:
-    """Those of a GPU, and what is another share on a CPU."""
+    """The tolerances on a GPU, and those that differ on a CPU."""
     gpu = default_tolerances("cuda")
-    on_cpu = [one for one in default_tolerances("cpu") if one not in gpu]
+    on_cpu = [tolerance for tolerance in default_tolerances("cpu") if tolerance not in gpu]
     return f"{_in_words(gpu)}; on a CPU {_in_words(on_cpu)}"
 
 
 def _in_words(tolerances: Sequence[Tolerance]) -> str:
-    return ", ".join(f"{one.metric}:{100 * one.share:.3g}%" for one in tolerances)
+    return ", ".join(f"{t.metric}:{100 * t.share:.3g}%" for t in tolerances)
