@@ -1,4 +1,4 @@
-"""A stored run in a notebook: tables as DataFrames, the report, and the answer as its display."""
+"""A stored run in a notebook: tables as DataFrames, the report, and the recommendation."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -33,15 +33,15 @@ def load(run: str | Path = LATEST, root: str | Path = "reports") -> "LoadedRun":
     """A stored run by its id, its folder or `latest`, as `specbench report` finds it.
 
     Ids are looked up in `root`, as under the option --runs-dir. A run that is interrupted or still
-    running loads, too. StoreError if there is no such run, or it is damaged or of a newer schema.
+    running also loads. StoreError if the run does not exist, is damaged or of a newer schema.
     """
     return LoadedRun(load_run(run, Path(root)))
 
 
 class LoadedRun:
-    """What a run measured, as it was on disk when it was loaded.
+    """A run as it was on disk when it was loaded.
 
-    A table is made when it is first asked for and kept: columns that you add to it stay.
+    A table is made when it is first used and kept: columns that you add to it stay.
     """
 
     def __init__(self, stored: StoredRun) -> None:
@@ -68,12 +68,12 @@ class LoadedRun:
 
     @property
     def warnings(self) -> list[str]:
-        """What a reader should know of the run as a whole."""
+        """Warnings about the run as a whole."""
         return warning_lines(self._document)
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        """One row per cell, from the first pass: validity, speed-up, every metric."""
+        """One row per cell, from the exploration: validity, speedup, every metric."""
         return cells_frame([self._document])
 
     @cached_property
@@ -88,12 +88,12 @@ class LoadedRun:
 
     @cached_property
     def decisions(self) -> pd.DataFrame:
-        """One row per drafter and setting: what to use, its speed-up, the sentence."""
+        """One row per drafter and setting: what to use, its speedup, the sentence."""
         return decisions_frame([self._document])
 
     @cached_property
     def servers(self) -> pd.DataFrame:
-        """One row per session of a serving engine: its start, room, counters and settings."""
+        """One row per session of a serving engine: its start, KV cache, counters and settings."""
         return servers_frame([self._stored])
 
     @staticmethod
@@ -108,7 +108,7 @@ class LoadedRun:
     def report(self, format: str = "html", path: str | Path | None = None) -> str:
         """The report as html, markdown (md), csv or json; with `path` also written to that file.
 
-        csv is the cells. UsageError for another format; StoreError where the disk refuses.
+        csv has the cells. UsageError for another format; StoreError if the disk refuses.
         """
         if format not in _REPORTS:
             raise UsageError(f"no format {format!r}: allowed are {', '.join(_REPORTS)}")
@@ -122,7 +122,7 @@ class LoadedRun:
         return "\n".join((self._title, *self.answers))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows for the run: its answers and warnings, as plain text."""
+        """The display in a notebook: recommendations and warnings, as plain text."""
         warnings = "".join(f"<li>{escape(text)}</li>" for text in self.warnings)
         answers = escape("\n".join(self.answers))
         listed = f"<ul>{warnings}</ul>" if warnings else ""

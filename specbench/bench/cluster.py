@@ -182,7 +182,7 @@ class ClusterScheduler:
             if node is None and not self._running:
                 raise SpecbenchError(
                     "no node of the cluster is left; everything measured so far is stored, "
-                    f"{ledger.how_to_go_on}"
+                    f"{ledger.resume_hint}"
                 )
             attempt = self._next(sources) if node is not None else None
             if node is None or attempt is None:

@@ -6,7 +6,7 @@ from specbench.bench.blocks import Cell
 from specbench.decide.comparisons import best_fixed
 from specbench.decide.recommend import by_question, choose
 from specbench.records import NO_DRAFTER, CellSummary, ExtensionRecord
-from specbench.records.extensions import ExtensionKind
+from specbench.records.provenance import ExtensionKind
 from specbench.runs import Ledger
 
 

@@ -23,7 +23,7 @@ from specbench.forecast.cost_curve import CostCurve, describe, left_out, measure
 from specbench.forecast.engine_costs import acceptance_rule
 from specbench.forecast.forecast import forecast, replayed
 from specbench.records import NO_DRAFTER, BlockRecord, CellKey, Condition, ForecastRecord
-from specbench.records.traces import Drafting
+from specbench.records.forecasts import Drafting
 from specbench.runs import Ledger
 from specbench.settings import BUILTIN, AcceptanceRule
 from specbench.tracing.text import TargetText

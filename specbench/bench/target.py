@@ -42,7 +42,7 @@ from specbench.records import (
 )
 from specbench.runs import Ledger
 from specbench.settings import BUILTIN
-from specbench.tracing.conversation import Traceable, trace_conversation
+from specbench.tracing.trace import Traceable, trace_conversation
 from specbench.verify.reference_model import rounding_step
 
 Stage = Literal["load", "warm_up"]

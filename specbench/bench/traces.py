@@ -15,7 +15,7 @@ from specbench.engines.refusals import REFUSALS, failures_told
 from specbench.errors import DeviceError, UsageError, first_line
 from specbench.inputs.pairing import Pairing
 from specbench.records import Condition, Prompt, TraceRecord
-from specbench.records.traces import Drafting
+from specbench.records.forecasts import Drafting
 from specbench.runs import Ledger
 from specbench.stats.spread import MIN_UNITS
 from specbench.tracing.text import TargetText

@@ -240,7 +240,7 @@ def _where(one: Ranked, gain: Gain) -> str:
     if len(one.gains) < 2:
         return ""
     setting = next(setting for setting, own in one.gains.items() if own is gain)
-    parts = ", ".join(setting.told_apart(list(one.gains), also="workload"))
+    parts = ", ".join(setting.distinct_parts(list(one.gains), also="workload"))
     return f" on {parts}; {one.speedup:.2f}x over all {len(one.gains)} settings"
 
 
@@ -268,7 +268,7 @@ def _undecided(ranked: Sequence[Ranked]) -> str | None:
     estimate, best, setting, gain = max(found, key=lambda one: one[0])
     at = f" at {gain.at}" if gain.at else ""
     if len(best.gains) > 1:
-        at += f" on {', '.join(setting.told_apart(list(best.gains), also='workload'))}"
+        at += f" on {', '.join(setting.distinct_parts(list(best.gains), also='workload'))}"
     standing = "looks best" if estimate > 1 else "comes nearest to a gain"
     text = range_text(gain.speedup) if gain.speedup else ""
     return f"Undecided: {text} with {best.drafter}{at}, which {standing}; {_WHAT_DECIDES}."

@@ -1,4 +1,4 @@
-"""The embedded pair: where its models and its own workloads lie; `tools/demo` made them."""
+"""The demo models: the folders of the models and of their workloads, made by `tools/demo`."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ from specbench.gate.fingerprint import (
     differences,
 )
 from specbench.records import CellKey
-from specbench.records.axes import AXES
+from specbench.records.keys import AXES
 
 PROMPTS = "prompts"
 CELLS = "cells"

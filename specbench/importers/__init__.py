@@ -1,7 +1,8 @@
-"""Result files of other tools as our records: one file per format, found by what a result holds.
+"""Result files of other tools as records: one file per format, recognized by its keys.
 
-A format has `TOOL`, `recognises(result)` and `read(result, told)`. What a file does not carry
-stays absent; what a cell's key cannot do without has to be told. Open `imported_cell.py` first.
+A format has `TOOL`, `recognizes(result)` and `read(result, given)`. Metrics that a file does not
+contain are absent; facts that a cell's key needs are given as options. Open `imported_cell.py`
+first.
 """
 
 import pkgutil
@@ -28,37 +29,37 @@ def formats() -> tuple[Format, ...]:
 
 def import_files(
     files: Sequence[str | Path],
-    told: ImportOverrides,
+    given: ImportOverrides,
     *,
     note: Callable[[str], None] = lambda _: None,
 ) -> tuple[ImportedCell, ...]:
     """A cell for each result in the files, in order; `FILE#k=4` gives a file's K.
 
     A folder stands for the results of known tools in it. UsageError names file and key: no JSON,
-    an unknown format, a value that cannot be, a fact that is missing and was not given, two
-    results of one cell, or different models. `note` is called with what else a user should know.
+    an unknown format, an impossible value, a missing fact that was not given, two results of one
+    cell, or different models. `note` is called with warnings.
     """
-    given: dict[str, int | None] = {}
+    given_k: dict[str, int | None] = {}
     results: list[JsonObject] = []
     for path, k in map(_path_and_k, map(str, files)):
-        own = _results_in(path, note) if path.is_dir() else read_results(path)
-        given |= {result.place: k for result in own}
-        results += own
+        in_file = _results_in(path, note) if path.is_dir() else read_results(path)
+        given_k |= {result.place: k for result in in_file}
+        results += in_file
     cells: list[ImportedCell] = []
     targets: dict[str, str] = {}
     for result in aiperf.join(results):
         known = _format_of(result)
-        k = given[result.place]
-        facts = told if k is None else replace(told, num_speculative_tokens=k)
-        reading = known.read(result, facts)
-        if k is not None and reading.num_speculative_tokens not in (None, k):
+        k = given_k[result.place]
+        facts = given if k is None else replace(given, num_speculative_tokens=k)
+        parsed = known.read(result, facts)
+        if k is not None and parsed.num_speculative_tokens not in (None, k):
             raise UsageError(
                 f"{result.place}: #k={k} was given, but the file has K = "
-                f"{reading.num_speculative_tokens}; leave #k={k} out"
+                f"{parsed.num_speculative_tokens}; leave #k={k} out"
             )
-        if reading.model:
-            targets.setdefault(reading.target, result.place)
-        cell = to_cell(known.TOOL, reading, result, facts)
+        if parsed.model:
+            targets.setdefault(parsed.target, result.place)
+        cell = to_cell(known.TOOL, parsed, result, facts)
         twin = next((c for c in cells if c.key == cell.key), None)
         if twin is not None:
             raise UsageError(
@@ -69,7 +70,7 @@ def import_files(
         cells.append(cell)
     if len(targets) > 1:
         models = ", ".join(f"{target} in {place}" for target, place in targets.items())
-        if not told.pairing:
+        if not given.pairing:
             raise UsageError(
                 f"different models: {models}; import each model by itself, or name the one that "
                 "they are with --pairing target/drafter"
@@ -93,13 +94,13 @@ def _results_in(folder: Path, note: Callable[[str], None]) -> list[JsonObject]:
     results: list[JsonObject] = []
     for file in sorted(p for p in folder.rglob("*.json*") if p.is_file()):
         try:
-            own = read_results(file)
-            for result in own:
+            in_file = read_results(file)
+            for result in in_file:
                 _format_of(result)
         except UsageError as error:
             note(f"not imported: {error}")
         else:
-            results += own
+            results += in_file
     if not results:
         raise UsageError(f"{folder}: the folder has no result of a known tool (known: {_tools()})")
     return results
@@ -111,6 +112,6 @@ def _tools() -> str:
 
 def _format_of(result: JsonObject) -> Format:
     for known in formats():
-        if known.recognises(result):
+        if known.recognizes(result):
             return known
     raise UsageError(f"{result.place}: not a result file of a known tool (known: {_tools()})")

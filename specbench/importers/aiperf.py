@@ -1,8 +1,8 @@
-"""`profile_export_aiperf.json` of NVIDIA's aiperf, schema 1.x, and what it writes with it.
+"""`profile_export_aiperf.json` of NVIDIA's aiperf, schema 1.x, and the files written with it.
 
-Facts: docs/reference/json-export-schema.md and metrics-reference.md of aiperf. A metric states
-its unit, which alone says how to read its value. Its inter-token latency is our time per output
-token: (last - first) / (n - 1) of a request. Its acceptance sums up what vLLM says of each request.
+Facts: docs/reference/json-export-schema.md and metrics-reference.md of aiperf. The value of a
+metric is in the unit that it states. Its inter-token latency is our time per output token:
+(last - first) / (n - 1) of a request. Its acceptance sums the counts that vLLM reports per request.
 """
 
 import shlex
@@ -33,7 +33,7 @@ _SHARES = {"%": 0.01, "percent": 0.01, "ratio": 1.0}
 _RATES = dict.fromkeys(("tokens/sec", "tokens/s", "tokens/sec/user", "tokens/s/user"), 1.0)
 _COUNTS = dict.fromkeys(("tokens", "count", "requests", "steps", "ratio"), 1.0)
 
-# Our metric -> aiperf's tag, which of its statistics, and the units it may be in.
+# Our metric -> aiperf's tag, its statistic, and the units it may have.
 _FIGURES: Mapping[str, tuple[str, str, Mapping[str, float]]] = {
     "requests_per_s": ("request_throughput", "avg", {"requests/sec": 1.0}),
     "input_tokens_per_s": ("input_token_throughput", "avg", _RATES),
@@ -44,7 +44,7 @@ _FIGURES: Mapping[str, tuple[str, str, Mapping[str, float]]] = {
     "mean_acceptance_length_per_request": ("spec_decode_acceptance_length", "avg", _COUNTS),
 }
 
-# Where `join` puts the lines of requests and the server's counters; what those are called there.
+# Keys under which `join` adds the lines of requests and the server's counters; names of counters.
 _REQUESTS, _COUNTERS = "profile_export", "server_metrics"
 _DRAFTS = "vllm:spec_decode_num_drafts"
 _DRAFTED = "vllm:spec_decode_num_draft_tokens"
@@ -52,7 +52,7 @@ _ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 _HISTOGRAM = "pooled_spec_decode_acceptance_histogram"
 
 
-def recognises(result: JsonObject) -> bool:
+def recognizes(result: JsonObject) -> bool:
     return (
         result.has("input_config", "request_latency")
         or result.has("aiperf_version")
@@ -63,55 +63,58 @@ def recognises(result: JsonObject) -> bool:
 def join(results: Sequence[JsonObject]) -> list[JsonObject]:
     """Every result, with the requests of its folder and the server metrics of its benchmark.
 
-    UsageError for these without their result.
+    UsageError if one of these has no result.
     """
     metrics = [r for r in results if r.has("aiperf_version", "metrics", "summary")]
     lines = [r for r in results if _is_request(r)]
     joined = [r for r in results if r not in metrics and not _is_request(r)]
     for folder in dict.fromkeys(Path(line.place).parent for line in lines):
         part = {_REQUESTS: [line.values for line in lines if Path(line.place).parent == folder]}
-        its = [i for i, r in enumerate(joined) if recognises(r) and Path(r.place).parent == folder]
-        if len(its) != 1:
+        found_in = [
+            i for i, r in enumerate(joined) if recognizes(r) and Path(r.place).parent == folder
+        ]
+        if len(found_in) != 1:
             raise UsageError(
                 f"{folder}: requests of an aiperf benchmark need one profile_export_aiperf.json "
-                f"in the same folder, and {len(its)} are given; import the folder"
+                f"in the same folder, and {len(found_in)} are given; import the folder"
             )
-        joined[its[0]] = replace(joined[its[0]], values={**joined[its[0]].values, **part})
+        i = found_in[0]
+        joined[i] = replace(joined[i], values={**joined[i].values, **part})
     for server in metrics:
         part, benchmark = {_COUNTERS: server.values["metrics"]}, server.text("benchmark_id")
-        its = [i for i, r in enumerate(joined) if r.values.get("benchmark_id") == benchmark]
-        if benchmark is None or not its:
+        matching = [i for i, r in enumerate(joined) if r.values.get("benchmark_id") == benchmark]
+        if benchmark is None or not matching:
             raise UsageError(
                 f"{server.place}: server metrics of an aiperf benchmark whose "
                 "profile_export_aiperf.json is not given; import both files, or their folder"
             )
-        for i in its:
+        for i in matching:
             joined[i] = replace(joined[i], values={**joined[i].values, **part})
     return joined
 
 
-def read(result: JsonObject, told: ImportOverrides) -> ParsedResult:
+def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
     """K is only in the server metrics; the model and the load are in the command line."""
     options = _options(result)
-    asked = dict(options)  # of one given several times the last
+    by_name = dict(options)  # the last value of a repeated option
     finished = _figure(result, "request_count", "avg", _COUNTS)
     failed = _figure(result, "error_request_count", "avg", _COUNTS)
     k = _num_speculative_tokens(result)
-    acceptance = _acceptance(result, told, told.num_speculative_tokens if k is None else k)
+    acceptance = _acceptance(result, given, given.num_speculative_tokens if k is None else k)
     return ParsedResult(
         engine="openai",
-        model=asked.get("--model") or asked.get("-m"),
-        concurrency=_number(asked.get("--concurrency")),
+        model=by_name.get("--model") or by_name.get("-m"),
+        concurrency=_number(by_name.get("--concurrency")),
         num_speculative_tokens=k,
-        # Without a rate, or at an infinite one, requests come as soon as others end.
-        request_rate=max(_finite(asked.get("--request-rate")) or 0.0, 0.0) or None,
+        # Without a rate, or with an infinite one, a request is sent when another ends.
+        request_rate=max(_finite(by_name.get("--request-rate")) or 0.0, 0.0) or None,
         temperature=_temperature(options),
         tool_version=result.text("aiperf_version"),
         measured_at=result.text("start_time"),
         num_requests=None if finished is None else int(finished + (failed or 0)),
         num_failed=None if failed is None else int(failed),
         figures={
-            **{name: _figure(result, *where) for name, where in _FIGURES.items()},
+            **{name: _figure(result, *source) for name, source in _FIGURES.items()},
             **latencies(
                 lambda tag, percent: _figure(result, tag, f"p{percent}", _SECONDS),
                 ttft_s="time_to_first_token",
@@ -134,13 +137,13 @@ def _is_request(result: JsonObject) -> bool:
 
 
 def _requests(result: JsonObject) -> Iterator[RequestRecord]:
-    """In the order they were sent; not those of the warm-up."""
-    found = []
+    """The requests in the order they were sent, without those of the warm-up."""
+    lines = []
     for line in result.sections(_REQUESTS):
         about = line.section("metadata") or line.fail("metadata", "is missing")
         if about.text("benchmark_phase") in (None, "profiling"):
-            found.append((about.number("request_start_ns") or 0.0, about, line.section("metrics")))
-    for place, (_, about, metrics) in enumerate(sorted(found, key=lambda one: one[0])):
+            lines.append((about.number("request_start_ns") or 0.0, about, line.section("metrics")))
+    for index, (_, about, metrics) in enumerate(sorted(lines, key=lambda line: line[0])):
         prompt, latency, first, tokens = (
             _figure(metrics, tag, "value", units) if metrics else None
             for tag, units in (
@@ -152,7 +155,7 @@ def _requests(result: JsonObject) -> Iterator[RequestRecord]:
         )
         yield request_of(
             f"{about.text('conversation_id')}, turn {about.number('turn_index') or 0:g}",
-            place,
+            index,
             num_prompt_tokens=prompt,
             num_tokens=tokens,
             ttft_s=first,
@@ -161,20 +164,20 @@ def _requests(result: JsonObject) -> Iterator[RequestRecord]:
 
 
 def _num_speculative_tokens(result: JsonObject) -> int | None:
-    """vLLM has a counter for each position, and none of them if it does not speculate."""
+    """vLLM has a counter per position, and no such counter without speculation."""
     counters = result.section(_COUNTERS)
     if counters is None or not any(name.startswith("vllm:") for name in counters.values):
         return None
     return len(_totals(counters, f"{_ACCEPTED}_per_pos", "position"))
 
 
-def _acceptance(result: JsonObject, told: ImportOverrides, k: int | None) -> Figures:
-    """From the requests' own counts; if there are none, from the server's counters."""
+def _acceptance(result: JsonObject, given: ImportOverrides, k: int | None) -> Figures:
+    """Acceptance from the counts of requests, or else from the server's counters."""
     steps = _figure(result, "total_spec_decode_steps", "avg", _COUNTS)
     counters = result.section(_COUNTERS)
     if steps or counters is None:
         return acceptance_when_drafted(
-            told,
+            given,
             rate=_figure(result, "spec_decode_overall_draft_acceptance_rate", "avg", _SHARES),
             length=_figure(result, "spec_decode_token_weighted_acceptance_length", "avg", _COUNTS),
             num_rounds=steps,
@@ -187,7 +190,7 @@ def _acceptance(result: JsonObject, told: ImportOverrides, k: int | None) -> Fig
         return {}
     at = _totals(counters, f"{_ACCEPTED}_per_pos", "position")
     return acceptance_when_drafted(
-        told,
+        given,
         rate=accepted / drafted if drafted else None,
         length=mean_length(accepted, rounds),
         num_rounds=rounds,
@@ -237,12 +240,12 @@ def _figure(
 
 
 def _options(result: JsonObject) -> list[tuple[str, str]]:
-    """Each value in its command line, with its option; empty where the file has none."""
+    """The options of its command line with their values; empty if the file has no command line."""
     holders = (result.section("run_info"), result.section("input_config"))
     lines = [line for holder in holders if holder and (line := holder.text("cli_command"))]
     try:
         words = shlex.split(lines[0]) if lines else []
-    except ValueError:  # an open quote: it was cut
+    except ValueError:  # an open quote: the line was cut
         words = []
     options, name = [], ""
     for word in words:

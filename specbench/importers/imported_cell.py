@@ -1,4 +1,4 @@
-"""A result as a cell: what the file says, completed by what the user told."""
+"""A result as a cell: the facts of the file, completed by those that the user gave."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,11 +18,11 @@ from specbench.records import (
     Result,
 )
 
-UNKNOWN = "unknown"  # a name that neither the file nor the user gives
+UNKNOWN = "unknown"  # a name that is in neither the file nor the options
 N = TypeVar("N", int, float)
 Figures = Mapping[str, float | tuple[float, ...] | None]
 
-# The convention of vLLM's counters, and so of the tools that read them: metrics/acceptance.py.
+# The convention of vLLM's counters, and of the tools that read them: metrics/acceptance.py.
 PAST_THE_END = (
     "acceptance is as vLLM counts it, with drafts accepted past the end of an answer: at least "
     "what specbench measures for the same texts"
@@ -36,7 +36,7 @@ NO_ACCEPTANCE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportOverrides:
-    """What the user says about the files; None and "": nothing."""
+    """Facts about the files that the user gave; None and "": not given."""
 
     pairing: str = ""  # target/drafter
     method: str = ""
@@ -49,7 +49,7 @@ class ImportOverrides:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedResult:
-    """What one result says, in our words and units; None: it does not."""
+    """The facts of one result in our terms and units; None: not in it."""
 
     engine: str
     model: str | None = None
@@ -73,16 +73,16 @@ class ParsedResult:
 
 
 class Format(Protocol):
-    """A file of this room."""
+    """A module of this package that reads one format."""
 
     TOOL: str
 
-    def recognises(self, result: JsonObject) -> bool:
-        """Whether the result is of this tool."""
+    def recognizes(self, result: JsonObject) -> bool:
+        """Whether this tool wrote the result."""
         ...
 
-    def read(self, result: JsonObject, told: ImportOverrides) -> ParsedResult:
-        """What it says; UsageError for a value that cannot be."""
+    def read(self, result: JsonObject, given: ImportOverrides) -> ParsedResult:
+        """The facts of a result; UsageError for an impossible value."""
         ...
 
 
@@ -95,58 +95,60 @@ class ImportedCell:
 
 
 def to_cell(
-    tool: str, reading: ParsedResult, result: JsonObject, told: ImportOverrides
+    tool: str, parsed: ParsedResult, result: JsonObject, given: ImportOverrides
 ) -> ImportedCell:
-    """The cell of a result; UsageError names what neither the file nor the user says.
+    """The cell of a result; UsageError names facts that neither the file nor the user gives.
 
-    K of the file goes before the one told. A file that does not say whether its server
-    speculated needs the one told, and at K = 0 is a baseline, whatever pairing was told.
+    K in the file takes precedence. A file that does not say whether its server speculated needs a
+    given K, and at K = 0 it is a baseline for any given pairing.
     """
     name = result.file_name
     wanted = f"{name}#k=4, or {name}#k=0 for a server without speculation"
-    k = _first(reading.num_speculative_tokens, told.num_speculative_tokens, result, "K", wanted)
+    k = _first(parsed.num_speculative_tokens, given.num_speculative_tokens, result, "K", wanted)
     temperature = _first(
-        reading.temperature, told.temperature, result, "the temperature", "--temperature 0"
+        parsed.temperature, given.temperature, result, "the temperature", "--temperature 0"
     )
     concurrency = _first(
-        reading.concurrency,
-        told.concurrency,
+        parsed.concurrency,
+        given.concurrency,
         result,
         "how many requests ran at once",
         "--concurrency 8",
     )
-    told_target, _, told_drafter = told.pairing.partition("/")
-    target = told_target or reading.target
+    given_target, _, given_drafter = given.pairing.partition("/")
+    target = given_target or parsed.target
     key = CellKey(
         condition=Condition(
             target=target,
-            workload=told.workload or reading.workload or UNKNOWN,
+            workload=given.workload or parsed.workload or UNKNOWN,
             temperature=temperature,
             concurrency=concurrency,
-            request_rate=reading.request_rate,
-            dtype=told.dtype or UNKNOWN,
-            engine=reading.engine,
+            request_rate=parsed.request_rate,
+            dtype=given.dtype or UNKNOWN,
+            engine=parsed.engine,
         ),
-        draft=Draft(drafter=told_drafter or UNKNOWN, method=told.method or UNKNOWN, length=Fixed(k))
+        draft=Draft(
+            drafter=given_drafter or UNKNOWN, method=given.method or UNKNOWN, length=Fixed(k)
+        )
         if k
         else Draft.none,
     )
-    figures = _known(reading.figures)
+    figures = _known(parsed.figures)
     has_acceptance = any("accept" in name for name in figures)
     return ImportedCell(
         key=key,
         record=ImportedRecord(
             cell_id=key.id,
             tool=tool,
-            tool_version=reading.tool_version,
+            tool_version=parsed.tool_version,
             file=result.file_name,
             file_sha256=result.sha256,
-            measured_at=reading.measured_at,
-            num_requests=reading.num_requests,
-            num_failed=reading.num_failed,
+            measured_at=parsed.measured_at,
+            num_requests=parsed.num_requests,
+            num_failed=parsed.num_failed,
             figures=figures,
-            requests=tuple(replace(one, cell_id=key.id) for one in reading.requests),
-            warnings=(*reading.warnings, *([NO_ACCEPTANCE] if k and not has_acceptance else [])),
+            requests=tuple(replace(request, cell_id=key.id) for request in parsed.requests),
+            warnings=(*parsed.warnings, *([NO_ACCEPTANCE] if k and not has_acceptance else [])),
         ),
     )
 
@@ -162,14 +164,14 @@ def latencies(percentile: Callable[[str, int], float | None], **names: str) -> F
 
 def request_of(
     prompt: str,
-    place: int,
+    index: int,
     *,
     num_prompt_tokens: float | None,
     num_tokens: float | None,
     ttft_s: float | None,
     total_s: float | None,
 ) -> RequestRecord:
-    """The record of the request sent at `place`; without a token it failed."""
+    """The record of a request; without a token it failed."""
     result = Result.failed("it has no output token in the file")
     if num_tokens and ttft_s is not None and total_s is not None:
         result = replace(
@@ -181,15 +183,15 @@ def request_of(
             total_s=total_s,
             num_tokens=int(num_tokens),
         )
-    request = Request(prompt_id=prompt, repeat=place, max_new_tokens=0)
+    request = Request(prompt_id=prompt, repeat=index, max_new_tokens=0)
     return RequestRecord.of("", request, result, num_prompt_tokens=int(num_prompt_tokens or 0))
 
 
 def requests_of(result: JsonObject) -> tuple[RequestRecord, ...]:
-    """In the order they were sent; empty if the file has no such lists.
+    """The requests in the order they were sent; empty if the file has no such lists.
 
-    `itls` has the seconds between a request's chunks: their sum is its decode time, whatever a
-    chunk holds. Prompts of equal length that got equal texts are taken for one, asked repeatedly.
+    `itls` has the seconds between the chunks of a request: their sum is its decode time. Prompts of
+    equal length with equal texts count as one prompt, repeated.
     """
     prompts, lengths, ttfts = map(result.numbers, ("input_lens", "output_lens", "ttfts"))
     gaps, texts = result.lists("itls"), result.values.get("generated_texts")
@@ -215,7 +217,7 @@ def requests_of(result: JsonObject) -> tuple[RequestRecord, ...]:
 
 
 def bench_speeds(result: JsonObject, latency: str) -> Figures:
-    """What vLLM's and SGLang's benchmarks name alike; `latency`: their name of a request's."""
+    """Figures that vLLM's and SGLang's benchmarks name alike; `latency`: of a request, differs."""
     names = {"ttft_s": "ttft", "tpot_s": "tpot", "inter_chunk_latency_s": "itl"}
     return {
         "aggregate_tokens_per_s": result.number("output_throughput"),
@@ -226,16 +228,16 @@ def bench_speeds(result: JsonObject, latency: str) -> Figures:
 
 
 def acceptance_when_drafted(
-    told: ImportOverrides,
+    given: ImportOverrides,
     *,
     rate: float | None,
     length: float | None,
     num_rounds: float | None,
     per_position: tuple[float, ...] | None,
 ) -> Figures:
-    """Figures over the rounds that drafted: over all of them only if the method always drafts."""
+    """Figures over the rounds that drafted, and over all rounds if the method always drafts."""
     figures: Figures = {"acceptance_rate": rate, "mean_acceptance_length_when_drafted": length}
-    method = METHODS.get(told.method)
+    method = METHODS.get(given.method)
     if method is not None and method.always_drafts:
         of_all_rounds = {"mean_acceptance_length": length, "num_rounds": num_rounds}
         figures = {**figures, **of_all_rounds, "acceptance_rate_per_position": per_position}
@@ -243,13 +245,13 @@ def acceptance_when_drafted(
 
 
 def _known(figures: Figures) -> dict[str, float | tuple[float, ...]]:
-    """The figures that are there."""
+    """The figures without those that are absent."""
     return {name: value for name, value in figures.items() if value is not None and value != ()}
 
 
-def _first(read: N | None, told: N | None, result: JsonObject, what: str, option: str) -> N:
-    """What the file says, else the user; UsageError if neither does."""
-    value = told if read is None else read
+def _first(parsed: N | None, given: N | None, result: JsonObject, fact: str, option: str) -> N:
+    """The fact in the file, or else the given one; UsageError without either."""
+    value = given if parsed is None else parsed
     if value is None:
-        raise UsageError(f"{result.place}: the file does not say {what}; give {option}")
+        raise UsageError(f"{result.place}: the file does not say {fact}; give {option}")
     return value

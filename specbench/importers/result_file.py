@@ -1,4 +1,4 @@
-"""JSON from elsewhere, read strictly: every value knows its file, and whatever is wrong its key."""
+"""JSON of other tools, read strictly: every error names the file and the key."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from specbench.errors import UsageError
 
-MAX_BYTES = 256 * 2**20  # with every token's time and every text a file is large
+MAX_BYTES = 256 * 2**20  # files with every token's time and every text are large
 _MAX_WHOLE = 2**63
 
 
@@ -18,7 +18,7 @@ _MAX_WHOLE = 2**63
 class JsonObject:
     """One JSON object of a file; reading methods raise UsageError with file and key."""
 
-    place: str  # the file, and the line where it holds several
+    place: str  # the file, and the line if it has several objects
     file_name: str
     sha256: str
     key: str  # dotted, from the top of the object
@@ -32,7 +32,7 @@ class JsonObject:
         return all(key in self.values for key in keys)
 
     def section(self, key: str) -> "JsonObject | None":
-        """The object behind a key; None where it is absent or null."""
+        """The object of a key; None if it is absent or null."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -41,7 +41,7 @@ class JsonObject:
         return replace(self, key=self._dotted(key), values=value)
 
     def items(self, key: str) -> list[Any] | None:
-        """A list, whatever is in it; None if it is absent or null."""
+        """A list of anything; None if it is absent or null."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, list):
             self.fail(key, f"a list is needed, not {_kind(value)}")
@@ -62,7 +62,7 @@ class JsonObject:
         return value or None
 
     def number(self, key: str, *, low: float = 0.0) -> float | None:
-        """A finite number of at least `low`; None where it is absent or null."""
+        """A finite number of at least `low`; None if it is absent or null."""
         return None if self.values.get(key) is None else self._number(key, self.values[key], low)
 
     def milliseconds(self, name: str, percent: int) -> float | None:
@@ -72,14 +72,14 @@ class JsonObject:
         return None if value is None else value / 1e3
 
     def rate(self, key: str) -> float | None:
-        """Arrivals a second; None where there is none or it is infinite: all at once."""
+        """Arrivals per second; None if it is absent or infinite (no limit)."""
         value = self.values.get(key)
         if value == math.inf or (isinstance(value, str) and value.lower() in ("inf", "infinity")):
             return None
         return self.number(key) or None
 
     def whole(self, key: str) -> int | None:
-        """A whole number from 0; a float that is one, as 20.0, counts."""
+        """A whole number from 0; a float such as 20.0 is one."""
         value = self.number(key)
         if value is None:
             return None
@@ -88,7 +88,7 @@ class JsonObject:
         return int(value)
 
     def numbers(self, key: str) -> tuple[float, ...] | None:
-        """A list of finite numbers from 0; None where it is absent or null."""
+        """A list of finite numbers from 0; None if it is absent or null."""
         value = self.items(key)
         if value is None:
             return None
@@ -119,7 +119,7 @@ class JsonObject:
 
 
 def read_results(file: Path) -> tuple[JsonObject, ...]:
-    """The JSON object of a file, or one a line; UsageError names file, and line where it can."""
+    """The JSON object of a file, or those of its lines; UsageError names the file and line."""
     try:
         if file.stat().st_size > MAX_BYTES:
             raise UsageError(f"{file}: larger than {MAX_BYTES >> 20} MiB; this cannot be a result")
@@ -150,11 +150,11 @@ def _result(place: str, name: str, digest: str, text: str) -> JsonObject:
     try:
         values = json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise UsageError(f"{place}: not JSON: {error.msg} ({where})") from error
+        position = f"line {error.lineno}, column {error.colno}"
+        raise UsageError(f"{place}: not JSON: {error.msg} ({position})") from error
     except RecursionError as error:
         raise UsageError(f"{place}: nested too deep to be a result") from error
-    except ValueError as error:  # a key twice, a number of thousands of digits
+    except ValueError as error:  # a repeated key, a number of thousands of digits
         raise UsageError(f"{place}: {error}") from error
     if not isinstance(values, dict):
         raise UsageError(f"{place}: a JSON object is needed, not {_kind(values)}")

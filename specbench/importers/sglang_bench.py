@@ -22,20 +22,20 @@ _SINCE_START = (
 _RANDOM = "random prompts: what is accepted of them says nothing about real text"
 
 
-def recognises(result: JsonObject) -> bool:
+def recognizes(result: JsonObject) -> bool:
     return result.has("backend", "dataset_name", "completed", "output_throughput", "median_tpot_ms")
 
 
-def read(result: JsonObject, told: ImportOverrides) -> ParsedResult:  # noqa: ARG001
+def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: ARG001
     length = result.number("accept_length")
     server = result.section("server_info")
-    named = result.text("model_id") or result.text("model")
+    model = result.text("model_id") or result.text("model")
     completed, errors = result.whole("completed"), result.items("errors")
     failed = None if errors is None else sum(map(bool, errors))
     dataset = result.text("dataset_name")
     return ParsedResult(
         engine="sglang",
-        model=named or (server.text("model_path") if server else None),
+        model=model or (server.text("model_path") if server else None),
         workload=dataset,
         num_speculative_tokens=_depth(server),
         concurrency=result.whole("max_concurrency"),
@@ -57,7 +57,7 @@ def read(result: JsonObject, told: ImportOverrides) -> ParsedResult:  # noqa: AR
 
 
 def _depth(server: JsonObject | None) -> int | None:
-    """K by the server's own arguments."""
+    """K from the arguments of the server."""
     if server is None or not server.has("speculative_algorithm"):
         return None
     return depth(

@@ -1,8 +1,8 @@
 """Result files of `vllm bench serve` (--save-result, --append-result, --save-detailed).
 
-Facts: vllm/benchmarks/serve.py of 0.30 to 0.33. Acceptance is the server's counters, before and
-after: rounds that drafted nothing are in none of them, drafts accepted past the end of an answer
-are in all of them, and its rate is a percentage.
+Facts: vllm/benchmarks/serve.py of 0.30 to 0.33. Acceptance is the difference of the server's
+counters: they exclude rounds that drafted nothing and include draft tokens accepted past the end
+of an output. The rate is a percentage.
 """
 
 import re
@@ -24,23 +24,23 @@ TOOL = "vllm bench serve"
 _DATE = re.compile(r"(\d{4})(\d{2})(\d{2})-(\d{2})(\d{2})(\d{2})")
 
 
-def recognises(result: JsonObject) -> bool:
+def recognizes(result: JsonObject) -> bool:
     return result.has("model_id", "tokenizer_id", "completed", "total_token_throughput")
 
 
-def read(result: JsonObject, told: ImportOverrides) -> ParsedResult:
+def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
     """K is the number of positions that the counters have."""
     curve = result.numbers("spec_decode_per_position_acceptance_rates")
     completed, failed = result.whole("completed"), result.whole("failed")
     prompt_tokens, duration_s = result.number("total_input_tokens"), result.number("duration")
-    acceptance = _acceptance(result, told, curve)
+    acceptance = _acceptance(result, given, curve)
     return ParsedResult(
         engine="vllm",
         model=result.text("model_id"),
         num_speculative_tokens=len(curve) if curve else None,
-        # `max_concurrent_requests` is a peak that was seen, another one in every repeat.
+        # `max_concurrent_requests` is the observed peak, which differs between repeats.
         concurrency=result.whole("max_concurrency")
-        or told.concurrency
+        or given.concurrency
         or result.whole("max_concurrent_requests"),
         request_rate=result.rate("request_rate"),
         measured_at=_iso(result.text("date")),
@@ -60,7 +60,7 @@ def read(result: JsonObject, told: ImportOverrides) -> ParsedResult:
 
 
 def _acceptance(
-    result: JsonObject, told: ImportOverrides, curve: tuple[float, ...] | None
+    result: JsonObject, given: ImportOverrides, curve: tuple[float, ...] | None
 ) -> Figures:
     names = ("num_drafts", "draft_tokens", "accepted_tokens")
     rounds, drafted, accepted = (result.whole(f"spec_decode_{name}") for name in names)
@@ -73,7 +73,7 @@ def _acceptance(
         else result.number("spec_decode_acceptance_length")
     )
     return acceptance_when_drafted(
-        told,
+        given,
         rate=rate,
         length=length,
         num_rounds=rounds,

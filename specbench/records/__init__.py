@@ -6,18 +6,24 @@ Every record is frozen, keyword-only and JSON-ready (runs/ writes and reads them
 that a machine or an engine cannot give is None: absent, never zero.
 """
 
-from specbench.records.answers import CellSummary, Decision, Goodput
-from specbench.records.engines import Contender, EngineRecord, KernelChoice, chosen_threads
-from specbench.records.extensions import ExtensionRecord
+from specbench.records.decisions import CellSummary, Decision, Goodput
 from specbench.records.forecasts import (
     EngineCost,
     ForecastPoint,
     ForecastRecord,
     RoundCost,
+    TraceRecord,
 )
-from specbench.records.imported import ImportedRecord
-from specbench.records.keys import ASSISTED_DEFAULT, NO_DRAFTER, CellKey, Condition, Draft
-from specbench.records.lengths import Auto, Fixed, Length
+from specbench.records.keys import (
+    ASSISTED_DEFAULT,
+    NO_DRAFTER,
+    Auto,
+    CellKey,
+    Condition,
+    Draft,
+    Fixed,
+    Length,
+)
 from specbench.records.lossy import LossyRule, acceptance_rule
 from specbench.records.measured import (
     ALL_PROMPTS,
@@ -28,6 +34,7 @@ from specbench.records.measured import (
     FailureRecord,
     FirstDifference,
     ForwardCost,
+    ImportedRecord,
     LimitRecord,
     MemoryRecord,
     PassRecord,
@@ -39,17 +46,22 @@ from specbench.records.measured import (
     RoundTimeline,
     SamplesRecord,
 )
-from specbench.records.prompts import Message, Prompt, Role, Sampling, ids_sha256
 from specbench.records.provenance import (
+    SESSIONS_PER_K,
     CellPlan,
+    ClientLoad,
+    Contender,
+    EngineRecord,
     Environment,
+    ExtensionRecord,
+    KernelChoice,
     ModelIdentity,
     RunRecord,
+    ServerRecord,
+    chosen_threads,
     no_template,
 )
-from specbench.records.requests import Request
-from specbench.records.servers import SESSIONS_PER_K, ClientLoad, ServerRecord
-from specbench.records.traces import TraceRecord
+from specbench.records.requests import Message, Prompt, Request, Role, Sampling, ids_sha256
 from specbench.stats.interval import Interval
 
 __all__ = [

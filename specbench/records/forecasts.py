@@ -1,25 +1,59 @@
-"""What was forecast before any K was measured for real, and the costs it stands on."""
+"""Traces, round costs, and the forecasts that are made from them before any K is measured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Annotated
+from typing import Annotated, Literal
 
 from specbench.records.doc import Doc
 from specbench.records.keys import CellKey, Condition
 from specbench.settings import AcceptanceRule
 from specbench.stats.interval import Interval
 
+Drafting = Literal["own", "greedy"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceRecord:
+    """Every round that could start in one text of the target, and the tokens it would accept.
+
+    Start s = 0 .. n - 2 is a round after output token s; its draft tokens predict tokens s + 1,
+    s + 2 and so on. The text does not depend on where rounds start, so rounds are replayed over
+    it for every K without running anything (`pairing.replay`).
+    """
+
+    target: str
+    drafter: str
+    method: str
+    workload: str
+    prompt_id: str
+    turn: int
+    repeat: int
+    temperature: float
+    num_speculative_tokens: int  # the depth that was traced
+    is_chain: bool  # every smaller K drafts a prefix of it, so one trace serves all
+    is_exact: bool  # False: drafts depend on where earlier rounds began, or on other requests
+    num_prompt_tokens: int
+    output_ids: tuple[int, ...]  # the target's text, n tokens; the first is from prefill
+    # Per start; nodes of a tree; without those beyond the token budget.
+    num_drafted: tuple[int, ...]
+    # Per start and depth: P(the draft token is accepted | the text, and those before it were
+    # accepted); 0 or 1 if the text decides it. It ends with the budget, the text or the drafts.
+    chances: tuple[tuple[float, ...], ...]
+    drafting: Drafting = "own"  # greedy: the likeliest tokens at any temperature, as in vLLM
+    context: int | None = None  # as in CellKey
+    seconds: float | None = None  # for tracing, without decoding the text
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundCost:
-    """Seconds of real rounds at one K, measured in turns with those of every other K.
+    """Seconds of real rounds at one K, interleaved with those of every other K.
 
-    A timing repetition is the first rounds of an answer. Repetition i of every K of a group is of
+    A timing repetition is the first rounds of an output. Repetition i of every K of a group has
     the same text, so two K are compared repetition by repetition.
     """
 
-    cell_ids: tuple[str, ...]  # whose rounds these are: cells that differ in the workload alone
+    cell_ids: tuple[str, ...]  # whose rounds these are: cells that differ only in the workload
     num_speculative_tokens: int
     num_rows: int
     context: int  # tokens in the cache half-way through a repetition, median of all
@@ -27,19 +61,19 @@ class RoundCost:
 
     @property
     def num_rounds(self) -> int:
-        """Rounds of all repetitions together."""
+        """Number of rounds of all repetitions."""
         return sum(map(len, self.visits_s))
 
     @property
     def seconds(self) -> float:
-        """A round's, once the machine is at its pace: median over the repetitions."""
+        """Seconds per round in steady state: median over the repetitions."""
         return median(map(later_s, self.visits_s))
 
     def of_answers(self, num_rounds: Sequence[float]) -> tuple[float, ...]:
-        """By repetition, the mean seconds of a round of answers that have so many each, at least 1.
+        """Mean seconds per round of outputs with these numbers of rounds, by repetition.
 
-        Rounds after a prompt are slower at first: an answer has as many of them as a repetition
-        has, and those beyond its last one take what its later ones do.
+        The first rounds after a prompt are slower. Rounds beyond the end of a repetition take the
+        mean of its second half. An output has at least one round.
         """
         counts = [max(n, 1.0) for n in num_rounds]
         return tuple(
@@ -60,25 +94,25 @@ def _answer_s(rounds_s: Sequence[float], num_rounds: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineCost:
-    """What a round costs in the engine that the user serves with: told to us, or timed there."""
+    """The cost of a round in a serving engine: given by the user, or measured there."""
 
-    source: str  # the file's name or the server's address, as it is shown
+    source: str  # the name of the file or the address of the server, as shown
     engine: str  # what runs there, such as "vllm 0.32.0"
     num_speculative_tokens: int
     concurrency: int
     cost: float  # of a round: seconds, or steps of that engine without speculation
     is_relative: bool  # True: in steps
-    # As that engine counted it there; of a run that measured the engine, as we count it.
+    # As that engine counted it; in a run that measured the engine, as specbench counts it.
     mean_acceptance_length: float | None = None
     speedup: float | None = None  # over K = 0, as it was measured there
-    # What it was measured of and on; None: holds for any.
+    # What it was measured with; None: any.
     target: str | None = None
     drafter: str | None = None
     workload: str | None = None
     temperature: float | None = None
 
     def is_of(self, at: Condition, drafter: str) -> bool:
-        """Whether it says what a round of this drafter costs under this condition."""
+        """Whether it is the cost of a round of this drafter under this condition."""
         return (
             self.target in (None, at.target)
             and self.drafter in (None, drafter)
@@ -130,7 +164,7 @@ class ForecastPoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForecastRecord:
-    """A speed-up curve over K from traces and costs, stored before its K are measured for real."""
+    """A speedup curve over K from traces and costs, stored before its K are measured."""
 
     key: Annotated[CellKey, Doc("the cell of its largest K")]
     points: Annotated[tuple[ForecastPoint, ...], Doc("by K, from 0")]
@@ -175,8 +209,7 @@ class ForecastRecord:
 
     @property
     def share_saved(self) -> float | None:
-        """Share of the sweep's time that the forecast saves, tracing and measuring costs counted
-        as spent; None: unknown."""
+        """Share of the sweep's time that the forecast saves after its own cost; None: unknown."""
         if self.sweep_s is None or self.measure_s is None:
             return None
         return 1 - (self.trace_s + self.costs_s + self.measure_s) / self.sweep_s

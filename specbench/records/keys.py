@@ -1,26 +1,200 @@
-"""What was measured: a draft under a condition.
+"""The key of a cell: a draft configuration under a condition, and the axes of both.
 
-Files and tables have a key flat, an entry per axis (axes.py). Here it is in two parts, because
-cells that are compared have their condition in common.
+In files and tables a key is flat, one entry per axis. Here it has two parts, because cells that
+are compared share their condition. A new axis is a field of `Condition` or `Draft` and a row of
+AXES: ids, files, columns, `check --allow-different` and sentences follow from it.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 from pydantic_core import SchemaSerializer, core_schema
 
-from specbench.records.axes import AXES, REQUIRED
 from specbench.records.doc import Doc
-from specbench.records.lengths import Auto, Fixed, Length
 from specbench.settings import BUILTIN, TRANSFORMERS
+
+# A length has `most`, the largest number of draft tokens per round; a `label`; a text with the name
+# K; its part of ids of cells; and an `order` with the simpler one first.
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The same K in every round; 0: no draft tokens."""
+
+    most: int
+
+    @property
+    def label(self) -> str:
+        return str(self.most)
+
+    @property
+    def named(self) -> str:
+        return f"K={self.most}"
+
+    @property
+    def id(self) -> str:
+        return f"k{self.most}"
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return 0, self.most
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """K is chosen in every round, up to `most`."""
+
+    most: int
+
+    label: ClassVar[str] = "auto"
+    named: ClassVar[str] = "auto"
+    id: ClassVar[str] = "kauto"
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return 1, self.most
+
+
+Length = Fixed | Auto
+
+
+REQUIRED = object()  # the default of an axis that every file has
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One entry of a flat key: a fact by which cells differ."""
+
+    path: str  # of its attribute in a key
+    meaning: str  # of its column
+    unit: str = ""
+    in_id: str = ""  # its part of an id, formatted with `key`; left out at the default
+    words: str = ""  # for sentences, formatted with `at`, a condition; "": the value
+    usual: str = ""  # for sentences, at the default
+    # Words of --allow-different under which it may differ; each names the first axis that has it.
+    allowed_by: tuple[str, ...] = ()
+    default: Any = REQUIRED  # what a file without the entry means
+
+    def of(self, key: Any) -> Any:
+        return attrgetter(self.path)(key)
+
+    def piece(self, key: Any) -> str | None:
+        """The axis' part of the id of a key; None at the default."""
+        if not self.in_id or self.of(key) == self.default:
+            return None
+        return self.in_id.format(key=key)
+
+    def in_words(self, at: Any) -> str:
+        """The value under a condition, in words."""
+        value = getattr(at, self.path.removeprefix("condition."))
+        words = self.usual if value == self.default else self.words.format(at=at)
+        return words or str(value)
+
+
+# In the order of files and of columns.
+AXES: Mapping[str, Axis] = {
+    "pairing": Axis("pairing", "`target/drafter`; of K = 0 the bare target", in_id="{key.pairing}"),
+    "target": Axis("condition.target", "name of the target", allowed_by=("target",)),
+    "drafter": Axis(
+        "draft.drafter", "name of the drafter; `none` at K = 0", allowed_by=("drafter",)
+    ),
+    "workload": Axis(
+        "condition.workload", "name of the workload", in_id="{key.condition.workload}"
+    ),
+    "engine": Axis(
+        "condition.engine",
+        "what decoded, such as `builtin`",
+        in_id="{key.condition.engine}",
+        allowed_by=("engine",),
+    ),
+    "method": Axis(
+        "draft.method",
+        "how tokens are drafted, such as `draft_model`; `none` at K = 0",
+        in_id="{key.draft.method}",
+        allowed_by=("drafter", "engine"),
+    ),
+    "num_speculative_tokens": Axis(
+        "draft.k",
+        "K: the most tokens drafted per round",
+        unit="tokens/round",
+        in_id="{key.draft.length.id}",
+        allowed_by=("K",),
+    ),
+    "concurrency": Axis(
+        "condition.concurrency",
+        "most requests decoded at the same time",
+        unit="requests",
+        in_id="c{key.condition.concurrency}",
+        words="{at.requests}",
+        allowed_by=("concurrency",),
+    ),
+    "temperature": Axis(
+        "condition.temperature",
+        "of sampling; 0 is greedy",
+        in_id="t{key.condition.temperature:g}",
+        words="temperature {at.temperature:g}",
+        allowed_by=("temperature",),
+    ),
+    "dtype": Axis(
+        "condition.dtype",
+        "of the target's computation",
+        in_id="{key.condition.dtype}",
+        allowed_by=("dtype",),
+    ),
+    "adaptive": Axis(
+        "draft.is_adaptive",
+        "K was picked round by round, up to `num_speculative_tokens`",
+        allowed_by=("K",),
+        default=False,
+    ),
+    "context": Axis(
+        "condition.context",
+        "length that prompts were lengthened to; absent: unchanged",
+        unit="tokens",
+        in_id="x{key.condition.context}",
+        words="context {at.context:,}",
+        usual="prompts unchanged",
+        allowed_by=("context",),
+        default=None,
+    ),
+    "request_rate": Axis(
+        "condition.request_rate",
+        "arrivals; absent: closed loop, the next request starts when one ends",
+        unit="requests/s",
+        in_id="r{key.condition.request_rate:g}",
+        words="{at.request_rate:g} requests per second",
+        usual="closed loop",
+        allowed_by=("request-rate",),
+        default=None,
+    ),
+    "num_samples": Axis(
+        "condition.num_samples",
+        "answers to each prompt, of which the likeliest is picked",
+        unit="samples",
+        in_id="n{key.condition.num_samples}",
+        words="best of {at.num_samples}",
+        usual="one sample",
+        allowed_by=("samples",),
+        default=1,
+    ),
+    "lossy": Axis(
+        "draft.lossy",
+        "the rule that changes the target's distribution; absent: lossless",
+        in_id="lossy {key.draft.lossy}",
+        allowed_by=("lossy",),
+        default=None,
+    ),
+}
+
 
 NO_DRAFTER = "none"  # drafter and method of the K = 0 baseline
 ASSISTED_DEFAULT = "assisted_default"  # a peer's method whose K is its own business
 GENERATE = "generate"  # a peer's method without drafts
-# The methods of K = 0 that others are compared with, one an engine.
+# The methods of K = 0 that others are compared with, one per engine.
 BASELINE_METHODS = (NO_DRAFTER, GENERATE)
-_REQUESTS = ("concurrency", "request_rate", "num_samples")  # said in one breath
+_REQUESTS = ("concurrency", "request_rate", "num_samples")  # `requests` has words for them
 # The neutral value of an axis that `without` leaves out.
 _LEFT_OUT: Mapping[str, Any] = {
     "target": "",
@@ -33,7 +207,7 @@ _LEFT_OUT: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
-    """What drafts, how, how far, and by which rule drafts are accepted."""
+    """A draft configuration: drafter, method, number of draft tokens, and a lossy rule if any."""
 
     drafter: str
     method: str
@@ -44,7 +218,7 @@ class Draft:
 
     @property
     def k(self) -> int:
-        """The most tokens drafted in a round; 0: it does not speculate."""
+        """The largest number of draft tokens per round; 0: no speculation."""
         return self.length.most
 
     @property
@@ -57,23 +231,23 @@ class Draft:
 
     @property
     def way(self) -> tuple[str, str, str | None]:
-        """The draft whatever its length."""
+        """The draft configuration without its length."""
         return self.drafter, self.method, self.lossy
 
     def marked(self, name: str) -> str:
-        """The name of a pairing, drafter or method, marked where its text is not the target's."""
+        """The name of a pairing, drafter or method, marked if the output is not the target's."""
         return name if self.lossy is None else f"{name} (lossy)"
 
     @property
     def label(self) -> str:
-        """Such as `K=0`, `draft K=4`, `draft auto`."""
+        """For people: `K=0`, `draft K=4`, `draft auto`."""
         if self.drafter == NO_DRAFTER:
             return self.length.named
         return f"{self.marked(self.drafter)} {self.length.named}"
 
     @property
     def order(self) -> tuple[int, int]:
-        """The plainer one first: a fixed K before others, then the smaller."""
+        """The simpler one first: a fixed K before others, then the smaller."""
         return self.length.order
 
 
@@ -82,15 +256,15 @@ Draft.none = Draft(drafter=NO_DRAFTER, method=NO_DRAFTER, length=Fixed(0))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """What the cells that are compared have in common. Its fields are in the order of words."""
+    """The facts that compared cells share. The order of fields is that of words in sentences."""
 
     target: str
     workload: str
     temperature: float
     concurrency: int
-    request_rate: float | None = None  # arrivals a second; None: the next one when a row is free
-    num_samples: int = 1  # answers to a prompt, decoded together; the likeliest is picked
-    context: int | None = None  # prompts lengthened to so many tokens; None: as they are
+    request_rate: float | None = None  # arrivals per second; None: one when a row is free
+    num_samples: int = 1  # outputs per prompt, decoded together; the likeliest is chosen
+    context: int | None = None  # tokens that prompts are lengthened to; None: unchanged
     dtype: str
     engine: str
 
@@ -106,7 +280,7 @@ class Condition:
 
     @property
     def requests(self) -> str:
-        """The batch size in words, and the arrivals where they set the pace; empty without one."""
+        """The concurrency in words, and the request rate if there is one; empty without either."""
         if not self.concurrency:
             return ""
         if self.request_rate is not None:
@@ -119,16 +293,17 @@ class Condition:
 
     @property
     def label(self) -> str:
-        """Such as `demo, temperature 0, one request at a time, float32, builtin engine`."""
+        """For people: `demo, temperature 0, one request at a time, float32, builtin engine`."""
         engine = f"{self.engine} engine" if self.engine else ""
-        words = (self.target, AXES["temperature"].told(self), self.requests, *self.unusual)
+        words = (self.target, AXES["temperature"].in_words(self), self.requests, *self.unusual)
         return ", ".join(filter(None, (*words, self.dtype, engine)))
 
     @property
     def unusual(self) -> tuple[str, ...]:
-        """What goes without saying unless it was asked for, and is not in `requests`."""
-        own = [f for f in fields(self) if f.default is not MISSING and f.name not in _REQUESTS]
-        return tuple(AXES[f.name].told(self) for f in own if getattr(self, f.name) != f.default)
+        """Axes that are not at their default, in words, except those in `requests`."""
+        optional = [f for f in fields(self) if f.default is not MISSING and f.name not in _REQUESTS]
+        changed = [f.name for f in optional if getattr(self, f.name) != f.default]
+        return tuple(AXES[name].in_words(self) for name in changed)
 
     @property
     def flat(self) -> dict[str, Any]:
@@ -143,31 +318,31 @@ class Condition:
         return is_peer, self.temperature, self.context or 0, self.concurrency
 
     def without(self, *axes: str) -> "Condition":
-        """The same without these axes: equal for conditions that differ in them alone."""
+        """The same without these axes: equal for conditions that differ only in them."""
         return replace(self, **{name: _LEFT_OUT[name] for name in axes})
 
-    def told_apart(self, among: Collection["Condition"], *, also: str = "") -> tuple[str, ...]:
-        """What tells it from the others, in words, and what `also` names."""
+    def distinct_parts(self, among: Collection["Condition"], *, also: str = "") -> tuple[str, ...]:
+        """The values that differ among these conditions, in words, and the axis `also`."""
         names = [field.name for field in fields(self)]
         varying = {name for name in names if len({getattr(c, name) for c in among}) > 1}
         if "concurrency" in varying:
-            varying.discard("request_rate")  # which the words for the requests have, too
-        return tuple(AXES[name].told(self) for name in names if name in varying | {also})
+            varying.discard("request_rate")  # the words for concurrency contain it
+        return tuple(AXES[name].in_words(self) for name in names if name in varying | {also})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellKey:
-    """What was measured: one cell of a run, the same in every run."""
+    """The key of a cell, the same in every run."""
 
     condition: Condition
     draft: Draft
 
-    # What JSON of any record shows of a key.
+    # Records in JSON contain a key flat.
     __pydantic_serializer__: ClassVar[SchemaSerializer]
 
     @property
     def pairing(self) -> str:
-        """`target/drafter`; the bare target where nothing is drafted."""
+        """`target/drafter`; only the target at K = 0."""
         target, drafter = self.condition.target, self.draft.drafter
         return target if drafter == NO_DRAFTER else f"{target}/{drafter}"
 
@@ -183,17 +358,17 @@ class CellKey:
 
     @property
     def source(self) -> str:
-        """The pairing, and in the engine that has several methods for it the method, too."""
+        """The pairing, and also the method in the engine that has several methods for it."""
         name = self.draft.marked(self.pairing)
         return f"{name}, {self.draft.method}" if self.condition.engine == TRANSFORMERS else name
 
     @property
     def label(self) -> str:
-        """Such as `demo/draft K=4 on code`, with whatever is out of the ordinary."""
+        """For people: `demo/draft K=4 on code`, and the axes that are not at their default."""
         at = self.condition
         name = f"{self.source} K={self.draft.length.label} on {at.workload}"
         requests = at.requests if at.overlaps else ""
-        temperature = AXES["temperature"].told(at) if at.temperature else ""
+        temperature = AXES["temperature"].in_words(at) if at.temperature else ""
         return ", ".join(filter(None, (name, requests, temperature, *at.unusual)))
 
     def without(self, *axes: str) -> "CellKey":
@@ -201,7 +376,7 @@ class CellKey:
         return replace(self, condition=self.condition.without(*axes))
 
     def at(self, length: Length) -> "CellKey":
-        """The same with another length of drafts."""
+        """The same with another number of draft tokens."""
         return replace(self, draft=replace(self.draft, length=length))
 
     @property
@@ -210,13 +385,13 @@ class CellKey:
         return {name: axis.of(self) for name, axis in AXES.items()}
 
     def entries(self, *first: str, without: Collection[str]) -> dict[str, Any]:
-        """The flat key, its first entries in the order of a document's."""
+        """The flat key without some entries; `first` are moved to the beginning."""
         flat = self.flat
         return {name: flat[name] for name in (*first, *flat) if name not in without}
 
     @classmethod
     def of_flat(cls, flat: Mapping[str, Any]) -> "CellKey":
-        """From an entry per axis, which may leave out those that have a default."""
+        """The key of a flat one, in which axes with a default may be absent."""
         values = {name: flat.get(name, axis.default) for name, axis in AXES.items()}
         k, adaptive = values["num_speculative_tokens"], values["adaptive"]
         values["length"] = Auto(k) if adaptive else Fixed(k)
@@ -233,17 +408,17 @@ class CellKey:
         )
 
 
-def _serialise(key: CellKey, info: core_schema.SerializationInfo) -> dict[str, Any]:
+def _serialize(key: CellKey, info: core_schema.SerializationInfo) -> dict[str, Any]:
     flat = key.flat
     return {n: v for n, v in flat.items() if v is not None} if info.exclude_none else flat
 
 
-_FLAT = core_schema.plain_serializer_function_ser_schema(_serialise, info_arg=True)
+_FLAT = core_schema.plain_serializer_function_ser_schema(_serialize, info_arg=True)
 CellKey.__pydantic_serializer__ = SchemaSerializer(core_schema.any_schema(serialization=_FLAT))
 
 
 def _annotation(path: str) -> Any:
-    """The type of what a key has there: a field of a part, or a property."""
+    """The type of the field or property of a key at a path."""
     part, _, name = path.rpartition(".")
     owner: Any = {"": CellKey, "condition": Condition, "draft": Draft}[part]
     getter = getattr(getattr(owner, name), "fget", None)
@@ -257,5 +432,5 @@ def _entries() -> Iterator[tuple[str, Any, Any]]:
         yield name, Annotated[kind, Doc(axis.meaning, axis.unit)], field(default=default)
 
 
-# What files and tables have: an entry per axis, of the type that it has in a key.
+# A flat key: an entry per axis, of the type that it has in a key.
 FlatKey = make_dataclass("FlatKey", _entries(), frozen=True, kw_only=True)

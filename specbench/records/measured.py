@@ -1,17 +1,17 @@
-"""What was measured: blocks, requests, rounds, memory."""
+"""Measurements: blocks, requests, rounds, memory; results imported from other tools."""
 
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, Self
 
 from specbench.records.doc import Doc
 from specbench.records.requests import Request
 
-ALL_PROMPTS = "*"  # prompt of a block that serves the whole list
+ALL_PROMPTS = "*"  # in place of the prompt of a block that serves all prompts
 
 
 def _require_equal_lengths(rounds: "RoundLog | RoundTimeline", *columns: Sized | None) -> None:
-    """`columns`: all of the rounds', as to look them up takes longer than to compare them."""
+    """`columns` are passed because looking them up takes longer than comparing them."""
     if len({len(column) for column in columns if column is not None}) > 1:
         named = ((field.name, getattr(rounds, field.name)) for field in fields(rounds))
         lengths = {name: len(column) for name, column in named if column is not None}
@@ -23,9 +23,9 @@ class RoundLog:
     """The rounds of one request, a column per quantity; all columns have equal length.
 
     num_drafted counts a tree's nodes; in a chain it is <= K (a lookup can miss). num_accepted is
-    at most K, and excludes the bonus / recovered token;
-    num_emitted = num_accepted + 1, fewer where EOS or the budget cut the round. Prefill is
-    not a round. draft_s and verify_s are None where they cannot be told apart.
+    at most K, and excludes the bonus / recovered token. num_emitted = num_accepted + 1, or fewer
+    if EOS or the budget cut the round. Prefill is not a round. draft_s and verify_s are None if
+    the engine does not time them separately.
     """
 
     num_drafted: Annotated[tuple[int, ...], Doc("tokens drafted; of a tree its nodes", "tokens")]
@@ -46,7 +46,7 @@ class RoundLog:
     ] = None
 
     def __post_init__(self) -> None:
-        """ValueError where the columns differ in length, as in a file that somebody changed."""
+        """ValueError if the columns differ in length, as in a file that was edited."""
         counts = self.num_drafted, self.num_accepted, self.num_emitted
         _require_equal_lengths(self, *counts, self.round_s, self.draft_s, self.verify_s)
 
@@ -56,9 +56,9 @@ class RoundLog:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestCounts:
-    """What a server counted of one request's rounds; None where it does not tell.
+    """A server's counts of the rounds of one request; None if it does not report one.
 
-    As in a RoundLog, nothing past the end of the answer counts: num_rounds + num_accepted are its
+    As in a RoundLog, nothing past the end of the output counts: num_rounds + num_accepted are its
     tokens after the first.
     """
 
@@ -85,10 +85,10 @@ class RequestCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerCheck:
-    """A predicted output checked at once, between prefill and the first round.
+    """A predicted output that is verified between prefill and the first round; not a round.
 
-    It is no round. num_emitted counts the drafts accepted and, after the last of each forward, the
-    target's own token; fewer where EOS cut it.
+    num_emitted counts accepted draft tokens and the target's token after the last one of each
+    forward, or fewer if EOS cut the output.
     """
 
     num_drafted: Annotated[
@@ -101,7 +101,7 @@ class AnswerCheck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceSample:
-    """What NVML saw while one request ran; None where the device does not tell."""
+    """NVML samples while one request ran; None if the device does not report it."""
 
     num_samples: Annotated[int, Doc("times that NVML was read", "samples")]
     device_used_bytes: Annotated[int | None, Doc("peak memory in use on the GPU", "bytes")] = None
@@ -125,9 +125,9 @@ FinishReason = Literal["eos", "length", "failed"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What a request came to, whoever decoded it; None if the engine cannot tell."""
+    """The result of a request in any engine; None if the engine does not report it."""
 
-    output_ids: tuple[int, ...]  # the first comes from prefill, the rest from check and rounds
+    output_ids: tuple[int, ...]  # the first is from prefill, the rest from the check and rounds
     finish_reason: Annotated[FinishReason, Doc("`eos`, `length` or `failed`")]
     prefill_s: Annotated[float | None, Doc("to prefill target and drafter", "s")]
     ttft_s: Annotated[float | None, Doc("start to first token, prefill included", "s")]
@@ -150,8 +150,8 @@ class Result:
         Doc("response text of a server; absent if the engine gives only ids", is_text=True),
     ] = None
     counts: RequestCounts | None = None  # of a server that does not report single rounds
-    # How much of its rounds one graph held: off, step or round; all of them if rounds differ,
-    # such as "off, round". None: without rounds, or the engine does not tell.
+    # The part of its rounds that one graph captured: off, step or round; all of these if rounds
+    # differ, such as "off, round". None: without rounds, or not reported.
     graph: Annotated[
         str | None, Doc("how much of its rounds one graph held; absent if unknown", is_text=True)
     ] = None
@@ -162,7 +162,7 @@ class Result:
 
     @classmethod
     def failed(cls, error: str, **keys: Any) -> Self:
-        """A request that could not be answered, and why; `keys`: which one it was."""
+        """The result of a failed request, and why; `keys` are its other fields."""
         nothing = dict.fromkeys(("prefill_s", "ttft_s", "decode_s", "total_s", "cpu_s", "rounds"))
         ended = {"output_ids": (), "finish_reason": "failed", "error": error}
         return cls(**{**nothing, **ended, **keys})
@@ -173,7 +173,7 @@ class Result:
 
     @property
     def first_token_s(self) -> float | None:
-        """When the first token was there, since the pass began."""
+        """When the first token arrived, since the pass began."""
         if self.arrived_s is None or self.ttft_s is None:
             return None
         return self.arrived_s + self.ttft_s
@@ -184,12 +184,12 @@ class Result:
 
     @property
     def num_timed_tokens(self) -> int:
-        """Those that decode_s took."""
+        """Number of output tokens that decode_s covers."""
         return self.num_output_tokens - self.num_first
 
     @property
     def num_checked_at_once(self) -> int:
-        """Output tokens that came from neither prefill nor a round."""
+        """Number of output tokens from the check of a predicted output."""
         return self.answer_check.num_emitted if self.answer_check else 0
 
 
@@ -225,9 +225,9 @@ _KEYS = ("prompt_id", "turn", "repeat", "seed", "sample")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundTimeline:
-    """The rounds of a set of rows in order, a column per quantity; all of equal length.
+    """The rounds of a batch in order, a column per quantity; all columns have equal length.
 
-    A row is live while it still emits; `num_rows` of them were computed, idle ones included.
+    A row is live while it still emits; `num_rows` of them were computed, including idle ones.
     """
 
     at_s: tuple[float, ...]  # start, since the pass began
@@ -247,18 +247,18 @@ class RoundTimeline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassRecord:
-    """One cell serving all requests of a block together: concurrent requests, round by round."""
+    """All requests of a block in one cell, decoded concurrently: the whole, and each round."""
 
     cell_id: str
     seconds: float  # first arrival to last token
-    rounds: RoundTimeline | None  # None: a server does not tell them
-    calibration_s: float = 0.0  # spent on measuring round costs for an adaptive K, counted above
+    rounds: RoundTimeline | None  # None: not reported by a server
+    calibration_s: float = 0.0  # for measuring round costs for an adaptive K; part of `seconds`
     kv_bytes: int | None = None  # allocated for the whole batch, target and drafter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplesRecord:
-    """Several answers of one cell to one turn, decoded together: how likely each is, and the pick.
+    """Several outputs of one cell for one turn, decoded together, and the chosen one.
 
     The requests of its cell, prompt, turn and repeat are the samples, in order of `sample`.
     """
@@ -268,12 +268,12 @@ class SamplesRecord:
     repeat: int
     served: PassRecord  # the decoding
     log_probs: tuple[float, ...]  # of each sample: mean of its tokens, nats, at temperature 1
-    picked: int  # the sample of the highest one
-    scoring_s: float  # spent on `log_probs`, after the decoding
+    picked: int  # the sample with the highest one
+    scoring_s: float  # for `log_probs`, after decoding
 
     @property
     def seconds(self) -> float:
-        """Until the answer is picked."""
+        """Seconds until the output is chosen."""
         return self.served.seconds + self.scoring_s
 
 
@@ -284,31 +284,31 @@ BlockPurpose = Literal["explore", "confirm"]
 class BlockRecord:
     """The unit of running, storing and resuming: one prompt, every K, one repeat.
 
-    Above one row it is one pass of the prompt list; `prompt_id` is then ALL_PROMPTS.
+    With concurrent requests it is one pass over all prompts; `prompt_id` is then ALL_PROMPTS.
     """
 
     block_id: str
     workload: str
     prompt_id: str
     repeat: int
-    purpose: BlockPurpose  # "confirm": fresh repeats of a winner, quoted by decisions
-    order: tuple[str, ...]  # cell ids in the order they ran, drawn from the seed
+    purpose: BlockPurpose  # "confirm": repeats of a winner that decisions quote
+    order: tuple[str, ...]  # cell ids in the order they ran, drawn with the seed
     started_at: str  # ISO 8601, UTC
     requests: tuple[RequestRecord, ...]
     passes: tuple[PassRecord, ...] = ()
     samples: tuple[SamplesRecord, ...] = ()
-    # Of a server: a block is what one session answers under one condition. The blocks of a cycle
-    # together are what one block is otherwise: every K, and K = 0.
-    session: str | None = None  # a ServerRecord also has it
+    # For a server a block is what one session decodes under one condition; the blocks of a cycle
+    # have together what a block has otherwise: every K, and K = 0.
+    session: str | None = None  # of a ServerRecord
     cycle: int | None = None
-    node: str | None = None  # of a cluster, where it was measured
+    node: str | None = None  # of a cluster, on which it was measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceRecord:
-    """The target's own greedy answer to one turn: it fixes the lengths of all cells.
+    """The target's own greedy output of one turn: it fixes the lengths of all cells.
 
-    The next turn of the conversation follows this text, whatever a cell emitted.
+    The next turn of the conversation continues this text in every cell.
     """
 
     target: str
@@ -318,37 +318,37 @@ class ReferenceRecord:
     num_prompt_tokens: int
     output_ids: tuple[int, ...]
     context: int | None = None  # as in CellKey
-    # The text of each id, joined that of the answer; of one answer of a workload, from schema 7 on.
+    # The text of each id; joined, that of the output. Only of one output per workload.
     pieces: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryRecord:
-    """Memory of the target alone, or of target and drafter together, after a warm pass."""
+    """Memory of a target, or of target and drafter together, after a warm pass."""
 
     target: str
-    drafter: str  # NO_DRAFTER for the target alone
+    drafter: str  # NO_DRAFTER without a drafter
     weights_bytes: int
     kv_bytes_per_token: int
     peak_allocated_bytes: int | None = None  # torch allocator (CUDA)
     peak_reserved_bytes: int | None = None
     process_peak_bytes: int | None = None  # NVML process memory, or host RSS on a CPU
     device_peak_bytes: int | None = None  # NVML device memory, or host memory in use
-    state_bytes_per_row: int = 0  # of recurrent layers, whose states a row keeps K + 3 of
+    state_bytes_per_row: int = 0  # of recurrent layers; a row keeps K + 3 states
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardCost:
-    """A model forward measured alone, in turns with rounds, which cannot take less."""
+    """A forward of one model, timed between rounds: a lower bound of a round."""
 
-    cell_id: str  # whose rounds contain this forward
+    cell_id: str  # of the cell whose rounds contain this forward
     role: Literal["target", "drafter"]
     num_tokens: int  # tokens fed per row: 1 for a baseline step, K + 1 for verification
     num_per_round: int
     seconds: float  # median of the samples
     num_samples: int
-    part: str = ""  # of a head: which part of its work; "" for a model's forward
-    round_s: float | None = None  # median of the rounds between them
+    part: str = ""  # of a head: the part of its work; "" for the forward of a model
+    round_s: float | None = None  # median of the rounds between
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -362,7 +362,7 @@ class FailureRecord:
         Doc("`load`, `prompts`, `warm_up` or `decode`"),
     ]
     reason: Annotated[str, Doc("the first line of the error")]
-    # What it kept from being measured; a later block with one of these settles it.
+    # The cells that were not measured; a later block with one of them replaces the failure.
     cell_ids: tuple[str, ...] = field(default=(), compare=False)
     num_prompts: Annotated[
         int, Doc("prompts of the workload that exceed the target's context", "prompts")
@@ -372,19 +372,19 @@ class FailureRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LimitRecord:
-    """What bounds a cell's round, measured beside it; None where it cannot be told."""
+    """Lower bounds of a cell's round, measured in the same run; None if unknown."""
 
     cell_id: str
     device: str  # "cpu" or "cuda:0"
     copy_bytes_per_s: float | None = None  # read + written, measured on the spot
-    bytes_per_round: int | None = None  # what its forwards must read: weights, and KV in use
+    bytes_per_round: int | None = None  # read by its forwards: weights, and the used KV cache
     launches_per_round: float | None = None  # kernels or graphs started by the host
-    syncs_per_round: float | None = None  # the host waiting for the device
+    syncs_per_round: float | None = None  # waits of the host for the device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstDifference:
-    """The target's logits at the first token of an output that is not that of K = 0."""
+    """The target's logits at the first token that differs from the output at K = 0."""
 
     cell_id: str
     prompt_id: str
@@ -393,3 +393,31 @@ class FirstDifference:
     position: int  # in the output, from 0
     gap: float  # between the logits of the two tokens
     spacing: float  # of two neighboring numbers of the target's dtype at the largest logit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportedRecord:
+    """The figures of one cell from a result file of another tool.
+
+    `figures` has the names and units of our metrics; one that the file does not carry is absent.
+    `requests` are in the order they were sent, if the file has each one's times; without them
+    nothing has an interval.
+    """
+
+    cell_id: Annotated[str, Doc("the cell")]
+    tool: Annotated[str, Doc("such as `vllm bench serve`")]
+    tool_version: Annotated[str | None, Doc("absent if unknown")]
+    file: Annotated[str, Doc("name of the result file, without its folder")]
+    file_sha256: Annotated[str, Doc("hash of the file")]
+    measured_at: Annotated[str | None, Doc("ISO 8601, as the file has it")]
+    num_requests: Annotated[int | None, Doc("sent", "requests")]
+    num_failed: Annotated[int | None, Doc("failed", "requests")]
+    figures: Annotated[
+        Mapping[str, float | tuple[float, ...]],
+        Doc("figures under the names and in the units of our metrics"),
+    ] = field(default_factory=dict)
+    requests: Annotated[
+        tuple[RequestRecord, ...],
+        Doc("in the order they were sent; empty if the file has no times of single requests"),
+    ] = ()
+    warnings: Annotated[tuple[str, ...], Doc("what the tool's way of counting means for them")] = ()

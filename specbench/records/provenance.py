@@ -1,8 +1,8 @@
-"""Where and how it was measured: environment, models, settings, plan."""
+"""How a run was measured: environment, models, plan, engines, servers, decisions on the way."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from specbench.records.doc import Doc
 from specbench.records.keys import CellKey
@@ -11,7 +11,7 @@ from specbench.settings import RunSettings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """Provenance, written before the first measurement; an import leaves None or "" in it."""
+    """The environment of a run, written before the first measurement; imports leave None or ""."""
 
     created_at: Annotated[str, Doc("ISO 8601, UTC")]
     command: Annotated[tuple[str, ...], Doc("the command line, an entry per argument")]
@@ -39,7 +39,7 @@ class Environment:
 
     @property
     def hardware(self) -> dict[str, str]:
-        """What seconds depend on; they are compared where it is the same."""
+        """Facts that seconds depend on: seconds are compared if they are equal."""
         facts = {"device": self.device.partition(":")[0]}
         if self.gpu:
             facts["GPU"] = self.gpu
@@ -73,7 +73,7 @@ class ModelIdentity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellPlan:
-    """One line of the plan: a cell and how much of it will be measured."""
+    """One line of the plan: a cell, and how much of it is measured."""
 
     key: CellKey
     num_prompts: int
@@ -81,13 +81,13 @@ class CellPlan:
 
 
 def no_template(target: str) -> str:
-    """What a run and a check of files say of a target without a chat template."""
+    """The warning about a target without a chat template."""
     return f"{target} has no chat template: prompts are fed as they are"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """What a run set out to do and where; `run.json` of its folder."""
+    """The plan, settings and environment of a run: `run.json` in its folder."""
 
     schema_version: int
     run_id: str
@@ -101,5 +101,201 @@ class RunRecord:
 
     @property
     def keys(self) -> tuple[CellKey, ...]:
-        """Those of the planned cells, in the order of the plan."""
+        """The keys of the planned cells, in the order of the plan."""
         return tuple(plan.key for plan in self.cells)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """An implementation that could have run: its seconds, or why it was not timed."""
+
+    name: Annotated[str, Doc("the candidate")]
+    seconds: Annotated[
+        float | None, Doc("median time of the same work; absent if it was not timed", "s")
+    ] = None
+    refusal: Annotated[str | None, Doc("why it was not timed; absent if it was")] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelChoice:
+    """The implementation that is used for one kind of work.
+
+    `key` names everything that the choice depends on, including hardware and versions: a later
+    run with an equal key reuses the choice.
+    """
+
+    key: Annotated[str, Doc("everything the choice depends on, hardware and versions included")]
+    subject: Annotated[str, Doc("the work, such as `attention of MODEL, chain`")]
+    chosen: Annotated[str, Doc("the candidate that runs")]
+    contenders: Annotated[
+        tuple[Contender, ...], Doc("all candidates, in the order that decides between equal ones")
+    ] = ()
+    is_forced: Annotated[bool, Doc("the user chose it; nothing was timed")] = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineRecord:
+    """How an engine ran a target: its choices, with notes if they are not as requested."""
+
+    target: Annotated[str, Doc("name of the target")]
+    engine: Annotated[str, Doc("what decoded")]
+    forward: Annotated[
+        str | None,
+        Doc(
+            "`fused`, `fused, triton` (with our kernels) or `stock`; absent if the engine "
+            "does not report it"
+        ),
+    ] = None
+    graph: Annotated[
+        str | None, Doc("`off`, `step` or `round`, at K = 0; exceptions are in `notes`")
+    ] = None
+    attention: Annotated[str | None, Doc("what computes the target's attention")] = None
+    num_captures: Annotated[
+        int | None, Doc("graphs captured so far; absent if the device has none", "graphs")
+    ] = None
+    capture_s: Annotated[float | None, Doc("spent on captures, failed ones included", "s")] = None
+    quantization: Annotated[str | None, Doc("of the target's weights; absent: none")] = None
+    notes: Annotated[tuple[str, ...], Doc("what differs from what was requested, and why")] = ()
+    kernels: Annotated[
+        tuple[KernelChoice, ...], Doc("what autotuning chose for the target and its draft models")
+    ] = ()
+    max_k: Annotated[
+        Mapping[str, int], Doc("largest K that each drafter can draft, of those that have a limit")
+    ] = field(default_factory=dict)
+    threads: Annotated[
+        KernelChoice | None,
+        Doc(
+            "number of CPU threads that was chosen; absent on a GPU, with `--threads` and in "
+            "older runs"
+        ),
+    ] = None
+
+
+def chosen_threads(engines: Iterable[EngineRecord]) -> tuple[int, ...]:
+    """The chosen numbers of CPU threads; several if targets of a run differ."""
+    return tuple(dict.fromkeys(int(e.threads.chosen) for e in engines if e.threads))
+
+
+SESSIONS_PER_K = 2  # in a cycle: with K increasing, then decreasing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientLoad:
+    """The load of the client while one condition was served, and the counters of the server.
+
+    `counters` are differences over the condition's requests, by the names of `servers.Counters`.
+    """
+
+    cell_id: Annotated[str, Doc("the cell that was measured")]
+    seconds: Annotated[float, Doc("of its requests", "s")]
+    cpu_s: Annotated[float, Doc("CPU time of the client", "s")]
+    num_events: Annotated[int, Doc("events streamed to the client", "events")]
+    mean_lag_s: Annotated[float, Doc("mean time until the client read an event", "s")]
+    counters: Annotated[Mapping[str, float], Doc("what the server counted for the cell")] = field(
+        default_factory=dict
+    )
+    num_accepted_at: Annotated[
+        tuple[float, ...], Doc("draft tokens accepted at position 1, 2 .. K", "tokens")
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerRecord:
+    """One session of a server: a start at one K, or the use of a running one.
+
+    A figure that the server does not report is None or absent. `counters` are sums over its
+    conditions.
+    """
+
+    session: Annotated[str, Doc("this attempt at the session, as in `requests`")]
+    place: Annotated[str, Doc("the same for every attempt; one of them counts")]
+    target: Annotated[str, Doc("name of the target")]
+    engine: Annotated[str, Doc("what served")]
+    drafter: Annotated[str, Doc("name of the drafter; `none` at K = 0")]
+    method: Annotated[str, Doc("how tokens were drafted; `none` at K = 0")]
+    num_speculative_tokens: Annotated[int, Doc("K", "tokens/round")]
+    cycle: Annotated[
+        int,
+        Doc(
+            "cycle of sessions, from 0; it has two sessions of each K, and figures are paired "
+            "within it"
+        ),
+    ]
+    version: Annotated[str, Doc("version of the engine; empty if it did not start")]
+    model: Annotated[str, Doc("name of the model on the server")]
+    addresses: Annotated[
+        tuple[str, ...], Doc("of a server that was running; empty if we started it")
+    ]
+    command: Annotated[tuple[str, ...], Doc("what started it; empty if it was running")] = ()
+    settings: Annotated[Mapping[str, str], Doc("effective settings that the server reports")] = (
+        field(default_factory=dict)
+    )
+    template_clock: Annotated[
+        str | None,
+        Doc("date in its chat template, `server` for its own; absent if unknown", is_text=True),
+    ] = None
+    prefix_cache: Annotated[
+        str, Doc("whether it kept prefixes: `off`, `on`, `unknown` or `by request`")
+    ] = "unknown"
+    acceptance_rule: Annotated[
+        str | None, Doc("when a draft token is accepted; absent if unknown", is_text=True)
+    ] = None
+    num_gpus: Annotated[int | None, Doc("GPUs that it ran on", "GPUs")] = None
+    kv_tokens: Annotated[int | None, Doc("capacity of its KV cache", "tokens")] = None
+    start_s: Annotated[float | None, Doc("until it was healthy", "s")] = None
+    started_s: Annotated[
+        float | None, Doc("when its process started, in Unix seconds, as its counters report", "s")
+    ] = None
+    attempt: Annotated[
+        int,
+        Doc(
+            "attempt at its cycle, from 1; only the sessions of one attempt count: the one "
+            "with the most sessions, and of equal ones the last"
+        ),
+    ] = 1
+    seconds: Annotated[float, Doc("of the measured requests", "s")] = 0.0
+    counters: Annotated[
+        Mapping[str, float],
+        Doc(
+            "what the server counted: `num_rounds`, `num_draft_tokens`, `num_accepted`, "
+            "`num_tokens`; by its own convention, past the ends of outputs"
+        ),
+    ] = field(default_factory=dict)
+    num_preemptions: Annotated[
+        int | None, Doc("requests preempted because memory was short", "requests")
+    ] = None
+    queue_s: Annotated[float | None, Doc("that requests waited inside it, summed", "s")] = None
+    power_w: Annotated[float | None, Doc("mean power of all its GPUs", "W")] = None
+    memory_bytes: Annotated[int | None, Doc("peak memory in use, of all its GPUs", "bytes")] = None
+    throttle_reasons: Annotated[
+        tuple[str, ...], Doc("why a GPU lowered its clock; empty if none did", is_text=True)
+    ] = ()
+    client: Annotated[tuple[ClientLoad, ...], Doc("load of the client, by cell")] = ()
+    sees_others: Annotated[
+        bool, Doc("whether another client's requests would have been noticed")
+    ] = False
+    problems: Annotated[
+        tuple[str, ...], Doc("why its figures are not used; empty if they are")
+    ] = ()
+    warnings: Annotated[tuple[str, ...], Doc("what deserves a second look")] = ()
+    log: Annotated[str | None, Doc("file of its output, in the run's folder")] = None
+    node: Annotated[
+        str | None,
+        Doc("node of a [cluster](cluster.md) that ran it; absent without one", is_text=True),
+    ] = None
+
+
+# drop: cells that get no more of the budget. precise: cells whose interval is narrow enough.
+# confirm: winners that are measured again, in new repeats.
+ExtensionKind = Literal["drop", "precise", "confirm"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExtensionRecord:
+    """A decision that changes what is measured next; a resumed run follows it."""
+
+    kind: ExtensionKind
+    drafters: tuple[str, ...]  # that were loaded together, in order of their names
+    question: str = ""  # id of the K = 0 cell of one setting; "": all settings of these drafters
+    num_prompts: int = 0  # of that setting, measured before a drop was decided
+    cell_ids: tuple[str, ...] = ()  # that are dropped, precise or to be confirmed

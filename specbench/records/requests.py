@@ -1,10 +1,53 @@
-"""What is decoded: one request, at a decoder in this process or at a server."""
+"""Prompts, sampling, and the request that an engine decodes."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from specbench.records.prompts import Message, Sampling
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One chat message; `extra` holds further template fields (tool_calls, name ...)."""
+
+    role: Role
+    content: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """One unit of a workload: a conversation of one or more turns.
+
+    Each turn is the messages appended before the model answers; the next turn follows the
+    model's own answer. Intervals resample prompts, never turns or rounds. `predictions` are
+    texts that the answers may resemble: one per turn, None if unknown, or () without any.
+    """
+
+    id: str
+    turns: tuple[tuple[Message, ...], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    request_settings: Mapping[str, Any] = field(default_factory=dict)  # in the file, not applied
+    category: str = ""
+    predictions: tuple[str | None, ...] = ()
+
+
+def ids_sha256(ids: Iterable[int]) -> str:
+    """The first digits of a hash of a prompt's token ids."""
+    return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How the target picks tokens. temperature 0 is greedy; top_k 0 and top_p 1 are off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
 
 _GREEDY = Sampling()
 
@@ -17,7 +60,7 @@ class Request:
     """
 
     prompt_ids: tuple[int, ...] = ()
-    messages: tuple[Message, ...] = ()  # all up to this turn
+    messages: tuple[Message, ...] = ()  # of all turns so far
     tools: tuple[Mapping[str, Any], ...] = ()
     template_args: Mapping[str, Any] = field(default_factory=dict)
     max_new_tokens: int
@@ -25,12 +68,12 @@ class Request:
     seed: int = 0
     stop_at_eos: bool = True
     conversation: str | None = None  # a later request of the same one waits for the earlier
-    # When it comes in, seconds since the pass began; None: when a row is free, or as a later turn.
+    # Arrival in seconds since the pass began; None: as soon as a row is free, or a later turn.
     at_s: float | None = None
-    prediction_ids: tuple[int, ...] = ()  # a text that the answer may resemble
-    is_sample: bool = False  # one of several answers to its prompt, which share its prefill
-    keeps_prefixes: bool = False  # whether a server may find it in its prefix cache
-    # What its record is filed under.
+    prediction_ids: tuple[int, ...] = ()  # a text that the output may resemble
+    is_sample: bool = False  # one of several outputs of its prompt, which share its prefill
+    keeps_prefixes: bool = False  # whether a server may use its prefix cache
+    # Keys of its record.
     prompt_id: str = ""
     turn: int = 0
     repeat: int = 0

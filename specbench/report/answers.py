@@ -90,7 +90,7 @@ def compromise_lines(document: Document) -> list[str]:
         if across_workloads(shared.key) not in helping:
             continue
         setting = shared.key.condition.without("target")
-        at = "".join(f", {part}" for part in setting.told_apart(settings))
+        at = "".join(f", {part}" for part in setting.distinct_parts(settings))
         k = shared.num_speculative_tokens
         what = f"K={k}" if k else "do not speculate"
         losses = losses_in_words(shared.regret, other_ks(shared.own, k))

@@ -222,7 +222,7 @@ def work_of(key: CellKey) -> str:
 
 
 def _where(setting: Condition, among: Sequence[Condition]) -> str:
-    return ", ".join(setting.told_apart(among, also="workload"))
+    return ", ".join(setting.distinct_parts(among, also="workload"))
 
 
 def _places(curves: Sequence[Sequence[Point]]) -> list[int]:

@@ -166,7 +166,7 @@ def _is_best(record: ForecastRecord, point: ForecastPoint) -> bool:
 
 
 def _where(setting: Condition, among: list[Condition]) -> str:
-    return ", ".join(setting.told_apart(among, also="workload"))
+    return ", ".join(setting.distinct_parts(among, also="workload"))
 
 
 def _low(point: ForecastPoint) -> float:

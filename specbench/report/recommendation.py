@@ -62,7 +62,7 @@ def pick_lines(
     ]
     for shared in shared_picks(picks) if len(open_ones) < len(picks) else ():
         setting = shared.key.condition.without("workload", "concurrency")
-        where = "".join(f", {part}" for part in setting.told_apart(questions))
+        where = "".join(f", {part}" for part in setting.distinct_parts(questions))
         lines.append(
             f"one configuration for all workloads{where}: {_way(shared.key)}, giving up "
             f"{_given_up(shared, open_ones)}"
@@ -74,7 +74,7 @@ def pick_lines(
 def title(one: Pick, picks: Sequence[Pick]) -> str:
     """The workload, and what else tells the pick from the others."""
     questions = [other.condition for other in picks]
-    return ", ".join(one.condition.told_apart(questions, also="workload"))
+    return ", ".join(one.condition.distinct_parts(questions, also="workload"))
 
 
 def unanswered(

@@ -94,7 +94,7 @@ def _section(
     cells = [cell for cell in document.cells if cell.key.condition == condition]
     return Section(
         condition=condition,
-        title=", ".join(condition.told_apart(conditions, also="workload")),
+        title=", ".join(condition.distinct_parts(conditions, also="workload")),
         undrafted=tuple(c for c in cells if c.key.draft.k == 0),
         cells=tuple(c for c in cells if c.key.draft.k > 0),
         decisions=tuple(d for d in document.decisions if d.condition == condition),

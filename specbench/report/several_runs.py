@@ -23,7 +23,7 @@ def answers_grid(documents: Sequence[Document]) -> Grid | None:
         headers=("question", "drafter", *(f"run {i + 1}" for i in range(len(documents)))),
         rows=tuple(
             (
-                ", ".join(key.condition.told_apart(settings, also="workload")),
+                ", ".join(key.condition.distinct_parts(settings, also="workload")),
                 drafter_of(key.source),
                 *(_said(found) + document.mark for found, document in by_run(documents, key)),
             )

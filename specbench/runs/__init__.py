@@ -2,7 +2,7 @@
 
 run.json is written once, before the first measurement. records.jsonl only grows: one line per
 record, each on disk before `append` returns. One writer at a time; the kernel drops its
-lock when it dies, so a killed run can be resumed at once. Open `ledger.py` first; `reader.py`
+lock when it dies, so a killed run can be resumed immediately. Open `ledger.py` first; `reader.py`
 reads a run back.
 """
 

@@ -1,4 +1,4 @@
-"""What is stored of a run, to JSON and back: strict; nothing is written that cannot be read again.
+"""Records of a run as JSON and back: strict, so that everything written can be read again.
 
 A line of records.jsonl is `{"type": "block", "data": {...}}`; run.json is a RunRecord.
 """
@@ -35,13 +35,13 @@ from specbench.records import (
     TraceRecord,
 )
 
-# Runs of this layout are read from now on; earlier ones, of which none was released, are refused.
+# Runs of this layout stay readable; earlier ones, which were never released, are refused.
 SCHEMA_VERSION = 7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """The last line of a run that measured all it had planned."""
+    """The last line of a run that measured everything in its plan."""
 
     finished_at: str  # ISO 8601, UTC
 
@@ -70,12 +70,12 @@ StoredRecord = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredRun:
-    """Everything one run measured so far, in the order it was stored."""
+    """All records of a run so far, each kind in the order it was stored."""
 
     folder: Path
     run: RunRecord
     is_complete: bool  # False: interrupted, still running, or failed
-    is_failed: bool = False  # came to its end and measured nothing
+    is_failed: bool = False  # ended without a measurement
     blocks: tuple[BlockRecord, ...] = ()
     references: tuple[ReferenceRecord, ...] = ()
     memory: tuple[MemoryRecord, ...] = ()
@@ -95,7 +95,7 @@ class StoredRun:
     sessions: tuple[Environment, ...] = ()  # one for each resume, and for each node of a cluster
 
     def with_slo(self, slo: Mapping[str, float] | None) -> "StoredRun":
-        """Judged by goodput within these limits; None: by speed. UsageError for several samples."""
+        """The run, judged by goodput within limits, or by speed; UsageError for several samples."""
         if slo and self.run.settings.load.num_samples > 1:
             raise UsageError(
                 f"--slo counts single requests, and run {self.run.run_id} took several samples of "
@@ -120,7 +120,7 @@ class StoredRun:
 
 
 def has_measured(record: StoredRecord) -> bool:
-    """Whether a record has a figure or forecast of a drafter or of K = 0, no mere preparation."""
+    """Whether a record has a measurement or forecast, not only a preparation."""
     if isinstance(record, BlockRecord):
         return any(request.error is None for request in record.requests)
     return isinstance(record, ImportedRecord | ForecastRecord)
@@ -153,14 +153,14 @@ _AnyLine = (
     | _RecordLine[Literal["forecast"], ForecastRecord]
     | _RecordLine[Literal["extension"], ExtensionRecord]
     | _RecordLine[Literal["server"], ServerRecord]
-    | _RecordLine[Literal["session"], Environment]  # where the lines after a resume were measured
+    | _RecordLine[Literal["session"], Environment]  # environment of the lines after a resume
     | _RecordLine[Literal["done"], Done]
 )
 _TAGS: dict[type, str] = {
     data: get_args(tag)[0] for tag, data in (get_args(line) for line in get_args(_AnyLine))
 }
 
-# Paths of keys, in run.json and in lines, that runs of this layout once had and nothing reads.
+# Paths of keys, in run.json and in lines, that this layout once had and no code reads.
 _REMOVED = (("settings", "compile"), ("data", "compile_s"))
 
 _CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -172,7 +172,7 @@ _RUN: TypeAdapter[RunRecord | None] = TypeAdapter(RunRecord | None, config=_CONF
 
 
 class NotJsonError(ValueError):
-    """The text is not JSON at all, as after a write that was cut short."""
+    """The text is not JSON, as after a write that was cut short."""
 
 
 class SchemaError(ValueError):
@@ -180,9 +180,9 @@ class SchemaError(ValueError):
 
 
 def encode_line(record: StoredRecord) -> bytes:
-    """One line with its newline; ValueError where reading it would not give `record` again.
+    """One line with its newline; ValueError if it would not read back as `record`.
 
-    NaN, infinities, and values that the record's types do not allow are thus refused.
+    This refuses NaN, infinities, and values that the record's types do not allow.
     """
     return _encode(_LINE, _RecordLine(_TAGS[type(record)], record)) + b"\n"
 
@@ -194,13 +194,13 @@ def decode_line(text: bytes) -> StoredRecord:
 
 
 def encode_run(run: RunRecord) -> bytes:
-    """The indented text of run.json; refuses what `encode_line` refuses."""
+    """The indented text of run.json; ValueError as for `encode_line`."""
     return _encode(_RUN, run, indent=2) + b"\n"
 
 
 def decode_run(text: bytes) -> RunRecord:
-    """The run of a run.json; SchemaError, NotJsonError, ValueError."""
-    # Another layout has keys that are unknown here: its version is the news, not the keys.
+    """The run of a run.json; SchemaError, NotJsonError or ValueError if it is not one."""
+    # Another layout has unknown keys: the error is about its version, not about keys.
     try:
         document = parse_json(text)
     except ValueError as error:
@@ -250,11 +250,11 @@ def _without_removed(text: bytes) -> bytes:
     except ValueError:
         return text
     for *parents, key in _REMOVED:
-        place = document
+        holder = document
         for parent in parents:
-            place = place.get(parent) if isinstance(place, dict) else None
-        if isinstance(place, dict):
-            place.pop(key, None)
+            holder = holder.get(parent) if isinstance(holder, dict) else None
+        if isinstance(holder, dict):
+            holder.pop(key, None)
     return json.dumps(document).encode()
 
 
@@ -265,5 +265,5 @@ def _decode(adapter: TypeAdapter[Any], text: bytes) -> Any:
         first = error.errors(include_url=False)[0]
         if first["type"] == "json_invalid":
             raise NotJsonError(first["msg"]) from error
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{where or 'line'}: {first['msg']}") from error
+        path = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{path or 'line'}: {first['msg']}") from error

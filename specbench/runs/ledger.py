@@ -37,7 +37,7 @@ from specbench.runs.reader import (
 )
 
 _LOCK_FILE = "lock"
-_TIMED = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")  # as new_run_id makes them
+_TIMED = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")  # ids of new_run_id
 
 
 def new_run_id(now: datetime) -> str:
@@ -51,16 +51,20 @@ def dated_later(root: Path, run_id: str) -> str | None:
     return max((name for name in timed if name[:-5] > run_id[:-5]), default=None)
 
 
-Tell = Callable[[StoredRecord], None]
+OnAppend = Callable[[StoredRecord], None]
 
 
 def create_run(
-    root: Path, run: RunRecord, known: Sequence[StoredRecord] = (), tell: Tell | None = None
+    root: Path,
+    run: RunRecord,
+    known: Sequence[StoredRecord] = (),
+    on_append: OnAppend | None = None,
 ) -> "Ledger":
-    """Start the folder of a new run under `root`; its run.json is on disk on return.
+    """Create the folder of a new run under `root`; its run.json is on disk on return.
 
-    Where it is a share of another run: `known` was stored there before, `tell` is told what is new.
-    StoreError if the id is taken or no name for a folder, or if the disk refuses.
+    A shard of another run gets the records that are stored there as `known`, and calls
+    `on_append` with each new one. StoreError if the id is taken or not a valid name, or if the
+    disk refuses.
     """
     if not is_run_id(run.run_id):
         raise StoreError(f"{run.run_id!r} is not a run id: use letters, digits, '.', '_' and '-'")
@@ -74,19 +78,19 @@ def create_run(
             folder.mkdir()
         except FileExistsError:
             raise StoreError(f"{folder}: this run exists; resume it or choose another id") from None
-        undo.callback(rmtree, folder, ignore_errors=True)  # a disk that is full keeps no half run
+        undo.callback(rmtree, folder, ignore_errors=True)  # a full disk keeps no partial run
         lock = undo.enter_context(_lock(folder))
         _write_atomically(folder / RUN_FILE, text)
-        writer = Ledger(folder, run, Contents(tuple(known), 0), lock, tell)
+        writer = Ledger(folder, run, Contents(tuple(known), 0), lock, on_append)
         undo.pop_all()
         return writer
 
 
 def resume_run(root: Path, run_id: str) -> "Ledger":
-    """Go on with the run of an id (or `latest`); a torn last line is removed from it.
+    """Resume the run of an id (or `latest`); an incomplete last line is removed.
 
     StoreError if the run is unknown, being written, damaged, of another schema, or if a link in its
-    folder could lead what is written elsewhere.
+    folder would let records be written elsewhere.
     """
     folder = find_run(run_id, root, also_empty=True)
     with disk_errors_named(folder), ExitStack() as undo:
@@ -100,9 +104,9 @@ def resume_run(root: Path, run_id: str) -> "Ledger":
 
 
 class Ledger:
-    """The run in progress: what is on disk of it, in memory too. Holds its lock until closed.
+    """The run in progress: it appends records on disk and keeps them in memory.
 
-    Nothing reads the file again while it is written; a context manager.
+    A context manager that holds the lock of the run until closed. The file is not read again.
     """
 
     def __init__(
@@ -111,13 +115,13 @@ class Ledger:
         run: RunRecord,
         contents: Contents,
         lock: FileIO,
-        tell: Tell | None = None,
+        on_append: OnAppend | None = None,
     ) -> None:
         self.folder = folder
         self.run = run
         places = (r for r in contents.records if isinstance(r, Environment))
-        self.node = (run.environment, *places)[-1].node  # of a cluster, where it is measured now
-        self._lock, self._tell = lock, tell
+        self.node = (run.environment, *places)[-1].node  # of a cluster, that measures now
+        self._lock, self._on_append = lock, on_append
         self._records = list(contents.records)
         self._blocks = {r.block_id for r in contents.records if isinstance(r, BlockRecord)}
         self._stored: StoredRun | None = None
@@ -127,14 +131,14 @@ class Ledger:
 
     @property
     def stored(self) -> StoredRun:
-        """All that is on disk by now, as `load_run` would read it."""
+        """All records on disk, as `load_run` reads them."""
         if self._stored is None:
             self._stored = gathered(self.folder, self.run, self._records)
         return self._stored
 
     @property
     def records(self) -> Sequence[StoredRecord]:
-        """The same in the order it was stored."""
+        """All records in the order they were stored."""
         return self._records
 
     @property
@@ -143,12 +147,12 @@ class Ledger:
         return self._blocks
 
     @property
-    def how_to_go_on(self) -> str:
-        """What to do once the disk takes records again."""
+    def resume_hint(self) -> str:
+        """The next step after a failed write."""
         command = self.run.settings.command
         if command == "import":
             return "repeat the command"
-        # Not as it was typed: a run takes its settings from itself, and refuses some words then.
+        # Not as typed: a resumed run has its settings stored, and refuses some options.
         words = ["specbench", command, "--runs-dir", str(self.folder.parent)]
         return f"resume with: {shlex.join([*words, '--resume', self.run.run_id])}"
 
@@ -156,7 +160,7 @@ class Ledger:
         """Store `record`; it is on disk on return.
 
         ValueError if its block is stored already, or if it would not read back equal (NaN).
-        StoreError if the disk refuses: the record is not kept then, all before it are.
+        StoreError if the disk refuses: then the record is not kept, and all before it are.
         """
         if isinstance(record, BlockRecord) and record.block_id in self._blocks:
             raise ValueError(f"block {record.block_id!r} is stored already")
@@ -168,7 +172,7 @@ class Ledger:
             raise StoreError(
                 f"{self.folder}: cannot write: {error.strerror}. "
                 f"The finished blocks ({len(self._blocks)}) are kept; {remedy}, then "
-                f"{self.how_to_go_on}"
+                f"{self.resume_hint}"
             ) from error
         self._records.append(record)
         self._stored = None
@@ -176,16 +180,16 @@ class Ledger:
             self._blocks.add(record.block_id)
         if isinstance(record, Environment):
             self.node = record.node
-        if self._tell is not None:
-            self._tell(record)
+        if self._on_append is not None:
+            self._on_append(record)
 
     def finish(self) -> None:
-        """Mark the run as complete, once all that was planned is stored."""
+        """Mark the run as complete, once everything in its plan is stored."""
         if not (self.stored.is_complete or self.stored.is_failed):
             self.append(Done(finished_at=datetime.now(UTC).isoformat(timespec="seconds")))
 
     def close(self) -> None:
-        """Release the lock; what was appended is on disk already."""
+        """Release the lock; appended records are on disk already."""
         self._file.close()
         self._lock.close()
 
@@ -203,9 +207,9 @@ class Ledger:
                 remaining = remaining[self._file.write(remaining) :]
             os.fsync(self._file.fileno())
         except BaseException as error:
-            # Ctrl-C must leave no half line, but a line that is whole was measured and stays.
+            # Ctrl-C must not leave part of a line; a complete line was measured and stays.
             if remaining or isinstance(error, OSError):
-                with suppress(OSError):  # a torn line that stays is removed on resume
+                with suppress(OSError):  # otherwise it is removed on resume
                     self._file.truncate(size_before)
             raise
 
@@ -213,8 +217,8 @@ class Ledger:
 def _require_no_links(folder: Path) -> None:
     if link := next((path for path in sorted(folder.rglob("*")) if path.is_symlink()), None):
         raise StoreError(
-            f"{link} is a link, and a run is written in its own folder alone; put what it leads to "
-            "in its place, then resume"
+            f"{link} is a link, and a run is written only in its own folder; replace it by the "
+            "file it leads to, then resume"
         )
 
 

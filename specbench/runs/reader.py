@@ -1,4 +1,4 @@
-"""Reads stored runs. A last line that a kill cut short is passed over; other damage is not."""
+"""Reads stored runs. A last line that a kill cut short is ignored; other damage is an error."""
 
 import errno
 import re
@@ -24,13 +24,13 @@ from specbench.runs.codec import (
     line_type,
 )
 
-LATEST = "latest"  # in place of a run id: the newest run that has measured something
+LATEST = "latest"  # in place of a run id: the newest run with a measurement
 RUN_FILE = "run.json"
 RECORDS_FILE = "records.jsonl"
 
 REMEDIES = {
-    errno.ENOSPC: "make room on the disk",
-    errno.EDQUOT: "make room in your quota",
+    errno.ENOSPC: "free space on the disk",
+    errno.EDQUOT: "free space in your quota",
     errno.EFBIG: "raise the limit on file sizes",
 }
 
@@ -39,15 +39,15 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunListing:
-    """One line of `list runs`; a run that cannot be read says why in `problem`."""
+    """One line of `list runs`; `problem` says why a run cannot be read."""
 
     run_id: str
     created_at: str = ""
     pairings: tuple[str, ...] = ()
-    pairings_file: Path | None = None  # that defines them; None: the one of the working folder
+    pairings_file: Path | None = None  # that defines them; None: the default one
     workloads: tuple[str, ...] = ()
     num_blocks: int = 0
-    is_finished: bool = False  # came to its end
+    is_finished: bool = False  # it was not interrupted
     has_measured: bool = False
     problem: str = ""
 
@@ -57,14 +57,14 @@ class RunListing:
 
     @property
     def state(self) -> str:
-        """In a word, or what is wrong with its files."""
+        """The state in one word, or the problem with its files."""
         if self.problem or not self.is_finished:
             return self.problem or "interrupted"
         return "complete" if self.is_complete else "failed"
 
 
 class Contents(NamedTuple):
-    """What a records.jsonl holds."""
+    """The contents of a records.jsonl."""
 
     records: tuple[StoredRecord, ...]
     num_bytes: int  # up to the end of the last complete line
@@ -74,8 +74,8 @@ class Contents(NamedTuple):
 def load_run(path_or_id: str | Path, root: Path, *, also_empty: bool = False) -> StoredRun:
     """The stored run at a path, of an id under `root`, or `latest`; also while it is written.
 
-    `also_empty`: a run that failed too, as to resume it, and `latest` may have measured nothing.
-    StoreError if it is unknown, failed, damaged, or of another schema.
+    `also_empty`: allow a failed run, and a `latest` without a measurement. StoreError if it is
+    unknown, failed, damaged, or of another schema.
     """
     with disk_errors_named(Path(path_or_id)):
         is_path = (Path(path_or_id) / RUN_FILE).is_file()
@@ -93,12 +93,12 @@ def load_run(path_or_id: str | Path, root: Path, *, also_empty: bool = False) ->
 
 
 def gathered(folder: Path, run: RunRecord, records: Sequence[StoredRecord]) -> StoredRun:
-    """What a run's records say, each kind by itself."""
+    """The records of a run, by kind."""
     kinds: dict[type, list[StoredRecord]] = {}
     for record in records:
         kinds.setdefault(type(record), []).append(record)
     kinds[FailureRecord] = list(_unsettled(records))
-    whole: dict[str, Any] = {name: tuple(kinds.get(k, ())) for name, k in _kinds().items()}
+    by_field: dict[str, Any] = {name: tuple(kinds.get(k, ())) for name, k in _kinds().items()}
     done = bool(records) and isinstance(records[-1], Done)
     is_empty = not any(map(has_measured, records))
     return StoredRun(
@@ -106,13 +106,13 @@ def gathered(folder: Path, run: RunRecord, records: Sequence[StoredRecord]) -> S
         run=run,
         is_complete=done and not is_empty,
         is_failed=done and is_empty,
-        **whole,
+        **by_field,
     )
 
 
 @cache
 def _kinds() -> dict[str, type]:
-    """Field of a stored run -> the kind of record it holds."""
+    """Fields of a stored run, with the kind of record that each holds."""
     hints = get_type_hints(StoredRun)
     return {n: get_args(h)[0] for n, h in hints.items() if get_origin(h) is tuple}
 
@@ -124,31 +124,31 @@ def list_runs(root: Path) -> tuple[RunListing, ...]:
 
 
 def find_run(run_id: str, root: Path, *, also_empty: bool = False) -> Path:
-    """The folder of a run id, of the beginning of one alone, or of `latest`, under `root`.
+    """The folder under `root` of a run id, of a prefix that only one id has, or of `latest`.
 
-    `also_empty`: the latest of all, also if it has measured nothing. StoreError names the runs
-    there are, and those that the beginning may mean.
+    `also_empty`: `latest` may have no measurement. StoreError lists the runs, or those that a
+    prefix matches.
     """
     if run_id != LATEST and is_run_id(run_id) and (root / run_id / RUN_FILE).is_file():
         return root / run_id
     listings = list_runs(root)
     known = [listing.run_id for listing in listings]
     if run_id == LATEST and known:
-        found = [one.run_id for one in listings if also_empty or one.has_measured or one.problem]
-        if found:
-            return root / found[-1]
-        listed = ", ".join(f"{one.run_id} ({one.state})" for one in listings)
+        allowed = [r.run_id for r in listings if also_empty or r.has_measured or r.problem]
+        if allowed:
+            return root / allowed[-1]
+        listed = ", ".join(f"{run.run_id} ({run.state})" for run in listings)
         raise StoreError(f"no run in {root} has measured anything: {listed}")
-    meant = [one for one in known if run_id and one.startswith(run_id)]
-    if len(meant) == 1:
-        return root / meant[0]
-    if meant:
-        raise StoreError(f"{run_id!r} may be any of these runs in {root}: {', '.join(meant)}")
+    matching = [name for name in known if run_id and name.startswith(run_id)]
+    if len(matching) == 1:
+        return root / matching[0]
+    if matching:
+        raise StoreError(f"{run_id!r} may be any of these runs in {root}: {', '.join(matching)}")
     raise StoreError(f"no run {run_id!r} in {root}; runs there: {', '.join(known) or 'none yet'}")
 
 
 def is_run_id(text: str) -> bool:
-    """True where `text` can name a run's folder, and nothing outside its root."""
+    """Whether `text` can be the name of a run's folder, and of nothing outside its root."""
     return _RUN_ID.fullmatch(text) is not None and text != LATEST
 
 
@@ -165,7 +165,7 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def read_records(folder: Path) -> Contents:
-    """records.jsonl of a run's folder without a torn last line; StoreError on other damage."""
+    """records.jsonl of a run's folder without an incomplete last line; StoreError on damage."""
     path = folder / RECORDS_FILE
     if not path.exists():  # killed between run.json and the first record
         return Contents((), 0)
@@ -209,18 +209,18 @@ def _content(path: Path) -> bytes:
 
 
 @contextmanager
-def disk_errors_named(place: Path) -> Iterator[None]:
-    """Turn what the disk refuses inside into a StoreError that names the file."""
+def disk_errors_named(path: Path) -> Iterator[None]:
+    """Turn an OSError inside into a StoreError that names the file."""
     try:
         yield
     except OSError as error:
         remedy = REMEDIES.get(error.errno or 0)
-        what = f"{error.strerror}; {remedy}" if remedy else error.strerror
-        raise StoreError(f"{error.filename or place}: {what}") from error
+        reason = f"{error.strerror}; {remedy}" if remedy else error.strerror
+        raise StoreError(f"{error.filename or path}: {reason}") from error
 
 
 def _unsettled(records: Sequence[StoredRecord]) -> tuple[FailureRecord, ...]:
-    """Failures but for those of cells that a later block has measured all the same."""
+    """Failures, except those of cells that a later block has measured."""
     failures: list[FailureRecord] = []
     for record in records:
         if isinstance(record, FailureRecord):
@@ -261,5 +261,5 @@ def _has_measured(kind: str | None, line: bytes) -> bool:
         return False
     try:
         return has_measured(decode_line(line))
-    except ValueError:  # damaged: whoever loads the run is told
+    except ValueError:  # damaged: loading the run raises the error
         return True

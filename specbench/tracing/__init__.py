@@ -1,4 +1,4 @@
-"""How far would each drafter get along a finished text? One pass in, one trace per drafter out.
+"""How many tokens would each drafter get accepted along a finished text? Texts in, traces out.
 
-Open `conversation.py` first.
+Open `trace.py` first; `text.py` has the texts, and what they accept of a proposal.
 """

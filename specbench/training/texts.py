@@ -19,8 +19,8 @@ from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import NoDrafter
 from specbench.decode.policy import FixedK
 from specbench.decode.sampling import Sampler
-from specbench.demo.conversations import DRAFT_START, END, training_conversations
-from specbench.demo.conversations import SEED as CORPUS_SEED
+from specbench.demo.corpus import DRAFT_START, END, training_conversations
+from specbench.demo.corpus import SEED as CORPUS_SEED
 from specbench.errors import StoreError, UsageError, WorkloadError
 from specbench.forward.runner import Runner
 from specbench.inputs.workloads import find_workloads, load_workload

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specbench.records import TraceRecord
-from specbench.records.traces import Drafting
+from specbench.records.forecasts import Drafting
 from specbench.tracing.text import TargetText
 from tests.forecast.traces import trace
 

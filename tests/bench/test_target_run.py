@@ -13,7 +13,7 @@ from specbench.bench.limits import count_launches
 from specbench.bench.target import WARM_UP_TOKENS
 from specbench.probes.launches import HostCalls
 from specbench.report.document import build_document
-from specbench.tracing.conversation import trace_conversation
+from specbench.tracing.trace import trace_conversation
 from tests.bench.fake_runs import (
     SETTINGS,
     SIX,

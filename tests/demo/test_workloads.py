@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from specbench.demo import WORKLOADS
-from specbench.demo.conversations import END, SEED, training_conversations
-from specbench.demo.corpus import REGISTERS
+from specbench.demo.corpus import END, REGISTERS, SEED, training_conversations
 from tools.demo.prompts import write_workloads
 
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from specbench.records import Auto, CellKey, CellPlan, Condition, Draft, Fixed
-from specbench.records.axes import AXES, REQUIRED
+from specbench.records.keys import AXES, REQUIRED
 from tests.cell_keys import BASE_KEY, KEY, cell_key, with_axes
 
 # Each axis alone with another value than KEY has, and the id of that cell.

@@ -16,11 +16,11 @@ from specbench.errors import UsageError
 from specbench.forecast.forecast import replay_one, serves
 from specbench.forward.fused_runner import FusedRunner
 from specbench.records import Request, Sampling, TraceRecord
-from specbench.records.traces import Drafting
+from specbench.records.forecasts import Drafting
 from specbench.stats.acceptance import RoundCounts
-from specbench.tracing import track
-from specbench.tracing.conversation import TraceNames, trace
+from specbench.tracing import trace as trace_module
 from specbench.tracing.text import TargetText
+from specbench.tracing.trace import TraceNames, trace
 from tests.decoding.lossless import (
     GREEDY,
     SAMPLED_PROMPT,
@@ -152,8 +152,8 @@ def test_greedy_drafting_is_replayed_exactly_at_any_temperature(name: str):
 def test_rows_side_by_side_find_what_one_row_finds(variant: Variant, monkeypatch):
     together = traced(variant, texts()[0])
     for most in (1, 3):
-        monkeypatch.setattr(track, "MOST_ROWS", most)
-        monkeypatch.setattr(track, "_CHUNK", 7)
+        monkeypatch.setattr(trace_module, "MOST_ROWS", most)
+        monkeypatch.setattr(trace_module, "_CHUNK", 7)
         alone = traced(variant, texts()[0])
         assert [r.chances for r in alone] == [r.chances for r in together]
         assert [r.num_drafted for r in alone] == [r.num_drafted for r in together]

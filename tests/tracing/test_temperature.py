@@ -17,9 +17,9 @@ import pytest
 from specbench.forecast.forecast import replay_one
 from specbench.records import Request, Sampling, TraceRecord
 from specbench.stats.acceptance import RoundCounts
-from specbench.tracing import judging
-from specbench.tracing.conversation import TraceNames, trace, trace_conversation
+from specbench.tracing import text as text_module
 from specbench.tracing.text import TargetText
+from specbench.tracing.trace import TraceNames, trace, trace_conversation
 from tests.decoding.lossless import SAMPLED_PROMPT, WARM, decode
 from tests.drafters.variants import VARIANTS, Variant
 from tests.tracing.answers import Asked, answered, conversations, counted, open_demo
@@ -128,7 +128,7 @@ def test_the_embedded_pairs_are_too():
 
 def test_planted_the_ratio_the_wrong_way_round_would_be_seen(monkeypatch):
     """min(1, p/q) is the verifier's own chance, before it is known what comes out."""
-    monkeypatch.setattr(judging, "kept_given_text", lambda q, p: min(1.0, p / q) if q else 1.0)
+    monkeypatch.setattr(text_module, "kept_given_text", lambda q, p: min(1.0, p / q) if q else 1.0)
 
     assert abs(on_tiny_models("draft_model", WARM).z) > 5
 
@@ -136,11 +136,11 @@ def test_planted_the_ratio_the_wrong_way_round_would_be_seen(monkeypatch):
 @pytest.mark.long
 def test_planted_starts_shifted_by_one_would_be_seen(monkeypatch):
     """The distribution of a draft held against the token after it."""
-    honest = judging.Found.add
+    honest = text_module.ProposalMatches.add
 
     def shifted(found, starts, proposal, length_B1, text_C, size):
         honest(found, starts, proposal, length_B1, text_C.roll(-1), size - 1)
 
-    monkeypatch.setattr(judging.Found, "add", shifted)
+    monkeypatch.setattr(text_module.ProposalMatches, "add", shifted)
 
     assert abs(on_the_embedded_pair().z) > 5

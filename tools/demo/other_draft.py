@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specbench.demo.conversations import DRAFT_START, END, SEED, training_conversations
+from specbench.demo.corpus import DRAFT_START, END, SEED, training_conversations
 from specbench.demo.corpus.grammar import Dice
 from specbench.shipped import PACKAGE
 from specbench.training.optimizer import MuonAdamW, Schedule, one_by_one

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from specbench.demo.conversations import (
+from specbench.demo.corpus import (
     DRAFT_START,
     END,
     SEED,

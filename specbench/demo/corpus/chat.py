@@ -170,18 +170,18 @@ def _explain(dice: Dice) -> CorpusConversation:
         "I was wondering {ask}.",
     )
     ask = dice.pick(asks)
-    one, two, three = topic["say"]
+    first, second, third = topic["say"]
     slots = {"ask": topic["ask"], "question": topic["question"]}
     user = prose(dice.pick(_LEADS) + ask, dice, slots)
     answer = (
         f"[|Good question! |Here is the short answer. |That is a nice question. |Gladly. ]"
-        f"{one}. [|In fact, |Besides, |Now ]{two}[. And |. |, and ]{three}."
+        f"{first}. [|In fact, |Besides, |Now ]{second}[. And |. |, and ]{third}."
         "[| That is all there is to it.| I hope that helps.| Does that make sense?]"
     )
     turns = [(user, prose(answer, dice, {}))]
     if dice.chance(0.4):
         follow = "[Can you say that in one sentence|And in one sentence|What is the short version]?"
-        turns.append((prose(follow, dice, {}), prose(f"In short: {three}.", dice, {})))
+        turns.append((prose(follow, dice, {}), prose(f"In short: {third}.", dice, {})))
     return CorpusConversation(
         category="explain", topic=topic["ask"], phrasing=ask, turns=tuple(turns)
     )

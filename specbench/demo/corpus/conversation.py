@@ -1,4 +1,4 @@
-"""What a register yields: one conversation, and whether it is held out from training."""
+"""A conversation of a register, and whether it is held out from training."""
 
 import hashlib
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class CorpusConversation:
         return self.is_prompt_held_out or _is_drawn(f"{self.topic}\n{self.phrasing}")
 
     def messages(self) -> list[dict[str, str]]:
-        """The form that a chat template reads."""
+        """The messages for a chat template."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return system + [
             {"role": role, "content": content}

@@ -80,7 +80,7 @@ def sample(dice: Dice) -> CorpusConversation:
 
 
 def _world(theme: str, dice: Dice) -> dict[str, str | list[str]]:
-    """Who, where and what, drawn once; only sounds and comparisons are drawn as they come."""
+    """The values of a story's slots, drawn once; sounds and comparisons are lists to draw from."""
     data = _data()
     world = data["themes"][theme]
     hero_is, friend_is = dice.pick(("she", "he")), dice.pick(("she", "he"))

@@ -107,7 +107,7 @@ def _past(sentences: list[tuple[str, str]]) -> str:
 def _replace_word(dice: Dice) -> Change:
     sentences, _ = _sentences(dice)
     before = _present(sentences)
-    nouns = tuple(what for _, _, what in _VERBS)
+    nouns = tuple(noun for _, _, noun in _VERBS)
     old = dice.pick([w for w in (*_ADJECTIVES, *nouns) if f" {w} " in before])
     new = dice.pick([w for w in (_ADJECTIVES if old in _ADJECTIVES else nouns) if w not in before])
     asks = (

@@ -11,12 +11,12 @@ Slots = Mapping[str, str | Sequence[str]]
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _SLOT = re.compile(r"\{(\w+)\}")
 _ARTICLE = re.compile(r"\b([Aa])\* (\w)")
-# A new sentence: the start, after a full stop, or after a quoted one. `?" she` goes on instead.
+# A new sentence: the start, after a full stop, or after a quoted one. `?" she` continues one.
 _SENTENCE = re.compile(r"(^[\"']?|[.!?]\s+[\"']?|[.][\"']\s+[\"']?)([a-z])", re.MULTILINE)
 
 
 class Dice:
-    """Choices that depend on the key alone, and not on the Python version."""
+    """Random choices that depend only on the key, not on the Python version."""
 
     def __init__(self, *key: object) -> None:
         self._random = random.Random("/".join(str(part) for part in key))
@@ -38,7 +38,7 @@ class Dice:
 
 
 def fill(template: str, dice: Dice, slots: Slots) -> str:
-    """The template with every choice made and every slot filled; a list slot is drawn anew."""
+    """The template with every choice made and every slot filled, from a list at random."""
     text = template
     while True:
         before = text

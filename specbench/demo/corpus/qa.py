@@ -219,17 +219,17 @@ def _word(dice: Dice) -> QuizFact:
 
 
 def _count(dice: Dice) -> QuizFact:
-    what, whole, number = dice.pick(_data()["counts"])
+    part, whole, number = dice.pick(_data()["counts"])
     return QuizFact(
-        f"count {what} {whole}",
+        f"count {part} {whole}",
         (
-            f"How many {what} are there in {whole}?",
-            f"What is the number of {what} in {whole}?",
-            f"How many {what} does {whole} have?",
+            f"How many {part} are there in {whole}?",
+            f"What is the number of {part} in {whole}?",
+            f"How many {part} does {whole} have?",
         ),
         str(number),
-        f"There are {number} {what} in {whole}.",
-        f"And how many {what} in {whole}?",
+        f"There are {number} {part} in {whole}.",
+        f"And how many {part} in {whole}?",
     )
 
 

@@ -1,4 +1,4 @@
-"""What follows from it: intervals, summaries, decisions."""
+"""Results of the analysis: summaries of cells, and decisions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class Goodput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellSummary:
-    """A cell after analysis: its metrics, its validity and its speed-up."""
+    """A cell after analysis: metrics, validity and speedup."""
 
     key: Annotated[CellKey, Doc("which cell")]
     valid: Annotated[bool, Doc("whether the cell may support a decision")]
@@ -71,7 +71,7 @@ class CellSummary:
 
     @property
     def as_decided(self) -> "CellSummary":
-        """With what decisions compare as its speed-up: the goodput ratio if there is an SLO."""
+        """The summary that decisions compare: with an SLO its speedup is the goodput ratio."""
         if self.goodput is None:
             return self
         effect = self.goodput.minimum_detectable_effect
@@ -80,7 +80,7 @@ class CellSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """The answer for one pairing under one condition."""
+    """The recommendation for one pairing under one condition."""
 
     leader: Annotated[
         CellKey, Doc("the cell that it is about, also if the answer is not to use it")
@@ -109,7 +109,7 @@ class Decision:
 
     @property
     def reasons_and_warnings(self) -> tuple[str, ...]:
-        """Where no list of all warnings stands beside it."""
+        """For reports without a list of all warnings."""
         return (*self.reasons, *self.warnings)
 
     @property
@@ -118,5 +118,5 @@ class Decision:
 
     @property
     def key(self) -> CellKey:
-        """The cell to use, which at K = 0 is called by the pairing that was asked about."""
+        """The recommended cell; at K = 0 the leader without drafts."""
         return replace(self.leader, draft=self.draft)

@@ -1,12 +1,14 @@
-"""Rows that start rounds side by side, all along one text.
+"""Traces: what a drafter would propose along a target's finished texts, as records.
 
-Row 0 walks the text as rounds at K = 0 would, which every drafter can follow; each start is a
-copy of it as it stands there. Shape suffixes: B rows, T tokens fed, C capacity of a row in
-tokens, V vocabulary, F features.
+One pass per text serves every K. The text of a prompt is decoded once, without drafts, for all
+drafters. Row 0 follows the text like rounds at K = 0, which every drafter can do; each start is a
+copy of that row. Shape suffixes: B rows, T tokens fed, C capacity of a row in tokens, V
+vocabulary, F features.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,11 +17,14 @@ from specbench.decode.drafter import Drafter, Outcome
 from specbench.decode.round import propose
 from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.state import State
+from specbench.engines.engine import Engine
+from specbench.errors import UsageError
 from specbench.footprint import rounded_up
+from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.runner import Runner
-from specbench.records import Sampling
-from specbench.tracing.judging import ProposalMatches, refuse_drawn_tree
-from specbench.tracing.text import TargetText, TextSampler
+from specbench.records import Sampling, TraceRecord
+from specbench.records.forecasts import Drafting
+from specbench.tracing.text import ProposalMatches, TargetText, TextSampler, refuse_drawn_tree
 
 MOST_ROWS = 128
 TOKENS_AT_ONCE = 2**16  # of all rows together: bounds their keys and values
@@ -29,14 +34,14 @@ _MOST_STATES = 8  # rows of a draft that keeps recurrent state, which is large
 
 
 class TraceResult(NamedTuple):
-    """What one text came to: by depth the proposals, and what the target gave to its tokens."""
+    """Matches of the proposals by depth, and the target's probability of each token of the text."""
 
-    found: dict[int, ProposalMatches]
-    target_probs: list[float]  # of each token; of the first, which no round emits, 1
+    matches: dict[int, ProposalMatches]
+    target_probs: list[float]  # of each token; 1 for the first, which is from prefill
 
 
 class _Read(NamedTuple):
-    """Tokens `begin` .. `end` - 1 of the output as the target saw them."""
+    """The target's forward of tokens `begin` .. `end` - 1 of the output."""
 
     begin: int
     end: int
@@ -46,10 +51,10 @@ class _Read(NamedTuple):
 
 
 class DrafterTrace:
-    """One drafter over one conversation's texts, turn after turn in the same rows.
+    """One drafter over the texts of one conversation, turn after turn in the same rows.
 
-    Uses the first rows of the target and of the drafter, whose requests must be done. `ks` are
-    the depths that are proposed; a drafter of chains that nest needs the deepest alone.
+    It uses the first rows of the target and of the drafter, whose requests must be done. `ks` are
+    the proposed depths; if the chains of a drafter nest, only the deepest is proposed.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class DrafterTrace:
         longest = max(len(text.prompt_ids) + len(text.output_ids) for text in texts)
         self._spare = num_drafts + 1
         self._capacity = capacity = rounded_up(longest + self._spare)
-        # Without a model each start is one more step of the same row: it may keep what it likes.
+        # Without a model each start is one more step of the same row, so it may keep any state.
         at_once = LOGITS_AT_ONCE // (target.vocab_size * self._spare)
         most = min(MOST_ROWS, TOKENS_AT_ONCE // capacity, at_once) if footprint.has_model else 1
         num_rows = max(1, min(most, max(text.num_starts for text in texts)))
@@ -88,26 +93,26 @@ class DrafterTrace:
         self._before: tuple[int, ...] = ()  # the text of the last turn
 
     def follow(self, text: TargetText, sampling: Sampling) -> TraceResult:
-        """Propose at every start of the text; UsageError where that cannot be judged."""
+        """Propose at every start of the text; UsageError for proposals that cannot be matched."""
         text_C = text.by_position(self._capacity, self._target.device)
         sampler = TextSampler(sampling, text_C)
         self._fill(text, sampler)
-        along = TraceResult({k: ProposalMatches() for k in self.ks}, [1.0])
+        result = TraceResult({k: ProposalMatches() for k in self.ks}, [1.0])
         for read in self._read(text):
-            # The first start is ready once the prompt is read; a token read makes one more so.
+            # The prompt gives the first start, and each token that is read gives one more.
             first, last = read.begin + 1 if read.begin else 0, min(read.end, text.num_starts - 1)
             if not sampler.is_greedy:
-                said_T1 = text_C[len(text.prompt_ids) + read.begin + 1 :][: read.end - read.begin]
+                tokens_T1 = text_C[len(text.prompt_ids) + read.begin + 1 :][: read.end - read.begin]
                 probs_TV = sampler.probs(read.logits_1TV[0])
-                along.target_probs.extend(probs_TV.gather(1, said_T1[:, None])[:, 0].tolist())
+                result.target_probs.extend(probs_TV.gather(1, tokens_T1[:, None])[:, 0].tolist())
             for begin in range(first, last + 1, self._starts.num_rows):
                 starts = range(begin, min(begin + self._starts.num_rows, last + 1))
-                self._propose(text, text_C, starts, read, sampler, along.found)
+                self._propose(text, text_C, starts, read, sampler, result.matches)
         self._finish(text)
-        return along
+        return result
 
     def _fill(self, text: TargetText, sampler: TextSampler) -> None:
-        """The prompt, of which the conversation's earlier turns are in the row already."""
+        """Prefill the prompt; the earlier turns of the conversation are in the row already."""
         fill = PrefillRequest(
             row=0,
             prompt_ids=text.prompt_ids,
@@ -119,7 +124,7 @@ class DrafterTrace:
         self._rows.fill([fill], sampler)
 
     def _finish(self, text: TargetText) -> None:
-        """Leave the row as its last round would: the next turn's beginning may read it."""
+        """Leave the row as its last round would, for the prefill of the next turn."""
         state, tokens = self._rows.state, (*text.prompt_ids, *text.output_ids)
         state.tokens_BC[0, : len(tokens)] = torch.tensor(tokens, device=self._target.device)
         state.length_B1.fill_(len(tokens) - 1)
@@ -127,11 +132,11 @@ class DrafterTrace:
         self._before = tokens
 
     def _read(self, text: TargetText) -> Iterator[_Read]:
-        """The target over all of the output but its last token, which nothing follows."""
+        """Forwards of the target over the output without its last token."""
         chunk = max(1, min(_CHUNK, LOGITS_AT_ONCE // self._target.vocab_size))
         if self._shares_cache:
-            # Drafts overwrite what the target keeps of the text past their start, and the next
-            # chunk makes it good; so none may be read further ahead than rows stand.
+            # Drafts overwrite the target's cache past their start, and the next chunk restores it;
+            # so a chunk must not reach further than the rows do.
             chunk = max(1, self._starts.num_rows - 1)
         for begin in range(0, text.num_starts, chunk):
             end = min(begin + chunk, text.num_starts)
@@ -154,9 +159,9 @@ class DrafterTrace:
         starts: Sequence[int],
         read: _Read,
         sampler: TextSampler,
-        found: Mapping[int, ProposalMatches],
+        matches: Mapping[int, ProposalMatches],
     ) -> None:
-        """Proposals at neighbouring starts: copies of row 0, which stays at the last of them."""
+        """Proposals at neighboring starts, in copies of row 0, which stays at the last of them."""
         drafter, walker = self._drafter, self._rows.state
         num_prompt, end = len(text.prompt_ids), len(text.prompt_ids) + starts[-1]
         span = rounded_up(end + self._spare)
@@ -177,10 +182,10 @@ class DrafterTrace:
             proposal = propose(drafter, state, sampler, k, span)
             refuse_drawn_tree(self._name, proposal)
             size = num_prompt + len(text.output_ids)
-            found[k].add(order, proposal, state.length_B1, text_C, size)
+            matches[k].add(order, proposal, state.length_B1, text_C, size)
 
     def _standing(self, text: TargetText, text_C: Tensor, starts: Sequence[int]) -> State:
-        """Rows that know the text up to their starts and nothing beyond."""
+        """Rows that contain the text only up to their starts."""
         state = self._starts.rows(0, len(starts))
         starts_B = torch.tensor(starts, device=text_C.device)
         state.length_B1.copy_((starts_B + len(text.prompt_ids))[:, None])
@@ -191,7 +196,7 @@ class DrafterTrace:
         return state
 
     def _outcome(self, text_C: Tensor, length: int, read: _Read, span: int) -> Outcome:
-        """What a round at K = 0 leaves that emitted the token at `length`."""
+        """The outcome of a round at K = 0 that emitted the token at `length`."""
         position_11 = torch.full((1, 1), length - 1, device=text_C.device)
         at = length - 1 - read.position
         return Outcome(
@@ -203,3 +208,100 @@ class DrafterTrace:
             tokens_BN=text_C[position_11],
             logits_BNV=read.logits_1TV[:, at : at + 1],
         )
+
+
+class TraceNames(NamedTuple):
+    """Keys of the records of a trace."""
+
+    target: str
+    drafter: str
+    method: str
+
+
+@runtime_checkable
+class Traceable(Protocol):
+    """An engine that gives access to its target's runner and its drafters."""
+
+    @property
+    def runner(self) -> Runner: ...
+
+    def drafting(self, drafter: str) -> Drafter:
+        """The named drafter, over separate rows."""
+        ...
+
+
+def trace_conversation(
+    engine: Engine,
+    drafter: str,
+    method: str,
+    texts: Sequence[TargetText],
+    ks: Iterable[int],
+    drafting: Drafting = "own",
+) -> tuple[TraceRecord, ...]:
+    """`trace` of a drafter that the engine has loaded; UsageError if the engine is not Traceable.
+
+    The drafter loses its rows, and its KV cache may grow: trace before a measurement warms up.
+    """
+    if not isinstance(engine, Traceable):
+        raise UsageError(
+            f"{drafter}: cannot be forecast in {engine.name}, which offers no drafters for "
+            "tracing; use --engine builtin, or measure it"
+        )
+    names = TraceNames(engine.identity.name, drafter, method)
+    return trace(names, engine.runner, engine.drafting(drafter), texts, ks, drafting=drafting)
+
+
+def trace(
+    names: TraceNames,
+    target: Runner,
+    drafter: Drafter,
+    texts: Sequence[TargetText],
+    ks: Iterable[int],
+    *,
+    drafting: Drafting = "own",
+) -> tuple[TraceRecord, ...]:
+    """Traces of the turns of one prompt: one record per turn and depth, in this order.
+
+    If a smaller K drafts a prefix of a larger one, there is one record, traced at the deepest of
+    `ks`. Depths beyond the drafter's limit are left out. With `drafting` greedy it drafts its
+    likeliest tokens at any temperature. UsageError if the method cannot be traced.
+    """
+    if drafter.traits.repeatability == "none":
+        raise UsageError(
+            f"{names.drafter}: {names.method} cannot be forecast: what it drafts depends on "
+            "earlier checks, including rejected drafts; measure it"
+        )
+    wanted = sorted({k for k in ks if 0 < k <= (drafter.traits.max_k or k)})
+    if not wanted or not texts:
+        return ()
+    records: list[TraceRecord] = []
+    with torch.inference_mode(), pinned_attention(target.device):
+        track = DrafterTrace(names.drafter, target, drafter, texts, wanted)
+        for text in texts:
+            began_s = time.perf_counter()
+            result = track.follow(text, text.sampling if drafting == "own" else Sampling())
+            seconds = (time.perf_counter() - began_s) / len(result.matches)
+            for k, matches in result.matches.items():
+                starts = range(text.num_starts)
+                record = TraceRecord(
+                    target=names.target,
+                    drafter=names.drafter,
+                    method=names.method,
+                    workload=text.workload,
+                    prompt_id=text.prompt_id,
+                    turn=text.turn,
+                    repeat=text.repeat,
+                    temperature=text.sampling.temperature,
+                    num_speculative_tokens=k,
+                    is_chain=track.is_chain,
+                    is_exact=drafter.traits.repeatability == "exact",
+                    num_prompt_tokens=len(text.prompt_ids),
+                    output_ids=text.output_ids,
+                    num_drafted=tuple(matches.num_drafted[start] for start in starts),
+                    chances=tuple(matches.chances(start, result.target_probs) for start in starts),
+                    drafting=drafting,
+                    context=text.context,
+                    seconds=seconds,
+                )
+                records.append(record)
+    return tuple(records)
