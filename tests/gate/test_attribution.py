@@ -56,7 +56,7 @@ def test_a_slower_part_of_the_round_is_the_cause(part, cause):
     assert [shift.name for shift in found.slower] == [part]
 
 
-def test_both_are_named_where_each_has_a_share():
+def test_two_causes_are_named_if_each_has_a_share_of_the_loss():
     both = figures(length=2.4, draft_s=0.005, verify_s=0.010)
     assert causes(both) == (Cause.ACCEPTANCE, Cause.DRAFT_COST, Cause.VERIFICATION)
 
@@ -82,7 +82,7 @@ def test_a_slower_k_0_is_named_before_verification_is_blamed():
     assert "6.00 -> 12.0 ms" in cause_text(found)
 
 
-def test_on_a_slower_machine_a_swapped_draft_is_blamed_for_its_own_share_alone():
+def test_on_a_slower_machine_a_swapped_drafter_is_blamed_only_for_its_share():
     # The machine is twice as slow, and drafting takes three times as long again.
     after = figures(length=2.0, step=0.012, draft_s=0.012, verify_s=0.014, other_s=0.002)
     ratio = attribute(figures(), after, ["decode_speedup"], same_hardware=True)
@@ -95,7 +95,7 @@ def test_on_a_slower_machine_a_swapped_draft_is_blamed_for_its_own_share_alone()
     assert both.causes == (Cause.ACCEPTANCE, Cause.DRAFT_COST, Cause.MACHINE)
 
 
-def test_a_faster_step_is_told_from_a_slower_round():
+def test_a_faster_step_is_distinguished_from_a_slower_round():
     after = figures(step=0.004)
     found = attribute(figures(), after, ["decode_speedup"], same_hardware=True)
     assert found.causes == (Cause.ROUND_TIME,)
@@ -120,7 +120,7 @@ def test_seconds_of_other_hardware_are_not_compared():
 
 
 @pytest.mark.parametrize("metric", ["tpot_s", "no_such_metric"])
-def test_a_metric_that_one_side_lacks_or_nobody_knows_makes_up_no_loss(metric):
+def test_a_missing_or_unknown_metric_adds_no_loss(metric):
     """What rounds lost is then all there is to share."""
     is_known = metric == "tpot_s"
     assert causes(figures(length=2.4), metric) == ((Cause.ACCEPTANCE,) if is_known else ())
@@ -146,7 +146,7 @@ def test_a_figure_that_was_none_has_no_share_of_a_loss():
         ("output_tokens", Cause.TEXT),
     ],
 )
-def test_what_says_its_cause_by_itself(metric, cause):
+def test_some_metrics_imply_their_cause(metric, cause):
     assert causes(figures(), metric) == (cause,)
 
 
@@ -159,7 +159,7 @@ def test_without_rounds_no_cause_is_made_up():
 @pytest.mark.parametrize(
     ("metric", "values"), [("end_to_end_speedup", (2.0, 1.4)), ("tpot_s", (0.010, 0.014))]
 )
-def test_a_loss_that_acceptance_hardly_shares_is_not_put_down_to_it(metric, values):
+def test_a_loss_is_not_attributed_to_acceptance_that_hardly_changed(metric, values):
     """Several imported runs have no round times: what else got slower is not known."""
     before, after = (
         cell({metric: figure(value), "mean_acceptance_length": figure(length)})
@@ -184,7 +184,7 @@ def changed(*allowed, pairing="demo/draft", before=(), **after):
     return changed_causes(key, fingerprint(**dict(before)), fingerprint(**after), allowed)
 
 
-def test_what_changed_comes_before_what_it_moved_in_one_order():
+def test_changes_come_before_their_effects_in_a_fixed_order():
     everything = changed(PROMPTS, **NEW_WEIGHTS, **NEW_PACKAGE)
     after = figures(length=1.8, step=0.012, draft_s=0.030, verify_s=0.040, other_s=0.002)
     speeds = ["decode_speedup", "decode_tokens_per_s"]
@@ -269,7 +269,7 @@ def test_hardware_that_was_allowed_to_differ_is_the_machine():
 
 
 @pytest.mark.parametrize(("metric", "is_of_drafts"), [("ttft_s", False), ("tpot_s", True)])
-def test_a_slower_prefill_is_not_put_down_to_another_draft(metric, is_of_drafts):
+def test_a_slower_prefill_is_not_attributed_to_another_drafter(metric, is_of_drafts):
     change = (Cause.WEIGHTS, RunDifference("drafter", "a", "b"))
     found = attribute(figures(), figures(), [metric], same_hardware=True, changed=[change])
     assert (Cause.WEIGHTS in found.causes) is is_of_drafts

@@ -42,7 +42,7 @@ def test_counts_that_repeat_stay_the_same_number():
     assert (found.value, found.deviation) == (2.123457, 0.0)
 
 
-def test_text_that_did_not_repeat_is_not_held_to():
+def test_text_that_did_not_repeat_is_not_compared():
     other = side(cell({"decode_speedup": figure(2.0)}, texts={"p1": "bb"}), name="b")
     assert pool([run(2.0, "a"), run(2.0, "b")]).cells[0].texts == {"p1": "aa"}
     assert pool([run(2.0, "a"), other]).cells[0].texts == {}
@@ -94,7 +94,7 @@ def test_runs_that_make_no_baseline_are_refused(runs, says):
         pool(runs)
 
 
-def test_runs_that_share_their_k_0_alone_make_no_baseline():
+def test_runs_that_share_only_k_0_are_refused_as_a_baseline():
     """As of runs that differ in K where a drafter may differ."""
     speed = {"decode_tokens_per_s": figure(100.0)}
     base = cell(speed, of=key(0, drafter="none", method="none", pairing="demo"))

@@ -55,7 +55,7 @@ def test_a_slower_time_of_a_busy_machine_is_inconclusive_and_the_machine_is_the_
     assert not gate.attributions
 
 
-def test_what_showed_it_and_what_to_ask_instead_is_said_once():
+def test_the_signs_of_noise_and_the_advice_appear_once():
     lines = detail_lines(check(*sides(40.0, noisy="candidate")))
     (shown,) = (line for line in lines if FACT in line)
     assert "candidate" in shown
@@ -130,9 +130,7 @@ def test_a_pool_and_its_file_keep_which_run_was_noisy(tmp_path):
 
 
 @pytest.mark.parametrize(("others", "num"), [(0.0, 0), (3.0, 2)])
-def test_limited_clocks_alone_are_no_busy_machine_or_no_time_of_it_is_ever_judged(
-    tmp_path, others, num
-):
+def test_limited_clocks_alone_do_not_make_a_machine_busy(tmp_path, others, num):
     stored = load_run(RUNS / "stored_sweep" / "sweep", tmp_path)
     load = HostLoad(4, others, 0.0, load_average=3.3, clock_limit=(2000, 4000))
     facts = busy_facts(load, num_needed=2)
@@ -208,7 +206,7 @@ def test_a_process_that_always_waited_for_its_gpu_is_not_taken_for_a_busy_machin
     assert simulated(0.4, 0.0, rng, 0.99) is GateVerdict.REGRESSION
 
 
-def test_the_share_of_the_cpu_is_the_reason_and_is_said_for_both_sides():
+def test_the_share_of_the_cpu_is_the_reason_and_names_both_sides():
     before, after = sides(60.0)
     one, other = (
         replace(x, origins=tuple(replace(origin, cpu_share=share) for origin in x.origins))

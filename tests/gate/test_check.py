@@ -67,12 +67,12 @@ def test_noise_that_could_hide_the_tolerance_is_inconclusive():
 
 
 @pytest.mark.parametrize("error", [0.0, 0.05])
-def test_an_improvement_passes_even_where_noise_is_large(error):
+def test_an_improvement_passes_even_if_noise_is_large(error):
     # 20 % more: a loss of -0.182, at most -0.182 + 0.107 < 0.
     assert judged("decode_speedup", 2.0, 2.4, error=error).verdict is GateVerdict.PASS
 
 
-def test_less_is_better_where_the_metric_says_so():
+def test_a_metric_declares_whether_less_is_better():
     tolerances = {"tolerance": 0.05}
     assert judged("round_s", 0.010, 0.013, **tolerances).verdict is GateVerdict.REGRESSION
     assert judged("round_s", 0.010, 0.007, **tolerances).verdict is GateVerdict.PASS
@@ -93,7 +93,7 @@ def test_counts_that_repeat_exactly_need_no_luck():
     assert gate.num_tests == 0
 
 
-def test_below_five_prompts_there_is_no_verdict_on_what_varies():
+def test_figures_that_vary_are_undecided_below_five_prompts():
     three = ("p1", "p2", "p3")
     varied = cell({"decode_speedup": Figure(value=2.0, without=(1.9, 2.0, 2.1))}, units=three)
     same = cell({"decode_speedup": Figure(value=2.0, without=(2.0,) * 3)}, units=three)
@@ -137,7 +137,7 @@ def test_two_cells_share_the_false_alarms_of_one_gate():
     assert gate.num_tests == 2
 
 
-def test_what_does_not_vary_takes_no_part_in_the_sharing():
+def test_figures_that_do_not_vary_are_not_counted_as_tests():
     figures = {"decode_speedup": figure(2.0), "mean_acceptance_length": figure(3.0)}
     after = {**figures, "decode_speedup": figure(1.852)}
     gate = check(side(cell(figures)), side(cell(after), name="b"), (*LENGTH, *SPEEDUP))
@@ -145,7 +145,7 @@ def test_what_does_not_vary_takes_no_part_in_the_sharing():
     assert gate.verdict is GateVerdict.REGRESSION
 
 
-def test_the_gravest_verdict_is_the_gates_and_counts_come_first():
+def test_the_gate_has_the_gravest_verdict_and_lists_counts_first():
     figures = {"decode_speedup": figure(2.0), "mean_acceptance_length": figure(3.0)}
     after = {"decode_speedup": figure(1.0), "mean_acceptance_length": figure(3.0)}
     gate = check(side(cell(figures)), side(cell(after), name="b"), (*SPEEDUP, *LENGTH))
@@ -299,7 +299,7 @@ def test_the_side_with_too_few_prompts_is_named():
     assert re.fullmatch("3 prompts .*; .*5", gate.judgements[-1].reason)
 
 
-def test_counts_of_an_adaptive_k_are_not_said_to_be_absent():
+def test_counts_of_an_adaptive_k_are_not_reported_as_missing():
     both = {"mean_acceptance_length": figure(3.0), "decode_speedup": figure(2.0)}
     auto = key(8, adaptive=True)
     gate = check(side(cell(both, of=auto)), side(cell(both, of=auto), name="b"))

@@ -54,7 +54,7 @@ def test_other_work_is_refused_by_name_unless_it_is_allowed(changed, word):
         ({"workload": "chat"}, "not planned in the candidate"),
     ],
 )
-def test_another_cell_is_refused_by_what_tells_it_apart(changed, told):
+def test_a_different_cell_is_refused_with_the_axis_that_differs(changed, told):
     one = side(cell(FIGURES))
     other = side(cell(FIGURES, of=key(**changed)), name="b")
     assert told in refused(one, other)
@@ -84,7 +84,7 @@ def test_prompts_of_other_token_ids_are_refused_unless_that_is_allowed():
 
 
 @pytest.mark.parametrize("known", [{}, {"p3": "z"}, {"p1": "a"}])
-def test_prompts_whose_token_ids_are_not_known_are_compared(known):
+def test_prompts_with_unknown_token_ids_are_compared(known):
     one = side(cell(FIGURES, prompt_sha256={"p1": "a", "p2": "b"}))
     assert pair_up(one, side(cell(FIGURES, prompt_sha256=known), name="b")).allowed == ()
 
@@ -103,7 +103,7 @@ def test_answers_to_other_prompts_need_not_be_the_same():
     assert check(sides[0], unknown).verdict is GateVerdict.REGRESSION
 
 
-def test_cells_of_another_k_are_compared_where_that_is_allowed():
+def test_cells_of_another_k_are_compared_if_that_is_allowed():
     one, other = side(cell(FIGURES)), side(cell(FIGURES, of=key(5)), name="b")
     (pair,) = pair_up(one, other, {"K"}).pairs
     assert (pair.baseline.key, pair.candidate.key) == (key(4), key(5))
@@ -122,20 +122,20 @@ def test_cells_of_another_k_are_compared_where_that_is_allowed():
         ({}, []),
     ],
 )
-def test_what_tells_matched_cells_apart_is_in_the_result(changed, allowed):
+def test_the_result_contains_the_axes_in_which_matched_cells_differ(changed, allowed):
     words = {"K", "temperature", "target", "drafter"}
     one = side(cell(FIGURES), cell(FIGURES, of=key(workload="chat")))
     others = (cell(FIGURES, of=key(workload=name, **changed)) for name in ("code", "chat"))
     assert list(pair_up(one, side(*others, name="b"), words).allowed) == allowed
 
 
-def test_allowing_so_much_that_cells_are_alike_is_refused():
+def test_allowed_differences_that_make_cells_ambiguous_are_refused():
     several = side(cell(FIGURES), cell(FIGURES, of=key(5)))
     with pytest.raises(UsageError, match=r"K=4 on code.*demo/draft K=5 on code"):
         pair_up(several, several, {"K"})
 
 
-def test_cells_whose_names_are_the_same_are_told_apart_in_a_refusal():
+def test_a_refusal_distinguishes_cells_of_the_same_name():
     several = side(cell(FIGURES), cell(FIGURES, of=key(dtype="bfloat16")))
     both = "demo/draft K=4 on code, .*float32 and demo/draft K=4 on code, .*bfloat16"
     with pytest.raises(UsageError, match=both):
@@ -157,7 +157,7 @@ def test_a_cell_without_a_counterpart_is_named_as_a_reader_knows_it(changed, nam
     assert re.search(f"cells: {re.escape(name)} .*not planned", refused(one, other))
 
 
-def test_only_the_cells_of_both_are_compared_where_that_is_allowed():
+def test_only_cells_of_both_runs_are_compared_if_that_is_allowed():
     both = side(cell(FIGURES), cell(FIGURES, of=key(workload="chat")))
     one = side(cell(FIGURES), name="b")
     assert "cells: " in refused(both, one)
@@ -172,7 +172,7 @@ def test_only_the_cells_of_both_are_compared_where_that_is_allowed():
 @pytest.mark.parametrize(
     "changed", [{"k": 2}, {"concurrency": 4}, {"temperature": 1.0}], ids=lambda of: next(iter(of))
 )
-def test_a_cell_that_only_the_baseline_has_is_told_from_one_that_changed(changed):
+def test_a_cell_that_only_the_baseline_has_is_not_reported_as_changed(changed):
     """Its nearest neighbour belongs to another cell of the baseline."""
     both = side(cell(FIGURES), cell(FIGURES, of=key(**changed)))
     one = side(cell(FIGURES), name="b")
@@ -188,7 +188,7 @@ def test_other_prompts_are_refused_by_name():
     assert pair_up(one, other, {"prompts"}).pairs
 
 
-def test_other_hardware_is_refused_for_absolute_times_alone():
+def test_other_hardware_is_refused_only_for_absolute_times():
     one, other = side(cell(FIGURES)), side(cell(FIGURES), name="b", **OTHER_MACHINE)
     assert re.search(r"hardware: GPU one\b.*GPU another", refused(one, other, absolute_times=True))
     speedup = [Tolerance(metric="decode_speedup", share=0.05)]
@@ -207,20 +207,20 @@ def test_every_difference_is_named_at_once():
     assert told.endswith("--allow-different model,sampling")
 
 
-def test_another_draft_is_what_is_tested_and_no_other_work():
+def test_another_drafter_is_tested_and_is_not_different_work():
     one, other = fingerprint(), fingerprint(drafters={"demo/draft": "e" * 64})
     assert differences(one, other) == ()
     assert [change.name for change in changes(one, other)] == ["weights of demo/draft"]
     assert have_same_arithmetic(one, other)
 
 
-def test_another_torch_may_change_text_and_is_not_refused():
+def test_another_version_of_torch_may_change_text_and_is_not_refused():
     one, other = fingerprint(), fingerprint(torch="2.14.0")
     assert differences(one, other) == ()
     assert not have_same_arithmetic(one, other)
 
 
-def test_greedy_text_must_stay_the_same_where_the_arithmetic_is():
+def test_greedy_text_must_stay_the_same_if_the_arithmetic_does():
     before = cell(FIGURES, texts={"p1": "aaa bbb ccc", "p2": "ddd"})
     after = cell(FIGURES, texts={"p1": "aaa xxx yyy", "p2": "ddd"})
     tolerances = [Tolerance(metric="decode_speedup", share=0.05)]
@@ -235,7 +235,7 @@ def test_greedy_text_must_stay_the_same_where_the_arithmetic_is():
         assert "not a regression" in gate.judgements[0].reason
 
 
-def test_a_cell_that_is_missing_or_not_valid_is_said_to_be():
+def test_a_missing_or_invalid_cell_is_reported():
     one = side(cell(FIGURES))
     gate = check(one, side(name="b", unmeasured=(key(),)))
     assert [(j.verdict, j.reason) for j in gate.judgements] == [
@@ -261,7 +261,7 @@ def test_fewer_prompts_that_are_allowed_are_judged():
     assert gate.verdict is GateVerdict.PASS
 
 
-def test_a_metric_that_only_the_candidate_has_is_said_not_to_be_judged():
+def test_a_metric_that_only_the_candidate_has_is_reported_as_not_judged():
     more = {**FIGURES, "peak_allocated_bytes": figure(1e9)}
     gate = check(side(cell(FIGURES)), side(cell(more), name="b"))
     assert any(
@@ -286,7 +286,7 @@ def test_runs_of_other_numbers_of_threads_are_compared_without_seconds():
     assert check(baseline, side(cell(worse), name="b", **FEWER)).verdict is GateVerdict.REGRESSION
 
 
-def test_numbers_of_threads_that_are_not_known_are_no_advice():
+def test_unknown_numbers_of_threads_give_no_advice():
     unknown = {"hardware": {**THREADS["hardware"], "threads": "unknown"}}
     gate = check(side(cell(FIGURES), **unknown), side(cell(SLOWER), name="b", **FEWER))
     (note,) = [note for note in gate.notes if note.startswith("threads: ")]
@@ -294,7 +294,7 @@ def test_numbers_of_threads_that_are_not_known_are_no_advice():
     assert "--threads" in note
 
 
-def test_seconds_alone_over_other_numbers_of_threads_are_refused_unless_hardware_may_differ():
+def test_only_seconds_at_another_number_of_threads_are_refused_unless_hardware_may_differ():
     sides = side(cell(FIGURES), **THREADS), side(cell(SLOWER), name="b", **FEWER)
     seconds = [Tolerance(metric="decode_tokens_per_s", share=0.1)]
     with pytest.raises(UsageError, match="--threads 2"):

@@ -28,7 +28,7 @@ def test_too_few_prompts_of_the_baseline_are_named_as_well():
     assert re.fullmatch("3 prompts .*; .*5", gate.judgements[-1].reason)
 
 
-def test_a_small_share_is_not_named_where_k_0_hides_most_of_the_loss():
+def test_a_small_share_is_not_named_if_k_0_hides_most_of_the_loss():
     """The metric itself lost 3 %: the causes are weighed by what acceptance and rounds lost."""
     before, after = figures(), figures(length=2.0, verify_s=0.0072)
     whole = (("end_to_end_speedup", 2.0), ("end_to_end_speedup", 1.94))
@@ -55,7 +55,7 @@ def test_counts_of_drafts_kept_are_acceptance(metric):
 
 
 @pytest.mark.parametrize("changed", [{"concurrency": (4, 8)}, {"temperature": (0.7, 1.0)}])
-def test_a_cell_that_changed_is_left_out_where_cells_may_differ(changed):
+def test_a_cell_that_changed_is_left_out_if_cells_may_differ(changed):
     ((name, values),) = changed.items()
     one, other = (
         side(cell(FIGURES), cell(FIGURES, of=key(**{name: value})), name=run)
@@ -65,13 +65,13 @@ def test_a_cell_that_changed_is_left_out_where_cells_may_differ(changed):
     assert [pair.baseline.key for pair in pair_up(one, other, {"cells"}).pairs] == [key()]
 
 
-def test_a_cell_beyond_those_of_the_other_side_is_named_by_what_tells_it_from_them():
+def test_an_additional_cell_is_named_by_the_axis_in_which_it_differs():
     both = side(cell(FIGURES), cell(FIGURES, of=key(dtype="bfloat16")))
     told = refused(both, side(cell(FIGURES), name="b"))
     assert re.search("cells: demo/draft K=4 .*code, .*bfloat16 .*baseline", told)
 
 
-def test_what_one_prompt_alone_has_is_a_share_and_no_logarithm():
+def test_a_figure_that_only_one_prompt_has_is_compared_as_a_share():
     """A place that only one prompt's drafts reach: without that prompt it is 0."""
     name = "acceptance_rate_per_position[4]"
     before, after = (
@@ -89,7 +89,7 @@ def test_a_loss_without_bounds_is_a_number_still():
     assert math.isfinite(worse.as_change(worse.bound(0.975), higher_is_better=False))
 
 
-def test_a_run_that_comes_again_after_another_is_refused_as_well():
+def test_a_run_that_is_named_twice_after_another_is_refused():
     def run(name):
         return side(cell({"decode_speedup": figure(2.0)}), name=name)
 

@@ -81,13 +81,13 @@ def test_lists_have_a_figure_an_entry(steady):
     assert figures.series("acceptance_rate_per_position") == (0.5, 0.5)
 
 
-def test_what_no_prompt_makes_a_difference_to_is_told_briefly(steady):
+def test_a_figure_that_no_prompt_changes_is_stored_without_entries(steady):
     figures = cell_figures(steady, {"mean_acceptance_length"})
     assert figures.figures["mean_acceptance_length"].without == ()
     assert check(side(figures), side(figures), LENGTH).num_tests == 0
 
 
-def test_where_requests_overlap_a_pass_is_the_unit():
+def test_the_unit_is_a_pass_if_requests_overlap():
     stored = served_run()
     cells = gather_cells([plan.key for plan in stored.run.cells], stored.blocks)
     stream = next(c for c in cells if c.key.condition.concurrency > 1 and c.key.draft.k)

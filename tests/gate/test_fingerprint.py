@@ -69,7 +69,7 @@ def test_another_machine_is_other_hardware(environment):
     assert names(replace(RUN, environment=replace(RUN.environment, **environment))) == ["hardware"]
 
 
-def test_another_draft_driver_or_package_may_be_and_is_told():
+def test_another_drafter_driver_or_package_is_permitted_and_reported():
     other = fingerprint_of(RUN, models(DRAFT, content_sha256="f" * 64))
     assert differences(USUAL, other) == ()
     assert [found.name for found in changes(USUAL, other)] == [f"weights of demo/{DRAFT.name}"]
@@ -87,7 +87,7 @@ def test_another_draft_driver_or_package_may_be_and_is_told():
     [{"forward": "stock"}, {"graph": "off"}, {"attention": "eager"}],
     ids=lambda changed: next(iter(changed)),
 )
-def test_other_kernels_are_a_change_and_no_repeat(engine):
+def test_runs_with_other_kernels_are_not_repeats(engine):
     usual = EngineRecord(
         target="demo", engine="builtin", forward="fused", graph="round", attention="sdpa"
     )

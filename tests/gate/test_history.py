@@ -67,7 +67,7 @@ def test_points_are_in_time_whatever_the_order_and_the_ids_of_the_runs():
     assert (series.points[0].low, series.points[0].high) == pytest.approx((1.4, 1.6))
 
 
-def test_runs_of_another_fingerprint_are_left_out_and_said():
+def test_runs_of_another_fingerprint_are_left_out_and_listed():
     other = replace(HERE, hardware={"device": "cpu", "CPU": "a new one"})
     old = [run(i, cell(9.0), fingerprint=other) for i in (1, 2)]
     found = history([*old, *runs(STEPPED, first=3)], ["decode_speedup"])
@@ -91,14 +91,14 @@ def test_invalid_cells_and_absent_metrics_are_no_points():
     assert row["finding"] == "fewer than 8 runs"
 
 
-def test_a_steady_history_says_how_often_accidents_happen():
+def test_a_steady_history_reports_the_expected_false_alarms():
     found = history(runs([1.5, 1.6] * 5), ["decode_speedup"])
     assert change_lines(found) == []
     assert history_grid(found).rows[0][-1] == "steady"
     assert re.search(r"\b0\.1 .*change point", found.false_alarms)
 
 
-def test_a_trend_is_said_as_one():
+def test_a_trend_is_reported_as_a_trend():
     rising = [1.0 + 0.01 * i + 0.001 * (-1) ** i for i in range(12)]
     (line,) = change_lines(history(runs(rising), ["decode_speedup"]))
     assert re.search(r"trend .*\+0\.01 x .*12 runs", line)
@@ -120,7 +120,7 @@ def test_the_page_is_whole_and_the_same_every_time():
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
-def test_names_from_elsewhere_are_escaped():
+def test_names_from_files_are_escaped():
     odd = with_axes(KEY, workload="<script>")
     found = history(
         [run(1, replace(cell(1.5), key=odd)), run(2, replace(cell(1.6), key=odd))],
@@ -135,7 +135,7 @@ def test_a_history_needs_a_run():
 
 
 @pytest.mark.parametrize("num_prompts", [3, 12])
-def test_runs_over_other_prompts_than_the_newest_are_left_out_and_said(num_prompts):
+def test_runs_over_other_prompts_than_the_newest_are_left_out_and_listed(num_prompts):
     whole = runs([1.5, 1.5, 1.5])
     cut = run(4, replace(cell(1.1), num_prompts=num_prompts))
     found = history([cut, *runs([1.5], first=5), *whole], ["decode_speedup"])
@@ -158,7 +158,7 @@ def drafted(day, value, weights, pairing="demo/draft"):
     return run(day, base, replace(cell(value), key=key), fingerprint=fingerprint)
 
 
-def test_a_series_ends_where_the_weights_of_its_draft_were_replaced():
+def test_a_series_ends_when_the_weights_of_its_drafter_are_replaced():
     past = [drafted(1, 1.5, "cc" * 32), drafted(2, 2.0, "dd" * 32), drafted(3, 2.1, "dd" * 32)]
     found = history(past, ["decode_speedup"])
     points = {one.key.draft.k: [point.run_id for point in one.points] for one in found.series}
@@ -169,7 +169,7 @@ def test_a_series_ends_where_the_weights_of_its_draft_were_replaced():
     assert {len(one.points) for one in kept.series} == {3}
 
 
-def test_another_drafters_weights_and_untold_ones_split_nothing():
+def test_unknown_weights_or_those_of_another_drafter_do_not_split_a_series():
     past = [
         drafted(1, 1.5, "cc" * 32),
         drafted(2, 0.9, "ee" * 32, pairing="demo/poor"),
@@ -188,7 +188,7 @@ def cut(day, value, **changed):
 
 @pytest.mark.parametrize("num_prompts", [3, 8])
 @pytest.mark.parametrize("day", [1, 4, 9])
-def test_interrupted_runs_are_left_out_and_said_even_if_a_cell_is_whole(day, num_prompts):
+def test_interrupted_runs_are_left_out_and_listed_even_if_a_cell_is_complete(day, num_prompts):
     whole = [one for one in runs([1.5] * 8) if one.run_id != f"run-{day:02}"]
     found = history([*whole, cut(day, 1.1, num_prompts=num_prompts)], ["decode_speedup"])
     assert [point.run_id for point in found.series[0].points] == [one.run_id for one in whole]
@@ -208,7 +208,7 @@ def test_an_interrupted_run_is_not_the_one_that_others_are_compared_with():
     ]
 
 
-def test_interrupted_runs_join_if_asked_and_alone_are_no_history():
+def test_interrupted_runs_are_included_if_allowed():
     mixed = [*runs([1.5, 1.5]), cut(3, 1.1)]
     assert len(history(mixed, ["decode_speedup"], allowed=["interrupted"]).series[0].points) == 3
     alone = history([cut(3, 1.1)], ["decode_speedup"])

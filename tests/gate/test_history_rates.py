@@ -45,7 +45,7 @@ def test_of_ten_series_half_a_one_steps_by_accident():
     assert history(runs(STEPPED[:4]), ["decode_speedup"]).false_alarms.startswith("no series has")
 
 
-def test_drifting_machines_are_no_exchangeable_runs():
+def test_runs_of_drifting_machines_are_not_exchangeable():
     """Negative control: a random walk is what the test does not hold for, and it shows."""
     rng = np.random.default_rng(0)
     walks = [1.5 + 0.02 * np.cumsum(rng.normal(size=20)) for _ in range(100)]
@@ -53,7 +53,7 @@ def test_drifting_machines_are_no_exchangeable_runs():
     assert sum(bool(one.steps) or one.trend is not None for one in found) > 50
 
 
-def test_a_step_before_a_larger_one_is_found_too():
+def test_a_step_before_a_larger_one_is_found():
     rng = np.random.default_rng(3)
     steps = course(noisy(rng, [1.0] * 10 + [1.15] * 10 + [1.8] * 10)).steps
     assert [step.run_index for step in steps] == [10, 20]

@@ -24,14 +24,14 @@ def verdict(loss: float, tolerance: float) -> GateVerdict:
     return check(before, after, [Tolerance(metric="decode_speedup", share=tolerance)]).verdict
 
 
-def test_it_passes_only_where_a_loss_of_as_much_again_would_be_found():
+def test_a_cell_passes_only_if_a_loss_of_as_much_again_would_be_detected():
     # Detectable: 2.486 * 0.01414 = 0.0352. Of 2 % lost 0.0202 + 0.0233 is beyond both limits,
     # 0.0367 and 0.0346, so that what could be found is what decides.
     assert verdict(0.02, 0.036) is GateVerdict.PASS
     assert verdict(0.02, 0.034) is GateVerdict.INCONCLUSIVE
 
 
-def test_it_passes_where_the_bound_of_the_loss_is_within_the_tolerance():
+def test_a_cell_passes_if_the_bound_of_the_loss_is_within_the_tolerance():
     # Nothing lost: at most 1.645 * 0.01414 = 0.0233, though 0.0352 could be missed.
     assert verdict(0.0, 0.026) is GateVerdict.PASS  # 0.0263
     assert verdict(0.0, 0.022) is GateVerdict.INCONCLUSIVE  # 0.0222
@@ -50,14 +50,14 @@ def test_a_loss_beyond_the_tolerance_never_passes_however_noisy_the_machine():
     assert check(before, slightly, asked).verdict is GateVerdict.PASS  # 35 %, within the tolerance
 
 
-def test_what_repeats_exactly_passes_where_nothing_is_tolerated():
+def test_a_figure_that_repeats_exactly_passes_at_a_tolerance_of_0():
     exact = Tolerance(metric="launches_per_round", share=0.0)
     for after, expected in ((40.0, GateVerdict.PASS), (40.1, GateVerdict.REGRESSION)):
         sides = [side(cell({exact.metric: figure(n, 0.0)}), name=str(n)) for n in (40.0, after)]
         assert check(*sides, [exact]).verdict is expected
 
 
-def test_what_could_be_found_is_what_the_whole_gate_would_find():
+def test_the_detectable_effect_is_that_of_the_whole_gate():
     # Of two tests 2.5 % each: (1.960 + 0.842) * 0.01414 = 0.0396.
     keys = [key(workload=name) for name in ("code", "chat")]
     sides = [[cell({"decode_speedup": figure(2.0)}, of=k) for k in keys] for _ in "ab"]
@@ -139,7 +139,7 @@ def test_a_long_prompt_is_not_taken_for_many_on_either_side():
     assert lost(before, after).p_value == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_interval_of_what_should_be_low_has_its_ends_in_order():
+def test_the_interval_of_a_metric_that_should_be_low_has_its_ends_in_order():
     before, after = (cell({"round_s": figure(0.01, error)}) for error in (0.0, 0.05))
     asked = [Tolerance(metric="round_s", share=0.05)]
     (found,) = check(side(before), side(after, name="b"), asked).judgements
@@ -153,7 +153,7 @@ def test_memory_that_was_none_and_is_some_is_a_regression():
     assert check(side(before), side(after, name="b"), asked).verdict is GateVerdict.REGRESSION
 
 
-def test_a_baseline_that_is_not_valid_holds_nobody_to_anything():
+def test_an_invalid_baseline_cannot_cause_a_regression():
     figures = {"decode_speedup": figure(2.0)}
     found = lost(cell(figures, problems=("throttled",)), cell(figures))
     assert found.verdict is GateVerdict.MISSING
@@ -177,7 +177,7 @@ def test_the_spread_that_leaves_more_open_counts_and_not_the_larger_error():
     assert found.p_value == pytest.approx(t.sf(0.05407 / 0.0135, 4), rel=1e-3)
 
 
-def test_five_percent_more_of_what_should_be_low_is_a_factor_of_1_05():
+def test_five_percent_more_of_a_metric_that_should_be_low_is_a_factor_of_1_05():
     before, after = (cell({"round_s": figure(v)}) for v in (0.010, 0.011))
     asked = [Tolerance(metric="round_s", share=0.05)]
     (found,) = check(side(before), side(after, name="b"), asked).judgements
@@ -185,7 +185,7 @@ def test_five_percent_more_of_what_should_be_low_is_a_factor_of_1_05():
     assert found.p_value == pytest.approx(norm.sf(1.6447), rel=1e-3)
 
 
-def test_what_is_tolerated_and_taken_for_granted_is_what_docs_say():
+def test_tolerances_and_assumed_deviations_are_those_of_the_docs():
     shares = {d: [one.share for one in default_tolerances(d)] for d in ("cuda", "cpu")}
     assert shares == {"cuda": [0.02, 0.03, 0.05, 0.10], "cpu": [0.02, 0.03, 0.40, 0.40]}
     assert deviation_floor(MetricKind.COUNT, "cpu") == 0
@@ -229,7 +229,7 @@ def test_a_gate_of_two_needs_more_to_pass_than_one_of_one():
     assert check(side(*before), side(*after, name="b"), asked).verdict is GateVerdict.INCONCLUSIVE
 
 
-def test_what_is_missing_is_graver_than_what_is_open():
+def test_missing_is_graver_than_inconclusive():
     figures, other = {"decode_speedup": figure(2.0)}, key(workload="chat")
     before = side(cell(figures), cell(figures, of=other))
     after = side(cell({"decode_speedup": figure(2.0, 0.05)}), name="b", unmeasured=(other,))

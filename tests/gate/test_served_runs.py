@@ -70,7 +70,7 @@ def test_other_prompts_are_refused_if_no_clock_of_the_server_explains_them(clock
         pool([snapshot(run) for run in (runs[0], replace_id(runs[1]))])
 
 
-def test_other_prompts_that_were_allowed_are_not_put_down_to_a_servers_clock():
+def test_allowed_differences_of_prompts_are_not_attributed_to_a_servers_clock():
     runs = [of_prompts(told(served_sweep(ONE_ROW), template_clock=""), day) for day in "ab"]
     found = gate(*runs, SPEEDUP, {"prompts"})
     assert [note for note in found.notes if "own date" in note] == []
@@ -81,7 +81,7 @@ def replace_id(stored: StoredRun) -> StoredRun:
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_the_unit_is_a_cycle_and_what_is_left_out_is_all_of_it(rows):
+def test_the_unit_of_a_server_is_a_whole_cycle(rows):
     cell = cell_of(served_sweep(Sweep(wobble=0.1)), 4, rows)
     found = cell_figures(cell, {"decode_speedup", "mean_acceptance_length", "num_preemptions"})
     assert found.units == ("cycle 0", "cycle 1", "cycle 2", "cycle 3")
@@ -93,7 +93,7 @@ def test_the_unit_is_a_cycle_and_what_is_left_out_is_all_of_it(rows):
     assert found.figures["num_preemptions"].without == (3, 3, 3, 3)
 
 
-def test_a_cell_of_our_own_engine_has_no_cycles(steady):
+def test_a_cell_of_the_builtin_engine_has_no_cycles(steady):
     assert not cell_figures(steady, set()).has_cycles
 
 
@@ -167,7 +167,7 @@ def text_of(found: Gate):
     return next(j for j in found.judgements if j.metric == OUTPUT_TOKENS and j.cell == key_of(4))
 
 
-def test_texts_are_held_to_by_their_words_where_there_are_no_tokens():
+def test_texts_without_tokens_are_compared_by_words():
     before = without_ids(served_sweep(ONE_ROW))
     assert text_of(gate(before, before)).verdict is GateVerdict.PASS
     found = text_of(gate(before, without_ids(served_sweep(ONE_ROW), " other")))
@@ -180,7 +180,7 @@ def test_words_are_not_compared_with_tokens():
     assert not [j for j in found.judgements if j.metric == OUTPUT_TOKENS]
 
 
-def test_text_that_does_not_repeat_from_cycle_to_cycle_is_not_held_to():
+def test_text_that_differs_between_cycles_is_not_compared():
     other = without_ids(served_sweep(ONE_ROW), " other", repeat=3)
     assert cell_figures(cell_of(other, 4), set()).texts == {}
     assert cell_figures(cell_of(without_ids(served_sweep(ONE_ROW)), 4), set()).texts
@@ -210,7 +210,7 @@ def test_another_version_is_reported_and_no_repeat_and_its_text_may_differ():
         {"command": ("llama-server", "-ngl", "99")},
     ],
 )
-def test_how_a_server_holds_and_spreads_a_model_is_like_hardware(changed):
+def test_dtype_and_parallelism_of_a_server_count_as_hardware(changed):
     before, after = served_sweep(ONE_ROW), told(served_sweep(ONE_ROW), **changed)
     assert "hardware" in {d.name for d in differences(fingerprint(before), fingerprint(after))}
     assert gate(before, after, SPEEDUP).verdict is GateVerdict.PASS  # ratios hold
@@ -235,7 +235,7 @@ def test_other_arguments_and_settings_are_reported():
     ]
 
 
-def test_places_ports_drafts_and_what_was_found_out_are_no_facts():
+def test_addresses_drafts_and_computed_settings_are_not_facts():
     server = served_sweep(ONE_ROW).servers[0]
     here = replace(
         server,
@@ -258,7 +258,7 @@ def test_places_ports_drafts_and_what_was_found_out_are_no_facts():
     assert dict(found.hardware) == {"server vllm of demo, GPUs": "1"}
 
 
-def test_facts_are_of_sessions_without_speculation_where_there_are_any():
+def test_facts_come_from_sessions_without_speculation_if_there_are_any():
     plain, drafting = served_sweep(ONE_ROW).servers[:2]
     fewer = replace(drafting, command=("vllm", "serve", "m", "--max-num-seqs", "8"))
     assert "server vllm of demo, --max-num-seqs" not in served_facts([plain, fewer]).software

@@ -79,7 +79,7 @@ def test_a_prompt_is_left_out_of_the_samples_of_both_sides(seen, steady):
         assert "p0" not in {r.prompt_id for s in own for r in s.requests}
 
 
-def test_what_failed_is_no_unit_and_weighs_nothing():
+def test_a_failed_request_is_not_a_unit():
     stream = stream_cell()
 
     def fail(served, which):

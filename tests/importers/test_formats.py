@@ -29,7 +29,7 @@ def test_vllm_counters_are_those_of_rounds_that_drafted():
     assert not absent & set(figures)
 
 
-def test_whose_count_of_acceptance_it_is_is_said_where_there_is_one():
+def test_figures_of_acceptance_come_with_a_warning_about_their_convention():
     for name in ("vllm_spec.json", "aiperf.json"):
         record = cell(name, ImportOverrides(temperature=0.0, num_speculative_tokens=4)).record
         assert any("vLLM counts" in warning for warning in record.warnings)
@@ -70,7 +70,7 @@ def test_vllm_names_model_load_and_depth():
     assert (found.record.num_requests, found.record.num_failed) == (80, 0)
 
 
-def test_a_peak_of_requests_goes_after_what_is_told(tmp_path):
+def test_a_given_concurrency_takes_precedence_over_the_observed_peak(tmp_path):
     result = json.loads((FILES / "vllm_spec.json").read_text())
     result |= {"max_concurrency": None, "request_rate": 10.0, "max_concurrent_requests": 37}
     file = tmp_path / "open.json"
@@ -94,7 +94,7 @@ def test_vllm_times_are_seconds():
     assert "acceptance_rate" not in figures
 
 
-def test_detailed_files_give_the_speed_of_decoding_alone():
+def test_detailed_files_give_the_decode_speed():
     found = cell("vllm_detailed.json")
     # 10 tokens in 0.2 s and 20 in 0.3 s; the request that failed is in neither.
     (summary,) = summarise_imported([found.key], [found.record])
@@ -138,7 +138,7 @@ def test_aiperf_is_read_by_its_units():
     )
 
 
-def test_a_lookup_that_drafts_in_some_rounds_has_acceptance_over_those_alone():
+def test_a_lookup_has_acceptance_only_over_the_rounds_that_drafted():
     figures = cell(
         "aiperf.json", ImportOverrides(num_speculative_tokens=4, method="ngram")
     ).record.figures
@@ -214,7 +214,7 @@ def aiperf_requests(latencies_ms, phase="profiling"):
     ]
 
 
-def test_aiperfs_requests_are_those_of_its_folder(tmp_path):
+def test_the_requests_of_aiperf_are_read_from_its_folder(tmp_path):
     folder, file = aiperf_pair(tmp_path / "k3"), tmp_path / "k3" / "profile_export.jsonl"
     lines = [*aiperf_requests([900.0], "warmup"), *aiperf_requests([300.0, 500.0])]
     file.write_text("\n".join(map(json.dumps, lines)))
@@ -266,7 +266,7 @@ def test_only_k_may_follow_a_file(fact):
         import_files([f"{FILES / 'vllm_base.json'}#{fact}"], GREEDY)
 
 
-def test_a_file_whose_name_ends_like_a_k_is_that_file(tmp_path):
+def test_a_file_name_may_end_like_a_k(tmp_path):
     file = tmp_path / "run#k=4"
     file.write_bytes((FILES / "vllm_base.json").read_bytes())
     (found,) = import_files([file], GREEDY)
@@ -275,7 +275,7 @@ def test_a_file_whose_name_ends_like_a_k_is_that_file(tmp_path):
     assert found.key.draft.k == 2
 
 
-def test_a_folder_is_the_results_in_it_and_names_what_is_not_one(tmp_path):
+def test_a_folder_stands_for_its_results_and_other_files_are_reported(tmp_path):
     (tmp_path / "inner").mkdir()
     for name in ("vllm_base.json", "inner/vllm_spec.json"):
         (tmp_path / name).write_bytes((FILES / Path(name).name).read_bytes())
@@ -343,7 +343,7 @@ def test_a_line_of_sglang_is_a_cell_and_its_accept_length_is_marked():
     assert base.record.num_failed is None  # the line has no list of errors
 
 
-def test_a_server_of_sglang_without_steps_tells_k_by_its_draft_tokens(tmp_path):
+def test_k_of_an_sglang_server_without_steps_follows_from_its_draft_tokens(tmp_path):
     _, line = (FILES / "sglang.jsonl").read_text().splitlines()
     result = json.loads(line)
     steps = {"speculative_num_steps": None, "speculative_num_draft_tokens": 9}
@@ -367,7 +367,7 @@ def test_figures_have_our_metrics_names():
             assert found.record.file == file.name
 
 
-def test_each_format_knows_its_own_results_alone():
+def test_each_format_recognizes_only_its_results():
     assert [known.TOOL for known in formats()] == [
         "aiperf",
         "sglang bench_serving",

@@ -39,7 +39,7 @@ def refusal(file, told=TOLD):
     ],
     ids=lambda value: repr(value[:20]) if isinstance(value, bytes) else value,
 )
-def test_what_is_no_result_is_refused(tmp_path, content, complaint):
+def test_a_file_without_a_result_is_refused(tmp_path, content, complaint):
     file = tmp_path / "result.json"
     file.write_bytes(content)
     assert complaint in refusal(file)
@@ -90,7 +90,7 @@ def test_values_that_are_missing_or_null_stay_missing(tmp_path):
         assert found.record.num_failed is None
 
 
-def test_what_neither_the_file_nor_the_user_says_is_asked_for(tmp_path):
+def test_the_error_names_a_missing_fact_and_its_option(tmp_path):
     assert "give --temperature" in refusal(FILES / "vllm_spec.json", ImportOverrides())
     assert "vllm_base.json#k=0" in refusal(
         FILES / "vllm_base.json", ImportOverrides(temperature=0.0)
@@ -104,7 +104,7 @@ def test_requests_of_uneven_lists_are_refused(tmp_path):
     assert ": itls: 1 requests, 2 in output_lens" in refusal(file)
 
 
-def test_a_unit_that_is_not_known_is_refused(tmp_path):
+def test_an_unknown_unit_is_refused(tmp_path):
     result = json.loads((FILES / "aiperf.json").read_text())
     result["time_to_first_token"]["unit"] = "fortnights"
     file = tmp_path / "aiperf.json"

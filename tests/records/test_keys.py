@@ -35,7 +35,7 @@ def plan(key: CellKey) -> CellPlan:
     return CellPlan(key=key, num_prompts=1, num_repeats=1)
 
 
-def test_every_axis_is_in_the_id_and_comes_back_from_a_file() -> None:
+def test_every_axis_is_in_the_id_and_is_read_back_from_a_file() -> None:
     assert {"pairing", *OTHERS} == set(AXES)
     ids = set()
     for name, (value, its_id) in OTHERS.items():
@@ -107,7 +107,7 @@ def test_each_part_has_one_order() -> None:
     assert sorted(reversed(conditions), key=lambda at: at.order) == conditions
 
 
-def test_conditions_without_an_axis_are_equal_where_they_differ_in_it_alone() -> None:
+def test_conditions_without_an_axis_are_equal_if_they_differ_only_in_it() -> None:
     one, many = KEY.condition, cell_key(concurrency=4).condition
     assert one.without("concurrency") == many.without("concurrency")
     assert one.without("workload") != many.without("workload")

@@ -27,7 +27,7 @@ def test_there_is_an_example_of_every_record():
 
 
 @pytest.mark.parametrize("record", EVERY_KIND, ids=lambda record: type(record).__name__)
-def test_every_record_comes_back_equal_from_its_line(record: StoredRecord):
+def test_every_record_is_read_back_equal_from_its_line(record: StoredRecord):
     line = encode_line(record)
 
     assert decode_line(line) == record
@@ -36,11 +36,11 @@ def test_every_record_comes_back_equal_from_its_line(record: StoredRecord):
     assert line.endswith(b"\n")
 
 
-def test_the_run_comes_back_equal():
+def test_the_run_is_read_back_equal():
     assert decode_run(encode_run(run())) == run()
 
 
-def test_tuples_come_back_as_tuples():
+def test_tuples_are_read_back_as_tuples():
     loaded = decode_line(encode_line(BLOCK))
 
     assert isinstance(loaded.requests, tuple)
@@ -48,7 +48,7 @@ def test_tuples_come_back_as_tuples():
     assert isinstance(loaded.requests[0].device.throttle_reasons, tuple)
 
 
-def test_a_line_says_its_type_without_being_read():
+def test_the_type_of_a_line_is_known_without_decoding_it():
     tags = [line_type(encode_line(record)) for record in EVERY_KIND]
 
     assert tags == [
@@ -135,7 +135,7 @@ def test_rounds_whose_columns_differ_in_length_are_refused():
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"type":"mem', b"\0\0\0", b"\xff\xfe"])
-def test_text_that_is_no_json_is_told_from_a_wrong_record(text: bytes):
+def test_text_that_is_not_json_is_distinguished_from_a_wrong_record(text: bytes):
     with pytest.raises(NotJsonError):
         decode_line(text)
 
@@ -149,7 +149,7 @@ def test_json_that_is_no_record_is_refused(text: bytes):
 @pytest.mark.parametrize(
     ("version", "order"), [(SCHEMA_VERSION + 1, "newer"), (SCHEMA_VERSION - 1, "older")]
 )
-def test_another_schema_is_told_from_damage_even_if_its_keys_are_unknown(version: int, order: str):
+def test_another_schema_is_distinguished_from_damage(version: int, order: str):
     document = json.loads(encode_run(run())) | {"schema_version": version, "new": 1}
 
     with pytest.raises(SchemaError, match=f"{version}, {order} than {SCHEMA_VERSION}"):
@@ -170,7 +170,7 @@ def test_a_long_block_survives_digit_by_digit():
     assert decode_line(encode_line(long)) == long
 
 
-def test_what_a_server_answered_comes_back_equal():
+def test_a_servers_response_is_read_back_equal():
     """A block of a session, with the text and the counts of each request."""
     answered = next(b for b in served_sweep().blocks if b.passes and b.requests[0].counts)
     loaded = decode_line(encode_line(answered))

@@ -56,7 +56,7 @@ def test_a_record_is_on_disk_when_append_returns(tmp_path: Path):
             assert records_file(ledger).read_bytes().count(b"\n") == number
 
 
-def test_every_record_is_told_to_the_disk_before_append_returns(tmp_path: Path, monkeypatch):
+def test_every_record_is_on_disk_before_append_returns(tmp_path: Path, monkeypatch):
     """What a power cut leaves: reading it back shows the kernel's pages alone."""
     synced: list[int] = []
     fsync = os.fsync
@@ -74,7 +74,7 @@ def test_every_record_is_told_to_the_disk_before_append_returns(tmp_path: Path, 
             assert synced == [records_file(ledger).stat().st_size]
 
 
-def test_a_resumed_run_knows_its_finished_blocks_and_goes_on(tmp_path: Path):
+def test_a_resumed_run_knows_its_finished_blocks_and_continues(tmp_path: Path):
     with create_run(tmp_path, run()) as ledger:
         ledger.append(block("a"))
         ledger.append(MEMORY)
@@ -103,7 +103,7 @@ def test_reference_answers_are_at_hand_before_and_after_a_resume(tmp_path: Path)
         assert ledger.stored.references == (REFERENCE, later)
 
 
-def test_what_is_in_memory_is_what_is_on_disk_after_every_record(tmp_path: Path):
+def test_memory_equals_the_disk_after_every_record(tmp_path: Path):
     with create_run(tmp_path, run()) as ledger:
         assert ledger.stored == load_run(RUN_ID, tmp_path)
         for record in EVERY_RECORD:
@@ -146,7 +146,7 @@ def test_a_block_is_never_stored_twice(tmp_path: Path):
     assert len(load_run(RUN_ID, tmp_path).blocks) == 1
 
 
-def test_a_run_is_complete_once_finished_and_no_longer_when_it_goes_on(tmp_path: Path):
+def test_a_finished_run_is_complete_until_it_continues(tmp_path: Path):
     with create_run(tmp_path, run()) as ledger:
         ledger.append(block("a"))
         assert not load_run(RUN_ID, tmp_path).is_complete
@@ -274,7 +274,7 @@ def test_run_ids_sort_by_time_in_utc():
     assert new_run_id(noon) < new_run_id(noon + timedelta(seconds=1))
 
 
-def test_a_run_that_is_dated_later_is_known_by_its_id(tmp_path: Path):
+def test_a_run_with_a_later_date_is_found_by_its_id(tmp_path: Path):
     now = "20261121-010203-a1b2"
     for name in ("20261121-010203-ffff", now, "pinned", "20261121-010204-8888"):
         (tmp_path / name).mkdir()

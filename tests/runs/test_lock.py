@@ -14,7 +14,7 @@ from tests.runs.stored_examples import block, run
 RUN_ID = run().run_id
 
 
-def test_a_second_writer_is_told_which_process_writes(tmp_path: Path):
+def test_a_second_writer_gets_the_id_of_the_writing_process(tmp_path: Path):
     message = f"process {os.getpid()} is writing this run"
     with create_run(tmp_path, run()) as ledger:
         ledger.append(block("a"))

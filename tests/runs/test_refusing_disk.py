@@ -25,7 +25,7 @@ def as_nobody() -> Iterator[None]:
         os.seteuid(user)
 
 
-def test_a_full_disk_keeps_what_is_finished_and_says_how_to_go_on(tmp_path: Path):
+def test_a_full_disk_keeps_finished_blocks_and_the_error_says_how_to_resume(tmp_path: Path):
     with create_run(tmp_path, run()) as writer:
         writer.append(block("a"))
         before = (writer.folder / "records.jsonl").read_bytes()

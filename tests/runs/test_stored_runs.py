@@ -72,7 +72,7 @@ def test_runs_are_listed_oldest_first_and_a_damaged_one_keeps_none_from_view(thr
     assert "run.json: damaged" in broken.problem
 
 
-def test_an_unknown_run_is_answered_with_the_known_ones(three_runs: Path):
+def test_the_error_for_an_unknown_run_lists_the_known_ones(three_runs: Path):
     with pytest.raises(StoreError, match=r"'c' in .*: broken, b, a$"):
         load_run("c", three_runs)
     with pytest.raises(StoreError, match="no run 'c'"):
@@ -80,13 +80,13 @@ def test_an_unknown_run_is_answered_with_the_known_ones(three_runs: Path):
 
 
 @pytest.mark.parametrize("name", ["c", LATEST])
-def test_where_no_run_is_stored_the_answer_says_so(tmp_path: Path, name: str):
+def test_the_error_says_that_no_run_is_stored(tmp_path: Path, name: str):
     assert list_runs(tmp_path / "absent") == ()
     with pytest.raises(StoreError, match=f"'{name}'.*none yet"):
         load_run(name, tmp_path / "absent")
 
 
-def test_a_run_killed_before_its_first_record_is_empty_and_can_go_on(tmp_path: Path):
+def test_a_run_killed_before_its_first_record_is_empty_and_can_resume(tmp_path: Path):
     create_run(tmp_path, run("a")).close()
     (tmp_path / "a" / "records.jsonl").unlink()
 

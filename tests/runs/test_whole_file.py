@@ -10,7 +10,7 @@ from specbench.whole_file import replaced, write_new, write_whole
 from tests.full_disk import file_size_limit
 
 
-def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+def test_a_file_is_replaced_without_leftovers(tmp_path: Path) -> None:
     place = tmp_path / "a.json"
     for text in ("one", "two"):
         write_whole(place, text)

@@ -149,7 +149,7 @@ def test_greedy_drafting_is_replayed_exactly_at_any_temperature(name: str):
 
 @pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("variant", EXACT, ids=str)
-def test_rows_side_by_side_find_what_one_row_finds(variant: Variant, monkeypatch):
+def test_several_rows_give_the_traces_of_one_row(variant: Variant, monkeypatch):
     together = traced(variant, texts()[0])
     for most in (1, 3):
         monkeypatch.setattr(trace_module, "MOST_ROWS", most)
@@ -161,7 +161,7 @@ def test_rows_side_by_side_find_what_one_row_finds(variant: Variant, monkeypatch
 
 @pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("variant", TRACED, ids=str)
-def test_a_round_does_not_know_what_comes_after_its_drafts(variant: Variant):
+def test_a_round_does_not_see_the_text_after_its_drafts(variant: Variant):
     """Another ending changes nothing before it."""
     text, cut = texts()[0], 16
     changed = tuple((token + 1) % 7 for token in text.output_ids[cut:])
@@ -175,7 +175,7 @@ def test_a_round_does_not_know_what_comes_after_its_drafts(variant: Variant):
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_what_only_its_own_rounds_can_tell_is_refused_by_name(name: str):
+def test_a_method_that_depends_on_its_own_rounds_is_refused_by_name(name: str):
     variant = next(variant for variant in VARIANTS if variant.name == name)
 
     with pytest.raises(UsageError, match=f"{name}: {variant.method} cannot be forecast"):
@@ -191,7 +191,7 @@ def test_trees_drawn_from_a_distribution_are_refused_above_temperature_0(name: s
 
 
 @pytest.mark.parametrize("name", sorted(APPROXIMATE))
-def test_what_depends_on_where_rounds_begin_says_so(name: str):
+def test_a_trace_says_whether_it_depends_on_where_rounds_begin(name: str):
     variant = next(variant for variant in VARIANTS if variant.name == name)
 
     assert not any(record.is_exact for record in traced(variant, texts()[0]))

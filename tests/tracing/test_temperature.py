@@ -111,7 +111,7 @@ def on_the_embedded_pair() -> Compared:
         ("draft_model", CUT_OFF),
     ],
 )
-def test_replayed_rounds_are_what_measured_ones_are_on_average(name: str, sampling: Sampling):
+def test_replayed_rounds_equal_measured_ones_on_average(name: str, sampling: Sampling):
     found = on_tiny_models(name, sampling)
 
     assert found.standard_error < 0.02
@@ -119,7 +119,7 @@ def test_replayed_rounds_are_what_measured_ones_are_on_average(name: str, sampli
 
 
 @pytest.mark.long
-def test_the_embedded_pairs_are_too():
+def test_replayed_rounds_of_the_demo_pair_equal_measured_ones():
     found = on_the_embedded_pair()
 
     assert found.standard_error < 0.04

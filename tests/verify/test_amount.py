@@ -54,7 +54,7 @@ def test_a_conversation_ends_with_the_questions():
     assert taken(num_tokens=201, num_rows=1, talk=TALK[1:3]) == "b1 b2 b1 b2"
 
 
-def test_short_answers_are_expected_where_the_greedy_one_was():
+def test_outputs_are_expected_to_be_as_long_as_the_greedy_one():
     answer = KnownOutput("builtin", (7,) * 40)
     talk = [replace(one, answer=answer) for one in TALK]
     assert taken(num_tokens=41, num_rows=1, talk=talk) == "a b1 b2"
@@ -99,7 +99,7 @@ def test_texts_are_the_same_however_many_are_asked_for_at_once():
     assert streams[0] == streams[1] == ["a", "b1", "b2", "c", "d", "a", "b1"]
 
 
-def test_where_answers_are_shorter_than_expected_only_what_is_missing_is_asked_for():
+def test_only_missing_tokens_are_requested_after_short_outputs():
     """Of 50 tokens instead of 100: 8 texts for 700, 3 for the other 300, 2 for 150, 1 for 50."""
     collector = Collector(cast(Any, SimpleNamespace(vocab_size=1000)), TALK, seed=0)
     engine = Served()
@@ -139,7 +139,7 @@ def jobs(*temperatures: float) -> list[VerificationJob]:
     ]
 
 
-def test_what_is_to_come_is_told_beforehand():
+def test_the_estimate_is_reported_before_sampling():
     answer = KnownOutput("builtin", (7,) * 40)
     talk = [replace(one, answer=answer) for one in TALK]  # 200 tokens, which took 2 s
     num_tokens, told = _outlook(jobs(0.0, 0.0), talk, 2.0, 8192, math.inf, 0)
@@ -153,7 +153,7 @@ def test_what_is_to_come_is_told_beforehand():
     assert f"{power_of_call(8192, 2).shift:.1%}" in told
 
 
-def test_a_budget_bounds_what_is_sampled_and_says_what_was_needed():
+def test_a_budget_bounds_the_tokens_and_reports_what_was_needed():
     talk = [replace(one, answer=KnownOutput("builtin", (7,) * 40)) for one in TALK]
     mixed = jobs(0.0, 0.7, 0.0, 0.7)  # 4 s of greedy answers, 34 ms a sampled token of both
     num_tokens, told = _outlook(mixed, talk, 2.0, 20_000, 38.0, 2)
@@ -164,7 +164,7 @@ def test_a_budget_bounds_what_is_sampled_and_says_what_was_needed():
     assert _outlook(mixed, talk, 2.0, 20_000, 1.0, 2)[0] == FEWEST_TOKENS
 
 
-def test_a_precision_is_the_shift_that_so_many_tokens_find():
+def test_a_precision_is_the_shift_that_its_tokens_detect():
     for precision in (0.05, 0.02):
         for cells in (2, 28):
             tokens = tokens_for(precision, cells)

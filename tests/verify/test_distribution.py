@@ -41,7 +41,7 @@ def test_it_is_the_distribution_of_transformers_and_of_our_sampler(sampling: Sam
     torch.testing.assert_close(probs_NV.float(), Sampler(sampling).probs(LOGITS_NV))
 
 
-def test_slack_keeps_what_rounding_may_have_cut() -> None:
+def test_slack_keeps_tokens_that_rounding_may_have_cut() -> None:
     logits_NV = torch.tensor([[3.0, 2.0, 2.0 - 1e-6, 0.0]])
     slack_N1 = torch.tensor([[1e-5]])
     sampling = Sampling(temperature=1.0, top_k=2)
@@ -60,7 +60,7 @@ def test_slack_moves_the_odds_of_the_nucleus_and_never_lets_all_in(slack: float)
         assert kept.tolist() == [[True, stays, False if slack < 4 else kept[0, 2].item()]]
 
 
-def test_surprise_is_the_mass_of_what_is_less_likely() -> None:
+def test_surprise_is_the_mass_of_less_likely_tokens() -> None:
     probs_NV = torch.tensor([[0.5, 0.1, 0.3, 0.1]], dtype=torch.float64).expand(4, -1)
     tokens_N = torch.arange(4)
     none, half = torch.zeros(4), torch.full((4,), 0.5)
@@ -97,7 +97,7 @@ def test_the_likelihood_at_another_temperature(sampling: Sampling) -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:5], ids=str)
-def test_what_colder_tokens_would_show(sampling: Sampling) -> None:
+def test_the_expected_ratio_of_colder_tokens(sampling: Sampling) -> None:
     """Token after token of the vocabulary, those that are cut having no part in it."""
     probs_NV = token_distribution(LOGITS_NV, sampling)
     mean = variance = 0.0

@@ -97,7 +97,7 @@ def test_a_difference_beyond_rounding_is_a_bug_and_comes_first(
     assert says in finding.reason
 
 
-def test_tokens_of_the_distribution_pass_and_say_what_would_have_been_found() -> None:
+def test_tokens_of_the_distribution_pass_with_the_detectable_deviation() -> None:
     finding = only(sampled())
     assert (finding.verdict, finding.lossless) == ("matches_distribution", True)
     assert finding.detectable is not None
@@ -126,7 +126,7 @@ def test_each_fault_is_a_bug_with_its_reason(changes: dict[str, object], says: s
 @pytest.mark.parametrize(
     ("num_at_edge", "verdict"), [(200, "matches_distribution"), (300, "inconclusive")]
 )
-def test_many_tokens_where_rounding_decides_on_a_cut_leave_it_open(num_at_edge, verdict) -> None:
+def test_many_tokens_at_a_cut_are_undecided(num_at_edge, verdict) -> None:
     finding = only(sampled(num_at_edge=num_at_edge))
     assert finding.verdict == verdict
     assert ("300 of 4396 tokens" in finding.reason) is (num_at_edge == 300)

@@ -167,7 +167,7 @@ def test_a_sound_decoder_passes(tiny: Bench, lookup: Bench) -> None:
 @pytest.mark.slow
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("temperature", [0.2, 0.7])
-def test_a_draft_that_seldom_agrees_changes_nothing(temperature: float, stranger: Bench) -> None:
+def test_a_drafter_that_seldom_agrees_changes_nothing(temperature: float, stranger: Bench) -> None:
     assert stranger.sampled(temperature=temperature).verdict == "matches_distribution"
 
 
@@ -229,7 +229,7 @@ def of_seven_tokens(method: str) -> Finding:
 @pytest.mark.slow
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("method", ["draft_model", "ngram"])
-def test_a_small_vocabulary_is_enumerated_too(method: str) -> None:
+def test_a_small_vocabulary_is_enumerated(method: str) -> None:
     finding = of_seven_tokens(method)
     assert finding.verdict == "matches_distribution"
     assert finding.p_values["joint"] > 1e-3
@@ -301,7 +301,7 @@ def test_how_many_tokens_a_verdict_needs_is_the_same_for_a_broken_sampler(
     # Where the embedded pair shows it in the fewest tokens: p below 1e-14 on three seeds.
     [("temperature applied twice", 1.4), ("one draft in fifty too many", 0.4)],
 )
-def test_the_embedded_pair_is_told_from_its_broken_self(
+def test_faults_in_the_demo_pair_are_detected(
     fault: str, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pairings.yaml").write_text(DEMO)

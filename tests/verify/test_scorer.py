@@ -35,7 +35,7 @@ def alone(reference: ReferenceModel, text: Text) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("texts", [MIXED, OF_ONE_PROMPT], ids=["mixed", "of one prompt"])
-def test_each_text_has_the_logits_that_it_has_alone(
+def test_a_text_has_the_same_logits_in_a_batch(
     texts: list[Text], reference: ReferenceModel
 ) -> None:
     expected = [alone(reference, text) for text in texts]
@@ -46,7 +46,7 @@ def test_each_text_has_the_logits_that_it_has_alone(
     torch.testing.assert_close(alone(reference, texts[0]), expected[0])  # and again after them
 
 
-def test_a_text_longer_than_a_chunk_comes_in_parts(
+def test_a_text_longer_than_a_chunk_is_read_in_parts(
     reference: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = [alone(reference, text) for text in MIXED]
@@ -59,7 +59,7 @@ def test_a_text_longer_than_a_chunk_comes_in_parts(
         torch.testing.assert_close(torch.cat(found), alone_NV)
 
 
-def test_fewer_texts_are_read_at_once_where_the_vocabulary_is_large(
+def test_fewer_texts_are_batched_if_the_vocabulary_is_large(
     reference: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [reference._num_together(length) for length in (512, 513)] == [2**22 // 7 // 512, 1]
@@ -67,7 +67,7 @@ def test_fewer_texts_are_read_at_once_where_the_vocabulary_is_large(
     assert [reference._num_together(length) for length in (100, 512, 4096)] == [5, 1, 1]
 
 
-def test_texts_of_like_length_are_fed_together(
+def test_texts_of_similar_length_are_batched(
     reference: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 11, 2, 12, 12, 8 and 5 tokens, 24 at once: 12 and 12, 11 and 8, 5 and 2."""
@@ -99,7 +99,7 @@ def read(
 
 
 @pytest.mark.parametrize("sampling", [WARM, Sampling(temperature=0.7, top_k=3)], ids=str)
-def test_evidence_does_not_hang_on_how_many_are_read_at_once(
+def test_evidence_does_not_depend_on_the_batch_size(
     sampling: Sampling, reference: ReferenceModel
 ) -> None:
     one, three, all_at_once = (read(reference, n, sampling) for n in (1, 3, 64))
@@ -113,7 +113,7 @@ def test_evidence_does_not_hang_on_how_many_are_read_at_once(
     assert len(one.surprise_N) == 20 - one.num_outside
 
 
-def test_each_token_lies_where_the_targets_distribution_has_it(reference: ReferenceModel) -> None:
+def test_each_token_has_its_place_in_the_targets_distribution(reference: ReferenceModel) -> None:
     """By the logits of each text alone, at the temperature asked for."""
     evidence = read(reference, 64)
     logits_NV = torch.cat([alone(reference, text) for text in MIXED])[:20].double()

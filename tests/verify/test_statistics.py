@@ -45,7 +45,7 @@ def test_p_values_pay_for_all_that_was_looked_at() -> None:
     assert temperature_p_value(ratios) == pytest.approx(1 / 8)
 
 
-def test_few_drafts_kept_against_the_target_are_seen_in_the_tail_alone() -> None:
+def test_a_few_wrongly_accepted_drafts_show_only_in_the_tail() -> None:
     tokens_N = np.random.default_rng(1).random(8192)
     tokens_N[:16] = 1e-5  # 0.2 %
     assert tail_p_value(tokens_N) < 1e-10
@@ -92,7 +92,7 @@ def test_another_temperature_is_seen_and_the_right_one_is_not() -> None:
     assert temperature_p_value(cold) < 1e-6
 
 
-def test_the_control_is_what_colder_tokens_reach_in_80_percent_of_calls() -> None:
+def test_the_control_is_the_p_value_of_colder_tokens_in_80_percent_of_calls() -> None:
     rng = np.random.default_rng(0)
     probs_V = rng.dirichlet(np.ones(20))
     cold_V = probs_V**1.25 / (probs_V**1.25).sum()
@@ -181,7 +181,7 @@ def test_a_text_that_cannot_be_has_probability_0() -> None:
 
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("num_tokens", [2000, 16384])
-def test_what_is_called_detectable_is_found_in_80_percent_of_calls(num_tokens: int) -> None:
+def test_a_detectable_deviation_is_found_in_80_percent_of_calls(num_tokens: int) -> None:
     alpha = 1e-3
     power = detectable(num_tokens, alpha)
     rng = np.random.default_rng(0)

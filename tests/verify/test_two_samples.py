@@ -80,14 +80,14 @@ def test_a_token_that_depends_on_the_one_before_in_another_way_is_found():
     assert frequency_p_value(follows, differs) < 1e-6
 
 
-def test_answers_alone_or_all_alike_say_nothing():
+def test_single_or_equal_outputs_give_a_p_value_of_1():
     for test in TESTS.values():
         assert test([], []) == 1.0
         assert test([("p", (1, 2))] * 9, [("p", (1, 2))] * 9) == 1.0
         assert test([("p", (1, 2))] * 9, [("q", (5, 6))] * 9) == 1.0  # no prompt in common
 
 
-def test_the_floor_is_what_exact_draws_give_on_the_mean():
+def test_the_floor_is_the_mean_distance_of_exact_draws():
     rng = np.random.default_rng(0)
     law = rng.dirichlet(np.full(60, 0.2))
     apart, floors, pairs, pair_floors = [], [], [], []
