@@ -108,7 +108,7 @@ def test_beside_a_target_in_bfloat16_weights_stay_in_float32(method, tmp_path):
 
 
 def test_of_a_large_vocabulary_a_head_learns_the_tokens_that_are_said_most(tmp_path, monkeypatch):
-    monkeypatch.setattr(recipes, "_MOST_SAID", 7)
+    monkeypatch.setattr(recipes, "_MOST_DRAFTED", 7)
     bench = lab(0.1)
     student = bench.student("eagle3")
 
