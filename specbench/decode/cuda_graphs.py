@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Captured(Generic[T]):
-    """What a function returned: static tensors that every replay writes anew."""
+    """The static tensors that a captured function returned; every replay overwrites them."""
 
     output: T
     replay: Callable[[], None]
@@ -31,7 +31,7 @@ class Graphs(Protocol):
 
     @property
     def num_captures(self) -> int:
-        """Those that succeeded."""
+        """Captures that succeeded."""
         ...
 
     @property
@@ -62,7 +62,7 @@ class _Pool:
 
 @dataclass(frozen=True, slots=True)
 class _GraphMemory:
-    """What a living graph holds: its pool, and bytes of its own outside the allocator."""
+    """Memory of a graph that exists: its pool, and its bytes outside the allocator."""
 
     pool: _Pool
     own_bytes: int

@@ -52,7 +52,7 @@ class Chunk(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the target made of a proposal, once it is committed to the state.
+    """The result of verifying a proposal, once it is committed to the state.
 
     The target was fed N nodes; T of them, `depth` + 1, are the path whose first `num_emitted_B`
     were kept. A row that was done emitted none, and keeps what it had. A prompt's last token is
@@ -80,7 +80,7 @@ Repeatability = Literal["exact", "approximate", "none"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traits:
-    """What a drafter can do; it stays as it was built."""
+    """Capabilities of a drafter, fixed when it is built."""
 
     features: tuple[int, ...] = ()  # hidden states of the target that prefill and observe want
     needs_host: bool = False  # it proposes on the host: a graph cannot hold its half of a round
@@ -116,7 +116,7 @@ def _no_forwards(k: int) -> tuple[OwnForward, ...]:  # noqa: ARG001
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Footprint:
-    """What a drafter takes beside the target, and the forwards of its own that a round runs."""
+    """Memory that a drafter takes in addition to the target's, and its forwards in a round."""
 
     runner: Runner | None = None  # whose forwards are counted where they name no part
     keeps: KeepsCache | None = None  # what has keys and values of its own
@@ -135,12 +135,12 @@ class Footprint:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """What one row's token takes in its own cache; 0 before the first forward."""
+        """Bytes per token of a row in the drafter's own cache; 0 before the first forward."""
         return 0 if self.keeps is None else self.keeps.cache.bytes_per_token
 
     @property
     def state_bytes_per_row(self) -> int:
-        """What its own recurrent layers keep of a row; 0 before the first forward."""
+        """Bytes per row that its own recurrent layers keep; 0 before the first forward."""
         return 0 if self.keeps is None else self.keeps.cache.state_bytes_per_row
 
 
@@ -160,7 +160,7 @@ class Drafter(Protocol):
 
     @property
     def buffers(self) -> tuple[RowBuffer, ...]:
-        """What it keeps of the rows on the device: others once `allocate` had to replace them."""
+        """State of all rows on the device; `allocate` may replace these buffers."""
         ...
 
     def allocate(self, num_rows: int, max_len: int) -> None:
@@ -200,7 +200,7 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class PredictsOutput(Protocol):
-    """What a drafter may have besides: a predicted output, not only the next tokens."""
+    """A drafter that can also predict a whole output, not only the next tokens."""
 
     def predicted_output(self, state: State, most: int) -> Proposal | None:
         """All that is expected to follow in the state's one row, a chain of up to `most` drafts
@@ -214,7 +214,7 @@ def no_proposal(state: State) -> Proposal:
 
 
 class PlainDrafter:
-    """What a drafter does unless it says otherwise: it drafts chains from the state alone.
+    """Defaults of a drafter: it drafts chains from the state only.
 
     One with `buffers` keeps nothing of a row elsewhere.
     """

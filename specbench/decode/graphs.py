@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class _Bucket(NamedTuple):
-    """What rounds must have in common to be one graph."""
+    """The key of a graph: rounds with equal buckets are replays of one graph."""
 
     num_rows: int
     k: int
@@ -220,7 +220,7 @@ class GraphLauncher:
         return _Halves(state, draft, half.replay, half.output)
 
     def _graph_of(self, run: Callable[[], T], kind: Hashable) -> Captured[T]:
-        """What `run` does as a graph.
+        """`run` captured as a graph.
 
         Libraries are set up when another of its kind was captured; a shape's own plans need one
         run more.
@@ -230,7 +230,7 @@ class GraphLauncher:
         return captured
 
     def _drafting(self, run: Callable[[], Proposal]) -> tuple[Callable[[], None], Proposal]:
-        """What drafts anew, and the proposal that it writes to."""
+        """A function that drafts again, and the proposal that it writes to."""
         if not self._rows.drafter.traits.needs_host:
             captured = self._graph_of(run, kind="draft")
             return captured.replay, captured.output

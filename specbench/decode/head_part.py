@@ -1,4 +1,4 @@
-"""A part of a head's work in a round, so that it can be run and measured alone."""
+"""A part of a head's work in a round that can be run and measured on its own."""
 
 import sys
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from specbench.forward.layer_stack import LayerStack
 
 
 class SlotCapacity(Protocol):
-    """What is written to, row by row."""
+    """Slots that a part writes to, row by row."""
 
     @property
     def max_len(self) -> int: ...
@@ -40,7 +40,7 @@ class HeadPart:
 
     @property
     def cache(self) -> SlotCapacity:
-        """What a captured run is bound to."""
+        """The cache whose buffers a captured run is bound to."""
         return self if self.layers is None else self.layers.cache
 
     @property
@@ -49,7 +49,7 @@ class HeadPart:
         return sys.maxsize
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        """As Runner.allocate."""
+        """Allocates its layers as Runner.allocate does."""
         if self.layers is not None:
             self.layers.allocate(num_rows, max_len)
 

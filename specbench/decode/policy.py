@@ -29,7 +29,7 @@ class Policy(Protocol):
         num_caught_up: int,
         seconds: float,
     ) -> None:
-        """What came of a round; one entry a live row.
+        """Reports the outcome of a round, with one entry per live row.
 
         `num_caught_up`: tokens of a row, emitted at K = 0, that the drafter first saw in it;
         their time is in `seconds`.

@@ -82,7 +82,7 @@ class Rows:
 
     @property
     def buffers(self) -> tuple[object, ...]:
-        """What rounds write into besides the state; replaced where a model's cache must grow."""
+        """Buffers that rounds write to in addition to the state; replaced when a cache grows."""
         return (self.target.cache, *self.drafter.buffers)
 
     def fill(self, fills: Sequence[PrefillRequest], sampler: Sampler) -> list[tuple[int, bool]]:
@@ -233,7 +233,7 @@ class _Prefilled(NamedTuple):
 def _split(
     fills: Sequence[PrefillRequest],
 ) -> tuple[list[PrefillRequest], dict[int, list[PrefillRequest]]]:
-    """What is to be prefilled, and by its row what starts as a copy of it."""
+    """The requests to prefill, and for each row the requests that start as copies of it."""
     fed: list[PrefillRequest] = []
     copies: dict[int, list[PrefillRequest]] = {}
     rows: dict[tuple[int, ...], int] = {}

@@ -24,7 +24,7 @@ _MASK32 = 0xFFFFFFFF
 
 
 class Purpose(IntEnum):
-    """What a draw is for; draws for different purposes are independent."""
+    """The purpose of a draw; draws for different purposes are independent."""
 
     TARGET = 0
     DRAFT = 1

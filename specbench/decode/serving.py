@@ -27,7 +27,7 @@ from specbench.records import AnswerCheck, Request, Result, RoundLog, RoundTimel
 
 
 class Checked(NamedTuple):
-    """What the check of one row gave."""
+    """The result of verifying a row's predicted output."""
 
     tokens: list[int]  # emitted
     num_drafted: int
@@ -121,7 +121,7 @@ class ServedRequests(NamedTuple):
 
 
 class _CachedPrefix(NamedTuple):
-    """What a row's last request left in its keys and values."""
+    """Tokens of a row's last request whose keys and values are still in its cache."""
 
     tokens: tuple[int, ...]
     num_tokens: int

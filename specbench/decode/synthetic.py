@@ -42,7 +42,7 @@ class SyntheticVerifier:
     """
 
     def __init__(self, acceptance: Sequence[float]) -> None:
-        """As in `acceptance_rates`; K is that of each proposal."""
+        """Takes the values of `acceptance_rates`; K is that of each proposal."""
         acceptance_rates(acceptance, 0)
         self._acceptance = tuple(acceptance)
 

@@ -76,7 +76,7 @@ class StaticTree:
 
 
 class ByDepth(dict[int, T]):
-    """What belongs to each depth, made when it is first asked for; that must not be in a round."""
+    """One value per depth, made at its first use; the first use must not be in a round."""
 
     def __init__(self, made_for: Callable[[int], T]) -> None:
         super().__init__()

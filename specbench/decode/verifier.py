@@ -65,7 +65,7 @@ def _match(proposal: Proposal, target_BT: Tensor) -> Verdict:
 
 
 def _match_tree(proposal: Proposal, tree: Tree, target_BN: Tensor) -> Verdict:
-    """As `_match` along every path at once; the longest that equals the target's draws is accepted.
+    """Matches all paths in one pass; accepts the longest one that equals the target's draws.
 
     Nodes at one position share their noise, but only one of them is ever on the path.
     """

@@ -271,7 +271,7 @@ class DFlash(PlainDrafter):
         self.head.see(chunk.features, chunk.positions_BT, chunk.span, state.first_row)
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        """What follows the accepted tokens is overwritten by the next block."""
+        """Keeps nothing: slots after the accepted tokens are overwritten by the next block."""
         self.head.see(outcome.features, outcome.positions_BT, outcome.span, state.first_row)
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:

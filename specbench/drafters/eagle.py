@@ -37,7 +37,7 @@ from specbench.topology import EAGLE_STATIC
 
 
 class JoiningHead:
-    """What a FeatureHead of this kind needs not say itself; every depth has the same layers."""
+    """Shared code of FeatureHeads that join a token and a state; all depths use the same layers."""
 
     layers: LayerStack
     num_depths = 1
@@ -47,7 +47,7 @@ class JoiningHead:
 
     @property
     def module(self) -> nn.Module:
-        """Its own weights, which training replaces."""
+        """The head's own weights, which training replaces."""
         return self._weights
 
     @property
@@ -84,11 +84,11 @@ class JoiningHead:
         return self._leave(states_BTF)
 
     def _enter(self, embedded_BTF: Tensor, states_BTF: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What the layers are fed: states, and what the first reads if not them."""
+        """Inputs of the layers: states, and the first layer's input if it is another one."""
         raise NotImplementedError
 
     def _leave(self, states_BTF: Tensor) -> Tensor:
-        """What the next step is fed of the last layer's states."""
+        """The part of the last layer's states that the next step gets."""
         return states_BTF
 
 

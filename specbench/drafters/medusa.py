@@ -82,7 +82,7 @@ class MedusaHeads:
         return (self._out_HFV, *(tensor for layer in self._layers for tensor in layer))
 
     def reads(self, num_heads: int) -> tuple[Tensor, ...]:
-        """What `logits` reads of so many heads."""
+        """Tensors that `logits` reads for `num_heads` heads."""
         return tuple(tensor[:num_heads] for tensor in self.weights)
 
     def logits(self, states_BF: Tensor, num_heads: int) -> Tensor:

@@ -50,7 +50,7 @@ from specbench.models.checkpoint import Checkpoint
 
 
 def copies(checkpoint: Checkpoint, kind: Literal["embedding", "head"]) -> list[str]:
-    """What the files call each layer's own copy of the target's, if the family has such."""
+    """Names in the files of each layer's copy of the target's tensor, if the family has copies."""
     named = prefixes(checkpoint).items()
     return [f"{old}weight" for old, new in named if new.endswith(f".{kind}.")]
 
@@ -112,7 +112,7 @@ class MtpLayer(nn.Module):
         self.head: nn.Linear | None = None
 
     def input(self, tokens_BTF: Tensor, states_BTF: Tensor, *, is_state_first: bool) -> Tensor:
-        """What the decoder layer is fed [B, T, F]."""
+        """The input of the decoder layer [B, T, F]."""
         pair = self.token_norm(tokens_BTF), self.state_norm(states_BTF)
         joined_BTF: Tensor = self.join(torch.cat(pair[::-1] if is_state_first else pair, -1))
         return joined_BTF
@@ -241,7 +241,7 @@ def make_layers(checkpoint: Checkpoint) -> tuple[nn.ModuleList, Any]:
 
 
 def _decoder_fields(given: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """What the config of the family's decoder layers has fields for, and nothing else.
+    """Only the entries that are fields of the family's decoder config.
 
     The files are not trusted, and transformers takes more than sizes from a config: an
     implementation of attention may name a repository whose code it fetches and runs.

@@ -85,7 +85,7 @@ class PreviousTurn(PlainDrafter):
         self._advance(state, num_tokens)
 
     def _what_follows(self, state: State, k: int) -> Proposal:
-        """What the reference says from the place that the answer has come to."""
+        """The reference's tokens from the position that the output has reached."""
         reference_BP = state.rows_of(self._reference_RP)
         size_B1 = state.rows_of(self._size_R1)
         place_B1 = state.rows_of(self._place_R1)

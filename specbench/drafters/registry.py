@@ -22,7 +22,7 @@ def _not_given() -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """What a drafter is built from; what it does not ask for is not loaded."""
+    """Inputs that a drafter is built from; those it does not use are not loaded."""
 
     target: Runner
     draft_runner: Callable[[], Runner] = _not_given  # the draft model, checked

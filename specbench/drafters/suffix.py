@@ -373,7 +373,7 @@ class Suffix(PlainDrafter):
         return row
 
     def _read(self, row: _RowIndex, state: State, i: int) -> None:
-        """What the state's row holds beyond the text that was read."""
+        """Reads the tokens of the state's row that are new since the last read."""
         length = int(state.length_B[i])
         row.extend(state.tokens_BC[i, len(row.text) : length + 1].tolist())
 

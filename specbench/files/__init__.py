@@ -1,4 +1,4 @@
-"""What do a model's files say before anything is loaded? No torch, no pickle, no foreign code.
+"""Facts from a model's files before it is loaded, without torch, pickle or foreign code.
 
-A folder in, configs, shapes of tensors and kinds of heads out. Open `model.py` first.
+A folder goes in; configs, shapes of tensors and kinds of heads come out. Open `model.py` first.
 """

@@ -1,4 +1,4 @@
-"""What config.json says of a model and of its layers: read with care, for nobody has checked it."""
+"""Facts of config.json about a model and its layers; the file is untrusted input."""
 
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -366,9 +366,9 @@ def layer_shapes(
 
 
 def layer_windows(fields: Fields) -> tuple[int | None, ...]:
-    """By layer, how many tokens one sees, itself included; None: all. ModelError.
+    """Per layer, how many tokens a token sees, itself included; None: all. ModelError.
 
-    Where `layer_types` are left out it means what transformers' classes make of it: Llama has
+    If `layer_types` is missing it means what transformers' classes make of it: Llama has
     no windows, Mistral has them in all layers, Qwen from layer `max_window_layers` on.
     """
     num_layers = fields.whole("num_hidden_layers") or 1

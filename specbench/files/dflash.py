@@ -1,4 +1,4 @@
-"""What a DFlash head says of itself, in the layouts that there are, and whether it fits.
+"""Facts about a DFlash head from its files, in all known layouts, and whether it fits.
 
 Facts: z-lab/dflash (dflash/model.py), speculators 0.9 (models/dflash), SpecForge 0.2
 (modeling/draft/dflash.py), NVIDIA's modelopt 0.47 (plugins/hf_dflash.py, hf_spec_export.py).
@@ -32,7 +32,7 @@ _SPECULATORS_NEEDS = ("aux_hidden_state_layer_ids", "mask_token_id")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DFlashStyle:
-    """What differs between heads, as their configs say it."""
+    """Properties that differ between heads, from their configs."""
 
     layer_ids: tuple[int, ...]  # of the target; the output of each is read, -1 is the embedding
     reads_bare_output: bool  # of the target's last layer, not what its final norm makes of it
@@ -114,7 +114,7 @@ def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
 
 
 def with_layer_fields(files: F) -> F:
-    """With a config that says of its layers what they are: like Qwen 3's, with these windows."""
+    """The files with a config that describes the layers: like Qwen 3's, with these windows."""
     windows = DFlashStyle.of(files).windows
     fields = {
         **_fields(files).values,
@@ -127,7 +127,7 @@ def with_layer_fields(files: F) -> F:
 
 
 def _fields(files: HeadFiles[Shaped]) -> Fields:
-    """Its config, with what lies in the sections of its own."""
+    """The config, with the entries of the head's own sections."""
     values = dict(files.config)
     for name in (_OWN, _SPECULATORS_OWN):
         section = files.fields.section(name)
@@ -156,7 +156,7 @@ def _refuse_relatives(files: HeadFiles[Shaped], given: Fields) -> None:
 
 
 def _windows(given: Fields) -> tuple[int | None, ...]:
-    """By layer. modelopt switches windows on for all layers at once, whatever their types are."""
+    """Windows per layer. modelopt enables them for all layers, whatever their types are."""
     layers = Fields(source=given.source, values={**given.values, "model_type": "qwen3"})
     if not given.flag("use_swa") or SLIDING in given.texts("layer_types"):
         return layer_windows(layers)

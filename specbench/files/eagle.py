@@ -1,4 +1,4 @@
-"""What a head of EAGLE or EAGLE-3 says of itself, in the layouts there are, and whether it fits."""
+"""Facts about an EAGLE or EAGLE-3 head from its files, in all known layouts; does it fit?"""
 
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ def default_layer_ids(num_layers: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Style:
-    """What differs between heads, as their configs say it."""
+    """Properties that differ between heads, from their configs."""
 
     num_tokens: int
     layer_ids: tuple[int, ...]  # of states: layer i's input has number i

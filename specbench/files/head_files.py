@@ -51,7 +51,7 @@ class HeadFiles(Generic[T_co]):
         return Fields(source=self.source, values=self.config)
 
     def renamed(self, rename: Mapping[str, str]) -> Self:
-        """With prefixes replaced, as by `new_name`."""
+        """The files with the prefixes of names replaced, see `new_name`."""
         return self._mapped(lambda name: new_name(name, rename))
 
     def without(self, suffix: str) -> Self:
@@ -115,7 +115,7 @@ class HeadFiles(Generic[T_co]):
 
 
 def new_name(name: str, rename: Mapping[str, str]) -> str:
-    """With its prefix replaced: the first that fits, in the order given."""
+    """The name with its prefix replaced by the first entry of `rename` that fits."""
     for old, new in rename.items():
         if name.startswith(old):
             return new + name.removeprefix(old)
@@ -129,7 +129,7 @@ def _listed(names: list[str], most: int = 12) -> str:
 
 
 def header_of(tensors: Mapping[str, Shaped], name: str) -> Shaped:
-    """What is known of a tensor before it is read, else the tensor."""
+    """The header of a tensor if it was not read yet, else the tensor."""
     return tensors.header(name) if isinstance(tensors, KnowsHeaders) else tensors[name]
 
 
@@ -164,7 +164,7 @@ class _Renamed(LazyTensors[T_co]):
 
 
 class HeadTarget(Protocol):
-    """What heads have to fit."""
+    """Properties of a target that heads have to fit."""
 
     @property
     def hidden_size(self) -> int: ...

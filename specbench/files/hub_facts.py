@@ -1,4 +1,4 @@
-"""What the hub says of a model before anything of it is downloaded: one look, no files."""
+"""Facts about a model on the hub from one request, without a download."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -75,14 +75,14 @@ def hub_facts(source: str, revision: str | None) -> HubFacts:
 
 
 def gated_words(source: str) -> str:
-    """What to do about a model whose license has to be accepted on its page."""
+    """Advice for a model whose license has to be accepted on its page."""
     from huggingface_hub import constants  # noqa: PLC0415 - half a second
 
     return f"gated: accept its license at {constants.ENDPOINT}/{source}, then run `hf auth login`"
 
 
 def _weight_files(sizes: Mapping[str, int | None]) -> dict[str, int | None]:
-    """Those of `model*.safetensors`, else any at the top; a repository may have both."""
+    """Sizes of `model*.safetensors`, else of all at the top; a repository may have both."""
     every = {name: size for name, size in sizes.items() if name.endswith(".safetensors")}
     top = {name: size for name, size in every.items() if "/" not in name}
     return {name: size for name, size in top.items() if name.startswith("model")} or top

@@ -73,9 +73,9 @@ def token_map(files: HeadFiles[Any], V: int) -> list[int] | None:
 
 
 def medusa_fields(files: HeadFiles[Shaped]) -> dict[str, object]:
-    """What servers have to find in the config of the heads in `medusa_tensors`.
+    """Fields that servers need in the config of the heads in `medusa_tensors`.
 
-    Source: vLLM at 01dbb08, models/medusa.py; its 0.32, configs/medusa.py. What is absent
+    Source: vLLM at 01dbb08, models/medusa.py; its 0.32, configs/medusa.py. A field that is absent
     there means no biases, a matrix for each head, one layer and Vicuna's size.
     """
     tensors, names = files.tensors, _names(files)

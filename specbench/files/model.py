@@ -146,7 +146,7 @@ class ModelFiles:
 
     @property
     def stored_format(self) -> str | None:
-        """What its weights are stored as: `gptq`, `awq`, `torchao` ...; None: plain tensors."""
+        """Format of the stored weights: `gptq`, `awq`, `torchao` ...; None: plain tensors."""
         stored = self.field("quantization_config")
         return None if stored is None else format_name(stored)
 
@@ -221,7 +221,7 @@ class ModelFiles:
 
     @cached_property
     def head(self) -> HeadFiles[TensorHeader]:
-        """Its files as those of a head; ModelError if its weights are not safetensors."""
+        """The same files as a head's; ModelError if the weights are not safetensors."""
         if (pickle := self.head_pickle) is not None:
             raise ModelError(
                 f"{self.spec.source}: its weights are {pickle}, which only loading reads"

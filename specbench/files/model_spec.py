@@ -22,7 +22,7 @@ class ModelSpec:
 
     @property
     def location(self) -> str:
-        """What `from_pretrained` takes."""
+        """The argument for `from_pretrained`."""
         return str(self.folder or self.source)
 
     @property

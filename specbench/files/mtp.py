@@ -121,7 +121,7 @@ def family_of(files: HeadFiles[Shaped]) -> Family:
 
 
 def num_mtp_layers(files: HeadFiles[Shaped]) -> int:
-    """As the config says; some families say nothing and have one."""
+    """The number in the config; some families have no such field and one layer."""
     fields = files.fields if files.fields.has(SPECULATORS) else text_fields(files)
     declared = (fields.whole(name, most=MOST_LAYERS) for name in _COUNTS)
     counts = [count for count in declared if count is not None]
@@ -150,7 +150,7 @@ def layer_tensors(files: F) -> F:
 
 
 def file_name(files: HeadFiles[Shaped], name: str) -> str:
-    """What the files call a tensor of ours."""
+    """The name that the files have for one of our tensors."""
     named = prefixes(files).items()
     old, new = next((old, new) for old, new in named if name.startswith(new))
     return old + name.removeprefix(new)
@@ -202,7 +202,7 @@ def require_mtp_tensors(files: HeadFiles[Shaped], F: int) -> None:
 
 
 def _dense_shapes(files: HeadFiles[Shaped]) -> dict[str, tuple[int, ...]]:
-    """Of the tensors of a decoder layer of a dense family; none of others."""
+    """Shapes of a decoder layer's tensors in a dense family; empty for other families."""
     if (kind := family_of(files).decoder) not in DENSE:
         return {}
     values = {**text_fields(files).values, "num_hidden_layers": 1}

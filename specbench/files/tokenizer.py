@@ -82,7 +82,7 @@ class Vocabulary(NamedTuple):
         return max(self.ids_by_token.values(), default=-1) + 1
 
     def texts(self) -> dict[int, bytes]:
-        """What each ordinary token adds to a text; empty where the spelling is not known."""
+        """Bytes that each ordinary token adds to a text; empty if the spelling is not known."""
         if self.spelling is None:
             return {}
         return {

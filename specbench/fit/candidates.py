@@ -67,7 +67,7 @@ class Prepared:
 
     @property
     def measurable(self) -> tuple[DraftCandidate, ...]:
-        """Those that fit and can be loaded; none beside a target without weights."""
+        """Candidates that fit and can be loaded; none if the target has no weights."""
         if any(item.lacks_weights for item in self.findings):
             return ()
         return tuple(candidate for candidate in self.fitting if candidate.has_weights)
@@ -110,8 +110,10 @@ def prepare(
 def refusals(
     pairings: Sequence[Pairing], *, drafts: bool = True, ignored: Collection[str] = ()
 ) -> dict[str, str]:
-    """What loading would refuse, by the pairing's name, but for `ignored` fields and, without
-    `drafts`, drafters. Hub models that are not wholly in the cache pass."""
+    """Reasons why loading would refuse a pairing, by its name, without `ignored` fields.
+
+    Drafters are checked only with `drafts`. Hub models that are not completely in the cache pass.
+    """
 
     def reasons(findings: Iterable[FitFinding]) -> list[str]:
         return [f.text for f in findings if f.keeps_from_loading]

@@ -149,7 +149,7 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Itera
 
 
 def _files(head: ModelFiles) -> Files | FitFinding:
-    """With headers of its tensors; a pickle, which is not opened, is only told of."""
+    """The files with headers of their tensors; a finding for a pickle, which is not opened."""
     try:
         return head.head
     except ModelError as error:
@@ -201,7 +201,7 @@ def tokenizer_findings(target: ModelFiles) -> Iterator[FitFinding]:
 
 
 def retokenized_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
-    """What a draft with another tokenizer has in common with its target, and what it costs."""
+    """Findings about a draft model with another tokenizer: shared tokens, and the cost."""
     of_draft, of_target = draft.vocabulary, target.vocabulary
     if of_draft is None or of_target is None:
         yield _by_files(target, draft)
@@ -376,7 +376,7 @@ def is_proven(model: ModelFiles) -> bool:
 
 
 def check_target(target: ModelFiles, ignored: Collection[str] = ()) -> tuple[FitFinding, ...]:
-    """What speaks against the target itself, whatever drafts for it, but for `ignored` fields."""
+    """Findings against the target with any drafter, without those of `ignored` fields."""
     checks = (model_findings, tokenizer_findings, template_findings)
     findings = (item for check in checks for item in _read(partial(check, target)))
     return tuple(

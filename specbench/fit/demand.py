@@ -1,6 +1,6 @@
-"""What the drafters of a run take in memory beside their target, and what would take less.
+"""Memory that the drafters of a run take in addition to the target, and smaller options.
 
-From files alone. The check is one for all commands: `run`, `sweep-k`, `pair` and `doctor`.
+Only files are read. All commands use this check: `run`, `sweep-k`, `pair` and `doctor`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -88,8 +88,10 @@ def demand(target: Target, drafters: Sequence[DrafterSpec], place: DeploymentSpe
 
 
 def shortage(target: Target, drafters: Sequence[DrafterSpec], place: DeploymentSpec) -> str | None:
-    """What is missing and what would fit; None if it fits or free memory is unknown. ModelError for
-    absurd sizes."""
+    """The missing memory and what would fit; None if it fits or free memory is unknown.
+
+    ModelError for absurd sizes.
+    """
     free, needed = place.memory_bytes, demand(target, drafters, place)
     if free is None or needed.total <= free:
         return None
@@ -168,7 +170,7 @@ def _largest_that_fits(runs: Sequence[_PlannedRun]) -> _PlannedRun:
 
 
 def _planned(files: ModelFiles, drafter: DrafterSpec, place: DeploymentSpec) -> MemoryPlan | None:
-    """None where files do not tell enough; ModelError for sizes that no model has."""
+    """The memory plan; None if files lack facts. ModelError for sizes that no model has."""
     if drafter.model is not None and not find_method(drafter.method).is_head:
         try:
             draft_files = open_model(drafter.model)
@@ -215,7 +217,7 @@ def _together(sizes: Sequence[int], place: DeploymentSpec) -> int:
 
 
 def loaded_bytes(spec: ModelSpec, place: DeploymentSpec) -> int:
-    """By the pairings file, 0 if it does not say; a CPU loads float32 unless told otherwise."""
+    """Bytes from the pairings file, 0 without an entry; a CPU loads float32 by default."""
     is_widened = place.device == "cpu" and spec.quantization is None
     is_widened = is_widened and (place.dtype or spec.dtype) in ("auto", "float32")
     return _declared(spec) * (2 if is_widened else 1)

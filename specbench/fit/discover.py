@@ -116,7 +116,7 @@ def with_own_names(drafters: Iterable[DrafterSpec]) -> tuple[DrafterSpec, ...]:
 
 
 def _drafter(target: ModelFiles, spec: ModelSpec) -> DrafterSpec | SkippedModel | None:
-    """None for the target itself."""
+    """The drafter in these files, or why it cannot draft; None for the target itself."""
     try:
         files = open_model(spec)
         if files.folder.resolve() == target.folder.resolve():
@@ -185,7 +185,7 @@ def plain_name(source: str) -> str:
 
 
 def catalogued(source: str) -> tuple[DrafterSpec, ...]:
-    """What the shipped file has for a model, each way of drafting once; UsageError for none."""
+    """Drafters of the shipped file for a model, each configuration once; UsageError for none."""
     targets = load_pairings(shipped("pairings.yaml")).targets
     by_method: dict[object, DrafterSpec] = {}
     for target in targets:

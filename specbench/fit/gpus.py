@@ -16,7 +16,7 @@ class UnknownGpu(UsageError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """What a plan needs of a GPU; `source` says where its figures are from."""
+    """Facts about a GPU that a plan needs; `source` is where its figures are from."""
 
     name: str
     memory_bytes: int

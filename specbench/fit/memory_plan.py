@@ -1,7 +1,7 @@
-"""What a pair takes in memory, and the least time that a step and a round can take.
+"""Memory of a target and a drafter, and lower bounds on the time of a step and a round.
 
 Nothing is loaded. Workspace is counted as forward/workspace.py, state.py, sampling.py and rows.py
-allocate. Letters: B rows, T tokens a row, S slots, V vocabulary.
+allocate. Letters: B rows, T tokens per row, S slots, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ class Layers:
 
     @property
     def kept_bytes(self) -> int:
-        """What a forward of few tokens writes into, made once."""
+        """Bytes of the workspace that forwards of few tokens share."""
         return KEPT_TOKENS * sum(self.sizes.widths(mirrored=self.mirrored)) * self.size
 
     def rotary_bytes(self, capacity: int) -> int:

@@ -105,7 +105,7 @@ def hub_models(pairings: Pairings) -> tuple[ModelSpec, ...]:
 
 
 def differences(pairings: Pairings, facts: Mapping[str, HubFacts]) -> Iterator[str]:
-    """What entries say otherwise than the hub. Quantised ones take other memory than stored."""
+    """Entries that differ from the hub. Quantized ones take other memory than stored."""
     for pairing in pairings.all:
         for spec in pairing.models:
             known = facts.get(spec.source)

@@ -1,4 +1,4 @@
-"""What the weights and keys of a model or a head take in memory, from its config and its headers.
+"""Memory of the weights and keys of a model or a head, from its config and headers.
 
 Shape suffixes: F hidden size, V vocabulary.
 """
@@ -120,7 +120,7 @@ class ParameterCount:
 
 
 def sizes_of(model: ModelFiles) -> Sizes | None:
-    """What its layers' shapes are made of; None where the config does not tell."""
+    """Sizes that the layers' shapes follow from; None if the config lacks them."""
     defaults = DENSE.get(model.dense_kind or "", {})
     kv_heads = model.size("num_key_value_heads") or defaults.get("num_key_value_heads")
     heads = model.size("num_attention_heads")
@@ -230,8 +230,10 @@ Files = HeadFiles[TensorHeader]
 def head_weights(
     target: ModelFiles, head: ModelFiles, facts: HeadFacts, dtype: str
 ) -> Weights | None:
-    """Its tensors in the target's dtype, without copies of the target's; None for a pickle.
-    ModelError."""
+    """Weights of a head in the target's dtype, without copies of the target's tensors.
+
+    None for a pickle. ModelError.
+    """
     try:
         files = head.head
     except ModelError:

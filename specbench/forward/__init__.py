@@ -1,6 +1,6 @@
-"""What does one forward pass compute? Tokens, slots and a mask in, logits and hidden states out.
+"""One forward pass: tokens, slots and a mask go in, logits and hidden states come out.
 
 `runner.py` (open it first) runs transformers' own code over our slot cache, `fused_runner.py`
 our own; `self_test.py` compares them before either is trusted. `layer_stack.py` runs a head's
-layers likewise, from states to states.
+layers, from states to states. `kernels/` has our Triton kernels.
 """

@@ -193,7 +193,7 @@ class Autotuner:
     def choose_again(
         self, choice: KernelChoice, reason: str, tune: Callable[[], Outcome]
     ) -> KernelChoice:
-        """What `tune` gives in place of a choice that, for a reason, no longer runs here.
+        """Replaces a choice that, for this reason, no longer runs here, by the result of `tune`.
 
         ModelError if figures of this run rest on that choice: others would not compare.
         """
@@ -249,7 +249,7 @@ def remember_choices(choices: Iterable[KernelChoice]) -> None:
 
 
 def find_choice(key: str) -> KernelChoice | None:
-    """What was chosen in this process or by an earlier one, which may name what is not here."""
+    """A choice of this process or an earlier one; its candidate may be missing here."""
     if key not in _known and (kept := _read(_file()).get(key)):
         _known[key] = kept
     return _known.get(key)
@@ -271,7 +271,7 @@ def _file() -> Path:
 
 
 def _read(file: Path) -> dict[str, KernelChoice]:
-    """What earlier runs chose; nothing if there is no such file or it is not ours."""
+    """Choices of earlier runs; empty if there is no such file or it is not ours."""
     try:
         return _choices().validate_json(file.read_bytes())
     except (ImportError, OSError, ValueError):
@@ -280,7 +280,7 @@ def _read(file: Path) -> dict[str, KernelChoice]:
 
 @cache
 def _choices() -> "TypeAdapter[dict[str, KernelChoice]]":
-    """As strict as a run, which stores what is read here.
+    """A reader of stored choices, as strict as the reader of runs.
 
     ImportError on a bare machine with only torch, on which the GPU suite also runs.
     """

@@ -32,7 +32,7 @@ def _final_norm(model: Any) -> nn.Module | None:
 
 @contextmanager
 def entering(model: Any, *, is_wanted: bool) -> Iterator[list[Tensor]]:
-    """What enters the model's final norm in a forward inside; nothing unless it is wanted."""
+    """Collects the inputs of the model's final norm in forwards inside; empty unless wanted."""
     entered: list[Tensor] = []
     norm = _final_norm(model) if is_wanted else None
     if norm is None:

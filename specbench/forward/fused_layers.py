@@ -28,9 +28,9 @@ from specbench.forward.workspace import CacheView, JoinedCache, LayerKV, LayerSl
 
 
 class LayerSteps(Protocol):
-    """What a layer computes beside its attention, over a workspace.
+    """The operations of a layer without its attention, over a workspace.
 
-    The hidden state [N, F] is handed from step to step: it may be the workspace's own or not.
+    Each step passes the hidden state [N, F] to the next: it may be a view of the workspace or not.
     """
 
     name: str
@@ -302,7 +302,7 @@ class FusedLayers:
 
     @property
     def cases(self) -> tuple[AttentionShape, ...]:
-        """What an implementation of attention is chosen for, one by one."""
+        """Each shape that an implementation of attention is chosen for."""
         return tuple(
             AttentionShape(
                 device=self.device,
@@ -335,7 +335,7 @@ class FusedLayers:
         return first
 
     def workspace(self, B: int, T: int, *, has_queries: bool = True) -> Workspace:
-        """What a forward of B rows and T tokens writes; without queries, `keep`."""
+        """The workspace of a forward of B rows and T tokens; without queries, that of `keep`."""
         known = self._workspaces.get((B, T, has_queries))
         if known is not None:
             return known
@@ -409,7 +409,7 @@ class FusedLayers:
     def _places(
         self, positions_BT: Tensor, view: CacheView, first_row: int, branches: Branches | None
     ) -> Any:
-        """As the steps want it: where each token is written, and how far its heads are turned."""
+        """Input of the steps: the slot of each token, and how far its heads are turned."""
         slots_BT = positions_BT if branches is None else branches.slots_BT
         if len(slots_BT) > 1 or first_row:
             slots_BT = slots_BT + view.first_slot_B1

@@ -63,7 +63,7 @@ class FusedRunner:
 
     @property
     def cases(self) -> tuple[AttentionShape, ...]:
-        """What an implementation of attention is chosen for, one by one."""
+        """Each shape that an implementation of attention is chosen for."""
         return self.layers.cases
 
     @property

@@ -47,7 +47,7 @@ class FusedWeights(NamedTuple):
 
 
 def can_fuse(model: Any) -> str | None:
-    """None where the fused forward computes this model; else the reason why it does not."""
+    """The reason why the fused forward cannot compute this model; None if it can."""
     name = type(model).__name__
     if name not in _ARCHITECTURES:
         return f"{name} is not one of {', '.join(_ARCHITECTURES)}"
@@ -59,7 +59,7 @@ def can_fuse(model: Any) -> str | None:
 
 
 def can_fuse_layers(config: Any, layers: Sequence[Any], rotary: Any) -> str | None:
-    """Likewise for decoder layers by themselves, those of a head."""
+    """The same for decoder layers without a model, such as those of a head."""
     for layer in layers:
         for part, kind in ((layer.self_attn, "Attention"), (layer.mlp, "MLP")):
             if (name := type(part).__name__) not in [f"{family}{kind}" for family in _FAMILIES]:
@@ -78,7 +78,7 @@ def _reason(
     other_linears: Iterable[Any],
     parameters: Iterable[nn.Parameter],
 ) -> str | None:
-    """What stands against fusing; `other_linears` are linear layers beside those of `layers`."""
+    """The reason against fusing; `other_linears` are linear layers outside `layers`."""
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}, not silu"
     linears = [module for layer in layers for module in _linears(layer)]
@@ -118,7 +118,7 @@ def fuse(model: Any, *, mirrored: bool) -> FusedWeights:
 def fuse_layers(
     config: Any, layers: Iterable[Any], windows: Sequence[int | None], *, mirrored: bool
 ) -> tuple[FusedLayer, ...]:
-    """As `fuse`, of layers alone; one whose norm is an Identity reads what comes in."""
+    """Fuses layers without a model; a layer whose norm is an Identity reads its input as it is."""
     fused = []
     for layer, window in zip(layers, windows, strict=True):
         attention, mlp, first = layer.self_attn, layer.mlp, layer.input_layernorm
@@ -143,7 +143,7 @@ def fuse_layers(
 
 
 def without_queries(layer: FusedLayer, num_queries: int) -> FusedLayer:
-    """What makes a layer's keys and values alone: the first `num_queries` heads are left out."""
+    """The part of a layer that makes keys and values, without the first `num_queries` heads."""
     width = len(layer.output)  # of all queries
     return layer._replace(
         qkv=layer.qkv[:, width:],

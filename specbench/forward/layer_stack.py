@@ -41,7 +41,7 @@ class LayerStack:
 
     @property
     def fused(self) -> FusedLayers | None:
-        """What runs them; None where transformers' own code does."""
+        """The fused layers that run; None if transformers' own code runs instead."""
         if self._fused is None and self.reason is None:
             target, mirrored = self._target, is_mirrored(self._target.device)
             joined = fuse_layers(self._config, self.layers, self.windows, mirrored=mirrored)
@@ -73,7 +73,7 @@ class LayerStack:
         (self.fused or self._stock).release()
 
     def whole_texts(self) -> AbstractContextManager[None]:
-        """As StockLayers.whole_texts: for training."""
+        """Inside, forwards are over whole texts, for training; see StockLayers.whole_texts."""
         return self._stock.whole_texts()
 
     def forward(

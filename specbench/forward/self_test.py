@@ -93,9 +93,9 @@ def make_checked_runner(model: Any, forward: Forward = "auto") -> tuple[Runner, 
 
 
 def _crossing_failure(stock: StockRunner, tokens_BT: Tensor) -> str | None:
-    """What fails with windows and chunks so short that the test's few tokens cross them.
+    """The failure with windows and chunks so short that the test's few tokens cross them.
 
-    A model may name a window in its config that its code does not heed.
+    A model may have a window in its config that its code ignores.
     """
     config = stock.config
     reaches = {name: field(config, name) for name in _REACHES}
@@ -159,7 +159,7 @@ def _stepped(model: Any, tokens_BT: Tensor) -> list[Tensor]:
 
 
 def _failure(runner: Runner, tokens_BT: Tensor, expected: list[Tensor], *ways: _Way) -> str | None:
-    """What differs, or what the model's code raises over slots; None where all is right."""
+    """The difference, or the error of the model's code over slots; None if all is right."""
     try:
         return _difference(runner, tokens_BT, expected, *ways)
     except Exception as error:
@@ -171,7 +171,7 @@ def _failure(runner: Runner, tokens_BT: Tensor, expected: list[Tensor], *ways: _
 def _difference(
     runner: Runner, tokens_BT: Tensor, expected: list[Tensor], *ways: _Way
 ) -> str | None:
-    """None where the runner's logits are the expected ones but for rounding; else what differs.
+    """The difference of the runner's logits from the expected ones; None if it is rounding.
 
     It is fed in those `ways`; without any, in those that every model has to bear.
     """
@@ -270,7 +270,7 @@ def check_layers(layers: LayerStack, forward: Forward, name: str) -> tuple[str, 
 
 
 def _layer_difference(layers: LayerStack) -> str | None:
-    """None where both make the same states of the same numbers, but for rounding."""
+    """The difference between the states of fused and stock layers; None if it is rounding."""
     try:
         fused_TF, stock_TF = _layer_states(layers), _layer_states(layers.as_stock())
     except torch.OutOfMemoryError:

@@ -48,7 +48,7 @@ class OwnState:
                 had.update(dict.fromkeys(had, states is not None))
 
     def left(self) -> list[Tensor]:
-        """What the layer left."""
+        """The states that the layer left."""
         layer = self._layer
         kept = {kind: getattr(layer, f"{kind}_states") for kind in KINDS}
         self._names = [
@@ -275,7 +275,7 @@ class _Stand:
 
 
 class _Ready(_Stand):
-    """What a module made of all tokens, to be handed out token by token."""
+    """A module's output for all tokens, returned token by token."""
 
     def __init__(self, module: Any, hidden_BTF: Tensor) -> None:
         super().__init__(module)

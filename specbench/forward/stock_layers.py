@@ -33,7 +33,7 @@ class WholeTexts:
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """As transformers' caches have it; [B, H, T, D] of this pass and all before it."""
+        """The update of transformers' caches; returns [B, H, T, D] of this pass and all before."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         keys.append(key_states)
         values.append(value_states)
@@ -42,7 +42,7 @@ class WholeTexts:
     def seen(
         self, positions_BT: Tensor, layer: int, first: int, window: int | None = None
     ) -> Tensor:
-        """What the next pass of a layer may attend to, bool [1, T, S].
+        """The slots that the next pass of a layer may attend to, bool [1, T, S].
 
         Before position `first` there is nothing.
         """
@@ -126,7 +126,7 @@ class StockLayers:
         entry_BTW: Tensor | None = None,
         windows_from_BT: Tensor | None = None,
     ) -> Tensor:
-        """As LayerStack.forward."""
+        """Runs the layers; see LayerStack.forward."""
         cache: SlotCache | WholeTexts = self.cache
         layers = range(len(self._layers)) if only is None else (only,)
         windows = {self._windows[i] for i in layers}
@@ -159,7 +159,7 @@ class StockLayers:
         return states_BTF
 
     def keep(self, x_BTF: Tensor, positions_BT: Tensor, span: int, *, first_row: int = 0) -> None:
-        """As LayerStack.keep."""
+        """Writes keys and values only; see LayerStack.keep."""
         self.cache.index.point(positions_BT, span, first_row)
         turn = self._rotary(x_BTF, positions_BT)
         for i, layer in enumerate(self._layers):

@@ -1,4 +1,4 @@
-"""What a fused forward writes and reads, laid out once for each shape.
+"""Tensors that a fused forward writes and reads, laid out once for each shape.
 
 Making a view costs as much as a small product, so a layer's views are made when a shape is
 first met. Shape suffixes: B rows, T new tokens, N = B * T, S slots, D head size, Z sizes of
@@ -135,7 +135,7 @@ class JoinedCache:
 
 @dataclass(slots=True)
 class LayerSlots:
-    """What `allocate` replaces, of layers and of the first ones among them."""
+    """Buffers that `allocate` replaces, shared by layers and the first ones among them."""
 
     cache: JoinedCache
     rope: Tensor

@@ -1,4 +1,4 @@
-"""What libraries raise: whose error it is, and what to do about a model's files."""
+"""Errors that libraries raise: their origin, and advice about a model's files."""
 
 import re
 from types import FrameType
@@ -56,7 +56,7 @@ class ModelFailure(NamedTuple):
 
 
 def model_failure(error: BaseException) -> ModelFailure | None:
-    """What a model's own code raised; None for our errors, the device's and lack of memory."""
+    """The error if a model's own code raised it; None for ours, the device's and out of memory."""
     if isinstance(error, SpecbenchError | torch.OutOfMemoryError) or is_of_device(error):
         return None
     frames: list[FrameType] = []

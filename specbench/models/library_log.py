@@ -1,4 +1,4 @@
-"""What libraries log that a user cannot act on; imports none of them before they are needed."""
+"""Silences log lines of libraries that a user cannot act on, without importing them early."""
 
 import logging
 from collections.abc import Iterator

@@ -102,7 +102,7 @@ class LoadedModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about how it was loaded."""
+        """Facts about how the model was loaded that a user should know."""
         notes = []
         if self.unpacked_from:
             size = next(self.model.parameters()).element_size()
@@ -242,8 +242,10 @@ def refusing(spec: ModelSpec, placement: str, stored: str | None) -> Iterator[No
 
 
 def load_config(spec: ModelSpec) -> Any:
-    """As the files have it, but for implementations: a name there may be that of a repository
-    whose kernels transformers would fetch and run. ModelError, first in the words of `pair`."""
+    """The config of the files without implementations; ModelError, first in the words of `pair`.
+
+    An implementation may name a repository whose kernels transformers would fetch and run.
+    """
     if is_here(spec):
         require_config(open_model(spec))
     try:

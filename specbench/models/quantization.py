@@ -74,7 +74,7 @@ def inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def stored_format(config: PretrainedConfig) -> str | None:
-    """What a checkpoint is stored as: `gptq`, `awq`, `torchao`...; None: plain tensors."""
+    """Format of a stored checkpoint: `gptq`, `awq`, `torchao`...; None: plain tensors."""
     stored: Any = getattr(config, "quantization_config", None)
     dequantize = stored.get("dequantize") if isinstance(stored, dict) else None
     if getattr(stored, "dequantize", dequantize):

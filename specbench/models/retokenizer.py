@@ -23,14 +23,14 @@ _RUNS = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]+")
 
 
 class TextTokenizer(Protocol):
-    """What a tokenizer says of its tokens."""
+    """Properties of a tokenizer's tokens that retokenizing needs."""
 
     @property
     def vocabulary(self) -> Vocabulary: ...
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:
-        """What its model expects before any text."""
+        """Tokens that its model expects before any text."""
         ...
 
     def ids(self, text: str) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ class Encoder:
         return [i for word in _WORDS.split(text) for i in self.encode_word(word)]
 
     def encode_word(self, word: bytes) -> tuple[int, ...]:
-        """As the tokenizer has it; the bytes of half a character one by one."""
+        """The tokenizer's ids of a word; bytes of an incomplete character become one id each."""
         ids = self._words.get(word)
         if ids is None:
             if len(self._words) >= MOST_WORDS:

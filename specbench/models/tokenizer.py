@@ -37,7 +37,7 @@ _LOOK_S = 0.1
 
 
 class TooMuchWorkError(Exception):
-    """What was to be done takes more than is allowed; the text says what of."""
+    """The work takes more than is allowed; the text names the resource."""
 
 
 @contextmanager
@@ -106,7 +106,7 @@ class ChatTokenizer:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Its tokens and which of them are special."""
+        """All tokens, and which of them are special."""
         added = self._inner.added_tokens_decoder
         special_ids = frozenset(i for i, token in added.items() if token.special)
         inner = getattr(self._inner, "backend_tokenizer", None)
@@ -115,7 +115,7 @@ class ChatTokenizer:
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:
-        """What the model expects before any text, such as a token for its beginning."""
+        """Tokens that the model expects before any text, such as one for its beginning."""
         ids, alone = self._inner("a")["input_ids"], self.ids("a")
         start = next((i for i in range(len(ids)) if tuple(ids[i : i + len(alone)]) == alone), 0)
         return tuple(ids[:start])

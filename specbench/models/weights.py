@@ -69,7 +69,7 @@ class _WeightPlacer:
             self._model = module
 
     def place(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> Any:
-        """What the module keeps in the parameter's place; None: the parameter."""
+        """The replacement that the module keeps for the parameter; None: the parameter itself."""
         # A skeleton's have no memory yet; packed ones come from `pack` below.
         if parameter is None or parameter.is_meta or type(parameter) is not nn.Parameter:
             return None

@@ -1,4 +1,4 @@
-"""What does the machine say beside a measurement? NVML, the torch allocator, the host.
+"""Facts about the machine during a measurement, from NVML, the torch allocator and the host.
 
 Bytes, watts, clocks and the environment come out. Open `probe.py` first.
 """

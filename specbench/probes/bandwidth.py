@@ -30,7 +30,7 @@ def measure_copy_bandwidth(
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """As above; measured once in a process for each number of threads."""
+    """The copy bandwidth, measured once per process for each number of threads."""
     return _measured(device, torch.get_num_threads())
 
 

@@ -42,9 +42,9 @@ _PACKAGES = (
 def describe_environment(
     device: str, threads: int | None, command: Sequence[str], probe: Probe
 ) -> Environment:
-    """What must be known to repeat a run on `device`; `command` is sys.argv as it came.
+    """Facts that a repetition of a run on `device` needs; `command` is sys.argv as it came.
 
-    Of the command the program loses its folder; the user's arguments stay as typed.
+    The program of the command is stored without its folder, the arguments as typed.
     """
     gpu = probe.gpu_facts()
     return Environment(

@@ -59,10 +59,10 @@ def host_available_bytes() -> int:
 
 
 def cgroup_available_bytes(root: Path = CGROUPS, memberships: Path = OWN_CGROUPS) -> int | None:
-    """What the limits of this process's cgroups leave; None where nothing limits it.
+    """Memory that the limits of this process's cgroups leave; None without a limit.
 
-    Each cgroup is held to the limits of all above it. Pages of files that nobody used for a while
-    count as free: the kernel gives them back before it kills.
+    The limits of all parent cgroups count as well. Inactive pages of files count as free: the
+    kernel frees them before it kills a process.
     """
     left = [room for group in _cgroups(root, memberships) if (room := _room(group)) is not None]
     return max(min(left), 0) if left else None

@@ -1,4 +1,4 @@
-"""What the host asks of a GPU while a piece of code runs: kernels, graphs, waits."""
+"""Calls of the host to a GPU while a piece of code runs: kernels, graphs, waits."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple

@@ -1,6 +1,6 @@
-"""What else the host is doing: other processes' CPU time, time stolen by other machines, load.
+"""Load of the host by others: CPU time of other processes, stolen time, load average.
 
-And how fast it may go: a CPU's clock now says nothing before there is work, its limit does.
+It also reads the limit of the CPU's clock, because the current clock of an idle CPU means nothing.
 """
 
 import os
@@ -84,7 +84,7 @@ def idle_cores(load: HostLoad) -> int:
 
 
 def busy_now(num_needed: int, threads: int | None = None) -> tuple[str, ...]:
-    """What would disturb a measurement now that keeps so many cores busy, in words."""
+    """Facts that would disturb a measurement now that keeps `num_needed` cores busy, in words."""
     return busy_facts(host_load(), num_needed, threads)
 
 
@@ -100,8 +100,10 @@ def _cores(load: HostLoad) -> str:
 
 
 def busy_facts(load: HostLoad, num_needed: int, threads: int | None = None) -> tuple[str, ...]:
-    """What would disturb `num_needed` busy cores, in words; `threads`: as many compute, and
-    --threads can change that."""
+    """Facts that would disturb `num_needed` busy cores, in words.
+
+    `threads` is the number that compute, if --threads can change it.
+    """
     facts = []
     cores = _cores(load)
     if load.others_cores > max(0, load.num_cores - num_needed) + SPARE:
@@ -134,7 +136,7 @@ def _process_seconds() -> dict[int, tuple[str, float]]:
 
 
 def num_cores() -> int:
-    """Those that this process may use."""
+    """Cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # not on every system

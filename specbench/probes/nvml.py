@@ -271,7 +271,7 @@ def _of_uuid_prefix(name: str, gpus: list[Any], nvml: Any) -> Any:
 
 
 class GpuUse(NamedTuple):
-    """What several GPUs did meanwhile; None where they do not tell."""
+    """Use of several GPUs during a measurement; None if it is not reported."""
 
     num_gpus: int | None
     power_w: float | None  # mean, of all of them
@@ -280,7 +280,7 @@ class GpuUse(NamedTuple):
 
 
 class Gpus:
-    """Those that CUDA_VISIBLE_DEVICES names; none where there is no NVML."""
+    """The GPUs that CUDA_VISIBLE_DEVICES names; none without NVML."""
 
     def __init__(self, open_one: Callable[[str], Probe] = open_probe) -> None:
         opened = (open_one(f"cuda:{i}") for i in count())

@@ -6,7 +6,7 @@ from specbench.records import DeviceSample
 
 
 class GpuFacts(NamedTuple):
-    """What stays the same during a run; None where the GPU does not tell."""
+    """Facts that stay the same during a run; None if the GPU does not report them."""
 
     name: str | None = None
     memory_bytes: int | None = None
@@ -16,7 +16,7 @@ class GpuFacts(NamedTuple):
 
 
 class Probe(Protocol):
-    """Watches one GPU beside the measured code; what it cannot see is None, never zero."""
+    """Watches one GPU during measured code; what it cannot read is None, never zero."""
 
     @property
     def reason(self) -> str:

@@ -42,7 +42,7 @@ class Schedule:
     decay_part: float = 0.6
 
     def factor(self, step: int) -> float:
-        """What both rates are multiplied by at a step counted from 0."""
+        """The factor of both learning rates at a step, counted from 0."""
         left = (self.steps - step) / (self.steps * self.decay_part)
         return min(1.0, (step + 1) / self.warm_up, 0.02 + 0.98 * left)
 
@@ -94,7 +94,7 @@ class MuonAdamW:
                 yield torch.lerp(matrix.grad, velocity, self._momentum)
 
     def state(self) -> dict[str, Any]:
-        """What `load` goes on from."""
+        """The state that `load` resumes from."""
         return {"velocity": dict(self._velocity), "adamw": self._adamw.state_dict()}
 
     def load(self, state: Mapping[str, Any]) -> None:

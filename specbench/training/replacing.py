@@ -11,7 +11,7 @@ from specbench.whole_file import replaced as replaced_whole
 
 @contextmanager
 def replaced(path: Path) -> Iterator[BinaryIO]:
-    """What is written takes the place of `path` at the end; StoreError where the disk refuses."""
+    """Replaces `path` at the end by what was written; StoreError if the disk refuses."""
     try:
         with replaced_whole(path) as stream:
             yield stream
@@ -23,7 +23,7 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
 
 
 def not_written(path: Path, error: OSError) -> StoreError:
-    """What a user is told; all that a training goes on from stays as it was."""
+    """The error for a user; everything that a training resumes from is unchanged."""
     return StoreError(
         f"{path} cannot be written: {error.strerror}. Make room on the disk or fix the problem, "
         "then resume with the same command plus --resume: finished answers and saved steps are kept"

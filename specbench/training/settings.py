@@ -1,4 +1,4 @@
-"""What a user may say of a training; no torch."""
+"""Settings of a training; no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from specbench.files.model_spec import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """What a user may say of a training."""
+    """Settings of a training that a user can choose."""
 
     method: str
     target: ModelSpec
@@ -35,7 +35,7 @@ class TrainSettings:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What weights follow from, beside the texts: a resumed training must repeat it."""
+        """Settings that the weights depend on; a resumed training must repeat them."""
         return {
             "method": self.method,
             "steps": self.steps,

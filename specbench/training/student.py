@@ -89,7 +89,7 @@ class ChainHead(FeatureHead, Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """Its own weights, which training replaces."""
+        """The head's own weights, which training replaces."""
         ...
 
     def files(self, checkpoint: Checkpoint, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -113,6 +113,6 @@ class Teacher:
 
 @torch.no_grad()
 def head_rows(runner: Runner) -> Tensor:
-    """What the target's head multiplies states with [V, F], in float32 on the host."""
+    """The matrix of the target's output head [V, F], in float32 on the host."""
     unit_1FF = torch.eye(runner.hidden_size, dtype=runner.dtype, device=runner.device)[None]
     return runner.logits(unit_1FF)[0].T.float().cpu().contiguous()

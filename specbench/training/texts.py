@@ -123,7 +123,7 @@ def _questions(
 
 
 def is_held_out(ids: Ids) -> bool:
-    """By the prompt alone, whatever the seed: heads of one target can be compared."""
+    """Whether a prompt is held out: the same for every seed, so heads of one target compare."""
     return _hash(ids) % HELD_OUT_ONE_IN == 0
 
 

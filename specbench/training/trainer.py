@@ -25,7 +25,7 @@ from specbench.training.teacher import Batch, Teacher, order
 
 @dataclass(kw_only=True)
 class TrainingProgress:
-    """What is done; `losses` are means over each 100 steps, `steps` may be fewer than asked."""
+    """Steps done so far; `losses` are means over 100 steps, `steps` may be fewer than requested."""
 
     steps: int
     step: int = 0

@@ -1,1 +1,1 @@
-"""What several methods are built of: a draft model beside the target, and texts to look up in."""
+"""Parts that several methods share: draft models, heads over states, and their layers."""

@@ -1,4 +1,4 @@
-"""What EAGLE and its relatives share: a head that starts from the target's hidden states.
+"""The common part of EAGLE and its relatives: a head that starts from the target's hidden states.
 
 The head's input at position t is the token at t + 1 and the state at t: the target's own where
 it is known, else what the head made of it. Shape suffixes: B rows, T tokens, W nodes of a
@@ -61,11 +61,11 @@ class FeatureHead(Protocol):
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
-        """Its own; what it shares with the target is not among them."""
+        """The head's own weights, without those that it shares with the target."""
         ...
 
     def reads(self, depth: int = 0) -> Reads:
-        """What a step at that depth reads, and the functions around it."""
+        """Tensors that a step at that depth reads, and the functions around it."""
         ...
 
     def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
@@ -83,7 +83,7 @@ class FeatureHead(Protocol):
         branches: Branches | None = None,
         depth: int = 0,
     ) -> Tensor:
-        """What the head makes of the next position's state [B, T, F].
+        """The head's estimate of the next position's state [B, T, F].
 
         `tokens_BT` are those after each state; `depth` is 0 where the states are the target's.
         """

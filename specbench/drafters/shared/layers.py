@@ -1,7 +1,7 @@
-"""What heads made of decoder layers share: their config, modules, weights and embedding.
+"""The common part of heads made of decoder layers: their config, modules, weights and embedding.
 
 The layers are transformers' own Llama or Qwen 3, whatever the target is. Shape suffixes:
-B rows, T tokens, F hidden size, V vocabulary, D the tokens that a head can say.
+B rows, T tokens, F hidden size, V vocabulary, D the tokens that a head can draft.
 """
 
 from collections.abc import Callable, Collection
@@ -153,7 +153,7 @@ def spread(logits_BTD: Tensor, target_ids_D: Tensor | None, V: int) -> Tensor:
 
 
 def weights_of(module: nn.Module, embed: Embed) -> tuple[Tensor, ...]:
-    """What a head keeps of its own: its module's tensors, and the embedding if that is its."""
+    """A head's own tensors: those of its module, and its embedding if it has one."""
     embedding = (embed.keywords["weight"],) if isinstance(embed, partial) else ()
     return (*tensors_of(module), *embedding)
 
@@ -164,7 +164,7 @@ def tensors_of(*modules: nn.Module) -> tuple[Tensor, ...]:
 
 
 def output_weights(target: Runner) -> tuple[Tensor, ...]:
-    """What `target.logits` reads."""
+    """Tensors that `target.logits` reads."""
     return tensors_of(target.model.get_output_embeddings())
 
 

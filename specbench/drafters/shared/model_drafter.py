@@ -1,4 +1,4 @@
-"""What drafters that run a language model share: its forwards guess a chain or a tree.
+"""The common part of drafters that run a language model to draft a chain or a tree.
 
 Shape suffixes: B rows, T tokens, W nodes of a level, V the target's vocabulary.
 """

@@ -41,10 +41,10 @@ class Standing(NamedTuple):
 
 
 class RetokenizedModel(PlainDrafter):
-    """What drafters share whose model reads the text in tokens of its own.
+    """The common part of drafters whose model has another tokenizer than the target.
 
     Positions differ, and so do the tokens as the text grows: each round the host reads what is
-    new, encodes the word that was open anew, and feeds what follows the tokens still shared.
+    new, encodes the last word again, and feeds what follows the tokens still shared.
     """
 
     def __init__(self, parts: Parts) -> None:

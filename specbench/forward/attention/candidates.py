@@ -101,7 +101,7 @@ def autotune_attention(
 
 
 def wrong(got: Tensor, expected: Tensor, dtype: torch.dtype) -> str | None:
-    """What is wrong with numbers that were computed in `dtype`; None if it is rounding."""
+    """The error of numbers computed in `dtype`, as text; None if it is rounding."""
     error = (got.float() - expected.float()).abs().max() / expected.float().square().mean().sqrt()
     allowed = _ALLOWED[dtype]
     if error <= allowed:  # which NaN is not
@@ -143,12 +143,12 @@ class Inputs:
         self._span = shape.span
 
     def expected(self) -> Tensor:
-        """What the queries get [N, H D], by the plain implementation in float32 on the host."""
+        """The output of the queries [N, H D] by PlainAttention, in float32 on the host."""
         reference = replace(self._case, device=torch.device("cpu"), dtype=torch.float32)
         return self.run(PlainAttention(), reference)
 
     def run(self, kernel: Kernel, case: AttentionShape | None = None) -> Tensor:
-        """What they get of a kernel [N, H D]."""
+        """The output of the queries by a kernel [N, H D]."""
         return self.placed(case or self._case).attend(kernel)[0]
 
     def placed(self, case: AttentionShape, num_layers: int = 1) -> "DeviceInputs":
@@ -182,7 +182,7 @@ class DeviceInputs(NamedTuple):
     inputs: AttentionInputs
 
     def attend(self, kernel: Kernel) -> Results:
-        """As a forward does: looks once for all of its layers; what the last one gets [N, H D]."""
+        """Runs all layers with one metadata, as a forward does; the last one's output [N, H D]."""
         metadata = kernel.build_metadata(self.inputs)
         for kv in self.inputs.view.layers:
             kernel.attend(self.work, kv, metadata)

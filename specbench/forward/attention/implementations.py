@@ -206,7 +206,7 @@ def _module() -> str | None:
 
 
 class SplitKvMetadata(NamedTuple):
-    """What a forward's tokens see, laid out without gaps; the last three of a tree alone."""
+    """The slots that a forward's tokens see, contiguous; the last three are only for trees."""
 
     positions_BT: Tensor
     first_slots_B: Tensor

@@ -1,4 +1,4 @@
-"""What an implementation of attention is: the protocol, what it is chosen for, what it is told.
+"""The protocol of an implementation of attention, the shape it is chosen for, and its inputs.
 
 Shape suffixes: B rows, T new tokens, S slots.
 """
@@ -16,7 +16,7 @@ from specbench.forward.workspace import CacheView, LayerKV, Workspace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionShape:
-    """What one implementation is chosen for."""
+    """Device, dtype and sizes that one implementation is chosen for."""
 
     device: torch.device
     dtype: torch.dtype
@@ -32,7 +32,7 @@ class AttentionShape:
 
 
 class AttentionInputs(NamedTuple):
-    """What the tokens of one forward look at, in the layers of one window."""
+    """Positions, cache and mask of one forward, for the layers of one window."""
 
     positions_BT: Tensor
     view: CacheView
@@ -53,12 +53,12 @@ class Kernel(Protocol):
     name: str
 
     def refusal(self, case: AttentionShape) -> str | None:
-        """Why it cannot serve such a forward; None where it says it can."""
+        """The reason why it cannot serve such a forward; None if it can."""
         ...
 
     def build_metadata(self, inputs: AttentionInputs) -> Any:
-        """What `attend` needs to know, made once for the layers of a forward."""
+        """The metadata that `attend` needs, built once for the layers of a forward."""
         ...
 
     def attend(self, work: Workspace, kv: LayerKV, metadata: Any) -> None:
-        """Write what each query of `work` gets to `work.joined`."""
+        """Write the output of each query of `work` to `work.joined`."""

@@ -10,9 +10,9 @@ from specbench.forward.tree import Branches
 
 
 def hidden(dtype: torch.dtype) -> float:
-    """What is added to the score of a slot that is not seen: half of the dtype's minimum.
+    """The mask value for a slot that is not seen: half of the dtype's minimum.
 
-    The minimum itself becomes -inf where a kernel scales its scores for a base of 2, and a tile of
+    The minimum itself becomes -inf if a kernel scales its scores for a base of 2, and a tile of
     nothing else becomes NaN.
     """
     return torch.finfo(dtype).min / 2

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 
 class Reach(NamedTuple):
-    """What a token sees: the last `window` positions, or those of its `chunk`; else all."""
+    """The positions a token sees: the last `window`, or those of its `chunk`; else all."""
 
     window: int | None = None
     chunk: int | None = None
@@ -14,7 +14,7 @@ EVERYTHING = Reach()
 
 
 def reaches(config: Any) -> dict[str, Reach]:
-    """By layer type; one entry means that the model takes a single mask."""
+    """The reach of each layer type; one entry means that the model takes a single mask."""
     window = Reach(window=field(config, "sliding_window"))
     known = {
         "full_attention": EVERYTHING,
@@ -26,10 +26,10 @@ def reaches(config: Any) -> dict[str, Reach]:
 
 
 def reaches_beside_states(config: Any) -> dict[str, Reach]:
-    """By the names that masks go by in models whose other layers keep a state.
+    """The reach of each mask, by its name in models whose other layers keep a state.
 
-    Attention goes by one name there, whatever the layers are called; those that have a window
-    beside layers that have none go by their own (LFM3, Zaya).
+    There attention has one name, whatever the layers are called. If only some layers have a
+    window, those have another name (LFM3, Zaya).
     """
     window = Reach(window=field(config, "sliding_window"))
     windowed = {"sliding_attention": window, "hybrid_sliding": window}
