@@ -10,7 +10,7 @@ from specbench.cli.console import WIDTH, open_console, say
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document
 from specbench.report.document_json import to_json
-from specbench.report.tables import terminal_report
+from specbench.report.terminal import terminal_report
 
 
 def print_answer(document: Document, paths: Sequence[Path], told: Sequence[str] = ()) -> None:

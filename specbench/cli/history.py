@@ -149,7 +149,7 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
 def _print(found: "History", page: Path | None) -> None:
     from specbench.cli.console import WIDTH, open_console
     from specbench.report.history_lines import change_lines, history_grid, left_out_lines
-    from specbench.report.tables import titled_table
+    from specbench.report.terminal import titled_table
 
     grid = history_grid(found)
     console = open_console(width=WIDTH)

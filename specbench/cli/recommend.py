@@ -89,7 +89,7 @@ def recommend(
         recommendation_json,
         unanswered,
     )
-    from specbench.report.tables import grid_table
+    from specbench.report.terminal import grid_table
     from specbench.runs import LATEST, load_run
 
     stored = load_run(run or LATEST, out)

@@ -106,11 +106,6 @@ def _rate(cell: CellSummary, form: Callable[[float], str]) -> str | None:
     return metric("acceptance_rate", form)(cell)
 
 
-def legend(columns: Sequence[Column]) -> str:
-    """What the headers mean, in one paragraph."""
-    return "; ".join(f"{c.header}: {c.meaning}" for c in columns if c.meaning) + "."
-
-
 _K = Column("K", "most tokens drafted per round; for auto the mean", k_of)
 _PROMPTS = Column(
     "prompts",

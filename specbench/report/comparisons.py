@@ -64,7 +64,7 @@ def side_by_side_grid(document: Document) -> Grid | None:
             for setting, pair in zip(settings, pairs, strict=True)
         ),
         num_names=3,
-        num_brief=5,
+        brief=range(5),
         marks=tuple("" if pair.valid else "invalid" for pair in pairs),
     )
 
@@ -99,7 +99,7 @@ def adaptive_grid(document: Document) -> Grid | None:
             for setting, c in zip(settings, found, strict=True)
         ),
         num_names=2,
-        num_brief=5,
+        brief=range(5),
         marks=tuple("" if c.valid else "invalid" for c in found),
     )
 
@@ -163,7 +163,7 @@ def context_grid(document: Document) -> Grid | None:
             for setting, curve in zip(settings, found, strict=True)
         ),
         num_names=2,
-        num_brief=3 + len(lengths),
+        brief=range(3 + len(lengths)),
     )
 
 
@@ -209,7 +209,7 @@ def best_of_grid(document: Document) -> Grid | None:
             for setting, best in zip(settings, found, strict=True)
         ),
         num_names=2,
-        num_brief=5,
+        brief=range(5),
         marks=tuple("" if best.valid else "invalid" for best in found),
     )
 

@@ -62,7 +62,7 @@ def forecast_grid(document: Document) -> Grid | None:
             for one, point, cells in rows
         ),
         num_names=2,
-        num_brief=7,
+        brief=range(7),
         marks=tuple("chosen" if _is_best(one.forecast, point) else "" for one, point, _ in rows),
     )
 
@@ -86,7 +86,8 @@ def forecast_legend(document: Document, *, brief: bool = False) -> str:
     grid = forecast_grid(document)
     if grid is None:
         return ""
-    headers = " ".join(grid.headers[: grid.num_brief if brief else None])
+    columns = grid.brief_columns if brief else range(len(grid.headers))
+    headers = " ".join(grid.headers[i] for i in columns)
     return " ".join(text for word, text in _LEGEND.items() if word in headers)
 
 

@@ -28,7 +28,7 @@ from specbench.report.numbers import (
     plural,
     scale_of,
 )
-from specbench.report.tables import titled_table
+from specbench.report.terminal import titled_table
 
 
 def baseline_lines(baseline: Snapshot) -> Iterator[str]:

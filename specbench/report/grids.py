@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from specbench.decide.explanation import k_text
 from specbench.metrics.registry import all_metrics
 from specbench.records import NO_DRAFTER, CellSummary
-from specbench.report.columns import Column, legend, name_of, note, page_columns, row, shown, union
+from specbench.report.columns import (
+    name_of,
+    note,
+    page_columns,
+    row,
+    shown,
+    terminal_columns,
+    union,
+)
 from specbench.report.numbers import ABSENT, number, scalar, scale_of, series
 from specbench.report.sections import Section
 
@@ -19,8 +27,13 @@ class Grid:
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     num_names: int = 1  # leading columns of words
-    num_brief: int | None = None  # leading columns that a terminal has room for; None: all
+    brief: Sequence[int] | None = None  # columns that a terminal has room for; None: all
     marks: tuple[str, ...] = ()  # a row each, where rows differ in standing: chosen, invalid
+
+    @property
+    def brief_columns(self) -> Sequence[int]:
+        """The columns that a terminal shows, in its order."""
+        return range(len(self.headers)) if self.brief is None else self.brief
 
     def is_words(self, column: int) -> bool:
         """Whether a column holds words: a leading one, or the remarks, which have no header."""
@@ -34,9 +47,12 @@ _POSITION_KINDS = {
 
 
 def result_grid(section: Section) -> Grid:
-    """A row a cell; the remarks after K mark the chosen and the invalid ones."""
-    k, *others = shown(page_columns(section), section.measured)
+    """A row per cell; the remarks after K mark the chosen and the invalid ones."""
+    columns = shown(page_columns(section), section.measured)
+    k, *others = columns
     marks = tuple(note(section, cell) for cell in section.measured)
+    place = {column: i + (1 if column is k else 2) for i, column in enumerate(columns)}
+    brief = [place[column] for column in terminal_columns(section) if column in place]
     return Grid(
         title=section.title,
         headers=("drafter", k.header, "", *(column.header for column in others)),
@@ -44,20 +60,17 @@ def result_grid(section: Section) -> Grid:
             (name_of(cell), *row([k], cell), mark, *row(others, cell))
             for cell, mark in zip(section.measured, marks, strict=True)
         ),
+        brief=(0, *brief, 2),
         marks=marks,
     )
 
 
-def result_columns(every: Sequence[Section]) -> tuple[Column, ...]:
-    """The columns of the result tables whose headers need a word."""
+def result_legend(every: Sequence[Section]) -> tuple[list[tuple[str, str]], frozenset[str]]:
+    """Header and meaning of the columns of the result tables, and the headers on a terminal."""
     columns = union(shown(page_columns(section), section.measured) for section in every)
-    return tuple(column for column in columns if column.meaning)
-
-
-def result_legend(every: Sequence[Section]) -> str:
-    """What the headers of the result tables mean, in one paragraph."""
-    columns = result_columns(every)
-    return legend(columns) if columns else "Nothing was measured."
+    grids = [result_grid(section) for section in every if section.measured]
+    brief = frozenset(grid.headers[i] for grid in grids for i in grid.brief_columns)
+    return [(column.header, column.meaning) for column in columns if column.meaning], brief
 
 
 def position_grid(section: Section) -> Grid | None:

@@ -4,29 +4,22 @@ from collections.abc import Iterator, Sequence
 
 from specbench.decide.recommend import Verdict
 from specbench.plain_text import plain
-from specbench.report.answers import answer, compromise_lines, without_workload
-from specbench.report.comparisons import comparison_grids
+from specbench.report.answers import Answer, without_workload
+from specbench.report.blocks import (
+    Block,
+    Facts,
+    Legend,
+    Lines,
+    Paragraph,
+    Part,
+    RunReport,
+    Table,
+    formulas_part,
+    run_report,
+)
 from specbench.report.document import Document
-from specbench.report.forecasts import forecast_legend, forecast_lines
-from specbench.report.grids import (
-    Grid,
-    metric_grids,
-    position_grid,
-    result_grid,
-    result_legend,
-)
-from specbench.report.memory import memory_grid, memory_legend
-from specbench.report.notes import notes
-from specbench.report.provenance import (
-    formulas,
-    model_grid,
-    provenance,
-    question,
-    setup,
-    which_pass,
-)
-from specbench.report.sections import Section, sections
-from specbench.report.sessions import sessions_grid, sessions_legend
+from specbench.report.grids import Grid
+from specbench.report.provenance import Fact
 from specbench.report.several_runs import answers_grid, differences_grid
 
 _ESCAPES = str.maketrans(
@@ -45,16 +38,12 @@ _ESCAPES = str.maketrans(
 def to_markdown(documents: Sequence[Document]) -> str:
     """One text for one or more runs, each beginning with its answer; formulas at the end."""
     lines: list[str] = []
-    beside = answers_grid(documents), differences_grid(documents)
-    lines += (line for grid in beside if grid for line in _table(grid, level=2))
+    for grid in (answers_grid(documents), differences_grid(documents)):
+        lines += _grid(grid, level=2) if grid else ()
     for document in documents:
-        lines += _run(document)
-    lines += ["## Formulas", ""]
-    lines += (
-        f"- **{formula.name}** ({formula.unit}): {escape(formula.text)}"
-        for formula in formulas(tuple(documents))
-    )
-    return "\n".join(lines) + "\n"
+        lines += _run(run_report(document))
+    lines += _block(formulas_part(documents), level=2)
+    return "\n".join(lines)
 
 
 def escape(text: str) -> str:
@@ -62,75 +51,52 @@ def escape(text: str) -> str:
     return plain(text).translate(_ESCAPES).replace("](", "]\\(")
 
 
-def _run(document: Document) -> Iterator[str]:
-    every = sections(document)
-    yield from (f"# {escape(question(document))}", "", f"{escape(setup(document))}.", "")
-    for section in every:
-        yield from _answer(section)
-    yield from _items("", compromise_lines(document))
-    yield from _items("", forecast_lines(document))
-    yield from (which_pass(document), "")
-    for heading, lines in notes(document).items():
-        yield from _items(f"## {heading}", lines)
-    memory = memory_grid(document)
-    if memory:
-        yield from ("## Memory", "")
-        yield from _table(memory, heading=False)
-        yield from (escape(memory_legend(document)), "")
-    yield from ("## Results", "")
-    for section in every:
-        if section.measured:
-            yield from _table(result_grid(section))
-    yield from (escape(result_legend(every)), "")
-    comparisons = comparison_grids(document)
-    if comparisons:
-        yield from ("## Comparisons", "")
-        for grid in comparisons:
-            yield from _table(grid)
-        if document.forecasts:
-            yield from (escape(forecast_legend(document)), "")
-    sessions = sessions_grid(document)
-    if sessions:
-        yield from ("## Sessions", "")
-        yield from _table(sessions, heading=False)
-        yield from (escape(sessions_legend(document)), "")
-    positions = [grid for grid in map(position_grid, every) if grid]
-    if positions:
-        yield from ("## Acceptance per position", "")
-        for grid in positions:
-            yield from _table(grid)
-    models = model_grid(document)
-    yield from ("## Provenance", "")
-    yield from (f"- {escape(fact.name)}: {escape(fact.value)}" for fact in provenance(document))
-    yield ""
-    if models:
-        yield from _table(models, heading=False)
-    yield from ("## All metrics", "")
-    for section in every:
-        for grid in metric_grids(section):
-            yield from _table(grid)
+def _run(report: RunReport) -> Iterator[str]:
+    yield from (f"# {escape(report.question)}", "", f"{escape(report.setup)}.", "")
+    for answer in report.answers:
+        yield from _answer(answer)
+    for block in (report.shared, report.which_pass, *report.parts):
+        yield from _block(block, level=2) if block else ()
 
 
-def _answer(section: Section) -> Iterator[str]:
-    found = answer(section)
-    mark = "**" if found.verdict is Verdict.HELPS else ""
-    yield f"- {mark}{escape(found.title)}: {escape(found.headline)}{mark}"
-    yield from (f"  - {escape(reason)}" for reason in found.reasons)
-    for other in found.others:
+def _answer(answer: Answer) -> Iterator[str]:
+    mark = "**" if answer.verdict is Verdict.HELPS else ""
+    yield f"- {mark}{escape(answer.title)}: {escape(answer.headline)}{mark}"
+    yield from (f"  - {escape(reason)}" for reason in answer.reasons)
+    for other in answer.others:
         yield f"  - {escape(other.leader.source)}: {escape(without_workload(other))}"
         yield from (f"    - {escape(reason)}" for reason in other.reasons)
     yield ""
 
 
-def _items(heading: str, lines: Sequence[str]) -> Iterator[str]:
-    if lines:
-        yield from (heading, "") if heading else ()
-        yield from (f"- {escape(line)}" for line in lines)
-        yield ""
+def _block(block: Block, *, level: int) -> Iterator[str]:
+    """Charts and rounds need a page; the reasons are below their answers."""
+    match block:
+        case Part():
+            below = level + 1 if block.title else level
+            lines = [line for part in block.blocks for line in _block(part, level=below)]
+            if lines and block.title:
+                yield from (f"{'#' * level} {escape(block.title)}", "")
+            yield from lines
+        case Lines() if block.lines:
+            yield from (*(f"- {escape(line)}" for line in block.lines), "")
+        case Paragraph():
+            yield from (escape(block.text), "")
+        case Legend():
+            yield from (escape(block.text()), "")
+        case Facts():
+            yield from (*map(_fact, block.facts), "")
+        case Table():
+            yield from _grid(block.grid, level=level if block.has_title else None)
 
 
-def _table(grid: Grid, *, heading: bool = True, level: int = 3) -> Iterator[str]:
-    if heading:
+def _fact(fact: Fact) -> str:
+    name = f"**{fact.name}** ({fact.unit})" if fact.unit else escape(fact.name)
+    return f"- {name}: {escape(fact.value)}"
+
+
+def _grid(grid: Grid, *, level: int | None) -> Iterator[str]:
+    if level is not None:
         yield from (f"{'#' * level} {escape(grid.title)}", "")
     rule = ("---" if grid.is_words(i) else "---:" for i in range(len(grid.headers)))
     for line in (grid.headers, rule, *grid.rows):

@@ -80,18 +80,11 @@ _SHOWN_DIGITS = 12  # of a hash; the machine document has them all
 
 
 class Fact(NamedTuple):
-    """A line of the provenance."""
+    """A name and what it is: a line of the provenance, or the formula of a metric."""
 
     name: str
     value: str
-
-
-class Formula(NamedTuple):
-    """A metric as the footer explains it."""
-
-    name: str
-    unit: str
-    text: str
+    unit: str = ""
 
 
 def provenance(document: Document) -> tuple[Fact, ...]:
@@ -202,11 +195,11 @@ def model_grid(document: Document) -> Grid | None:
     )
 
 
-def formulas(documents: tuple[Document, ...]) -> tuple[Formula, ...]:
+def formulas(documents: tuple[Document, ...]) -> tuple[Fact, ...]:
     """The metrics that some cell has, as the registry explains them."""
     present = {name for d in documents for cell in d.cells for name in cell.metrics}
     return tuple(
-        Formula(metric.name, metric.unit, metric.formula)
+        Fact(metric.name, metric.formula, metric.unit)
         for metric in all_metrics().values()
         if metric.name in present
     )

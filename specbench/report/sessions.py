@@ -42,7 +42,7 @@ def sessions_grid(document: Document) -> Grid | None:
         headers=tuple(_COLUMNS),
         rows=tuple(_row(group, _plain(group, groups), usable) for group in groups),
         num_names=2,
-        num_brief=_NUM_BRIEF,
+        brief=range(_NUM_BRIEF),
     )
 
 

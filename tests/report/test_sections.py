@@ -8,7 +8,7 @@ from rich.console import Console
 
 from specbench.report.document import build_document
 from specbench.report.provenance import which_pass
-from specbench.report.tables import terminal_report
+from specbench.report.terminal import terminal_report
 from tests.cell_keys import KEY, with_axes
 from tests.report.stored_runs import SMALL, stored_run
 

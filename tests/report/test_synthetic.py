@@ -13,7 +13,7 @@ from specbench.report.document_json import to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.notes import run_warnings
-from specbench.report.tables import terminal_report
+from specbench.report.terminal import terminal_report
 from tests.report.stored_runs import SMALL, Wish, stored_run
 from tests.settings.flat_settings import changed
 

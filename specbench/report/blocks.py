@@ -1,0 +1,239 @@
+"""A run as a list of blocks, made once: the terminal, Markdown and HTML only render them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from specbench.report.answers import Answer, answer, compromise_lines
+from specbench.report.comparisons import comparison_grids
+from specbench.report.document import Document
+from specbench.report.forecasts import forecast_legend, forecast_lines
+from specbench.report.grids import Grid, metric_grids, position_grid, result_grid, result_legend
+from specbench.report.memory import memory_grid, memory_legend
+from specbench.report.notes import notes
+from specbench.report.numbers import listed, plural
+from specbench.report.provenance import (
+    Fact,
+    formulas,
+    model_grid,
+    provenance,
+    question,
+    setup,
+    which_pass,
+)
+from specbench.report.sections import sections
+from specbench.report.sessions import sessions_grid, sessions_legend
+from specbench.report.steps import STEPS_LEGEND, Steps, steps
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A list of sentences."""
+
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """A text about the block before it, or about the whole part."""
+
+    text: str
+    brief: str = ""  # for a terminal, which shows fewer columns; "": the same
+
+
+@dataclass(frozen=True, slots=True)
+class Legend:
+    """Headers of tables and their meanings; a terminal shows those of its own columns."""
+
+    entries: Sequence[tuple[str, str]]
+    brief: frozenset[str]
+
+    def text(self, *, is_brief: bool = False) -> str:
+        """In one paragraph."""
+        shown = [entry for entry in self.entries if not is_brief or entry[0] in self.brief]
+        return "; ".join(f"{header}: {meaning}" for header, meaning in shown) + "."
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Names with their values."""
+
+    facts: Sequence[Fact]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A grid below its title, or folded behind it if only a few readers need it."""
+
+    grid: Grid
+    has_title: bool = True
+    is_folded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """Why: the facts behind the answer of one section."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Charts:
+    """The charts of one kind; only a page draws them."""
+
+    kind: Literal["costs", "evidence"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Blocks below a heading; parts within it have smaller headings. "": no heading."""
+
+    title: str
+    blocks: Sequence["Block"]
+
+
+Block = Lines | Paragraph | Legend | Facts | Table | Reasons | Charts | Steps | Part
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunReport:
+    """What is shown of one run, in the order of a reader."""
+
+    run_id: str
+    question: str
+    setup: str
+    answers: Sequence[Answer]
+    shared: Lines  # one K for all workloads, and what forecasts said
+    note_counts: str  # what `notes` has; "" without one
+    which_pass: Paragraph | None
+    why: Part
+    costs: Part
+    notes: Part
+    results: Part
+    generations: Part
+    comparisons: Part
+    sessions: Part
+    positions: Part
+    provenance: Part
+    metrics: Part
+
+    @property
+    def evidence(self) -> Part:
+        """Everything that the answers are based on."""
+        return Part(
+            "Evidence",
+            (
+                *(self.notes, self.results, self.generations, self.comparisons, self.sessions),
+                *(self.positions, self.provenance, self.metrics),
+            ),
+        )
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All below the answers; a part without a block is not shown."""
+        return (self.why, self.costs, self.evidence)
+
+
+def run_report(document: Document) -> RunReport:
+    """The blocks of a run."""
+    every = sections(document)
+    answers = tuple(map(answer, every))
+    found = notes(document)
+    memory = memory_grid(document)
+    results = [result_grid(section) for section in every if section.measured]
+    sessions_table = sessions_grid(document)
+    text = which_pass(document)
+    return RunReport(
+        run_id=document.run.run_id,
+        question=question(document),
+        setup=setup(document),
+        answers=answers,
+        shared=Lines((*compromise_lines(document), *forecast_lines(document))),
+        note_counts=_note_counts(found),
+        which_pass=Paragraph(text) if text else None,
+        why=Part("Why", [Reasons(one) for one in answers if one.explained]),
+        costs=Part(
+            "What it costs",
+            [
+                Charts("costs"),
+                *_part(
+                    "Memory",
+                    [Table(memory, has_title=False), Paragraph(memory_legend(document))]
+                    if memory
+                    else [],
+                ),
+            ],
+        ),
+        notes=Part("", [Part(heading, [Lines(lines)]) for heading, lines in found.items()]),
+        results=Part(
+            "Results",
+            [
+                *map(Table, results),
+                *([Legend(*result_legend(every))] if results else []),
+                Charts("evidence"),
+            ],
+        ),
+        generations=Part("Round by round", [*_introduced(STEPS_LEGEND, steps(document))]),
+        comparisons=Part("Comparisons", [*_comparisons(document)]),
+        sessions=Part(
+            "Sessions",
+            [
+                Table(sessions_table, has_title=False),
+                Paragraph(sessions_legend(document), sessions_legend(document, is_brief=True)),
+            ]
+            if sessions_table
+            else [],
+        ),
+        positions=Part(
+            "Acceptance per position, in numbers",
+            [Table(g) for g in map(position_grid, every) if g],
+        ),
+        provenance=Part("Provenance", [*_provenance(document)]),
+        metrics=Part(
+            "All metrics",
+            [Table(grid, is_folded=True) for section in every for grid in metric_grids(section)],
+        ),
+    )
+
+
+def formulas_part(documents: Sequence[Document]) -> Part:
+    """The formula of every metric that some cell of the runs has."""
+    return Part("Formulas", [Facts(formulas(tuple(documents)))])
+
+
+def _part(title: str, blocks: Sequence[Block]) -> Iterator[Part]:
+    if blocks:
+        yield Part(title, blocks)
+
+
+def _introduced(text: str, blocks: Sequence[Steps]) -> Iterator[Block]:
+    if blocks:
+        yield Paragraph(text)
+        yield from blocks
+
+
+def _comparisons(document: Document) -> Iterator[Block]:
+    yield from map(Table, comparison_grids(document))
+    if document.forecasts:
+        yield Paragraph(forecast_legend(document), forecast_legend(document, brief=True))
+
+
+def _provenance(document: Document) -> Iterator[Block]:
+    yield Facts(provenance(document))
+    models = model_grid(document)
+    if models:
+        yield Table(models, has_title=False)
+
+
+_ONE_NOTE = {"Invalid cells": "invalid-cell note", "Warnings": "warning"}
+
+
+def _note_counts(found: dict[str, list[str]]) -> str:
+    """`2 not measured, 1 invalid-cell note and 3 warnings`."""
+    counts = [
+        f"{len(lines)} not measured"
+        if heading == "Not measured"
+        else plural(len(lines), _ONE_NOTE[heading])
+        for heading, lines in found.items()
+    ]
+    return listed(counts) if counts else ""
