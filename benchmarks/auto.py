@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.run import name_of, provenance, run, write
 from specbench.decide.comparisons import AdaptiveComparison, compare_adaptive, pooled
 from specbench.decode.adaptive_k import default_ks
-from specbench.metrics.aggregate import gather_run
+from specbench.metrics.aggregate import aggregate_run
 from specbench.runs import StoredRun
 from specbench.settings import (
     DraftSettings,
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def results(stored: StoredRun) -> dict[str, Any]:
-    found = compare_adaptive(gather_run(stored), gather_run(stored, "confirm"))
+    found = compare_adaptive(aggregate_run(stored), aggregate_run(stored, "confirm"))
     together = pooled(found)
     return {
         "comparisons": [_row(one) for one in found],

@@ -17,7 +17,7 @@ from benchmarks.run import name_of, provenance, run, write
 from specbench.bench.limits import middle_context
 from specbench.decide.comparisons import SideBySide, side_by_side
 from specbench.inputs.config import load_pairings
-from specbench.metrics.aggregate import gather_run
+from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.cell import CellData
 from specbench.metrics.summary import summarise
 from specbench.records import ASSISTED_DEFAULT, CellSummary
@@ -77,7 +77,7 @@ def table(document: dict[str, Any]) -> list[str]:
 
 
 def _results(stored: StoredRun) -> dict[str, Any]:
-    cells = gather_run(stored)
+    cells = aggregate_run(stored)
     pairs = side_by_side(cells)
     return {
         "side_by_side": [_pair(pair, pairs) for pair in pairs],

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench.stats.change_points import SIGNIFICANCE, course
+from specbench.stats.change_points import SIGNIFICANCE, analyze_series
 
 LEVEL, NOISE = 1.5, 0.02  # of the level
 NOISE_SHAPES: Mapping[str, Callable[[np.random.Generator, int], NDArray[np.float64]]] = {
@@ -31,7 +31,7 @@ def false_alarms(num_runs: int, shape: str) -> dict[str, Any]:
     """The share of series without a change said to step, and the share said to drift."""
     rng = np.random.default_rng(num_runs)
     noise = (NOISE_SHAPES[shape](rng, num_runs) for _ in range(STEADY))
-    found = [course(list(LEVEL * (1 + NOISE * one))) for one in noise]
+    found = [analyze_series(list(LEVEL * (1 + NOISE * one))) for one in noise]
     return {
         "num_runs": num_runs,
         "law": shape,
@@ -47,7 +47,7 @@ def power(num_runs: int, at: int, deviations: int) -> dict[str, Any]:
     levels = np.array([LEVEL] * at + [after] * (num_runs - at))
     hits = 0
     for _ in range(STEPPED):
-        steps = course(list(levels * (1 + NOISE * rng.normal(size=num_runs)))).steps
+        steps = analyze_series(list(levels * (1 + NOISE * rng.normal(size=num_runs)))).steps
         hits += any(abs(step.run_index - at) <= 1 for step in steps)
     return {"num_runs": num_runs, "at": at, "deviations": deviations, "found": hits / STEPPED}
 

@@ -43,7 +43,7 @@ from specbench.cli.sides import read_run
 from specbench.gate.baseline import Snapshot, pool
 from specbench.gate.check import check
 from specbench.gate.tolerances import default_tolerances
-from specbench.metrics.aggregate import gather_run
+from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.cell import CellData
 from specbench.runs import StoredRun, load_run
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ids = record(asked.folder / "same", asked.runs)
     stored = [load_run(name, asked.folder / "same") for name in ids]
     runs = [read_run(name, asked.folder / "same") for name in ids]
-    noise = noise_of([gather_run(run) for run in stored])
+    noise = noise_of([aggregate_run(run) for run in stored])
     sampled = _sampled_noise(asked.folder / "sampled")
     if asked.noise:
         machine = stored[0].run.environment
@@ -158,7 +158,7 @@ def _sampled_noise(folder: Path) -> tuple[CellNoise, ...]:
     """Temperature 1: every repeat of one run has seeds of its own, and stands for a run."""
     (run_id,) = record(folder, 1, SAMPLED)
     stored = load_run(run_id, folder)
-    cells = gather_run(stored)
+    cells = aggregate_run(stored)
     repeats = sorted({request.repeat for cell in cells for request in cell.requests})
     return noise_of([[_of_repeat(cell, repeat) for cell in cells] for repeat in repeats])
 

@@ -19,7 +19,7 @@ from specbench.decide.recommend import by_question, choose
 from specbench.engines.engine import Engine, Instrumented
 from specbench.engines.refusals import REFUSALS, failures_told
 from specbench.errors import first_line
-from specbench.metrics.aggregate import gather_cells
+from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.summary import summarise
 from specbench.probes.bandwidth import copy_bandwidth
 from specbench.records import (
@@ -168,7 +168,7 @@ class Passes:
     def _summaries(self, cells: Sequence[Cell]) -> tuple[CellSummary, ...]:
         """The first pass of some cells so far."""
         keys, blocks = [cell.key for cell in cells], self._ledger.stored.blocks
-        return summarise(gather_cells(keys, blocks, slo=self._plan.settings.load.slo))
+        return summarise(aggregate_cells(keys, blocks, slo=self._plan.settings.load.slo))
 
 
 def _half_width(cell: CellSummary | None) -> float:

@@ -19,7 +19,7 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.session import Session
 from specbench.bench.watch import Watch
 from specbench.engines.refusals import REFUSALS
-from specbench.metrics.aggregate import gather_cells
+from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import CellData, against
 from specbench.metrics.pairs import paired_decode
 from specbench.records import NO_DRAFTER, BlockRecord, Condition
@@ -74,7 +74,10 @@ class BudgetPruner:
             return self._first(block)
         left_out = self._left_out.get(block.condition, frozenset())
         num_blocks = Counter(cell_id for stored in measured for cell_id in stored.order)
-        gathered, enough = gather_cells([c.key for c in block.cells], measured), min(num, MIN_UNITS)
+        gathered, enough = (
+            aggregate_cells([c.key for c in block.cells], measured),
+            min(num, MIN_UNITS),
+        )
         cells = {c.key.id: c for c in gathered if num_blocks[c.key.id] >= enough}
         active = [cell for cell in _fixed(block.cells) if cell.key.id not in left_out]
         candidates, num_more = list(active), MIN_UNITS - num

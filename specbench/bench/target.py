@@ -26,7 +26,7 @@ from specbench.engines.refusals import REFUSALS, failures_told
 from specbench.errors import ModelMemoryError, first_line
 from specbench.forward.scoring import next_logits
 from specbench.inputs.pairing import DrafterSpec, Pairing
-from specbench.metrics.aggregate import gather_cells
+from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import have_same_text
 from specbench.metrics.validity import HALF_PRECISION
 from specbench.models.library_errors import raise_if_device_lost
@@ -337,7 +337,7 @@ class TargetRun:
             return
         self._watch.stage(f"{self._plan.target.name}: comparing logits at differences from K = 0")
         examined = {difference.cell_id for difference in stored.differences}
-        for data in gather_cells(tuple(cells), stored.blocks):
+        for data in aggregate_cells(tuple(cells), stored.blocks):
             key = data.key
             differing = [pair for pair in data.pairs if not have_same_text(*pair)]
             for base, spec in differing[:MOST_EXAMINED] if key.id not in examined else ():

@@ -12,7 +12,7 @@ from specbench.cli.console import WIDTH, open_console, say
 from specbench.cli.hardware import Machine
 from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.rank import Gain, Ranked, are_told_apart
-from specbench.decide.recommend import Verdict, judge
+from specbench.decide.recommend import SpeedupVerdict, judge
 from specbench.fit.candidates import Prepared
 from specbench.fit.memory_plan import MemoryPlan
 from specbench.footprint import STATES_BESIDE_DRAFTS
@@ -261,7 +261,9 @@ def _undecided(ranked: Sequence[Ranked]) -> str | None:
         (gain.speedup.estimate, one, setting, gain)
         for one in ranked
         for setting, gain in one.gains.items()
-        if gain.basis == "measured" and judge(gain.speedup) is Verdict.NOT_SHOWN and gain.speedup
+        if gain.basis == "measured"
+        and judge(gain.speedup) is SpeedupVerdict.NOT_SHOWN
+        and gain.speedup
     ]
     if not found:
         return None

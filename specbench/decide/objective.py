@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from specbench.decide.recommend import (
     TIE,
-    Verdict,
+    SpeedupVerdict,
     by_question,
     choose,
     deciding,
@@ -56,7 +56,7 @@ _SHOWN = 0.0005  # a regret below this prints as 0.0%
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compromise:
+class SharedK:
     """The K whose worst regret is least; regret is the share of the best speed-up given up."""
 
     key: CellKey  # of its cells, without workload and K
@@ -83,7 +83,7 @@ class Compromise:
 
 def find_compromise(
     cells: Sequence[CellSummary], decisions: Sequence[Decision] = ()
-) -> Compromise | None:
+) -> SharedK | None:
     """One fixed K for the workloads of one pairing at one setting.
 
     None without a valid cell, and if K = 0 would be left because the K of an answer have no say
@@ -120,7 +120,7 @@ def find_compromise(
     k, left_out = shared[found.place], tuple(sorted(set(own.values()) - set(shared)))
     if left_out and not k:
         return None
-    return Compromise(
+    return SharedK(
         key=groups.pop(),
         num_speculative_tokens=k,
         regret=found.regret,
@@ -199,7 +199,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pick:
+class Recommendation:
     """The answer for one workload."""
 
     condition: Condition  # apart from the concurrency, which is chosen
@@ -209,7 +209,7 @@ class Pick:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SharedPick:
+class JointRecommendation:
     """One way to serve all workloads of a target, and the share of the best rate each gives up."""
 
     key: CellKey  # of the first workload
@@ -220,7 +220,7 @@ class SharedPick:
 
 def pick(
     cells: Sequence[CellSummary], decisions: Sequence[Decision], objective: Objective
-) -> tuple[Pick, ...]:
+) -> tuple[Recommendation, ...]:
     """One answer a workload and setting; the batch size is part of the answer.
 
     The highest rate by the lower bound of its speed-up wins; rates within 1 % are equal, and
@@ -241,7 +241,7 @@ def pick(
     return tuple(_pick(question, *group, objective) for question, group in groups.items())
 
 
-def shared_pick(picks: Sequence[Pick]) -> SharedPick | None:
+def shared_pick(picks: Sequence[Recommendation]) -> JointRecommendation | None:
     """The way that gives up least where it gives up most, over picks of one target and setting.
 
     Rates are the first pass's, as in `find_compromise`: no winner is quoted here. A workload gives
@@ -272,12 +272,12 @@ def shared_pick(picks: Sequence[Pick]) -> SharedPick | None:
     left_out = {_way(one): one for one in others.values() if _way(one) not in compared}
     if left_out and not key.draft.k:
         return None
-    return SharedPick(
+    return JointRecommendation(
         key=key, regret=found.regret, others=others, left_out=tuple(left_out.values())
     )
 
 
-def _own_rate(one: Pick) -> float:
+def _own_rate(one: Recommendation) -> float:
     """Of a workload's answer in the first pass; where that is not to speculate, also for want of
     evidence, of the best way."""
     kept = [way for way in one.ways if not way.broken]
@@ -288,7 +288,7 @@ def _own_rate(one: Pick) -> float:
 
 def _pick(
     condition: Condition, group: list[Candidate], ways: list[Candidate], objective: Objective
-) -> Pick:
+) -> Recommendation:
     kept = [candidate for candidate in group if not candidate.broken]
     if objective.name == "latency":
         kept, ways = _fewest_rows(kept), _fewest_rows([way for way in ways if not way.broken])
@@ -299,7 +299,7 @@ def _pick(
         tied = near_best(kept, lambda candidate: candidate.cautious_rate)
         best = min(tied, key=lambda candidate: _plainness(candidate.key))
     others = sorted((c for c in group if c is not best), key=lambda c: -c.cautious_rate)
-    return Pick(
+    return Recommendation(
         condition=condition,
         best=best,
         candidates=(best, *others) if best else tuple(others),
@@ -324,7 +324,7 @@ def _helping(
         cell, speedup = by_key.get(decision.leader), decision.speedup
         if cell is None or speedup is None or speedup.low is None:
             continue
-        if judge(speedup) is Verdict.HELPS:
+        if judge(speedup) is SpeedupVerdict.HELPS:
             gains = [_gain(cell, x, objective) for x in (speedup.estimate, speedup.low)]
             first = cell.speedup.estimate if cell.speedup else speedup.estimate
             pace = first / speedup.estimate  # of a token, beside the first pass

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import geometric_mean
 from typing import Literal, NamedTuple
 
-from specbench.decide.recommend import Verdict, judge
+from specbench.decide.recommend import SpeedupVerdict, judge
 from specbench.records import CellKey, CellSummary, Condition, Decision, ForecastRecord, Interval
 
 
@@ -150,7 +150,7 @@ def _forecast(record: ForecastRecord) -> Gain:
     k = record.best or _nearest(record)
     point = next(p for p in record.points if p.num_speculative_tokens == k)
     return Gain(
-        num_speculative_tokens=record.best if judge(point.speedup) is Verdict.HELPS else 0,
+        num_speculative_tokens=record.best if judge(point.speedup) is SpeedupVerdict.HELPS else 0,
         speedup=point.speedup,
         mean_acceptance_length=point.mean_acceptance_length,
         basis="forecast",

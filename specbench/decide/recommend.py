@@ -27,7 +27,7 @@ GAINS_NOTHING = 1.02  # an upper bound up to here: do not speculate
 Option = TypeVar("Option")
 
 
-class Verdict(Enum):
+class SpeedupVerdict(Enum):
     """The three answers."""
 
     HELPS = "helps"
@@ -36,7 +36,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class LeadingCell:
     """What the first pass says about one pairing, workload and setting."""
 
     cells: tuple[CellSummary, ...]  # every K > 0, also invalid ones, by K; then K = auto
@@ -55,7 +55,7 @@ def by_question(cells: Iterable[CellSummary]) -> tuple[tuple[CellSummary, ...], 
     return tuple(map(tuple, groups.values()))
 
 
-def choose(cells: Sequence[CellSummary]) -> Choice:
+def choose(cells: Sequence[CellSummary]) -> LeadingCell:
     """Apply the rule to the first pass of one question; only valid cells take part.
 
     An adaptive K takes part like any other; leave its cell out to choose among the fixed ones.
@@ -68,15 +68,15 @@ def choose(cells: Sequence[CellSummary]) -> Choice:
     candidates = tuple(sorted(groups[0], key=_plainness))
     judged = deciding(candidates)
     if not judged:
-        return Choice(cells=candidates, leader=None, to_confirm=None)
+        return LeadingCell(cells=candidates, leader=None, to_confirm=None)
     # "Do not speculate" is only said when no K is left undecided.
-    promising = [cell for cell in judged if judge(cell.speedup) is not Verdict.GAINS_NOTHING]
+    promising = [cell for cell in judged if judge(cell.speedup) is not SpeedupVerdict.GAINS_NOTHING]
     wins = any(lower_bound(cell) > BEATS_BASELINE for cell in promising)
     # Without a winner the best estimate is spoken of: a narrow interval alone makes no K better.
     leader = min(
         near_best((promising or judged), (lower_bound if wins else _estimate)), key=_plainness
     )
-    return Choice(
+    return LeadingCell(
         cells=candidates,
         leader=leader,
         to_confirm=leader.key if wins and sum(map(_is_usable, candidates)) > 1 else None,
@@ -95,7 +95,7 @@ def _is_usable(cell: CellSummary) -> bool:
 
 
 def decide(
-    choice: Choice,
+    choice: LeadingCell,
     confirmed: CellSummary | None = None,
     *,
     workload_prompts: int | None = None,
@@ -123,7 +123,7 @@ def decide(
 
 
 def _decide(
-    choice: Choice,
+    choice: LeadingCell,
     confirmed: CellSummary | None,
     workload_prompts: int | None,
     *,
@@ -131,39 +131,41 @@ def _decide(
 ) -> Decision:
     leader = choice.leader
     if leader is None:
-        return _decision(choice, Verdict.NOT_SHOWN, f"undecided: {_nothing_valid(choice.cells)}")
+        return _decision(
+            choice, SpeedupVerdict.NOT_SHOWN, f"undecided: {_nothing_valid(choice.cells)}"
+        )
     if confirmed is not None and confirmed.key != leader.key:
         raise ValueError(f"{confirmed.key.id} was measured again, not {leader.key.id}")
     if choice.to_confirm is not None and confirmed is None:
         text = f"undecided: {k_text(leader)} led the first pass and was not measured again"
-        return _decision(choice, Verdict.NOT_SHOWN, text)
+        return _decision(choice, SpeedupVerdict.NOT_SHOWN, text)
     evidence = confirmed or leader
     if not evidence.valid or evidence.speedup is None:
         text = f"undecided: the second measurement of {k_text(evidence)} is not valid"
-        return _decision(choice, Verdict.NOT_SHOWN, text)
+        return _decision(choice, SpeedupVerdict.NOT_SHOWN, text)
     if is_imported and evidence.speedup.low is None:
         text = (
             f"undecided: {speedup_text(evidence.speedup, ' over K=0')} at {k_text(evidence)}, "
             f"without an interval, which needs the times of {MIN_UNITS} prompts sent one at a time"
         )
-        return _decision(choice, Verdict.NOT_SHOWN, text, evidence.speedup)
+        return _decision(choice, SpeedupVerdict.NOT_SHOWN, text, evidence.speedup)
     verdict = judge(evidence.speedup)
     text = _answer(verdict, evidence, evidence.speedup, workload_prompts)
     return _decision(choice, verdict, text, evidence.speedup)
 
 
-def judge(speedup: Interval | None) -> Verdict:
+def judge(speedup: Interval | None) -> SpeedupVerdict:
     """Which of the three answers a speed-up's interval supports."""
     if speedup is None or speedup.low is None or speedup.high is None:
-        return Verdict.NOT_SHOWN
+        return SpeedupVerdict.NOT_SHOWN
     if speedup.high <= GAINS_NOTHING:
-        return Verdict.GAINS_NOTHING
-    return Verdict.HELPS if speedup.low > BEATS_BASELINE else Verdict.NOT_SHOWN
+        return SpeedupVerdict.GAINS_NOTHING
+    return SpeedupVerdict.HELPS if speedup.low > BEATS_BASELINE else SpeedupVerdict.NOT_SHOWN
 
 
 def is_undecided(decision: Decision) -> bool:
     """Whether the measurements say neither to speculate nor to leave it."""
-    return judge(decision.speedup) is Verdict.NOT_SHOWN
+    return judge(decision.speedup) is SpeedupVerdict.NOT_SHOWN
 
 
 def lower_bound(of: CellSummary | Decision) -> float:
@@ -185,7 +187,7 @@ def _nothing_valid(cells: Sequence[CellSummary]) -> str:
     return f"no valid measurement ({k_text(first)}: {'; '.join(first.invalid_reasons)}{more})"
 
 
-def _standing(choice: Choice) -> Iterator[str]:
+def _standing(choice: LeadingCell) -> Iterator[str]:
     """Why the leader is the one to speak of, where there was a choice."""
     leader, usable = choice.leader, [cell for cell in choice.cells if _is_usable(cell)]
     if leader is None or len(usable) < 2:
@@ -198,8 +200,10 @@ def _standing(choice: Choice) -> Iterator[str]:
             left = ", ".join(cell.key.draft.length.label for cell in pruned)
             yield f"dropped after too few prompts for an interval: K = {left}"
         return
-    lost = [c for c in judged if judge(c.speedup) is Verdict.GAINS_NOTHING and c is not leader]
-    is_open = judge(leader.speedup) is not Verdict.GAINS_NOTHING
+    lost = [
+        c for c in judged if judge(c.speedup) is SpeedupVerdict.GAINS_NOTHING and c is not leader
+    ]
+    is_open = judge(leader.speedup) is not SpeedupVerdict.GAINS_NOTHING
     if is_open and any(_estimate(cell) > _estimate(leader) for cell in lost):
         shown = ", ".join(cell.key.draft.length.label for cell in lost)
         yield f"{k_text(leader)} is the best that is still open; shown to gain nothing: K = {shown}"
@@ -218,12 +222,12 @@ def _plainness(cell: CellSummary) -> tuple[int, int]:
 
 
 def _answer(
-    verdict: Verdict, cell: CellSummary, speedup: Interval, workload_prompts: int | None
+    verdict: SpeedupVerdict, cell: CellSummary, speedup: Interval, workload_prompts: int | None
 ) -> str:
     within = f" requests within {cell.goodput.limits}" if cell.goodput else ""
-    if verdict is Verdict.HELPS:
+    if verdict is SpeedupVerdict.HELPS:
         return f"{k_text(cell)}, {speedup_text(speedup, f' more{within}' if within else ' faster')}"
-    if verdict is Verdict.GAINS_NOTHING:
+    if verdict is SpeedupVerdict.GAINS_NOTHING:
         return f"do not speculate, {k_text(cell)} measured {speedup_text(speedup, within)}"
     shares = [number_of(cell.metrics, f"slo_attainment{of}") for of in ("", "_of_baseline")]
     if within and not any(shares):
@@ -236,8 +240,8 @@ def _answer(
 
 
 def _decision(
-    choice: Choice,
-    verdict: Verdict,
+    choice: LeadingCell,
+    verdict: SpeedupVerdict,
     text: str,
     speedup: Interval | None = None,
 ) -> Decision:
@@ -245,7 +249,7 @@ def _decision(
     unused = replace(key.draft, method=NO_DRAFTER, length=Fixed(0))
     return Decision(
         leader=key,
-        draft=key.draft if verdict is Verdict.HELPS else unused,
+        draft=key.draft if verdict is SpeedupVerdict.HELPS else unused,
         speedup=speedup,
         sentence=f"{key.condition.workload}: {text}{lossy_mark(key)}",
         reasons=(),

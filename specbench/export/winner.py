@@ -13,7 +13,7 @@ from specbench.decide.objective import (
     other_ks,
 )
 from specbench.decide.recommend import (
-    Verdict,
+    SpeedupVerdict,
     by_question,
     choose,
     is_undecided,
@@ -165,9 +165,9 @@ def _at_rows(
         return Tier(rows, decisions[0].draft.k), said
     if len(decisions) == 1:
         leader = next((choose(group).leader for group in by_question(same)), None)
-        verdict = judge(leader.speedup) if leader else Verdict.NOT_SHOWN
-        if leader is None or verdict is not Verdict.HELPS:
-            tier = None if verdict is Verdict.NOT_SHOWN else Tier(rows, 0)
+        verdict = judge(leader.speedup) if leader else SpeedupVerdict.NOT_SHOWN
+        if leader is None or verdict is not SpeedupVerdict.HELPS:
+            tier = None if verdict is SpeedupVerdict.NOT_SHOWN else Tier(rows, 0)
             return tier, [*said, _NO_FIXED_K]
         k = leader.key.draft.k
         return Tier(rows, k), [*said, f"engines take a fixed K: the best fixed one is K={k}"]

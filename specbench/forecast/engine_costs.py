@@ -14,7 +14,7 @@ from specbench.errors import UsageError
 from specbench.inputs.address import Address
 from specbench.inputs.strict_yaml import Section, Value, number, one_of, read_yaml, whole
 from specbench.json_text import parse_json
-from specbench.metrics.aggregate import gather_run
+from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.registry import number_of
 from specbench.metrics.summary import summarise
 from specbench.records import EngineCost
@@ -257,7 +257,7 @@ def read_run(folder: Path) -> list[EngineCost]:
 
 def _costs(stored: StoredRun) -> Iterator[EngineCost]:
     versions = {server.engine: server.version for server in stored.servers if server.version}
-    for cell in summarise(gather_run(stored)):
+    for cell in summarise(aggregate_run(stored)):
         at, draft = cell.key.condition, cell.key.draft
         cost = number_of(cell.metrics, "round_s")
         is_served = at.engine in SERVED and at.request_rate is None

@@ -29,12 +29,12 @@ from specbench.records import CellKey, ForecastPoint, ForecastRecord, TraceRecor
 from specbench.settings import AcceptanceRule
 from specbench.stats.acceptance import RoundCounts, joint_rates
 from specbench.stats.intervals import LogRatio, interval, log_ratio, product
-from specbench.stats.spread import CONFIDENCE, Spread
+from specbench.stats.spread import CONFIDENCE, Uncertainty
 
 Floats = NDArray[np.float64]
 
 
-class _Steps(NamedTuple):
+class _StepCosts(NamedTuple):
     """A trace cut to one K, by start s and number of drafts accepted a; S starts."""
 
     accepted_SA: Floats  # P(a round that starts at s accepts a)
@@ -70,7 +70,7 @@ def replay_one(trace: TraceRecord, k: int) -> RoundCounts:
     )
 
 
-def _steps(trace: TraceRecord, k: int) -> _Steps:
+def _steps(trace: TraceRecord, k: int) -> _StepCosts:
     num_starts = len(trace.num_drafted)
     accepted_SA = np.zeros((num_starts, k + 1))
     for start, chances in enumerate(trace.chances):
@@ -80,7 +80,7 @@ def _steps(trace: TraceRecord, k: int) -> _Steps:
     starts_S1 = np.arange(num_starts)[:, None]
     # The text ends with its last token, also in the middle of what was accepted.
     next_SA = np.minimum(starts_S1 + 1 + np.arange(k + 1), num_starts)
-    return _Steps(accepted_SA, drafted_S, next_SA)
+    return _StepCosts(accepted_SA, drafted_S, next_SA)
 
 
 def _accepted(chances: Sequence[float], k: int) -> list[float]:
@@ -90,7 +90,7 @@ def _accepted(chances: Sequence[float], k: int) -> list[float]:
     return [*stopped, *[0.0] * (k + 1 - len(stopped))]
 
 
-def _starting(steps: _Steps) -> Floats:
+def _starting(steps: _StepCosts) -> Floats:
     """Expected number of rounds, 0 to 1, that start at each place."""
     num_starts = len(steps.drafted_S)
     starting = np.zeros(num_starts + 1)  # the last place is the end of the text
@@ -112,7 +112,7 @@ _SHARED = 0.02
 
 _APPROXIMATION = LogRatio(
     log=0.0,
-    spread=Spread(standard_error=INEXACT, degrees_of_freedom=math.inf),
+    spread=Uncertainty(standard_error=INEXACT, degrees_of_freedom=math.inf),
     num_prompts=0,
 )
 

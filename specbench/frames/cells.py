@@ -11,7 +11,7 @@ from specbench.decide.recommend import judge
 from specbench.frames.column import (
     KEY,
     RUN_ID,
-    Column,
+    TableColumn,
     cell_id,
     dtype_of,
     frame_of,
@@ -41,14 +41,14 @@ class CellRow(NamedTuple):
         return self.cell.key
 
 
-_SYNTHETIC: Column[CellRow] = Column(
+_SYNTHETIC: TableColumn[CellRow] = TableColumn(
     name="synthetic",
     unit="",
     meaning="acceptance was simulated or the weights are dummies: only timings are real",
     dtype="bool",
     value=attrgetter("run.settings.decoder.is_synthetic"),
 )
-_SUMMARY: tuple[Column[CellRow], ...] = record_columns(
+_SUMMARY: tuple[TableColumn[CellRow], ...] = record_columns(
     CellSummary, attrgetter("cell"), without=("key", "metrics", "goodput")
 )
 
@@ -58,15 +58,15 @@ def cells_frame(runs: Sequence[Analysed]) -> pd.DataFrame:
     return frame_of(cell_columns(), [CellRow(run.run, cell) for run in runs for cell in run.cells])
 
 
-def cell_columns() -> tuple[Column[Any], ...]:
+def cell_columns() -> tuple[TableColumn[Any], ...]:
     """Every metric has a column, whether the run has it or not."""
     metrics = map(_metric_column, all_metrics().values())
     return (RUN_ID, _SYNTHETIC, *KEY, *_SUMMARY, *metrics, cell_id())
 
 
-def _metric_column(metric: Metric) -> Column[CellRow]:
+def _metric_column(metric: Metric) -> TableColumn[CellRow]:
     annotation = get_type_hints(metric.function).get("return", float | None)
-    return Column(
+    return TableColumn(
         name=metric.name,
         unit=metric.unit,
         meaning=metric.formula,
@@ -96,14 +96,14 @@ class DecisionRow(NamedTuple):
         return self.decision.key
 
 
-_VERDICT: Column[DecisionRow] = Column(
+_VERDICT: TableColumn[DecisionRow] = TableColumn(
     name="verdict",
     unit="",
     meaning="`helps`, `hurts or gains nothing` or `not shown to help`",
     dtype="category",
     value=lambda row: judge(row.decision.speedup).value,
 )
-_ANSWER: tuple[Column[DecisionRow], ...] = record_columns(
+_ANSWER: tuple[TableColumn[DecisionRow], ...] = record_columns(
     Decision, attrgetter("decision"), without=("leader", "draft", "warnings")
 )
 
@@ -118,6 +118,6 @@ def decisions_frame(runs: Sequence[Decided]) -> pd.DataFrame:
     return frame_of(decision_columns(), rows)
 
 
-def decision_columns() -> tuple[Column[Any], ...]:
+def decision_columns() -> tuple[TableColumn[Any], ...]:
     """`cell_id` is the cell that the decision speaks of, also where the answer is not to use it."""
     return (RUN_ID, *KEY, _VERDICT, *_ANSWER, cell_id(attrgetter("decision.leader")))

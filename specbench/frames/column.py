@@ -28,7 +28,7 @@ _NULLABLE = {bool: "boolean", int: "Int64", float: "Float64", str: "category"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Column(Generic[Row]):
+class TableColumn(Generic[Row]):
     """`value` gives None where a row has no such value: it is absent, never zero."""
 
     name: str
@@ -44,7 +44,7 @@ def record_columns(
     *,
     without: Iterable[str] = (),
     prefix: str = "",
-) -> tuple[Column[Row], ...]:
+) -> tuple[TableColumn[Row], ...]:
     """A column for every field of a record, in its order; an interval is three, its estimate first.
 
     `get` finds a row's record; with a `prefix` it is a part of the row that can be absent. Several
@@ -77,7 +77,7 @@ def dtype_of(annotation: Any, *, each: bool = False) -> str:
     return (_NULLABLE if NoneType in options else _DTYPES)[kind]
 
 
-def frame_of(columns: Iterable[Column[Row]], rows: Sequence[Row]) -> pd.DataFrame:
+def frame_of(columns: Iterable[TableColumn[Row]], rows: Sequence[Row]) -> pd.DataFrame:
     """A DataFrame of rows, its columns in order and of their types, also without a row."""
     return pd.DataFrame({c.name: array([c.value(row) for row in rows], c.dtype) for c in columns})
 
@@ -104,17 +104,17 @@ def _nullable(dtype: str) -> str:
 
 def _columns(
     name: str, doc: Doc, annotation: Any, value: Callable[[Row], Any]
-) -> Iterable[Column[Row]]:
+) -> Iterable[TableColumn[Row]]:
     if Interval in (annotation, *get_args(annotation)):
         yield from _interval(name, doc, value)
     elif annotation == tuple[str, ...]:
-        yield Column(name=name, unit="", meaning=doc.meaning, dtype=TEXT, value=_joined(value))
+        yield TableColumn(name=name, unit="", meaning=doc.meaning, dtype=TEXT, value=_joined(value))
     else:
         dtype = TEXT if doc.is_text else dtype_of(annotation)
-        yield Column(name=name, unit=doc.unit, meaning=doc.meaning, dtype=dtype, value=value)
+        yield TableColumn(name=name, unit=doc.unit, meaning=doc.meaning, dtype=dtype, value=value)
 
 
-def _interval(name: str, doc: Doc, value: Callable[[Row], Any]) -> Iterable[Column[Row]]:
+def _interval(name: str, doc: Doc, value: Callable[[Row], Any]) -> Iterable[TableColumn[Row]]:
     ends = (
         ("estimate", "", doc.meaning),
         (
@@ -126,7 +126,7 @@ def _interval(name: str, doc: Doc, value: Callable[[Row], Any]) -> Iterable[Colu
         ("high", "_high", "its upper end"),
     )
     for end, suffix, meaning in ends:
-        yield Column(
+        yield TableColumn(
             name=name + suffix,
             unit=doc.unit,
             meaning=meaning,
@@ -160,19 +160,19 @@ class OfRun(Protocol):
     def key(self) -> CellKey: ...
 
 
-RUN_ID: Column[OfRun] = Column(
+RUN_ID: TableColumn[OfRun] = TableColumn(
     name="run_id",
     unit="",
     meaning="the run, so that tables of several runs can be stacked",
     dtype="category",
     value=attrgetter("run.run_id"),
 )
-KEY: tuple[Column[OfRun], ...] = record_columns(FlatKey, lambda row: FlatKey(**row.key.flat))
+KEY: tuple[TableColumn[OfRun], ...] = record_columns(FlatKey, lambda row: FlatKey(**row.key.flat))
 
 
-def cell_id(get: Callable[[Any], CellKey] = attrgetter("key")) -> Column[Any]:
+def cell_id(get: Callable[[Any], CellKey] = attrgetter("key")) -> TableColumn[Any]:
     """The column by which tables are joined."""
-    return Column(
+    return TableColumn(
         name="cell_id",
         unit="",
         meaning="the cell in one word: join tables on `run_id` and `cell_id`",

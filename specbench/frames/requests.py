@@ -13,7 +13,7 @@ from specbench.frames.column import (
     KEY,
     LIST,
     RUN_ID,
-    Column,
+    TableColumn,
     array,
     cell_id,
     dtype_of,
@@ -63,19 +63,19 @@ def _num_rounds(request: RequestRecord) -> int | None:
     return request.counts.num_rounds if request.counts else None
 
 
-def request_columns() -> tuple[Column[Any], ...]:
+def request_columns() -> tuple[TableColumn[Any], ...]:
     """What a request took and gave, and what NVML saw meanwhile."""
     return (RUN_ID, *KEY, PURPOSE, *OWN, *_DERIVED, *_CHECK, *_DEVICE, *_COUNTS, *_OF, cell_id())
 
 
-PURPOSE: Column[RequestRow] = Column(
+PURPOSE: TableColumn[RequestRow] = TableColumn(
     name="purpose",
     unit="",
     meaning="`explore`: the first pass, as in `cells`; `confirm`: a winner measured again",
     dtype="category",
     value=attrgetter("block.purpose"),
 )
-OWN: tuple[Column[RequestRow], ...] = record_columns(
+OWN: tuple[TableColumn[RequestRow], ...] = record_columns(
     RequestRecord,
     attrgetter("request"),
     without=(
@@ -83,22 +83,22 @@ OWN: tuple[Column[RequestRow], ...] = record_columns(
         *("rounds", "counts", "device", "answer_check"),
     ),
 )
-_DERIVED: tuple[Column[RequestRow], ...] = (
-    Column(
+_DERIVED: tuple[TableColumn[RequestRow], ...] = (
+    TableColumn(
         name="num_output_tokens",
         unit="tokens",
         meaning="counted from ids, or by a server that gives none; the first comes from prefill",
         dtype="int64",
         value=attrgetter("request.num_output_tokens"),
     ),
-    Column(
+    TableColumn(
         name="num_rounds",
         unit="rounds",
         meaning="absent where the engine does not tell",
         dtype="Int64",
         value=lambda row: _num_rounds(row.request),
     ),
-    Column(
+    TableColumn(
         name="output_ids",
         unit="",
         meaning="token ids of the output, a tuple",
@@ -106,24 +106,24 @@ _DERIVED: tuple[Column[RequestRow], ...] = (
         value=attrgetter("request.output_ids"),
     ),
 )
-_CHECK: tuple[Column[RequestRow], ...] = record_columns(
+_CHECK: tuple[TableColumn[RequestRow], ...] = record_columns(
     AnswerCheck, attrgetter("request.answer_check"), prefix="check_"
 )
-_DEVICE: tuple[Column[RequestRow], ...] = record_columns(
+_DEVICE: tuple[TableColumn[RequestRow], ...] = record_columns(
     DeviceSample, attrgetter("request.device"), prefix="device_"
 )
-_COUNTS: tuple[Column[RequestRow], ...] = record_columns(
+_COUNTS: tuple[TableColumn[RequestRow], ...] = record_columns(
     RequestCounts, attrgetter("request.counts"), prefix="counted_"
 )
-_OF: tuple[Column[RequestRow], ...] = (
-    Column(
+_OF: tuple[TableColumn[RequestRow], ...] = (
+    TableColumn(
         name="session",
         unit="",
         meaning="of the server that answered, as in `servers`; absent for an engine of our own",
         dtype="category",
         value=attrgetter("block.session"),
     ),
-    Column(
+    TableColumn(
         name="cycle",
         unit="",
         meaning="of sessions, from 0",
@@ -136,7 +136,7 @@ _OF: tuple[Column[RequestRow], ...] = (
 _WHICH = ("prompt_id", "turn", "repeat", "sample")  # of a cell's requests a round belongs to
 
 
-def round_columns() -> tuple[Column[Any], ...]:
+def round_columns() -> tuple[TableColumn[Any], ...]:
     """Its request, its place among that request's rounds, and what `RoundLog` holds of it."""
     return (*_REQUEST, *_ROUND, cell_id())
 
@@ -166,24 +166,24 @@ def _index(row: RequestRow) -> range:
     return range(len(row.request.rounds or ()))
 
 
-def _logged() -> Iterator[Column[RequestRow]]:
+def _logged() -> Iterator[TableColumn[RequestRow]]:
     """The fields of a log, each a request's rounds at once, by the type of a single one."""
     hints = get_type_hints(RoundLog)
     for column in record_columns(RoundLog, attrgetter("request.rounds")):
         yield replace(column, dtype=dtype_of(hints[column.name], each=True))
 
 
-_INDEX: Column[RequestRow] = Column(
+_INDEX: TableColumn[RequestRow] = TableColumn(
     name="round_index",
     unit="",
     meaning="of the request's rounds, from 0; prefill is none of them",
     dtype="int64",
     value=_index,
 )
-_REQUEST: tuple[Column[Any], ...] = (
+_REQUEST: tuple[TableColumn[Any], ...] = (
     RUN_ID,
     *KEY,
     PURPOSE,
     *(column for column in OWN if column.name in _WHICH),
 )
-_ROUND: tuple[Column[RequestRow], ...] = (_INDEX, *_logged())
+_ROUND: tuple[TableColumn[RequestRow], ...] = (_INDEX, *_logged())

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from specbench.frames.column import RUN_ID, TEXT, Column, frame_of, record_columns
+from specbench.frames.column import RUN_ID, TEXT, TableColumn, frame_of, record_columns
 from specbench.records import RunRecord, ServerRecord
 from specbench.records.doc import Doc
 from specbench.runs import StoredRun
@@ -36,7 +36,7 @@ def servers_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     return frame_of(server_columns(), rows)
 
 
-def server_columns() -> tuple[Column[Any], ...]:
+def server_columns() -> tuple[TableColumn[Any], ...]:
     """What is known of the session, what it counted, what asking took, its effective settings."""
     return (RUN_ID, *_OWN, *_COUNTED, *_CLIENT, *_START)
 
@@ -52,11 +52,11 @@ def _of_client(name: str) -> Callable[[ServerRow], float | None]:
     return total
 
 
-_OWN: tuple[Column[ServerRow], ...] = record_columns(
+_OWN: tuple[TableColumn[ServerRow], ...] = record_columns(
     ServerRecord, attrgetter("server"), without=("command", "settings", "counters", "client")
 )
-_COUNTED: tuple[Column[ServerRow], ...] = tuple(
-    Column(
+_COUNTED: tuple[TableColumn[ServerRow], ...] = tuple(
+    TableColumn(
         name=f"counted_{name}",
         unit=doc.unit,
         meaning=doc.meaning,
@@ -65,15 +65,15 @@ _COUNTED: tuple[Column[ServerRow], ...] = tuple(
     )
     for name, doc in _COUNTERS.items()
 )
-_CLIENT: tuple[Column[ServerRow], ...] = (
-    Column(
+_CLIENT: tuple[TableColumn[ServerRow], ...] = (
+    TableColumn(
         name="client_cpu_s",
         unit="s",
         meaning="CPU time of the client over the measured requests",
         dtype="Float64",
         value=_of_client("cpu_s"),
     ),
-    Column(
+    TableColumn(
         name="client_num_events",
         unit="events",
         meaning="streamed to the client",
@@ -81,15 +81,15 @@ _CLIENT: tuple[Column[ServerRow], ...] = (
         value=_of_client("num_events"),
     ),
 )
-_START: tuple[Column[ServerRow], ...] = (
-    Column(
+_START: tuple[TableColumn[ServerRow], ...] = (
+    TableColumn(
         name="command",
         unit="",
         meaning="what started it, as a shell takes it; empty where it was running",
         dtype=TEXT,
         value=lambda row: shlex.join(row.server.command),
     ),
-    Column(
+    TableColumn(
         name="settings",
         unit="",
         meaning="effective ones, as the server tells them: a JSON object",

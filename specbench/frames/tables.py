@@ -10,7 +10,7 @@ import pandas as pd
 
 from specbench.errors import UsageError
 from specbench.frames.cells import Analysed, cell_columns, cells_frame, decision_columns
-from specbench.frames.column import LIST, TEXT, Column
+from specbench.frames.column import LIST, TEXT, TableColumn
 from specbench.frames.requests import request_columns, round_columns
 from specbench.frames.servers import server_columns
 from specbench.plain_text import inert_cell
@@ -41,19 +41,19 @@ def to_parquet(table: pd.DataFrame) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class FrameTable:
     """`columns` are the same for every run, so that tables of several can be stacked."""
 
     row: str  # what a row is
-    columns: Callable[[], tuple[Column[Any], ...]]
+    columns: Callable[[], tuple[TableColumn[Any], ...]]
 
 
-TABLES: Mapping[str, Table] = {
-    "cells": Table(row="one cell, from the first pass", columns=cell_columns),
-    "requests": Table(row="one request, failed ones included", columns=request_columns),
-    "rounds": Table(row="one round of a request that finished", columns=round_columns),
-    "decisions": Table(row="the answer for one drafter and setting", columns=decision_columns),
-    "servers": Table(
+TABLES: Mapping[str, FrameTable] = {
+    "cells": FrameTable(row="one cell, from the first pass", columns=cell_columns),
+    "requests": FrameTable(row="one request, failed ones included", columns=request_columns),
+    "rounds": FrameTable(row="one round of a request that finished", columns=round_columns),
+    "decisions": FrameTable(row="the answer for one drafter and setting", columns=decision_columns),
+    "servers": FrameTable(
         row="one session of a server, failed attempts included", columns=server_columns
     ),
 }

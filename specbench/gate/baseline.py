@@ -28,7 +28,7 @@ from specbench.gate.fingerprint import (
     software_changes,
 )
 from specbench.json_text import parse_json
-from specbench.metrics.aggregate import gather_run
+from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.machine import LIMITED_CLOCKS, cpu_share, noise_facts, noise_signs
 from specbench.metrics.summary import summarise_imported
 from specbench.records import NO_DRAFTER, CellKey
@@ -85,8 +85,8 @@ def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapsho
     """The figures of one run; `names`: only these metrics, of cells that were not imported."""
     run, imported = stored.run, stored.imported
     keys = [plan.key for plan in run.cells]
-    cells = gather_run(stored)
-    confirmed = gather_run(stored, "confirm")
+    cells = aggregate_run(stored)
+    confirmed = aggregate_run(stored, "confirm")
     signs = noise_signs((*cells, *confirmed), device=run.environment.device)
     facts = noise_facts(run.warnings, signs)
     noise = tuple(fact for fact in facts if not fact.startswith(LIMITED_CLOCKS))

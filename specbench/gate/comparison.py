@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from specbench.gate.figures import CellFigures
 from specbench.stats.crossed import MIN_CYCLES
-from specbench.stats.spread import Spread, combined, jackknife
+from specbench.stats.spread import Uncertainty, combined, jackknife
 
 
 class Runs(NamedTuple):
@@ -30,7 +30,7 @@ class Comparison:
 
     loss: float
     limit: float  # the loss that is tolerated
-    spread: Spread | None  # None: too few units for one
+    spread: Uncertainty | None  # None: too few units for one
     is_log: bool = True
 
     @property
@@ -102,7 +102,7 @@ def _shares_of(whole: float) -> Callable[[float], float]:
 
 def _over_units(
     baseline: CellFigures, candidate: CellFigures, name: str, scale: Callable[[float], float]
-) -> Spread | None:
+) -> Uncertainty | None:
     """The spread over units: paired if both sides have the same ones, else both spreads added.
 
     The spreads of cycles are always added: they are different starts of a server.
@@ -118,7 +118,7 @@ def _over_units(
     return _combined(_jackknife(before, shares[0]), _jackknife(after, shares[1]))
 
 
-def _combined(before: Spread | None, after: Spread | None) -> Spread | None:
+def _combined(before: Uncertainty | None, after: Uncertainty | None) -> Uncertainty | None:
     return combined(before, after) if before and after else None
 
 
@@ -131,38 +131,40 @@ def _left_out(
     return np.array([scale(v) for v in figure.without or (figure.value,) * len(cell.units)])
 
 
-def _jackknife(left_out: NDArray[np.float64], weights: NDArray[np.float64]) -> Spread | None:
+def _jackknife(left_out: NDArray[np.float64], weights: NDArray[np.float64]) -> Uncertainty | None:
     """The jackknife; a figure that no unit changes is known exactly."""
     if len(left_out) and np.ptp(left_out) == 0:
-        return Spread(standard_error=0.0, degrees_of_freedom=math.inf)
+        return Uncertainty(standard_error=0.0, degrees_of_freedom=math.inf)
     return jackknife(left_out, weights)
 
 
-def _of_cycles(left_out: NDArray[np.float64]) -> Spread | None:
+def _of_cycles(left_out: NDArray[np.float64]) -> Uncertainty | None:
     """The jackknife over cycles, which are few and have equal weights."""
     n = len(left_out)
     if n < MIN_CYCLES:
         return None
-    return Spread(
+    return Uncertainty(
         standard_error=(n - 1) * float(left_out.std(ddof=1)) / math.sqrt(n),
         degrees_of_freedom=n - 1.0 if np.ptp(left_out) else math.inf,
     )
 
 
-def _over_runs(deviations: tuple[float | None, float | None], floor: float, runs: Runs) -> Spread:
+def _over_runs(
+    deviations: tuple[float | None, float | None], floor: float, runs: Runs
+) -> Uncertainty:
     """The deviation between runs, pooled over both sides; for single runs the floor."""
     freedom = sum(runs) - len(runs)
     squares = sum(
         (count - 1) * (deviation or 0.0) ** 2
         for count, deviation in zip(runs, deviations, strict=True)
     )
-    return Spread(
+    return Uncertainty(
         standard_error=(math.sqrt(squares / freedom) if freedom else floor)
         * math.sqrt(sum(1 / count for count in runs)),
         degrees_of_freedom=freedom or math.inf,
     )
 
 
-def _larger(first: Spread, second: Spread) -> Spread:
+def _larger(first: Uncertainty, second: Uncertainty) -> Uncertainty:
     """The spread with the larger margin, which is wider if the spread itself is uncertain."""
     return max(first, second, key=lambda spread: spread.margin(0.95))

@@ -15,7 +15,7 @@ from specbench.gate.fingerprint import (
 )
 from specbench.metrics.registry import Better, Metric, all_metrics
 from specbench.records import CellKey, CellSummary
-from specbench.stats.change_points import MIN_RUNS, Step, Trend, course
+from specbench.stats.change_points import MIN_RUNS, ChangePoint, Trend, analyze_series
 
 INTERRUPTED = "interrupted"
 
@@ -54,7 +54,7 @@ class Series:
     unit: str
     better: Better | None
     points: tuple[HistoryPoint, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ChangePoint, ...]
     trend: Trend | None
 
     @property
@@ -181,7 +181,7 @@ def _series(
         for run, cell in zip(runs, cells, strict=True)
         if cell is not None and (point := _point(run, cell, metric.name)) is not None
     )
-    analysis = course([point.value for point in points])
+    analysis = analyze_series([point.value for point in points])
     return Series(
         key=key,
         metric=metric.name,

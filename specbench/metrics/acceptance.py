@@ -22,9 +22,10 @@ from specbench.records.doc import Doc
 from specbench.stats.acceptance import mean_length
 
 
-@metric(unit="tokens/round", better="higher", low=1)
+@metric(unit="tokens/round", better="higher", low=1, label="length")
 def mean_acceptance_length(cell: CellData) -> float | None:
-    """1 + sum(a) / N, pooled over all rounds; range 1 .. K+1.
+    """Mean acceptance length, tokens per round: 1 + sum(a) / N, pooled over all rounds; range 1 ..
+    K+1.
 
     Also called tau. vLLM prints 1 + accepted / drafts, which counts past the end of answers.
     """

@@ -65,7 +65,7 @@ MAX_CLIENT_SHARE = 0.5  # of its core
 MAX_CLIENT_LAG = 0.05  # of the seconds between two events of one stream
 
 
-def gather_cells(
+def aggregate_cells(
     keys: Sequence[CellKey],
     blocks: Sequence[BlockRecord],
     *,
@@ -114,9 +114,9 @@ def _sharing(cells: Iterable[CellData]) -> Iterator[CellData]:
         yield replace(cell, baseline=one.baseline, shared=one.shared)
 
 
-def gather_run(stored: StoredRun, purpose: BlockPurpose = "explore") -> tuple[CellData, ...]:
+def aggregate_run(stored: StoredRun, purpose: BlockPurpose = "explore") -> tuple[CellData, ...]:
     """The cells of a stored run, with all that was stored beside its blocks."""
-    return gather_cells(
+    return aggregate_cells(
         [plan.key for plan in stored.run.cells],
         stored.blocks,
         memories=stored.memory,
@@ -129,7 +129,7 @@ def gather_run(stored: StoredRun, purpose: BlockPurpose = "explore") -> tuple[Ce
     )
 
 
-class _Share(NamedTuple):
+class _CellRecords(NamedTuple):
     """What one block holds of one cell; or the blocks of a server's cycle together."""
 
     requests: tuple[RequestRecord, ...] = ()
@@ -139,8 +139,8 @@ class _Share(NamedTuple):
     sessions: tuple[tuple[RequestRecord, ...], ...] = ()
     cycle: int | None = None
 
-    def __add__(self, other: "_Share") -> "_Share":  # type: ignore[override]
-        return _Share(
+    def __add__(self, other: "_CellRecords") -> "_CellRecords":  # type: ignore[override]
+        return _CellRecords(
             self.requests + other.requests,
             self.passes + other.passes,
             self.samples + other.samples,
@@ -153,12 +153,12 @@ class _Share(NamedTuple):
 class _Sides(NamedTuple):
     """What is compared: a cell's share of a block, or of a cycle, and the baseline's."""
 
-    own: _Share
-    base: _Share
+    own: _CellRecords
+    base: _CellRecords
 
 
-_NO_SHARE = _Share()
-_Shares = Mapping[str, _Share]  # by cell
+_NO_SHARE = _CellRecords()
+_Shares = Mapping[str, _CellRecords]  # by cell
 
 
 def _together(
@@ -176,7 +176,7 @@ def _together(
 
 
 def _merged(blocks: Sequence[_Shares]) -> _Shares:
-    merged: dict[str, _Share] = {}
+    merged: dict[str, _CellRecords] = {}
     for block in blocks:
         for cell_id, share in block.items():
             merged[cell_id] = merged[cell_id] + share if cell_id in merged else share
@@ -198,7 +198,7 @@ def _by_cell(block: BlockRecord, server: ServerRecord | None) -> _Shares:
         record = passes.get(cell_id)
         # The sessions of a cycle that ask with the same repeat are each other's.
         unit = block.block_id if server is None else f"repeat {own[0].repeat}"
-        shares[cell_id] = _Share(
+        shares[cell_id] = _CellRecords(
             requests=tuple(own),
             passes=(Pass(unit, record, tuple(own)),) if record else (),
             samples=tuple(samples.get(cell_id, ())),
@@ -247,7 +247,7 @@ def _bound_by(sides: Sequence[_Sides]) -> list[str]:
     ]
 
 
-def _reasons(shares: Sequence[_Share]) -> list[str]:
+def _reasons(shares: Sequence[_CellRecords]) -> list[str]:
     """Of each share, why its client was too slow; empty if it kept up.
 
     Tokens of one round come in one event. The interval of these is that of all shares: by its own,
@@ -283,7 +283,9 @@ def why_bound(load: ClientLoad, event_interval_s: float | None) -> str:
     return ""
 
 
-def _whole_cycles(own: Sequence[_Share], base: Sequence[_Share]) -> Iterator[tuple[int, int]]:
+def _whole_cycles(
+    own: Sequence[_CellRecords], base: Sequence[_CellRecords]
+) -> Iterator[tuple[int, int]]:
     """Repeat and cycle number, of the cycles in which both sides had all their sessions."""
     for one, other in zip(own, base, strict=True):
         if one.cycle is not None and len(one.servers) == len(other.servers) == SESSIONS_PER_K:

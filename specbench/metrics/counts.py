@@ -14,9 +14,9 @@ def num_rounds(cell: CellData) -> int | None:
     return None if cell.acceptance is None else int(cell.acceptance.num_rounds)
 
 
-@metric(unit="passes", better=None)
+@metric(unit="passes", better=None, label="passes")
 def num_passes(cell: CellData) -> int | None:
-    """Passes over the prompt list; absent where requests do not overlap."""
+    """Passes over the prompt list; absent if requests do not overlap."""
     return (len(cell.passes) or None) if cell.key.condition.is_stream else None
 
 
@@ -28,11 +28,10 @@ def num_output_tokens(cell: CellData) -> int | None:
     return sum(request.num_output_tokens for request in cell.finished)
 
 
-@metric(unit="tokens/request", better="higher")
+@metric(unit="tokens/request", better="higher", label="at once")
 def num_checked_at_once(cell: CellData) -> float | None:
-    """Mean over requests of the output tokens that came from checking a predicted output at
-    once, between prefill and the first round, and are in no round; absent without such
-    checks.
+    """Tokens per request from checking a predicted output: mean over requests of the output tokens
+    accepted by that check, between prefill and the first round; absent without such checks.
     """
     if not any(request.answer_check for request in cell.finished):
         return None

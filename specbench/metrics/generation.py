@@ -8,7 +8,7 @@ from specbench.records import CellKey, ReferenceRecord, RequestRecord, RoundLog
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Round:
+class DecodedRound:
     """What one round drafted and added to the text."""
 
     num_drafted: int  # of a tree its nodes
@@ -23,17 +23,17 @@ class Round:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Generation:
+class DecodedRequest:
     """An answer as one cell decoded it."""
 
     key: CellKey
     prompt_id: str
     first: str  # the piece that came from prefill
     checked: tuple[str, ...]  # those of a predicted output, checked at once before any round
-    rounds: tuple[Round, ...]
+    rounds: tuple[DecodedRound, ...]
 
 
-def generation_of(cell: CellData, references: Iterable[ReferenceRecord]) -> Generation | None:
+def generation_of(cell: CellData, references: Iterable[ReferenceRecord]) -> DecodedRequest | None:
     """The first request whose text is stored and is the target's own greedy text.
 
     None where there is none, such as above temperature 0 and of servers.
@@ -56,7 +56,7 @@ def generation_of(cell: CellData, references: Iterable[ReferenceRecord]) -> Gene
 
 def _generation(
     key: CellKey, request: RequestRecord, log: RoundLog, pieces: tuple[str, ...]
-) -> Generation:
+) -> DecodedRequest:
     done = 1 + request.num_checked_at_once
     rounds = []
     for drafted, accepted, emitted, seconds in zip(
@@ -64,7 +64,7 @@ def _generation(
     ):
         own = pieces[done : done + emitted]
         rounds.append(
-            Round(
+            DecodedRound(
                 num_drafted=drafted,
                 accepted=own[:accepted],
                 bonus=own[accepted] if emitted > accepted else None,
@@ -72,7 +72,7 @@ def _generation(
             )
         )
         done += emitted
-    return Generation(
+    return DecodedRequest(
         key=key,
         prompt_id=request.prompt_id,
         first=pieces[0],

@@ -76,9 +76,9 @@ def _difference(pair: MemoryRecord, target: MemoryRecord) -> int | None:
     return None
 
 
-@metric(unit="J/token", better="lower")
+@metric(unit="J/token", better="lower", label="J/token")
 def joules_per_token(cell: CellData) -> float | None:
-    """NVML total-energy difference over the requests / their output tokens."""
+    """Energy per token: NVML total-energy difference over the requests / their output tokens."""
     metered = [(r.energy_j, r.num_output_tokens) for r in cell.finished if r.energy_j is not None]
     tokens = sum(n for _, n in metered)
     return sum(joules for joules, _ in metered) / tokens if tokens else None

@@ -19,8 +19,8 @@ from specbench.metrics.cell import (
 )
 from specbench.metrics.timings import (
     Column,
+    RequestTimings,
     Span,
-    Timings,
     busy_span,
     samples_decode_span,
     samples_span,
@@ -61,15 +61,15 @@ class PairedSeconds(NamedTuple):
         return float(base_s / base_tokens / (spec_s / spec_tokens))
 
 
-class _Paired(NamedTuple):
+class _PairedUnits(NamedTuple):
     """Requests that finished on both sides, and the unit that each pair is added to."""
 
     places: list[_Place]
-    base: Timings
-    spec: Timings
+    base: RequestTimings
+    spec: RequestTimings
 
 
-class _Rows(NamedTuple):
+class _PairedRows(NamedTuple):
     """What requests or passes add to their units, a row each."""
 
     places: list[_Place]
@@ -170,7 +170,7 @@ def paired_cpu(cell: CellData) -> PairedSeconds | None:
 
 
 @once_a_cell
-def _paired(cell: CellData) -> _Paired:
+def _paired(cell: CellData) -> _PairedUnits:
     """Where requests overlap, those of a pass are a unit."""
     if cell.key.condition.is_stream:
         units = [
@@ -180,39 +180,41 @@ def _paired(cell: CellData) -> _Paired:
         ]
     else:
         units = [(pair.spec.prompt_id, pair) for pair in cell.pairs]
-    return _Paired(
+    return _PairedUnits(
         places=[_place(cell, unit, pair.spec) for unit, pair in units],
         base=timings_of(pair.base for _, pair in units),
         spec=timings_of(pair.spec for _, pair in units),
     )
 
 
-def _requests(cell: CellData, span: Callable[[Timings], tuple[Column, Column]]) -> _Rows:
+def _requests(
+    cell: CellData, span: Callable[[RequestTimings], tuple[Column, Column]]
+) -> _PairedRows:
     """A request without such time, such as one that ended with its first token, adds nothing."""
     places, base, spec = _paired(cell)
     columns = np.stack([span(base), span(spec)], axis=1).reshape(4, -1)
-    return _Rows(places, np.where(columns > 0, columns, np.nan))
+    return _PairedRows(places, np.where(columns > 0, columns, np.nan))
 
 
-def _decoding(known: Timings) -> tuple[Column, Column]:
+def _decoding(known: RequestTimings) -> tuple[Column, Column]:
     return known.decode_s, known.num_timed
 
 
-def _passes(cell: CellData, span: Callable[[Pass], Span | None]) -> _Rows:
+def _passes(cell: CellData, span: Callable[[Pass], Span | None]) -> _PairedRows:
     places = [_place(cell, spec.block_id, spec.requests[0]) for _, spec in cell.pass_pairs]
     return _rows(places, ((span(base), span(spec)) for base, spec in cell.pass_pairs))
 
 
-def _samples(cell: CellData, span: Callable[[Samples], Span]) -> _Rows:
+def _samples(cell: CellData, span: Callable[[Samples], Span]) -> _PairedRows:
     places: list[_Place] = [(None, spec.record.prompt_id) for _, spec in cell.samples_pairs]
     spans = ((span(base), span(spec)) for base, spec in cell.samples_pairs)
     return _rows(places, ([s if s.seconds and s.tokens else None for s in both] for both in spans))
 
 
-def _rows(places: list[_Place], spans: Iterable[Iterable[Span | None]]) -> _Rows:
+def _rows(places: list[_Place], spans: Iterable[Iterable[Span | None]]) -> _PairedRows:
     table = [[one or _NO_SPAN for one in both] for both in spans]
     columns = np.array(table).reshape(-1, 4).T
-    return _Rows(places, columns[[0, 2, 1, 3]])  # seconds of both sides, then tokens
+    return _PairedRows(places, columns[[0, 2, 1, 3]])  # seconds of both sides, then tokens
 
 
 def _place(cell: CellData, unit: str, request: RequestRecord) -> _Place:
@@ -220,7 +222,7 @@ def _place(cell: CellData, unit: str, request: RequestRecord) -> _Place:
     return cycle, unit if cycle is None or not cell.key.condition.is_stream else ""
 
 
-def _summed(cell: CellData, rows: _Rows) -> PairedSeconds | None:
+def _summed(cell: CellData, rows: _PairedRows) -> PairedSeconds | None:
     """None where no row has both sides."""
     sums = _sums(*rows)
     if cell.servers:

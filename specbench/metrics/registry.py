@@ -3,6 +3,7 @@
 import inspect
 import math
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, wraps
@@ -28,6 +29,13 @@ class Metric:
     function: MetricFunction
     low: float = -math.inf
     high: float = math.inf
+    label: str = ""  # its header in the result tables; "": it is only among all metrics
+
+    @property
+    def meaning(self) -> str:
+        """The formula up to its first colon or semicolon: what a header means."""
+        text = re.split(r"[:;] |\.$", self.formula)[0]
+        return text if text[:2].isupper() else text[0].lower() + text[1:]
 
 
 _FOLDER = "specbench.metrics"
@@ -35,7 +43,12 @@ _METRICS: dict[str, Metric] = {}
 
 
 def metric(
-    *, unit: str, better: Better | None, low: float = -math.inf, high: float = math.inf
+    *,
+    unit: str,
+    better: Better | None,
+    low: float = -math.inf,
+    high: float = math.inf,
+    label: str = "",
 ) -> Callable[[F], F]:
     """Register a pure function of a cell under its own name.
 
@@ -72,6 +85,7 @@ def metric(
             function=function,
             low=low,
             high=high,
+            label=label,
         )
         return function
 

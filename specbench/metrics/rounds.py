@@ -17,7 +17,7 @@ from specbench.stats.percentiles import median_of, percentile
 _STEADY = 0.95  # a round contains its forwards, and a baseline step: less was not a steady machine
 
 
-@metric(unit="s", better="lower", low=0)
+@metric(unit="s", better="lower", low=0, label="round ms")
 @once_a_cell
 def round_s(cell: CellData) -> float | None:
     """Mean seconds of a round: propose, verify, emit; at K = 0 one baseline step. For a server:
@@ -85,9 +85,9 @@ def verify_cost_ratio(cell: CellData) -> float | None:
     return None if step is None or verify is None else verify / step
 
 
-@metric(unit="tokens/round", better="lower", low=_STEADY)
+@metric(unit="tokens/round", better="lower", low=_STEADY, label="break-even")
 def break_even_length(cell: CellData) -> float | None:
-    """K c + v + h = round_s / baseline step: speculation pays above this acceptance length.
+    """Acceptance length above which speculation pays: K c + v + h = round_s / baseline step.
 
     Absent below 0.95: then the machine was not steady enough.
     """
@@ -95,11 +95,11 @@ def break_even_length(cell: CellData) -> float | None:
     return None if step is None or whole is None or cell.k == 0 else whole / step
 
 
-@metric(unit="x", better="lower", low=_STEADY)
+@metric(unit="x", better="lower", low=_STEADY, label="overhead")
 def overhead_ratio(cell: CellData) -> float | None:
-    """Seconds of a round / seconds of its model forwards, each measured alone in turns with such
-    rounds: for a draft model K of the drafter's over 1 token and the target's over K + 1, for a
-    head the parts of its work in the drafter's place.
+    """Seconds of a round / seconds of its model forwards: each forward is measured alone,
+    interleaved with such rounds; for a draft model K of the drafter's over 1 token and the target's
+    over K + 1, for a head the parts of its work instead of the drafter's.
 
     Absent below 0.95: then the machine was not steady enough.
     """
@@ -179,10 +179,10 @@ def roofline_ratio(cell: CellData) -> float | None:
     return None if typical is None or not least else typical / least
 
 
-@metric(unit="fraction", better="higher")
+@metric(unit="fraction", better="higher", label="bandwidth")
 def bandwidth_utilisation(cell: CellData) -> float | None:
-    """Bytes that a round must read / (round_s_p50 * measured copy bandwidth), the latter in
-    bytes read + written per second; on a GPU only.
+    """Share of the measured copy bandwidth that a round uses: bytes that it must read /
+    (round_s_p50 * copy bandwidth, in bytes read + written per second); on a GPU only.
     """
     ratio = roofline_ratio(cell)
     return 1 / ratio if ratio and _is_on_gpu(cell) else None
@@ -200,11 +200,10 @@ def syncs_per_round(cell: CellData) -> float | None:
     return median_of(limit.syncs_per_round for limit in cell.limits)
 
 
-@metric(unit="s", better="lower")
+@metric(unit="s", better="lower", label="idle ms")
 def device_idle_s(cell: CellData) -> float | None:
-    """Seconds a round between the end of one and the start of the next, by the GPU's own clock: it
-    waits for the host. (decode_s - round_s of its rounds - predicted-output checks) / rounds, of
-    requests that do not overlap.
+    """Seconds per round in which the GPU waits for the host: (decode_s - round_s of its rounds -
+    predicted-output checks) / rounds, by the GPU's own clock, of requests that do not overlap.
     """
     if cell.key.condition.overlaps or not _is_on_gpu(cell):
         return None

@@ -12,9 +12,9 @@ from specbench.stats.acceptance import mean_length
 from specbench.stats.crossed import SessionNoise, session_noise
 
 
-@metric(unit="cycles", better=None)
+@metric(unit="cycles", better=None, label="cycles")
 def num_cycles(cell: CellData) -> int | None:
-    """Whole cycles of a server's sessions: twice without speculation and twice at this K."""
+    """Cycles of a server's sessions: each has two without speculation and two at this K."""
     return len(set(cell.cycles.values())) if cell.servers else None
 
 
@@ -64,10 +64,10 @@ def num_overshot(cell: CellData) -> int | None:
     return sum(one.num_overshot for one in counts) if counts else None
 
 
-@metric(unit="tokens/round", better=None, low=1)
+@metric(unit="tokens/round", better=None, low=1, label="engine's")
 def mean_acceptance_length_of_engine(cell: CellData) -> float | None:
-    """1 + accepted / rounds that drafted, as the server counts: the engine's convention, which has
-    what is accepted past the ends of answers.
+    """Mean acceptance length as the engine counts it, past the ends of outputs: 1 + accepted /
+    rounds that drafted.
     """
     if not cell.k:
         return None

@@ -16,28 +16,31 @@ from specbench.metrics.timings import Span, busy_span, timings, whole_span
 from specbench.stats.percentiles import median_of, num_needed, percentile
 
 
-@metric(unit="tokens/s", better="higher")
+@metric(unit="tokens/s", better="higher", label="tok/s, busy")
 def busy_tokens_per_s(cell: CellData) -> float | None:
-    """Tokens emitted from the first to the last round in which the batch was full / seconds
-    between them, pooled over passes; prefills in between take time, their first tokens count.
+    """Tokens per second while the batch is full: emitted from the first to the last round with a
+    full batch / seconds between them, pooled over passes; prefills in between take time, their
+    first tokens count.
 
     Absent where the rows never were all live.
     """
     return _rate(_busy_spans(cell))
 
 
-@metric(unit="tokens/s", better="higher")
+@metric(unit="tokens/s", better="higher", label="tok/s, all")
 def aggregate_tokens_per_s(cell: CellData) -> float | None:
-    """All output tokens / seconds of their passes, ramp and drain included."""
+    """Tokens per second over whole passes: all output tokens / seconds of their passes, ramp and
+    drain included.
+    """
     return _rate(
         [whole_span(served) for served in cell.passes] if cell.key.condition.is_stream else []
     )
 
 
-@metric(unit="requests/s", better="higher", low=0)
+@metric(unit="requests/s", better="higher", low=0, label="requests/s")
 def requests_per_s(cell: CellData) -> float | None:
-    """Finished requests / seconds of their passes; for one request at a time / the sum of
-    request latencies.
+    """Finished requests per second: their number / seconds of their passes; for one request at a
+    time / the sum of request latencies.
     """
     seconds = serving_seconds(cell)
     return len(cell.finished) / seconds if seconds else None
@@ -52,18 +55,18 @@ def input_tokens_per_s(cell: CellData) -> float | None:
     return sum(tokens) / seconds if seconds and all(tokens) else None
 
 
-@metric(unit="tokens/s", better="higher", low=0)
+@metric(unit="tokens/s", better="higher", low=0, label="per user")
 def user_tokens_per_s(cell: CellData) -> float | None:
-    """Median over requests of (n - 1) / decode seconds: the speed that one user sees."""
+    """Median tokens per second that one user sees: (n - 1) / decode seconds of each request."""
     known = timings(cell)
     timed = known.decode_s > 0
     return median_of((known.num_timed[timed] / known.decode_s[timed]).tolist())
 
 
-@metric(unit="fraction", better="higher", low=0, high=1)
+@metric(unit="fraction", better="higher", low=0, high=1, label="busy")
 def busy_share(cell: CellData) -> float | None:
-    """Seconds between the first and the last round in which the batch was full / seconds of
-    the passes; the rest is ramp and drain.
+    """Share of a pass with a full batch: seconds between the first and the last round with one /
+    seconds of the passes; the rest is ramp and drain.
     """
     if not cell.key.condition.is_stream or not cell.passes:
         return None
@@ -71,17 +74,17 @@ def busy_share(cell: CellData) -> float | None:
     return busy_s / sum(served.record.seconds for served in cell.passes)
 
 
-@metric(unit="fraction", better="higher", low=0, high=1)
+@metric(unit="fraction", better="higher", low=0, high=1, label="batch used")
 def padding_efficiency(cell: CellData) -> float | None:
-    """Sum of live rows / sum of computed rows, over rounds: 1 where no idle row is computed."""
+    """Live rows / computed rows of the batch: sums over rounds, 1 if no idle row is computed."""
     rounds = cell.time_lines if cell.key.condition.is_stream else ()
     computed = sum(sum(timeline.num_rows) for timeline in rounds)
     return sum(sum(timeline.num_live) for timeline in rounds) / computed if computed else None
 
 
-@metric(unit="s", better="lower")
+@metric(unit="s", better="lower", label="queue ms")
 def queue_s(cell: CellData) -> float | None:
-    """Median over requests of the seconds from arrival to the start of prefill."""
+    """Median seconds from arrival to the start of prefill: over requests."""
     return median_of(request.queue_s for request in cell.finished)
 
 
@@ -147,10 +150,10 @@ def calibration_s(cell: CellData) -> float | None:
     return sum(served.record.calibration_s for served in cell.passes)
 
 
-@metric(unit="bytes", better="lower")
+@metric(unit="bytes", better="lower", label="KV cache")
 def kv_bytes(cell: CellData) -> int | None:
-    """Bytes of KV cache, target and drafter: with concurrent requests as the largest pass
-    allocated it, else kv_bytes_per_token * tokens of the longest request.
+    """KV cache of the whole batch: bytes of target and drafter, with concurrent requests as the
+    largest pass allocated it, else kv_bytes_per_token * tokens of the longest request.
     """
     if cell.key.condition.overlaps:
         passes = [served.record for served in cell.passes]
@@ -187,10 +190,10 @@ def _rate(spans: list[Span]) -> float | None:
     return sum(s.tokens for s in spans) / sum(s.seconds for s in spans) if spans else None
 
 
-@metric(unit="requests/s", better="higher", low=0)
+@metric(unit="requests/s", better="higher", low=0, label="goodput")
 def goodput_requests_per_s(cell: CellData) -> float | None:
-    """Requests that keep every limit of --slo / the seconds of requests_per_s, as the goodput of
-    `vllm bench serve` and aiperf; absent without --slo.
+    """Requests per second that keep every limit of --slo: their number / the seconds of
+    requests_per_s, as the goodput of `vllm bench serve` and aiperf; absent without --slo.
     """
     seconds = serving_seconds(cell)
     return num_within(cell.requests, cell.slo) / seconds if seconds and cell.slo else None

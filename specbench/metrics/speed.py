@@ -7,16 +7,18 @@ from specbench.metrics.timings import Column, timings
 from specbench.stats.percentiles import median_of
 
 
-@metric(unit="tokens/s", better="higher")
+@metric(unit="tokens/s", better="higher", label="tok/s")
 def decode_tokens_per_s(cell: CellData) -> float | None:
     """Output tokens after the first / decode seconds, pooled over requests: speed of one."""
     known = timings(cell)
     return _pooled(known.num_timed, known.decode_s)
 
 
-@metric(unit="s", better="lower")
+@metric(unit="s", better="lower", label="TTFT ms")
 def ttft_s(cell: CellData) -> float | None:
-    """Median over requests of the seconds from start to first token, prefill of both included."""
+    """Median seconds from start to first token: over requests, prefill of target and drafter
+    included.
+    """
     return median_of(request.ttft_s for request in cell.finished)
 
 
@@ -26,9 +28,9 @@ def tpot_s(cell: CellData) -> float | None:
     return median_of(timings(cell).seconds_per_token)
 
 
-@metric(unit="s", better="lower", low=0)
+@metric(unit="s", better="lower", low=0, label="latency ms")
 def request_latency_s(cell: CellData) -> float | None:
-    """Median over requests of the seconds from arrival to the last token."""
+    """Median seconds from arrival to the last token: over requests."""
     return median_of(request.total_s for request in cell.finished)
 
 

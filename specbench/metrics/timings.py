@@ -12,7 +12,7 @@ from specbench.records import RequestRecord, RoundTimeline
 Column = NDArray[np.float64]
 
 
-class Timings(NamedTuple):
+class RequestTimings(NamedTuple):
     """An entry per request; NaN where it does not tell."""
 
     decode_s: Column
@@ -30,18 +30,18 @@ class Timings(NamedTuple):
 
 
 @once_a_cell
-def timings(cell: CellData) -> Timings:
+def timings(cell: CellData) -> RequestTimings:
     """Those of the requests that did not fail."""
     return timings_of(cell.finished)
 
 
-def timings_of(requests: Iterable[RequestRecord]) -> Timings:
+def timings_of(requests: Iterable[RequestRecord]) -> RequestTimings:
     """In the order of `requests`."""
     rows = [
         (r.decode_s, r.total_s, r.cpu_s, r.num_output_tokens, r.num_timed_tokens) for r in requests
     ]
-    width = len(Timings._fields)
-    return Timings(*np.array(rows, dtype=np.float64).reshape(-1, width).T.copy())
+    width = len(RequestTimings._fields)
+    return RequestTimings(*np.array(rows, dtype=np.float64).reshape(-1, width).T.copy())
 
 
 class Span(NamedTuple):

@@ -8,7 +8,7 @@ from specbench.decide.objective import (
     losses_in_words,
     other_ks,
 )
-from specbench.decide.recommend import Verdict
+from specbench.decide.recommend import SpeedupVerdict
 from specbench.records import Decision
 from specbench.report.document import Document
 from specbench.report.forecasts import best_forecast, forecast_text
@@ -17,11 +17,11 @@ from specbench.report.sections import Section, sections, verdict_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class SectionAnswer:
     """What to do for one question; `others` are the drafters that the headline does not quote."""
 
     title: str
-    verdict: Verdict
+    verdict: SpeedupVerdict
     headline: str  # without the title
     reasons: tuple[str, ...]  # of the quoted decision
     others: tuple[Decision, ...]
@@ -32,18 +32,18 @@ class Answer:
         return bool(self.reasons) or any(other.reasons for other in self.others)
 
 
-def answer(section: Section) -> Answer:
+def answer(section: Section) -> SectionAnswer:
     """The best drafter of a section, or why there is none."""
     quoted = section.best
     if quoted is not None:
-        verdict = Verdict.HELPS
+        verdict = SpeedupVerdict.HELPS
     else:
         verdicts = {verdict_of(decision) for decision in section.decisions}
-        nothing = verdicts == {Verdict.GAINS_NOTHING}
-        verdict = Verdict.GAINS_NOTHING if nothing else Verdict.NOT_SHOWN
+        nothing = verdicts == {SpeedupVerdict.GAINS_NOTHING}
+        verdict = SpeedupVerdict.GAINS_NOTHING if nothing else SpeedupVerdict.NOT_SHOWN
         if len(section.decisions) == 1:
             (quoted,) = section.decisions
-    return Answer(
+    return SectionAnswer(
         title=section.title,
         verdict=verdict,
         headline=(
@@ -58,7 +58,7 @@ def has_undecided(document: Document) -> bool:
     """Whether an answer is undecided or has no valid K = 0; sections with only K = 0 ask for
     none."""
     return any(
-        answer(section).verdict is Verdict.NOT_SHOWN
+        answer(section).verdict is SpeedupVerdict.NOT_SHOWN
         if section.decisions
         else section.baseline is not None and not section.baseline.valid
         for section in sections(document)
@@ -82,7 +82,9 @@ def answer_lines(document: Document) -> list[str]:
 def compromise_lines(document: Document) -> list[str]:
     """For each pairing that helps somewhere the one K for all workloads, and what it gives up."""
     helping = {
-        across_workloads(d.leader) for d in document.decisions if verdict_of(d) is Verdict.HELPS
+        across_workloads(d.leader)
+        for d in document.decisions
+        if verdict_of(d) is SpeedupVerdict.HELPS
     }
     settings = {shared.key.condition.without("target") for shared in document.compromises}
     lines = []
@@ -112,9 +114,9 @@ def _quote(section: Section, decision: Decision) -> str:
     return f"{decision.leader.source}, {text}" if section.names_pairings else text
 
 
-def _no_winner(section: Section, verdict: Verdict) -> str:
+def _no_winner(section: Section, verdict: SpeedupVerdict) -> str:
     if section.decisions:
-        nothing = verdict is Verdict.GAINS_NOTHING
+        nothing = verdict is SpeedupVerdict.GAINS_NOTHING
         return (
             "do not speculate, no drafter gains"
             if nothing

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from specbench.report.answers import Answer, answer, compromise_lines
+from specbench.report.answers import SectionAnswer, answer, compromise_lines
 from specbench.report.comparisons import comparison_grids
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_legend, forecast_lines
@@ -23,7 +23,7 @@ from specbench.report.provenance import (
 )
 from specbench.report.sections import sections
 from specbench.report.sessions import sessions_grid, sessions_legend
-from specbench.report.steps import STEPS_LEGEND, Steps, steps
+from specbench.report.steps import STEPS_LEGEND, ShownGeneration, steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableBlock:
     """A grid below its title, or folded behind it if only a few readers need it."""
 
     grid: Grid
@@ -74,7 +74,7 @@ class Table:
 class Reasons:
     """Why: the facts behind the answer of one section."""
 
-    answer: Answer
+    answer: SectionAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +85,24 @@ class Charts:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReportPart:
     """Blocks below a heading; parts within it have smaller headings. "": no heading."""
 
     title: str
     blocks: Sequence["Block"]
 
 
-Block = Lines | Paragraph | Legend | Facts | Table | Reasons | Charts | Steps | Part
+Block = (
+    Lines
+    | Paragraph
+    | Legend
+    | Facts
+    | TableBlock
+    | Reasons
+    | Charts
+    | ShownGeneration
+    | ReportPart
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,25 +112,25 @@ class RunReport:
     run_id: str
     question: str
     setup: str
-    answers: Sequence[Answer]
+    answers: Sequence[SectionAnswer]
     shared: Lines  # one K for all workloads, and what forecasts said
     note_counts: str  # what `notes` has; "" without one
     which_pass: Paragraph | None
-    why: Part
-    costs: Part
-    notes: Part
-    results: Part
-    generations: Part
-    comparisons: Part
-    sessions: Part
-    positions: Part
-    provenance: Part
-    metrics: Part
+    why: ReportPart
+    costs: ReportPart
+    notes: ReportPart
+    results: ReportPart
+    generations: ReportPart
+    comparisons: ReportPart
+    sessions: ReportPart
+    positions: ReportPart
+    provenance: ReportPart
+    metrics: ReportPart
 
     @property
-    def evidence(self) -> Part:
+    def evidence(self) -> ReportPart:
         """Everything that the answers are based on."""
-        return Part(
+        return ReportPart(
             "Evidence",
             (
                 *(self.notes, self.results, self.generations, self.comparisons, self.sessions),
@@ -129,7 +139,7 @@ class RunReport:
         )
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ReportPart, ...]:
         """All below the answers; a part without a block is not shown."""
         return (self.why, self.costs, self.evidence)
 
@@ -151,69 +161,75 @@ def run_report(document: Document) -> RunReport:
         shared=Lines((*compromise_lines(document), *forecast_lines(document))),
         note_counts=_note_counts(found),
         which_pass=Paragraph(text) if text else None,
-        why=Part("Why", [Reasons(one) for one in answers if one.explained]),
-        costs=Part(
+        why=ReportPart("Why", [Reasons(one) for one in answers if one.explained]),
+        costs=ReportPart(
             "What it costs",
             [
                 Charts("costs"),
                 *_part(
                     "Memory",
-                    [Table(memory, has_title=False), Paragraph(memory_legend(document))]
+                    [TableBlock(memory, has_title=False), Paragraph(memory_legend(document))]
                     if memory
                     else [],
                 ),
             ],
         ),
-        notes=Part("", [Part(heading, [Lines(lines)]) for heading, lines in found.items()]),
-        results=Part(
+        notes=ReportPart(
+            "", [ReportPart(heading, [Lines(lines)]) for heading, lines in found.items()]
+        ),
+        results=ReportPart(
             "Results",
             [
-                *map(Table, results),
+                *map(TableBlock, results),
                 *([Legend(*result_legend(every))] if results else []),
                 Charts("evidence"),
             ],
         ),
-        generations=Part("Round by round", [*_introduced(STEPS_LEGEND, steps(document))]),
-        comparisons=Part("Comparisons", [*_comparisons(document)]),
-        sessions=Part(
+        generations=ReportPart("Round by round", [*_introduced(STEPS_LEGEND, steps(document))]),
+        comparisons=ReportPart("Comparisons", [*_comparisons(document)]),
+        sessions=ReportPart(
             "Sessions",
             [
-                Table(sessions_table, has_title=False),
+                TableBlock(sessions_table, has_title=False),
                 Paragraph(sessions_legend(document), sessions_legend(document, is_brief=True)),
             ]
             if sessions_table
             else [],
         ),
-        positions=Part(
+        positions=ReportPart(
             "Acceptance per position, in numbers",
-            [Table(g) for g in map(position_grid, every) if g],
+            [TableBlock(g) for g in map(position_grid, every) if g],
         ),
-        provenance=Part("Provenance", [*_provenance(document)]),
-        metrics=Part(
+        provenance=ReportPart("Provenance", [*_provenance(document)]),
+        metrics=ReportPart(
             "All metrics",
-            [Table(grid, is_folded=True) for section in every for grid in metric_grids(section)],
+            [
+                TableBlock(grid, is_folded=True)
+                for section in every
+                for grid in metric_grids(section)
+            ],
         ),
     )
 
 
-def formulas_part(documents: Sequence[Document]) -> Part:
+def formulas_part(documents: Sequence[Document]) -> ReportPart:
     """The formula of every metric that some cell of the runs has."""
-    return Part("Formulas", [Facts(formulas(tuple(documents)))])
+    return ReportPart("Formulas", [Facts(formulas(tuple(documents)))])
 
 
-def _part(title: str, blocks: Sequence[Block]) -> Iterator[Part]:
+def _part(title: str, blocks: Sequence[Block]) -> Iterator[ReportPart]:
     if blocks:
-        yield Part(title, blocks)
+        yield ReportPart(title, blocks)
 
 
-def _introduced(text: str, blocks: Sequence[Steps]) -> Iterator[Block]:
+def _introduced(text: str, blocks: Sequence[ShownGeneration]) -> Iterator[Block]:
     if blocks:
         yield Paragraph(text)
         yield from blocks
 
 
 def _comparisons(document: Document) -> Iterator[Block]:
-    yield from map(Table, comparison_grids(document))
+    yield from map(TableBlock, comparison_grids(document))
     if document.forecasts:
         yield Paragraph(forecast_legend(document), forecast_legend(document, brief=True))
 
@@ -222,7 +238,7 @@ def _provenance(document: Document) -> Iterator[Block]:
     yield Facts(provenance(document))
     models = model_grid(document)
     if models:
-        yield Table(models, has_title=False)
+        yield TableBlock(models, has_title=False)
 
 
 _ONE_NOTE = {"Invalid cells": "invalid-cell note", "Warnings": "warning"}

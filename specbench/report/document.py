@@ -15,7 +15,7 @@ from specbench.decide.comparisons import (
     crossovers,
     side_by_side,
 )
-from specbench.decide.objective import Compromise, across_workloads, find_compromise
+from specbench.decide.objective import SharedK, across_workloads, find_compromise
 from specbench.decide.recommend import by_question, choose, decide
 from specbench.forecast.forecast_check import (
     CheckedForecast,
@@ -23,9 +23,9 @@ from specbench.forecast.forecast_check import (
     is_left_out,
 )
 from specbench.metrics.acceptance import VllmCounts, vllm_counts
-from specbench.metrics.aggregate import gather_run, lost_sessions
+from specbench.metrics.aggregate import aggregate_run, lost_sessions
 from specbench.metrics.cell import CellData
-from specbench.metrics.generation import Generation, generation_of
+from specbench.metrics.generation import DecodedRequest, generation_of
 from specbench.metrics.machine import Moment, moments, noise_signs
 from specbench.metrics.pairs import prompt_speedups
 from specbench.metrics.summary import summarise, summarise_imported
@@ -60,7 +60,7 @@ class Document:
     cells: tuple[CellSummary, ...]  # the first pass, in the order of the plan
     missing: tuple[CellKey, ...]  # planned, yet without a single request
     decisions: tuple[Decision, ...]  # quoting the second measurement of each winner
-    compromises: tuple[Compromise, ...]  # where a pairing ran on several workloads
+    compromises: tuple[SharedK, ...]  # where a pairing ran on several workloads
     side_by_side: tuple[SideBySide, ...]  # where several engines ran
     adaptive: tuple[AdaptiveComparison, ...]  # where K = auto ran beside fixed ones
     crossovers: tuple[Crossover, ...]  # where several concurrencies ran
@@ -69,7 +69,7 @@ class Document:
     forecasts: tuple[CheckedForecast, ...]  # made before K were measured, with what came of them
     time_lines: Mapping[CellKey, PassRecord]  # the first pass of every adaptive cell
     prompts: Mapping[CellKey, Mapping[str, float]]  # of each decision's cell: speed-up by prompt
-    generations: Mapping[CellKey, Generation]  # by decision's cell: one of it, round by round
+    generations: Mapping[CellKey, DecodedRequest]  # by decision's cell: one of it, round by round
     moments: tuple[Moment, ...]  # what the machine did over the run
     engines: tuple[EngineRecord, ...]
     failures: tuple[FailureRecord, ...]
@@ -116,8 +116,8 @@ def num_usable(stored: StoredRun, condition: Condition) -> int | None:
 def build_document(stored: StoredRun) -> Document:
     """Metrics, intervals and decisions of a stored run, finished or not."""
     environment, *sessions = _with_threads(stored)
-    explored = gather_run(stored)
-    repeated = gather_run(stored, "confirm")
+    explored = aggregate_run(stored)
+    repeated = aggregate_run(stored, "confirm")
     cells = summarise(explored)
     confirmed = {cell.key: cell for cell in summarise(repeated)}
     imported = summarise_imported(
@@ -192,7 +192,7 @@ def _generations(
     decisions: Iterable[Decision],
     explored: Iterable[CellData],
     references: Collection[ReferenceRecord],
-) -> dict[CellKey, Generation]:
+) -> dict[CellKey, DecodedRequest]:
     cells = {cell.key: cell for cell in explored}
     leaders = (cells[d.leader] for d in decisions if d.leader in cells)
     found = (generation_of(cell, references) for cell in leaders)
@@ -201,7 +201,7 @@ def _generations(
 
 def _compromises(
     cells: tuple[CellSummary, ...], decisions: Sequence[Decision]
-) -> Iterator[Compromise]:
+) -> Iterator[SharedK]:
     groups: dict[CellKey, list[CellSummary]] = {}
     for cell in cells:
         if cell.key.draft.k > 0 and cell.key.draft.is_fixed:

@@ -18,7 +18,7 @@ from specbench.decide.comparisons import (
     Crossover,
     SideBySide,
 )
-from specbench.decide.objective import Compromise
+from specbench.decide.objective import SharedK
 from specbench.forecast.forecast_check import CheckedForecast, MeasuredPoint
 from specbench.metrics.acceptance import VllmCounts
 from specbench.records import (
@@ -81,7 +81,7 @@ def _decision_json(decision: Decision) -> dict[str, Any]:
     return {**{name: key.pop(name) for name in _DECISION}, **json, **key}
 
 
-def _compromise_json(shared: Compromise) -> dict[str, Any]:
+def _compromise_json(shared: SharedK) -> dict[str, Any]:
     json: dict[str, Any] = to_jsonable_python(shared, exclude={"own", "left_out"})
     key = json.pop("key")
     return {**{name: key[name] for name in key if name not in _NOT_IN_COMPROMISE}, **json}
@@ -130,7 +130,7 @@ _COMPROMISE = _type(
     "Compromise",
     "One K for all workloads of a pairing.",
     (FlatKey, _NOT_IN_COMPROMISE),
-    (Compromise, ("key", "own", "left_out")),
+    (SharedK, ("key", "own", "left_out")),
 )
 _FORECAST_POINT = _type(
     "ForecastPoint",

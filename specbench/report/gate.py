@@ -72,7 +72,7 @@ LEGEND = (
 )
 
 
-class Row(NamedTuple):
+class JudgementRow(NamedTuple):
     """A judgement as a table shows it, in the order of HEADERS."""
 
     metric: str
@@ -84,9 +84,9 @@ class Row(NamedTuple):
     verdict: str
 
 
-def row(judgement: Judgement) -> Row:
+def row(judgement: Judgement) -> JudgementRow:
     unit, effect = judgement.unit, judgement.minimum_detectable_effect
-    return Row(
+    return JudgementRow(
         judgement.metric,
         _value(judgement.baseline, unit),
         _value(judgement.candidate, unit),

@@ -3,7 +3,7 @@
 from specbench.gate.history import History, Series
 from specbench.report.grids import Grid
 from specbench.report.numbers import measured
-from specbench.stats.change_points import MIN_RUNS, Step
+from specbench.stats.change_points import MIN_RUNS, ChangePoint
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 24
@@ -75,11 +75,11 @@ def sparkline(values: tuple[float, ...]) -> str:
     return "".join(_BARS[round((v - low) / (high - low) * (len(_BARS) - 1))] for v in shown)
 
 
-def _judged(series: Series, step: Step) -> str:
+def _judged(series: Series, step: ChangePoint) -> str:
     if series.better is None:
         return ""
     return ": better" if (step.after > step.before) == (series.better == "higher") else ": worse"
 
 
-def _size(step: Step) -> str:
+def _size(step: ChangePoint) -> str:
     return "a step" if step.change is None else f"{step.change:+.1%}"

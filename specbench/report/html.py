@@ -5,22 +5,22 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from specbench.decide.recommend import Verdict
+from specbench.decide.recommend import SpeedupVerdict
 from specbench.plain_text import plain
 from specbench.report.answers import without_workload
 from specbench.report.blocks import formulas_part, run_report
 from specbench.report.charts.canvas import drawing
 from specbench.report.charts.speedups import answers_charts
+from specbench.report.comparisons import answers_grid, differences_grid
 from specbench.report.document import Document
 from specbench.report.pictures import pictures
-from specbench.report.several_runs import answers_grid, differences_grid
 
 _TEMPLATE = Path(__file__).with_name("template.html")
 _SCRIPT = Path(__file__).with_name("table.js")
 _CHIPS = {
-    Verdict.HELPS: ("good", "speculate"),
-    Verdict.GAINS_NOTHING: ("bad", "do not speculate"),
-    Verdict.NOT_SHOWN: ("open", "undecided"),
+    SpeedupVerdict.HELPS: ("good", "speculate"),
+    SpeedupVerdict.GAINS_NOTHING: ("bad", "do not speculate"),
+    SpeedupVerdict.NOT_SHOWN: ("open", "undecided"),
 }
 
 

@@ -2,25 +2,25 @@
 
 from collections.abc import Iterator, Sequence
 
-from specbench.decide.recommend import Verdict
+from specbench.decide.recommend import SpeedupVerdict
 from specbench.plain_text import plain
-from specbench.report.answers import Answer, without_workload
+from specbench.report.answers import SectionAnswer, without_workload
 from specbench.report.blocks import (
     Block,
     Facts,
     Legend,
     Lines,
     Paragraph,
-    Part,
+    ReportPart,
     RunReport,
-    Table,
+    TableBlock,
     formulas_part,
     run_report,
 )
+from specbench.report.comparisons import answers_grid, differences_grid
 from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.provenance import Fact
-from specbench.report.several_runs import answers_grid, differences_grid
 
 _ESCAPES = str.maketrans(
     {
@@ -59,8 +59,8 @@ def _run(report: RunReport) -> Iterator[str]:
         yield from _block(block, level=2) if block else ()
 
 
-def _answer(answer: Answer) -> Iterator[str]:
-    mark = "**" if answer.verdict is Verdict.HELPS else ""
+def _answer(answer: SectionAnswer) -> Iterator[str]:
+    mark = "**" if answer.verdict is SpeedupVerdict.HELPS else ""
     yield f"- {mark}{escape(answer.title)}: {escape(answer.headline)}{mark}"
     yield from (f"  - {escape(reason)}" for reason in answer.reasons)
     for other in answer.others:
@@ -72,7 +72,7 @@ def _answer(answer: Answer) -> Iterator[str]:
 def _block(block: Block, *, level: int) -> Iterator[str]:
     """Charts and rounds need a page; the reasons are below their answers."""
     match block:
-        case Part():
+        case ReportPart():
             below = level + 1 if block.title else level
             lines = [line for part in block.blocks for line in _block(part, level=below)]
             if lines and block.title:
@@ -86,7 +86,7 @@ def _block(block: Block, *, level: int) -> Iterator[str]:
             yield from (escape(block.text()), "")
         case Facts():
             yield from (*map(_fact, block.facts), "")
-        case Table():
+        case TableBlock():
             yield from _grid(block.grid, level=level if block.has_title else None)
 
 

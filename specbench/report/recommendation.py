@@ -10,15 +10,15 @@ from specbench.decide.comparisons import Crossover
 from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.objective import (
     Candidate,
+    JointRecommendation,
     Objective,
-    Pick,
-    SharedPick,
+    Recommendation,
     left_out_in_words,
     losses_in_words,
     pick,
     shared_pick,
 )
-from specbench.decide.recommend import Verdict, is_undecided, judge
+from specbench.decide.recommend import SpeedupVerdict, is_undecided, judge
 from specbench.records import NO_DRAFTER, CellKey, Condition, Decision, Interval
 from specbench.report.document import Document
 from specbench.report.grids import Grid
@@ -31,7 +31,7 @@ def picks_of(
     *,
     concurrency: int | None = None,
     workloads: Sequence[str] = (),
-) -> tuple[Pick, ...]:
+) -> tuple[Recommendation, ...]:
     """The document's answers for an objective, for so many concurrent requests or any."""
     cells = [
         cell
@@ -44,7 +44,7 @@ def picks_of(
 
 def pick_lines(
     document: Document,
-    picks: Sequence[Pick],
+    picks: Sequence[Recommendation],
     objective: Objective,
     *,
     workloads: Sequence[str] = (),
@@ -71,14 +71,14 @@ def pick_lines(
     return lines
 
 
-def title(one: Pick, picks: Sequence[Pick]) -> str:
+def title(one: Recommendation, picks: Sequence[Recommendation]) -> str:
     """The workload, and what else tells the pick from the others."""
     questions = [other.condition for other in picks]
     return ", ".join(one.condition.distinct_parts(questions, also="workload"))
 
 
 def unanswered(
-    document: Document, picks: Sequence[Pick], workloads: Sequence[str]
+    document: Document, picks: Sequence[Recommendation], workloads: Sequence[str]
 ) -> dict[str, str]:
     """Workloads of the run without an answer, and why; of `workloads` where they are given."""
     answered = {one.condition.workload for one in picks}
@@ -93,9 +93,9 @@ def unanswered(
     }
 
 
-def shared_picks(picks: Sequence[Pick]) -> tuple[SharedPick, ...]:
+def shared_picks(picks: Sequence[Recommendation]) -> tuple[JointRecommendation, ...]:
     """One for every target and setting that was measured on several workloads."""
-    groups: dict[object, list[Pick]] = {}
+    groups: dict[object, list[Recommendation]] = {}
     for one in picks:
         groups.setdefault(one.condition.without("workload"), []).append(one)
     found = (shared_pick(group) for group in groups.values())
@@ -103,7 +103,10 @@ def shared_picks(picks: Sequence[Pick]) -> tuple[SharedPick, ...]:
 
 
 def pick_grid(
-    document: Document, one: Pick, objective: Objective, picks: Sequence[Pick] = ()
+    document: Document,
+    one: Recommendation,
+    objective: Objective,
+    picks: Sequence[Recommendation] = (),
 ) -> Grid:
     """The ways it was chosen from, best first; `picks` are those that its title tells it from."""
     chosen = "chosen"
@@ -138,7 +141,7 @@ def pick_grid(
     )
 
 
-def reasons(document: Document, one: Pick) -> Iterator[str]:
+def reasons(document: Document, one: Recommendation) -> Iterator[str]:
     """Why, for the chosen way: what its decision says, where it saturates, what memory is left.
 
     Of not speculating what is said of the best way beside it, or why nothing was beside it.
@@ -162,7 +165,7 @@ def _lost(document: Document, plain: CellKey) -> Iterator[str]:
     if every:
         undecided = [found for found in every if is_undecided(found[1])]
         speedup, best = _most_promising(document, undecided or every)
-        is_lost = speedup.estimate <= 1 or judge(speedup) is Verdict.GAINS_NOTHING
+        is_lost = speedup.estimate <= 1 or judge(speedup) is SpeedupVerdict.GAINS_NOTHING
         which = "runner-up" if is_lost else "best undecided"
         figure = range_text(speedup) if undecided else speedup_text(speedup)
         yield f"{which}: {_method(best.leader)}, {figure}"
@@ -179,7 +182,7 @@ def _beside(document: Document, plain: CellKey) -> Iterator[tuple[Interval, Deci
                 yield speedup, decision
 
 
-def open_question(document: Document, one: Pick) -> Decision | None:
+def open_question(document: Document, one: Recommendation) -> Decision | None:
     """The most promising undecided way beside a K = 0 that was chosen for want of evidence."""
     if one.best is None or one.best.key.draft.k:
         return None
@@ -196,7 +199,7 @@ def _most_promising(
     return max(found, key=lambda one: (one[1].leader in valid, one[0].estimate))
 
 
-def is_untried(document: Document, one: Pick) -> bool:
+def is_untried(document: Document, one: Recommendation) -> bool:
     """Whether K = 0 was chosen because nothing valid with drafts is there to compare it with."""
     if one.best is None or one.best.key.draft.k:
         return False
@@ -225,7 +228,7 @@ def _not_valid(document: Document, plain: CellKey) -> Iterator[str]:
         yield f"planned but not measured: {'; '.join(cells)}"
 
 
-def headline(document: Document, one: Pick, objective: Objective) -> str:
+def headline(document: Document, one: Recommendation, objective: Objective) -> str:
     """The answer for one workload, without its name."""
     if one.best is None:
         broken = "; ".join(one.candidates[0].broken) if one.candidates else "nothing was measured"
@@ -258,7 +261,7 @@ def _value(value: float, objective: Objective) -> str:
     return measured(value, objective.unit)
 
 
-def _given_up(shared: SharedPick, undecided: Collection[str]) -> str:
+def _given_up(shared: JointRecommendation, undecided: Collection[str]) -> str:
     """`undecided`: workloads on which nothing is decided, so nothing is known to be lost."""
     regret = {name: loss for name, loss in shared.regret.items() if name not in undecided}
     others = {name: _method(key) for name, key in shared.others.items()}
@@ -267,7 +270,7 @@ def _given_up(shared: SharedPick, undecided: Collection[str]) -> str:
     return listed(losses_in_words(regret, others)) + left_out + open_ones
 
 
-def _saturation(crossovers: Sequence[Crossover], one: Pick) -> Iterator[str]:
+def _saturation(crossovers: Sequence[Crossover], one: Recommendation) -> Iterator[str]:
     """Where more users make speculation stop paying, for the pairings at hand."""
     for found in crossovers:
         key = found.key
@@ -311,7 +314,7 @@ SCHEMA_VERSION = 1
 
 def recommendation_json(
     document: Document,
-    picks: Sequence[Pick],
+    picks: Sequence[Recommendation],
     objective: Objective,
     *,
     workloads: Sequence[str] = (),

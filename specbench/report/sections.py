@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from specbench.decide.recommend import Verdict, judge, lower_bound
+from specbench.decide.recommend import SpeedupVerdict, judge, lower_bound
 from specbench.forecast.forecast_check import CheckedForecast
 from specbench.records import CellKey, CellSummary, Condition, Decision
 from specbench.report.document import Document
@@ -40,7 +40,7 @@ class Section:
 
         A lossy one is only taken where no lossless one helps.
         """
-        helping = [d for d in self.decisions if verdict_of(d) is Verdict.HELPS]
+        helping = [d for d in self.decisions if verdict_of(d) is SpeedupVerdict.HELPS]
         lossless = [d for d in helping if d.leader.draft.lossy is None]
         return max(lossless or helping, key=lower_bound, default=None)
 
@@ -117,6 +117,6 @@ def drafter_of(label: str) -> str:
     return label.rsplit("/", 1)[-1]
 
 
-def verdict_of(decision: Decision) -> Verdict:
+def verdict_of(decision: Decision) -> SpeedupVerdict:
     """Which of the three answers a decision gives."""
     return judge(decision.speedup)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from specbench.decide.recommend import lower_bound
-from specbench.metrics.generation import Generation, Round
+from specbench.metrics.generation import DecodedRequest, DecodedRound
 from specbench.report.document import Document
 from specbench.report.numbers import measured, plural
 from specbench.report.sections import Section, sections
@@ -17,7 +17,7 @@ _MOST_ROUNDS = 150  # a reader has seen enough
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class ShownRound:
     """A round as the page shows it."""
 
     says: str  # in full, under the pointer
@@ -28,29 +28,29 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Steps:
+class ShownGeneration:
     """A generation as the page shows it."""
 
     title: str
     before: str  # the text that no round emitted
-    steps: tuple[Step, ...]
+    steps: tuple[ShownRound, ...]
     more: str  # what is left out; "" where nothing is
 
 
-def steps(document: Document) -> tuple[Steps, ...]:
+def steps(document: Document) -> tuple[ShownGeneration, ...]:
     """Of each question the drafter that its answer is about, where the text of one is stored."""
     found = ((section, _shown(section, document)) for section in sections(document))
     return tuple(_steps(section, one) for section, one in found if one is not None)
 
 
-def _shown(section: Section, document: Document) -> Generation | None:
+def _shown(section: Section, document: Document) -> DecodedRequest | None:
     quoted = section.best or max(section.decisions, key=lower_bound, default=None)
     return document.generations.get(quoted.leader) if quoted else None
 
 
-def _steps(section: Section, one: Generation) -> Steps:
+def _steps(section: Section, one: DecodedRequest) -> ShownGeneration:
     left_out = len(one.rounds) - _MOST_ROUNDS
-    return Steps(
+    return ShownGeneration(
         title=f"{section.title}: {one.key.source}, {one.key.draft.length.named}, {one.prompt_id}",
         before="".join(_visible(piece) for piece in (one.first, *one.checked)),
         steps=tuple(_step(i + 1, own) for i, own in enumerate(one.rounds[:_MOST_ROUNDS])),
@@ -58,12 +58,12 @@ def _steps(section: Section, one: Generation) -> Steps:
     )
 
 
-def _step(number: int, one: Round) -> Step:
+def _step(number: int, one: DecodedRound) -> ShownRound:
     accepted, bonus = "".join(map(_visible, one.accepted)), _visible(one.bonus or "")
     after = "\n" if (bonus or accepted).endswith("\n") else ""
     if after:
         accepted, bonus = (accepted, bonus[:-1]) if bonus else (accepted[:-1], "")
-    return Step(
+    return ShownRound(
         says=(
             f"Round {number}: {one.num_drafted} drafted, {len(one.accepted)} accepted, "
             f"{measured(one.seconds, 's')}"

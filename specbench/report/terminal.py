@@ -7,7 +7,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from specbench.report.blocks import Block, Legend, Lines, Paragraph, Part, Table, run_report
+from specbench.report.blocks import (
+    Block,
+    Legend,
+    Lines,
+    Paragraph,
+    ReportPart,
+    TableBlock,
+    run_report,
+)
 from specbench.report.document import Document
 from specbench.report.grids import Grid
 
@@ -17,7 +25,7 @@ _STYLES = {"chosen": "bold green", "invalid": "dim", "": ""}
 def terminal_report(document: Document, shown: Collection[str] = ()) -> Group:
     """Tables, notes and shared K of a run, without the answer and the warnings already `shown`."""
     report = run_report(document)
-    parts = [report.results, Part("", [report.which_pass] if report.which_pass else [])]
+    parts = [report.results, ReportPart("", [report.which_pass] if report.which_pass else [])]
     rendered = [
         *(text for part in (*parts, report.comparisons, report.sessions) for text in _part(part)),
         *(text for part in report.notes.blocks for text in _note(part, shown)),
@@ -26,9 +34,9 @@ def terminal_report(document: Document, shown: Collection[str] = ()) -> Group:
     return Group(*(piece for text in rendered for piece in (text, "")))
 
 
-def _part(part: Part) -> Iterator[RenderableType]:
+def _part(part: ReportPart) -> Iterator[RenderableType]:
     for block in part.blocks:
-        if isinstance(block, Table):
+        if isinstance(block, TableBlock):
             yield grid_table(block.grid)
         elif isinstance(block, Legend):
             yield Text(block.text(is_brief=True), style="dim")
@@ -37,7 +45,7 @@ def _part(part: Part) -> Iterator[RenderableType]:
 
 
 def _note(part: Block, shown: Collection[str]) -> Iterator[Text]:
-    assert isinstance(part, Part)
+    assert isinstance(part, ReportPart)
     style = "yellow" if part.title == "Warnings" else "red"
     for block in part.blocks:
         assert isinstance(block, Lines)

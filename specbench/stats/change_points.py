@@ -27,7 +27,7 @@ _EQUAL = 1e-12  # of the scale of the values: no difference
 Values = NDArray[np.float64]
 
 
-class Step(NamedTuple):
+class ChangePoint(NamedTuple):
     """From `run_index` on the series is at another level."""
 
     run_index: int  # of the first run of the new level
@@ -48,26 +48,26 @@ class Trend(NamedTuple):
     p_value: float
 
 
-class Course(NamedTuple):
+class SeriesAnalysis(NamedTuple):
     """What became of a series: steps, or a trend, or neither."""
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ChangePoint, ...] = ()
     trend: Trend | None = None
 
 
-def course(values: Sequence[float]) -> Course:
+def analyze_series(values: Sequence[float]) -> SeriesAnalysis:
     """Steps in order, else a trend; neither below MIN_RUNS runs and for a constant series."""
     series = np.asarray(values, dtype=np.float64)
     if len(series) < MIN_RUNS or np.ptp(series) <= _EQUAL * max(1.0, float(abs(series).max())):
-        return Course()
+        return SeriesAnalysis()
     rng = np.random.default_rng(0)
     splits = sorted(_splits(series, 0, rng))
     trend = _trend(series)
     if splits and trend and _line_bic(series) < _steps_bic(series, [at for at, _ in splits]):
         splits = []
     if splits:
-        return Course(steps=_steps(series, splits))
-    return Course(trend=trend)
+        return SeriesAnalysis(steps=_steps(series, splits))
+    return SeriesAnalysis(trend=trend)
 
 
 def _splits(series: Values, first: int, rng: np.random.Generator) -> list[tuple[int, float]]:
@@ -98,11 +98,11 @@ def _gains(series_RN: Values) -> Values:
     return gains
 
 
-def _steps(series: Values, splits: Sequence[tuple[int, float]]) -> tuple[Step, ...]:
+def _steps(series: Values, splits: Sequence[tuple[int, float]]) -> tuple[ChangePoint, ...]:
     borders = [0, *(at for at, _ in splits), len(series)]
     means = [float(series[a:b].mean()) for a, b in pairwise(borders)]
     return tuple(
-        Step(at, means[i], means[i + 1], p_value) for i, (at, p_value) in enumerate(splits)
+        ChangePoint(at, means[i], means[i + 1], p_value) for i, (at, p_value) in enumerate(splits)
     )
 
 

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import fdtrc
 
 from specbench.stats.intervals import LogRatio
-from specbench.stats.spread import MIN_UNITS, Spread, cautiously_combined, combined, jackknife
+from specbench.stats.spread import MIN_UNITS, Uncertainty, cautiously_combined, combined, jackknife
 
 Floats = NDArray[np.float64]
 
@@ -33,7 +33,7 @@ MOST_PLANNED = 12
 NEAR_PROMPTS = 1.2  # times what cycles without end would show: more of them are not worth it
 CYCLE_SD = 0.14  # vLLM on a loaded CPU: two sessions with speculation and two without (0.13, 0.14)
 RUNNING_SD = 0.05  # the same process in other sessions: only the machine differs
-NO_PROMPTS = Spread(standard_error=0.0, degrees_of_freedom=math.inf)  # they are taken together
+NO_PROMPTS = Uncertainty(standard_error=0.0, degrees_of_freedom=math.inf)  # they are taken together
 PROMPT_SD = 0.2  # prompts of one workload: 0.04 to 0.22 in tests/gate/gate_noise.json
 
 
@@ -42,11 +42,11 @@ class SessionNoise:
     """What puts the log of a measured speed-up off the true one."""
 
     cycle_sd: float  # standard deviation of one cycle's log ratio
-    prompts: Spread  # the part that more cycles do not reduce
+    prompts: Uncertainty  # the part that more cycles do not reduce
 
-    def spread(self, num_cycles: int) -> Spread:
+    def spread(self, num_cycles: int) -> Uncertainty:
         """Spread of the log ratio of so many cycles, at least MIN_CYCLES."""
-        cycles = Spread(
+        cycles = Uncertainty(
             standard_error=self.cycle_sd / math.sqrt(num_cycles),
             degrees_of_freedom=num_cycles - 1.0,
         )
@@ -105,8 +105,8 @@ def sessions_p_value(log_speeds: ArrayLike, session_sd: float) -> float:
     rest = deviations - means[:, None]
     freedom = (num_sessions - 1) * (num_prompts - 1)
     noise = combined(
-        Spread(standard_error=session_sd, degrees_of_freedom=math.inf),
-        Spread(
+        Uncertainty(standard_error=session_sd, degrees_of_freedom=math.inf),
+        Uncertainty(
             standard_error=math.sqrt((rest**2).sum() / freedom / num_prompts),
             degrees_of_freedom=freedom,
         ),
@@ -129,7 +129,7 @@ def expected_noise(
         return SessionNoise(cycle_sd=cycle_sd, prompts=NO_PROMPTS)
     if num_prompts < MIN_UNITS:
         return None
-    prompts = Spread(
+    prompts = Uncertainty(
         standard_error=prompt_sd / math.sqrt(num_prompts), degrees_of_freedom=num_prompts - 1.0
     )
     return SessionNoise(cycle_sd=cycle_sd, prompts=prompts)
@@ -179,7 +179,7 @@ def _noise(cells: Floats) -> SessionNoise | None:
     if num_cycles < MIN_CYCLES or 1 < num_prompts < MIN_UNITS:
         return None
     sums = cells.sum(axis=2, keepdims=True)
-    prompts: Spread | None = NO_PROMPTS
+    prompts: Uncertainty | None = NO_PROMPTS
     if num_prompts > 1:
         prompts = jackknife(
             _log_ratios(sums - cells).mean(axis=0),

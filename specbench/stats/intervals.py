@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specbench.stats.interval import Interval
-from specbench.stats.spread import MIN_UNITS, Spread, combined, jackknife, of_mean
+from specbench.stats.spread import MIN_UNITS, Uncertainty, combined, jackknife, of_mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +21,7 @@ class LogRatio:
     """The log of a ratio of sums and how far off it may be; no spread of too few prompts."""
 
     log: float
-    spread: Spread | None
+    spread: Uncertainty | None
     num_prompts: int
 
     @property
@@ -90,7 +90,7 @@ def with_count_noise(ratio: LogRatio, *counts: NDArray[np.float64]) -> LogRatio:
     agree or differ throughout this is the variance of Fagerland, Lydersen and Laake 2014.
     """
     variances = [0.5 / np.nansum(own, axis=-1) ** 2 for own in counts]
-    spread = Spread(
+    spread = Uncertainty(
         standard_error=math.sqrt(sum(float(np.mean(v)) for v in variances)),
         degrees_of_freedom=math.inf,
     )

@@ -14,7 +14,7 @@ POWER = 0.80
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Spread:
+class Uncertainty:
     """In the unit of the estimate, or of its logarithm; infinite freedom: known exactly."""
 
     standard_error: float
@@ -41,18 +41,18 @@ def student_t(degrees_of_freedom: float, probability: float) -> float:
     return float(stdtrit(degrees_of_freedom, probability))
 
 
-def of_mean(values: ArrayLike) -> Spread | None:
+def of_mean(values: ArrayLike) -> Uncertainty | None:
     """Spread of the mean of independent values: s / sqrt(n) with n - 1; None below MIN_UNITS."""
     array = np.asarray(values, dtype=np.float64)
     n = len(array)
     if n < MIN_UNITS:
         return None
-    return Spread(
+    return Uncertainty(
         standard_error=float(array.std(ddof=1)) / math.sqrt(n), degrees_of_freedom=n - 1.0
     )
 
 
-def jackknife(left_out: ArrayLike, weights: ArrayLike) -> Spread | None:
+def jackknife(left_out: ArrayLike, weights: ArrayLike) -> Uncertainty | None:
     """Spread of an estimate, from its values without each of n units; None below MIN_UNITS.
 
     Standard error: sqrt((n - 1) / n * sum((value - mean)**2)) (Quenouille 1956; Tukey 1958).
@@ -65,13 +65,13 @@ def jackknife(left_out: ArrayLike, weights: ArrayLike) -> Spread | None:
     n = len(values)
     if n < MIN_UNITS:
         return None
-    return Spread(
+    return Uncertainty(
         standard_error=math.sqrt((n - 1) ** 2 / n * np.var(values, ddof=1)),
         degrees_of_freedom=max(1.0, 1.0 / float(shares @ shares) - 1.0),
     )
 
 
-def combined(first: Spread, second: Spread) -> Spread:
+def combined(first: Uncertainty, second: Uncertainty) -> Uncertainty:
     """Spread of a sum, or of a product's logarithm, of two independent errors: variances add.
 
     Degrees of freedom: (v1 + v2)**2 / (v1**2 / f1 + v2**2 / f2), and the first's where that is
@@ -82,13 +82,13 @@ def combined(first: Spread, second: Spread) -> Spread:
         variance**2 / spread.degrees_of_freedom
         for variance, spread in zip(variances, (first, second), strict=True)
     )
-    return Spread(
+    return Uncertainty(
         standard_error=math.sqrt(sum(variances)),
         degrees_of_freedom=sum(variances) ** 2 / weights if weights else first.degrees_of_freedom,
     )
 
 
-def cautiously_combined(first: Spread, second: Spread) -> Spread:
+def cautiously_combined(first: Uncertainty, second: Uncertainty) -> Uncertainty:
     """`combined`, where one of the variances rests on so few units that it may be far too small.
 
     Student's quantile is then the mean of both, weighted by variance. Source: Cochran and Cox 1957,

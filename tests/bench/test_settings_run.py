@@ -6,7 +6,7 @@ import pytest
 
 from specbench.bench.benchmark import run_benchmark
 from specbench.inputs.config import load_pairings
-from specbench.metrics.aggregate import gather_cells
+from specbench.metrics.aggregate import aggregate_cells
 from specbench.records import ALL_PROMPTS
 from specbench.report.document import build_document
 from specbench.runs import StoredRun
@@ -177,7 +177,7 @@ def test_k_auto_keeps_a_time_line_in_one_row(tiny, tmp_path):
 def test_drawn_acceptance_keeps_what_it_was_told(tiny, tmp_path):
     run = measure(tiny, tmp_path, acceptance=(1.0, 1.0, 0.0), num_repeats=3)
 
-    cells = gather_cells([plan.key for plan in run.run.cells], run.blocks)
+    cells = aggregate_cells([plan.key for plan in run.run.cells], run.blocks)
     (speculative,) = (cell for cell in cells if cell.k == 3)
     rounds = speculative.rounds
     assert {

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.decide.comparisons import BestOf, compare_best_of
-from specbench.metrics.aggregate import gather_cells
+from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.best_of import best_of_gain, best_of_s, scoring_s
 from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import paired_cpu, paired_decode
@@ -75,7 +75,7 @@ def _samples(key: CellKey, i: int, decode_s: float) -> SamplesRecord:
 @pytest.fixture
 def gathered() -> tuple[CellData, ...]:
     blocks = [block(keys, i) for i in range(6) for keys in (KEYS[:2], KEYS[2:])]
-    return gather_cells(KEYS, blocks)
+    return aggregate_cells(KEYS, blocks)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from specbench.decide.comparisons import side_by_side
 from specbench.decide.recommend import choose, decide
-from specbench.metrics.aggregate import gather_run
+from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.summary import summarise
 from specbench.records import CellSummary
 from specbench.report.document import build_document
@@ -90,7 +90,7 @@ def own_cells(engine_s: float) -> list:
 
 
 def test_beside_a_server_there_are_estimates_alone():
-    served = gather_run(served_sweep(Sweep(wobble=0.0, differing=0.0)))
+    served = aggregate_run(served_sweep(Sweep(wobble=0.0, differing=0.0)))
     base, four = side_by_side([*own_cells(engine_s=0.06), *served])
     assert (base.peer, four.peer) == (key_of(0), key_of(4))
     # 12 tokens in 0.24 s against 24 in 0.48 s; then 12 in 0.06 s against 24 in 0.24 s.
@@ -102,7 +102,7 @@ def test_beside_a_server_there_are_estimates_alone():
 
 
 def test_only_prompts_that_both_served_are_compared():
-    served = gather_run(served_sweep(Sweep(wobble=0.0)))
+    served = aggregate_run(served_sweep(Sweep(wobble=0.0)))
     ours = [replace(cell, requests=cell.requests[:2]) for cell in own_cells(engine_s=0.06)]
     (pair,) = [p for p in side_by_side([*ours, *served]) if p.own.draft.k]
     theirs = next(c for c in served if c.key == key_of(4))
@@ -112,7 +112,7 @@ def test_only_prompts_that_both_served_are_compared():
 
 
 def test_texts_are_not_called_different_where_one_side_tells_no_tokens():
-    served = gather_run(served_sweep())
+    served = aggregate_run(served_sweep())
     told, *_ = side_by_side([*own_cells(0.06), *served])
     assert told.equal_text == 0.0  # 13 tokens are not 25
     mute = [
@@ -125,7 +125,7 @@ def test_texts_are_not_called_different_where_one_side_tells_no_tokens():
 
 def test_a_cell_without_a_whole_cycle_decides_nothing():
     stored = served_sweep(Sweep(ks=(4,), cycles=1, rows=(1,), confirmed=None, lost=((4, 0, 1),)))
-    (_, four) = summarise(gather_run(stored))
+    (_, four) = summarise(aggregate_run(stored))
     assert four.speedup is None
     assert four.metrics["num_cycles"] == 0
     (decision,) = build_document(stored).decisions

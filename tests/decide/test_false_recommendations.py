@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specbench.decide.recommend import Choice, Verdict, choose, decide, judge
+from specbench.decide.recommend import LeadingCell, SpeedupVerdict, choose, decide, judge
 from specbench.records import CellSummary
 from specbench.stats.intervals import speedup_interval
 
@@ -39,7 +39,7 @@ class Prompts(NamedTuple):
 class Sweep(NamedTuple):
     """The first pass over all K, and its leader measured again."""
 
-    choice: Choice
+    choice: LeadingCell
     again: CellSummary
 
 
@@ -81,7 +81,7 @@ def says_helps(sweep: Sweep) -> bool:
 
 def best_of_many_says_helps(sweep: Sweep) -> bool:
     """Negative control: the first pass's winner, quoted as it is."""
-    return judge(leader(sweep).speedup) is Verdict.HELPS
+    return judge(leader(sweep).speedup) is SpeedupVerdict.HELPS
 
 
 def leader(sweep: Sweep) -> CellSummary:

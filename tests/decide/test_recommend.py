@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.recommend import Verdict, by_question, choose, decide, judge
+from specbench.decide.recommend import SpeedupVerdict, by_question, choose, decide, judge
 from specbench.records import Interval
 from tests.cell_keys import with_axes
 
@@ -185,12 +185,12 @@ def test_a_question_is_one_pairing_workload_and_setting(summarised):
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [
-        (0.90, 1.02, Verdict.GAINS_NOTHING),
-        (0.90, 1.021, Verdict.NOT_SHOWN),
-        (1.012, 1.02, Verdict.GAINS_NOTHING),  # surely faster, and by too little to matter
-        (1.01, 1.5, Verdict.NOT_SHOWN),
-        (1.011, 1.5, Verdict.HELPS),
-        (None, None, Verdict.NOT_SHOWN),
+        (0.90, 1.02, SpeedupVerdict.GAINS_NOTHING),
+        (0.90, 1.021, SpeedupVerdict.NOT_SHOWN),
+        (1.012, 1.02, SpeedupVerdict.GAINS_NOTHING),  # surely faster, and by too little to matter
+        (1.01, 1.5, SpeedupVerdict.NOT_SHOWN),
+        (1.011, 1.5, SpeedupVerdict.HELPS),
+        (None, None, SpeedupVerdict.NOT_SHOWN),
     ],
 )
 def test_the_three_answers(low, high, verdict):
@@ -198,7 +198,7 @@ def test_the_three_answers(low, high, verdict):
 
 
 def test_no_speedup_at_all_is_not_shown_to_help():
-    assert judge(None) is Verdict.NOT_SHOWN
+    assert judge(None) is SpeedupVerdict.NOT_SHOWN
 
 
 def auto(cell, mean_k=3.14):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specbench.decide.explanation import what_would_narrow
-from specbench.decide.recommend import Verdict, choose, decide, judge
+from specbench.decide.recommend import SpeedupVerdict, choose, decide, judge
 from specbench.records import Interval
 from specbench.stats.intervals import interval, minimum_detectable_effect, speedup_ratio
 from specbench.stats.spread import UPPER, student_t
@@ -88,7 +88,7 @@ def undecided_runs(rng, num_prompts, speedup, prompts_sd, noise):
         spec_s = base_s / speedup * np.exp(rng.normal(0.0, prompts_sd, num_prompts))
         times = (side * np.exp(rng.normal(0.0, noise, num_prompts)) for side in (base_s, spec_s))
         ratio = speedup_ratio(*times)
-        if judge(found := interval(ratio)) is Verdict.NOT_SHOWN:
+        if judge(found := interval(ratio)) is SpeedupVerdict.NOT_SHOWN:
             yield found, minimum_detectable_effect(ratio)
 
 

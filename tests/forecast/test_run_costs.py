@@ -7,7 +7,7 @@ import pytest
 from specbench.errors import SpecbenchError, UsageError
 from specbench.forecast.cost_curve import told
 from specbench.forecast.engine_costs import read_file
-from specbench.metrics.aggregate import gather_run
+from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.summary import summarise
 from specbench.records import ClientLoad
 from specbench.runs import SCHEMA_VERSION, create_run
@@ -30,7 +30,7 @@ def kept(root, stored):
 
 def test_each_cell_of_the_first_pass_is_a_cost_with_what_came_of_it(tmp_path, sweep):
     costs = read_file(kept(tmp_path, sweep))
-    cells = summarise(gather_run(sweep))
+    cells = summarise(aggregate_run(sweep))
     assert len(costs) == len(cells) == 6  # K = 0, 2, 4 at 1 and 4 requests at once
     for cost, cell in zip(costs, cells, strict=True):
         assert cost.cost == cell.metrics["round_s"]

@@ -12,7 +12,7 @@ from specbench.gate.check import Tolerance, check
 from specbench.gate.comparable import pair_up
 from specbench.gate.comparison import Comparison
 from specbench.gate.figures import Figure
-from specbench.stats.spread import Spread
+from specbench.stats.spread import Uncertainty
 from tests.gate.gate_sides import cell, figure, key, side
 from tests.gate.test_attribution import causes, figures
 from tests.gate.test_comparable import FIGURES, refused
@@ -84,7 +84,7 @@ def test_a_figure_that_only_one_prompt_has_is_compared_as_a_share():
 
 
 def test_a_loss_without_bounds_is_a_number_still():
-    wide = Spread(standard_error=1e3, degrees_of_freedom=1.0)
+    wide = Uncertainty(standard_error=1e3, degrees_of_freedom=1.0)
     worse = Comparison(loss=0.1, limit=0.05, spread=wide)
     assert math.isfinite(worse.as_change(worse.bound(0.975), higher_is_better=False))
 

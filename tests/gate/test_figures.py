@@ -10,7 +10,7 @@ from specbench.gate.comparison import Runs, compare
 from specbench.gate.figures import cell_figures, first_difference
 from specbench.gate.tolerances import MetricKind, deviation_floor, kind_of
 from specbench.metrics import registry
-from specbench.metrics.aggregate import gather_cells
+from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import Samples
 from specbench.metrics.registry import all_metrics, metric
 from specbench.records import SamplesRecord
@@ -93,7 +93,7 @@ def test_a_figure_that_no_prompt_changes_is_stored_without_entries(steady):
 
 def test_the_unit_is_a_pass_if_requests_overlap():
     stored = served_run()
-    cells = gather_cells([plan.key for plan in stored.run.cells], stored.blocks)
+    cells = aggregate_cells([plan.key for plan in stored.run.cells], stored.blocks)
     stream = next(c for c in cells if c.key.condition.concurrency > 1 and c.key.draft.k)
     figures = cell_figures(stream, {"decode_speedup", "mean_acceptance_length"})
     assert figures.units == tuple(f"pass {i}" for i in range(len(stream.passes)))
@@ -106,7 +106,7 @@ def test_the_unit_is_a_pass_if_requests_overlap():
 def test_a_pass_that_serves_each_prompt_twice_is_one_unit_and_its_noise_is_kept():
     """As 16 rows over 40 prompts do: what a pass serves again counts as a repeat of its own."""
     stored = served_run()
-    cells = gather_cells([plan.key for plan in stored.run.cells], stored.blocks)
+    cells = aggregate_cells([plan.key for plan in stored.run.cells], stored.blocks)
     stream = next(c for c in cells if c.key.condition.concurrency > 1 and c.key.draft.k)
 
     def twice(i, served, pace):
@@ -224,7 +224,7 @@ def test_counts_need_no_floor_and_times_the_largest():
 
 def stream_cell():
     stored = served_run()
-    cells = gather_cells([plan.key for plan in stored.run.cells], stored.blocks)
+    cells = aggregate_cells([plan.key for plan in stored.run.cells], stored.blocks)
     return next(c for c in cells if c.key.condition.concurrency > 1 and c.key.draft.k)
 
 

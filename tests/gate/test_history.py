@@ -11,7 +11,7 @@ from specbench.gate.history import PastRun, history
 from specbench.records import CellSummary, Interval
 from specbench.report.history_lines import change_lines, history_grid, left_out_lines, sparkline
 from specbench.report.history_page import to_page
-from specbench.stats.change_points import SIGNIFICANCE, course
+from specbench.stats.change_points import SIGNIFICANCE, analyze_series
 from tests.cell_keys import KEY, with_axes
 from tests.stats.test_change_points import noisy
 
@@ -227,7 +227,7 @@ def test_pooled_over_lengths_and_distributions_noise_steps_in_5_percent_at_most(
         for shape in ("normal", "heavy", "skewed"):
             rng = np.random.default_rng([num_runs, ord(shape[0])])
             for _ in range(num_series):
-                found = course(noisy(rng, np.full(num_runs, 1.5), shape))
+                found = analyze_series(noisy(rng, np.full(num_runs, 1.5), shape))
                 steps += bool(found.steps)
                 trends += found.trend is not None
     most = 0.05 + 3 * (0.05 * 0.95 / (9 * num_series)) ** 0.5
@@ -255,11 +255,11 @@ def test_runs_of_drifting_machines_are_not_exchangeable():
     """Negative control: a random walk is what the test does not hold for, and it shows."""
     rng = np.random.default_rng(0)
     walks = [1.5 + 0.02 * np.cumsum(rng.normal(size=20)) for _ in range(100)]
-    found = [course(walk) for walk in walks]
+    found = [analyze_series(walk) for walk in walks]
     assert sum(bool(one.steps) or one.trend is not None for one in found) > 50
 
 
 def test_a_step_before_a_larger_one_is_found():
     rng = np.random.default_rng(3)
-    steps = course(noisy(rng, [1.0] * 10 + [1.15] * 10 + [1.8] * 10)).steps
+    steps = analyze_series(noisy(rng, [1.0] * 10 + [1.15] * 10 + [1.8] * 10)).steps
     assert [step.run_index for step in steps] == [10, 20]

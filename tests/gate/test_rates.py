@@ -25,7 +25,7 @@ from benchmarks.gate_rates import Rates, fewer_kept, rates, slower, tolerances
 from specbench.gate import check as gate
 from specbench.gate import comparison
 from specbench.gate.baseline import Snapshot
-from specbench.stats.spread import Spread
+from specbench.stats.spread import Uncertainty
 
 pytestmark = pytest.mark.slow
 
@@ -150,7 +150,7 @@ def test_without_intervals_alarms_rise(greedy, monkeypatch):
     """Negative control: a loss beyond a tolerance that noise reaches, judged with and without."""
     close = {"decode_speedup": between_runs(greedy) / 4}
     assert run_gates("close, with intervals", greedy, close, None, RECIPE).alarms <= 0.05
-    known = Spread(standard_error=1e-9, degrees_of_freedom=np.inf)
+    known = Uncertainty(standard_error=1e-9, degrees_of_freedom=np.inf)
     monkeypatch.setattr(comparison, "_larger", lambda *_: known)
     assert run_gates("close, by the estimate alone", greedy, close, None, RECIPE).alarms > 0.10
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.metrics.aggregate import gather_cells
+from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import CellData, against, finished_baseline, once_a_baseline
 from specbench.records import (
     ForwardCost,
@@ -40,7 +40,7 @@ def test_a_cell_is_gathered_with_the_baseline_of_its_own_blocks(cell: CellData, 
     ]
     keys = [baseline_cell.key, cell.key, other_key]
 
-    base, first, second = gather_cells(keys, blocks)
+    base, first, second = aggregate_cells(keys, blocks)
 
     assert first == cell
     assert second.baseline == (base_a,)
@@ -68,7 +68,7 @@ def test_what_is_made_of_a_baseline_is_made_once_for_all_cells_that_have_it(cell
         return sum(request.num_output_tokens for request in finished_baseline(one))
 
     keys = [baseline_cell.key, cell.key, far_key, alone_key]
-    _, near, far, alone = gather_cells(keys, blocks)
+    _, near, far, alone = aggregate_cells(keys, blocks)
     assert num_tokens(near) == num_tokens(far) == sum(r.num_output_tokens for r in (base_a, base_b))
     assert num_tokens(alone) == num_tokens(near) - 1
     assert asked == [cell.key, alone_key]
@@ -85,14 +85,14 @@ def test_explored_and_confirmed_blocks_are_kept_apart(cell: CellData, baseline_c
         ),
     ]
     keys = [baseline_cell.key, cell.key]
-    assert [len(c.requests) for c in gather_cells(keys, blocks)] == [1, 1]
-    _, confirmed = gather_cells(keys, blocks, purpose="confirm")
+    assert [len(c.requests) for c in aggregate_cells(keys, blocks)] == [1, 1]
+    _, confirmed = aggregate_cells(keys, blocks, purpose="confirm")
     assert confirmed.requests[0].repeat == 1
 
 
 def test_a_cell_that_was_not_measured_is_left_out(cell, baseline_cell):
     blocks = [made_block("a", cell.baseline[0])]
-    assert [c.key for c in gather_cells([baseline_cell.key, cell.key], blocks)] == [
+    assert [c.key for c in aggregate_cells([baseline_cell.key, cell.key], blocks)] == [
         baseline_cell.key
     ]
 
@@ -100,14 +100,14 @@ def test_a_cell_that_was_not_measured_is_left_out(cell, baseline_cell):
 def test_another_temperature_is_no_baseline(cell, baseline_cell):
     warm = with_axes(cell.key, temperature=1.0)
     spec = replace(cell.requests[0], cell_id=warm.id)
-    (_, sampled) = gather_cells(
+    (_, sampled) = aggregate_cells(
         [baseline_cell.key, warm], [made_block("a", cell.baseline[0], spec)]
     )
     assert sampled.baseline == ()
 
 
 def test_memory_and_forwards_go_to_their_own_cell(cell, baseline_cell):
-    base, spec = gather_cells(
+    base, spec = aggregate_cells(
         [baseline_cell.key, cell.key],
         [made_block("a", cell.requests[0], cell.baseline[0])],
         memories=[memory("none"), memory("draft"), memory("poor")],
@@ -134,7 +134,9 @@ def test_repeats_and_turns_are_paired_like_with_like(cell):
 def test_another_setting_is_no_baseline(cell, baseline_cell, change):
     key = with_axes(cell.key, **change)
     spec = replace(cell.requests[0], cell_id=key.id)
-    (_, other) = gather_cells([baseline_cell.key, key], [made_block("a", cell.baseline[0], spec)])
+    (_, other) = aggregate_cells(
+        [baseline_cell.key, key], [made_block("a", cell.baseline[0], spec)]
+    )
     assert other.baseline == ()
 
 
@@ -143,7 +145,7 @@ def test_an_adaptive_cell_has_the_baseline_of_the_fixed_ones_and_its_time_line(c
     spec = replace(cell.requests[0], cell_id=key.id)
     record = PassRecord(cell_id=key.id, seconds=1.0, rounds=EMPTY)
     stored = replace(made_block("a", cell.baseline[0], cell.requests[0], spec), passes=(record,))
-    _, fixed, adaptive = gather_cells([baseline_cell.key, cell.key, key], [stored])
+    _, fixed, adaptive = aggregate_cells([baseline_cell.key, cell.key, key], [stored])
     assert fixed.passes == ()
     assert [(p.block_id, p.record, p.requests) for p in adaptive.passes] == [
         ("a-0-explore", record, (spec,))
@@ -168,7 +170,7 @@ def test_generate_is_the_baseline_of_its_engine_and_its_static_cache_is_compared
     )
     keys = [own, static, plain, drafted]
     stored = made_block("a", *(replace(cell.requests[0], cell_id=key.id) for key in keys))
-    baselines = [gathered.baseline for gathered in gather_cells(keys, [stored])]
+    baselines = [gathered.baseline for gathered in aggregate_cells(keys, [stored])]
     assert [[r.cell_id for r in base] for base in baselines] == [[], [plain.id], [], [plain.id]]
     assert [key.is_baseline for key in keys] == [True, False, True, False]
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from specbench.metrics.cell import CellData
-from specbench.metrics.generation import Round, generation_of
+from specbench.metrics.generation import DecodedRound, generation_of
 from specbench.records import AnswerCheck, ReferenceRecord, RoundLog
 from tests.cell_keys import BASE_KEY, with_axes
 from tests.made_records import made_request
@@ -34,9 +34,9 @@ def test_every_piece_is_accepted_or_the_targets_own() -> None:
     assert one is not None
     assert (one.prompt_id, one.first, one.checked) == ("p", "a", ())
     assert one.rounds == (
-        Round(num_drafted=3, accepted=("b", "c"), bonus="d", seconds=0.1),
-        Round(num_drafted=3, accepted=(), bonus="e", seconds=0.2),
-        Round(num_drafted=2, accepted=("f", "g"), bonus=None, seconds=0.3),
+        DecodedRound(num_drafted=3, accepted=("b", "c"), bonus="d", seconds=0.1),
+        DecodedRound(num_drafted=3, accepted=(), bonus="e", seconds=0.2),
+        DecodedRound(num_drafted=2, accepted=("f", "g"), bonus=None, seconds=0.3),
     )
     assert [own.num_rejected for own in one.rounds] == [1, 3, 0]
 

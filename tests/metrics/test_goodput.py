@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.decide.recommend import by_question, choose, decide
-from specbench.metrics.aggregate import gather_run
+from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.cell import num_within
 from specbench.metrics.registry import measure
 from specbench.metrics.summary import summarise
@@ -52,7 +52,7 @@ def under(slo, **said):
 def test_goodput_is_the_requests_within_the_limits_per_second():
     """24 tokens after the first take 0.48 s at K = 0, 0.24 s at K = 4: 20 and 10 ms each."""
     stored = under({"tpot_s": 0.015})
-    cells = {(c.key.draft.k, c.key.condition.concurrency): c for c in gather_run(stored)}
+    cells = {(c.key.draft.k, c.key.condition.concurrency): c for c in aggregate_run(stored)}
     base, fast = measure(cells[0, 1]), measure(cells[4, 1])
     assert (base["slo_attainment"], base["goodput_requests_per_s"]) == (0, 0)
     assert fast["slo_attainment"] == 1
@@ -62,14 +62,14 @@ def test_goodput_is_the_requests_within_the_limits_per_second():
 
 
 def test_without_limits_there_is_no_goodput():
-    for cell in gather_run(served_sweep()):
+    for cell in aggregate_run(served_sweep()):
         assert not {n for n in measure(cell) if "goodput" in n or "slo" in n}
 
 
 def test_the_decision_goes_by_goodput_and_not_by_speed():
     """Whole requests take 0.53 s at K = 0, 0.41 s at K = 2 and 0.29 s at K = 4."""
     stored = under({"request_latency_s": 0.45}, rows=(1,), confirmed=None)
-    cells = summarise(gather_run(stored))
+    cells = summarise(aggregate_run(stored))
     by_k = {cell.key.draft.k: cell for cell in cells}
     assert by_k[2].speedup.low > 1
     assert by_k[2].goodput.limits == "request_latency=450ms"
@@ -93,7 +93,7 @@ def test_limits_that_nothing_keeps_choose_no_k():
 
 def test_limits_that_everything_keeps_leave_requests_per_second():
     stored = under({"ttft_s": 10.0})
-    for cell in summarise(gather_run(stored)):
+    for cell in summarise(aggregate_run(stored)):
         if cell.goodput is not None:
             ratio = cell.speedup_end_to_end.estimate
             assert cell.goodput.ratio.estimate == pytest.approx(ratio, rel=0.01)

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.metrics.aggregate import gather_cells
+from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.registry import measure
 from specbench.records import AnswerCheck, LimitRecord
 from tests.cell_keys import with_axes
@@ -94,6 +94,6 @@ def test_what_was_not_measured_is_absent_and_never_zero(cell):
 def test_a_cell_gets_its_own_limits(cell):
     block = made_block("a", *cell.requests, *cell.baseline)
     other = replace(READ, cell_id=BASE_KEY.id)
-    base, spec = gather_cells([BASE_KEY, KEY], [block], limits=[READ, other, STARTED])
+    base, spec = aggregate_cells([BASE_KEY, KEY], [block], limits=[READ, other, STARTED])
     assert base.limits == (other,)
     assert spec.limits == (READ, STARTED)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specbench.metrics.aggregate import gather_run, lost_sessions, usable_sessions
+from specbench.metrics.aggregate import aggregate_run, lost_sessions, usable_sessions
 from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import paired_decode, paired_end_to_end
 from specbench.metrics.serving import busy_tokens_per_s
@@ -20,7 +20,7 @@ LOST = (4, 3, 1)  # K, cycle, leg
 
 def cell_of(stored: StoredRun, k: int, rows: int = 1) -> CellData:
     key = key_of(k, rows)
-    return next(cell for cell in gather_run(stored) if cell.key == key)
+    return next(cell for cell in aggregate_run(stored) if cell.key == key)
 
 
 def test_the_sessions_of_a_cycle_are_paired_prompt_by_prompt():
@@ -135,7 +135,7 @@ def test_sessions_are_lost_whose_last_attempt_has_a_problem():
 
 def test_second_measurements_are_cells_of_their_own():
     stored = served_sweep()
-    confirmed = gather_run(stored, "confirm")
+    confirmed = aggregate_run(stored, "confirm")
     assert {cell.key.draft.k for cell in confirmed} == {0, 4}
     assert set(confirmed[1].cycles.values()) == {100, 101, 102, 103}
 

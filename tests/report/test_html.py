@@ -4,12 +4,14 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from specbench.records import FailureRecord
 from specbench.report import html as html_page
 from specbench.report.answers import answer_lines
+from specbench.report.blocks import Block
 from specbench.report.document import Document, build_document
 from specbench.report.html import to_html
 from tests.report.stored_runs import SMALL, renamed, stored_run
@@ -96,6 +98,13 @@ def test_a_chip_and_its_sentence_do_not_say_the_same_twice(html: str) -> None:
     for page in (html, poor):
         assert re.findall(r'<span class="chip">([\w ]+)</span>', page)
         assert not re.findall(r'<span class="chip">([\w ]+)</span>\1', page)
+
+
+def test_the_template_renders_every_kind_of_block() -> None:
+    template = (Path(html_page.__file__).parent / "template.html").read_text()
+    kinds = {kind.__name__ for kind in get_args(Block) if isinstance(kind, type)} | {"ReportPart"}
+    assert len(kinds) == 9
+    assert {kind for kind in kinds if f'"{kind}"' not in template} == set()
 
 
 def test_it_needs_nothing_from_anywhere(html: str) -> None:

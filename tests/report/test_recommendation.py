@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specbench.decide.comparisons import Crossover, Point
-from specbench.decide.objective import Objective, SharedPick
+from specbench.decide.objective import JointRecommendation, Objective
 from specbench.records import NO_DRAFTER, Interval, MemoryRecord
 from specbench.report.charts.lines import pareto_front
 from specbench.report.document import Document, build_document
@@ -127,7 +127,7 @@ def test_without_a_decided_workload_nothing_is_advised_for_all() -> None:
 
 
 def test_a_workload_that_is_undecided_alone_is_not_said_to_do_without() -> None:
-    shared = SharedPick(key=KEY, regret={"chat": 0.0}, others={"chat": BASE_KEY})
+    shared = JointRecommendation(key=KEY, regret={"chat": 0.0}, others={"chat": BASE_KEY})
     assert re.fullmatch(r"nothing .*chat \(.*not speculate\)", _given_up(shared, []))
     told = _given_up(shared, ["chat"])
     assert "undecided on chat" in told

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from specbench.report.charts.canvas import drawing
 from specbench.report.charts.speedups import answers_charts
+from specbench.report.comparisons import answers_grid, differences_grid
 from specbench.report.document import Document
-from specbench.report.several_runs import answers_grid, differences_grid
 from tests.report.test_figures import texts
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from specbench.records import Interval, ReferenceRecord
 from specbench.report.document import Document, build_document
 from specbench.report.html import to_html
-from specbench.report.steps import STEPS_LEGEND, Steps, steps
+from specbench.report.steps import STEPS_LEGEND, ShownGeneration, steps
 from tests.report.stored_runs import SMALL, Wish, stored_run
 
 
@@ -34,7 +34,7 @@ def with_text(wish: Wish, pieces: Sequence[str]) -> Document:
     )
 
 
-def shown(one: Steps) -> str:
+def shown(one: ShownGeneration) -> str:
     """The text as a reader sees it."""
     boxes = [step.accepted + step.bonus + step.after for step in one.steps]
     return (one.before + "".join(boxes)).replace("\u00a0", " ")

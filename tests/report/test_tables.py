@@ -7,8 +7,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from specbench.metrics.registry import all_metrics
 from specbench.records import CellSummary
-from specbench.report.columns import TERMINAL_COLUMNS, TERMINAL_STREAM_COLUMNS
+from specbench.report.columns import (
+    PAGE_COLUMNS,
+    PAGE_STREAM_COLUMNS,
+    TERMINAL_COLUMNS,
+    TERMINAL_STREAM_COLUMNS,
+)
 from specbench.report.document import Document, build_document
 from specbench.report.grids import result_grid, result_legend
 from specbench.report.sections import sections
@@ -44,6 +50,15 @@ def test_the_legend_explains_what_is_shown_and_nothing_else(
         if column.meaning:
             is_explained = f"{column.header}: {column.meaning}" in words
             assert is_explained == (column.header in headers), column.header
+
+
+def test_a_column_of_a_metric_is_labeled_and_explained_by_the_metric() -> None:
+    known = {metric.label: metric for metric in all_metrics().values() if metric.label}
+    columns = {column.header: column for column in (*PAGE_COLUMNS, *PAGE_STREAM_COLUMNS)}
+    assert all(columns)
+    assert known.keys() == columns.keys() & known.keys()
+    assert columns["latency ms"].meaning == "median seconds from arrival to the last token"
+    assert known["latency ms"].formula.startswith("Median seconds from arrival")
 
 
 def test_long_names_and_wide_numbers_still_fit() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE, course
+from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE, analyze_series
 
 NOISE = 0.02  # of the level: a coefficient of variation of 2 %
 
@@ -29,7 +29,7 @@ def noisy(rng, levels, shape="normal"):
 def test_noise_steps_no_more_often_than_it_says(shape, num_runs):
     rng = np.random.default_rng(num_runs)
     num_series = 400
-    found = [course(noisy(rng, np.full(num_runs, 1.5), shape)) for _ in range(num_series)]
+    found = [analyze_series(noisy(rng, np.full(num_runs, 1.5), shape)) for _ in range(num_series)]
     most = SIGNIFICANCE + 3 * (SIGNIFICANCE * (1 - SIGNIFICANCE) / num_series) ** 0.5
     assert sum(bool(one.steps) for one in found) / num_series <= most
     assert sum(one.trend is not None for one in found) / num_series <= most
@@ -42,14 +42,14 @@ def test_a_step_of_three_deviations_is_found_at_its_run(at):
     rng = np.random.default_rng(at)
     num_series, near = 400, 0
     for _ in range(num_series):
-        steps = course(noisy(rng, [1.5] * at + [1.5 * 1.06] * (20 - at))).steps
+        steps = analyze_series(noisy(rng, [1.5] * at + [1.5 * 1.06] * (20 - at))).steps
         near += len(steps) == 1 and abs(steps[0].run_index - at) <= 1
     # 600 series: 86, 82 and 89 in 100, each +- 2 where 400 are drawn.
     assert near / num_series >= {5: 0.79, 10: 0.73, 16: 0.82}[at]
 
 
 def test_a_clear_step_has_its_place_levels_and_change():
-    found = course([2.0, 2.01, 1.99, 2.0, 2.0, 1.0, 1.01, 0.99, 1.0, 1.0])
+    found = analyze_series([2.0, 2.01, 1.99, 2.0, 2.0, 1.0, 1.01, 0.99, 1.0, 1.0])
     (step,) = found.steps
     assert step.run_index == 5
     assert (step.before, step.after) == pytest.approx((2.0, 1.0))
@@ -60,7 +60,7 @@ def test_a_clear_step_has_its_place_levels_and_change():
 
 def test_two_steps_are_two():
     rng = np.random.default_rng(3)
-    steps = course(noisy(rng, [1.0] * 10 + [1.3] * 10 + [1.1] * 10)).steps
+    steps = analyze_series(noisy(rng, [1.0] * 10 + [1.3] * 10 + [1.1] * 10)).steps
     assert [step.run_index for step in steps] == [10, 20]
     assert steps[0].after == steps[1].before == pytest.approx(1.3, rel=0.02)
 
@@ -68,7 +68,7 @@ def test_two_steps_are_two():
 @pytest.mark.slow
 def test_a_drift_is_a_trend_and_not_a_step():
     rng = np.random.default_rng(5)
-    found = [course(noisy(rng, np.linspace(1.0, 1.25, 24))) for _ in range(300)]
+    found = [analyze_series(noisy(rng, np.linspace(1.0, 1.25, 24))) for _ in range(300)]
     assert sum(bool(one.steps) for one in found) <= 15
     assert sum(one.trend is not None for one in found) >= 285
     assert found[0].trend.slope == pytest.approx(0.25 / 23, rel=0.35)
@@ -77,17 +77,17 @@ def test_a_drift_is_a_trend_and_not_a_step():
 @pytest.mark.slow
 def test_a_step_is_not_taken_for_a_drift():
     rng = np.random.default_rng(6)
-    found = [course(noisy(rng, [1.0] * 12 + [1.15] * 12)) for _ in range(300)]
+    found = [analyze_series(noisy(rng, [1.0] * 12 + [1.15] * 12)) for _ in range(300)]
     assert sum(len(one.steps) == 1 for one in found) >= 255
     assert sum(one.trend is not None for one in found) <= 15
 
 
 def test_few_runs_and_constant_ones_say_nothing():
-    assert course([1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 5.0]) == ((), None)
+    assert analyze_series([1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 5.0]) == ((), None)
     assert MIN_RUNS == 8
-    assert course([1.0, 1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 5.0]).steps[0].run_index == 4
-    assert course([2.5] * 30) == ((), None)
-    assert course([]) == ((), None)
+    assert analyze_series([1.0, 1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 5.0]).steps[0].run_index == 4
+    assert analyze_series([2.5] * 30) == ((), None)
+    assert analyze_series([]) == ((), None)
 
 
 @pytest.mark.parametrize("num_runs", [12, 40])
@@ -96,39 +96,41 @@ def test_a_level_is_three_runs_at_least_at_either_end(num_runs):
     for odd, is_level in ((1, False), (2, False), (3, True)):
         late = [2.0] * (num_runs - odd) + [1.0] * odd
         for series, at in ((late, num_runs - odd), (late[::-1], odd)):
-            places = [step.run_index for step in course(series).steps]
+            places = [step.run_index for step in analyze_series(series).steps]
             assert (at in places) is is_level
             assert all(3 <= place <= num_runs - 3 for place in places)
     # Two levels of three need six runs: what is split once is too short to split again.
-    assert [s.run_index for s in course([2.0] * 3 + [1.0] * 5).steps] == [3]
+    assert [s.run_index for s in analyze_series([2.0] * 3 + [1.0] * 5).steps] == [3]
 
 
 def test_a_series_without_noise_steps_where_it_changes():
-    (step,) = course([2.5] * 9 + [2.4] * 9).steps
+    (step,) = analyze_series([2.5] * 9 + [2.4] * 9).steps
     assert (step.run_index, step.before, step.after) == pytest.approx((9, 2.5, 2.4))
 
 
 def test_the_rarest_order_of_all_that_were_drawn_counts_as_one_itself():
-    assert course([2.5] * 9 + [2.4] * 9).steps[0].p_value == pytest.approx(1 / 1000)
+    assert analyze_series([2.5] * 9 + [2.4] * 9).steps[0].p_value == pytest.approx(1 / 1000)
 
 
 def test_orders_that_split_as_clearly_count_though_rounding_tells_them_apart():
-    exact, rounded = (course([3 * unit] * 3 + [unit] * 5).steps[0] for unit in (1.0, 0.1))
+    exact, rounded = (analyze_series([3 * unit] * 3 + [unit] * 5).steps[0] for unit in (1.0, 0.1))
     assert exact.p_value == rounded.p_value
 
 
 def test_stairs_have_their_places_whichever_end_is_split_first():
     levels = [1.0] * 10 + [2.0] * 10 + [2.4] * 10 + [2.6] * 10
     for series in (levels, levels[::-1]):
-        assert [step.run_index for step in course(series).steps] == [10, 20, 30]
+        assert [step.run_index for step in analyze_series(series).steps] == [10, 20, 30]
 
 
 def test_equal_series_give_equal_answers():
     rng = np.random.default_rng(9)
     series = noisy(rng, [1.0] * 8 + [1.05] * 8)
-    assert course(series) == course(series)
-    scaled = course(series * 1000)
-    assert [s.run_index for s in scaled.steps] == [s.run_index for s in course(series).steps]
+    assert analyze_series(series) == analyze_series(series)
+    scaled = analyze_series(series * 1000)
+    assert [s.run_index for s in scaled.steps] == [
+        s.run_index for s in analyze_series(series).steps
+    ]
 
 
 def test_the_rates_that_are_told_are_the_simulated_ones():

@@ -33,7 +33,7 @@ from specbench.stats.intervals import (
     minimum_detectable_effect,
     speedup_ratio,
 )
-from specbench.stats.spread import Spread, combined
+from specbench.stats.spread import Uncertainty, combined
 from tests.stats.simulated_sweeps import NOISES, Cells
 
 SWEEPS = 2_000
@@ -46,8 +46,8 @@ def cells(cycles: int = 4, prompts: int = 6, seed: int = 0) -> Cells:
     return Cells(*rng.uniform(1, 2, shape), *rng.uniform(10, 99, shape))
 
 
-def spread(error: float, freedom: float) -> Spread:
-    return Spread(standard_error=error, degrees_of_freedom=freedom)
+def spread(error: float, freedom: float) -> Uncertainty:
+    return Uncertainty(standard_error=error, degrees_of_freedom=freedom)
 
 
 def test_the_estimate_is_the_geometric_mean_over_cycles():

@@ -3,13 +3,13 @@
 import pytest
 
 from specbench.stats.intervals import LogRatio, product
-from specbench.stats.spread import Spread
+from specbench.stats.spread import Uncertainty
 
 
 def ratio(log: float, error: float | None, freedom: float | None, n: int = 9) -> LogRatio:
     spread = None
     if error is not None and freedom is not None:
-        spread = Spread(standard_error=error, degrees_of_freedom=freedom)
+        spread = Uncertainty(standard_error=error, degrees_of_freedom=freedom)
     return LogRatio(log=log, spread=spread, num_prompts=n)
 
 
@@ -24,7 +24,7 @@ def test_errors_add_in_squares_and_freedom_as_welch_and_satterthwaite_have_it():
 
 def test_a_second_one_without_error_counts_as_exact():
     found = product(ratio(0.5, 0.03, 8.0), ratio(0.2, None, None, n=1))
-    assert found.spread == Spread(standard_error=0.03, degrees_of_freedom=8.0)
+    assert found.spread == Uncertainty(standard_error=0.03, degrees_of_freedom=8.0)
 
 
 def test_a_first_one_without_error_leaves_none():

@@ -8,7 +8,7 @@ from scipy.stats import ttest_1samp, ttest_ind
 
 from specbench.stats.spread import (
     MIN_UNITS,
-    Spread,
+    Uncertainty,
     cautiously_combined,
     combined,
     jackknife,
@@ -18,8 +18,8 @@ from specbench.stats.spread import (
 SEEDS = range(200)
 
 
-def spread(error: float, freedom: float) -> Spread:
-    return Spread(standard_error=error, degrees_of_freedom=freedom)
+def spread(error: float, freedom: float) -> Uncertainty:
+    return Uncertainty(standard_error=error, degrees_of_freedom=freedom)
 
 
 def test_the_spread_of_a_mean_is_that_of_the_t_test():

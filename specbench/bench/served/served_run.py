@@ -10,7 +10,7 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.served.cycle import TRIES, Cycle, Failures, is_over
 from specbench.bench.served.sessions import served_cells, sessions_missing, was_held
 from specbench.inputs.address import Address
-from specbench.metrics.aggregate import gather_cells
+from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import paired_decode
 from specbench.metrics.summary import summarise
@@ -132,7 +132,7 @@ class ServedRun:
         stored = self._ledger.stored
         keys = [cell.key for cell in self._cells]
         slo = self.plan.settings.load.slo
-        return gather_cells(keys, stored.blocks, servers=stored.servers, slo=slo)
+        return aggregate_cells(keys, stored.blocks, servers=stored.servers, slo=slo)
 
 
 def _noises(cells: Sequence[CellData]) -> Iterator[SessionNoise]:

@@ -37,7 +37,7 @@ _BAR_WIDTH = 0.66
 _YIELD = "tokens"
 
 
-class Part(NamedTuple):
+class RoundPart(NamedTuple):
     """A share of a round, in baseline steps."""
 
     name: str
@@ -65,7 +65,7 @@ def round_time_chart(group: Sequence[Section], label: str) -> Chart | None:
     return panels.chart("Where the round time goes", setting, _ROUND_TIME)
 
 
-def parts(cell: CellSummary) -> tuple[Part, ...]:
+def parts(cell: CellSummary) -> tuple[RoundPart, ...]:
     """A round from its start to its end; one part where it cannot be told apart, or none."""
     whole = scalar(cell.metrics.get("break_even_length"))
     draft = scalar(cell.metrics.get("draft_cost_ratio"))
@@ -73,12 +73,12 @@ def parts(cell: CellSummary) -> tuple[Part, ...]:
     if whole is None:
         return ()
     if draft is None or verify is None:
-        return (Part("round", whole, REST),)
+        return (RoundPart("round", whole, REST),)
     drafting = draft * cell.key.draft.k
     return (
-        Part("draft", drafting, DRAFT),
-        Part("verify", verify, VERIFY),
-        Part("other", max(whole - drafting - verify, 0.0), REST),
+        RoundPart("draft", drafting, DRAFT),
+        RoundPart("verify", verify, VERIFY),
+        RoundPart("other", max(whole - drafting - verify, 0.0), REST),
     )
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from specbench.decide.comparisons import ContextCurve, Crossover
 from specbench.decide.explanation import k_text, speedup_text, units_of
-from specbench.decide.recommend import Verdict
+from specbench.decide.recommend import SpeedupVerdict
 from specbench.forecast.forecast_check import CheckedForecast
 from specbench.records import CellKey, CellSummary, Condition, Decision
 from specbench.report.charts.canvas import (
@@ -23,11 +23,11 @@ from specbench.report.charts.canvas import (
     draw_speedup,
     hover,
 )
+from specbench.report.comparisons import by_run, decided_cells
 from specbench.report.document import Document
 from specbench.report.forecasts import whose_costs
 from specbench.report.numbers import scalar
 from specbench.report.sections import Section, drafter_of, verdict_of
-from specbench.report.several_runs import asked, by_run
 from specbench.stats.spread import MIN_UNITS
 
 _OF_REQUESTS = "Decode seconds at K=0 / decode seconds at K, over the same prompts."
@@ -314,7 +314,7 @@ def answers_charts(documents: Sequence[Document]) -> Iterator[Chart]:
     if len(documents) < 2:
         return
     groups: dict[object, dict[str, list[CellKey]]] = {}
-    for key in asked(documents):
+    for key in decided_cells(documents):
         workloads = groups.setdefault(key.condition.without("workload"), {})
         workloads.setdefault(key.condition.workload, []).append(key)
     for workloads in groups.values():
@@ -347,7 +347,7 @@ def _answers_chart(
                     found.speedup,
                     style,
                     size=6,
-                    valid=verdict_of(found) is Verdict.HELPS,
+                    valid=verdict_of(found) is SpeedupVerdict.HELPS,
                     says=f"run {run + 1}, {name}, {found.leader.draft.length.named}",
                 )
                 ends = [end for end in ends if end.text != name]
