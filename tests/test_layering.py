@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -78,6 +79,7 @@ def room_of(path: Path) -> str:
 FILES_OF_OURS = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 
 
+@cache
 def imports_of(source: str) -> set[str]:
     """Dotted names of everything that a file imports, at whatever place."""
     found = set()
