@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from specbench.bench import this_process
 from specbench.files.model import open_model
 from specbench.fit.gpus import GIB, RESERVED_BYTES
 from specbench.fit.memory_plan import DeploymentSpec, plan_target
 from specbench.inputs.config import load_pairings
+from specbench.probes import device
 from specbench.shipped import shipped
 
 PAGE = (Path(__file__).parents[1] / "docs" / "gpu.md").read_text(encoding="utf-8")
@@ -50,4 +50,4 @@ def test_the_table_has_no_other_rows() -> None:
 
 def test_drivers_on_the_page_are_those_that_an_error_names() -> None:
     drivers = re.findall(r"^\| CUDA (\d+) \| (\d+) \|$", PAGE, re.MULTILINE)
-    assert {cuda: int(driver) for cuda, driver in drivers} == this_process._DRIVERS
+    assert {cuda: int(driver) for cuda, driver in drivers} == device._DRIVERS

@@ -21,7 +21,7 @@ import torch
 from benchmarks.gpu_suite.page import page
 from specbench.errors import SpecbenchError
 from specbench.forward.attention.candidates import BY_NAME
-from specbench.probes.allocator import cuda_uuid
+from specbench.probes.device import cuda_uuid
 from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe
 from specbench.settings.decoder import Kernels

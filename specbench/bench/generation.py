@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from specbench.bench.hub import look_for_hub
-from specbench.bench.this_process import find_device
 from specbench.bench.threads import choose_threads, idle_threads, trial_of
 from specbench.bench.watch import Watch
 from specbench.decode.clock import make_clock
@@ -26,6 +25,7 @@ from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool
 from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
+from specbench.probes.device import find_device
 from specbench.records import Message, Request, Sampling
 from specbench.settings import RunSettings
 

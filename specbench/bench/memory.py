@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from specbench.engines.engine import Engine, InProcess
-from specbench.probes.allocator import allocator_peaks, reset_allocator_peaks
+from specbench.probes.device import allocator_peaks, reset_allocator_peaks
 from specbench.probes.host import HostProbe, host_used_bytes, process_used_bytes
 from specbench.probes.probe import Probe
 from specbench.records import NO_DRAFTER, MemoryRecord

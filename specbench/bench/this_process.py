@@ -18,13 +18,13 @@ from specbench.engines.engine import Engine
 from specbench.engines.kernel_choices import require_kernel
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.transformers_engine import TransformersEngine
-from specbench.errors import ModelError, UsageError
+from specbench.errors import ModelError
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.autotune import Outcome, remember_choices
 from specbench.inputs.pairing import Pairing, Target
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from specbench.models.loading import planned_dtype
-from specbench.probes.allocator import cuda_uuid
+from specbench.probes.device import cuda_uuid, find_device
 from specbench.probes.environment import describe_environment
 from specbench.probes.load import num_cores, physical_cores
 from specbench.probes.nvml import open_probe
@@ -112,41 +112,3 @@ def open_engines(
     }
     # Ours first, whatever order they were named in: it decodes the references.
     return {name: open_one() for name, open_one in make.items() if name in settings.load.engines}
-
-
-def find_device(name: str) -> torch.device:
-    """`auto` is the first GPU if there is one; UsageError for what is not there, and for a GPU that
-    torch cannot use."""
-    if name == "cpu":
-        return torch.device("cpu")
-    has_cuda = torch.cuda.is_available()
-    if name.startswith(("auto", "cuda")) and not has_cuda and (reason := _unusable_gpu_reason()):
-        raise UsageError(f"--device {name}: {reason}, or measure on the CPU with --device cpu")
-    if name == "auto":
-        return torch.device("cuda:0" if has_cuda else "cpu")
-    kind, _, index = name.partition(":")
-    if kind != "cuda" or not (index or "0").isdigit():
-        raise UsageError(f"--device {name!r}: allowed are auto, cpu, cuda and cuda:N")
-    count = torch.cuda.device_count()
-    if int(index or 0) >= count:
-        raise UsageError(f"--device {name}: this machine has {count} CUDA devices; try cpu")
-    return torch.device("cuda", int(index or 0))
-
-
-# NVIDIA's minimal driver of a CUDA version (CUDA compatibility guide).
-_DRIVERS = {"12": 525, "13": 580}
-
-
-def _unusable_gpu_reason() -> str | None:
-    """Why torch cannot use the GPU that the driver shows; None if it shows none."""
-    gpu = open_probe("cuda:0").gpu_facts()
-    if gpu.name is None:
-        return None
-    built = torch.version.cuda
-    needed = _DRIVERS.get((built or "").partition(".")[0])
-    needs = f", which needs driver {needed} or newer" if needed else ""
-    return (
-        f"{gpu.name} is here with driver {gpu.driver or 'unknown'}, and torch {torch.__version__} "
-        f"cannot use it: it is built {f'for CUDA {built}{needs}' if built else 'without CUDA'}; "
-        "install a build of torch for this driver"
-    )

@@ -16,7 +16,7 @@ from specbench.bench.long_prompts import without_long_prompts
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_targets
 from specbench.bench.shares import Share, shared_out
-from specbench.bench.this_process import find_device, open_engines, read_shapes
+from specbench.bench.this_process import open_engines, read_shapes
 from specbench.bench.threads import choose_threads, idle_threads, trial_of_plan
 from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine, Load
@@ -27,6 +27,7 @@ from specbench.errors import ModelError, SpecbenchError, WorkloadError, first_li
 from specbench.files.model import open_model
 from specbench.fit.weights import model_weights
 from specbench.inputs.pairing import Pairing
+from specbench.probes.device import find_device
 from specbench.records import Message, Prompt, Request, Result, Sampling
 from specbench.settings import BUILTIN, RunSettings
 from specbench.verify.collect import (

@@ -34,10 +34,8 @@ def describe_gpu() -> dict[str, Any]:
     """What `check_gpu` says, in a process that may import torch."""
     import torch
 
-    from specbench.bench.this_process import find_device
     from specbench.errors import UsageError
-    from specbench.forward.attention.implementations import import_failure
-    from specbench.forward.kernels.availability import why_not
+    from specbench.probes.device import find_device
 
     try:
         device = find_device("auto")
@@ -45,6 +43,10 @@ def describe_gpu() -> dict[str, Any]:
         return {"problem": str(error).removeprefix("--device auto: ")}
     if device.type == "cpu":
         return {"device": "cpu"}
+    # Only now: it also imports transformers.
+    from specbench.forward.attention.implementations import import_failure
+    from specbench.forward.kernels.availability import why_not
+
     major, minor = torch.cuda.get_device_capability(device)
     return {
         "device": str(device),

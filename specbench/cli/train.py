@@ -109,8 +109,8 @@ def train(
         import torch
 
         from specbench.bench.hub import look_for_hub
-        from specbench.bench.this_process import find_device
         from specbench.bench.threads import idle_threads
+        from specbench.probes.device import find_device
         from specbench.training.settings import TrainSettings
         from specbench.training.train_head import train_head
 

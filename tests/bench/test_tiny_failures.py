@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import Mamba2Config, Mamba2ForCausalLM, OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
-from specbench.bench import this_process
 from specbench.bench.benchmark import run_benchmark
-from specbench.bench.this_process import find_device
 from specbench.cli.measure import require_complete
 from specbench.errors import UsageError, WorkloadError
 from specbench.inputs.config import load_pairings
+from specbench.probes import device
+from specbench.probes.device import find_device
 from specbench.probes.probe import GpuFacts, NoProbe
 from specbench.report.document import build_document
 from tests.bench.fake_runs import write_prompts
@@ -147,7 +147,7 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_and_no_run_on_the_cpu(
         def gpu_facts(self):
             return GpuFacts(name="NVIDIA H100", driver="550.54")
 
-    monkeypatch.setattr(this_process, "open_probe", lambda _: Gpu(""))
+    monkeypatch.setattr(device, "open_probe", lambda _: Gpu(""))
     monkeypatch.setattr(torch.version, "cuda", cuda)
     with pytest.raises(UsageError) as raised:
         find_device(name)
@@ -157,5 +157,5 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_and_no_run_on_the_cpu(
 
 
 def test_without_a_gpu_auto_is_the_cpu(monkeypatch):
-    monkeypatch.setattr(this_process, "open_probe", lambda _: NoProbe("no NVIDIA driver"))
+    monkeypatch.setattr(device, "open_probe", lambda _: NoProbe("no NVIDIA driver"))
     assert find_device("auto").type == "cpu"

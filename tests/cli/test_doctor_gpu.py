@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench.bench import this_process
 from specbench.cli import gpu_check
 from specbench.forward.attention import implementations
 from specbench.forward.kernels import availability
-from specbench.probes import nvml
+from specbench.probes import device, nvml
 from specbench.probes.probe import GpuFacts, NoProbe
 from tests.cli.calls import specbench
 
@@ -41,7 +40,7 @@ class Gpu(NoProbe):
 def gpu(monkeypatch):
     """What NVML shows; torch sees what it is told to."""
     monkeypatch.setattr(nvml, "open_probe", lambda *_, **__: Gpu(""))
-    monkeypatch.setattr(this_process, "open_probe", lambda *_, **__: Gpu(""))
+    monkeypatch.setattr(device, "open_probe", lambda *_, **__: Gpu(""))
 
 
 def planted(monkeypatch, checked):

@@ -6,12 +6,12 @@ import psutil
 import torch
 
 from specbench.bench.plan import TargetPlan
-from specbench.bench.this_process import find_device
 from specbench.bench.threads import idle_threads
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelError
 from specbench.files.model import open_model
 from specbench.fit.weights import model_weights
+from specbench.probes.device import find_device
 from specbench.records import Request, Sampling
 from specbench.verify.evidence import GreedyEvidence, SampledEvidence, Subject
 from specbench.verify.reference_model import ReferenceModel

@@ -1,4 +1,4 @@
-from specbench.probes.allocator import allocator_peaks, cuda_uuid, reset_allocator_peaks
+from specbench.probes.device import allocator_peaks, cuda_uuid, reset_allocator_peaks
 
 
 def test_a_cpu_has_no_allocator_peaks_and_no_uuid():
