@@ -40,9 +40,11 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def make_pair(num_layers: int = 4, draft_layers: int = 1, agreement: float = 0.1):
+def make_pair(
+    num_layers: int = 4, draft_layers: int = 1, agreement: float = 0.1, seed: int = 0
+) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
     """(target, draft) in float32; equal seeds make equal weights."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=272,
         hidden_size=32,

@@ -37,7 +37,7 @@ def forward_s(num_layers: int, num_tokens: int) -> float:
 
 @pytest.fixture(scope="module", autouse=True)
 def clock() -> Iterator[None]:
-    with work_clock(forward_s, counts_cpu=False):
+    with work_clock(forward_s):
         yield
 
 

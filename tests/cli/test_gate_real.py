@@ -1,7 +1,7 @@
-"""The gate over real runs of the embedded pair: what it is for, end to end.
+"""The gate over real runs of a tiny pair: what it is for, end to end.
 
-Two runs are minutes apart, and what else the machine does changes meanwhile; their seconds are
-therefore those that this thread has the processor.
+What else the machine does changes between two runs; a forward therefore takes as long as its
+layers say.
 """
 
 import json
@@ -12,34 +12,30 @@ from typing import Any
 
 import pytest
 
-from specbench import demo
 from specbench.runs import load_run
 from tests.cli.calls import specbench
 from tests.cli.clocks import WorkClock, work_clock
+from tests.tiny_pair import make_pair, write_pair
 
 PAIRINGS = """\
 targets:
-  demo:
-    model: demo:target
-    workloads: demo
+  tiny:
+    model: ./target
     drafters:
-      draft: {{method: draft_model, model: demo:{draft}}}
+      draft: {{method: draft_model, model: ./{draft}}}
 """
-SMALL = ("-w", "code", "-k", "4", "--num-prompts", "5", "--max-new-tokens", "16", "--device", "cpu")
-THREAD = ("--threads", "1")  # the one whose seconds are counted
-NUM_TARGET_LAYERS = 16
-PLANTED_S = 0.2  # some twenty times a forward
-
-DEMO_MODELS = Path(demo.__file__).parent / "models"
+SMALL = ("-w", "prompts.jsonl", "-k", "4", "--num-prompts", "5", "--max-new-tokens", "32")
+ONE_CPU = ("--device", "cpu", "--threads", "1")
+NUM_TARGET_LAYERS = 4
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def clocked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the demo target, whose chat template prints the time to the second."""
+    """A folder with a tiny pair; the target's chat template prints the time to the second."""
     folder = tmp_path_factory.mktemp("clocked")
-    shutil.copytree(DEMO_MODELS / "target", folder / "target")
+    write_pair(folder)
     template = folder / "target" / "chat_template.jinja"
     template.write_text("{{ strftime_now('%d %b %Y %H:%M:%S.%f') }}" + template.read_text())
     return folder
@@ -48,9 +44,9 @@ def clocked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_date_in_the_chat_template_is_the_same_in_every_run_and_another_template_is_refused(
     clocked: Path,
 ) -> None:
-    pair = ("--target", "./target", "--draft", "demo:draft")
+    pair = ("--target", "./target", "--draft", "./draft")
     ids = [
-        json.loads(specbench("run", *pair, *SMALL, *THREAD, "--json", cwd=clocked).out)["run_id"]
+        json.loads(specbench("run", *pair, *SMALL, *ONE_CPU, "--json", cwd=clocked).out)["run_id"]
         for _ in range(2)
     ]
     counts = ("--fail-on", "mean_acceptance_length:0%")
@@ -64,16 +60,16 @@ def test_a_date_in_the_chat_template_is_the_same_in_every_run_and_another_templa
 
     template = clocked / "target" / "chat_template.jinja"
     template.write_text("Be brief." + template.read_text())
-    specbench("run", *pair, *SMALL, *THREAD, cwd=clocked)
+    specbench("run", *pair, *SMALL, *ONE_CPU, cwd=clocked)
     changed = specbench("check", ids[0], "latest", *counts, cwd=clocked)
     assert changed.code == 2
     assert "template of target" in changed.err
 
 
 def measured(folder: Path, draft: str = "draft") -> str:
-    """The id of a run of demo/draft, whatever model plays the draft."""
+    """The id of a run of tiny/draft with this folder as the draft."""
     (folder / "pairings.yaml").write_text(PAIRINGS.format(draft=draft))
-    ran = specbench("run", "demo/draft", *SMALL, *THREAD, "--json", cwd=folder)
+    ran = specbench("run", "tiny/draft", *SMALL, *ONE_CPU, "--json", cwd=folder)
     assert ran.is_complete, ran.err
     run_id: str = json.loads(ran.out)["run_id"]
     return run_id
@@ -91,12 +87,22 @@ def verdicts(document: dict[str, Any]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("gate")
+    """A folder with a tiny pair and `poor`, a draft that has nothing of the target."""
+    folder = tmp_path_factory.mktemp("gate")
+    write_pair(folder)
+    shutil.copytree(folder / "draft", folder / "poor")
+    _, poor = make_pair(seed=1)
+    poor.save_pretrained(folder / "poor")
+    return folder
+
+
+def forward_s(num_layers: int, _num_tokens: int) -> float:
+    return 0.002 * num_layers
 
 
 @pytest.fixture(scope="module", autouse=True)
 def clock() -> Iterator[WorkClock]:
-    with work_clock(lambda *_: 0.0, counts_cpu=True) as clock:
+    with work_clock(forward_s) as clock:
         yield clock
 
 
@@ -105,7 +111,6 @@ def usual(place: Path) -> str:
     return measured(place)
 
 
-@pytest.mark.long
 def test_counts_and_text_of_a_second_run_are_the_same(place: Path, usual: str) -> None:
     counts = ("--fail-on", "mean_acceptance_length:2%")
     code, document = gate(place, usual, measured(place), *counts)
@@ -123,15 +128,14 @@ def test_a_worse_draft_under_the_same_name_is_caught_by_counts(place: Path, usua
     assert verdicts(document) == {"mean_acceptance_length": "regression", "output_tokens": "pass"}
     (found,) = document["attributions"]
     assert found["causes"] == ["changed weights", "acceptance"]
-    assert "weights of demo/draft" in [change["name"] for change in document["changes"]]
+    assert "weights of tiny/draft" in [change["name"] for change in document["changes"]]
 
 
-@pytest.mark.long
 def test_a_slower_forward_of_the_target_is_caught_as_a_slower_baseline(
     place: Path, usual: str, clock: WorkClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slower(num_layers: int, _num_tokens: int) -> float:
-        return PLANTED_S if num_layers == NUM_TARGET_LAYERS else 0.0
+    def slower(num_layers: int, num_tokens: int) -> float:
+        return forward_s(num_layers, num_tokens) * (20 if num_layers == NUM_TARGET_LAYERS else 1)
 
     monkeypatch.setattr(clock, "cost", slower)
     slow = measured(place)
