@@ -1,18 +1,26 @@
 """The command line called inside this process, with what it printed and its exit code."""
 
 import sys
+from collections.abc import Callable
 from contextlib import chdir, redirect_stderr, redirect_stdout
+from functools import cache
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+import typer.main
 
+from specbench.bench import passes
 from specbench.cli import main
 from specbench.exit_code import ExitCode
+from specbench.report import html
+from specbench.report.pictures import Pictures
 
 # Of commands that measure for real: whether an answer is decided depends on the machine.
 MEASURED = (ExitCode.GOOD, ExitCode.INCONCLUSIVE)
+# Reading every command's options takes 15 ms, for each command that a test calls.
+get_command: Callable[[typer.Typer], Any] = cache(typer.main.get_command)
 
 
 class Ran(NamedTuple):
@@ -28,11 +36,18 @@ class Ran(NamedTuple):
         return self.code in MEASURED
 
 
-def specbench(*arguments: str | Path, cwd: Path) -> Ran:
-    """`specbench ARGUMENTS` as a shell in `cwd` would run it, entry point and all."""
+def specbench(*arguments: str | Path, cwd: Path, in_full: bool = False) -> Ran:
+    """`specbench ARGUMENTS` as a shell in `cwd` would run it, entry point and all.
+
+    Its HTML page has charts, and forwards are timed beside more than one block, only `in_full`.
+    """
     out, err = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, chdir(cwd):
         patch.setattr(sys, "argv", ["specbench", *map(str, arguments)])
+        patch.setattr(typer.main, "get_command", get_command)
+        if not in_full:
+            patch.setattr(html, "pictures", lambda _: Pictures((), (), ()))
+            patch.setattr(passes, "BLOCKS", 1)
         with (
             redirect_stdout(out),
             redirect_stderr(err),

@@ -60,7 +60,7 @@ def test_nothing_is_lost_or_doubled_and_a_sentence_says_what_to_do(
 
     def again():
         is_begun = len(list(root.glob("*/run.json"))) > 1
-        return specbench(*(resume if is_begun else (command, *words, *out)), cwd=tiny)
+        return specbench(*(resume if is_begun else (command, *words, *out)), cwd=tiny, in_full=True)
 
     stored, said = b"", ""
     for limit in full_at:
