@@ -1,13 +1,33 @@
-"""Documents that several tests look at, built once."""
+"""Documents that several tests look at, built once, and their charts, drawn once."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
+from specbench.report import html
 from specbench.report.document import Document, build_document
+from specbench.report.pictures import Pictures, pictures
 from tests.report.served_runs import context_run, served_run
 from tests.report.stored_runs import BROKEN, SMALL, Wish, stored_run, with_failure
 from tests.served_sessions import Sweep, served_sweep
+
+_drawn: dict[int, tuple[Document, Pictures]] = {}  # by the id of the document, which is kept
+
+
+def drawn(document: Document) -> Pictures:
+    """The document's charts, drawn when a test first looks at them."""
+    if id(document) not in _drawn:
+        _drawn[id(document)] = document, pictures(document)
+    return _drawn[id(document)][1]
+
+
+@pytest.fixture(scope="package", autouse=True)
+def charts_of_pages() -> Iterator[None]:
+    """The same charts in every page of a document."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(html, "pictures", drawn)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from specbench.report.charts.canvas import (
 from specbench.report.charts.speedups import dots
 from specbench.report.document import Document, build_document
 from specbench.report.pictures import pictures
+from tests.report.conftest import drawn
 from tests.report.stored_runs import SMALL, renamed, stored_run
 
 COST = "Speed-up against added memory"
@@ -37,7 +38,7 @@ MEMORY = "Memory of the target alone and with each drafter"
 
 @pytest.fixture(scope="module")
 def cpu_charts(cpu_document: Document) -> tuple[Chart, ...]:
-    return pictures(cpu_document).all
+    return drawn(cpu_document).all
 
 
 def texts(chart: Chart) -> list[str]:
@@ -60,13 +61,13 @@ def test_a_run_gives_each_chart_for_each_setting(
         MACHINE,
         ACCEPTANCE,
     ]
-    settings = [chart.setting for chart in pictures(gpu_document).all if chart.title == SPEEDUP]
+    settings = [chart.setting for chart in drawn(gpu_document).all if chart.title == SPEEDUP]
     assert [setting.split(", ")[1] for setting in settings] == ["temperature 0", "temperature 1"]
 
 
 def test_without_a_drafter_only_memory_is_drawn(baseline_document: Document) -> None:
-    assert [chart.title for chart in pictures(baseline_document).all] == [MEMORY]
-    assert pictures(replace(baseline_document, memory=())).all == ()
+    assert [chart.title for chart in drawn(baseline_document).all] == [MEMORY]
+    assert drawn(replace(baseline_document, memory=())).all == ()
 
 
 @pytest.mark.slow
@@ -138,7 +139,7 @@ def test_a_long_name_loses_its_middle_and_no_figure() -> None:
     assert fitting("a-long-name (step: 9 ms)", 1.0) == "a-long\u2026 9 ms)"
     assert fitting("x" * 99, 0.0) == "x\u2026x"
     long = renamed(stored_run(replace(SMALL, drafters=("draft",))), "demo", "d" * 60)
-    every = [text for chart in pictures(build_document(long)).all for text in texts(chart)]
+    every = [text for chart in drawn(build_document(long)).all for text in texts(chart)]
     (told,) = (text for text in every if "speculation costs" in text)
     assert told.startswith("dd")
     assert "\u2026" in told
@@ -147,7 +148,7 @@ def test_a_long_name_loses_its_middle_and_no_figure() -> None:
 
 
 def test_the_pointer_is_told_what_it_is_on(cpu_document: Document) -> None:
-    (proof,) = pictures(cpu_document).proof
+    (proof,) = drawn(cpu_document).proof
     titles = [t.text for p in proof.panels for t in ElementTree.fromstring(p).iter("title")]
     cells = [cell for cell in cpu_document.cells if cell.speedup]
     told = {f"{c.key.draft.drafter}, K={c.key.draft.k}: {speedup_text(c.speedup)}" for c in cells}
@@ -168,7 +169,7 @@ def test_points_of_fewer_than_five_prompts_are_pale(cpu_document: Document) -> N
     cells = [
         replace(cell, num_prompts=nums.get(cell.key.draft.k, 5)) for cell in cpu_document.cells
     ]
-    (proof,) = pictures(replace(cpu_document, cells=tuple(cells))).proof
+    (proof,) = drawn(replace(cpu_document, cells=tuple(cells))).proof
     found = re.compile(r'<use [^>]*style="([^"]*)"[^>]*><title>([^<]*)</title>')
     points = [one for panel in proof.panels for one in found.findall(panel)]
     pale = {title for style, title in points if "opacity: 0.35" in style}
@@ -177,7 +178,7 @@ def test_points_of_fewer_than_five_prompts_are_pale(cpu_document: Document) -> N
 
 
 def test_invalid_points_are_hollow_and_say_so(gpu_document: Document) -> None:
-    (proof,) = pictures(gpu_document).proof
+    (proof,) = drawn(gpu_document).proof
     found = re.compile(r'<use [^>]*style="([^"]*)"[^>]*><title>([^<]*)</title>')
     points = [one for panel in proof.panels for one in found.findall(panel)]
     invalid = [title for style, title in points if "fill-opacity: 0;" in style]
@@ -218,7 +219,7 @@ def test_panels_of_a_page_share_no_id(cpu_charts: tuple[Chart, ...]) -> None:
 def test_names_are_text_whatever_they_hold() -> None:
     stored = stored_run(replace(SMALL, drafters=("draft",)))
     hostile = renamed(renamed(stored, "creative", "<b>$\\frac{$</b>&"), "draft", "\u732b\"'")
-    found = pictures(build_document(hostile)).all
+    found = drawn(build_document(hostile)).all
     assert "<b>$\\frac{$</b>&" in texts(found[0])
     assert "\u732b\"'" in texts(found[0])
     assert all("<b>" not in panel for chart in found for panel in chart.panels)

@@ -13,9 +13,9 @@ from specbench.report.document_json import to_json
 from specbench.report.forecasts import forecast_grid, forecast_lines, forecast_text
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
-from specbench.report.pictures import pictures
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import FakeClock, FakeEngine
+from tests.report.conftest import drawn
 from tests.report.test_json import VALIDATOR
 from tests.report.test_tables import printed
 from tests.settings.flat_settings import changed
@@ -74,7 +74,7 @@ def test_every_format_shows_it(here):
     for text in (to_markdown([here]), to_html([here]), printed(here)):
         assert "Forecast against measured" in text
         assert "forecast K=4, 3.57x" in " ".join(text.split())
-    assert "Forecast against measured" in [chart.title for chart in pictures(here).all]
+    assert "Forecast against measured" in [chart.title for chart in drawn(here).all]
 
 
 def test_the_terminal_has_room_for_it(here):
@@ -128,7 +128,7 @@ def test_figures_of_another_engine_say_whose_costs_they_are(there):
     assert "2.90" in grid.rows[0]
     assert whose in to_markdown([there])
     assert whose in to_html([there])
-    assert any(whose in chart.setting for chart in pictures(there).all)
+    assert any(whose in chart.setting for chart in drawn(there).all)
 
 
 def test_a_run_without_a_forecast_has_no_such_section(cpu_document):

@@ -16,10 +16,10 @@ from specbench.report.document_json import to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.notes import run_warnings
-from specbench.report.pictures import pictures
 from specbench.report.sections import sections
 from specbench.runs import StoredRun
 from tests.cell_keys import with_axes
+from tests.report.conftest import drawn
 from tests.report.stored_runs import SMALL, renamed, stored_run
 from tests.report.test_figures import texts
 from tests.report.test_json import VALIDATOR
@@ -71,7 +71,7 @@ def html(document: Document) -> str:
 
 def plots(document: Document) -> str:
     shown = []
-    for chart in pictures(document).all:
+    for chart in drawn(document).all:
         shown += [chart.setting, chart.caption]
         shown += texts(chart)
     return "\n".join(shown)
@@ -89,8 +89,9 @@ def test_every_format_marks_it_wherever_it_is_named(show, marked: Document) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("show", [terminal, markdown, html, plots])
 def test_a_name_without_the_mark_would_be_found(show, unmarked: Document) -> None:
-    assert UNMARKED.search(show(unmarked))
-    assert "lossy" not in show(unmarked)
+    text = show(unmarked)
+    assert UNMARKED.search(text)
+    assert "lossy" not in text
 
 
 def test_it_fits_80_columns(marked: Document) -> None:

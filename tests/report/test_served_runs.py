@@ -11,17 +11,17 @@ from specbench.report.charts.canvas import Chart
 from specbench.report.charts.lines import changes
 from specbench.report.document import Document
 from specbench.report.grids import result_grid
-from specbench.report.pictures import pictures
 from specbench.report.provenance import provenance, setup
 from specbench.report.sections import sections
 from tests.cell_keys import with_axes
+from tests.report.conftest import drawn
 from tests.report.served_runs import served_run
 from tests.report.test_figures import texts
 
 
 @pytest.fixture(scope="module")
 def served_charts(served: Document) -> tuple[Chart, ...]:
-    return pictures(served).all
+    return drawn(served).all
 
 
 def test_all_cells_are_valid_and_none_is_missing(served: Document, lengths: Document) -> None:
@@ -121,7 +121,7 @@ def test_charts_of_rows_context_engines_and_the_time_line(
     assert "10  transformers assisted K=4" in texts(peers)
     everybody = by_title["Speed of one user against all users"]
     assert {"1", "2", "4", "draft", "no speculation"} <= set(texts(everybody))
-    assert "Speed-up against context" in [chart.title for chart in pictures(lengths).all]
+    assert "Speed-up against context" in [chart.title for chart in drawn(lengths).all]
 
 
 @pytest.mark.slow

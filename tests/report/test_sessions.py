@@ -10,11 +10,11 @@ from specbench.report.document import Document, build_document
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.notes import notes
-from specbench.report.pictures import pictures
 from specbench.report.provenance import provenance
 from specbench.report.sessions import session_warnings, sessions_grid
 from tests.decide.test_cycles import own_cells
 from tests.made_records import made_block
+from tests.report.conftest import drawn
 from tests.report.test_tables import printed
 from tests.served_sessions import Sweep, served_sweep
 
@@ -135,7 +135,7 @@ def test_a_drafter_of_a_server_is_called_by_its_pairing(plain: Document) -> None
 
 
 def test_charts_are_drawn_and_say_what_their_intervals_are_over(plain: Document) -> None:
-    found = pictures(plain).all
+    found = drawn(plain).all
     titles = [chart.title for chart in found]
     assert titles.count("Speed-up against K") == 2
     assert "Speed-up against concurrent requests" in titles
@@ -162,5 +162,5 @@ def test_the_built_in_decoder_stands_beside_the_engine_without_an_interval() -> 
     )
     assert [(p.own.draft.k, p.decode.low) for p in both.side_by_side] == [(0, None), (4, None)]
     assert "relative to vllm" in to_markdown([both])
-    titles = {chart.title for chart in pictures(both).all}
-    assert titles > {chart.title for chart in pictures(build_document(stored)).all}
+    titles = {chart.title for chart in drawn(both).all}
+    assert titles > {chart.title for chart in drawn(build_document(stored)).all}
