@@ -129,7 +129,7 @@ def test_the_peer_leaves_it_to_the_builtin_decoder(lossy: Path) -> None:
     [
         (
             ["--simulate-acceptance", "0.7"],
-            "but tiny/wild, tiny/bold accepts drafts by its own lossy rule",
+            "--simulate-acceptance: tiny/wild, tiny/bold ",
         ),
         (["--engine", "transformers"], "that only the built-in decoder has; add --engine builtin"),
     ],
