@@ -79,6 +79,16 @@ def test_a_page_keeps_the_rules_or_is_known_not_to(page: Path) -> None:
         assert not found, "\n".join(found)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_source_files_that_a_page_names_exist(page: Path) -> None:
+    folders = ("specbench", "tests", "tools", "benchmarks")
+    sources = [path.as_posix() for name in folders for path in (ROOT / name).rglob("*.py")]
+    named = re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8"))
+    missing = [n for n in named if not any(path.endswith(f"/{n}") for path in sources)]
+    elsewhere = page.name == "heads.md"  # names files of other projects
+    assert elsewhere or not [n for n in missing if n != "convert_hf_to_gguf.py" and "NAME" not in n]
+
+
 def test_unfinished_pages_exist() -> None:
     assert {page.name for page in PAGES} >= UNFINISHED
 
