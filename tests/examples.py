@@ -17,6 +17,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 _MARK = r"<!-- (file|before|exit|not run): (.+?) -->\n"
 _BLOCK = re.compile(rf"((?:{_MARK})*)```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_STORED_RUN = re.compile(r"<!-- begin made-run -->.*?<!-- end made-run -->", re.DOTALL)
 
 
 class Example(NamedTuple):
@@ -45,6 +46,8 @@ def examples(page: Path) -> Iterator[Example]:
 
 
 def spoken(page: Path) -> list[list[str]]:
-    """Every `specbench COMMAND ...` within the text of a page, as words."""
-    text = _BLOCK.sub("", page.read_text(encoding="utf-8"))
+    """Every `specbench COMMAND ...` within the text of a page, as words, but for that of a stored
+    run, which had the options of its time.
+    """
+    text = _STORED_RUN.sub("", _BLOCK.sub("", page.read_text(encoding="utf-8")))
     return [shlex.split(one) for one in re.findall(r"`(specbench [a-z][^`\n]*)`", text)]
