@@ -18,7 +18,8 @@ UNFINISHED = {
     "metrics.md",
     "notebooks.md",
 }
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"])
+OTHERS = ("CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in OTHERS)])
 
 SENTENCE_WORDS, CELL_WORDS, PARAGRAPH_LINES, LINE_CHARACTERS = 30, 25, 6, 100
 _PAGE_WORDS = re.compile(
@@ -27,7 +28,9 @@ _PAGE_WORDS = re.compile(
     r"|\bcatalogue\b|\blicence\b|\bmodelling\b",
     re.IGNORECASE,
 )
-_END_OF_SENTENCE = re.compile(r"(?<=[.!?])[\"')*]*\s+(?=[\"'(*`\[]*[A-Z0-9`]|vLLM|specbench )")
+_END_OF_SENTENCE = re.compile(
+    r"(?<=[.!?])[\"')*]*\s+(?=[\"'(*`\[]*[A-Z0-9`]|vLLM|specbench |transformers )"
+)
 _LIST_ITEM = re.compile(r"\s*(?:[-*]|\d+\.) ")
 
 
