@@ -103,8 +103,9 @@ def commands_page() -> str:
     group: Any = get_command(app)
     parts = [
         f"# Commands\n\n{_MADE}",
-        "`specbench COMMAND --help` prints the same. `run`, `sweep-k` and `verify` print every "
-        "option with `--help-all`.",
+        "Every command with its options, defaults and exit codes, as `specbench COMMAND --help` "
+        "prints\nthem. `run`, `sweep-k` and `verify` print every option with `--help-all`.",
+        "```sh\nspecbench --help\n```",
         _table(("exit code", "meaning"), ((str(int(c)), _EXIT_CODES[c]) for c in ExitCode)),
         _UNDECIDED,
         _table(
@@ -114,7 +115,9 @@ def commands_page() -> str:
     ]
     run = _records(group.commands["run"])
     for name, command in group.commands.items():
-        parts.append(f"## {name}\n\n{_summary(command)}\n\n```sh\n{_example(command)}\n```")
+        parts.append(
+            f"## {name}\n\n{fill(_summary(command), 100)}\n\n```sh\n{_example(command)}\n```"
+        )
         records = _records(command)
         if name != "run" and set(run) <= set(records):
             records = {k: v for k, v in records.items() if run.get(k) != v}
