@@ -11,8 +11,13 @@ from benchmarks.gpu_suite.machine import Json, Machine
 from benchmarks.gpu_suite.models import make_model, shape
 from specbench.decode.clock import make_clock
 from specbench.decode.graphs import Launchers
-from specbench.engines.draw_candidates import DRAWINGS, autotune_draws
-from specbench.engines.kernel_choices import FORWARDS, autotune_forward, round_timing
+from specbench.engines.kernel_choices import (
+    DRAWINGS,
+    FORWARDS,
+    autotune_draws,
+    autotune_forward,
+    round_timing,
+)
 from specbench.forward.attention.candidates import KERNELS, SHAPES, BatchShape, autotune_attention
 from specbench.forward.attention.kernel import AttentionShape
 from specbench.forward.autotune import Timing

@@ -14,7 +14,7 @@ from benchmarks.gpu_suite.machine import NO_GPU, Json, Machine, in_a_line
 from benchmarks.gpu_suite.models import FAMILIES, make_model, medium, shape
 from specbench.decode.graphs import Launchers
 from specbench.engines.kernel_choices import FORWARDS
-from specbench.engines.peer_module import make_peer
+from specbench.engines.transformers_engine import make_peer
 from specbench.errors import ModelError
 from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.runner import Runner

@@ -21,7 +21,7 @@ from specbench.decode.round import Verifier
 from specbench.decode.sampling import Sampler
 from specbench.decode.verifier import verify
 from specbench.engines.kernel_choices import FORWARDS
-from specbench.engines.peer_module import make_peer
+from specbench.engines.transformers_engine import make_peer
 from specbench.errors import ModelError
 from specbench.records import Request, Sampling
 

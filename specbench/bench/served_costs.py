@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NoReturn
 
+from specbench.engines.served_engine import counter_pages
 from specbench.errors import ServerError, UsageError
 from specbench.inputs.address import Address
 from specbench.records import EngineCost
@@ -17,6 +18,7 @@ from specbench.servers.metrics_page import Counters
 from specbench.servers.streamed import Streamed
 
 MAX_TOKENS = 64  # of an answer
+_METRICS = "/metrics"
 NUM_BATCHES = 6  # each a cost of its own, so that their spread is seen
 OPTION = "--step-times"
 
@@ -78,7 +80,8 @@ class _Timed:
 
     @classmethod
     async def open(cls, client: Client, asked: dict[str, Any]) -> "_Timed":
-        counted, version = await client.counters(), await client.version()
+        counted = await client.counters(_METRICS, counter_pages())
+        version = await client.version()
         asked = {"model": await client.model(), **asked}
         if counted.engine == "vllm":  # which tokens an event holds, and so how many
             asked["return_token_ids"] = True
@@ -86,9 +89,9 @@ class _Timed:
 
     async def cost(self, prompts: Sequence[str]) -> EngineCost | None:
         """None where no answer could be timed, or others were served meanwhile."""
-        before = await self._client.counters()
+        before = await self._client.counters(_METRICS, counter_pages())
         answers = await self.answers(prompts)
-        counted = (await self._client.counters()).since(before)
+        counted = (await self._client.counters(_METRICS, counter_pages())).since(before)
         emitted = sum(answer.num_tokens or 0 for answer in answers)
         if counted.is_of_a_restart:
             self._client.fail("it restarted while it was timed")
@@ -139,9 +142,8 @@ class _Timed:
     def _num_rounds(self, k: int, counted: Counters, num_later: int) -> float:
         """Rounds after the answers' first tokens."""
         root = self._client.address.root
-        if counted.num_rounds is None or (
-            counted.num_accepted is None and counted.engine != "sglang"
-        ):
+        is_complete = counted.num_accepted is not None or counted.counts_all_rounds
+        if counted.num_rounds is None or not is_complete:
             self._client.fail(
                 f"it runs at K = {k} and does not count rounds at {root}/metrics; turn its "
                 "metrics on, or give its costs as a table"

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from specbench.errors import UsageError
 from specbench.inputs.address import KEY, Address
-from specbench.settings import BUILTIN, SERVED, RunSettings, ServerSettings
+from specbench.settings import BUILTIN, OPENAI, SERVED, RunSettings, ServerSettings
 from specbench.settings.words import one_of
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-OPENAI = "openai"
 
 
 def checked(asked: RunSettings) -> RunSettings:

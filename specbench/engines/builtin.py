@@ -2,18 +2,23 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
+import torch
+
+from specbench.decode.adaptive_k import Controller, RoundCostModel, default_ks, measure_round_costs
 from specbench.decode.clock import make_clock
+from specbench.decode.cuda_graphs import Graphs
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter
 from specbench.decode.graphs import Launchers
+from specbench.decode.launcher import GraphKind, Launcher
 from specbench.decode.policy import FixedK, ObservedFixedK, Policy
 from specbench.decode.round import Verifier
 from specbench.decode.sampling import Sampler
 from specbench.decode.synthetic import SyntheticVerifier
-from specbench.engines.controllers import Controllers
 from specbench.engines.engine import (
     Instrumented,
     Load,
@@ -25,7 +30,6 @@ from specbench.engines.engine import (
     arriving,
 )
 from specbench.engines.kernel_choices import KernelChoices
-from specbench.engines.launched import graph_facts, graph_notes
 from specbench.engines.loaded_drafters import LoadedDrafters, take
 from specbench.engines.model_forwards import Forwards, ModelForwards
 from specbench.engines.model_pool import ModelPool, bytes_read, identity
@@ -38,12 +42,94 @@ from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
 from specbench.forward.scoring import mean_log_probs
 from specbench.inputs.pairing import DrafterSpec, Target
-from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity, Request, Result
+from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity, Request, Result, Sampling
 from specbench.settings import BUILTIN, DecoderSettings
 from specbench.stats.costs import bytes_per_forward
 
 MOST_CAPTURING_PASSES = 3
 _UNTOLD = DecoderSettings()
+
+
+DrafterLaunchers = Sequence[tuple[str, Launcher]]  # a drafter's name, and what launched its rounds
+
+
+def graph_kind(launched: DrafterLaunchers) -> GraphKind:
+    """The kind at K = 0; where only drafters ran, that of one that got what was asked for.
+
+    A drafter may have less: why is one of the notes.
+    """
+    plain = [launcher for name, launcher in launched if name == NO_DRAFTER]
+    others = sorted((la for _, la in launched), key=lambda la: la.reason is not None)
+    return next((launcher.graph for launcher in (*plain, *others)), "off")
+
+
+def graph_facts(
+    launched: DrafterLaunchers, graphs: Graphs | None, device: torch.device
+) -> dict[str, Any]:
+    """Fields of an EngineRecord: how rounds are started, and what was spent on that."""
+    return {
+        "graph": graph_kind(launched) if device.type == "cuda" else "off",
+        "num_captures": graphs.num_captures if graphs else None,
+        "capture_s": graphs.capture_s if graphs else None,
+    }
+
+
+def graph_notes(launched: DrafterLaunchers) -> Iterator[str]:
+    """Why rounds are not the graphs that were asked for; whose, where it is not all of them."""
+    names: dict[tuple[str, str], dict[str, None]] = {}
+    for name, launcher in launched:
+        if launcher.reason is not None:
+            names.setdefault((launcher.graph, launcher.reason), {})[name] = None
+    for (graph, reason), whose in names.items():
+        is_all = len(whose) == len(dict(launched))
+        yield f"graphs: {reason}" if is_all else f"graphs of {', '.join(whose)}: {graph}, {reason}"
+
+
+class _Setting(NamedTuple):
+    """What round costs depend on."""
+
+    drafter: str
+    max_k: int
+    context: int | None
+    num_rows: int
+    sampling: Sampling
+
+
+class Controllers:
+    """Made when first asked for, and followed from pass to pass."""
+
+    def __init__(self) -> None:
+        self._costs: dict[_Setting, RoundCostModel] = {}
+        self._known: dict[tuple[str, _Setting], Controller] = {}
+
+    def open(
+        self,
+        request: Request,
+        work: Work,
+        load: Load,
+        max_k: int,
+        open_decoder: Callable[[], Decoder],
+    ) -> tuple[Controller, float]:
+        """The workload's controller, and the seconds spent on measuring round costs first.
+
+        They are measured once for all workloads, by a decoder that does not stop early: a short
+        answer shows few rounds.
+        """
+        setting = _Setting(work.drafter, max_k, work.context, load.concurrency, request.sampling)
+        ks, seconds = default_ks(max_k), 0.0
+        if setting not in self._costs:
+            self._costs[setting], seconds = measure_round_costs(
+                open_decoder(), request.prompt_ids, ks, load.concurrency, Sampler(request.sampling)
+            )
+        known = (work.workload, setting)
+        if known not in self._known:
+            self._known[known] = Controller(ks, self._costs[setting])
+        return self._known[known], seconds
+
+    def forget(self, drafter: str) -> None:
+        """What was learnt of a drafter that is gone."""
+        self._costs = {key: costs for key, costs in self._costs.items() if key.drafter != drafter}
+        self._known = {key: c for key, c in self._known.items() if key[1].drafter != drafter}
 
 
 class BuiltinEngine(Instrumented):

@@ -1,27 +1,135 @@
 """What a loaded model's forward, attention and draws run on: the fastest, or what was asked for.
 
-Shape suffixes: T tokens of one row.
+Candidates of draws are right if they give the same numbers and tokens but for rounding. Packed
+layers are timed against plain ones: a kernel that writes unpacked weights to memory before it
+multiplies reads more than they do.
+
+Shape suffixes: B rows, T tokens of a row, V vocabulary, F inputs, G outputs.
 """
 
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from specbench.decode.clock import Clock
 from specbench.decode.cuda_graphs import Graphs
-from specbench.engines.draw_candidates import DRAWINGS, NAMES, TRITON, autotune_draws
+from specbench.decode.nucleus import nucleus
+from specbench.decode.sampling import Purpose, Sampler, draw, exponential, uniform
 from specbench.errors import ModelError, UsageError, first_line
 from specbench.forward.attention.candidates import BY_NAME, KERNELS, autotune_attention
 from specbench.forward.attention.kernel import AttentionShape
 from specbench.forward.autotune import Autotuner, Outcome, Results, Run, Timing, Work, autotune
 from specbench.forward.fused_layers import FusedLayers
 from specbench.forward.fused_runner import FusedRunner
-from specbench.forward.kernels.availability import DEVICES, why_not
+from specbench.forward.kernels.availability import DEVICES, DRAWS, TOP_P, Switch, why_not
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import FUSED, FUSED_TRITON, STOCK, Runner, StockRunner
 from specbench.forward.self_test import TOLERANCE, Forward, check_layers, distance
-from specbench.records import KernelChoice
+from specbench.models.loading import LoadedModel
+from specbench.records import Contender, KernelChoice, Sampling
+
+TRITON, TORCH = "triton", "torch"
+NAMES = (TRITON, TORCH)  # in the order that decides among equals
+_B, _T = 2, 5  # K = 4
+_TEMPERATURE, _TOP_P = 0.7, 0.9
+_NEAR = 1e-4  # of a logarithm: two tokens this near may change places
+_MOVED = 1e-3  # of a distribution: the token at the cut may stay or go
+
+
+class _Numbers(NamedTuple):
+    logits_BTV: Tensor
+    probs_BTV: Tensor
+    seeds_B: Tensor
+    positions_BT: Tensor
+
+
+class Drawing(NamedTuple):
+    """What is drawn with our kernels or without them, and what is wrong with it."""
+
+    name: str
+    switch: Switch
+    drawn: Callable[[_Numbers], Results]
+    wrong: Callable[[_Numbers, Results, Results], str | None]
+
+
+@torch.inference_mode()
+def autotune_draws(
+    drawing: Drawing, vocab_size: int, dtype: torch.dtype, device: torch.device, timing: Timing
+) -> Outcome:
+    """Our kernels if they are right and the faster, else torch."""
+    numbers = _random_numbers(vocab_size, dtype, device)
+
+    def drawn(name: str) -> Results:
+        with drawing.switch.turned(vocab_size, on=name == TRITON):
+            return drawing.drawn(numbers)
+
+    def works(name: str) -> list[Work]:
+        return [partial(drawn, name)]
+
+    return autotune(
+        {name: partial(works, name) for name in NAMES},
+        [drawn(TORCH)],
+        partial(drawing.wrong, numbers),
+        timing,
+    )
+
+
+def _random_numbers(vocab_size: int, dtype: torch.dtype, device: torch.device) -> _Numbers:
+    generator = torch.Generator().manual_seed(0)
+    logits_BTV = (torch.randn(_B, _T, vocab_size, generator=generator) * 3).to(device, dtype)
+    probs_BTV = (logits_BTV.float() / _TEMPERATURE).softmax(-1)
+    seeds_B = torch.randint(-(2**63), 2**63 - 1, (_B,), generator=generator).to(device)
+    positions_BT = torch.randint(1, 2**20, (_B, 1), generator=generator) + torch.arange(_T)
+    return _Numbers(logits_BTV, probs_BTV, seeds_B, positions_BT.to(device))
+
+
+def _draws(numbers: _Numbers) -> Results:
+    places = (numbers.seeds_B, numbers.positions_BT)
+    sampler = Sampler(Sampling(temperature=_TEMPERATURE))
+    return (
+        uniform(*places, Purpose.ACCEPT),
+        exponential(*places, Purpose.TARGET, numbers.probs_BTV.shape[-1]),
+        sampler.pick(numbers.logits_BTV, *places),
+        draw(numbers.probs_BTV, *places, Purpose.TARGET),
+    )
+
+
+def _wrong_draws(numbers: _Numbers, drawn: Results, expected: Results) -> str | None:
+    """Uniform numbers to the last bit, noise but for rounding, tokens but for near-ties."""
+    (chances_BT, noise_BTV, *tokens), (own_BT, own_BTV, *_) = drawn, expected
+    if not torch.equal(chances_BT, own_BT):
+        return "its uniform numbers are others"
+    if not torch.allclose(noise_BTV, own_BTV, rtol=_NEAR, atol=0.0):
+        return "its noise is another"
+    scores_BTV = numbers.probs_BTV.double().log() - own_BTV.double().log()
+    best_BT = scores_BTV.amax(-1)
+    for tokens_BT in tokens:
+        if not bool(((tokens_BT >= 0) & (tokens_BT < scores_BTV.shape[-1])).all()):
+            return "its tokens are out of bounds"
+        if not bool((best_BT - scores_BTV.gather(-1, tokens_BT[..., None])[..., 0] < _NEAR).all()):
+            return "its tokens are others"
+    return None
+
+
+def _cut(numbers: _Numbers) -> Results:
+    return (nucleus(numbers.logits_BTV.float(), _TOP_P),)
+
+
+def _wrong_cut(numbers: _Numbers, drawn: Results, expected: Results) -> str | None:  # noqa: ARG001
+    moved = float((drawn[0] - expected[0]).abs().sum(-1).max())
+    return None if moved <= _MOVED else f"{moved:.2g} of a distribution is elsewhere"
+
+
+DRAWINGS = (
+    Drawing("draws", DRAWS, _draws, _wrong_draws),
+    Drawing("top-p", TOP_P, _cut, _wrong_cut),
+)
+
 
 AUTO = "auto"
 _LENGTH, _SPAN = 200, 1024
@@ -182,3 +290,79 @@ def require_kernel(name: str, device: torch.device) -> None:
             f"--attention-backend {name}: {refusal}, and the device is {device}; choose "
             f"{', '.join((AUTO, *here))}"
         )
+
+
+_MOST_LAYERS = 4  # more than a GPU's cache holds: each is read from memory, as in decoding
+_SLOWER = 1.05
+
+
+def packed_notes(autotuner: Autotuner, loaded: LoadedModel, name: str) -> tuple[str, ...]:
+    """A note if the named model's are slower, timed against plain ones of the same shape."""
+    layers = packed_layers(loaded.model)
+    if not layers or loaded.quantization is None:
+        return ()
+    scheme, weight = loaded.quantization, layers[0].weight
+    packer = version("torchao")
+    ratios = {}
+    for T in _NUM_TOKENS:
+        facts = (scheme, packer, weight.dtype, (T, tuple(weight.shape), len(layers)))
+        tune = partial(time_packed, layers, T, scheme, autotuner.timing)
+        subject = f"{scheme} linear layer of {name}, T = {T}"
+        choice = autotuner.choose(subject, weight.device, facts, (), tune)
+        if (ratio := times_as_long(choice.contenders)) is not None:
+            ratios[T] = ratio
+    note = slower_note(scheme, loaded.dtype, ratios)
+    return (note,) if note else ()
+
+
+def packed_layers(model: Any) -> list[nn.Linear]:
+    """The largest packed linear layers, all of one shape; none if nothing is packed."""
+    packed = [
+        module
+        for module in model.modules()
+        if type(module) is nn.Linear and hasattr(module.weight, "__tensor_flatten__")
+    ]
+    shape = max((layer.weight.shape for layer in packed), key=torch.Size.numel, default=None)
+    return [layer for layer in packed if layer.weight.shape == shape][:_MOST_LAYERS]
+
+
+@torch.inference_mode()
+def time_packed(layers: list[nn.Linear], num_tokens: int, scheme: str, timing: Timing) -> Outcome:
+    """Seconds of the packed layers, and of plain ones with their shape, dtype and device.
+
+    The requested scheme runs, whichever is faster, and plain weights are random: there is nothing
+    to compare results with. If either cannot run, for lack of memory for instance, there is a
+    reason instead of seconds.
+    """
+    first = layers[0].weight
+    x_TF = torch.rand(num_tokens, first.shape[1], dtype=first.dtype, device=first.device)
+
+    def packed() -> list[Work]:
+        return [partial(_products, [partial(layer, x_TF) for layer in layers])]
+
+    def plain() -> list[Work]:
+        weights = [torch.rand(first.shape, dtype=x_TF.dtype, device=x_TF.device) for _ in layers]
+        return [partial(_products, [partial(linear, x_TF, weight_GF) for weight_GF in weights])]
+
+    candidates = {scheme: packed, str(first.dtype).removeprefix("torch."): plain}
+    return scheme, autotune(candidates, [()], lambda *_: None, timing)[1]
+
+
+def _products(products: list[Callable[[], Tensor]]) -> Results:
+    return tuple(product() for product in products)
+
+
+def times_as_long(contenders: tuple[Contender, ...]) -> float | None:
+    """Seconds of the packed layers / seconds of the plain ones; None if they were not timed."""
+    packed, plain = contenders
+    if packed.seconds is None or not plain.seconds:
+        return None
+    return packed.seconds / plain.seconds
+
+
+def slower_note(scheme: str, dtype: str, ratios: dict[int, float]) -> str | None:
+    """Says that packed weights are slower, by the number of tokens; None if they are not."""
+    if max(ratios.values(), default=0.0) <= _SLOWER:
+        return None
+    shown = " and ".join(f"{ratio:.2f} times as long for T = {T}" for T, ratio in ratios.items())
+    return f"{scheme} weights are slower than {dtype} here: a large linear layer takes {shown}"

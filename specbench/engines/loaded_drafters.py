@@ -12,10 +12,9 @@ from specbench.decode.round import Verifier
 from specbench.decode.verifier import verify
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.engines.engine import Work
-from specbench.engines.kernel_choices import KernelChoices
+from specbench.engines.kernel_choices import KernelChoices, packed_notes
 from specbench.engines.model_forwards import Forwards
 from specbench.engines.model_pool import ModelPool, bytes_read, head_identity, identity, shown
-from specbench.engines.packed_weights import packed_notes
 from specbench.engines.refusals import failures_told
 from specbench.errors import ModelError, UsageError
 from specbench.files.config import NO_TREES

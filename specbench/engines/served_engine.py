@@ -15,9 +15,10 @@ from pydantic import ValidationError
 
 from specbench.errors import ServerError
 from specbench.records import Request, RequestCounts, Result
-from specbench.servers.metrics_page import MOST_POSITIONS
+from specbench.servers.metrics_page import MOST_POSITIONS, CounterPage
 from specbench.servers.server_log import LogFormat
 from specbench.servers.streamed import Part, Streamed, invalid_field
+from specbench.settings import SERVED
 
 if TYPE_CHECKING:
     from specbench.servers.client import Client
@@ -65,6 +66,7 @@ class ServerFacts:
     k: int | None = None  # 0: without speculation
     drafts: bool = False  # whether it reports speculation; not every engine reports K
     kv_tokens: int | None = None  # capacity of its KV cache
+    context: int | None = None  # tokens of a request and its output at most
     settings: Mapping[str, str] = field(default_factory=dict)  # effective ones, for provenance
     prefix_cache: str = "unknown"  # off, on, unknown, or "by request": each asks for it or not
 
@@ -74,9 +76,11 @@ class ServedEngine(Protocol):
     unless the engine cannot be started."""
 
     MODULE: str | None  # that its Python must have, which reads model folders; None: a program
+    DISTRIBUTIONS: tuple[str, ...]  # names under which it is installed, other builds included
+    START_S: float  # a guess, until it has served the target
     LOG: LogFormat
     HEALTH: str  # the path that answers 200 once requests are taken
-    COUNTERS: str | None  # the path of its page of counters, which has the tokens of all clients
+    COUNTERS: CounterPage | None  # which has the tokens of all clients
 
     def launch(self, start: StartOptions) -> StartCommand:
         """The command that starts it; UsageError if something that it needs is missing.
@@ -104,6 +108,12 @@ class ServedEngine(Protocol):
 def find_served(name: str) -> ServedEngine:
     """The engine of that name, which is one of `settings.SERVED`."""
     return cast(ServedEngine, import_module(f"specbench.engines.served.{name}"))
+
+
+def counter_pages() -> list[CounterPage]:
+    """The pages of all engines, for a server whose engine is not known."""
+    pages = (find_served(name).COUNTERS for name in SERVED)
+    return [page for page in pages if page is not None]
 
 
 def request_fields(model: str, request: Request) -> dict[str, Any]:

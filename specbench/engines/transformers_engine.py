@@ -1,5 +1,6 @@
 """transformers' own generation as an engine: the peer everyone has, over the same weights."""
 
+import copy
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,16 +9,19 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig
+from transformers.utils import is_sklearn_available
 
-from specbench.engines.assistant import Assistant, require_same_width
 from specbench.engines.engine import InProcess, Load, ServedPass, Work
 from specbench.engines.generation_log import GenerationLog, timeline
 from specbench.engines.model_pool import ModelPool, identity
-from specbench.engines.peer_module import make_peer, refusals_told
+from specbench.engines.refusals import device_errors_told
 from specbench.engines.transformers import ASSISTED, BASELINES, COUNTERPARTS, LOOKUP, STATIC
-from specbench.errors import CompatibilityError, UsageError
+from specbench.errors import CompatibilityError, ModelError, SpecbenchError, UsageError, first_line
+from specbench.files.model_spec import ModelSpec
+from specbench.forward.attention.stock import attend_by
 from specbench.forward.limits import check_context, context_limit
 from specbench.inputs.pairing import DrafterSpec, Target
+from specbench.models.library_errors import model_failure
 from specbench.models.library_log import quiet
 from specbench.models.loading import LoadedModel
 from specbench.models.tokenizer import require_same_vocabulary
@@ -42,10 +46,125 @@ _WHOLE_HISTORY = (
 _FEW_TOKENS = 4  # a prefill and enough forwards to compile the next and run it again
 
 
+def twin(model: Any) -> Any:
+    """A module of the same architecture over the same tensors, with a config of its own.
+
+    A deep copy that finds every parameter and buffer already copied, rotary frequencies and
+    tied or quantised weights included. They are the same objects, so what is done to the data
+    of one is done to both: matrices may be fused before or after.
+    """
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, tensors)
+
+
+def make_peer(model: Any) -> Any:
+    """A twin with the attention that a user of transformers gets, and no generation settings.
+
+    Those of the checkpoint (temperature, penalties) are left out: every engine decodes what the
+    request asks for.
+    """
+    module = twin(model)
+    # The kernel knows no soft-capping: some versions refuse it there, others forget it.
+    config = module.config.get_text_config()
+    has_cap = getattr(config, "attn_logit_softcapping", None) is not None
+    try:
+        attend_by(module, "eager" if has_cap else "sdpa")
+    except ValueError:  # attention sinks, for example
+        attend_by(module, "eager")
+    module.generation_config = GenerationConfig()
+    return module
+
+
+@contextmanager
+def refusals_told(module: Any, method: str) -> Iterator[None]:
+    """ModelError where transformers refuses or cannot run a method; lack of memory stays as it is.
+
+    Its refusals have no class of their own, so errors of its code are among them.
+    """
+    try:
+        with device_errors_told():
+            yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        is_refusal = isinstance(error, ValueError | RuntimeError)
+        if isinstance(error, SpecbenchError) or not (is_refusal or model_failure(error)):
+            raise
+        raise ModelError(
+            f"transformers cannot run {method} on {type(module).__name__}: {first_line(error)}; "
+            "choose another model, or leave transformers out of --engine"
+        ) from error
+
+
+_KEYS = (
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+)
+
+
+class Assistant:
+    """A draft model and how it drafts when nothing is asked for."""
+
+    def __init__(self, spec: ModelSpec, loaded: LoadedModel) -> None:
+        self.spec = spec
+        self.loaded = loaded
+        self._module = make_peer(loaded.model)
+        self._defaults = _library_defaults(loaded.model.generation_config)
+
+    def drafting(self, k: int) -> Any:
+        """Its module, told to draft exactly `k` tokens a round."""
+        self._module.generation_config = GenerationConfig(
+            num_assistant_tokens=k,
+            num_assistant_tokens_schedule="constant",
+            assistant_confidence_threshold=0.0,
+        )
+        return self._module
+
+    def drafting_by_default(self) -> Any:
+        """Its module, left to the library's own settings."""
+        self._module.generation_config = self._defaults
+        return self._module
+
+    @property
+    def defaults_in_words(self) -> str:
+        adapted = ", a threshold that scikit-learn adapts" if is_sklearn_available() else ""
+        return (
+            f"drafts up to {self._defaults.num_assistant_tokens} tokens per round "
+            f"({self._defaults.num_assistant_tokens_schedule}), until one is less likely than "
+            f"{self._defaults.assistant_confidence_threshold:g}{adapted}"
+        )
+
+
+def require_same_width(target: LoadedModel, draft: LoadedModel, name: str) -> None:
+    """CompatibilityError unless the configs, padding included, name equally many tokens.
+
+    transformers takes another number for another tokenizer.
+    """
+    target_width, draft_width = (
+        loaded.model.config.get_text_config().vocab_size for loaded in (target, draft)
+    )
+    if target_width != draft_width:
+        raise CompatibilityError(
+            f"{name}: transformers drafts only between models of equal vocab_size; the target "
+            f"has {target_width}, the draft {draft_width}. The engine builtin takes this pair; "
+            "for both engines choose a draft of the target's size"
+        )
+
+
+def _library_defaults(checkpoint: GenerationConfig) -> GenerationConfig:
+    own = {key: getattr(checkpoint, key) for key in _KEYS}
+    # No public name gives the numbers that stand in for None.
+    library = GenerationConfig._get_default_generation_params()
+    return GenerationConfig(
+        **{key: library[key] if value is None else value for key, value in own.items()}
+    )
+
+
 class TransformersEngine(InProcess):
     """`generate`, alone or with an assistant, in this process.
 
-    Its modules are twins of the loaded ones (peer_module.py), so neither side's attention or
+    Its modules are twins of the loaded ones (`twin`), so neither side's attention or
     settings reach the other. One request at a time. The model forwards of these weights are
     measured in the built-in decoder.
     """

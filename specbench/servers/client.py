@@ -4,7 +4,7 @@ Whatever a server does, from another protocol to silence, is an answer or a Serv
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self, TypeVar
 
 import httpx
@@ -15,7 +15,7 @@ from specbench.errors import LostError, RefusedError, ServerError
 from specbench.inputs.address import Address
 from specbench.json_text import parse_json
 from specbench.servers.connections import Connections
-from specbench.servers.metrics_page import Counters, read_counters
+from specbench.servers.metrics_page import CounterPage, Counters, read_counters
 from specbench.servers.streamed import EventData, Part, Streamed, invalid_field
 
 CONNECT_S, SILENCE_S = 10.0, 120.0  # how long a server may take to answer, and between two chunks
@@ -114,15 +114,15 @@ class Client:
         except RefusedError:
             return ""
 
-    async def counters(self, path: str = "/metrics") -> Counters:
-        """What its metrics page says, of no engine where it has none; ServerError."""
-        return (await self.counter_page(path))[0]
+    async def counters(self, path: str, pages: Sequence[CounterPage]) -> Counters:
+        """The counters at a path, of no engine if it has no page; ServerError."""
+        return (await self.counter_page(path, pages))[0]
 
-    async def counter_page(self, path: str) -> tuple[Counters, str]:
+    async def counter_page(self, path: str, pages: Sequence[CounterPage]) -> tuple[Counters, str]:
         """The same, and the page, for what only one engine's has. ServerError."""
-        page = await self.page(path)
+        text = await self.page(path)
         try:
-            return read_counters(page), page
+            return read_counters(text, pages), text
         except ValueError as error:
             self.fail(f"{path} is not a page of counters: {self._said(str(error))}")
 

@@ -2,95 +2,52 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 
-class _Page(NamedTuple):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CounterPage:
+    """Where an engine counts, and its name for each counter: in its file in engines/served/."""
+
+    engine: str
+    path: str
     prefix: str
-    fields: Mapping[str, str]  # of Counters, by what the engine calls them
+    counters: Mapping[str, str]  # field of Counters, by the engine's name of it
     # Gauges of the requests that run, and that wait. Empty for engines that set them only while
-    # they compute: idle, SGLang's (for 30 s) and TensorRT-LLM's show requests that have ended.
+    # they compute: idle, they show requests that have ended.
     in_progress: tuple[str, ...] = ()
+    k_gauge: str = ""  # set now and then, and 0 before
+    counts_all_rounds: bool = False  # else only rounds in which something was drafted
 
 
-# vLLM and llama.cpp count drafts, rounds in which something was drafted; SGLang counts all
-# rounds, and tells K by a gauge. Sources: vllm/v1/metrics/loggers.py and spec_decode/metrics.py;
-# llama.cpp's tools/server/server-task.cpp; sglang/srt/observability/metrics_collector.py;
-# tensorrt_llm/metrics/collector.py.
-_DRAFTS = {
+# Names that several engines have for counters of drafts.
+DRAFT_COUNTERS = {
     "spec_decode_num_draft_tokens": "num_draft_tokens",
     "spec_decode_num_accepted_tokens": "num_accepted",
 }
-_PAGES = {
-    "vllm": _Page(
-        "vllm:",
-        {
-            **_DRAFTS,
-            "spec_decode_num_drafts": "num_rounds",
-            "generation_tokens": "num_tokens",
-            "prompt_tokens": "num_prompt_tokens",
-            "request_success": "num_requests",
-            "num_preemptions": "num_preemptions",
-            "request_queue_time_seconds_sum": "queue_s",
-            "prefix_cache_hits": "num_cached_tokens",
-        },
-        ("num_requests_running", "num_requests_waiting"),
-    ),
-    "llama_cpp": _Page(
-        "llamacpp:",
-        {
-            **_DRAFTS,
-            "spec_decode_num_drafts": "num_rounds",
-            "tokens_predicted": "num_tokens",
-            "prompt_tokens": "num_prompt_tokens",
-            "prompt_tokens_cached": "num_cached_tokens",
-        },
-        ("requests_processing", "requests_deferred"),
-    ),
-    "sglang": _Page(
-        "sglang:",
-        {
-            "spec_verify_calls": "num_rounds",
-            "generation_tokens": "num_tokens",
-            "prompt_tokens": "num_prompt_tokens",
-            "num_requests": "num_requests",
-            "num_retracted_requests": "num_preemptions",
-            "queue_time_seconds_sum": "queue_s",
-            "cached_tokens": "num_cached_tokens",
-        },
-    ),
-    "tensorrt_llm": _Page(
-        "trtllm_",
-        {
-            **_DRAFTS,
-            "generation_tokens": "num_tokens",
-            "prompt_tokens": "num_prompt_tokens",
-            "request_success": "num_requests",
-            "request_queue_time_seconds_sum": "queue_s",
-            "prompt_cached_tokens": "num_cached_tokens",
-        },
-    ),
-}
-_SUMS = tuple(dict.fromkeys(name for page in _PAGES.values() for name in page.fields.values()))
 _PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
+_SUMS = (
+    *("num_draft_tokens", "num_accepted", "num_rounds", "num_tokens", "num_prompt_tokens"),
+    *("num_requests", "num_preemptions", "queue_s", "num_cached_tokens"),
+)
 MOST_POSITIONS = 1_000  # no server drafts so many tokens in a round
-_K_GAUGE = "spec_num_steps"  # set now and then, and 0 before
 _STARTED = "process_start_time_seconds"
 _CREATED = "_created"  # ends the name of a series that says when a counter began, in Unix seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counters:
-    """What a server has counted since it started, summed over labels; None: it does not say."""
+    """What a server has counted since it started, summed over labels; None: not reported."""
 
     engine: str | None
-    num_rounds: float | None = None  # SGLang: all; others: those that drafted something
+    counts_all_rounds: bool = False  # in num_rounds; else those that drafted something
+    num_rounds: float | None = None
     num_draft_tokens: float | None = None
     num_accepted: float | None = None
     num_tokens: float | None = None  # emitted, for whatever client
@@ -142,35 +99,41 @@ class Counters:
         )
 
 
-def read_counters(text: str) -> Counters:
-    """The counters of a page; of no engine where it has none. ValueError where it is not one."""
+def read_counters(text: str, pages: Sequence[CounterPage]) -> Counters:
+    """The counters of a page, whose engine is one of those of `pages`, or None.
+
+    ValueError if it is not a page of counters.
+    """
     sums: dict[str, Any] = defaultdict(float)
     accepted: dict[int, float] = defaultdict(float)
     k_gauge = 0.0
-    engine: str | None = None
+    page: CounterPage | None = None
     num_in_progress: float | None = None
     started_s: float | None = None
     for sample in _samples(text):
         if sample.name == _STARTED or sample.name.endswith(_CREATED):
             started_s = min(sample.value, started_s or math.inf)
-        found = next((e for e, page in _PAGES.items() if sample.name.startswith(page.prefix)), None)
-        if found is None:
+        match = next((known for known in pages if sample.name.startswith(known.prefix)), None)
+        if match is None:
             continue
-        engine, page = found, _PAGES[found]
+        page = match
         name = sample.name.removeprefix(page.prefix).removesuffix("_total")
-        if name in page.fields:
-            sums[page.fields[name]] += sample.value
+        if name in page.counters:
+            sums[page.counters[name]] += sample.value
         elif name == _PER_POSITION:
             accepted[_position(sample)] += sample.value
         elif name in page.in_progress:
             num_in_progress = (num_in_progress or 0.0) + sample.value
-        elif name == _K_GAUGE:
+        elif name == page.k_gauge:
+            if sample.value > MOST_POSITIONS:
+                raise ValueError(
+                    f"{sample.name} is {sample.value:g}; allowed are 0 to {MOST_POSITIONS}"
+                )
             k_gauge = max(k_gauge, sample.value)  # of every rank the same
-    if k_gauge > MOST_POSITIONS:
-        raise ValueError(f"{_K_GAUGE} is {k_gauge:g}; allowed are 0 to {MOST_POSITIONS}")
     num_positions = max(accepted, default=-1) + 1
     return Counters(
-        engine=engine,
+        engine=page.engine if page else None,
+        counts_all_rounds=page is not None and page.counts_all_rounds,
         num_positions=num_positions or round(k_gauge) or None,
         num_accepted_at=tuple(accepted.get(i, 0.0) for i in range(num_positions)),
         num_in_progress=num_in_progress,

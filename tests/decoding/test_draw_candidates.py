@@ -12,8 +12,7 @@ import torch
 
 from specbench.decode.clock import HostClock
 from specbench.engines import kernel_choices
-from specbench.engines.draw_candidates import DRAWINGS, autotune_draws
-from specbench.engines.kernel_choices import KernelChoices
+from specbench.engines.kernel_choices import DRAWINGS, KernelChoices, autotune_draws
 from specbench.forward import autotune
 from specbench.forward.autotune import Timing
 from specbench.forward.kernels import availability, gated, noise, nucleus, race

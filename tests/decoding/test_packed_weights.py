@@ -8,15 +8,15 @@ from torch import nn
 
 from specbench.decode.clock import HostClock
 from specbench.engines import kernel_choices
-from specbench.engines.kernel_choices import KernelChoices
-from specbench.engines.loaded_drafters import take
-from specbench.engines.model_pool import ModelPool
-from specbench.engines.packed_weights import (
+from specbench.engines.kernel_choices import (
+    KernelChoices,
     packed_layers,
     slower_note,
     time_packed,
     times_as_long,
 )
+from specbench.engines.loaded_drafters import take
+from specbench.engines.model_pool import ModelPool
 from specbench.files.model_spec import ModelSpec
 from specbench.forward import autotune
 from specbench.forward.autotune import Run, Timing

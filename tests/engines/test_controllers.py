@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from specbench.decode.adaptive_k import Calibration, RoundCostModel
-from specbench.engines import controllers
-from specbench.engines.controllers import Controllers
+from specbench.engines import builtin
+from specbench.engines.builtin import Controllers
 from specbench.engines.engine import Load, Work
 from specbench.records import Request, Sampling
 
@@ -26,7 +26,7 @@ def measured(monkeypatch):
         costs = RoundCostModel.from_samples({(num_rows, k): (1.0 + k,) for k in ks})
         return Calibration(costs, 1.0)
 
-    monkeypatch.setattr(controllers, "measure_round_costs", measure)
+    monkeypatch.setattr(builtin, "measure_round_costs", measure)
     return found
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from specbench.engines.launched import graph_kind, graph_notes
+from specbench.engines.builtin import graph_kind, graph_notes
 
 
 class Launcher(NamedTuple):

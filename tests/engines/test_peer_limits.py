@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM, StaticCache
 
 from specbench.engines.engine import Load
-from specbench.engines.peer_module import refusals_told
+from specbench.engines.transformers_engine import refusals_told
 from specbench.errors import ModelError
 from specbench.forward.limits import check_context
 from tests.decoding.models import random_prompt, tiny_llama

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specbench.engines.peer_module import make_peer, twin
+from specbench.engines.transformers_engine import make_peer, twin
 from specbench.forward.attention import stock
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner

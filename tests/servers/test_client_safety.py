@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import ServerError, UsageError
-from specbench.servers.client import Client
 from tests.servers.crowd_server import CrowdServer
 from tests.servers.fake_server import FakeServer, serving
 from tests.servers.raw_server import client_of, failure_of
@@ -34,7 +33,7 @@ def echoes(form):
         (b'HTTP/1.1 400 Bad\r\n\r\n{"error": {"message": "KEY"}}', None),
         (b'HTTP/1.1 400 Bad\r\n\r\n{"detail": [{"input": "KEY"}]}', None),
         (b'HTTP/1.1 200 OK\r\n\r\ndata: {"error": {"message": "KEY"}}\n\n', None),
-        (b"HTTP/1.1 200 OK\r\n\r\na KEY\n", Client.counters),
+        (b"HTTP/1.1 200 OK\r\n\r\na KEY\n", lambda client: client.counters("/metrics", ())),
     ],
 )
 def test_a_key_that_is_repeated_is_not_shown(form, call, monkeypatch):

@@ -13,6 +13,7 @@ import h11
 import httpx
 import pytest
 
+from specbench.engines.served.vllm import COUNTERS as VLLM
 from tests.servers.crowd_server import FAULTS, IDS, CrowdServer
 from tests.servers.event_loops import SkippingLoop, in_loop
 from tests.servers.raw_server import client_of, posted, send_all
@@ -145,12 +146,12 @@ def test_after_a_restart_requests_are_answered_again():
 
     async def ask():
         async with server.serving() as url, client_of(url) as client:
-            before = await client.counters()
+            before = await client.counters(VLLM.path, [VLLM])
             restarting = asyncio.create_task(server.restart_when(2))
             requests = [asks(prompt) for prompt in ("hang", "hang", "a", "b")]
             answers, _ = await send_all(requests, [client], concurrency=2)
             await restarting
-            return answers, (await client.counters()).since(before)
+            return answers, (await client.counters(VLLM.path, [VLLM])).since(before)
 
     answers, counted = asyncio.run(ask())
     assert ["broke off" in (a.error or "") for a in answers] == [True, True, False, False]
@@ -167,10 +168,10 @@ def test_what_a_server_counts_for_others_is_seen_beside_the_answers():
 
     async def ask():
         async with server.serving() as url, client_of(url) as client:
-            before = await client.counters()
+            before = await client.counters(VLLM.path, [VLLM])
             requests = [asks("a"), posted("completions", others), asks("a")]
             answers, _ = await send_all(requests, [client], request_rate=1e6)
-            return answers, (await client.counters()).since(before)
+            return answers, (await client.counters(VLLM.path, [VLLM])).since(before)
 
     answers, counted = asyncio.run(ask())
     assert counted.num_tokens - sum(answered.num_tokens for answered in answers) == 40

@@ -2,9 +2,15 @@
 
 import pytest
 
-from specbench.servers.metrics_page import gauge_of, labels_of, read_counters
+from specbench.engines.served_engine import counter_pages
+from specbench.servers.metrics_page import Counters, gauge_of, labels_of
+from specbench.servers.metrics_page import read_counters as read
 from tests.engines.served.replay import recorded
 from tests.servers.fake_server import FakeServer
+
+
+def read_counters(text: str) -> Counters:
+    return read(text, counter_pages())
 
 
 def test_pages_of_other_engines():

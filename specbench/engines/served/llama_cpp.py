@@ -40,6 +40,7 @@ from specbench.engines.served_engine import (
 )
 from specbench.errors import UsageError
 from specbench.records import Request, RequestCounts
+from specbench.servers.metrics_page import DRAFT_COUNTERS, CounterPage, count_of
 from specbench.servers.server_log import ARGUMENTS, MEMORY, PORT, LogFormat
 from specbench.servers.streamed import Count, Part, Streamed, TokenId, invalid_field
 
@@ -47,8 +48,22 @@ if TYPE_CHECKING:
     from specbench.servers.client import Client
 
 MODULE = None
+DISTRIBUTIONS = ()
+START_S = 5.0  # it compiles and captures nothing
 HEALTH = "/health"
-COUNTERS = "/metrics"
+COUNTERS = CounterPage(  # tools/server/server-task.cpp
+    engine="llama_cpp",
+    path="/metrics",
+    prefix="llamacpp:",
+    counters={
+        **DRAFT_COUNTERS,
+        "spec_decode_num_drafts": "num_rounds",
+        "tokens_predicted": "num_tokens",
+        "prompt_tokens": "num_prompt_tokens",
+        "prompt_tokens_cached": "num_cached_tokens",
+    },
+    in_progress=("requests_processing", "requests_deferred"),
+)
 _GGUF = "make the GGUF file again, or name another: --engine-args '--model FILE'"
 LOG = LogFormat(
     prefix=re.compile(r"[\d.]+ (?P<level>[A-Z]) "),
@@ -103,7 +118,7 @@ async def facts(client: "Client") -> ServerFacts:
     """It tells whether it speculates, and K by its counters, after the first draft."""
     root = client.address.root
     props = await client.json(f"{root}/props")
-    counters = await client.counters(COUNTERS)
+    counters = await client.counters(COUNTERS.path, [COUNTERS])
     speculates = [bool(slot.speculative) for slot in await _slots(client)]
     settings = {name: str(props.get(name)) for name in ("model_path", "model_ftype", "total_slots")}
     default = props.get("default_generation_settings")
@@ -113,6 +128,7 @@ async def facts(client: "Client") -> ServerFacts:
         model=await client.model(),
         k=counters.num_positions if any(speculates) else 0 if speculates else None,
         drafts=any(speculates),
+        context=count_of(str(n_ctx)),
         settings={**settings, "n_ctx": str(n_ctx)},
         prefix_cache="by request",
     )

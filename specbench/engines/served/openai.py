@@ -11,13 +11,17 @@ from specbench.engines.served_engine import (
 )
 from specbench.errors import UsageError
 from specbench.records import Request, RequestCounts
+from specbench.servers.metrics_page import count_of
 from specbench.servers.server_log import LogFormat
 from specbench.servers.streamed import Streamed
+from specbench.settings import OPENAI, SERVED
 
 if TYPE_CHECKING:
     from specbench.servers.client import Client
 
 MODULE = None
+DISTRIBUTIONS = ()
+START_S = 0.0
 LOG = LogFormat()
 HEALTH = "/v1/models"
 COUNTERS = None
@@ -26,8 +30,8 @@ COUNTERS = None
 def launch(start: StartOptions) -> StartCommand:  # noqa: ARG001
     """UsageError: only a running one is asked."""
     raise UsageError(
-        "--engine openai measures a server that runs already: give its address as --base-url; to "
-        "start one, use --engine vllm, sglang, tensorrt_llm or llama_cpp"
+        f"--engine {OPENAI} measures a server that runs already: give its address as --base-url; "
+        f"to start one, use --engine {', '.join(name for name in SERVED if name != OPENAI)}"
     )
 
 
@@ -36,7 +40,11 @@ async def facts(client: "Client") -> ServerFacts:
     card = await client.model_card()
     length = {name: str(card[name]) for name in ("max_model_len",) if name in card}
     return ServerFacts(
-        version=await client.version(), model=str(card["id"]), k=client.address.k, settings=length
+        version=await client.version(),
+        model=str(card["id"]),
+        k=client.address.k,
+        context=count_of(length.get("max_model_len")),
+        settings=length,
     )
 
 

@@ -41,6 +41,7 @@ from specbench.engines.served_engine import (
 )
 from specbench.errors import RefusedError, UsageError
 from specbench.records import Request, RequestCounts
+from specbench.servers.metrics_page import CounterPage, count_of
 from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, LogFormat
 from specbench.servers.streamed import Count, Part, Streamed, TokenId
 
@@ -48,8 +49,25 @@ if TYPE_CHECKING:
     from specbench.servers.client import Client
 
 MODULE = "sglang"
+DISTRIBUTIONS = ("sglang",)
+START_S = 90.0
 HEALTH = "/health"
-COUNTERS = "/metrics"
+COUNTERS = CounterPage(  # srt/observability/metrics_collector.py; a gauge reports K
+    engine="sglang",
+    path="/metrics",
+    prefix="sglang:",
+    counters={
+        "spec_verify_calls": "num_rounds",
+        "generation_tokens": "num_tokens",
+        "prompt_tokens": "num_prompt_tokens",
+        "num_requests": "num_requests",
+        "num_retracted_requests": "num_preemptions",
+        "queue_time_seconds_sum": "queue_s",
+        "cached_tokens": "num_cached_tokens",
+    },
+    k_gauge="spec_num_steps",
+    counts_all_rounds=True,
+)
 LOG = LogFormat(
     prefix=re.compile(r"\[\d{4}-\d\d-\d\d [\d:]+(?P<process>[^]]*)\] (?:(?P<level>[A-Z]+) )?"),
     known={
@@ -119,6 +137,7 @@ async def facts(client: "Client") -> ServerFacts:
             info.speculative_num_draft_tokens,
         ),
         kv_tokens=room * (info.dp_size or 1) if room else None,
+        context=count_of(str(told.get("context_length"))),
         settings={name: str(told[name]) for name in _SETTINGS if told.get(name) is not None},
         prefix_cache=prefix_cache,
     )

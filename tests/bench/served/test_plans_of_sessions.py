@@ -10,11 +10,12 @@ import pytest
 
 from specbench.bench.served.deployments import exported
 from specbench.bench.served.host import require_startable
-from specbench.bench.served.outlook import START_S, TOKENS_PER_S, outlooks
+from specbench.bench.served.outlook import TOKENS_PER_S, outlooks
 from specbench.bench.served.questions import TEMPLATE_TOKENS, context_needed, requests_of
 from specbench.bench.served.recording import unusable
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.cli.plan_table import print_plan
+from specbench.engines.served_engine import find_served
 from specbench.errors import ModelError, UsageError
 from specbench.files.model import require_complete
 from specbench.files.model_spec import ModelSpec
@@ -32,7 +33,7 @@ def test_a_sweep_takes_its_sessions_starts_and_tokens_where_none_was_held(tmp_pa
     num_three = len(requests_of(plan, three))
     assert len(one.sessions) == 6
     assert one.session_s == pytest.approx(
-        START_S + MAX_NEW_TOKENS * (7 + num_three / 3) / TOKENS_PER_S
+        find_served("vllm").START_S + MAX_NEW_TOKENS * (7 + num_three / 3) / TOKENS_PER_S
     )
     assert not one.is_measured
     assert one.seconds == pytest.approx(2 * 6 * one.session_s)

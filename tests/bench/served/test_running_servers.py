@@ -28,17 +28,9 @@ MAX_TOKENS = 24
 LONG = ["word " * 2000, "word " * 200, "Hello"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "context"),
-    [
-        ({"max_model_len": "1024"}, 1024),
-        ({"context_length": "None", "n_ctx": "512"}, 512),
-        ({"max_model_len": "None"}, None),
-        ({}, None),
-    ],
-)
-def test_a_plan_counts_on_the_context_that_servers_report(monkeypatch, settings, context):
-    facts = ServerFacts(version="1", model="m", k=0, settings=settings)
+@pytest.mark.parametrize("context", [512, None])
+def test_a_plan_counts_on_the_context_that_servers_report(monkeypatch, context):
+    facts = ServerFacts(version="1", model="m", k=0, context=context)
 
     async def reported(_client):
         return facts

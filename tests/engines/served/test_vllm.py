@@ -54,7 +54,7 @@ def test_only_more_requests_than_it_takes_by_itself_are_said(tmp_path):
 def test_what_a_server_says_of_itself():
     found = facts("vllm", SERVER)
     assert (found.version, found.model, found.k) == ("0.32.0", "demo/target", 4)
-    assert (found.kv_tokens, found.prefix_cache) == (58240, "off")
+    assert (found.kv_tokens, found.prefix_cache, found.context) == (58240, "off", 1024)
     assert found.settings["block_size"] == "128"
     assert found.settings["max_model_len"] == "1024"
 
