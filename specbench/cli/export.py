@@ -19,7 +19,7 @@ from specbench.whole_file import write_whole
 
 if TYPE_CHECKING:
     from specbench.engines.deployment import Deployment, Export
-    from specbench.export.winner import Asked
+    from specbench.export.winner import Selection
     from specbench.inputs.pairing import Pairing
     from specbench.records import RunRecord
     from specbench.runs import StoredRun
@@ -105,7 +105,7 @@ def export(
     A config file comes first where the engine takes one. Exit code 3 if undecided.
     """
     from specbench.engines.deployment import Deployment, Tier, find_exporter
-    from specbench.export.winner import Asked, export_as_measured
+    from specbench.export.winner import Selection, export_as_measured
     from specbench.fit.candidates import refusals
 
     exporter, measured_version = find_exporter(engine), None
@@ -138,7 +138,7 @@ def export(
             basis=("K was set by hand, not measured",),
         )
     else:
-        asked = Asked(workload, temperature, concurrency, engine)
+        asked = Selection(workload, temperature, concurrency, engine)
         deployment, measured_version = _measured(chosen, asked, run, runs)
     config_name = str(out) if out and exporter.CONFIG_NAME else exporter.CONFIG_NAME or ""
     if engine_version is None:
@@ -173,7 +173,7 @@ def _tell_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:
 
 
 def _measured(
-    chosen: "tuple[Pairing, ...]", asked: "Asked", run: str | None, runs: Path
+    chosen: "tuple[Pairing, ...]", asked: "Selection", run: str | None, runs: Path
 ) -> "tuple[Deployment, str | None]":
     """With the engine's version, where it was measured with the engine that is exported to."""
     from specbench.export.winner import basis_there, version_there, winner

@@ -64,7 +64,7 @@ class Deployment:
 
     @property
     def dtype_lost(self) -> list[str]:
-        """What `served_dtype` gives up, in words."""
+        """A note on a dtype that `served_dtype` drops."""
         is_kept = self.dtype is None or self.served_dtype
         return [] if is_kept else [f"{self.dtype}: this engine takes the checkpoint's dtype"]
 
@@ -164,7 +164,7 @@ class Deployment:
         nearest: Mapping[str, str] | None = None,
         head: str = SMALL_MODEL,
     ) -> Name:
-        """What the engine calls the method, by its `names`.
+        """The engine's name of the method, from its `names`.
 
         UsageError if it has no such method: with the `nearest` one, else its nearest `head` of a
         head, and what every engine has of another.
@@ -191,7 +191,7 @@ class Deployment:
 
     @property
     def tiers_lost(self) -> list[str]:
-        """What `flat` gives up, in words."""
+        """A note on the tiers that `flat` drops."""
         if not self.is_tiered:
             return []
         by_rows = ", ".join(
@@ -204,7 +204,7 @@ class Deployment:
 
     @property
     def tree_lost(self) -> list[str]:
-        """What an engine of chains gives up, in words."""
+        """A note on a tree that becomes a chain."""
         if not self.tree:
             return []
         return [
@@ -213,7 +213,10 @@ class Deployment:
         ]
 
     def at(self, num_rows: int) -> "Deployment":
-        """With the K of so many requests at once for any; beyond what was measured the last."""
+        """The deployment with the K of `num_rows` concurrent requests for any number of them.
+
+        Beyond what was measured it is the last K.
+        """
         fits = (t for t in self.tiers if t.num_rows is None or num_rows <= t.num_rows)
         tier = next(fits, self.tiers[-1])
         return replace(self, tiers=(Tier(None, tier.num_speculative_tokens),))
@@ -240,7 +243,7 @@ class Export:
 
     @property
     def command_line(self) -> str:
-        """As a shell takes it."""
+        """The command, quoted for a shell."""
         return shlex.join(self.command)
 
 
@@ -268,7 +271,7 @@ def exported(
 
 
 def _unknown(deployment: Deployment, hybrids: str) -> Iterator[str]:
-    """What cannot be promised of these models."""
+    """Doubts about these models."""
     if recurrent_type(deployment.target) is not None:
         yield (
             f"{deployment.target.source} has recurrent layers, whose state is rolled back after a "
@@ -287,7 +290,7 @@ class Exporter(Protocol):
     CONFIG_NAME: str | None  # of the file beside the command, if it may have one
 
     def vocabulary_notes(self, deployment: Deployment) -> list[str]:
-        """What the engine does with a draft model whose vocabulary is not the target's.
+        """Notes on a draft model whose vocabulary is not the target's.
 
         UsageError if it does not start, or serves without drafts. The docstrings name its source.
         """
@@ -310,7 +313,7 @@ def find_exporter(engine: str) -> Exporter:
 
 
 def vocabulary_notes(engine: str, pairing: Pairing, temperature: float) -> list[str]:
-    """What an engine does with the draft model's vocabulary, or why it cannot draft with it."""
+    """The engine's notes on the draft model's vocabulary, or why it cannot draft with it."""
     deployment = Deployment(pairing=pairing, tiers=(Tier(None, 1),), temperature=temperature)
     try:
         return find_exporter(engine).vocabulary_notes(deployment)
@@ -360,8 +363,9 @@ def recurrent_type(spec: ModelSpec) -> str | None:
 
 
 def model_name(spec: ModelSpec) -> str:
-    """As pairings.yaml names it, or its whole path if other tools would not find it. UsageError for
-    a shape."""
+    """The model's name in pairings.yaml, or its whole path if other tools would not find it.
+
+    UsageError for a shape."""
     if spec.is_shape:
         raise UsageError(f"{spec.source} has no weights; only a real model can be served")
     is_found = spec.folder is None or Path(spec.source).resolve() == spec.folder.resolve()

@@ -44,7 +44,7 @@ def trained_for(spec: ModelSpec) -> str | None:
     return sha256 if isinstance(sha256, str) else None
 
 
-class Held(NamedTuple):
+class PooledModel(NamedTuple):
     """A model of the pool that is in use, with the runner over it."""
 
     spec: ModelSpec
@@ -59,7 +59,7 @@ def take(
     forward: Forward,
     kernels: KernelChoices,
     role: Literal["target", "draft"] = "target",
-) -> Held:
+) -> PooledModel:
     """The model from the pool, its runner checked and its kernels chosen; ModelError."""
     loaded = pool.load(spec, role)
     try:
@@ -71,7 +71,7 @@ def take(
         pool.release(spec)
         raise
     pool.give_back()  # a layer's parts, of which joined matrices were made
-    return Held(spec, loaded, runner, tuple(f"{shown(spec)}: {note}" for note in notes))
+    return PooledModel(spec, loaded, runner, tuple(f"{shown(spec)}: {note}" for note in notes))
 
 
 class LoadedDrafters:
@@ -79,7 +79,7 @@ class LoadedDrafters:
 
     def __init__(
         self,
-        target: Held,
+        target: PooledModel,
         tokenizer: ChatTokenizer,
         pool: ModelPool,
         forward: Forward,
@@ -91,7 +91,7 @@ class LoadedDrafters:
         self._forward = forward
         self._kernels = kernels
         self._methods: dict[str, Drafter] = {NO_DRAFTER: NoDrafter()}
-        self._models: dict[str, Held] = {}
+        self._models: dict[str, PooledModel] = {}
         self._rules: dict[str, LossyRule] = {}
         self._trees: dict[str, str] = {}  # of drafters with a limit: which tree sets it
         self.max_ks: dict[str, int] = {}  # of every drafter that ever was here and has a limit

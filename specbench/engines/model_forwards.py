@@ -36,13 +36,13 @@ class Forwards(Protocol):
     def forward(self, tokens_BT: Tensor, positions_BT: Tensor, span: int, /) -> object: ...
 
 
-class _Shape(NamedTuple):
+class _ForwardShape(NamedTuple):
     whose: int  # its id, while it lives
     num_tokens: int
     span: int
 
 
-class _Graph(NamedTuple):
+class _ForwardGraph(NamedTuple):
     """A captured forward; None where it could not be captured."""
 
     whose: weakref.ref[Forwards]
@@ -57,7 +57,7 @@ class ModelForwards:
     def __init__(self, graphs: Graphs | None, clock: Clock) -> None:
         self._graphs = graphs
         self._clock = clock
-        self._known: dict[_Shape, _Graph] = {}
+        self._known: dict[_ForwardShape, _ForwardGraph] = {}
 
     def forget(self) -> None:
         """Give back the graphs of what is gone."""
@@ -84,7 +84,7 @@ class ModelForwards:
         longest = whose.cache.max_len
         context = max(min(context, longest - T), 0)
         span = min(span_for(context + T), longest)
-        shape = _Shape(id(whose), T, span)
+        shape = _ForwardShape(id(whose), T, span)
         known = self._known.get(shape)
         is_known = known is not None and known.whose() is whose and known.cache() is whose.cache
         positions_1T = torch.arange(context, context + T, device=whose.device)[None]
@@ -107,7 +107,7 @@ class ModelForwards:
             raise_if_device_lost(error)
             captured = None
         self.forget()
-        self._known[shape] = _Graph(
+        self._known[shape] = _ForwardGraph(
             weakref.ref(whose), weakref.ref(whose.cache), captured, (tokens_1T, positions_1T)
         )
         return run if captured is None else captured.replay

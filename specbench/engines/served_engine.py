@@ -17,7 +17,7 @@ from specbench.errors import ServerError
 from specbench.records import Request, RequestCounts, Result
 from specbench.servers.metrics_page import MOST_POSITIONS, CounterPage
 from specbench.servers.server_log import LogFormat
-from specbench.servers.streamed import Part, Streamed, invalid_field
+from specbench.servers.streamed import Payload, Streamed, invalid_field
 from specbench.settings import SERVED
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 # For engines that stream no ids: every event then says how many tokens have come so far.
 COUNTED_STREAM = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
-Fields = TypeVar("Fields", bound=Part)
+Fields = TypeVar("Fields", bound=Payload)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartOptions:
-    """What a server is started with; the engine's `export` turns pairing and K into `exported`."""
+    """Options of a server's start; the engine's `export` turns pairing and K into `exported`."""
 
     exported: tuple[str, ...]  # the engine's command line for the model, drafter and K
     config: Path | None = None  # the file that `exported` refers to
@@ -59,7 +59,7 @@ class StartCommand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerFacts:
-    """What a running server reports of itself; None or empty: it does not report it."""
+    """Facts that a running server reports; None or empty: it does not report it."""
 
     version: str
     model: str  # what requests must call it
@@ -90,7 +90,7 @@ class ServedEngine(Protocol):
         ...
 
     async def facts(self, client: "Client") -> ServerFacts:
-        """What a healthy server reports of itself; ServerError."""
+        """Facts of a healthy server; ServerError."""
         ...
 
     async def answer(self, client: "Client", model: str, request: Request) -> Streamed:

@@ -37,8 +37,8 @@ _NO_FIXED_K = "engines take a fixed K, and no fixed K has a proven speed-up"
 _NO_SHARED_K = "no K has an interval on all of these workloads: export one of them with --workload"
 
 
-class Asked(NamedTuple):
-    """Which of a run's decisions are meant; None: whatever was measured."""
+class Selection(NamedTuple):
+    """The decisions of a run that count; None: whatever was measured."""
 
     workload: str | None = None
     temperature: float | None = None
@@ -50,7 +50,7 @@ def winner(
     pairings: Sequence[Pairing],
     decisions: Iterable[Decision],
     cells: Iterable[CellSummary],
-    asked: Asked,
+    asked: Selection,
 ) -> Deployment:
     """The best of `pairings` (those of one target) with its K, as the decisions have it.
 
@@ -99,7 +99,7 @@ def winner(
     )
 
 
-def _meant(decisions: list[Decision], asked: Asked) -> list[Decision]:
+def _meant(decisions: list[Decision], asked: Selection) -> list[Decision]:
     """Those of one engine, temperature and context, by rows; streams in open loop left out."""
     left = [
         d
@@ -198,7 +198,7 @@ def _rows(decision: Decision) -> int:
     return decision.condition.concurrency
 
 
-def _in_words(asked: Asked) -> str:
+def _in_words(asked: Selection) -> str:
     parts = [
         f"on {asked.workload}" if asked.workload else "",
         f"at temperature {asked.temperature:g}" if asked.temperature is not None else "",

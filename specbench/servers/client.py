@@ -16,7 +16,7 @@ from specbench.inputs.address import Address
 from specbench.json_text import parse_json
 from specbench.servers.connections import Connections
 from specbench.servers.metrics_page import CounterPage, Counters, read_counters
-from specbench.servers.streamed import EventData, Part, Streamed, invalid_field
+from specbench.servers.streamed import EventData, Payload, Streamed, invalid_field
 
 CONNECT_S, SILENCE_S = 10.0, 120.0  # how long a server may take to answer, and between two chunks
 HEALTH_S = 3.0  # how long its health check may take
@@ -24,7 +24,7 @@ LONGEST_REASON = 200  # characters of what a server says of a refusal
 LARGEST_PAGE = 2**26  # bytes; no engine has so much to say
 STRANGE = "streams events that are not those of an OpenAI-compatible server"
 
-Told = TypeVar("Told", bound=Part)
+Fields = TypeVar("Fields", bound=Payload)
 
 
 class Client:
@@ -52,20 +52,20 @@ class Client:
     async def __aexit__(self, *error: Any) -> None:
         await self._http.__aexit__(*error)
 
-    async def json(self, url: str, asked: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def json(self, url: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The JSON object at a URL of the server, or its answer to what is posted; ServerError."""
         try:
-            found = from_json(await self._page(url, asked), allow_inf_nan=False)
+            page = from_json(await self._page(url, body), allow_inf_nan=False)
         except ValueError:
             self.fail(f"{_path(url)} is not JSON")
-        return found if isinstance(found, dict) else {}
+        return page if isinstance(page, dict) else {}
 
-    async def told(
-        self, url: str, form: type[Told], asked: Mapping[str, Any] | None = None
-    ) -> Told:
+    async def parsed(
+        self, url: str, form: type[Fields], body: Mapping[str, Any] | None = None
+    ) -> Fields:
         """The same as `form` reads it; ServerError also names a field of another type."""
         try:
-            return form.model_validate(await self.json(url, asked))
+            return form.model_validate(await self.json(url, body))
         except ValidationError as error:
             self.fail(f"{_path(url)}: {invalid_field(error)}")
 
@@ -78,7 +78,7 @@ class Client:
         return response.status_code == 200
 
     async def why_unhealthy(self, path: str) -> str:
-        """What is wrong with its health check; empty if it answers, as a proxy without one does."""
+        """The fault of its health check; empty if it answers, as a proxy without one does."""
         try:
             async with asyncio.timeout(HEALTH_S):
                 response = await self._http.get(f"{self.address.root}{path}")
@@ -89,11 +89,11 @@ class Client:
         return f"{path} answers {response.status_code}" if response.status_code >= 500 else ""
 
     async def model(self) -> str:
-        """The first model it serves; ServerError where it names none."""
+        """The first model it serves; ServerError if it names none."""
         return str((await self.model_card())["id"])
 
     async def model_card(self) -> dict[str, Any]:
-        """What it says of the first model it serves; ServerError where it names none."""
+        """The card of the first model it serves; ServerError if it names none."""
         models = (await self.json(f"{self.address.api}/models")).get("data")
         first = models[0] if isinstance(models, list) and models else None
         if not isinstance(first, dict) or "id" not in first:
@@ -101,14 +101,14 @@ class Client:
         return first
 
     async def version(self) -> str:
-        """What it says of its version; empty where it says nothing."""
+        """Its version; empty if it reports none."""
         try:
             return str((await self.json(f"{self.address.root}/version")).get("version", ""))
         except ServerError:  # many have no such page, or one for browsers
             return ""
 
     async def page(self, path: str) -> str:
-        """The text at a path of the server; empty where it has none."""
+        """The text at a path of the server; empty if it has none."""
         try:
             return (await self._page(f"{self.address.root}{path}")).decode("utf-8", "replace")
         except RefusedError:
@@ -124,7 +124,7 @@ class Client:
         try:
             return read_counters(text, pages), text
         except ValueError as error:
-            self.fail(f"{path} is not a page of counters: {self._said(str(error))}")
+            self.fail(f"{path} is not a page of counters: {self._quoted(str(error))}")
 
     async def stream(
         self, path: str, asked: Mapping[str, Any], answer: Streamed | None = None
@@ -173,9 +173,9 @@ class Client:
                     continue
                 event = from_json(data)
                 if not isinstance(event, dict):
-                    self.fail(f"{STRANGE}: {self._said(str(event))}")
+                    self.fail(f"{STRANGE}: {self._quoted(str(event))}")
                 if event.get("error") is not None:
-                    reason = self._said(_reason(event["error"]))
+                    reason = self._quoted(_reason(event["error"]))
                     self.fail(f"failed while it answered: {reason}", LostError)
                 answer.add(event)
         except ValidationError as error:
@@ -183,7 +183,7 @@ class Client:
         except ValueError as error:
             self.fail(f"{STRANGE}: {error}")
 
-    async def _page(self, url: str, asked: Mapping[str, Any] | None = None) -> bytes:
+    async def _page(self, url: str, body: Mapping[str, Any] | None = None) -> bytes:
         page = bytearray()
 
         def take(piece: bytes) -> None:
@@ -191,7 +191,7 @@ class Client:
             if len(page) > LARGEST_PAGE:
                 self.fail(f"{_path(url)} has more than {LARGEST_PAGE >> 20} MiB")
 
-        await self._read(url, asked, take)
+        await self._read(url, body, take)
         return bytes(page)
 
     async def _read(
@@ -216,7 +216,7 @@ class Client:
             return
         if response.has_redirect_location:
             self.fail("it redirects elsewhere, and only the given address is asked; give that one")
-        reason = self._said(_reason_of_page(await response.aread()) or response.reason_phrase)
+        reason = self._quoted(_reason_of_page(await response.aread()) or response.reason_phrase)
         text = f"{_path(str(response.url))} answered {response.status_code}: {reason}"
         if response.status_code in (401, 403):
             text += "; give its key as SPECBENCH_API_KEY in the environment"
@@ -226,17 +226,17 @@ class Client:
         raise kind(f"{self.address.root}: {reason}")
 
     def _fail_by(self, error: httpx.HTTPError | httpx.InvalidURL) -> NoReturn:
-        said = self._said(str(error)) or type(error).__name__
+        reason = self._quoted(str(error)) or type(error).__name__
         if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
-            said = f"broke off: {said}"
+            reason = f"broke off: {reason}"
         elif not isinstance(error, httpx.ReadTimeout):
-            said = f"cannot be reached: {said}"
-        if "WRONG_VERSION_NUMBER" in said:
-            said += "; it does not speak TLS: give its address with http://"
-        raise LostError(f"{self.address.root}: {said}") from error
+            reason = f"cannot be reached: {reason}"
+        if "WRONG_VERSION_NUMBER" in reason:
+            reason += "; it does not speak TLS: give its address with http://"
+        raise LostError(f"{self.address.root}: {reason}") from error
 
-    def _said(self, text: str) -> str:
-        """What a server said, shortened and without our key."""
+    def _quoted(self, text: str) -> str:
+        """A server's text, shortened and without our key."""
         return (text.replace(self._key, "***") if self._key else text)[:LONGEST_REASON]
 
 
@@ -246,7 +246,7 @@ def _has_no_chat(error: RefusedError) -> bool:
 
 
 def _reason_of_page(page: bytes) -> str:
-    """What the page of a refusal says; empty for a page that is made for browsers."""
+    """The reason on the page of a refusal; empty for a page that is made for browsers."""
     try:
         found = parse_json(page)
     except ValueError:
@@ -256,9 +256,9 @@ def _reason_of_page(page: bytes) -> str:
 
 
 def _reason(error: object) -> str:
-    """What an error object says, on one line."""
-    said = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(said).split())
+    """The reason in an error object, on one line."""
+    reason = error.get("message", error) if isinstance(error, dict) else error
+    return " ".join(str(reason).split())
 
 
 def _path(url: str) -> str:

@@ -19,7 +19,7 @@ See = Callable[[float], None]  # is told when a tick was sent
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessLoad:
-    """What asking took of this process."""
+    """The load that requests put on this process."""
 
     wall_s: float
     cpu_s: float  # of all its threads

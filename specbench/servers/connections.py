@@ -123,7 +123,7 @@ class _Connection:
         return event
 
     async def event(self) -> object:
-        """What the server sends next, as an event of h11."""
+        """The next data from the server, as an event of h11."""
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 async with asyncio.timeout(self._silence_s):

@@ -43,7 +43,7 @@ _CREATED = "_created"  # ends the name of a series that says when a counter bega
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counters:
-    """What a server has counted since it started, summed over labels; None: not reported."""
+    """The counts of a server since it started, summed over labels; None: not reported."""
 
     engine: str | None
     counts_all_rounds: bool = False  # in num_rounds; else those that drafted something
@@ -68,7 +68,7 @@ class Counters:
         return {name: getattr(self, name) for name in _SUMS if getattr(self, name) is not None}
 
     def since(self, before: "Counters") -> "Counters":
-        """What was counted in between; a counter that began to exist in between began at 0."""
+        """The counts in between; a counter that began to exist in between began at 0."""
         counted: dict[str, Any] = {
             name: now - (getattr(before, name) or 0.0) for name, now in self.sums.items()
         }
@@ -84,7 +84,7 @@ class Counters:
         )
 
     def __add__(self, other: "Counters") -> "Counters":
-        """What two servers counted together; a counter that one of them lacks is not known."""
+        """The counts of two servers together; a counter that one of them lacks is not known."""
         both = self.sums.keys() & other.sums.keys()
         summed: dict[str, Any] = dict.fromkeys(_SUMS)
         summed |= {name: self.sums[name] + other.sums[name] for name in both}
@@ -157,7 +157,7 @@ def labels_of(text: str, name: str) -> list[dict[str, str]]:
 
 
 def gauge_of(text: str, name: str) -> float | None:
-    """The largest value of a gauge; None where there is none of that name."""
+    """The largest value of a gauge; None if there is none of that name."""
     return max((sample.value for sample in _samples(text) if sample.name == name), default=None)
 
 
@@ -168,6 +168,6 @@ def count_of(label: str | None) -> int | None:
 
 
 def _samples(text: str) -> Iterator[Sample]:
-    """Those with a value."""
+    """Samples with a value."""
     for family in text_string_to_metric_families(text):
         yield from (sample for sample in family.samples if math.isfinite(sample.value))

@@ -81,7 +81,7 @@ class EngineError(ServerError):
         self.log = log
 
 
-class _Line(NamedTuple):
+class _LogLine(NamedTuple):
     """A line without its prefix."""
 
     process: str  # "" if the prefix names none
@@ -103,19 +103,19 @@ class ServerLog:
         advice = ADVICE_BY_STATUS.get(status, advice) if status is not None else advice
         return EngineError(what, cause[:LONGEST_LINE], advice, self.path)
 
-    def _lines(self) -> list[_Line]:
+    def _lines(self) -> list[_LogLine]:
         with self.path.open("rb") as stream:
             stream.seek(max(self.start, self.path.stat().st_size - READ_BYTES))
             text = stream.read().decode("utf-8", "replace")
         lines = (self._parse(line.rstrip()) for line in text.splitlines())
         return [line for line in lines if line.text.strip()]
 
-    def _parse(self, line: str) -> _Line:
+    def _parse(self, line: str) -> _LogLine:
         prefix = self.format.prefix.match(line)
         if prefix is None:
-            return _Line("", False, line)
+            return _LogLine("", False, line)
         groups, text = prefix.groupdict(), line[prefix.end() :]
-        return _Line(groups.get("process") or "", groups.get("level") in _HARMLESS, text)
+        return _LogLine(groups.get("process") or "", groups.get("level") in _HARMLESS, text)
 
 
 def how_it_ended(status: int) -> str:
@@ -125,7 +125,7 @@ def how_it_ended(status: int) -> str:
     return f"with exit status {status}"
 
 
-def _root_cause(lines: Sequence[_Line], known: Mapping[str, str]) -> tuple[str, str]:
+def _root_cause(lines: Sequence[_LogLine], known: Mapping[str, str]) -> tuple[str, str]:
     """The cause and the advice; "" for what is not known.
 
     A known exception goes first, then any line that is known, the first exception, the last line.
@@ -141,7 +141,7 @@ def _root_cause(lines: Sequence[_Line], known: Mapping[str, str]) -> tuple[str, 
     return next(iter((*exceptions, *printed[-1:])), ""), ""
 
 
-def _exceptions(lines: Sequence[_Line]) -> Iterator[str]:
+def _exceptions(lines: Sequence[_LogLine]) -> Iterator[str]:
     """The exceptions of all tracebacks, in order: the deepest process fails first."""
     for i, line in enumerate(lines, start=1):
         if line.text.endswith(_TRACEBACK) and not line.text[0].isspace():

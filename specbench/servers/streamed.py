@@ -17,7 +17,7 @@ Count = Annotated[int, Field(ge=0)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class Part(BaseModel):
+class Payload(BaseModel):
     """A part of what a server says: these fields are of these types, or absent; any other is
     passed over."""
 
@@ -30,17 +30,17 @@ def invalid_field(error: ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-class _Delta(Part):
+class _ChatDelta(Payload):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
 
-_NOTHING = _Delta()
+_NOTHING = _ChatDelta()
 
 
-class _Choice(Part):
-    delta: _Delta | None = None  # of a chat
+class _ChatChoice(Payload):
+    delta: _ChatDelta | None = None  # of a chat
     text: str | None = None  # of a completion
     token_ids: list[TokenId] | None = None
     finish_reason: str | None = None
@@ -51,19 +51,19 @@ class _Choice(Part):
         return said.reasoning_content or said.reasoning or said.content or self.text or ""
 
 
-class _Usage(Part):
+class _TokenUsage(Payload):
     completion_tokens: Count | None = None
     prompt_tokens: Count | None = None
 
 
-_NO_CHOICE, _NO_USAGE = _Choice(), _Usage()
+_NO_CHOICE, _NO_USAGE = _ChatChoice(), _TokenUsage()
 
 
-class _Event(Part):
+class _ChatEvent(Payload):
     """One event of a stream."""
 
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    choices: list[_ChatChoice] | None = None
+    usage: _TokenUsage | None = None
     metrics: dict[str, Any] | None = None
     prompt_token_ids: list[TokenId] | None = None
 
@@ -117,7 +117,7 @@ class Streamed:
 
         An engine that says more, or says it in other words, has an answer of its own.
         """
-        event = _Event.model_validate(said_in_event)
+        event = _ChatEvent.model_validate(said_in_event)
         choice = event.choices[0] if event.choices else _NO_CHOICE
         usage = event.usage or _NO_USAGE
         said, ids = choice.said, choice.token_ids or ()
@@ -145,7 +145,7 @@ class Streamed:
 
     @property
     def fault(self) -> str | None:
-        """What is wrong with an answer whose stream has ended."""
+        """The fault of an answer whose stream has ended."""
         if self.is_cut:
             return (
                 f"broke off: its stream ended after {self.num_events} events with tokens, without "

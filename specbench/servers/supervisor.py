@@ -23,7 +23,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 IS_LINUX = sys.platform == "linux"
 
 
-class Tree:
+class ProcessTree:
     """The processes of a command. On Linux none gets out: orphans become our own children."""
 
     def __init__(self, root: int) -> None:
@@ -74,7 +74,7 @@ def main(grace_s: float, command: list[str]) -> int:
     except OSError as error:
         print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
         return NOT_STARTED
-    tree = Tree(root.pid)
+    tree = ProcessTree(root.pid)
     is_asked = False
     while tree.reap() and tree.status is None and not is_asked:
         ready, _, _ = select([0, signals], [], [])
@@ -100,12 +100,12 @@ def _descendants() -> list[int]:
         with suppress(OSError):  # it has just ended
             after_name = path.read_bytes().rpartition(b")")[2]  # " STATE PARENT ..."
             parents[int(path.parent.name)] = int(after_name.split()[1])
-    found: list[int] = []
+    descendants: list[int] = []
     level = {os.getpid()}
     while level:
         level = {pid for pid, parent in parents.items() if parent in level}
-        found += level
-    return found
+        descendants += level
+    return descendants
 
 
 def _die_with_supervisor() -> None:

@@ -57,7 +57,7 @@ async def send_all(
 
 
 class _Users:
-    """Those who ask, and the answers so far."""
+    """Users with their conversations, and the answers so far."""
 
     def __init__(
         self,

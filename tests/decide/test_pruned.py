@@ -7,7 +7,7 @@ import pytest
 from specbench.decide.objective import Objective
 from specbench.decide.recommend import choose, decide
 from tests.decide.test_objective_choice import cells
-from tests.decide.test_winner import Asked, found, measured  # noqa: F401
+from tests.decide.test_winner import Selection, found, measured  # noqa: F401
 
 
 def test_a_winner_picked_from_several_is_measured_again_though_the_others_were_pruned(summarised):

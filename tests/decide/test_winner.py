@@ -8,7 +8,7 @@ import pytest
 from specbench.decide.recommend import choose, decide
 from specbench.engines.deployment import Tier
 from specbench.errors import UsageError
-from specbench.export.winner import Asked, winner
+from specbench.export.winner import Selection, winner
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import DrafterSpec, Pairing, Target
 from specbench.records import CellSummary, Interval
@@ -41,7 +41,7 @@ def measured(summarised):
     return build
 
 
-def found(parts, asked=Asked(), names=("draft",)):  # noqa: B008
+def found(parts, asked=Selection(), names=("draft",)):  # noqa: B008
     cells = [cell for group, _ in parts for cell in group]
     decisions = [decision for _, decision in parts]
     return winner([pairing(name) for name in names], decisions, cells, asked)
@@ -81,7 +81,7 @@ def test_several_workloads_share_the_k_of_least_regret(measured):
     made = found(parts)
     assert made.tiers == (Tier(None, 4),)
     assert re.match(r"one K .*: K=4, .*3\.3% on code", made.basis[-2])
-    assert found(parts, Asked(workload="edit")).k == 8
+    assert found(parts, Selection(workload="edit")).k == 8
 
 
 def test_winners_that_no_other_workload_has_an_interval_at_leave_k_undecided(measured):
@@ -101,7 +101,7 @@ def test_several_concurrencies_become_tiers_and_equal_neighbours_one(measured):
     made = found(parts)
     assert made.tiers == (Tier(2, 5), Tier(8, 2), Tier(32, 0))
     assert re.match("2 requests .*: code: K=5", made.basis[1])
-    assert found(parts, Asked(num_rows=8)).tiers == (Tier(None, 2),)
+    assert found(parts, Selection(num_rows=8)).tiers == (Tier(None, 2),)
     assert made.at(3).k == 2
     assert made.at(1000).k == 0  # beyond what was measured: as the last
 
@@ -115,7 +115,8 @@ def test_the_best_drafter_is_the_one_whose_worst_workload_is_best(measured):
         measured({4: 2.0}, **uneven),
     ]
     assert found(parts, names=("draft", "uneven")).pairing.name == "demo/draft"
-    assert found(parts, Asked(workload="code"), ("draft", "uneven")).pairing.name == "demo/uneven"
+    best = found(parts, Selection(workload="code"), ("draft", "uneven"))
+    assert best.pairing.name == "demo/uneven"
 
 
 def test_of_drafters_that_help_on_some_workloads_alone_the_better_one_is_taken(measured):
@@ -143,14 +144,14 @@ def test_drafters_are_compared_on_the_workloads_that_they_share(measured):
 def test_the_lowest_temperature_is_meant_unless_another_is_asked_for(measured):
     parts = [measured({4: 1.2}, temperature=1.0), measured({2: 1.5})]
     assert (found(parts).temperature, found(parts).k) == (0.0, 2)
-    warm = found(parts, Asked(temperature=1.0))
+    warm = found(parts, Selection(temperature=1.0))
     assert (warm.temperature, warm.k) == (1.0, 4)
 
 
 def test_other_temperatures_of_the_run_are_named(measured):
     parts = [measured({4: 1.2}, temperature=t) for t in (1.0, 0.7)] + [measured({2: 1.5})]
     assert re.match(r".*temperature 0; .*0\.7, 1: choose", found(parts).basis[0])
-    for asked, some in ((Asked(temperature=1.0), parts), (Asked(), parts[:1])):
+    for asked, some in ((Selection(temperature=1.0), parts), (Selection(), parts[:1])):
         assert not any("choose with --temperature" in text for text in found(some, asked).basis)
 
 
@@ -177,14 +178,15 @@ def test_adaptive_winners_on_several_workloads_give_no_fixed_k(summarised):
 
 def test_a_number_of_requests_that_was_asked_for_says_nothing_of_others(measured):
     parts = [measured({4: 1.5}, concurrency=rows) for rows in (1, 4)]
-    assert not any("nothing was measured" in text for text in found(parts, Asked(num_rows=1)).basis)
+    basis = found(parts, Selection(num_rows=1)).basis
+    assert not any("nothing was measured" in text for text in basis)
     assert "beyond 4 requests" in found(parts).basis[-1]
 
 
 def test_what_was_not_measured_is_refused_in_words(measured):
     parts = [measured({4: 1.5})]
     with pytest.raises(UsageError, match=r"demo/draft.*chat"):
-        found(parts, Asked(workload="chat"))
+        found(parts, Selection(workload="chat"))
     with pytest.raises(UsageError, match="no decision for demo/other;"):
         found(parts, names=("other",))
 

@@ -1,16 +1,16 @@
 """Counter pages of serving engines, read into one vocabulary."""
 
+from functools import partial
+
 import pytest
 
 from specbench.engines.served_engine import counter_pages
-from specbench.servers.metrics_page import Counters, gauge_of, labels_of
+from specbench.servers.metrics_page import gauge_of, labels_of
 from specbench.servers.metrics_page import read_counters as read
 from tests.engines.served.replay import recorded
 from tests.servers.fake_server import FakeServer
 
-
-def read_counters(text: str) -> Counters:
-    return read(text, counter_pages())
+read_counters = partial(read, pages=counter_pages())
 
 
 def test_pages_of_other_engines():

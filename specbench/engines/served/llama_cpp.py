@@ -42,7 +42,7 @@ from specbench.errors import UsageError
 from specbench.records import Request, RequestCounts
 from specbench.servers.metrics_page import DRAFT_COUNTERS, CounterPage, count_of
 from specbench.servers.server_log import ARGUMENTS, MEMORY, PORT, LogFormat
-from specbench.servers.streamed import Count, Part, Streamed, TokenId, invalid_field
+from specbench.servers.streamed import Count, Payload, Streamed, TokenId, invalid_field
 
 if TYPE_CHECKING:
     from specbench.servers.client import Client
@@ -96,17 +96,18 @@ def launch(start: StartOptions) -> StartCommand:
 
 
 def _find_gguf(name: str, flag: str, folders: Sequence[Path]) -> Path:
-    """The file as it is named, or beside its model's folder, or in it: of that name, or alone."""
-    own = [folder for folder in folders if folder.name == Path(name).stem]
+    """The file as it is named, or next to its model's folder, or in it: of that name or the only
+    one."""
+    named = [folder for folder in folders if folder.name == Path(name).stem]
     places = [Path(name)]
-    for folder in own:
+    for folder in named:
         inside = sorted(folder.glob("*.gguf"))
         places += [folder.parent / Path(name).name, folder / Path(name).name]
         places += inside if len(inside) == 1 else []
     for place in places:
         if place.is_file():
             return place
-    beside = "".join(f", nor beside or in {folder}" for folder in own)
+    beside = "".join(f", nor beside or in {folder}" for folder in named)
     raise UsageError(
         f"llama.cpp reads GGUF files, and there is no {name} in {Path.cwd()}{beside}: make it from "
         "the `model:` in pairings.yaml with llama.cpp's convert_hf_to_gguf.py MODEL --outfile "
@@ -115,7 +116,7 @@ def _find_gguf(name: str, flag: str, folders: Sequence[Path]) -> Path:
 
 
 async def facts(client: "Client") -> ServerFacts:
-    """It tells whether it speculates, and K by its counters, after the first draft."""
+    """It reports whether it speculates; its counters show K after the first draft."""
     root = client.address.root
     props = await client.json(f"{root}/props")
     counters = await client.counters(COUNTERS.path, [COUNTERS])
@@ -134,12 +135,12 @@ async def facts(client: "Client") -> ServerFacts:
     )
 
 
-class _Slot(Part):
+class _Slot(Payload):
     speculative: bool | None = None
 
 
 async def _slots(client: "Client") -> list[_Slot]:
-    """None where the page is switched off; ServerError."""
+    """Empty if the page is switched off; ServerError."""
     page = await client.page("/slots") or "[]"
     try:
         return TypeAdapter(list[_Slot]).validate_json(page)
@@ -147,65 +148,68 @@ async def _slots(client: "Client") -> list[_Slot]:
         client.fail(f"/slots: {invalid_field(error)}")
 
 
-class _Step(NamedTuple):
-    """What is known with a token: how many there are, and the drafts of all rounds so far."""
+class _TokenStep(NamedTuple):
+    """The state at a token: how many there are, and the drafts of all rounds so far."""
 
     num_tokens: int
     num_drafted: int
     num_accepted: int
 
 
-class _Timings(Part):
+class _LlamaTimings(Payload):
     draft_n: Count = 0
     draft_n_accepted: Count = 0
 
 
-class _Event(Part):
+class _LlamaEvent(Payload):
     content: str | None = None
     tokens: list[TokenId] | None = None
     tokens_predicted: Count | None = None
     tokens_evaluated: Count | None = None
     stop_type: str | None = None
-    timings: _Timings = _Timings()
+    timings: _LlamaTimings = _LlamaTimings()
 
 
 @dataclass(kw_only=True, slots=True)
-class _Answer(Streamed):
-    """Its own events, each of one token."""
+class _LlamaStream(Streamed):
+    """A stream of its own events, each of one token."""
 
     tells_all_ids: ClassVar[bool] = False
 
-    steps: list[_Step] = field(default_factory=list)
+    steps: list[_TokenStep] = field(default_factory=list)
 
     def add(self, event: Mapping[str, Any]) -> None:
-        said = _Event.model_validate(event)
-        reason = _REASONS.get(said.stop_type or "")
-        choice = {"text": said.content, "token_ids": said.tokens, "finish_reason": reason}
-        usage = {"completion_tokens": said.tokens_predicted, "prompt_tokens": said.tokens_evaluated}
-        metrics = {**said.timings.model_dump(), "steps": self.steps}
+        fields = _LlamaEvent.model_validate(event)
+        reason = _REASONS.get(fields.stop_type or "")
+        choice = {"text": fields.content, "token_ids": fields.tokens, "finish_reason": reason}
+        usage = {
+            "completion_tokens": fields.tokens_predicted,
+            "prompt_tokens": fields.tokens_evaluated,
+        }
+        metrics = {**fields.timings.model_dump(), "steps": self.steps}
         Streamed.add(self, {"choices": [choice], "usage": usage, "metrics": metrics})
-        if said.tokens and said.tokens_predicted is not None:
-            drafts = said.timings.draft_n, said.timings.draft_n_accepted
-            self.steps.append(_Step(said.tokens_predicted, *drafts))
+        if fields.tokens and fields.tokens_predicted is not None:
+            drafts = fields.timings.draft_n, fields.timings.draft_n_accepted
+            self.steps.append(_TokenStep(fields.tokens_predicted, *drafts))
 
 
-class _Template(Part):
+class _PromptText(Payload):
     prompt: str
 
 
-class _Tokens(Part):
+class _PromptTokens(Payload):
     tokens: list[TokenId]
 
 
 async def answer(client: "Client", model: str, request: Request) -> Streamed:
-    """With token ids, unless a token ended within a character: such ids are not told."""
+    """With token ids, unless a token ended within a character: such ids are not reported."""
     root, sampling = client.address.root, request.sampling
-    made = await client.told(f"{root}/apply-template", _Template, conversation_fields(request))
+    made = await client.parsed(f"{root}/apply-template", _PromptText, conversation_fields(request))
     text = {"content": made.prompt, "add_special": True, "parse_special": True}
-    asked = await client.told(f"{root}/tokenize", _Tokens, text)
+    prompt = await client.parsed(f"{root}/tokenize", _PromptTokens, text)
     body = {
         "model": model,
-        "prompt": asked.tokens,
+        "prompt": prompt.tokens,
         "n_predict": request.max_new_tokens,
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
@@ -215,21 +219,21 @@ async def answer(client: "Client", model: str, request: Request) -> Streamed:
         "cache_prompt": request.keeps_prefixes,
         "timings_per_token": True,
     }
-    found = _Answer(sent_s=perf_counter(), prompt_ids=asked.tokens)
-    await client.stream("/completion", body, found)
-    if len(found.token_ids) != found.num_tokens:
-        del found.token_ids[:]
-    return found
+    stream = _LlamaStream(sent_s=perf_counter(), prompt_ids=prompt.tokens)
+    await client.stream("/completion", body, stream)
+    if len(stream.token_ids) != stream.num_tokens:
+        del stream.token_ids[:]
+    return stream
 
 
 def counts(answer: Streamed, k: int) -> RequestCounts | None:
-    """Its totals; where every token was told, also the rounds, and what went past the end."""
-    told = answer.metrics
-    if not told or not k:
+    """Its totals; if every token was reported, also the rounds and what went past the end."""
+    totals = answer.metrics
+    if not totals or not k:
         return None
-    steps = told["steps"]
+    steps = totals["steps"]
     if len(steps) != answer.num_tokens:
-        accepted, drafted = told["draft_n_accepted"], told["draft_n"]
+        accepted, drafted = totals["draft_n_accepted"], totals["draft_n"]
         return counts_of_sums(answer, num_accepted=accepted, num_drafted=drafted)
     drafting = [(old, new) for old, new in pairwise(steps) if new.num_drafted > old.num_drafted]
     rounds = [

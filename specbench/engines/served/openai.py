@@ -1,4 +1,4 @@
-"""Any server with an OpenAI-compatible API: what the client's own clock and its usage tell."""
+"""Any server with an OpenAI-compatible API: measured by the client's clock and the usage."""
 
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ COUNTERS = None
 
 
 def launch(start: StartOptions) -> StartCommand:  # noqa: ARG001
-    """UsageError: only a running one is asked."""
+    """UsageError: it can only be asked if it runs already."""
     raise UsageError(
         f"--engine {OPENAI} measures a server that runs already: give its address as --base-url; "
         f"to start one, use --engine {', '.join(name for name in SERVED if name != OPENAI)}"
@@ -36,7 +36,7 @@ def launch(start: StartOptions) -> StartCommand:  # noqa: ARG001
 
 
 async def facts(client: "Client") -> ServerFacts:
-    """K is what its address says after #k=."""
+    """K is the number after #k= in its address."""
     card = await client.model_card()
     length = {name: str(card[name]) for name in ("max_model_len",) if name in card}
     return ServerFacts(
@@ -57,5 +57,5 @@ async def answer(client: "Client", model: str, request: Request) -> Streamed:
 
 
 def counts(answer: Streamed, k: int) -> RequestCounts | None:  # noqa: ARG001
-    """None: the API has no word for it."""
+    """Always None: the API has no field for it."""
     return None

@@ -43,7 +43,7 @@ from specbench.errors import RefusedError, UsageError
 from specbench.records import Request, RequestCounts
 from specbench.servers.metrics_page import CounterPage, count_of
 from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, LogFormat
-from specbench.servers.streamed import Count, Part, Streamed, TokenId
+from specbench.servers.streamed import Count, Payload, Streamed, TokenId
 
 if TYPE_CHECKING:
     from specbench.servers.client import Client
@@ -105,8 +105,8 @@ def launch(start: StartOptions) -> StartCommand:
     return StartCommand(command=(*command, *start.arguments), num_program=len(program))
 
 
-class _Info(Part):
-    """What follows from these, besides what is only written down."""
+class _ServerInfo(Payload):
+    """Fields from which facts follow; all others are only stored."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -119,69 +119,71 @@ class _Info(Part):
 
 
 async def facts(client: "Client") -> ServerFacts:
-    """Its own arguments, as they were resolved."""
+    """The server's arguments, as they were resolved."""
     root = client.address.root
     try:
-        info = await client.told(f"{root}/server_info", _Info)
+        info = await client.parsed(f"{root}/server_info", _ServerInfo)
     except RefusedError:  # older releases
-        info = await client.told(f"{root}/get_server_info", _Info)
+        info = await client.parsed(f"{root}/get_server_info", _ServerInfo)
     prefix_cache = {True: "off", False: "on", None: "unknown"}[info.disable_radix_cache]
-    room = info.max_total_num_tokens
-    told = info.model_dump()
+    capacity = info.max_total_num_tokens
+    arguments = info.model_dump()
     return ServerFacts(
-        version=str(told.get("version", "")),
+        version=str(arguments.get("version", "")),
         model=await client.model(),
         k=depth(
             info.speculative_algorithm,
             info.speculative_num_steps,
             info.speculative_num_draft_tokens,
         ),
-        kv_tokens=room * (info.dp_size or 1) if room else None,
-        context=count_of(str(told.get("context_length"))),
-        settings={name: str(told[name]) for name in _SETTINGS if told.get(name) is not None},
+        kv_tokens=capacity * (info.dp_size or 1) if capacity else None,
+        context=count_of(str(arguments.get("context_length"))),
+        settings={
+            name: str(arguments[name]) for name in _SETTINGS if arguments.get(name) is not None
+        },
         prefix_cache=prefix_cache,
     )
 
 
-class _Extension(Part):
+class _EventExtension(Payload):
     spec_tokens_details: dict[str, Any] | None = None
     output_ids: list[list[TokenId]] | None = None
 
 
-_NOTHING = _Extension()
+_NOTHING = _EventExtension()
 
 
-class _Event(Part):
-    sglext: _Extension | None = None
+class _SglangEvent(Payload):
+    sglext: _EventExtension | None = None
 
 
-class _Counts(Part):
+class _SglangCounts(Payload):
     spec_num_correct_drafts: Count
     spec_num_proposed_drafts: Count
     spec_verify_ct: Count
 
 
 @dataclass(kw_only=True, slots=True)
-class _Answer(Streamed):
+class _SglangStream(Streamed):
     """Ids and counts come after the text, in an extension of the API."""
 
     def add(self, event: Mapping[str, Any]) -> None:
-        told = _Event.model_validate(event).sglext or _NOTHING
-        Streamed.add(self, {**event, "metrics": told.spec_tokens_details})
-        for ids in told.output_ids or ():  # of each choice, and there is one
+        extension = _SglangEvent.model_validate(event).sglext or _NOTHING
+        Streamed.add(self, {**event, "metrics": extension.spec_tokens_details})
+        for ids in extension.output_ids or ():  # of each choice, and there is one
             self.token_ids = array("i", ids)
 
 
 async def answer(client: "Client", model: str, request: Request) -> Streamed:
-    """With ids and counts; the usage of each event says how many tokens came with the first."""
+    """Streamed with ids and counts; the first event's usage is the number of tokens in it."""
     body = {
         **request_fields(model, request),
         **neutral_sampling(request),
         **private_prefix(request),
     }
-    told = {"return_spec_tokens_details": True, "return_output_ids_in_sglext": True}
+    extras = {"return_spec_tokens_details": True, "return_output_ids_in_sglext": True}
     return await client.chat(
-        {**body, **told, **COUNTED_STREAM}, conversation_fields(request), _Answer()
+        {**body, **extras, **COUNTED_STREAM}, conversation_fields(request), _SglangStream()
     )
 
 
@@ -189,12 +191,12 @@ def counts(answer: Streamed, k: int) -> RequestCounts | None:
     """Every round drafts; of a tree, `num_drafted` counts the nodes."""
     if not answer.metrics or not k:
         return None
-    told = read_counts(_Counts, answer.metrics)
+    reported = read_counts(_SglangCounts, answer.metrics)
     return counts_of_sums(
         answer,
-        num_accepted=told.spec_num_correct_drafts,
-        num_drafted=told.spec_num_proposed_drafts,
-        num_drafting=told.spec_verify_ct,
+        num_accepted=reported.spec_num_correct_drafts,
+        num_drafted=reported.spec_num_proposed_drafts,
+        num_drafting=reported.spec_verify_ct,
     )
 
 
@@ -232,7 +234,7 @@ _NEAREST = {
 
 
 def depth(algorithm: str | None, num_steps: int | None, num_tokens: int | None) -> int | None:
-    """K of a server with these arguments; 0 without an algorithm, None if they do not say."""
+    """K of a server with these arguments; 0 without an algorithm, None if they do not show it."""
     if not algorithm:
         return 0
     has_steps = all(a.has_steps for a in _ALGORITHMS.values() if a.name == algorithm)

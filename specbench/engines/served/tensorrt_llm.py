@@ -50,7 +50,7 @@ from specbench.servers.metrics_page import (
     labels_of,
 )
 from specbench.servers.server_log import ARGUMENTS, LogFormat
-from specbench.servers.streamed import Part, Streamed
+from specbench.servers.streamed import Payload, Streamed
 
 if TYPE_CHECKING:
     from specbench.servers.client import Client
@@ -84,7 +84,7 @@ _QUIET = {"TRTLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
 def launch(start: StartOptions) -> StartCommand:
-    """`exported` is `trtllm-serve MODEL ...`; what its config file lacks is said in a copy."""
+    """`exported` is `trtllm-serve MODEL ...`; what its config file lacks is added in a copy."""
     settings = yaml.safe_load(start.config.read_text(encoding="utf-8")) if start.config else {}
     reuse = {"kv_cache_config": {"enable_block_reuse": start.keeps_prefixes}}
     config = start.folder / _CONFIG
@@ -101,19 +101,19 @@ def launch(start: StartOptions) -> StartCommand:
 
 
 async def facts(client: "Client") -> ServerFacts:
-    """Its page names the configuration; room in the KV cache is told after the first request."""
+    """The page of counters names the configuration, and the KV cache's size after a request."""
     _, page = await client.counter_page(COUNTERS.path, [COUNTERS])
     kinds = ("model", "parallel", "speculative", "kv_cache")
-    told = {k: (labels_of(page, f"trtllm_{k}_config_info") or [{}])[0] for k in kinds}
-    reuses = told["kv_cache"].get("enable_block_reuse", "").lower()
+    labels = {k: (labels_of(page, f"trtllm_{k}_config_info") or [{}])[0] for k in kinds}
+    reuses = labels["kv_cache"].get("enable_block_reuse", "").lower()
     blocks = gauge_of(page, "trtllm_kv_cache_max_blocks")
     size = gauge_of(page, "trtllm_kv_cache_tokens_per_block")
     return ServerFacts(
         version=await client.version(),
         model=await client.model(),
-        k=_k(told["speculative"]),
+        k=_k(labels["speculative"]),
         kv_tokens=round(blocks * size) if blocks and size and blocks * size < inf else None,
-        settings={name: value for labels in told.values() for name, value in labels.items()},
+        settings={name: value for group in labels.values() for name, value in group.items()},
         prefix_cache={"true": "on", "false": "off"}.get(reuses, "unknown"),
     )
 
@@ -124,33 +124,33 @@ def _k(speculative: Mapping[str, str]) -> int | None:
     return count_of(speculative.get("spec_num_tokens"))
 
 
-class _Choice(Part):
+class _TrtllmChoice(Payload):
     avg_decoded_tokens_per_iter: Annotated[float, Field(ge=0)] | None = None
 
 
-class _Event(Part):
-    choices: list[_Choice] | None = None
+class _TrtllmEvent(Payload):
+    choices: list[_TrtllmChoice] | None = None
 
 
 @dataclass(kw_only=True, slots=True)
-class _Answer(Streamed):
-    """Every event says how many tokens an iteration has emitted so far, prefill's among them."""
+class _TrtllmStream(Streamed):
+    """Every event has the mean tokens per iteration so far, prefill included."""
 
     def add(self, event: Mapping[str, Any]) -> None:
         Streamed.add(self, event)
-        for choice in _Event.model_validate(event).choices or ():
+        for choice in _TrtllmEvent.model_validate(event).choices or ():
             mean = choice.avg_decoded_tokens_per_iter
             self.metrics = {"avg_decoded_tokens_per_iter": mean} if mean else self.metrics
 
 
 async def answer(client: "Client", model: str, request: Request) -> Streamed:
-    """It gives no ids; the usage of each event says how many tokens came with the first."""
+    """Streamed without ids; the first event's usage is the number of tokens in it."""
     body = {**request_fields(model, request), "top_k": request.sampling.top_k, **COUNTED_STREAM}
-    return await client.chat(body, conversation_fields(request), _Answer())
+    return await client.chat(body, conversation_fields(request), _TrtllmStream())
 
 
 def counts(answer: Streamed, k: int) -> RequestCounts | None:
-    """From its mean: iterations are rounds, and one prefill. Drafts are not told."""
+    """From the mean: iterations are rounds, and one prefill. Drafts are not reported."""
     mean = (answer.metrics or {}).get("avg_decoded_tokens_per_iter")
     if not mean or not k or not answer.num_tokens:
         return None

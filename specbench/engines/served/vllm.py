@@ -43,7 +43,7 @@ from specbench.files.model import ModelFiles, open_model
 from specbench.records import Request, RequestCounts
 from specbench.servers.metrics_page import DRAFT_COUNTERS, CounterPage, count_of, labels_of
 from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, MEMORY, LogFormat
-from specbench.servers.streamed import Count, Part, Streamed
+from specbench.servers.streamed import Count, Payload, Streamed
 
 if TYPE_CHECKING:
     from specbench.servers.client import Client
@@ -115,7 +115,7 @@ def launch(start: StartOptions) -> StartCommand:
 
 
 async def facts(client: "Client") -> ServerFacts:
-    """It tells K by its counters: there is one per drafted position."""
+    """K is the number of drafted positions that it counts."""
     card = await client.model_card()
     counters, page = await client.counter_page(COUNTERS.path, [COUNTERS])
     caches = labels_of(page, "vllm:cache_config_info")  # one of each data-parallel rank
@@ -134,7 +134,7 @@ async def facts(client: "Client") -> ServerFacts:
 
 
 def _kv_tokens(cache: dict[str, str]) -> int:
-    """Older releases tell blocks alone."""
+    """Older releases report only blocks."""
     size = count_of(cache.get("kv_cache_size_tokens"))
     if size is not None:
         return size
@@ -143,7 +143,7 @@ def _kv_tokens(cache: dict[str, str]) -> int:
 
 
 async def answer(client: "Client", model: str, request: Request) -> Streamed:
-    """With token ids; a salt keeps a running server's prefix cache out of it."""
+    """Streamed with token ids; a salt keeps a running server's prefix cache out of it."""
     body = {
         **request_fields(model, request),
         **neutral_sampling(request),
@@ -152,8 +152,8 @@ async def answer(client: "Client", model: str, request: Request) -> Streamed:
     return await client.chat({**body, "return_token_ids": True}, conversation_fields(request))
 
 
-class _Counts(Part):
-    """Of all rounds that drafted, and of each."""
+class _SpecDecodeMetrics(Payload):
+    """Counts of all rounds that drafted, and of each."""
 
     num_spec_steps: Count
     num_accepted_draft_tokens: Count
@@ -163,18 +163,18 @@ class _Counts(Part):
 
 
 def counts(answer: Streamed, k: int) -> RequestCounts | None:
-    """A server that was started with "detailed" tells round by round, with "summary" in sums."""
-    said = (answer.metrics or {}).get("speculative_decoding")
-    if not said or not k:
+    """A server that was started with "detailed" reports every round, with "summary" sums."""
+    metrics = (answer.metrics or {}).get("speculative_decoding")
+    if not metrics or not k:
         return None
-    told = read_counts(_Counts, said)
-    drafted, accepted = told.per_step_drafted or [], told.per_step_accepted or []
-    if len(accepted) < told.num_spec_steps or len(drafted) != len(accepted):
+    reported = read_counts(_SpecDecodeMetrics, metrics)
+    drafted, accepted = reported.per_step_drafted or [], reported.per_step_accepted or []
+    if len(accepted) < reported.num_spec_steps or len(drafted) != len(accepted):
         return counts_of_sums(
             answer,
-            num_accepted=told.num_accepted_draft_tokens,
-            num_drafted=told.num_draft_tokens,
-            num_drafting=told.num_spec_steps,
+            num_accepted=reported.num_accepted_draft_tokens,
+            num_drafted=reported.num_draft_tokens,
+            num_drafting=reported.num_spec_steps,
         )
     return counts_of_rounds(
         answer, [DraftedRound(*step) for step in zip(drafted, accepted, strict=True)], k
@@ -184,7 +184,7 @@ def counts(answer: Streamed, k: int) -> RequestCounts | None:
 CONFIG_NAME = None
 
 _OLDEST, _NEWEST = (0, 30), (0, 33)
-# What configs of vLLM's own call a field; it also takes the number of heads from K.
+# Names of fields in vLLM's own configs; it also takes the number of heads from K.
 _SYNONYMS = {"medusa_num_heads": "num_heads", "medusa_num_layers": "num_hidden_layers"}
 _NO_BIAS = "`specbench train eagle` makes heads without one"
 SPECULATION = "--speculative-config"
@@ -194,7 +194,7 @@ _HYBRIDS = (  # the numbers are those of its issues
 )
 
 
-class _Method(NamedTuple):
+class _VllmMethod(NamedTuple):
     """A `method` of vLLM; `settings`: its names of ours."""
 
     name: str
@@ -230,7 +230,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     return exported(deployment, "vllm", dotted(release), command, lost, hybrids=_HYBRIDS)
 
 
-def _speculative_config(deployment: Deployment, method: _Method) -> dict[str, Any]:
+def _speculative_config(deployment: Deployment, method: _VllmMethod) -> dict[str, Any]:
     config: dict[str, Any] = {"method": method.name, "num_speculative_tokens": deployment.k}
     if method.is_parallel:
         config["parallel_drafting"] = True
@@ -287,12 +287,12 @@ def _lost(deployment: Deployment) -> list[str]:
 
 
 def _head_lost(deployment: Deployment) -> list[str]:
-    """What vLLM does not take of a head; nothing if it is not on this machine or not readable."""
+    """Parts of a head that vLLM ignores; none if it is not on this machine or not readable."""
     lost = _METHODS[deployment.method].lost
     try:
         return list(lost(open_model(deployment.head))) if lost else []
     except ModelError:
-        return []  # whoever loads it says what is wrong
+        return []  # loading reports what is wrong
 
 
 def _of_eagle(files: ModelFiles) -> Iterator[str]:
@@ -318,7 +318,7 @@ def _of_eagle3(files: ModelFiles) -> Iterator[str]:
 
 def _of_medusa(files: ModelFiles) -> Iterator[str]:
     needed = medusa_fields(medusa_tensors(files.head))
-    lacking = {name: value for name, value in needed.items() if not _says(files, name, value)}
+    lacking = {name: value for name, value in needed.items() if not _has_field(files, name, value)}
     if lacking:
         fields = ", ".join(f'"{name}": {json.dumps(value)}' for name, value in lacking.items())
         yield (
@@ -327,7 +327,7 @@ def _of_medusa(files: ModelFiles) -> Iterator[str]:
         )
 
 
-def _says(files: ModelFiles, name: str, value: object) -> bool:
+def _has_field(files: ModelFiles, name: str, value: object) -> bool:
     return value in (files.config.get(name), files.config.get(_SYNONYMS.get(name, name)))
 
 
@@ -340,7 +340,7 @@ def _without_class(files: ModelFiles) -> Iterator[str]:
 
 
 def _names(files: ModelFiles) -> Collection[str]:
-    """Of its tensors; none where only loading would tell."""
+    """Names of its tensors; none if only loading would show them."""
     try:
         return files.head.tensors
     except ModelError:
@@ -348,18 +348,18 @@ def _names(files: ModelFiles) -> Collection[str]:
 
 
 _METHODS = {
-    "draft_model": _Method("draft_model"),
-    "token_intersection": _Method("draft_model"),
-    "eagle": _Method("eagle", lost=_of_eagle),
-    "eagle3": _Method("eagle3", lost=_of_eagle3),
-    "peagle": _Method("eagle3", is_parallel=True, lost=_of_eagle3),
-    "medusa": _Method("medusa", lost=_of_medusa, until=(0, 33)),
-    "mtp": _Method("mtp"),
-    "dflash": _Method("dflash"),
-    "ngram": _Method(
+    "draft_model": _VllmMethod("draft_model"),
+    "token_intersection": _VllmMethod("draft_model"),
+    "eagle": _VllmMethod("eagle", lost=_of_eagle),
+    "eagle3": _VllmMethod("eagle3", lost=_of_eagle3),
+    "peagle": _VllmMethod("eagle3", is_parallel=True, lost=_of_eagle3),
+    "medusa": _VllmMethod("medusa", lost=_of_medusa, until=(0, 33)),
+    "mtp": _VllmMethod("mtp"),
+    "dflash": _VllmMethod("dflash"),
+    "ngram": _VllmMethod(
         "ngram", (("prompt_lookup_max", "max_ngram"), ("prompt_lookup_min", "min_ngram"))
     ),
-    "suffix": _Method(
+    "suffix": _VllmMethod(
         "suffix",
         (
             ("suffix_decoding_max_tree_depth", "max_depth"),

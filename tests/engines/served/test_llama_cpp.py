@@ -138,7 +138,7 @@ def test_a_token_that_ends_no_character_is_not_told_and_so_no_ids_are():
 def test_drafts_are_told_apart_from_rounds_without_any():
     """One token from prefill, two plain rounds, then a round of 3 drafts of which 1 is accepted."""
     steps = [(1, 0, 0), (2, 0, 0), (3, 0, 0), (4, 3, 1), (5, 3, 1)]
-    told = [LLAMA._Step(*step) for step in steps]
+    told = [LLAMA._TokenStep(*step) for step in steps]
     metrics = {"draft_n": 3, "draft_n_accepted": 1, "steps": told}
     counts = LLAMA.counts(Streamed(num_tokens=5, metrics=metrics), 4)
     assert (counts.num_rounds, counts.num_drafting, counts.num_accepted) == (3, 1, 1)

@@ -30,8 +30,7 @@ def test_only_a_running_server_of_any_kind_is_not_exported_to():
 @pytest.mark.parametrize("name", SERVED)
 def test_each_has_all_of_the_protocol(name):
     engine = find_served(name)
-    wanted = {*ServedEngine.__annotations__, "launch", "facts", "answer", "counts"}
-    assert wanted <= {*vars(engine)}
+    assert {*ServedEngine.__annotations__, "launch", "facts", "answer", "counts"} <= {*vars(engine)}
     assert engine.HEALTH.startswith("/")
 
 
