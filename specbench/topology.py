@@ -20,7 +20,7 @@ class Topology:
 
     @classmethod
     def of_paths(cls, paths: Iterable[Sequence[int]]) -> "Topology":
-        """UsageError where a path's parent is missing or a path is given twice."""
+        """UsageError if a path's parent is missing or a path is given twice."""
         ordered = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
         known = {(), *ordered}
         if len(known) != len(ordered) + 1:
@@ -34,7 +34,7 @@ class Topology:
     def of_widths(cls, widths: Sequence[int], depth: int) -> "Topology":
         """Every node of level i has widths[i] children, one past the list's end.
 
-        UsageError where a width is not a whole number above 0, and for too many drafts.
+        UsageError if a width is not a whole number above 0, and for too many drafts.
         """
         if not all(type(width) is int and width > 0 for width in widths):
             raise UsageError(f"tree: {list(widths)} has to list whole numbers above 0")
@@ -57,7 +57,7 @@ class Topology:
 
         `rates[i][r]` is how often the draft of rank r is the right one at depth i + 1. Paths are
         added one by one, the likeliest next to the tree first (Cai et al. 2024, Medusa,
-        arXiv:2401.10774, section 2.3.3); what is never right is left out. UsageError where
+        arXiv:2401.10774, section 2.3.3); what is never right is left out. UsageError if
         nothing is left.
         """
         # The ranks that are ever right at each depth, the best first.

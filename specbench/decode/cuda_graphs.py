@@ -47,7 +47,7 @@ class Graphs(Protocol):
     def capture(self, run: Callable[[], T], *, num_warm_ups: int = NUM_WARM_UPS) -> Captured[T]:
         """Run a function `num_warm_ups` times, then capture it.
 
-        Raises RuntimeError where it does what a graph cannot hold; later captures are unharmed.
+        Raises RuntimeError if it does what a graph cannot hold; later captures are unharmed.
         """
         ...
 

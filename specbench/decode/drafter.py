@@ -25,7 +25,7 @@ class Proposal(NamedTuple):
 
     `probs` is the distribution guesses were drawn from at temperature > 0: [B, K, V] in a
     chain; in a tree [B, I, V] for the children of each of `tree.families.parents_I`, which were
-    drawn without putting back and lie in the order of their draws. None where guesses have no
+    drawn without putting back and lie in the order of their draws. None if guesses have no
     distribution, and then the verifier matches them against the target's own tokens.
     """
 
@@ -204,7 +204,7 @@ class PredictsOutput(Protocol):
 
     def predicted_output(self, state: State, most: int) -> Proposal | None:
         """All that is expected to follow in the state's one row, a chain of up to `most` drafts
-        without probabilities; None where nothing is. Asked before the first round, never in one."""
+        without probabilities; None if nothing is. Asked before the first round, never in one."""
 
 
 def no_proposal(state: State) -> Proposal:

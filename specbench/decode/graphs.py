@@ -152,7 +152,7 @@ class GraphLauncher:
         )
 
     def _find(self, bucket: _Bucket) -> _Halves | None:
-        """The captured round, made if need be; None where rounds run eagerly."""
+        """The captured round, made if need be; None if rounds run eagerly."""
         buffers = self._rows.buffers
         if len(buffers) != len(self._bound_to) or any(
             bound() is not buffer for bound, buffer in zip(self._bound_to, buffers, strict=True)
@@ -246,7 +246,7 @@ class GraphLauncher:
 class Launchers:
     """Makes launchers for a device: all share one pool of memory and one set of host buffers.
 
-    `graph` auto is `round` on CUDA and `off` elsewhere. `graphs` is None where rounds run eagerly.
+    `graph` auto is `round` on CUDA and `off` elsewhere. `graphs` is None if rounds run eagerly.
     """
 
     def __init__(

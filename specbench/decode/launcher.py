@@ -22,7 +22,7 @@ GraphKind = Literal["off", "step", "round"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundLaunch:
-    """A round under way. `drafted` is None where the two halves cannot be told apart."""
+    """A round under way. `drafted` is None if the two halves cannot be told apart."""
 
     began: Mark
     drafted: Mark | None

@@ -41,7 +41,7 @@ def check_predicted_output(
     """Feed a row what its drafter predicts of the output; emit what the target accepts of it.
 
     The row has its first token. It takes as many forwards as bound the memory of their logits,
-    and stops at the first whose drafts were not all accepted. None where nothing was expected.
+    and stops at the first whose drafts were not all accepted. None if nothing was predicted.
     Waits for the device.
     """
     drafter = rows.drafter

@@ -79,7 +79,7 @@ class StringMatch(RetokenizedModel):
         return []
 
     def _num_tokens(self, ids: Sequence[int], num_bytes: int) -> int | None:
-        """How many leading tokens have so many bytes; None where a token straddles the place."""
+        """How many leading tokens have so many bytes; None if a token straddles the place."""
         num_seen = 0
         for num, token in enumerate(ids):
             if num_seen >= num_bytes:

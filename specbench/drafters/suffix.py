@@ -36,7 +36,7 @@ class Node:
         self.best: Node | None = None  # the child seen most, lately of equals; None: not known
 
     def likeliest(self) -> "Node | None":
-        """The child seen most; None where no text goes on."""
+        """The child seen most; None if no text continues."""
         if self.best is None and self.children:
             self.best = max(self.children.values(), key=lambda child: child.num_seen)
         return self.best

@@ -107,7 +107,7 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
 
 
-ReadField = Callable[[str], Any]  # a field of a config by name; None where it has none
+ReadField = Callable[[str], Any]  # a field of a config by name; None if it has none
 
 RECURRENT = (
     "keeps recurrent state that cannot be rolled back after a rejected draft; choose a target and "
@@ -148,7 +148,7 @@ def is_hybrid(fields: ReadField) -> bool:
 
 
 def unsupported_attention(fields: ReadField) -> str | None:
-    """Why the decoder would be wrong, to be read after the model's name; None where it is not."""
+    """Why the decoder would be wrong, to be read after the model's name; None if it is not."""
     known = _KNOWN_LAYER_TYPES | _OWN_LAYER_TYPES.get(str(fields("model_type")), set())
     if unknown := set(fields("layer_types") or ()) - known:
         return (

@@ -82,7 +82,7 @@ class DFlashStyle:
 
 
 def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
-    """A DFlash head's fit; ModelError also where it names layers or tokens the target lacks, and
+    """A DFlash head's fit; ModelError also if it names layers or tokens the target lacks, and
     if tensors do not fit, as of `eagle3_fit`."""
     given, style = _fields(files), DFlashStyle.of(files)
     num_layers = given.whole("num_target_layers", least=1) or target.num_layers

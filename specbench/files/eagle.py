@@ -52,7 +52,7 @@ class Style:
 
     @classmethod
     def of(cls, files: HeadFiles[Shaped], num_layers: int, *, is_parallel: bool = False) -> "Style":
-        """ModelError where the head is of another kind, or of layers that the target lacks."""
+        """ModelError if the head is of another kind, or of layers that the target lacks."""
         config, source = files.fields, files.source
         inner = config.section("eagle_config")
         _refuse_other_kinds(config, inner, is_parallel=is_parallel)

@@ -21,7 +21,7 @@ LARGEST_JSON = 2**26
 
 
 def local_file(folder: Path, name: str) -> Path | None:
-    """The file of that name; None where there is none, ModelError where it cannot be trusted."""
+    """The file of that name; None if there is none, ModelError if it cannot be trusted."""
     path = folder / name
     try:
         if not path.exists():
@@ -42,7 +42,7 @@ def local_file(folder: Path, name: str) -> Path | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file; ModelError, also where it is too large."""
+    """The mapping in a JSON file; ModelError, also if it is too large."""
     try:
         if path.stat().st_size > LARGEST_JSON:
             raise ModelError(f"{path} has more than {LARGEST_JSON} bytes; that is not a config")
@@ -55,7 +55,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def cached_folder(hub_id: str, revision: str | None) -> Path | None:
-    """The snapshot of a hub id in the local cache; None where it was not downloaded."""
+    """The snapshot of a hub id in the local cache; None if it was not downloaded."""
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - half a second
     from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
 
@@ -126,7 +126,7 @@ def is_head(name: str) -> bool:
 
 
 def read_headers(file: Path) -> dict[str, TensorHeader]:
-    """Every tensor of a file by name; ModelError where the header is not what it should be."""
+    """Every tensor of a file by name; ModelError if the header is not what it should be."""
     try:
         with file.open("rb") as opened:
             start = opened.read(8)

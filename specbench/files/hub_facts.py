@@ -34,7 +34,7 @@ class HubFacts:
 
 
 def hub_facts(source: str, revision: str | None) -> HubFacts:
-    """The hub's word on a model; UsageError where the hub itself cannot be asked."""
+    """The hub's word on a model; UsageError if the hub itself cannot be asked."""
     from huggingface_hub import HfApi, constants  # noqa: PLC0415 - half a second
     from huggingface_hub.errors import (  # noqa: PLC0415
         GatedRepoError,

@@ -133,7 +133,7 @@ class MedusaLayout:
     def of(cls, files: HeadFiles[Shaped], target: HeadTarget) -> "MedusaLayout":
         """How many heads and layers there are follows from the tensors: configs say otherwise.
 
-        `files` are those of `medusa_tensors`. ModelError where they hold no heads.
+        `files` are those of `medusa_tensors`. ModelError if they hold no heads.
         """
         tensors, size = files.tensors, target.hidden_size
         names, heads = _names(files), range(count_heads(files))
@@ -204,7 +204,7 @@ class MedusaTree:
     def of(
         cls, files: HeadFiles[Any], *, kind: str, max_drafts: int, vocab_size: int | None
     ) -> "MedusaTree":
-        """UsageError and ModelError where the files hold no heads, or no usable accuracies."""
+        """UsageError and ModelError if the files hold no heads, or no usable accuracies."""
         heads = medusa_tensors(files)
         num_tokens = count_tokens(heads)
         is_fitted = kind == "fitted" or (kind == "auto" and ACCURACIES in files.config)

@@ -80,7 +80,7 @@ class ModelFiles:
         return read_json(file)
 
     def field(self, name: str) -> Any:
-        """A field of the language model's config under any of its names; None where it is not.
+        """A field of the language model's config under any of its names; None if absent.
 
         Those in `_WHOLE` are the whole model's, if its config has them.
         """
@@ -93,7 +93,7 @@ class ModelFiles:
         return None
 
     def size(self, name: str) -> int | None:
-        """A field that is a number above 0; None where it is not there, ModelError for others."""
+        """A field that is a number above 0; None if absent, ModelError for other values."""
         fields = Fields(source=self.spec.source, values={name: self.field(name)})
         return fields.whole(name, least=1)
 
@@ -216,7 +216,7 @@ class ModelFiles:
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorHeader] | None:
-        """Headers of a whole model's weights; None where no safetensors are there."""
+        """Headers of a whole model's weights; None if no safetensors are there."""
         return weights_headers(self.folder, MODEL_WEIGHTS)
 
     @cached_property
@@ -253,7 +253,7 @@ class ModelFiles:
 
 
 def open_model(spec: ModelSpec) -> ModelFiles:
-    """The files that a spec names; ModelError where they are not on this machine."""
+    """The files that a spec names; ModelError if they are not on this machine."""
     folder = spec.folder or cached_folder(spec.source, spec.revision)
     if folder is None:
         raise ModelError(

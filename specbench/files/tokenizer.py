@@ -240,7 +240,7 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 def read_chat_template(folder: Path) -> str | None:
-    """The template that prompts are made with; None where there is none. ModelError."""
+    """The template that prompts are made with; None if there is none. ModelError."""
     file = local_file(folder, "chat_template.jinja")
     if file is not None:
         try:

@@ -73,7 +73,7 @@ class Prepared:
         return tuple(candidate for candidate in self.fitting if candidate.has_weights)
 
     def lost_context(self, candidate: DraftCandidate) -> int | None:
-        """Tokens of context a row loses to this drafter; None where that cannot be told."""
+        """Tokens of context a row loses to this drafter; None if that is unknown."""
         plan, alone = candidate.plan, self.alone
         if plan is None or alone is None or None in (plan.max_context, alone.max_context):
             return None

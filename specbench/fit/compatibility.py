@@ -52,7 +52,7 @@ NO_WEIGHTS = "none"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitFinding:
-    """`target` and `draft` are the two values as text; None where one of them has none."""
+    """`target` and `draft` are the two values as text; None if one of them has none."""
 
     field: str
     level: Level

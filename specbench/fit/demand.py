@@ -235,7 +235,7 @@ def gib(nbytes: int) -> str:
 
 
 def fits(pairing: Pairing, place: DeploymentSpec) -> bool | None:
-    """Whether the weights fit; None where the file does not tell enough.
+    """Whether the weights fit; None if the file lacks facts.
 
     KV cache and activations come on top: `memory_plan.py` counts them once the files are here.
     """

@@ -171,7 +171,7 @@ class Peak:
 class MemoryPlan:
     """One drafter beside its target; with the drafter `none` the target alone.
 
-    None where a number cannot be known from files. `max_context` is what a row can hold at the
+    None if a number cannot be known from files. `max_context` is what a row can hold at the
     plan's concurrency, cut at the target's own limit, and 0 where not even the weights fit.
     """
 
@@ -210,7 +210,7 @@ class _Model:
 def plan_target(
     target: ModelFiles, place: DeploymentSpec, count: CountWeights | None = None
 ) -> MemoryPlan | None:
-    """The target alone; None where its weights cannot be counted. ModelError."""
+    """The target alone; None if its weights cannot be counted. ModelError."""
     model = _model(target, place, place.dtype, count)
     if model is None:
         return None
@@ -223,7 +223,7 @@ def plan_pair(
     place: DeploymentSpec,
     count: CountWeights | None = None,
 ) -> MemoryPlan | None:
-    """A drafter beside the target; None where weights cannot be counted. ModelError."""
+    """A drafter beside the target; None if weights cannot be counted. ModelError."""
     model = _model(target, place, place.dtype, count)
     if model is None:
         return None

@@ -168,7 +168,7 @@ def _is_inside(line: str, indent: int) -> bool:
 
 
 def write_filled(file: Path, path: Path, facts: Mapping[str, HubFacts]) -> None:
-    """A copy of a pairings file with what the hub tells; UsageError where it cannot be written."""
+    """A copy of a pairings file with facts of the hub; UsageError if it cannot be written."""
     try:
         write_new(path, filled(file.read_text(encoding="utf-8"), facts))
     except FileExistsError:

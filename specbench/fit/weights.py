@@ -66,7 +66,7 @@ def planned_dtype(model: ModelFiles, device: Literal["cpu", "cuda"], requested: 
 
 
 def model_weights(model: ModelFiles, dtype: str) -> Weights | None:
-    """A whole model's; None where neither its config nor its files tell. ModelError."""
+    """A whole model's; None if neither its config nor its files have it. ModelError."""
     kv = kv_elements_per_token(model)
     if kv is None:
         return None
@@ -155,7 +155,7 @@ def dense_parameters(model: ModelFiles) -> ParameterCount | None:
 
 
 def kv_elements_per_token(model: ModelFiles) -> int | None:
-    """Numbers that one token's keys and values take in all layers; None where it is not told."""
+    """Numbers that one token's keys and values take in all layers; None if it is unknown."""
     layers, sizes = model.size("num_hidden_layers"), sizes_of(model)
     if layers is None or sizes is None:
         return None

@@ -14,7 +14,7 @@ _NAMES = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 def state_features(layer_ids: Sequence[int], model: Any, num_layers: int) -> tuple[int, ...]:
     """The features that are those layers' inputs; `num_layers` is the last one's bare output.
 
-    ModelError where that is asked for and cannot be read.
+    ModelError if that is asked for and cannot be read.
     """
     if num_layers in layer_ids and _final_norm(model) is None:
         raise ModelError(

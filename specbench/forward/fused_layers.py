@@ -320,7 +320,7 @@ class FusedLayers:
     def with_triton(self) -> Self:
         """The same over the same slots, its small operations in kernels of ours.
 
-        ModelError where they cannot run.
+        ModelError if they cannot run.
         """
         if reason := why_not(self.device):
             raise ModelError(reason)

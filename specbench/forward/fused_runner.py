@@ -97,7 +97,7 @@ class FusedRunner:
     def with_triton(self) -> Self:
         """The same over the same slots, its small operations in kernels of ours.
 
-        ModelError where they cannot run.
+        ModelError if they cannot run.
         """
         other = copy(self)
         other.layers, other.kind = self.layers.with_triton(), FUSED_TRITON

@@ -26,7 +26,7 @@ def context_limit(config: Any) -> int | None:
 
 
 def check_context(limit: int | None, num_tokens: int) -> None:
-    """ModelError where a request's `num_tokens` are more than the target's context holds."""
+    """ModelError if a request's `num_tokens` are more than the target's context holds."""
     if limit is not None and num_tokens > limit:
         raise ModelError(
             f"prompt and output take {num_tokens} tokens, the target's context has {limit}; "
@@ -35,7 +35,7 @@ def check_context(limit: int | None, num_tokens: int) -> None:
 
 
 def refuse_unsupported(model: Any) -> None:
-    """ModelError where the decoder would be wrong: recurrent state, unknown attention kinds."""
+    """ModelError if the decoder would be wrong: recurrent state, unknown attention kinds."""
     name = type(model).__name__
     if has_other_state(model):
         raise ModelError(f"{name} {RECURRENT}")

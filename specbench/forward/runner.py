@@ -122,7 +122,7 @@ class Runner(Protocol):
         """The model's first layers with its final norm and head, over the same weights and slots.
 
         What it writes for a token are the keys and values that the whole model has there.
-        Raises ModelError where they cannot be taken alone.
+        Raises ModelError if they cannot be taken alone.
         """
         ...
 

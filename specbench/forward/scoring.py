@@ -27,7 +27,7 @@ def mean_log_probs(
     The distribution is the target's own at temperature 1; its end-of-text token counts like others,
     and dividing by the length keeps short texts from being preferred. The prompt is fed once,
     the outputs are fed side by side. Uses the target's rows 0 .. B - 1, whose requests must be
-    done. Raises ModelError where a text is longer than the target's context.
+    done. Raises ModelError if a text is longer than the target's context.
     """
     num_samples, num_prompt = len(outputs), len(prompt_ids)
     longest = max(map(len, outputs))

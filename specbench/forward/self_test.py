@@ -253,7 +253,7 @@ def check_layers(layers: LayerStack, forward: Forward, name: str) -> tuple[str, 
     """Have those of the named head run as `forward` asks for, and what is to be said about it.
 
     `auto` falls back from fused layers to transformers' own, and the notes say why. ModelError
-    where fused ones are asked for and cannot run, or give other states.
+    if fused ones are asked for and cannot run, or give other states.
     """
     if forward == "stock":
         layers.run_stock("they were asked for")

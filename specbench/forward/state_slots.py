@@ -85,7 +85,7 @@ class StateSlots:
         return rows_B * self.num_slots
 
     def read(self, layer: int, piece: Piece) -> list[Tensor] | None:
-        """Copies of a layer's states before a piece; None where nothing was fed yet."""
+        """Copies of a layer's states before a piece; None if nothing was fed yet."""
         kept = self._kept.get(layer)
         if piece.reads_B is None or kept is None:
             return None

@@ -151,7 +151,7 @@ class _Safetensors(LazyTensors[Tensor]):
 
 
 def _read_pickle(file: Path, device: str) -> dict[str, Tensor]:
-    """ModelError where it holds anything but tensors by name: nothing else is ever run."""
+    """ModelError if it holds anything but tensors by name: nothing else is ever run."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of unusual pickles, which are read or refused

@@ -205,7 +205,7 @@ def load_dummy(spec: ModelSpec, device: torch.device, *, seed: int = 0) -> Loade
 
 
 def load_skeleton(spec: ModelSpec, dtype: str) -> Any:
-    """The model without its matrices, to be counted; ModelError where there is no such config."""
+    """The model without its matrices, to be counted; ModelError if there is no such config."""
     config = load_config(spec)
     with refusing(spec, "meta", None):
         model = make_skeleton(config, _DTYPES[dtype], trust_remote_code=spec.trust_remote_code)

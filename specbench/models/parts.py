@@ -10,7 +10,7 @@ from specbench.errors import ModelError
 
 
 def text_class(config: Any, *, trust_remote_code: bool = False) -> Any:
-    """The auto class that builds a decoder of this config; ModelError where none does."""
+    """The auto class that builds a decoder of this config; ModelError if none does."""
     if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
         return AutoModelForCausalLM
     if type(config) in AutoModelForCausalLM._model_mapping:
@@ -74,7 +74,7 @@ def cut_model(model: Any, num_layers: int) -> Any:
     """The model with its final norm and head behind its first `num_layers` layers.
 
     Modules that lie on the way to the layers are copied, all others are shared, and the model
-    stays as it is. Raises ModelError where the layers cannot be found or taken alone.
+    stays as it is. Raises ModelError if the layers cannot be found or taken alone.
     """
     whole = model.config.get_text_config()
     path = _path_to_layers(model, whole.num_hidden_layers)
@@ -92,7 +92,7 @@ def cut_model(model: Any, num_layers: int) -> Any:
 
 
 def layers_of(model: Any) -> list[nn.Module]:
-    """The decoder's layers in order; ModelError where they cannot be found."""
+    """The decoder's layers in order; ModelError if they cannot be found."""
     module = model
     for name in _path_to_layers(model, model.config.get_text_config().num_hidden_layers):
         module = module._modules[name]

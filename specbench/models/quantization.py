@@ -22,7 +22,7 @@ _INT4_GROUP = 128
 
 
 def require_packable(scheme: str, device: torch.device, dtype: torch.dtype) -> None:
-    """ModelError where torchao is missing or has no kernel for this device and dtype."""
+    """ModelError if torchao is missing or has no kernel for this device and dtype."""
     if find_spec("torchao") is None:
         raise ModelError(f"quantization {scheme} needs torchao; pip install torchao")
     if dtype is torch.float64:
@@ -35,7 +35,7 @@ def require_packable(scheme: str, device: torch.device, dtype: torch.dtype) -> N
 def packable(model: Any) -> list[nn.Linear]:
     """The linear layers of the blocks: not the embedding, not the head.
 
-    ModelError where they hold less than half of the blocks' parameters: the experts of
+    ModelError if they hold less than half of the blocks' parameters: the experts of
     transformers' mixture models and GPT-2's layers are not linear modules.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -54,7 +54,7 @@ def packable(model: Any) -> list[nn.Linear]:
 def pack(linear: nn.Linear, scheme: str) -> None:
     """Replace a layer's weight by its packed form, in place, where it lies.
 
-    ModelError where torchao leaves the layer as it is, which it does in silence.
+    ModelError if torchao leaves the layer as it is, which it does in silence.
     """
     import_module("torchao.quantization").quantize_(linear, _config(scheme, linear.weight.device))
     if type(linear.weight) is nn.Parameter:

@@ -132,7 +132,7 @@ class Retokenizer:
 
 
 def require_common_tokens(target: Vocabulary, draft: Vocabulary) -> Overlap:
-    """CompatibilityError where the two have no token in common, or do not tell their text."""
+    """CompatibilityError if the two have no token in common, or do not give their text."""
     common = common_tokens(target, draft)
     if not common.draft_ids:
         raise CompatibilityError(NOTHING_IN_COMMON)

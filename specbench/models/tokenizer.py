@@ -42,7 +42,7 @@ class TooMuchWorkError(Exception):
 
 @contextmanager
 def limited_work(most_s: float = MOST_S, most_growth: int = MOST_GROWTH) -> Iterator[None]:
-    """TooMuchWorkError where the block takes more. In the main thread alone, which has signals."""
+    """TooMuchWorkError if the block takes more. In the main thread alone, which has signals."""
     if current_thread() is not main_thread():
         yield
         return
@@ -147,7 +147,7 @@ class ChatTokenizer:
         """The ids that the model sees before it answers.
 
         The template sees TEMPLATE_CLOCK as the time. A model without a chat template gets the
-        messages' text, parted by empty lines. Raises WorkloadError where the template refuses the
+        messages' text, parted by empty lines. Raises WorkloadError if the template refuses the
         conversation or does not come to an end.
         """
         if self._inner.chat_template is None:

@@ -92,7 +92,7 @@ def cpu_model(cpu_info: Path = _CPU_INFO) -> str:
 def git_commit(folder: Path) -> str | None:
     """The commit that `folder` has checked out, `-dirty` if tracked files differ from it.
 
-    None where git does not know the folder, or ignores it (a package in a checkout's venv).
+    None if git does not know the folder, or ignores it (a package in a checkout's venv).
     """
     if not _git(folder, "ls-files", "."):
         return None

@@ -32,7 +32,7 @@ class HostCalls(NamedTuple):
 def count_host_calls(work: Callable[[], object]) -> HostCalls | None:
     """Run `work` under the profiler and count.
 
-    None where nothing was started: no GPU took part, or the driver lets nobody profile it. The
+    None if nothing was started: no GPU took part, or the driver lets nobody profile it. The
     profiler's own wait at the end is counted too: compare two runs of different length.
     """
     gpu = (ProfilerActivity.CUDA,) if torch.cuda.is_available() else ()

@@ -29,7 +29,7 @@ class HostLoad(NamedTuple):
     steal_share: float  # of the time, taken by other guests of the same machine
     load_average: float  # of the last minute, this process included
     busiest: tuple[tuple[str, float], ...] = ()  # other processes by name, and their cores
-    clock_limit: tuple[int, int] | None = None  # MHz, of the highest; None where nobody tells
+    clock_limit: tuple[int, int] | None = None  # MHz, of the highest; None if unknown
 
 
 def host_load(sleep: Callable[[float], None] = time.sleep) -> HostLoad:

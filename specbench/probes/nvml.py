@@ -31,14 +31,14 @@ THROTTLE_REASONS = {
 
 
 class Processes(NamedTuple):
-    """Who computes on the GPU; both None where this process cannot find itself."""
+    """Who computes on the GPU; both None if this process cannot find itself."""
 
     own_bytes: int | None
     num_others: int | None
 
 
 class GpuReading(NamedTuple):
-    """One look at the GPU; None where NVML refuses."""
+    """One look at the GPU; None if NVML refuses."""
 
     device_used_bytes: int | None
     process_used_bytes: int | None
@@ -227,7 +227,7 @@ def find_gpu(index: int, uuid: str | None, nvml: Any, environment: Mapping[str, 
 
     NVML counts all GPUs in PCI order. CUDA counts those that CUDA_VISIBLE_DEVICES names, in its
     order, and numbers them fastest first unless CUDA_DEVICE_ORDER is PCI_BUS_ID. Raises
-    GpuNotFoundError where none fits or several may.
+    GpuNotFoundError if none fits or several may.
     """
     if uuid is not None:
         return _of_uuid(uuid, nvml)

@@ -98,7 +98,7 @@ class MuonAdamW:
         return {"velocity": dict(self._velocity), "adamw": self._adamw.state_dict()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """KeyError, ValueError, TypeError, RuntimeError where it is of other tensors."""
+        """KeyError, ValueError, TypeError, RuntimeError if it is of other tensors."""
         if state["velocity"].keys() != self._velocity.keys():
             raise ValueError("it belongs to other tensors")
         for name, velocity in self._velocity.items():

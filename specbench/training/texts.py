@@ -146,7 +146,7 @@ class TextFile:
     """Texts of one target, in the order of their questions; one process at a time adds to them."""
 
     def __init__(self, path: Path, origin: dict[str, Any], vocab_size: int) -> None:
-        """Read what is there; StoreError where it follows from something else or is damaged."""
+        """Read what is there; StoreError if it follows from something else or is damaged."""
         self.path = path
         self.texts: list[TrainingText] = []
         self._size = 0  # bytes of whole lines
@@ -173,7 +173,7 @@ class TextFile:
         self.texts = [self._text(i, line, vocab_size) for i, line in enumerate(texts, 2)]
 
     def add(self, texts: Sequence[TrainingText]) -> None:
-        """On disk once it returns; StoreError where somebody else added something."""
+        """On disk once it returns; StoreError if another process added something."""
         self._append([json.dumps([list(t.ids), t.num_prompt, t.is_held_out]) for t in texts])
         self.texts += texts
 

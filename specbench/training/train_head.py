@@ -137,7 +137,7 @@ def train_head(
 
     The folder has config.json and model.safetensors, which a pairing's `model:` names, the card
     training.json, and in work/ what an interrupted training goes on from. ModelMemoryError
-    where the device is too small; the errors of `load_model`, workloads and stored texts.
+    if the device is too small; the errors of `load_model`, workloads and stored texts.
     """
     try:
         with pinned_attention(device):

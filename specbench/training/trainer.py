@@ -59,7 +59,7 @@ def load_progress(
     optimizer: MuonAdamW,
     settings: Mapping[str, Any],
 ) -> TrainingProgress:
-    """Put the weights back in place; StoreError where the file is another training's, or none."""
+    """Put the weights back in place; StoreError if the file is another training's, or none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of unusual pickles, which are refused below

@@ -47,7 +47,7 @@ def layer_config(checkpoint: Checkpoint, num_positions: int | None = None) -> An
     """The config of a head's layers, its own or that of a speculators checkpoint.
 
     Rotary positions have no end of their own: a head's are at least the target's, for some
-    heads state the length that they were trained on. ModelError where the config lacks
+    heads state the length that they were trained on. ModelError if the config lacks
     something or has what cannot be run.
     """
     given = layer_fields(checkpoint.fields)

@@ -41,7 +41,7 @@ def reaches_beside_states(config: Any) -> dict[str, Reach]:
 
 
 def field(config: Any, name: str) -> Any:
-    """A field of a loaded config; None where it has none, or another in each layer (Gemma 4)."""
+    """A field of a loaded config; None if it has none, or another in each layer (Gemma 4)."""
     try:
         return getattr(config, name, None)
     except RuntimeError:
