@@ -96,7 +96,7 @@ def _do_the_same(own: CellKey, peer: CellKey) -> bool:
 
 
 def _compare_engines(own: CellData, peer: CellData) -> SideBySide | None:
-    """None where the two have no request in common that both finished."""
+    """The comparison; None if no request finished on both sides."""
     if peer.servers:
         return _beside_a_server(own, peer)
     both = against(own, peer)
@@ -116,7 +116,7 @@ def _compare_engines(own: CellData, peer: CellData) -> SideBySide | None:
 
 
 def _beside_a_server(own: CellData, peer: CellData) -> SideBySide | None:
-    """By the rates of all requests of prompts that both served, however often each did."""
+    """The comparison by the rates of all requests of prompts that both served."""
     common = _prompts(own) & _prompts(peer)
     ours, theirs = _only(own, common), _only(peer, common)
     at = own.key.condition
@@ -160,7 +160,9 @@ def _ratio(own: float | None, peer: float | None) -> Interval | None:
 
 
 def _equal_text(pairs: Sequence[Pair[RequestRecord]]) -> float | None:
-    """Of pairs in which both sides tell token ids, or neither does."""
+    """Share of pairs with equal text, of those in which both sides report token ids or neither
+    does.
+    """
     told = [pair for pair in pairs if bool(pair.base.output_ids) == bool(pair.spec.output_ids)]
     return sum(have_same_text(*pair) for pair in told) / len(told) if told else None
 
@@ -272,7 +274,7 @@ def _speedup(cell: CellSummary) -> float | None:
 def _compare_lengths(
     adaptive: CellData, best: CellData, again: Mapping[CellKey, CellData]
 ) -> AdaptiveComparison | None:
-    """None where the two have nothing in common that both finished."""
+    """The comparison; None if no unit finished on both sides."""
     is_confirmed = adaptive.key in again and best.key in again
     if is_confirmed:
         adaptive, best = again[adaptive.key], again[best.key]
@@ -296,7 +298,7 @@ def _compare_lengths(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestOf:
-    """What N answers to each prompt cost and gain at one K; intervals over prompts."""
+    """Cost and gain of N outputs per prompt at one K; intervals over prompts."""
 
     key: Annotated[CellKey, Doc("the cell with several samples")]
     speedup: Annotated[
@@ -347,7 +349,7 @@ def _alone(key: CellKey) -> CellKey:
 
 
 def _compare_samples(cell: CellData, alone: CellData | None) -> BestOf | None:
-    """None for one sample, and where none was picked."""
+    """The comparison; None for one sample, and if none was picked."""
     first, picked = first_log_prob(cell), picked_log_prob(cell)
     if first is None or picked is None:
         return None
@@ -368,7 +370,7 @@ def _compare_samples(cell: CellData, alone: CellData | None) -> BestOf | None:
 
 
 def _cost(cell: CellData, alone: CellData) -> Interval | None:
-    """None where the two have no turn in common."""
+    """The cost ratio; None if the two have no turn in common."""
     sums: dict[str, tuple[float, float]] = {}
     for prompt_id, many_s, one_s in _seconds(cell, alone):
         many_sum, one_sum = sums.get(prompt_id, (0.0, 0.0))

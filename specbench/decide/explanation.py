@@ -31,7 +31,7 @@ class Losses:
 
     @property
     def bound(self) -> Bound:
-        """What would help most if it were for nothing."""
+        """The part of a round whose removal would help most."""
         parts: dict[Bound, float] = {
             "draft": self.draft,
             "verify": self.verify,
@@ -135,8 +135,9 @@ def _break_even(metrics: Mapping[str, float | tuple[float, ...]]) -> float | Non
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Units:
-    """What was repeated to see how far a speed-up may be off: prompts, passes over them, or of a
-    server cycles of sessions."""
+    """The repeated units of an interval: prompts, passes over them, or cycles of a server's
+    sessions.
+    """
 
     count: int
     name: Literal["prompt", "pass", "cycle"]
@@ -198,7 +199,7 @@ def reasons_for(
 
 
 def speedup_text(speedup: Interval, word: str = "") -> str:
-    """Such as `1.90x faster [1.80, 2.00]`; without bounds the estimate alone."""
+    """A speedup such as `1.90x faster [1.80, 2.00]`; without bounds only the estimate."""
     text = f"{speedup.estimate:.2f}x{word}"
     if speedup.low is None or speedup.high is None:
         return text
@@ -206,7 +207,7 @@ def speedup_text(speedup: Interval, word: str = "") -> str:
 
 
 def range_text(speedup: Interval) -> str:
-    """Such as `0.60x to 6.60x`: what is known of an undecided speedup, without its estimate."""
+    """The range of an undecided speedup, such as `0.60x to 6.60x`."""
     if speedup.low is None or speedup.high is None:
         return "no interval"
     return f"{speedup.low:.2f}x to {speedup.high:.2f}x"
@@ -255,8 +256,9 @@ LARGEST_EFFECT = 1.0  # a minimum detectable effect above this: prompts alone de
 
 
 def what_would_narrow(cell: CellSummary, workload_prompts: int | None) -> str:
-    """What to measure next; empty if unknown. `workload_prompts`: how many the workload has for
-    this target."""
+    """The next thing to measure; empty if unknown. `workload_prompts`: how many the workload has
+    for this target.
+    """
     if cell.speedup is None:
         return ""
     units, prompts = units_of(cell), Units(count=cell.num_prompts, name="prompt")

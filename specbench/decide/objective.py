@@ -130,7 +130,7 @@ def find_compromise(
 
 
 def across_workloads(key: CellKey) -> CellKey:
-    """What a pairing's cells have in common over workloads and K."""
+    """The key that a pairing's cells share over workloads and K."""
     return key.without("workload").at(Fixed(0))
 
 
@@ -147,7 +147,7 @@ def losses_in_words(regret: Mapping[str, float], others: Mapping[str, str]) -> l
 
 
 def left_out_in_words(names: Sequence[str]) -> str:
-    """What follows the losses where a workload's own answer could not compete."""
+    """A note that a workload's own choice could not compete in all workloads; empty without one."""
     if not names:
         return ""
     lack = "lacks" if len(names) == 1 else "lack"

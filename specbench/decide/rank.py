@@ -11,7 +11,7 @@ from specbench.records import CellKey, CellSummary, Condition, Decision, Forecas
 
 
 class Gain(NamedTuple):
-    """What one drafter gains on one workload at its best K; K = 0 where it gains nothing."""
+    """The gain of one drafter on one workload at its best K; K = 0 if it gains nothing."""
 
     num_speculative_tokens: int
     speedup: Interval | None
@@ -70,7 +70,7 @@ class Ranked:
 
     @property
     def num_speculative_tokens(self) -> int:
-        """Its K where it gains most; 0: it gains nowhere."""
+        """The K with the largest gain; 0: no gain anywhere."""
         return max(self.gains.values(), key=lambda gain: gain.value).num_speculative_tokens
 
 

@@ -37,7 +37,7 @@ class SpeedupVerdict(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeadingCell:
-    """What the first pass says about one pairing, workload and setting."""
+    """The leading cell of the first pass for one pairing, workload and setting."""
 
     cells: tuple[CellSummary, ...]  # every K > 0, also invalid ones, by K; then K = auto
     leader: CellSummary | None  # the cell to speak of; None: no valid cell has a speed-up
@@ -257,5 +257,5 @@ def _decision(
 
 
 def lossy_mark(key: CellKey) -> str:
-    """What every sentence about a lossy cell ends with; empty for a lossless one."""
+    """The end of every sentence about a lossy cell; empty for a lossless one."""
     return "" if key.draft.lossy is None else f" [lossy: {key.draft.lossy}]"

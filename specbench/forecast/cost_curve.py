@@ -115,7 +115,7 @@ def left_out(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]
 
 
 def describe(costs: Sequence[EngineCost]) -> str:
-    """Such as `vllm 0.32.0 (costs.csv)`."""
+    """The source of the costs, such as `vllm 0.32.0 (costs.csv)`."""
     engines = " and ".join(dict.fromkeys(cost.engine for cost in costs))
     return f"{engines} ({', '.join(dict.fromkeys(cost.source for cost in costs))})"
 
@@ -140,7 +140,7 @@ def _between(costs: Mapping[int, tuple[float, ...]], k: int) -> tuple[float, ...
 
 
 def _means(found: Iterable[tuple[int, float | None]]) -> dict[int, float]:
-    """By K, of those that are known."""
+    """Means by K of the known values."""
     by_k: dict[int, list[float]] = {}
     for k, value in found:
         if value is not None:

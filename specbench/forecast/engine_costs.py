@@ -208,7 +208,7 @@ def _engine(result: Mapping[str, Any]) -> str:
 
 
 def _k(result: Mapping[str, Any], num_draft_tokens: float, num_drafts: float) -> int:
-    """As `--metadata num_speculative_tokens=3` says, else a position each, else the mean."""
+    """K from `--metadata num_speculative_tokens=3`, else one per position, else the mean."""
     said = result.get("num_speculative_tokens")
     if said is not None and str(said).isdigit():
         return int(said)

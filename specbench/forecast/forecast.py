@@ -118,7 +118,7 @@ _APPROXIMATION = LogRatio(
 
 
 class Rounds(NamedTuple):
-    """What replaying at one K comes to; arrays have an entry a prompt."""
+    """The result of replaying at one K; arrays have an entry per prompt."""
 
     num_rounds: NDArray[np.float64]
     num_emitted: NDArray[np.float64]

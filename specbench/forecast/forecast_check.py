@@ -21,7 +21,7 @@ from specbench.records.doc import Doc
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredPoint:
-    """What one K came to when it was measured for real, in the first pass."""
+    """One K as measured after the forecast, in the first pass."""
 
     mean_acceptance_length: Annotated[float | None, Doc("of the cell", "tokens/round")]
     speedup: Annotated[Interval | None, Doc("of the cell", "x")]
@@ -52,7 +52,7 @@ class CheckedForecast:
     measured: Mapping[int, MeasuredPoint]
 
     def point(self, k: int) -> ForecastPoint:
-        """What was forecast of one K; StopIteration for a K that was not."""
+        """The forecast of one K; StopIteration for a K without one."""
         return next(p for p in self.forecast.points if p.num_speculative_tokens == k)
 
     @property

@@ -22,7 +22,7 @@ from specbench.records import CellKey, CellSummary, Decision, RunRecord
 
 
 class Analysed(Protocol):
-    """What cells and decisions are read from: a run after analysis, as `Document` is."""
+    """The source of cells: a run after analysis, as `Document` is."""
 
     @property
     def run(self) -> RunRecord: ...
@@ -76,7 +76,7 @@ def _metric_column(metric: Metric) -> TableColumn[CellRow]:
 
 
 class Decided(Protocol):
-    """What decisions are read from: a run after analysis, as `Document` is."""
+    """The source of decisions: a run after analysis, as `Document` is."""
 
     @property
     def run(self) -> RunRecord: ...
@@ -92,7 +92,7 @@ class DecisionRow(NamedTuple):
 
     @property
     def key(self) -> CellKey:
-        """What to use: `none` and K = 0 where the answer is not to speculate, or not shown."""
+        """The cell to use: `none` and K = 0 if the answer is not to speculate, or undecided."""
         return self.decision.key
 
 

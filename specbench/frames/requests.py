@@ -64,7 +64,7 @@ def _num_rounds(request: RequestRecord) -> int | None:
 
 
 def request_columns() -> tuple[TableColumn[Any], ...]:
-    """What a request took and gave, and what NVML saw meanwhile."""
+    """Times, counts and outputs of a request, and the NVML samples taken while it ran."""
     return (RUN_ID, *KEY, PURPOSE, *OWN, *_DERIVED, *_CHECK, *_DEVICE, *_COUNTS, *_OF, cell_id())
 
 
@@ -137,7 +137,7 @@ _WHICH = ("prompt_id", "turn", "repeat", "sample")  # of a cell's requests a rou
 
 
 def round_columns() -> tuple[TableColumn[Any], ...]:
-    """Its request, its place among that request's rounds, and what `RoundLog` holds of it."""
+    """The request of a round, its index, and the fields of `RoundLog`."""
     return (*_REQUEST, *_ROUND, cell_id())
 
 

@@ -37,7 +37,7 @@ def servers_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
 
 
 def server_columns() -> tuple[TableColumn[Any], ...]:
-    """What is known of the session, what it counted, what asking took, its effective settings."""
+    """Start, counters, client load and effective settings of a session."""
     return (RUN_ID, *_OWN, *_COUNTED, *_CLIENT, *_START)
 
 

@@ -130,7 +130,7 @@ def aggregate_run(stored: StoredRun, purpose: BlockPurpose = "explore") -> tuple
 
 
 class _CellRecords(NamedTuple):
-    """What one block holds of one cell; or the blocks of a server's cycle together."""
+    """The records of one cell in one block, or in the blocks of a server's cycle together."""
 
     requests: tuple[RequestRecord, ...] = ()
     passes: tuple[Pass, ...] = ()
@@ -151,7 +151,7 @@ class _CellRecords(NamedTuple):
 
 
 class _Sides(NamedTuple):
-    """What is compared: a cell's share of a block, or of a cycle, and the baseline's."""
+    """Both sides of a comparison: a cell's part of a block, or of a cycle, and the baseline's."""
 
     own: _CellRecords
     base: _CellRecords
@@ -164,7 +164,7 @@ _Shares = Mapping[str, _CellRecords]  # by cell
 def _together(
     blocks: Iterable[BlockRecord], sessions: Mapping[str, ServerRecord]
 ) -> Iterator[list[BlockRecord]]:
-    """What is paired: a block by itself, the blocks of a server's cycle together."""
+    """Groups of blocks that are paired: a single block, or the blocks of a server's cycle."""
     cycles: dict[int, list[BlockRecord]] = {}
     for block in blocks:
         if block.session is None:
@@ -239,7 +239,7 @@ def _gather(key: CellKey, baseline: CellKey | None, blocks: Sequence[_Shares]) -
 
 
 def _bound_by(sides: Sequence[_Sides]) -> list[str]:
-    """Of each cycle, why its client was too slow; empty where it kept up."""
+    """For each cycle the reason why its client was too slow; empty if it kept up."""
     own, base = _reasons([one.own for one in sides]), _reasons([one.base for one in sides])
     return [
         f"client-bound: {reason}" if reason else (other and f"baseline: client-bound: {other}")
@@ -248,7 +248,7 @@ def _bound_by(sides: Sequence[_Sides]) -> list[str]:
 
 
 def _reasons(shares: Sequence[_CellRecords]) -> list[str]:
-    """Of each share, why its client was too slow; empty if it kept up.
+    """For each part the reason why its client was too slow; empty if it kept up.
 
     Tokens of one round come in one event. The interval of these is that of all shares: by its own,
     a fast one would be called client-bound sooner than a slow one, and the speedup of the rest

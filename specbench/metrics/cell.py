@@ -135,7 +135,7 @@ class CellData:
 
     @property
     def loads(self) -> tuple[ClientLoad, ...]:
-        """What asking took and the servers counted, of each session that served this cell."""
+        """Client load and server counters of each session that served this cell."""
         loads = (load for server in self.servers for load in server.client)
         return tuple(load for load in loads if load.cell_id == self.key.id)
 
@@ -147,7 +147,7 @@ class CellData:
 
     @property
     def memory(self) -> MemoryRecord | None:
-        """What this cell needs: the pair's memory, or the target's alone at K = 0."""
+        """Memory of this cell: of the pair, or of the target on its own at K = 0."""
         return self.memory_pair if self.k > 0 else self.memory_target
 
 
@@ -225,7 +225,7 @@ def _paired(
 
 
 def have_same_text(one: RequestRecord, other: RequestRecord) -> bool:
-    """By token ids; by the text itself where a server gives none."""
+    """Whether the outputs are equal: by token ids, or by text if a server gives no ids."""
     if one.output_ids or other.output_ids:
         return one.output_ids == other.output_ids
     return one.text == other.text
@@ -272,7 +272,7 @@ def _joined(columns: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
 
 
 def pooled_counts(requests: Sequence[RequestRecord], k: int) -> RoundCounts | None:
-    """What a server counted of the requests' rounds; None where it does not of every one."""
+    """A server's counts of the requests' rounds; None unless it counted every request."""
     known = [request.counts for request in requests if request.counts is not None]
     if not known or len(known) < len(requests):
         return None
@@ -329,7 +329,7 @@ def counted_by_server(cell: CellData) -> RoundCounts | None:
 
 
 def sum_of_all(values: Iterable[int | None]) -> int | None:
-    """None without values, or if one of them is not known."""
+    """The sum; None without values, or if one of them is unknown."""
     entries = [*values]
     known = [value for value in entries if value is not None]
     return sum(known) if known and len(known) == len(entries) else None

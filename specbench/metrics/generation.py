@@ -9,7 +9,7 @@ from specbench.records import CellKey, ReferenceRecord, RequestRecord, RoundLog
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodedRound:
-    """What one round drafted and added to the text."""
+    """The draft tokens of one round and the text it added."""
 
     num_drafted: int  # of a tree its nodes
     accepted: tuple[str, ...]  # a piece per drafted token that was accepted

@@ -124,7 +124,7 @@ def with_results(warnings: Sequence[str], signs: Sequence[str]) -> list[str]:
 
 
 def noise_facts(warnings: Sequence[str], signs: Sequence[str]) -> tuple[str, ...]:
-    """What showed that the machine was busy, at the start of a run and in its results."""
+    """Signs that the machine was busy, at the start of a run and in its results."""
     said = (w.removeprefix(_NOISY).removesuffix(_SO) for w in warnings if is_noise(w))
     early = [fact for facts in said for fact in facts.split("; ")]
     if any(_OPTION in fact for fact in early):  # advice is given once

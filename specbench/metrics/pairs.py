@@ -70,7 +70,7 @@ class _PairedUnits(NamedTuple):
 
 
 class _PairedRows(NamedTuple):
-    """What requests or passes add to their units, a row each."""
+    """Amounts that requests or passes add to their units, a row each."""
 
     places: list[_Place]
     columns: NDArray[np.float64]  # of PairedSeconds; NaN where a side has no such time
@@ -223,7 +223,7 @@ def _place(cell: CellData, unit: str, request: RequestRecord) -> _Place:
 
 
 def _summed(cell: CellData, rows: _PairedRows) -> PairedSeconds | None:
-    """None where no row has both sides."""
+    """Sums per unit; None if no row has both sides."""
     sums = _sums(*rows)
     if cell.servers:
         sums = {place: own for place, own in sums.items() if place[0] is not None}

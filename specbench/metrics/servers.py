@@ -94,7 +94,9 @@ def least_kv_tokens(servers: Iterable[ServerRecord]) -> int | None:
 
 
 def _length_by_requests(requests: tuple[RequestRecord, ...]) -> float | None:
-    """None where a request does not tell what its last round accepted past the end."""
+    """The length by the counts of requests; None if one lacks what its last round accepted past the
+    end.
+    """
     accepted, rounds = 0, 0
     for request in requests:
         if request.counts is None or request.counts.num_drafting is None:

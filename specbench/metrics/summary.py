@@ -102,7 +102,7 @@ def summarise_imported(
 
 
 def import_warnings(records: Sequence[ImportedRecord]) -> tuple[str, ...]:
-    """What a reader must know of a run that was not measured here; empty for one that was."""
+    """Warnings about a run that was imported; empty for one measured here."""
     if not records:
         return ()
     tools = ", ".join(dict.fromkeys(f"{r.tool} {r.tool_version or ''}".strip() for r in records))

@@ -31,7 +31,7 @@ class RequestTimings(NamedTuple):
 
 @once_a_cell
 def timings(cell: CellData) -> RequestTimings:
-    """Those of the requests that did not fail."""
+    """The columns of the requests that did not fail."""
     return timings_of(cell.finished)
 
 

@@ -38,7 +38,7 @@ from specbench.stats.crossed import CYCLE_SD, RUNNING_SD, sessions_p_value
 
 
 class _RoundIdentity(NamedTuple):
-    """What must hold in every round of a correct decoder; `text` names the failure."""
+    """A rule that holds in every round of a correct decoder; `text` names its violation."""
 
     text: str
     holds: Callable[[int, int, int, int], bool]  # drafted, accepted, emitted, K
@@ -57,7 +57,7 @@ _ROUND_IDENTITIES = (
 
 
 class _Identity(NamedTuple):
-    """What must hold in every request."""
+    """A rule that holds in every request."""
 
     text: str
     holds: Callable[[RequestRecord, RoundLog], bool]
@@ -81,7 +81,7 @@ _IDENTITIES = (
 
 
 class _PassIdentity(NamedTuple):
-    """What must hold in every pass."""
+    """A rule that holds in every pass."""
 
     text: str
     holds: Callable[[Pass, RoundTimeline, int], bool]
@@ -109,7 +109,7 @@ _PASS_IDENTITIES = (
 
 
 def broken_identities(requests: tuple[RequestRecord, ...], k: int) -> Iterator[str]:
-    """Those that requests break, and how many do; rounds that are equal are looked at once."""
+    """Identities that requests break, with how many do; equal rounds are checked once."""
     logged = [(request, request.rounds) for request in requests if request.rounds is not None]
     kinds = set(chain.from_iterable(_counts(log) for _, log in logged))
     found: list[tuple[str, list[RequestRecord]]] = []
@@ -127,7 +127,7 @@ def broken_identities(requests: tuple[RequestRecord, ...], k: int) -> Iterator[s
 
 
 def broken_passes(passes: tuple[Pass, ...], k: int) -> Iterator[str]:
-    """Those that passes without a failed request break."""
+    """Identities that passes without a failed request break."""
     whole = [p for p in passes if len(finished(p.requests)) == len(p.requests)]
     logged = [(p, p.record.rounds) for p in whole if p.record.rounds is not None]
     for text, holds in _PASS_IDENTITIES:
@@ -178,7 +178,7 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
 
 
 def cell_warnings(cell: CellData) -> tuple[str, ...]:
-    """What a reader should know about a cell that is valid all the same."""
+    """Warnings about a cell that is still valid."""
     return (
         *_power_capped(cell),
         *suspicious_acceptance(acceptance_rate_per_position(cell)),
@@ -308,7 +308,7 @@ def _broken_totals(cell: CellData) -> Iterator[str]:
 
 
 def suspicious_acceptance(rates: Value | None) -> Iterator[str]:
-    """What a reader should know of such rates per position."""
+    """Warnings about acceptance rates per position that look wrong."""
     if isinstance(rates, tuple) and rates and rates[0] > SUSPICIOUS_ACCEPTANCE:
         yield (
             f"position 1 is accepted in {rates[0]:.1%} of rounds: "

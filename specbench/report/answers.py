@@ -18,7 +18,7 @@ from specbench.report.sections import Section, sections, verdict_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SectionAnswer:
-    """What to do for one question; `others` are the drafters that the headline does not quote."""
+    """The answer of one section; `others` are the drafters that the headline does not quote."""
 
     title: str
     verdict: SpeedupVerdict

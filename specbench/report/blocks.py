@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from specbench.report.answers import SectionAnswer, answer, compromise_lines
 from specbench.report.comparisons import comparison_grids
@@ -26,23 +26,20 @@ from specbench.report.sessions import sessions_grid, sessions_legend
 from specbench.report.steps import STEPS_LEGEND, ShownGeneration, steps
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
+class Lines(NamedTuple):
     """A list of sentences."""
 
     lines: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Paragraph:
+class Paragraph(NamedTuple):
     """A text about the block before it, or about the whole part."""
 
     text: str
     brief: str = ""  # for a terminal, which shows fewer columns; "": the same
 
 
-@dataclass(frozen=True, slots=True)
-class Legend:
+class Legend(NamedTuple):
     """Headers of tables and their meanings; a terminal shows those of its own columns."""
 
     entries: Sequence[tuple[str, str]]
@@ -54,15 +51,13 @@ class Legend:
         return "; ".join(f"{header}: {meaning}" for header, meaning in shown) + "."
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """Names with their values."""
 
     facts: Sequence[Fact]
 
 
-@dataclass(frozen=True, slots=True)
-class TableBlock:
+class TableBlock(NamedTuple):
     """A grid below its title, or folded behind it if only a few readers need it."""
 
     grid: Grid
@@ -70,22 +65,19 @@ class TableBlock:
     is_folded: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Reasons:
+class Reasons(NamedTuple):
     """Why: the facts behind the answer of one section."""
 
     answer: SectionAnswer
 
 
-@dataclass(frozen=True, slots=True)
-class Charts:
+class Charts(NamedTuple):
     """The charts of one kind; only a page draws them."""
 
     kind: Literal["costs", "evidence"]
 
 
-@dataclass(frozen=True, slots=True)
-class ReportPart:
+class ReportPart(NamedTuple):
     """Blocks below a heading; parts within it have smaller headings. "": no heading."""
 
     title: str
@@ -107,7 +99,7 @@ Block = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
-    """What is shown of one run, in the order of a reader."""
+    """The content of a report about one run, in the order of a reader."""
 
     run_id: str
     question: str

@@ -215,7 +215,7 @@ PAGE_STREAM_COLUMNS = (
 
 
 def terminal_columns(section: Section) -> tuple[CellColumn, ...]:
-    """What the terminal shows of a section: the prompts if they differ, else the MDE."""
+    """The columns of a section on a terminal: the prompts if they differ, else the MDE."""
     if section.is_stream:
         return TERMINAL_STREAM_COLUMNS
     is_alike = len({cell.num_prompts for cell in section.measured}) == 1
@@ -224,7 +224,7 @@ def terminal_columns(section: Section) -> tuple[CellColumn, ...]:
 
 
 def page_columns(section: Section) -> tuple[CellColumn, ...]:
-    """What a page shows of a section."""
+    """The columns of a section on a page."""
     return PAGE_STREAM_COLUMNS if section.is_stream else PAGE_COLUMNS
 
 

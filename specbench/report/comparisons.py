@@ -16,7 +16,7 @@ from specbench.settings import BUILTIN
 
 
 def comparison_grids(document: Document) -> tuple[Grid, ...]:
-    """Those for which there is something to compare."""
+    """The tables for which there is something to compare."""
     grids = (
         forecast_grid(document),
         side_by_side_grid(document),
@@ -170,7 +170,7 @@ def context_grid(document: Document) -> Grid | None:
 
 
 def best_of_grid(document: Document) -> Grid | None:
-    """What several samples of a prompt cost and gain, a row a cell."""
+    """Cost and gain of several samples per prompt, a row per cell."""
     found = document.best_of
     if not found:
         return None
@@ -217,7 +217,7 @@ def best_of_grid(document: Document) -> Grid | None:
 
 
 def work_of(key: CellKey) -> str:
-    """Such as `K=0`, `draft K=4`, `draft auto`; of a peer `generate`, `assisted K=4`."""
+    """A name such as `K=0`, `draft K=4`, `draft auto`; of a peer `generate`, `assisted K=4`."""
     if key.condition.engine == BUILTIN:
         return key.draft.label
     return f"{key.draft.method} {key.draft.length.named}" if key.draft.k else key.draft.method

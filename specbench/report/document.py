@@ -84,7 +84,7 @@ class Document:
 
     @property
     def mark(self) -> str:
-        """What every answer of a synthetic run ends with; empty for a real one."""
+        """The end of every answer of a synthetic run; empty for a real one."""
         return _mark(self.run.settings.decoder)
 
     def is_unpaid(self, key: CellKey) -> bool:

@@ -81,8 +81,9 @@ def _there(points: Sequence[ForecastPoint]) -> dict[str, tuple[str, str]]:
 
 
 def forecast_legend(document: Document, *, brief: bool = False) -> str:
-    """What the columns of `forecast_grid` mean, or those of them that a terminal shows; empty
-    without a forecast."""
+    """The meaning of the columns of `forecast_grid`, or of those on a terminal; empty without a
+    forecast.
+    """
     grid = forecast_grid(document)
     if grid is None:
         return ""
@@ -92,7 +93,7 @@ def forecast_legend(document: Document, *, brief: bool = False) -> str:
 
 
 def forecast_lines(document: Document) -> list[str]:
-    """What each forecast chose and what that saved, a sentence each."""
+    """The choice of each forecast and the time it saved, a sentence each."""
     settings = [one.forecast.key.condition for one in document.forecasts]
     return [
         f"{one.forecast.key.source} on {_where(setting, settings)}: {forecast_text(one)}"
@@ -102,7 +103,9 @@ def forecast_lines(document: Document) -> list[str]:
 
 
 def forecast_text(one: CheckedForecast, *, names_pairing: bool = False) -> str:
-    """Such as `forecast K=4, 1.90x [1.80, 2.00]; of K=1..8 measured 4, about 70% of ...`."""
+    """A sentence such as `forecast K=4, 1.90x [1.80, 2.00]; of K=1..8 measured 4, about 70% of
+    ...`.
+    """
     record = one.forecast
     best = one.best
     name = f"{record.key.source}, " if names_pairing else ""
@@ -137,7 +140,7 @@ def best_forecast(found: Sequence[CheckedForecast]) -> CheckedForecast | None:
 
 
 def whose_costs(record: ForecastRecord) -> str:
-    """Such as `vllm 0.32.0 (costs.csv), which drafts greedily`; empty for those measured here."""
+    """A source such as `vllm 0.32.0 (costs.csv), which drafts greedily`; empty if measured here."""
     if record.costs_of is None:
         return ""
     rule = _RULES[record.acceptance_rule]

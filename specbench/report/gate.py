@@ -100,7 +100,7 @@ def row(judgement: Judgement) -> JudgementRow:
 
 
 def title(gate: Gate) -> str:
-    """What was compared with what."""
+    """The two sides of the comparison."""
     ids = [origin.run_id for origin in gate.baseline.origins]
     runs = ids[0] if len(ids) == 1 else f"{len(ids)} runs, {ids[0]} the first"
     return f"{gate.candidate.origins[0].run_id} against {runs}"
@@ -143,7 +143,7 @@ def detail_lines(gate: Gate) -> tuple[str, ...]:
 
 
 def chance_note(gate: Gate) -> str:
-    """What a verdict of chance is worth; empty where none could be given."""
+    """How far a verdict could be due to chance; empty if none could."""
     compared = {j.verdict for j in gate.judgements} - {GateVerdict.MISSING}
     if not gate.num_tests:
         if not compared or GateVerdict.INCONCLUSIVE in compared:  # nothing compared, or no interval

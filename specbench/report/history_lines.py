@@ -61,7 +61,7 @@ def left_out_lines(history: History) -> list[str]:
 
 
 def brief(series: Series) -> list[str]:
-    """Such as `+5.1% at run 9`."""
+    """Steps or a trend, such as `+5.1% at run 9`."""
     steps = [f"{_size(step)} at run {step.run_index + 1}" for step in series.steps]
     return steps if series.trend is None else [f"trend {series.trend.slope:+.2g} per run"]
 

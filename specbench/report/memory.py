@@ -26,7 +26,7 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryRow:
-    """What a target needs alone or with one drafter; costs are None where they are not known."""
+    """Memory of a target on its own or with one drafter; costs are None if unknown."""
 
     record: MemoryRecord
     name: str  # the target, or the pairing
@@ -57,7 +57,7 @@ def memory_rows(document: Document) -> tuple[MemoryRow, ...]:
 
 
 def need(record: MemoryRecord, context: int) -> Need:
-    """What `record` needs for `context` tokens in one row.
+    """The memory that `record` needs for `context` tokens of one request.
 
     The peak is of a short pass, so the KV cache of the whole context comes on top of it.
     """
@@ -109,7 +109,9 @@ def memory_grid(document: Document) -> Grid | None:
 
 
 def memory_legend(document: Document) -> str:
-    """What the columns of `memory_grid` and the bars of its chart mean; empty without a record."""
+    """The meaning of the columns of `memory_grid` and the bars of its chart; empty without a
+    record.
+    """
     contexts = {row.record.target: row.context for row in memory_rows(document)}
     if not contexts:
         return ""

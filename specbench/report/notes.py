@@ -35,7 +35,7 @@ def notes(document: Document, told: Collection[str] = ()) -> dict[str, list[str]
 
 
 def failure_lines(document: Document) -> list[str]:
-    """What could not be measured, and why."""
+    """Everything that could not be measured, and why."""
     return [
         f"{', '.join(filter(None, (failure.pairing, failure.workload)))}: "
         f"{_STAGES[failure.stage]}: {failure.reason}"
@@ -57,7 +57,7 @@ def warning_lines(document: Document) -> list[str]:
 
 
 def run_warnings(document: Document) -> list[str]:
-    """What a reader should know about the run as a whole."""
+    """Warnings about the run as a whole."""
     return [
         *import_warnings(document.imported),
         *(
@@ -144,7 +144,7 @@ def _unfinished(document: Document) -> Iterator[str]:
 
 
 def _few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
-    """Of a budget that ended, or went to other K, before a K had the prompts of an interval."""
+    """A warning if a time budget ended before a K had the prompts of an interval."""
     plan = next(plan for plan in document.run.cells if plan.key == cell.key)
     num, planned, units = cell.num_prompts, plan.num_prompts, "prompts"
     if passes := scalar(cell.metrics.get("num_passes")):
@@ -155,7 +155,7 @@ def _few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
 
 
 def _unlike_prompts(document: Document) -> Iterator[str]:
-    """Of K that stand in one table and were not measured on the same prompts."""
+    """A warning if the K of one table were not measured on the same prompts."""
     for section in sections(document):
         nums = sorted({cell.num_prompts for cell in section.measured})
         if len(nums) > 1:

@@ -102,7 +102,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def lengths(found: Iterable[Length]) -> str:
-    """Those of drafts, each once: `0..4, 8, auto`."""
+    """Draft lengths, each once: `0..4, 8, auto`."""
     known = sorted(set(found), key=lambda length: length.order)
     fixed = ranges([length.most for length in known if isinstance(length, Fixed)])
     others = (length.label for length in known if not isinstance(length, Fixed))

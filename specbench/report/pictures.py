@@ -86,7 +86,9 @@ def _known(*charts: Iterable[Chart | None]) -> tuple[Chart, ...]:
 
 
 def _fewest_rows(settings: Sequence[tuple[Section, ...]]) -> tuple[tuple[Section, ...], ...]:
-    """Of what does not depend on the batch size, such as acceptance: the fewest stand for all."""
+    """The groups with the lowest concurrency, for charts that do not depend on it, such as
+    acceptance.
+    """
     groups: dict[Condition, tuple[Section, ...]] = {}
     for group in sorted(settings, key=lambda group: group[0].condition.concurrency):
         across = group[0].condition.without("workload", "concurrency")

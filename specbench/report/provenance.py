@@ -20,7 +20,9 @@ def question(document: Document) -> str:
 
 
 def setup(document: Document) -> str:
-    """What was measured, on what: batch size and temperature belong to every headline."""
+    """Models, settings and machine in one line: concurrency and temperature belong to every
+    headline.
+    """
     keys = [plan.key for plan in document.run.cells]
     drafting = (key for key in keys if key.draft.k > 0)
     drafters = list(dict.fromkeys(key.draft.marked(key.pairing) for key in drafting))
@@ -155,7 +157,7 @@ def engine_text(record: EngineRecord) -> str:
 
 
 def kernel_text(choice: KernelChoice) -> str:
-    """What runs, how much longer others take, and why the rest was refused."""
+    """The kernel that runs, how much longer others take, and why the rest was refused."""
     if choice.is_forced:
         return f"{choice.chosen} (as asked for)"
     took = {one.name: one.seconds for one in choice.contenders if one.seconds}

@@ -212,7 +212,7 @@ def is_untried(document: Document, one: Recommendation) -> bool:
 
 
 def _not_valid(document: Document, plain: CellKey) -> Iterator[str]:
-    """What became of the ways with drafts beside a K = 0."""
+    """The outcome of the configurations with drafts next to a K = 0."""
     setting = plain.condition
     for decision in document.decisions:
         if decision.condition == setting:
@@ -367,7 +367,7 @@ def _candidate_json(candidate: Candidate, objective: Objective) -> dict[str, Any
 
 
 def _setting_json(at: Condition) -> dict[str, Any]:
-    """What tells picks of one workload apart; the batch size is part of the answer."""
+    """The axes that distinguish the picks of one workload; the batch size is part of the answer."""
     answered = ("target", "workload", "concurrency")
     return {name: value for name, value in at.flat.items() if name not in answered}
 

@@ -47,7 +47,7 @@ def sessions_grid(document: Document) -> Grid | None:
 
 
 def sessions_legend(document: Document, *, is_brief: bool = False) -> str:
-    """What the headers mean, and by which rule each engine accepts drafts."""
+    """The meaning of the headers, and the rule by which each engine accepts drafts."""
     shown = list(_COLUMNS.items())[: _NUM_BRIEF if is_brief else None]
     meanings = "; ".join(f"{header}: {meaning}" for header, meaning in shown if meaning)
     rules = (f"{name}: {rule}." for name, rule in acceptance_rules(document))
@@ -55,7 +55,7 @@ def sessions_legend(document: Document, *, is_brief: bool = False) -> str:
 
 
 def deployment_facts(document: Document) -> Iterator[tuple[str, str]]:
-    """What each engine was, how it was started, what it told of itself, and which rule it has."""
+    """Version, settings and command of each engine, and its acceptance rule."""
     usable = usable_sessions(document.servers)
     for group in _by_deployment(document.servers):
         first = next((server for server in group if server.session in usable), None)
@@ -94,7 +94,7 @@ def acceptance_rules(document: Document) -> Iterator[tuple[str, str]]:
 
 
 def session_warnings(document: Document) -> Iterator[str]:
-    """What a reader should know about the sessions, each once per engine."""
+    """Warnings about the sessions, each once per engine."""
     sound = usable_sessions(document.servers).values()
     for engine in dict.fromkeys(server.engine for server in sound):
         own = [server for server in sound if server.engine == engine]
@@ -134,7 +134,7 @@ def _restarted_ks(servers: Iterable[ServerRecord]) -> list[int]:
 
 
 def lost_line(document: Document) -> str | None:
-    """What to do about sessions that cannot be used; None where there are none."""
+    """How to measure lost sessions again; None if there are none."""
     num_lost = sum(1 for _ in lost_sessions(document.servers))
     if not num_lost:
         return None

@@ -38,7 +38,7 @@ class ShownGeneration:
 
 
 def steps(document: Document) -> tuple[ShownGeneration, ...]:
-    """Of each question the drafter that its answer is about, where the text of one is stored."""
+    """For each section the drafter of its answer, if the text of a request is stored."""
     found = ((section, _shown(section, document)) for section in sections(document))
     return tuple(_steps(section, one) for section, one in found if one is not None)
 

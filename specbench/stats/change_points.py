@@ -49,7 +49,7 @@ class Trend(NamedTuple):
 
 
 class SeriesAnalysis(NamedTuple):
-    """What became of a series: steps, or a trend, or neither."""
+    """The result for a series: steps, or a trend, or neither."""
 
     steps: tuple[ChangePoint, ...] = ()
     trend: Trend | None = None

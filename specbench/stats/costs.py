@@ -15,7 +15,7 @@ def goodput(tokens: float, *, num_live: int, round_s: float) -> float:
 
 
 def amortised_goodput(rate: float, *, stay_s: float, once_s: float) -> float:
-    """What is left of `rate` tokens a second kept up for `stay_s`, when `once_s` buys it."""
+    """Tokens per second that remain of `rate` over `stay_s`, if `once_s` is paid once for it."""
     return rate * stay_s / (stay_s + once_s)
 
 

@@ -39,7 +39,7 @@ PROMPT_SD = 0.2  # prompts of one workload: 0.04 to 0.22 in tests/gate/gate_nois
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionNoise:
-    """What puts the log of a measured speed-up off the true one."""
+    """The errors of the log of a measured speedup: of cycles and of prompts."""
 
     cycle_sd: float  # standard deviation of one cycle's log ratio
     prompts: Uncertainty  # the part that more cycles do not reduce

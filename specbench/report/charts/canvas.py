@@ -38,7 +38,7 @@ _TOO_FINE = re.compile(r"(\.\d\d)\d+")  # below a hundredth of 1/72 inch
 
 
 def hover(artist: Artist, *texts: str) -> None:
-    """What an artist says under the pointer; a text for each of its markers, or one for all."""
+    """Sets the hover text of an artist: one text per marker, or one for all."""
     artist.set_gid(_HOVER + ",".join(quote(text, safe="") for text in texts))
 
 
@@ -198,7 +198,7 @@ class Panels:
     def name_y(
         self, meaning: str, form: str | Callable[[float, object], str] | None = None
     ) -> None:
-        """What the y axis means, and the form of its numbers."""
+        """Names the y axis and sets the form of its numbers."""
         for ax in self.axes:
             ax.set_ylabel(meaning)
         if form is not None:

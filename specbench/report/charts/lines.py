@@ -216,7 +216,7 @@ def _cost_name(label: str, cell: CellSummary) -> str:
 
 
 def _curves(own: Sequence[Section]) -> dict[str, Points]:
-    """By label, "no speculation" first; points by rows."""
+    """Points of rising concurrency by label, "no speculation" first."""
     curves: dict[str, Points] = {}
     for section in sorted(own, key=lambda section: section.condition.concurrency):
         rows = section.condition.concurrency
