@@ -39,7 +39,7 @@ from benchmarks.gate_runs import (
     record_fault,
 )
 from benchmarks.run import provenance, write
-from specbench.cli.sides import read_run
+from specbench.cli.baseline import read_run
 from specbench.gate.baseline import Snapshot, pool
 from specbench.gate.check import check
 from specbench.gate.tolerances import default_tolerances

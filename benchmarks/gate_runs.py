@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from specbench.cli.sides import read_run
+from specbench.cli.baseline import read_run
 from specbench.exit_code import ExitCode
 from specbench.gate.baseline import Snapshot
 from specbench.runs import list_runs

@@ -26,9 +26,8 @@ from specbench.cli.options import spread
 from specbench.cli.pair import pair
 from specbench.cli.recommend import recommend
 from specbench.cli.report import report
-from specbench.cli.run import run
+from specbench.cli.run import run, sweep_k
 from specbench.cli.streams import plain_streams
-from specbench.cli.sweep_k import sweep_k
 from specbench.cli.train import train
 from specbench.cli.verify import verify
 from specbench.errors import DeviceLostError, SpecbenchError, UsageError

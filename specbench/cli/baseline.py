@@ -1,11 +1,18 @@
-"""`specbench baseline`: runs as a small file to be committed next to code."""
+"""`specbench baseline`: runs as a small file to commit next to code; and how `check` reads one."""
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specbench.cli import options
+from specbench.errors import StoreError, UsageError
+from specbench.settings.words import nearest
+
+if TYPE_CHECKING:
+    from specbench.gate.baseline import Snapshot
+
 
 AllowDifferent = Annotated[
     str | None,
@@ -28,7 +35,6 @@ def baseline(
 
     It keeps the variation between them.
     """
-    from specbench.cli.sides import parse_allowed, read_run
     from specbench.gate.baseline import left_out, pool, write_baseline
     from specbench.gate.comparable import WORDS
     from specbench.report.gate import baseline_lines
@@ -44,3 +50,43 @@ def baseline(
         typer.echo(line)
     cells, of_runs = plural(len(pooled.cells), "cell"), plural(pooled.num_runs, "run")
     typer.echo(f"{output}: {cells} of {of_runs}, {output.stat().st_size / 1000:.0f} kB")
+
+
+def read_run(name: str, root: Path, names: Collection[str] | None = None) -> "Snapshot":
+    """A stored run (an id, a folder, `latest`) boiled down; `names`: to these metrics."""
+    from specbench.gate.baseline import snapshot
+    from specbench.runs import load_run
+
+    return snapshot(load_run(name, root), names)
+
+
+def read_side(name: str, root: Path, names: Collection[str]) -> "Snapshot":
+    """A file of `specbench baseline`, or a stored run; StoreError for what is neither."""
+    from specbench.gate.baseline import read_baseline
+    from specbench.runs import disk_errors_named
+
+    with disk_errors_named(Path(name)):
+        if Path(name).is_file() or Path(name).suffix == ".json":
+            return read_baseline(Path(name))
+    try:
+        return read_run(name, root, names)
+    except StoreError:
+        if not _names_a_file(name) or Path(name).exists():
+            raise
+    near = nearest(Path(name).name, [file.name for file in Path(name).parent.glob("*.json")])
+    raise StoreError(f"{name}: no such file{near}; a run is named by its id or its folder")
+
+
+def _names_a_file(name: str) -> bool:
+    """`baseline.jsn`, `old/base.txt`: with an ending, which no id and few folders have."""
+    return bool(Path(name).suffix) or "/" in name
+
+
+def parse_allowed(text: str | None, words: Collection[str]) -> tuple[str, ...]:
+    """What --allow-different names; any case, since K is one of the words."""
+    by_lower = {word.lower(): word for word in words}
+    asked = [part.strip() for part in (text or "").split(",") if part.strip()]
+    for word in asked:
+        if word.lower() not in by_lower:
+            raise UsageError(f"--allow-different {word!r}: allowed are {', '.join(words)}")
+    return tuple(dict.fromkeys(by_lower[word.lower()] for word in asked))

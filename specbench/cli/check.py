@@ -81,7 +81,7 @@ def check(
 def _judged(
     baseline: str, candidate: str, fail_on: str | None, allow_different: str | None, root: Path
 ) -> "Gate":
-    from specbench.cli.sides import parse_allowed, read_side
+    from specbench.cli.baseline import parse_allowed, read_side
     from specbench.gate.attribution import EVIDENCE
     from specbench.gate.check import check as judge
     from specbench.gate.check import metric_of

@@ -57,7 +57,7 @@ def history(
 
     Shows trends as well; interrupted runs, and runs that are not comparable, are left out.
     """
-    from specbench.cli.sides import parse_allowed
+    from specbench.cli.baseline import parse_allowed
     from specbench.gate.history import WORDS
     from specbench.gate.history import history as history_of
     from specbench.metrics.registry import all_metrics

@@ -1,33 +1,74 @@
-"""What `run` and `sweep-k` share: settings, the plan, the run, the answer."""
+"""What `run` and `sweep-k` share: nodes, the plan, the run or a resumed one, the answer."""
 
 import json
+import re
 import shlex
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
+from specbench.cli import options
 from specbench.cli.first_look import look_first, require_loadable, require_place
-from specbench.cli.nodes import Nodes
-from specbench.cli.own_pair import OwnPair, own_file, to_keep
-from specbench.cli.resuming import require_as_asked
+from specbench.cli.own_pair import OwnPair, known_pairings, own_file, to_keep
 from specbench.errors import DeviceLostError, UsageError
 from specbench.exit_code import ExitCode
-from specbench.settings import RunSettings
+from specbench.settings import RunSettings, WorkloadSettings
+from specbench.settings.groups import DEFAULT_WORKLOADS
+from specbench.settings.option import choices_of, leaves
 from specbench.settings.words import parse_names
 
 if TYPE_CHECKING:
+    from specbench.bench.cluster import Cluster
     from specbench.bench.plan import TargetPlan
     from specbench.inputs.pairing import Pairing
-    from specbench.records import ServerRecord
+    from specbench.records import RunRecord, ServerRecord
     from specbench.report.document import Document
     from specbench.runs import StoredRun
+
+
+_ADDRESS = re.compile(r"auto|local|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+")
+
+
+class Nodes(NamedTuple):
+    """Where the cluster is, and how many GPUs a cell has; None: as there are."""
+
+    address: str
+    gpus_per_cell: int | None
+
+    @classmethod
+    def asked(cls, ray: str | None, gpus_per_cell: int | None) -> "Nodes | None":
+        """As it was typed; UsageError."""
+        if ray is None:
+            if gpus_per_cell is not None:
+                raise UsageError("--gpus-per-task shares out the nodes of a cluster: add --ray")
+            return None
+        if _ADDRESS.fullmatch(ray) is None:
+            raise UsageError(f"--ray {ray!r}: allowed are auto, local and host:port")
+        return cls(ray, gpus_per_cell)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """As they are typed."""
+        shared = () if self.gpus_per_cell is None else ("--gpus-per-task", str(self.gpus_per_cell))
+        return ("--ray", self.address, *shared)
+
+    def connected(self, settings: RunSettings) -> "AbstractContextManager[Cluster]":
+        """UsageError where there is no Ray, or no such cluster."""
+        try:
+            from specbench.bench.on_ray import ray_cluster
+        except ModuleNotFoundError as error:
+            if error.name != "ray":
+                raise
+            raise UsageError("--ray needs Ray: python -m pip install ray") from error
+        return ray_cluster(self.address, self.gpus_per_cell, settings.machine)
+
 
 _FAR_OVER = 1.5  # times the budget
 
@@ -45,20 +86,24 @@ def read_methods(methods: str | None) -> tuple[str, ...]:
     return parse_names("--method", methods, tuple(method.name for method in all_methods()))
 
 
-def measure(
-    settings: RunSettings,
-    *,
-    out: Path,
-    resume: str | None,
-    dry_run: bool,
-    nodes: Nodes | None,
-    force: bool,
-    as_json: bool,
-    own: OwnPair,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of `run` and `sweep-k` that are not settings of the run."""
+
+    out: options.Out = Path("reports")
+    resume: options.Resume = None
+    dry_run: options.DryRun = False
+    ray: options.Ray = None
+    gpus_per_cell: options.GpusPerCell = None
+    force: options.Force = False
+    as_json: options.AsJson = False
+
+
+def measure(settings: RunSettings, own: OwnPair, call: RunOptions) -> None:
     """Plan, measure, report, answer. Exits 4 if something was not measured, 3 if undecided."""
     from specbench.inputs.config import load_pairings
 
+    nodes, out, resume = Nodes.asked(call.ray, call.gpus_per_cell), call.out, call.resume
     methods = read_methods(settings.workload.methods)
     if resume is not None:
         if own.target is not None or own.drafts:
@@ -71,13 +116,14 @@ def measure(
     pairings = own.pairings(settings, methods, out)
     if nodes is None:
         require_loadable(settings, pairings)
-    if own.target is not None and not dry_run:
+    if own.target is not None and not call.dry_run:
         typer.echo(to_keep(pairings), err=True)
         drafters = [pairing.drafter for pairing in pairings]
         file = own_file(pairings[0].target, drafters, out)
         settings, pairings = replace(settings, pairings_file=file), load_pairings(file).all
-    if dry_run:
-        _show_plan(settings, pairings, out, is_here=nodes is None, as_json=as_json)
+    if call.dry_run:
+        is_here = nodes is None
+        _show_plan(settings, pairings, out, is_here=is_here, as_json=call.as_json)
         return
     if nodes is not None and settings.servers.base_urls:
         raise UsageError(
@@ -86,17 +132,17 @@ def measure(
         )
     settings = of_pairings(settings, pairings)
     if nodes is None:
-        say_how_long(look_first(settings, pairings, out, force=force), settings, out)
+        say_how_long(look_first(settings, pairings, out, force=call.force), settings, out)
     began_s = time.monotonic()
     run = run_settings(settings, pairings, out, resume, nodes=nodes)
     if told := over_budget(settings.effort.budget_s, time.monotonic() - began_s):
         typer.echo(told, err=True)
-    _tell(run, as_json=as_json)
+    _tell(run, as_json=call.as_json)
 
 
 def say_how_long(plans: "Sequence[TargetPlan]", settings: RunSettings, out: Path) -> None:
     """What each target will take, and what limits that, before it begins."""
-    from specbench.cli.plan_outlook import plan_outlook, time_lines
+    from specbench.cli.plan_table import plan_outlook, time_lines
 
     for line in time_lines(plan_outlook(plans, settings, out)):
         typer.echo(line, err=True)
@@ -223,9 +269,8 @@ def _show_plan(
     from specbench.bench.planning import fit_warnings, plan_targets
     from specbench.bench.served.host import require_startable
     from specbench.bench.served.running import running_context, running_ks, running_servers
-    from specbench.cli.memory import shortages
-    from specbench.cli.plan_outlook import outlook_lines, plan_outlook
-    from specbench.cli.plan_table import plan_document, print_plan
+    from specbench.cli.first_look import shortages
+    from specbench.cli.plan_table import outlook_lines, plan_document, plan_outlook, print_plan
 
     running = running_servers(settings)
     plans = plan_targets(
@@ -264,3 +309,55 @@ def _earlier_sessions(out: Path) -> "tuple[ServerRecord, ...]":
     readable = [listing.run_id for listing in list_runs(out) if not listing.problem]
     stored = (load_run(run_id, out, also_empty=True) for run_id in readable)
     return tuple(server for run in stored for server in run.servers)
+
+
+def require_as_asked(
+    run: "RunRecord", asked: RunSettings, methods: Sequence[str], out: Path
+) -> None:
+    """UsageError if names or options beside --resume differ from the run's; its own may be
+    repeated."""
+    _require_choices(run)
+    _require_names(run, asked, methods, out)
+    if others := list(dict.fromkeys(_other_options(run.settings, asked))):
+        raise UsageError(
+            f"run {run.run_id} was started with different settings ({', '.join(others)}), and a "
+            "resumed run keeps its own; leave these options out, or start a new run without "
+            "--resume"
+        )
+
+
+def _require_choices(run: "RunRecord") -> None:
+    stored = run.settings.stored
+    for name, kind, _, option in leaves(RunSettings):
+        value, choices = getattr(stored, name), choices_of(kind)
+        if option is not None and choices and value not in (None, *choices):
+            raise UsageError(
+                f"run {run.run_id} cannot be resumed: {option.names_of(name)[0]} {value!r} was "
+                f"removed since (allowed: {', '.join(choices)}); start a new run without --resume"
+            )
+
+
+def _require_names(run: "RunRecord", asked: RunSettings, methods: Sequence[str], out: Path) -> None:
+    names, was = asked.workload.pairings, run.settings.workload.pairings
+    if not names and not methods:
+        return
+    known = known_pairings(names, run.settings.pairings_file, out)
+    pairings = known.select(names, methods)
+    now = {pairing.name for pairing in pairings}
+    if now != set(was):
+        raise UsageError(
+            f"run {run.run_id} measures {', '.join(was)} and cannot be resumed "
+            f"with {', '.join(sorted(now))}; leave the names out, or start a new run without "
+            "--resume"
+        )
+
+
+def _other_options(was: RunSettings, asked: RunSettings) -> Iterator[str]:
+    unsaid = RunSettings(workload=WorkloadSettings(pairings=(), workloads=DEFAULT_WORKLOADS))
+    then, now, default = was.stored, asked.stored, unsaid.stored
+    for name, _, _, option in leaves(RunSettings):
+        is_default_k = name == "num_speculative_tokens" and asked.draft.is_default_range
+        if option is None or name in ("pairings", "is_default_range") or is_default_k:
+            continue
+        if getattr(now, name) not in (getattr(default, name), getattr(then, name)):
+            yield option.names_of(name)[0]

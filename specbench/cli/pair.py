@@ -19,8 +19,7 @@ from specbench.cli.measure import (
     say_how_long,
 )
 from specbench.cli.own_pair import find_target, named_drafters, own_file
-from specbench.cli.pair_options import Paired
-from specbench.cli.pair_resume import again_words, drafters_of, interrupted_run
+from specbench.cli.pair_options import Paired, again_words, drafters_of, interrupted_run
 from specbench.errors import CompatibilityError, UsageError, WorkloadError
 from specbench.settings import (
     EXPORTED,

@@ -1,37 +1,27 @@
-"""`specbench run`: measure pairings at their K, with K = 0 beside them."""
+"""`specbench run` and `sweep-k`: measure pairings, with K = 0 as the baseline."""
 
-from pathlib import Path
+from dataclasses import replace
 
-from specbench.cli import options
 from specbench.cli.checks import checked
-from specbench.cli.measure import measure
-from specbench.cli.nodes import Nodes
+from specbench.cli.measure import RunOptions, measure
 from specbench.cli.own_pair import OwnPair
-from specbench.settings import RunSettings
+from specbench.settings import DraftSettings, RunSettings
+
+DEFAULT_KS = DraftSettings(num_speculative_tokens=tuple(range(9)), is_default_range=True)
 
 
-def run(
-    own: OwnPair,
-    asked: RunSettings,
-    out: options.Out = Path("reports"),
-    resume: options.Resume = None,
-    dry_run: options.DryRun = False,
-    ray: options.Ray = None,
-    gpus_per_cell: options.GpusPerCell = None,
-    force: options.Force = False,
-    as_json: options.AsJson = False,
-) -> None:
+def run(own: OwnPair, asked: RunSettings, call: RunOptions) -> None:
     """Measure pairings and say per workload whether to speculate.
 
     Exit code 3 if undecided.
     """
-    measure(
-        checked(asked),
-        out=out,
-        resume=resume,
-        dry_run=dry_run,
-        nodes=Nodes.asked(ray, gpus_per_cell),
-        force=force,
-        as_json=as_json,
-        own=own,
-    )
+    measure(checked(asked), own, call)
+
+
+def sweep_k(own: OwnPair, asked: RunSettings, call: RunOptions) -> None:
+    """Measure a range of K and report the best per workload.
+
+    Exit code 3 if undecided.
+    """
+    draft = DEFAULT_KS if asked.draft == DraftSettings() else asked.draft
+    measure(checked(replace(asked, command="sweep-k", draft=draft)), own, call)

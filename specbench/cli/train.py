@@ -1,21 +1,23 @@
-"""`specbench train`: a first draft head for a target."""
+"""`specbench train`: a first draft head for a target, and the YAML lines that measure it."""
 
 import json
 import sys
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specbench.cli import options
 from specbench.cli.first_look import require_machine, require_writable
-from specbench.cli.pairing_entry import pairing_entry
 from specbench.settings import MachineSettings
 from specbench.settings.groups import PairingsFile, PromptField, Seed
 from specbench.settings.words import MAX_CONCURRENCY, one_of, parse_seconds, parse_temperatures
 
 if TYPE_CHECKING:
     from specbench.files.model_spec import ModelSpec
+    from specbench.inputs.pairing import Target
+
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -174,3 +176,60 @@ def _print(card: dict[str, Any], out: Path) -> None:
         f"\n{held_out['mean_length_of_the_chain']:.2f} tokens per round with such a chain; "
         f"{card['head']['parameters']:,} parameters in {out}"
     )
+
+
+FILE = "pairings.yaml"
+
+
+def pairing_entry(
+    method: str, head: Path, word: str, target: "ModelSpec", pairings_file: Path | None
+) -> str:
+    """What to paste where, so that `model:` is right beside the file that is in use.
+
+    `word` is the target as the command line named it. The entry is of a drafter where the file
+    has the target, of a target where it has not, and a whole file where there is none.
+    """
+    from specbench.fit.pairings_file import relative_path
+
+    file = pairings_file or Path(FILE)
+    drafter = {head.name: {"method": method, "model": relative_path(head, file.parent)}}
+    known = _target_of(file, word, target) if file.exists() else None
+    if known is not None:
+        return f"To measure it, add under `drafters:` of {known.name} in {file}\n" + _lines(
+            drafter, 6
+        )
+    name = word if not set(word) & set(":/") else word.strip("/").replace(":", "/").split("/")[-1]
+    model = target.source if target.folder is None else _as_written(target, file)
+    entry = {name: {"model": model, "drafters": drafter}}
+    if file.exists():
+        return f"To measure it, add under `targets:` in {file}\n" + _lines(entry, 2)
+    return f"To measure it, write this to {file}\n" + _lines({"targets": entry}, 0)
+
+
+def _target_of(file: Path, word: str, spec: "ModelSpec") -> "Target | None":
+    from specbench.errors import SpecbenchError
+    from specbench.inputs.config import load_pairings
+
+    try:
+        targets = load_pairings(file).targets
+    except SpecbenchError:
+        return None
+    same = (t for t in targets if t.name == word or t.model.place == spec.place)
+    return next(same, None)
+
+
+def _as_written(target: "ModelSpec", file: Path) -> str:
+    from specbench.fit.pairings_file import relative_path
+
+    is_name = target.source.startswith(("demo:", "shape:"))
+    return (
+        target.source
+        if is_name or target.folder is None
+        else relative_path(target.folder, file.parent)
+    )
+
+
+def _lines(entry: dict[str, Any], depth: int) -> str:
+    import yaml
+
+    return indent(yaml.safe_dump(entry, sort_keys=False, width=1000).rstrip(), " " * depth)

@@ -15,7 +15,7 @@
             parameters: {}         # the method's own
             lossy: typical         # accept drafts by a rule that changes the text (records/lossy)
             num_speculative_tokens, note
-            source, checked, license, figure  # of an entry that was read somewhere: origin.py
+            source, checked, license, figure  # of an entry that was read somewhere
 
 A pairing is named target/drafter. A folder is relative to the file that names it, and goes before
 a hub id of the same name. A drafter takes dtype and device_map from its target unless it has its
@@ -25,12 +25,12 @@ own, a target from `defaults`.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cache, partial
 from pathlib import Path
 
 from specbench.errors import ConfigError, UsageError
 from specbench.files.model_spec import ModelSpec
-from specbench.inputs.lossy_rule import read_lossy
 from specbench.inputs.model_spec import (
     DTYPES,
     MODEL_KEYS,
@@ -38,11 +38,11 @@ from specbench.inputs.model_spec import (
     read_folder,
     read_model_spec,
 )
-from specbench.inputs.origin import ORIGIN_KEYS, read_origin
-from specbench.inputs.pairing import DrafterSpec, Pairings, Target
-from specbench.inputs.strict_yaml import Value, one_of, read_yaml, whole
+from specbench.inputs.pairing import DrafterSpec, Origin, Pairings, Target
+from specbench.inputs.strict_yaml import Section, Value, number, one_of, read_yaml, whole
 from specbench.methods import Method, Setting, all_methods
-from specbench.records import NO_DRAFTER
+from specbench.records import NO_DRAFTER, LossyRule
+from specbench.records.lossy import RULES
 from specbench.shipped import PACKAGE, shipped
 
 MAX_K = 64
@@ -81,11 +81,13 @@ def _read(file: Path) -> Pairings:
 
 
 _K = "num_speculative_tokens"
+ORIGIN_KEYS = ("source", "checked", "license", "figure")
 FILE_KEYS = ("default", "defaults", "targets")
 DEFAULTS_KEYS = ("dtype", "device_map", _K)
 TARGET_KEYS = (*MODEL_KEYS, "workloads", "note", "drafters")
 DRAFTER_KEYS = ("method", *MODEL_KEYS, "parameters", _K, "lossy", "note", *ORIGIN_KEYS)
 
+_ADDRESS = re.compile(r"https?://[^\s/]+(/\S*)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -145,9 +147,9 @@ def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) ->
         model=read_model_spec(keys, target.dtype, target.device_map) if takes_model else None,
         parameters=keys.may("parameters", partial(_parameters, method=method), {}),
         num_speculative_tokens=keys.may(_K, whole(1, MAX_K), defaults.num_speculative_tokens),
-        lossy=keys.may("lossy", read_lossy, None),
+        lossy=keys.may("lossy", _lossy, None),
         note=keys.may("note", Value.text, ""),
-        origin=read_origin(keys),
+        origin=_origin(keys),
     )
 
 
@@ -173,3 +175,50 @@ def _parameters(value: Value, method: Method) -> Mapping[str, Setting]:
         if complaint := method.parameter(name).complaint(setting):
             keys.entries[name].fail(complaint)
     return settings
+
+
+_KEYS = ("rule", *dict.fromkeys(p for parameters in RULES.values() for p in parameters))
+
+
+def _lossy(value: Value) -> LossyRule:
+    """`typical`, or `{rule: typical, alpha: 0.5}` for other parameters than the rule's own."""
+    is_name = not value.is_mapping
+    rule = value if is_name else value.section(allowed=_KEYS).must("rule", lambda v: v)
+    name = one_of(tuple(RULES))(rule)
+    own = RULES[name]
+    given = {} if is_name else value.section(allowed=("rule", *own)).entries
+    for parameter, default in own.items():
+        if default is None and parameter not in given:
+            wanted = f"{{rule: {name}, {parameter}: 0.5}}"
+            value.fail(f"the rule {name} needs its `{parameter}`, such as {wanted}")
+    read = number(above=0, most=1)
+    chosen = {p: read(given[p]) if p in given else d for p, d in own.items()}
+    return LossyRule(name=name, parameters={p: v for p, v in chosen.items() if v is not None})
+
+
+def _origin(keys: Section) -> Origin | None:
+    """The origin that a section gives; one without `source` and `checked` is an error."""
+    given = [key for key in ORIGIN_KEYS if key in keys.entries]
+    if not given:
+        return None
+    return Origin(
+        source=keys.must("source", _address),
+        checked=keys.must("checked", _date),
+        license=keys.may("license", Value.text, None),
+        figure=keys.may("figure", Value.text, None),
+    )
+
+
+def _address(value: Value) -> str:
+    address = value.text()
+    if not _ADDRESS.fullmatch(address):
+        value.fail(f"{address[:80]!r} is not an address; https://... of the page is needed")
+    return address
+
+
+def _date(value: Value) -> date:
+    day = value.text()
+    try:
+        return date.fromisoformat(day)
+    except ValueError:
+        value.fail(f'{day[:40]!r} is not a day; one such as "2026-11-23", in quotes, is needed')

@@ -4,15 +4,25 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 
 from specbench.errors import UsageError
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.model_spec import gguf_complaint
-from specbench.inputs.origin import Origin
 from specbench.methods import Setting
 from specbench.records import LossyRule
 from specbench.settings.words import nearest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """The page that names the entry, and what was read there; None: not told there."""
+
+    source: str
+    checked: date
+    license: str | None = None
+    figure: str | None = None  # what the authors report of it, in their terms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,18 +5,17 @@
     {"conversations": [{"from": "human", "value": "..."}]} ShareGPT
     {"prompt": "..."}                                      HumanEval and plain lists
 
-known_sets.py has the others. Beside these: id (or question_id), category, tools, template_args,
+KNOWN_SETS has the others. In addition: id (or question_id), category, tools, template_args,
 prediction. A prediction is a text that the first answer may resemble, or a list of such texts or
 nulls, one a turn; the method `previous_turn` drafts from it.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
-from specbench.inputs.known_sets import KNOWN_SETS, KnownSet, field_of, known_set, named_set
-from specbench.inputs.prompt_rows import Row
-from specbench.inputs.row_json import (
+from specbench.inputs.prompt_rows import (
     Refuse,
+    Row,
     filled,
     items,
     kind,
@@ -58,7 +57,25 @@ _SETTINGS = {  # of requests that are rows themselves, beside columns of any oth
 }
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # of SPEED-Bench, for texts of others
 
-_Turns = tuple[tuple[Message, ...], ...]
+_Messages = tuple[Message, ...]
+
+
+class KnownSet(NamedTuple):
+    """Rows that have all `fields`. `read` makes turns of the first of them."""
+
+    name: str
+    fields: tuple[str, ...]
+    read: "Callable[[Mapping[str, Any], KnownSet, Refuse], list[_Messages]]"
+    id: tuple[str, ...] = ("id", "question_id")  # the first that a row has; else its number
+    then: str = ""  # a field whose text follows the prompt, if there is any
+    is_whole: bool = False  # a row has no other fields
+    is_request: bool = False  # the row is the body of an API call
+    may_skip: bool = False  # rows with nothing to ask are left out
+
+    def fits(self, entry: Mapping[str, Any]) -> bool:
+        """Whether the row is of this set, as far as its fields tell."""
+        has_all = all(field in entry for field in self.fields)
+        return has_all and (not self.is_whole or len(entry) == len(self.fields))
 
 
 class SkippedRow(Exception):
@@ -84,18 +101,17 @@ def read_prompt(
     if strict:
         _refuse_unknown(entry, row)
     if field is None:
-        known, told = known_set(entry), entry
-        if known is not None and known.form == "request":
+        known, told = _known_set(entry), entry
+        if known is not None and known.is_request:
             told, settings = _request(entry, known, row)
-            known = known_set(told)
+            known = _known_set(told)
     else:
-        value, told = field_of(entry, field), entry
-        known = None if value is None else named_set(field, value)
+        value, told = _field_of(entry, field), entry
+        known = None if value is None else _named_set(field, value)
     if known is None:
         row.fail(_unknown(entry, field))
     entry = told
-    may_skip = known.form == "speech" and not strict
-    refuse = _skip if may_skip else row.fail
+    refuse = _skip if known.may_skip and not strict else row.fail
     turns = _turns(entry, known, row, refuse)
     id_ = _id(entry, known, row)
     if id_ in taken:
@@ -160,23 +176,14 @@ def _id(entry: Mapping[str, Any], known: KnownSet, row: Row) -> str:
     return str(value)
 
 
-def _turns(entry: Mapping[str, Any], known: KnownSet, row: Row, refuse: Refuse) -> _Turns:
-    field = known.fields[0]
-    value = field_of(entry, field)
-    match known.form:
-        case "text":
-            more = text(entry.get(known.then, ""), known.then, refuse) if known.then else ""
-            asked = filled(value, field, refuse)
-            turns = [_question(f"{asked}\n\n{more}" if more else asked)]
-        case "turns":
-            turns = [_question(filled(t, field, refuse)) for t in items(value, field, refuse)]
-        case _:
-            messages = _history(value, field, refuse)
-            turns = _each(messages) if known.form == "questions" else [messages]
+def _turns(
+    entry: Mapping[str, Any], known: KnownSet, row: Row, refuse: Refuse
+) -> tuple[_Messages, ...]:
+    turns = known.read(entry, known, refuse)
     if any(_PLACEHOLDER in message.content for turn in turns for message in turn):
         row.fail(
-            f"{field} holds a placeholder of SPEED-Bench's public files in place of a prompt; let "
-            "the set's own prepare script write the whole file first"
+            f"{known.fields[0]} holds a placeholder of SPEED-Bench's public files in place of a "
+            "prompt; let the set's own prepare script write the whole file first"
         )
     if entry.get("system") and turns[0][0].role != "system":
         system = Message(role="system", content=text(entry["system"], "system", refuse))
@@ -184,7 +191,39 @@ def _turns(entry: Mapping[str, Any], known: KnownSet, row: Row, refuse: Refuse) 
     return tuple(turns)
 
 
-def _question(asked: str) -> tuple[Message, ...]:
+def _one_prompt(entry: Mapping[str, Any], known: KnownSet, refuse: Refuse) -> list[_Messages]:
+    """A single user message."""
+    field = known.fields[0]
+    more = text(entry.get(known.then, ""), known.then, refuse) if known.then else ""
+    asked = filled(_field_of(entry, field), field, refuse)
+    return [_question(f"{asked}\n\n{more}" if more else asked)]
+
+
+def _prompts(entry: Mapping[str, Any], known: KnownSet, refuse: Refuse) -> list[_Messages]:
+    """A list of user messages, one per turn."""
+    field = known.fields[0]
+    return [
+        _question(filled(asked, field, refuse))
+        for asked in items(_field_of(entry, field), field, refuse)
+    ]
+
+
+def _conversation(entry: Mapping[str, Any], known: KnownSet, refuse: Refuse) -> list[_Messages]:
+    """Messages up to the one to answer."""
+    field = known.fields[0]
+    return [_history(_field_of(entry, field), field, refuse)]
+
+
+def _questions(entry: Mapping[str, Any], known: KnownSet, refuse: Refuse) -> list[_Messages]:
+    """User messages as a turn each, a system message with the first; a dialogue is one turn."""
+    (messages,) = _conversation(entry, known, refuse)
+    is_led = messages[0].role == "system"
+    if any(message.role != "user" for message in messages[is_led:]):
+        return [messages]
+    return [messages[: is_led + 1], *((message,) for message in messages[is_led + 1 :])]
+
+
+def _question(asked: str) -> _Messages:
     return (Message(role="user", content=asked),)
 
 
@@ -201,14 +240,6 @@ def _predictions(value: Any, num_turns: int, refuse: Refuse) -> tuple[str | None
     if len(texts) != num_turns:
         refuse(f"prediction: {len(texts)} texts for {num_turns} turns; expected one per turn")
     return tuple(None if t is None else filled(t, "prediction", refuse) for t in texts)
-
-
-def _each(messages: tuple[Message, ...]) -> list[tuple[Message, ...]]:
-    """User messages as a turn each, a system message with the first; a dialogue is one turn."""
-    is_led = messages[0].role == "system"
-    if any(message.role != "user" for message in messages[is_led:]):
-        return [messages]
-    return [messages[: is_led + 1], *((message,) for message in messages[is_led + 1 :])]
 
 
 def _history(value: Any, key: str, refuse: Refuse) -> tuple[Message, ...]:
@@ -248,3 +279,42 @@ def _joined(parts: Sequence[Mapping[str, Any]], refuse: Refuse) -> str:
                 "such rows out"
             )
     return "\n".join(text(part.get("text"), "a part of a message", refuse) for part in parts)
+
+
+# The first that fits is read: a conversation counts before the text that it began with.
+KNOWN_SETS = (
+    KnownSet("SPEED-Bench, prepared", ("messages", "question_id"), _questions),
+    KnownSet("OpenAI chat", ("messages",), _conversation),
+    KnownSet("ShareGPT", ("conversations",), _conversation, may_skip=True),
+    KnownSet("MT-bench, Spec-Bench, SPEED-Bench", ("turns",), _prompts),
+    KnownSet(
+        "OpenAI batch", ("body", "custom_id"), _one_prompt, id=("custom_id",), is_request=True
+    ),
+    KnownSet("HumanEval", ("prompt", "task_id", "entry_point"), _one_prompt, id=("task_id",)),
+    KnownSet("vLLM custom, plain lists", ("prompt",), _one_prompt),
+    KnownSet("Alpaca", ("instruction", "input", "output"), _one_prompt, then="input"),
+    KnownSet("GSM8K", ("question", "answer"), _one_prompt, is_whole=True),
+    KnownSet("plain text", ("text",), _one_prompt),
+)
+
+
+def _known_set(entry: Mapping[str, Any]) -> KnownSet | None:
+    """The set that the row is of; None if it is of none."""
+    return next((known for known in KNOWN_SETS if known.fits(entry)), None)
+
+
+def _field_of(entry: Mapping[str, Any], path: str) -> Any:
+    """The value of a field, or of one inside another: `body.messages`; None if it is missing."""
+    if path in entry:
+        return entry[path]
+    first, _, rest = path.partition(".")
+    inner = entry.get(first)
+    return _field_of(inner, rest) if rest and isinstance(inner, dict) else None
+
+
+def _named_set(field: str, value: Any) -> KnownSet:
+    """How the field that --prompt-field names is read: by the type of its value."""
+    read = _one_prompt
+    if isinstance(value, list):
+        read = _conversation if value and all(isinstance(v, dict) for v in value) else _prompts
+    return KnownSet("--prompt-field", (field,), read, id=())

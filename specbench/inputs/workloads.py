@@ -9,11 +9,12 @@ A workload is two files: NAME.jsonl, one prompt a line, and NAME.yaml, its card:
     max_new_tokens: 256
     prompts: 48
 
-Any other file of prompts is read as it was published: known_sets.py says which sets, and
+Any other file of prompts is read as it was published: workload_formats.py says which sets, and
 prompt_rows.py in which files.
 """
 
 import hashlib
+import heapq
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -22,12 +23,55 @@ from pathlib import Path
 
 from specbench.errors import UsageError, WorkloadError
 from specbench.inputs.prompt_rows import Row, read_rows
-from specbench.inputs.prompt_sample import PromptSample
 from specbench.inputs.strict_yaml import Value, read_yaml, whole
 from specbench.inputs.workload_formats import SkippedRow, read_prompt
 from specbench.records import Prompt
 from specbench.settings.words import nearest
 from specbench.shipped import shipped
+
+MOST_CHARACTERS = 2**27  # of text; 30,000 long conversations, more than any run asks
+_PROMPT_CHARACTERS = 2**10  # what a prompt and its messages take beside their text
+
+
+class PromptSample:
+    """Prompts come one by one; those with the lowest hashes stay, as many as there is room for.
+
+    What stays depends on the prompts and not on their order: a file that is shuffled has the same
+    sample.
+    """
+
+    def __init__(self, most_characters: int = MOST_CHARACTERS) -> None:
+        self.num_left_out = 0
+        self._most = most_characters
+        self._held: list[tuple[int, int, Prompt]] = []  # the highest hash first
+        self._num_added = self._size = 0
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """Those held, in the order of the file."""
+        return tuple(prompt for _, _, prompt in sorted(self._held, key=lambda one: one[1]))
+
+    def add(self, prompt: Prompt, sha256: str) -> None:
+        """Hold the prompt; `sha256`, of its id, decides between it and others."""
+        self._num_added += 1
+        heapq.heappush(self._held, (-int(sha256, 16), self._num_added, prompt))
+        self._size += _size(prompt)
+        while self._size > self._most and len(self._held) > 1:
+            self._size -= _size(heapq.heappop(self._held)[-1])
+            self.num_left_out += 1
+
+    def note(self, file: str) -> str:
+        """What a reader should know of a file that is not held as a whole."""
+        return (
+            f"{file}: {len(self._held):,} of {self._num_added:,} prompts are used, drawn evenly: "
+            f"at most {self._most / 2**20:,.0f} MiB of text are held"
+        )
+
+
+def _size(prompt: Prompt) -> int:
+    texts = [message.content for turn in prompt.turns for message in turn]
+    return sum(map(len, texts)) + _PROMPT_CHARACTERS
+
 
 MAX_NEW_TOKENS = 131_072
 MOST_REASONS = 5  # why rows were skipped, told one by one

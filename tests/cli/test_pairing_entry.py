@@ -6,7 +6,7 @@ from textwrap import indent
 
 import pytest
 
-from specbench.cli.pairing_entry import pairing_entry
+from specbench.cli.train import pairing_entry
 from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import model_spec
 from specbench.inputs.pairing import Pairing

@@ -11,7 +11,7 @@ import pytest
 
 from specbench import demo
 from specbench.bench.budget import block_seconds
-from specbench.cli.plan_outlook import PlanOutlook, time_lines
+from specbench.cli.plan_table import PlanOutlook, time_lines
 from specbench.runs import SCHEMA_VERSION, create_run
 from tests.cli.calls import specbench
 from tests.report.served_runs import served_run

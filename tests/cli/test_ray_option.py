@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from specbench.cli import _with_latest
-from specbench.cli.nodes import Nodes
+from specbench.cli.measure import Nodes
 from specbench.errors import UsageError
 from tests.cli.calls import specbench
 from tests.settings.flat_settings import settings_of

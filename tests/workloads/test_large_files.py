@@ -12,8 +12,7 @@ import pytest
 
 from specbench.inputs import prompt_rows
 from specbench.inputs.prompt_rows import read_rows
-from specbench.inputs.prompt_sample import PromptSample
-from specbench.inputs.workloads import load_workload
+from specbench.inputs.workloads import PromptSample, load_workload
 from specbench.records import Message, Prompt
 
 ITEMS: list[object] = [
