@@ -60,15 +60,15 @@ def test_a_different_cell_is_refused_with_the_axis_that_differs(changed, told):
     assert told in refused(one, other)
 
 
-def test_another_chat_template_is_named_as_such():
-    one, other = (
-        side(cell(FIGURES), tokenizers={"demo": mark * 64}, templates={"demo": mark * 64})
-        for mark in "bf"
+@pytest.mark.parametrize(("template", "name"), [("f", "chat template of demo:"), ("b", "demo")])
+def test_a_tokenizer_differs_in_its_chat_template_or_otherwise(template: str, name: str) -> None:
+    before, after = (
+        side(cell(FIGURES), tokenizers={"demo": mark * 64}, templates={"demo": of * 64})
+        for mark, of in (("b", "b"), ("f", template))
     )
-    assert f"demo: {'b' * 12}" in refused(one, other)
-    (found,) = pair_up(one, other, {"tokenizer"}).allowed
-    assert found.name == "tokenizer"
-    assert found.candidate.endswith(f"demo: {'f' * 12}")
+    assert f"{name} {'b' * 12}" in refused(before, after)
+    (difference,) = pair_up(before, after, {"tokenizer"}).allowed
+    assert difference == ("tokenizer", f"{name} {'b' * 12}", f"{name} {'f' * 12}")
 
 
 def test_prompts_of_other_token_ids_are_refused_unless_that_is_allowed():
