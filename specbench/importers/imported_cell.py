@@ -112,7 +112,7 @@ def to_cell(
         parsed.concurrency,
         given.concurrency,
         result,
-        "how many requests ran at once",
+        "the number of concurrent requests",
         "--concurrency 8",
     )
     given_target, _, given_drafter = given.pairing.partition("/")

@@ -1,4 +1,4 @@
-"""What a field of a record means: tables, JSON schema and reference pages read it from here."""
+"""The meaning of a field of a record: tables, JSON schema and reference pages read it from here."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -40,4 +40,4 @@ def docs_of(record: type) -> dict[str, Doc]:
     """The documented fields of a record, in its order."""
     hints = get_type_hints(record, include_extras=True)
     docs = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {name: doc for name, found in docs.items() for doc in found if isinstance(doc, Doc)}
+    return {name: doc for name, extras in docs.items() for doc in extras if isinstance(doc, Doc)}

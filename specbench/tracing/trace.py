@@ -29,7 +29,7 @@ from specbench.tracing.text import ProposalMatches, TargetText, TextSampler, ref
 MOST_ROWS = 128
 TOKENS_AT_ONCE = 2**16  # of all rows together: bounds their keys and values
 LOGITS_AT_ONCE = 2**25
-_CHUNK = 512  # tokens of a text fed to the target at once
+_CHUNK = 512  # tokens of a text fed to the target together
 _MOST_STATES = 8  # rows of a draft that keeps recurrent state, which is large
 
 

@@ -98,59 +98,67 @@ class Collector:
     """Collects evidence about engines that decode one target."""
 
     def __init__(
-        self, reference: ReferenceModel, questions: Sequence[VerificationPrompt], *, seed: int
+        self, reference: ReferenceModel, prompts: Sequence[VerificationPrompt], *, seed: int
     ) -> None:
         self._reference = reference
         self._scorer = TextScorer(reference, seed=seed)
-        self._questions = questions
+        self._prompts = prompts
         self._seed = seed
 
-    def greedy_texts(self, who: EngineUnderTest) -> Texts:
+    def greedy_texts(self, candidate: EngineUnderTest) -> Texts:
         """The greedy output of every prompt; at K = 0 known outputs are reused, except for turns of
         a conversation."""
         known = {
-            i: question.answer.output_ids
-            for i, question in enumerate(self._questions)
-            if question.answer is not None
-            and question.answer.engine == who.engine.name
-            and question.conversation is None
-            and not who.work.k
+            i: prompt.answer.output_ids
+            for i, prompt in enumerate(self._prompts)
+            if prompt.answer is not None
+            and prompt.answer.engine == candidate.engine.name
+            and prompt.conversation is None
+            and not candidate.work.k
         }
-        left = [i for i in range(len(self._questions)) if i not in known]
-        requests = [self._questions[i].request(_GREEDY, seed=0) for i in left]
-        results = self._serve(who, requests) if requests else ()
+        left = [i for i in range(len(self._prompts)) if i not in known]
+        requests = [self._prompts[i].request(_GREEDY, seed=0) for i in left]
+        results = self._serve(candidate, requests) if requests else ()
         known |= {i: result.output_ids for i, result in zip(left, results, strict=True)}
-        return [known[i] for i in range(len(self._questions))]
+        return [known[i] for i in range(len(self._prompts))]
 
-    def greedy(self, who: EngineUnderTest, texts: Texts, baseline: Texts | None) -> GreedyEvidence:
+    def greedy(
+        self, candidate: EngineUnderTest, texts: Texts, baseline: Texts | None
+    ) -> GreedyEvidence:
         """Texts compared with those at K = 0, or else with the target's best tokens."""
         return self._scorer.greedy(
-            who.at(0.0), self._questions, texts, baseline, eos_ids=who.engine.eos_ids
+            candidate.at(0.0), self._prompts, texts, baseline, eos_ids=candidate.engine.eos_ids
         )
 
-    def sampled(self, who: EngineUnderTest, sampling: Sampling, num_tokens: int) -> SampledEvidence:
+    def sampled(
+        self, candidate: EngineUnderTest, sampling: Sampling, num_tokens: int
+    ) -> SampledEvidence:
         """The first `num_tokens` tokens of the sampled texts, in order; the last text is cut, so no
         length is preferred."""
         return self._scorer.sampled(
-            who.at(sampling.temperature),
+            candidate.at(sampling.temperature),
             sampling,
-            self._sampled_texts(who, sampling, num_tokens),
+            self._sampled_texts(candidate, sampling, num_tokens),
             num_tokens,
-            eos_ids=who.engine.eos_ids,
-            joint=self._joint(who, sampling, num_tokens),
+            eos_ids=candidate.engine.eos_ids,
+            joint=self._joint(candidate, sampling, num_tokens),
         )
 
-    def tokens_for_control(self, who: EngineUnderTest, sampling: Sampling, level: float) -> float:
+    def tokens_for_control(
+        self, candidate: EngineUnderTest, sampling: Sampling, level: float
+    ) -> float:
         """About how many sampled tokens detect a lower temperature at a level, estimated from the
         target's distributions."""
-        texts = [(q, q.answer.output_ids) for q in self._questions if q.answer is not None]
-        num, subject = sum(len(ids) for _, ids in texts), who.at(sampling.temperature)
-        scored = self._scorer.sampled(subject, sampling, texts, num, eos_ids=who.engine.eos_ids)
+        texts = [(q, q.answer.output_ids) for q in self._prompts if q.answer is not None]
+        num, subject = sum(len(ids) for _, ids in texts), candidate.at(sampling.temperature)
+        scored = self._scorer.sampled(
+            subject, sampling, texts, num, eos_ids=candidate.engine.eos_ids
+        )
         num_others = len(scored.log_likelihoods) - 1
         return tokens_for_control(scored.colder, len(scored.surprise_N), num_others, level)
 
     def _sampled_texts(
-        self, who: EngineUnderTest, sampling: Sampling, num_tokens: int
+        self, candidate: EngineUnderTest, sampling: Sampling, num_tokens: int
     ) -> Iterator[tuple[VerificationPrompt, tuple[int, ...]]]:
         """Sampled texts of all prompts, repeated without end, each repeat with other seeds.
 
@@ -159,57 +167,61 @@ class Collector:
         """
         begin, left = 0, num_tokens
         while True:
-            end = _end(self._questions, begin, min(left, _BATCH_TOKENS), who.num_rows)
-            batch = [divmod(place, len(self._questions)) for place in range(begin, end)]
+            end = _end(self._prompts, begin, min(left, _BATCH_TOKENS), candidate.num_rows)
+            batch = [divmod(place, len(self._prompts)) for place in range(begin, end)]
             requests = [
-                self._questions[i].request(
+                self._prompts[i].request(
                     sampling,
-                    self._seed_of(who, sampling, f"{i} {self._questions[i].id}", repeat),
+                    self._seed_of(candidate, sampling, f"{i} {self._prompts[i].id}", repeat),
                     repeat,
                 )
                 for repeat, i in batch
             ]
-            for (_, i), result in zip(batch, self._serve(who, requests), strict=True):
+            for (_, i), result in zip(batch, self._serve(candidate, requests), strict=True):
                 left -= len(result.output_ids)
-                yield self._questions[i], result.output_ids
+                yield self._prompts[i], result.output_ids
             begin = end
 
     def _joint(
-        self, who: EngineUnderTest, sampling: Sampling, num_tokens: int
+        self, candidate: EngineUnderTest, sampling: Sampling, num_tokens: int
     ) -> JointCounts | None:
         """Counts of the first few tokens of many texts; None if there are too many such texts."""
-        V, question = self._reference.vocab_size, self._questions[0]
+        V, prompt = self._reference.vocab_size, self._prompts[0]
         if V > SMALL_VOCABULARY:
             return None
         length = max(n for n in range(1, _MOST_JOINT_TOKENS + 1) if n == 1 or V**n <= _MOST_CELLS)
-        probs_C = self._reference.joint_probs(question.prompt_ids, length, sampling)
+        probs_C = self._reference.joint_probs(prompt.prompt_ids, length, sampling)
         requests = [
             Request(
-                prompt_ids=question.prompt_ids,
-                max_new_tokens=length + who.work.k + 1,  # so that rounds draft up to K
+                prompt_ids=prompt.prompt_ids,
+                max_new_tokens=length + candidate.work.k + 1,  # so that rounds draft up to K
                 sampling=sampling,
-                seed=self._seed_of(who, sampling, "joint distribution", i),
+                seed=self._seed_of(candidate, sampling, "joint distribution", i),
                 stop_at_eos=False,
-                prediction_ids=question.prediction_ids,
+                prediction_ids=prompt.prediction_ids,
             )
             for i in range(num_tokens // length)
         ]
-        texts = np.array([r.output_ids[:length] for r in self._serve(who, requests)])
+        texts = np.array([r.output_ids[:length] for r in self._serve(candidate, requests)])
         cells = texts @ (V ** np.arange(length - 1, -1, -1))
         observed_C = np.bincount(cells, minlength=len(probs_C)).astype(np.float64)
         return JointCounts(observed_C=observed_C, probability_C=probs_C.numpy(), num_tokens=length)
 
-    def _serve(self, who: EngineUnderTest, requests: Sequence[Request]) -> Sequence[Result]:
-        return who.engine.serve(requests, who.work, Load(concurrency=who.num_rows)).results
+    def _serve(self, candidate: EngineUnderTest, requests: Sequence[Request]) -> Sequence[Result]:
+        return candidate.engine.serve(
+            requests, candidate.work, Load(concurrency=candidate.num_rows)
+        ).results
 
-    def _seed_of(self, who: EngineUnderTest, sampling: Sampling, use: str, repeat: int) -> int:
+    def _seed_of(
+        self, candidate: EngineUnderTest, sampling: Sampling, use: str, repeat: int
+    ) -> int:
         """A seed that differs for every request of the call."""
         parts = (
             self._seed,
-            who.pairing,
-            who.engine.name,
-            who.work.method,
-            who.work.k,
+            candidate.pairing,
+            candidate.engine.name,
+            candidate.work.method,
+            candidate.work.k,
             sampling.temperature,
             use,
             repeat,
@@ -218,25 +230,23 @@ class Collector:
         return int.from_bytes(digest[:8], "big") >> 1
 
 
-def _end(
-    questions: Sequence[VerificationPrompt], begin: int, num_tokens: int, num_rows: int
-) -> int:
+def _end(prompts: Sequence[VerificationPrompt], begin: int, num_tokens: int, num_rows: int) -> int:
     """The end of a batch in the repeated prompts.
 
     It has whole conversations, at least `num_tokens` expected tokens and `num_rows` requests.
     """
     end, expected = begin, 0
-    while expected < num_tokens or end - begin < num_rows or not _is_new(questions, end):
-        expected += questions[end % len(questions)].expected_tokens
+    while expected < num_tokens or end - begin < num_rows or not _is_new(prompts, end):
+        expected += prompts[end % len(prompts)].expected_tokens
         end += 1
     return end
 
 
-def _is_new(questions: Sequence[VerificationPrompt], place: int) -> bool:
+def _is_new(prompts: Sequence[VerificationPrompt], place: int) -> bool:
     """Whether this prompt does not continue the conversation of the one before it."""
-    i = place % len(questions)
-    conversation = questions[i].conversation
-    return conversation is None or i == 0 or conversation != questions[i - 1].conversation
+    i = place % len(prompts)
+    conversation = prompts[i].conversation
+    return conversation is None or i == 0 or conversation != prompts[i - 1].conversation
 
 
 class VerificationJob(NamedTuple):
@@ -296,7 +306,7 @@ def examine(
             except REFUSALS as error:
                 refused[name] = error
         for job in group:
-            who = EngineUnderTest(
+            candidate = EngineUnderTest(
                 pairing, engines[job.engine], job.work, amount.num_rows[job.engine]
             )
             method = f"{job.work.method} " if job.work.k else ""
@@ -304,7 +314,7 @@ def examine(
             try:
                 if job.engine in refused:
                     raise refused[job.engine]
-                evidence.append(_evidence(collector, who, job, amount.num_tokens, baselines))
+                evidence.append(_evidence(collector, candidate, job, amount.num_tokens, baselines))
             except REFUSALS as error:
                 evidence.append(job.refused(error))
         if drafter is not None:
@@ -315,17 +325,17 @@ def examine(
 
 def _evidence(
     collector: Collector,
-    who: EngineUnderTest,
+    candidate: EngineUnderTest,
     job: VerificationJob,
     num_tokens: int,
     baselines: dict[str, Texts],
 ) -> Evidence:
     if job.sampling.temperature > 0:
-        return collector.sampled(who, job.sampling, num_tokens)
-    texts = collector.greedy_texts(who)
+        return collector.sampled(candidate, job.sampling, num_tokens)
+    texts = collector.greedy_texts(candidate)
     if job.drafter is None:
         baselines[job.engine] = texts
-        return collector.greedy(who, texts, None)
+        return collector.greedy(candidate, texts, None)
     if job.engine not in baselines:
         raise ModelError(f"{job.engine} could not decode at K = 0, so there is nothing to compare")
-    return collector.greedy(who, texts, baselines[job.engine])
+    return collector.greedy(candidate, texts, baselines[job.engine])

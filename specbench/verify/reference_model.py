@@ -17,8 +17,8 @@ from specbench.records import Sampling
 from specbench.verify.distribution import token_distribution
 from specbench.verify.evidence import Divergence
 
-_CHUNK = 512  # tokens of a text fed at once
-_ROWS = 64  # short texts fed at once
+_CHUNK = 512  # tokens of a text fed together
+_ROWS = 64  # short texts fed together
 _MOST_LOGITS = 2**22  # of texts fed together, if a chunk has fewer
 # Rounding steps by which the order of two tokens may change. Logits of the demo target differed
 # by up to 18 in float32 and up to 7 in the others, between the fused runner with five tokens per

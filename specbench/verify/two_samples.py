@@ -57,13 +57,13 @@ def first_divergence(expected: ServedText, actual: ServedText) -> Divergence | N
 
 
 def _at(
-    prompt: str, position: int, expected: int | str | None, found: int | str | None
+    prompt: str, position: int, expected: int | str | None, actual: int | str | None
 ) -> Divergence:
     return Divergence(
         prompt_id=prompt,
         position=position,
         expected=expected,
-        found=found,
+        found=actual,
         gap=None,
         steps=None,
         tie_steps=None,

@@ -285,8 +285,8 @@ def test_how_many_tokens_a_verdict_needs_is_the_same_for_a_broken_sampler(
 
     def needed(seed: int) -> float:
         collector, who = tiny.make(seed), tiny.who(0)
-        texts = zip(collector._questions, collector.greedy_texts(who), strict=True)
-        collector._questions = [replace(q, answer=KnownOutput("builtin", ids)) for q, ids in texts]
+        texts = zip(collector._prompts, collector.greedy_texts(who), strict=True)
+        collector._prompts = [replace(q, answer=KnownOutput("builtin", ids)) for q, ids in texts]
         return collector.tokens_for_control(who, WARM, 1e-4)
 
     sound = needed(0)
