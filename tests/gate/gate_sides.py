@@ -1,4 +1,4 @@
-"""Sides of a comparison made by hand: one cell, its figures, their spread."""
+"""Hand-made sides of a comparison: one cell, its figures, their spread."""
 
 import math
 from collections.abc import Mapping, Sequence

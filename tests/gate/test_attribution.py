@@ -1,4 +1,4 @@
-"""Tokens per second = tokens per round / seconds per round: which of them fell, and why."""
+"""Causes of a regression: fewer tokens per round, or more seconds per round, and why."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Refusals, causes and reasons of the gate where they border on others."""
+"""Rare refusals, causes and reasons of the gate."""
 
 import math
 import re

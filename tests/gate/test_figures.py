@@ -1,4 +1,4 @@
-"""None"""
+"""Figures of a cell: units, leave-one-out values, greedy texts."""
 
 from dataclasses import replace
 

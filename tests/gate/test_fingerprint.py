@@ -1,4 +1,4 @@
-"""What of a stored run goes into its fingerprint: each fact that is changed alone is seen."""
+"""The fingerprint of a stored run changes with each of its facts."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Which runs make a history, and what its words are."""
+"""Runs of a history, its steps and trends, and their rate of false alarms."""
 
 import re
 from dataclasses import replace

@@ -1,6 +1,6 @@
-"""Where the gate's verdicts turn, by hand: the detectable effect, the bound, Holm's steps.
+"""The limits of the gate's verdicts, by hand: the detectable effect, the bound, Holm's steps.
 
-Deviations as in tests/gate/test_check.py: sqrt(2) % on a GPU, 1.645 and 0.842.
+Deviations as in tests/gate/test_check.py: sqrt(2)% on a GPU, 1.645 and 0.842.
 """
 
 import math

@@ -1,9 +1,9 @@
-"""How often the gate is right, over simulated pairs with the noise of recorded runs.
+"""The gate's rates of false alarms and detections, over pairs simulated with recorded noise.
 
-tests/gate/gate_noise.json holds what identical runs of docs/ci.md's recipe measured, prompt by
-prompt (benchmarks/gate.py records it). Stated: at most 5 % of identical pairs fail, at least 80 %
-of pairs that lost twice the tolerance do. 300 pairs know a rate of 5 % to 1.3 %; rates that are
-nearer to their limit are of more pairs.
+tests/gate/gate_noise.json has the measurements of identical runs of docs/ci.md's recipe, prompt
+by prompt (recorded by benchmarks/gate.py). Stated: at most 5% of identical pairs fail, at least
+80% of pairs that lost twice the tolerance do. The standard error of a rate of 5% is 1.3% with 300
+pairs; rates near their limit use more pairs.
 """
 
 from functools import cache

@@ -1,4 +1,4 @@
-"""Every figure worked out by hand from the files; see files/README.md."""
+"""Figures worked out by hand from the files; see files/README.md."""
 
 import json
 from pathlib import Path

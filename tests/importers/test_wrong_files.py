@@ -1,4 +1,4 @@
-"""Whatever is wrong with a file is said with the file, and the key where there is one."""
+"""Errors of a file name the file, and the key if there is one."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a key says of itself: its id, its entries in files, its words, its order."""
+"""The id, file entries, words and order of a key."""
 
 import json
 from dataclasses import MISSING, fields, replace

@@ -1,4 +1,4 @@
-"""One small, fully filled example of everything that a run can hold."""
+"""A small example of every record of a run, with all fields."""
 
 from specbench.records import (
     AnswerCheck,

@@ -1,4 +1,4 @@
-"""A fully filled example of each record that lies beside the blocks: limits, forecasts, costs."""
+"""An example of each record other than blocks, with all fields: limits, forecasts, costs."""
 
 from specbench.records import (
     ClientLoad,

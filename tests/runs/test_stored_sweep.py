@@ -1,4 +1,4 @@
-"""A stored run says what it said when it was measured."""
+"""A stored run is read as it was measured."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A file is replaced whole; what is not a file is never replaced."""
+"""A file is replaced as a whole; only files are replaced."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Texts of the embedded pair to trace along, and the rounds that are measured over them."""
+"""Texts of the demo models to trace, and the measured rounds over them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The embedded pair: what a forecast says of it and what measuring it says are the same counts.
+"""The demo models: forecast counts equal measured counts.
 
 Greedy, float32, for K from 1 to 8; every third K is measured.
 """

@@ -1,6 +1,6 @@
-"""Every drafter of the catalogue is traced exactly, about right, or refused; a new file is, too.
+"""Every drafter is traced exactly, approximately, or refused; so is a new one.
 
-Seven tokens and random models: drafts are accepted and refused often.
+Seven tokens and random models: drafts are often accepted and often rejected.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a text keeps of a proposal, by hand; and the chance of a drawn draft, by the verifier."""
+"""The part of a proposal that a text accepts, by hand; the chance of a sampled draft token."""
 
 import itertools
 import math

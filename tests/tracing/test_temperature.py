@@ -1,9 +1,9 @@
-"""Drafts drawn from a distribution: replayed rounds are the expectation of the measured ones.
+"""Sampled drafts: replayed rounds are the expectation of the measured ones.
 
-A text that was decoded with drafts has the target's own distribution, so rounds are replayed over
-the very texts that they emitted: what is left of the difference is the luck of being kept. Its
-standard error comes from the texts, which are independent. The bound of 4 standard errors gives a
-false alarm in 16,000; seeds are fixed. Planted faults are off by more than 5.
+A text that was decoded with drafts has the target's distribution, so rounds are replayed over the
+texts that they emitted: the difference is due to random acceptance. Its standard error comes from
+the texts, which are independent. The bound of 4 standard errors gives one false alarm in 16,000;
+seeds are fixed. Planted faults deviate by more than 5.
 """
 
 from collections.abc import Sequence

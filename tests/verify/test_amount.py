@@ -1,4 +1,4 @@
-"""How much is sampled, and what that can find."""
+"""The number of sampled tokens, and the deviation that they detect."""
 
 import math
 import re
@@ -40,7 +40,7 @@ def taken(
     return " ".join(talk[i % len(talk)].id for i in range(begin, end))
 
 
-def test_no_more_is_decoded_than_is_wanted_and_no_conversation_is_cut():
+def test_a_batch_has_the_wanted_tokens_and_whole_conversations():
     assert taken(num_tokens=100, num_rows=1) == "a"
     assert taken(num_tokens=101, num_rows=1) == "a b1 b2"
     assert taken(num_tokens=1, num_rows=2) == "a b1 b2"
@@ -49,8 +49,8 @@ def test_no_more_is_decoded_than_is_wanted_and_no_conversation_is_cut():
     assert taken(num_tokens=101, num_rows=1, begin=9) == "d a"
 
 
-def test_a_conversation_ends_with_the_questions():
-    """Were there no other, its turns would follow each other for ever."""
+def test_a_conversation_ends_with_the_list_of_prompts():
+    """A single conversation would otherwise never end."""
     assert taken(num_tokens=201, num_rows=1, talk=TALK[1:3]) == "b1 b2 b1 b2"
 
 

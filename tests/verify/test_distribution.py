@@ -1,4 +1,4 @@
-"""The distribution samples are held to: transformers' own, and written apart from our sampler."""
+"""The second implementation of sampling, compared with that of transformers."""
 
 import math
 

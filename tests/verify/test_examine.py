@@ -1,4 +1,4 @@
-"""What refuses to run is evidence, and it is as lossy as its pairing says."""
+"""A refusal is evidence, and it is lossy if its pairing is."""
 
 from typing import Any, cast
 

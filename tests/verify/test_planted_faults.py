@@ -1,4 +1,4 @@
-"""What `verify` finds and what it passes: a sound decoder, and the same one broken on purpose."""
+"""`verify` passes a sound decoder and fails the same decoder with planted faults."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Texts read together are read as each is alone, and no more of them are asked for."""
+"""Batched texts have the scores of single ones, and no further text is consumed."""
 
 from collections.abc import Iterator
 

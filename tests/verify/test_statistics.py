@@ -1,4 +1,4 @@
-"""Each p-value is one: below alpha no more often than alpha says, and near 0 for its fault."""
+"""Each p-value is at most alpha in a share alpha of calls, and near 0 for its fault."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Two sets of answers against each other: false alarms as seldom as stated, faults found."""
+"""Two sets of outputs compared: false alarms are as rare as stated, faults are found."""
 
 import numpy as np
 import pytest
