@@ -158,7 +158,8 @@ def yaml_page() -> str:
 
 def metrics_page() -> str:
     """Every metric with its unit, better direction and formula, as `list metrics` has them."""
-    rows = ((f"`{m.name}`", m.unit, m.better or "", m.formula) for m in all_metrics().values())
+    metrics = all_metrics().values()
+    rows = ((f"`{m.name}`", m.label, m.unit, m.better or "", m.formula) for m in metrics)
     parts = [
         f"# Metrics\n\n{_MADE}",
         "Every metric with its unit, its better direction and its formula.",
@@ -166,7 +167,7 @@ def metrics_page() -> str:
         "In the formulas a round drafts d tokens, accepts a and emits e. N is the number of\n"
         "rounds, and n the number of output tokens of a request. [Concepts](concepts.md) explains\n"
         "the terms.",
-        _table(("metric", "unit", "better", "formula"), rows),
+        _table(("metric", "header in tables", "unit", "better", "formula"), rows),
     ]
     return "\n\n".join(parts) + "\n"
 
