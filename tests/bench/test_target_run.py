@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specbench.bench import passes, target
+from specbench.bench import limits, passes, target
 from specbench.bench.limits import count_launches
 from specbench.bench.target import WARM_UP_TOKENS
 from specbench.probes.launches import HostCalls
@@ -255,7 +255,8 @@ def test_a_round_is_held_against_its_model_forwards(tmp_path):
     )
 
 
-def test_a_few_blocks_are_enough_for_the_model_forwards(tmp_path):
+def test_a_few_blocks_are_enough_for_the_model_forwards(tmp_path, monkeypatch):
+    monkeypatch.setattr(passes, "BLOCKS", limits.BLOCKS)
     prompts = [f"prompt {i}" for i in range(10)]
     run = measure(make_plan(tmp_path, SETTINGS, prompts), FakeEngine(FakeClock()), tmp_path)
     measured = Counter(cost.cell_id for cost in run.forwards if cost.role == "target")
