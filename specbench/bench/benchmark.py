@@ -11,6 +11,7 @@ from specbench.bench.depth import any_shape
 from specbench.bench.machine import CPU, ThisMachine, are_served, head_reader
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.planning import fit_warnings, plan_targets
+from specbench.bench.progress import Reporter
 from specbench.bench.served.host import require_startable
 from specbench.bench.served.running import (
     running_context,
@@ -19,7 +20,6 @@ from specbench.bench.served.running import (
     server_warnings,
 )
 from specbench.bench.served_costs import time_servers
-from specbench.bench.watch import Watch
 from specbench.errors import UsageError
 from specbench.forecast.cost_curve import told
 from specbench.forecast.engine_costs import is_address, read_file
@@ -64,7 +64,7 @@ def run_benchmark(
     settings: RunSettings,
     pairings: Sequence[Pairing],
     root: Path,
-    watch: Watch,
+    reporter: Reporter,
     *,
     resume: str | None = None,
     cluster: Cluster | None = None,
@@ -77,9 +77,9 @@ def run_benchmark(
     if any_shape(pairings):
         settings = replace(settings, decoder=replace(settings.decoder, dummy_weights=True))
     machines = (
-        ThisMachine(settings, pairings, watch)
+        ThisMachine(settings, pairings, reporter)
         if cluster is None
-        else ClusterScheduler(cluster, settings, pairings, watch)
+        else ClusterScheduler(cluster, settings, pairings, reporter)
     )
     running = running_servers(settings)
     plans = plan_targets(
@@ -98,7 +98,7 @@ def run_benchmark(
         *server_warnings(running, settings.load.engines[0], plans[0].target),
     )
     here = cluster is None and not running
-    threads, num_needed = None, 1  # a GPU keeps one core busy, as does a trial of threads
+    threads, num_needed = None, 1  # a GPU keeps one core busy, as autotuning the threads does
     if environment.device == CPU:
         is_served = are_served(settings)
         threads = environment.threads
@@ -106,7 +106,7 @@ def run_benchmark(
     if here and (facts := busy_now(num_needed, threads)):
         warnings = (*warnings, noise_warning(facts))
     for warning in warnings:
-        watch.warn(warning)
+        reporter.warn(warning)
     told: Sequence[EngineCost] = ()
     if resume is None:
         told = engine_costs(settings, plans)
@@ -117,7 +117,7 @@ def run_benchmark(
                 f"refer to this one as {run_id}"
             )
             warnings = (*warnings, set_back)
-            watch.warn(set_back)
+            reporter.warn(set_back)
         run = RunRecord(
             schema_version=SCHEMA_VERSION,
             run_id=run_id,
@@ -137,7 +137,7 @@ def run_benchmark(
             require_same_work(ledger.run, plans)
             others.insert(0, environment)
             told = () if ledger.stored.engine_costs else engine_costs(settings, plans)
-        watch.run_id(ledger.run.run_id)
+        reporter.run_id(ledger.run.run_id)
         for one in others:
             ledger.append(one)
         for cost in told:

@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 from specbench.bench.budget import Deadline, spent_s
 from specbench.bench.machine import target_budget_s, unit_sources
 from specbench.bench.plan import TargetPlan
+from specbench.bench.progress import Reporter, ReporterCall
 from specbench.bench.units import Unit, UnitSource
-from specbench.bench.watch import ReporterCall, Watch
 from specbench.bench.worker import (
     LogMessage,
     Message,
@@ -71,7 +71,7 @@ class Cluster(Protocol):
         ...
 
 
-def select_nodes(cluster: Cluster, inputs: RunInputs, watch: Watch) -> Mapping[str, NodeInfo]:
+def select_nodes(cluster: Cluster, inputs: RunInputs, reporter: Reporter) -> Mapping[str, NodeInfo]:
     """The nodes that take part, by id: the largest group of one kind; UsageError if there is
     none."""
     slots = cluster.slots()
@@ -86,9 +86,9 @@ def select_nodes(cluster: Cluster, inputs: RunInputs, watch: Watch) -> Mapping[s
                 nodes[node] = event.message
             case TaskRejected(text) | WorkerLost(text):
                 why = f"node {node} is left out: {text}"
-                watch.warn(why)
+                reporter.warn(why)
             case ReporterCall("warn", (text,)):
-                watch.warn(f"node {node}: {text}")
+                reporter.warn(f"node {node}: {text}")
         if isinstance(event.message, TaskEnded | WorkerLost):
             del tasks[event.task]
     if not nodes:
@@ -99,7 +99,7 @@ def select_nodes(cluster: Cluster, inputs: RunInputs, watch: Watch) -> Mapping[s
     best = max(kinds, key=lambda kind: sum(slots[node] for node in kinds[kind]))
     for kind in kinds.keys() - {best}:
         names = ", ".join(kinds[kind])
-        watch.warn(
+        reporter.warn(
             f"left out: {names}: a run needs machines of one kind; these have {kind}, most have "
             f"{best}"
         )
@@ -128,12 +128,16 @@ class ClusterScheduler:
     """
 
     def __init__(
-        self, cluster: Cluster, settings: RunSettings, pairings: Sequence[Pairing], watch: Watch
+        self,
+        cluster: Cluster,
+        settings: RunSettings,
+        pairings: Sequence[Pairing],
+        reporter: Reporter,
     ) -> None:
-        self._cluster, self._watch = cluster, watch
+        self._cluster, self._reporter = cluster, reporter
         inputs = RunInputs(settings=settings, pairings=tuple(pairings), command=tuple(sys.argv))
-        watch.stage("checking the nodes of the cluster")
-        self._nodes = select_nodes(cluster, inputs, watch)
+        reporter.stage("checking the nodes of the cluster")
+        self._nodes = select_nodes(cluster, inputs, reporter)
         self._slots = cluster.slots()
         self._running: dict[int, tuple[str, _Attempt]] = {}
         self._waiting: list[_Attempt] = []
@@ -191,7 +195,7 @@ class ClusterScheduler:
             known = list(attempt.unit.known(ledger.records))
             task = partial(measure_unit, attempt.unit, run, known, budget_s)
             self._running[self._cluster.start(node, task)] = node, attempt
-            self._watch.stage(f"{attempt.unit.label} (node {node})")
+            self._reporter.stage(f"{attempt.unit.label} (node {node})")
 
     def _free_node(self) -> str | None:
         """The one with the most free slots, of those that are still there."""
@@ -224,16 +228,16 @@ class ClusterScheduler:
                 self._again(attempt, f"its worker on node {node} was lost ({reason})", ledger)
             case TaskEnded():
                 self._num_done += 1
-                self._watch.advance(self._num_done, self._num_done + len(self._running), None)
+                self._reporter.advance(self._num_done, self._num_done + len(self._running), None)
             case LogMessage(name, text):
                 path = ledger.folder / name
                 path.parent.mkdir(exist_ok=True)
                 with path.open("ab") as file:
                     file.write(text)
             case ReporterCall("stage", (text,)):
-                self._watch.stage(f"{text} (node {node})")
+                self._reporter.stage(f"{text} (node {node})")
             case ReporterCall("warn", (text,)):
-                self._watch.warn(f"node {node}: {text}")
+                self._reporter.warn(f"node {node}: {text}")
             case TaskRejected(text):
                 raise SpecbenchError(f"node {node}: {text}")
             case NodeInfo() | ReporterCall():
@@ -244,11 +248,11 @@ class ClusterScheduler:
     def _again(self, attempt: _Attempt, why: str, ledger: Ledger) -> None:
         label = attempt.unit.label
         if attempt.number < MAX_ATTEMPTS:
-            self._watch.warn(f"{label}: {why}; it begins again; what is stored stays")
+            self._reporter.warn(f"{label}: {why}; it begins again; what is stored stays")
             self._waiting.append(replace(attempt, number=attempt.number + 1))
             return
         reason = f"given up after {MAX_ATTEMPTS} tries: {why}"
-        self._watch.warn(f"{label}: {reason}")
+        self._reporter.warn(f"{label}: {reason}")
         for record in attempt.unit.lost(ledger.stored, reason):
             ledger.append(record)
 

@@ -12,10 +12,10 @@ from specbench.bench.blocks import Block
 from specbench.bench.budget import Deadline, block_seconds
 from specbench.bench.drafted_cells import DraftedCells, costed, effort, sharing_costs
 from specbench.bench.plan import TargetPlan
+from specbench.bench.progress import Reporter
 from specbench.bench.round_costs import TIME_SHARE, RoundCosts
 from specbench.bench.session import Session
 from specbench.bench.traces import Trace, Tracer
-from specbench.bench.watch import Watch
 from specbench.decide.rank import shortlist
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import UsageError, first_line
@@ -45,7 +45,7 @@ class Forecasting:
         self,
         plan: TargetPlan,
         ledger: Ledger,
-        watch: Watch,
+        reporter: Reporter,
         session: Session,
         deadline: Deadline,
         trace: Trace,
@@ -53,7 +53,7 @@ class Forecasting:
     ) -> None:
         self._plan = plan
         self._ledger = ledger
-        self._watch = watch
+        self._reporter = reporter
         self._session = session
         self._deadline = deadline
         self._clock = clock
@@ -61,7 +61,7 @@ class Forecasting:
         self._warned: set[str] = set()
         self._between: list[_Between] = []
         self._measured_s: defaultdict[Condition, float] = defaultdict(float)
-        self._tracer = Tracer(plan, ledger, watch, session, trace, self._drafting, clock)
+        self._tracer = Tracer(plan, ledger, reporter, session, trace, self._drafting, clock)
 
     def trace(self, drafters: frozenset[str]) -> None:
         """Trace the named drafters. Rows and KV caches may grow: graphs are made afterwards."""
@@ -146,7 +146,7 @@ class Forecasting:
     ) -> Iterator[ForecastRecord]:
         if self._told:
             return self._made(group, self._told_curves(group), 0.0)
-        self._watch.stage(f"{self._plan.target.name}: timing rounds")
+        self._reporter.stage(f"{self._plan.target.name}: timing rounds")
         costs, may_go_on = self._costs(group), self._within(COSTS_SHARE / num_groups)
         return self._made(group, self._measured_curves(group, costs, may_go_on), costs.spent_s)
 
@@ -177,7 +177,7 @@ class Forecasting:
                 )
             except ValueError as error:
                 name = f"{drafted.pairing.name} on {drafted.condition.workload}"
-                self._watch.warn(f"{name}: not forecast, {first_line(error)}")
+                self._reporter.warn(f"{name}: not forecast, {first_line(error)}")
 
     def _told_curves(self, group: Sequence[DraftedCells]) -> dict[CellKey, CostCurve]:
         found = {}
@@ -187,17 +187,17 @@ class Forecasting:
             name = f"{drafted.pairing.name} on {at.workload}"
             if not own:
                 whose = describe(self._told)
-                self._watch.warn(f"{name}: not forecast, the costs of {whose} say nothing of it")
+                self._reporter.warn(f"{name}: not forecast, the costs of {whose} say nothing of it")
                 continue
             try:
                 found[drafted.key] = told(own, concurrency=at.concurrency, ks=ks)
             except UsageError as error:  # known of others, not of this one
-                self._watch.warn(f"{name}: not forecast, {error}")
+                self._reporter.warn(f"{name}: not forecast, {error}")
                 continue
             text = left_out(own, concurrency=at.concurrency, ks=ks)
             if text and text not in self._warned:  # others may have the same K
                 self._warned.add(text)
-                self._watch.warn(text)
+                self._reporter.warn(text)
         return found
 
     def _costs(self, group: Sequence[DraftedCells]) -> RoundCosts:
@@ -239,7 +239,7 @@ class Forecasting:
         return found
 
     def _refuse(self, error: Exception) -> None:
-        self._watch.warn(f"round costs: {first_line(error)}; every K is measured instead")
+        self._reporter.warn(f"round costs: {first_line(error)}; every K is measured instead")
 
     def _within(self, share: float) -> Callable[[], bool]:
         """Whether no more than a share of the time left by now has gone; always, unlimited."""

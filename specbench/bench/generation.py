@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from specbench.bench.hub import look_for_hub
-from specbench.bench.threads import choose_threads, idle_threads, trial_of
-from specbench.bench.watch import Watch
+from specbench.bench.progress import Reporter
+from specbench.bench.threads import autotune_threads, choose_threads, idle_threads
 from specbench.decode.clock import make_clock
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Proposal
@@ -48,10 +48,10 @@ class Generation(NamedTuple):
     decode_s: float  # of all rounds, with what telling them took
 
 
-Tell = Callable[[WatchedRound, Callable[[tuple[int, ...]], str]], None]  # and ids to text
+OnRound = Callable[[WatchedRound, Callable[[tuple[int, ...]], str]], None]  # and ids to text
 
 
-class Watching:
+class RecordingVerifier:
     """A verifier that tells what the one within it decided, row 0 alone."""
 
     def __init__(self, inner: Verifier, told: Callable[[WatchedRound], None]) -> None:
@@ -95,7 +95,12 @@ def _round_of(proposal: Proposal, verdict: Verdict) -> WatchedRound:
 
 
 def watched_generation(
-    settings: RunSettings, pairing: Pairing, prompt: str, k: int, watch: Watch, tell: Tell
+    settings: RunSettings,
+    pairing: Pairing,
+    prompt: str,
+    k: int,
+    reporter: Reporter,
+    on_round: OnRound,
 ) -> Generation:
     """Decode the answer to a prompt, and tell each round as soon as it is over.
 
@@ -104,17 +109,17 @@ def watched_generation(
     """
     device = find_device(settings.machine.device)
     torch.set_num_threads(settings.machine.threads or idle_threads())
-    look_for_hub(pairing.models, watch.warn, weights=not settings.decoder.dummy_weights)
-    watch.stage(f"{pairing.name}: loading")
+    look_for_hub(pairing.models, reporter.warn, weights=not settings.decoder.dummy_weights)
+    reporter.stage(f"{pairing.name}: loading")
     decoder_settings = settings.decoder
     pool = ModelPool(device, settings.machine.dtype, dummy=decoder_settings.dummy_weights)
     engine = BuiltinEngine(pairing.target, pool, decoder_settings)
     engine.add_drafter(pairing.drafter)
     drafting = Work(drafter=pairing.drafter.name, method=pairing.drafter.method, k=k)
     if device.type == "cpu" and settings.machine.threads is None:
-        trial = partial(trial_of, engine, (engine.baseline, drafting), prompt, 1)
+        autotune = partial(autotune_threads, engine, (engine.baseline, drafting), prompt, 1)
         facts = engine.identity.content_sha256, engine.identity.dtype, engine.name, 1
-        choose_threads(pairing.name, facts, trial)
+        choose_threads(pairing.name, facts, autotune)
     ids = engine.tokenizer.prompt_ids([Message(role="user", content=prompt)])
     sampling = Sampling(temperature=settings.sampling.temperatures[0])
     most = settings.sampling.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
@@ -137,9 +142,9 @@ def watched_generation(
         accepted = tuple(kept[: len(one.accepted)])
         own = kept[len(one.accepted)] if len(kept) > len(one.accepted) else None
         rounds.append(one._replace(accepted=accepted, own=own))
-        tell(rounds[-1], engine.tokenizer.text)
+        on_round(rounds[-1], engine.tokenizer.text)
 
-    watch.stage(f"{pairing.name}: decoding")
+    reporter.stage(f"{pairing.name}: decoding")
     told(WatchedRound(0, (), (), first[0], True))
     drafter = pairing.drafter
     # Refused by the engine, with its reasons, where the drafter cannot draft so deep.
@@ -149,7 +154,7 @@ def watched_generation(
         engine.drafting(drafter.name),
         eos_ids=engine.eos_ids,
         clock=make_clock(device),
-        verifier=Watching(engine.verifier(drafter.name), told),
+        verifier=RecordingVerifier(engine.verifier(drafter.name), told),
     )
     began_s = time.monotonic()
     asked = Request(prompt_ids=ids, max_new_tokens=most, seed=settings.seed)

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from specbench.bench.blocks import Block
 from specbench.bench.budget import Deadline
-from specbench.bench.watch import Watch
+from specbench.bench.progress import Reporter
 from specbench.records import BlockRecord
 from specbench.runs import Ledger
 
@@ -21,8 +21,10 @@ class BlockServer(Protocol):
 class RunLoop:
     """Serves the blocks of one pass that are not stored yet; `num_blocks` are planned."""
 
-    def __init__(self, ledger: Ledger, watch: Watch, deadline: Deadline, num_blocks: int) -> None:
-        self._ledger, self._watch, self._deadline = ledger, watch, deadline
+    def __init__(
+        self, ledger: Ledger, reporter: Reporter, deadline: Deadline, num_blocks: int
+    ) -> None:
+        self._ledger, self._reporter, self._deadline = ledger, reporter, deadline
         self._num_done, self._num_blocks = 0, num_blocks
 
     def serve(
@@ -39,8 +41,8 @@ class RunLoop:
                     return
                 record = live.serve(block)
                 self._ledger.append(record)
-                self._watch.measured(block, record)
+                self._reporter.measured(block, record)
                 after(block, record)
             self._num_done += 1
             left_s = self._deadline.seconds_left("confirm")
-            self._watch.advance(self._num_done, self._num_blocks, left_s)
+            self._reporter.advance(self._num_done, self._num_blocks, left_s)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from specbench.bench.budget import Deadline, spent_s
 from specbench.bench.depth import ReadHead, headers_on_this_machine
 from specbench.bench.plan import TargetPlan
+from specbench.bench.progress import Reporter
 from specbench.bench.served.served_run import ServedRun
 from specbench.bench.units import Once, UnitSource, WholeTarget
-from specbench.bench.watch import Watch
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing, Target
 from specbench.probes.environment import describe_environment
@@ -30,8 +30,10 @@ GPU, CPU, SERVER = "cuda:0", "cpu", "server"
 class ThisMachine:
     """This process and the servers that it asks. If only servers decode, torch is not imported."""
 
-    def __init__(self, settings: RunSettings, pairings: Sequence[Pairing], watch: Watch) -> None:
-        self._settings, self._pairings, self.watch = settings, pairings, watch
+    def __init__(
+        self, settings: RunSettings, pairings: Sequence[Pairing], reporter: Reporter
+    ) -> None:
+        self._settings, self._pairings, self.reporter = settings, pairings, reporter
 
     @cached_property
     def _process(self) -> "ThisProcess | None":
@@ -40,7 +42,7 @@ class ThisMachine:
             return None
         from specbench.bench.this_process import ThisProcess  # noqa: PLC0415 - imports torch
 
-        return ThisProcess(self._settings, self._pairings, self.watch)
+        return ThisProcess(self._settings, self._pairings, self.reporter)
 
     @property
     def environments(self) -> Sequence[Environment]:
@@ -77,7 +79,7 @@ class ThisMachine:
 
     def measure_target(self, plan: TargetPlan, ledger: Ledger, deadline: Deadline) -> None:
         assert self._process is not None, "some engine is in this process"
-        self._process.measure(plan, ledger, self.watch, deadline)
+        self._process.measure(plan, ledger, self.reporter, deadline)
 
 
 def unit_sources(

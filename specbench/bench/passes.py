@@ -12,9 +12,9 @@ from specbench.bench.extensions import Extensions, winners, with_baselines
 from specbench.bench.limits import BLOCKS, measure_forwards, measure_limits
 from specbench.bench.loop import RunLoop
 from specbench.bench.plan import TargetPlan
+from specbench.bench.progress import Reporter
 from specbench.bench.pruning import BudgetPruner
 from specbench.bench.session import Session
-from specbench.bench.watch import Watch
 from specbench.decide.recommend import by_question, choose
 from specbench.engines.engine import Engine, Instrumented
 from specbench.engines.refusals import REFUSALS, failures_told
@@ -43,13 +43,13 @@ class Passes:
         self,
         plan: TargetPlan,
         ledger: Ledger,
-        watch: Watch,
+        reporter: Reporter,
         deadline: Deadline,
         usable: frozenset[str],
     ) -> None:
         self._plan = plan
         self._ledger = ledger
-        self._watch = watch
+        self._reporter = reporter
         self._deadline = deadline
         self._usable = usable
         self._device = torch.device(ledger.run.environment.device)
@@ -73,12 +73,12 @@ class Passes:
                 with failures_told():
                     self._measure_limits(session, engine, block, record)
             except REFUSALS as error:  # the block is stored: what bounds it is not known
-                self._watch.warn(f"{block.condition.target}: {first_line(error)}")
+                self._reporter.warn(f"{block.condition.target}: {first_line(error)}")
             if beside is not None:
                 beside(block, record)
 
         num_blocks = sum(1 for _ in self._plan.explore_blocks())
-        loop = RunLoop(self._ledger, self._watch, self._deadline, num_blocks)
+        loop = RunLoop(self._ledger, self._reporter, self._deadline, num_blocks)
         blocks = (
             block
             for block in self._with_stages(self._explored(session))
@@ -91,7 +91,7 @@ class Passes:
     def _with_stages(self, blocks: Iterable[Block], suffix: str = "") -> Iterator[Block]:
         """The blocks, each announced as a stage before it is served."""
         for block in blocks:
-            self._watch.stage(f"{block.condition.target}: {block.condition.workload}{suffix}")
+            self._reporter.stage(f"{block.condition.target}: {block.condition.workload}{suffix}")
             yield block
 
     def _measure_limits(
@@ -131,7 +131,7 @@ class Passes:
             if block.id in self._ledger.finished_blocks
             and (cells := with_baselines(block.cells, ids))
         ]
-        loop = RunLoop(self._ledger, self._watch, self._deadline, len(blocks))
+        loop = RunLoop(self._ledger, self._reporter, self._deadline, len(blocks))
         loop.serve(self._with_stages(blocks, ", the winners again"), session)
 
     def _winners(self) -> frozenset[str]:
@@ -143,7 +143,7 @@ class Passes:
         pruner = BudgetPruner(
             self._plan,
             self._ledger,
-            self._watch,
+            self._reporter,
             self._deadline,
             self._usable,
             self._extensions,

@@ -16,8 +16,8 @@ from specbench.bench.blocks import Block, Cell
 from specbench.bench.budget import EXPLORE_SHARE, Deadline, block_seconds
 from specbench.bench.extensions import Extensions
 from specbench.bench.plan import TargetPlan
+from specbench.bench.progress import Reporter
 from specbench.bench.session import Session
-from specbench.bench.watch import Watch
 from specbench.engines.refusals import REFUSALS
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import CellData, against
@@ -36,13 +36,13 @@ class BudgetPruner:
         self,
         plan: TargetPlan,
         ledger: Ledger,
-        watch: Watch,
+        reporter: Reporter,
         deadline: Deadline,
         usable: frozenset[str],
         extensions: Extensions,
         session: Session | None,
     ) -> None:
-        self._ledger, self._watch, self._deadline = ledger, watch, deadline
+        self._ledger, self._reporter, self._deadline = ledger, reporter, deadline
         self._extensions, self._session = extensions, session
         self._has_budget = plan.settings.effort.budget_s is not None
         every = (block.only(usable) for block in plan.explore_blocks())
@@ -155,7 +155,7 @@ class BudgetPruner:
         return max((self._deadline.spent_s - before_s) * times, arriving_s)
 
     def _warn(self, block: Block, text: str) -> None:
-        self._watch.warn(f"{block.condition.target}, {block.condition.workload}: {text}")
+        self._reporter.warn(f"{block.condition.target}, {block.condition.workload}: {text}")
 
     def _room_s(self, block: Block) -> float:
         return max(self._deadline.seconds_left("explore") or 0.0, 0.0) * self._share(block)

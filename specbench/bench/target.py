@@ -17,9 +17,9 @@ from specbench.bench.lost_device import losses_kept
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.passes import Passes
 from specbench.bench.plan import TargetPlan, peers_of
+from specbench.bench.progress import Reporter
 from specbench.bench.session import Session
 from specbench.bench.traces import Trace
-from specbench.bench.watch import Watch
 from specbench.decode.adaptive_k import default_ks
 from specbench.engines.engine import Engine, InProcess, Load, Work
 from specbench.engines.refusals import REFUSALS, failures_told
@@ -66,7 +66,7 @@ class TargetRun:
         ledger: Ledger,
         probe: Probe,
         meter: MemoryMeter,
-        watch: Watch,
+        reporter: Reporter,
         deadline: Deadline,
         trace: Trace = trace_conversation,
     ) -> None:
@@ -74,7 +74,7 @@ class TargetRun:
         self._ledger = ledger
         self._probe = probe
         self._meter = meter
-        self._watch = watch
+        self._reporter = reporter
         self._deadline = deadline
         self._trace = trace
         self.threads: KernelChoice | None = None  # what the engines run with, known once opened
@@ -83,7 +83,7 @@ class TargetRun:
     def measure(self, open_engines: OpenEngines) -> None:
         """All blocks of this target that are not stored yet, as far as the deadline lets."""
         target = self._plan.target.name
-        self._watch.stage(f"{target}: loading")
+        self._reporter.stage(f"{target}: loading")
         try:
             with failures_told():
                 engines = open_engines()
@@ -97,7 +97,7 @@ class TargetRun:
         for failure in left_out:
             self._keep_failure(failure, f"{failure.workload}: left out: {failure.reason}")
         self._ledger.append(engine.identity)
-        self._watch.stage(f"{target}: warming up")
+        self._reporter.stage(f"{target}: warming up")
         try:
             prompt_ids = self._sample_prompt(engine, session)
             short = partial(answer_shortly, engine, prompt_ids, engine.baseline)
@@ -111,7 +111,7 @@ class TargetRun:
                 usable = self._warm_up(engines, prompt_ids, loaded)
                 self._keep_records(engines)
                 usable = forecasting.narrow(usable) if forecasting else usable
-                passes = Passes(self._plan, self._ledger, self._watch, deadline, usable)
+                passes = Passes(self._plan, self._ledger, self._reporter, deadline, usable)
                 passes.explore(session, engine, forecasting.beside if forecasting else None)
                 if forecasting:
                     forecasting.conclude()
@@ -130,7 +130,7 @@ class TargetRun:
     def _forecasting(self, session: Session, deadline: Deadline) -> Forecasting | None:
         if not self._plan.settings.forecasting.forecast:
             return None
-        return Forecasting(self._plan, self._ledger, self._watch, session, deadline, self._trace)
+        return Forecasting(self._plan, self._ledger, self._reporter, session, deadline, self._trace)
 
     def _sample_prompt(self, engine: Engine, session: Session) -> tuple[int, ...]:
         """Token ids of the first prompt that the target can answer; the first error if none."""
@@ -228,7 +228,7 @@ class TargetRun:
         """Store how the engines run, and tell what a user should know."""
         for engine in engines.values():
             for note in engine.record.notes:
-                self._watch.warn(note)
+                self._reporter.warn(note)
             record = replace(engine.record, threads=self.threads)
             if record not in self._ledger.stored.engines:
                 self._ledger.append(record)
@@ -310,7 +310,7 @@ class TargetRun:
         request = Request(
             prompt_ids=prompt_ids, max_new_tokens=WARM_UP_TOKENS, sampling=Sampling(), seed=0
         )
-        self._watch.stage(f"{self._plan.target.name}: counting launches")
+        self._reporter.stage(f"{self._plan.target.name}: counting launches")
         drafters = [p.drafter for p in self._plan.pairings if p.drafter.name in reload]
         with suppress(*REFUSALS):  # all is measured: what does not load again has no count
             for drafter in drafters:
@@ -335,7 +335,9 @@ class TargetRun:
         }
         if not isinstance(engine, Traceable) or not cells:
             return
-        self._watch.stage(f"{self._plan.target.name}: comparing logits at differences from K = 0")
+        self._reporter.stage(
+            f"{self._plan.target.name}: comparing logits at differences from K = 0"
+        )
         examined = {difference.cell_id for difference in stored.differences}
         for data in aggregate_cells(tuple(cells), stored.blocks):
             key = data.key
@@ -360,7 +362,7 @@ class TargetRun:
                     logits_V = next_logits(engine.runner, text).to(engine.runner.dtype)
                 except Exception as error:  # whatever fails here: everything is measured
                     raise_if_device_lost(error)
-                    self._watch.warn(f"{key.pairing}: {first_line(error)}")
+                    self._reporter.warn(f"{key.pairing}: {first_line(error)}")
                     return
                 one, other = logits_V[list(tokens)].double().tolist()
                 difference = FirstDifference(
@@ -393,7 +395,7 @@ class TargetRun:
 
     def _keep_failure(self, failure: FailureRecord, told: str) -> None:
         """Tell it, and store what no earlier session has stored."""
-        self._watch.warn(told)
+        self._reporter.warn(told)
         if failure not in self._ledger.stored.failures:
             self._ledger.append(failure)
 

@@ -10,9 +10,9 @@ from specbench.bench.budget import Deadline
 from specbench.bench.hub import look_for_hub
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.plan import TargetPlan
+from specbench.bench.progress import Reporter
 from specbench.bench.target import TargetRun
-from specbench.bench.threads import choose_threads, trial_of_plan
-from specbench.bench.watch import Watch
+from specbench.bench.threads import autotune_for_plan, choose_threads
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Engine
 from specbench.engines.kernel_choices import require_kernel
@@ -41,7 +41,9 @@ def read_shapes(spec: ModelSpec) -> Checkpoint:
 class ThisProcess:
     """Decodes on a device of this machine. UsageError where that is not there."""
 
-    def __init__(self, settings: RunSettings, pairings: Sequence[Pairing], watch: Watch) -> None:
+    def __init__(
+        self, settings: RunSettings, pairings: Sequence[Pairing], reporter: Reporter
+    ) -> None:
         self._settings = settings
         self._device = find_device(settings.machine.device)
         require_kernel(settings.decoder.kernels, self._device)
@@ -53,7 +55,7 @@ class ThisProcess:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         models = [model for pairing in pairings for model in pairing.models]
-        look_for_hub(models, watch.warn, weights=not settings.decoder.dummy_weights)
+        look_for_hub(models, reporter.warn, weights=not settings.decoder.dummy_weights)
         self._probe = open_probe(str(self._device), uuid=cuda_uuid(str(self._device)))
 
     def dtype_of(self, target: Target) -> str:
@@ -66,15 +68,17 @@ class ThisProcess:
     def environment(self, command: Sequence[str]) -> Environment:
         return describe_environment(str(self._device), self._threads, command, self._probe)
 
-    def measure(self, plan: TargetPlan, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:
+    def measure(
+        self, plan: TargetPlan, ledger: Ledger, reporter: Reporter, deadline: Deadline
+    ) -> None:
         """Load the target, and measure all its pairings."""
         remember_choices(choice for engine in ledger.stored.engines for choice in engine.kernels)
         meter = MemoryMeter(plan.target.name, str(self._device), self._probe)
-        target_run = TargetRun(plan, ledger, self._probe, meter, watch, deadline)
-        target_run.measure(partial(self._open, plan, ledger, watch, target_run))
+        target_run = TargetRun(plan, ledger, self._probe, meter, reporter, deadline)
+        target_run.measure(partial(self._open, plan, ledger, reporter, target_run))
 
     def _open(
-        self, plan: TargetPlan, ledger: Ledger, watch: Watch, target_run: TargetRun
+        self, plan: TargetPlan, ledger: Ledger, reporter: Reporter, target_run: TargetRun
     ) -> dict[str, Engine]:
         """The engines; their kernels are chosen with the threads that they run with."""
         settings = plan.settings
@@ -90,13 +94,13 @@ class ThisProcess:
         loaded, load = pool.load(plan.target.model), settings.load
         facts = loaded.content_sha256, loaded.dtype, load.engines[0], load.concurrency[0]
 
-        def trial(numbers: Sequence[int]) -> Outcome:
-            watch.stage(f"{plan.target.name}: choosing the number of threads")
+        def autotune(numbers: Sequence[int]) -> Outcome:
+            reporter.stage(f"{plan.target.name}: choosing the number of threads")
             engine = next(iter(opened().values()))
-            return trial_of_plan(plan, engine, load.concurrency[0], numbers)
+            return autotune_for_plan(plan, engine, load.concurrency[0], numbers)
 
-        target_run.threads = choose_threads(plan.target.name, facts, trial)
-        pool.collect()  # what the trial opened
+        target_run.threads = choose_threads(plan.target.name, facts, autotune)
+        pool.collect()  # what autotuning opened
         return opened()
 
 

@@ -26,7 +26,7 @@ from specbench.probes.load import HostLoad, idle_cores, others_fact, physical_co
 from specbench.records import Contender, KernelChoice, Request, Sampling
 from specbench.settings import BUILTIN
 
-TRIAL_TOKENS = 12  # per answer; with each number of threads at most 7 answers of each K
+TIMED_TOKENS = 12  # per answer; with each number of threads at most 7 answers of each K
 PROMPT_TOKENS = 64
 
 # What a choice belongs to, next to hardware and versions: the sha256 of the target's weights and
@@ -48,10 +48,10 @@ def idle_threads() -> int:
 
 
 def choose_threads(
-    target: str, facts: Facts, trial: Callable[[Sequence[int]], Outcome]
+    target: str, facts: Facts, autotune: Callable[[Sequence[int]], Outcome]
 ) -> KernelChoice:
-    """Set torch's number of threads as chosen before for equal facts and machine, else by a trial.
-    Without a possible trial all idle cores are used, and nothing is kept."""
+    """Set torch's number of threads as chosen before for equal facts and machine, else autotuned.
+    If nothing can be timed, all idle cores are used, and nothing is kept."""
     load = host.host_load()
     numbers, refused = candidates(load)
     machine = (cpu_model(), physical_cores(load.num_cores), torch.__version__, __version__)
@@ -63,7 +63,7 @@ def choose_threads(
         if known := find_choice(key):
             choice = replace(known, subject=subject)
         else:
-            winner, contenders = trial(numbers)
+            winner, contenders = autotune(numbers)
             if winner is not None:
                 choice = replace(choice, chosen=winner, contenders=tuple(contenders))
                 keep_choice(choice)
@@ -71,14 +71,14 @@ def choose_threads(
     return replace(choice, contenders=(*choice.contenders, *refused))
 
 
-def trial_of(
+def autotune_threads(
     engine: Engine, works: Sequence[Work], text: str, concurrency: int, numbers: Sequence[int]
 ) -> Outcome:
     """Decode a few tokens of each work with each number of threads, interleaved; works that the
     engine refuses are left out, and without any none wins."""
     request = Request(
         prompt_ids=engine.tokenizer.ids(text)[:PROMPT_TOKENS] or engine.eos_ids[:1],
-        max_new_tokens=TRIAL_TOKENS,
+        max_new_tokens=TIMED_TOKENS,
         sampling=Sampling(),
         seed=0,
         stop_at_eos=False,
@@ -102,7 +102,7 @@ def trial_of(
     return fastest(runs, Timing(seconds=lambda run: cast("float", run())))
 
 
-def trial_of_plan(
+def autotune_for_plan(
     plan: TargetPlan, engine: Engine, concurrency: int, numbers: Sequence[int]
 ) -> Outcome:
     """K = 0 and the first pairing that can be loaded, at its largest K, on the first prompt."""
@@ -123,7 +123,7 @@ def trial_of_plan(
     prompt = plan.prompts(plan.workloads[0])[0]
     text = "\n".join(message.content for message in prompt.turns[0])
     try:
-        return trial_of(engine, works, text, concurrency, numbers)
+        return autotune_threads(engine, works, text, concurrency, numbers)
     finally:
         for work in works[1:]:
             engine.remove_drafter(work.drafter)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from specbench.bench.blocks import Block
 from specbench.bench.budget import Deadline
 from specbench.bench.plan import TargetPlan
+from specbench.bench.progress import Reporter
 from specbench.bench.session import Session
-from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine
 from specbench.engines.refusals import REFUSALS, failures_told
 from specbench.errors import DeviceError, UsageError, first_line
@@ -47,7 +47,7 @@ class Tracer:
         self,
         plan: TargetPlan,
         ledger: Ledger,
-        watch: Watch,
+        reporter: Reporter,
         session: Session,
         trace: Trace,
         drafting: Callable[[float], Drafting],
@@ -56,7 +56,7 @@ class Tracer:
         """`drafting` says how is drafted at a temperature."""
         self._plan = plan
         self._ledger = ledger
-        self._watch = watch
+        self._reporter = reporter
         self._session = session
         self._trace = trace
         self._drafting = drafting
@@ -79,7 +79,7 @@ class Tracer:
             share = TRACING_SHARE if i >= MIN_UNITS else MAX_TRACING_SHARE
             if i and left_s is not None and now_s is not None and now_s < left_s * (1 - share):
                 return
-            self._watch.stage(f"{self._target}: tracing {ground.workload}")
+            self._reporter.stage(f"{self._target}: tracing {ground.workload}")
             texts = self._decode(ground, condition, prompt)
             self._texts.setdefault(ground, []).extend(texts)
             for pairing in pairings if texts else ():
@@ -140,7 +140,7 @@ class Tracer:
         try:
             texts = self._session.texts(block, cell)
         except REFUSALS as error:
-            self._watch.warn(f"{ground.workload}, prompt {prompt.id}: {first_line(error)}")
+            self._reporter.warn(f"{ground.workload}, prompt {prompt.id}: {first_line(error)}")
             return []
         if ground.temperature > 0:  # at 0 they are the references, which every run needs
             spent_s = self._seconds.get(ground, 0.0)
@@ -153,7 +153,7 @@ class Tracer:
             return
         if drafter.lossy is not None:
             self._untraceable.add((drafter.name, None))
-            self._watch.warn(
+            self._reporter.warn(
                 f"{drafter.name}: cannot be forecast: its lossy rule accepts drafts that a replay "
                 "would reject; measure it"
             )
@@ -171,7 +171,7 @@ class Tracer:
                 )
         except (UsageError, DeviceError) as error:
             self._untraceable.add((drafter.name, temperature))
-            self._watch.warn(first_line(error))
+            self._reporter.warn(first_line(error))
             return
         for trace in traces:
             self._ledger.append(trace)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from specbench.bench.budget import Deadline
 from specbench.bench.plan import TargetPlan
-from specbench.bench.watch import Watch
+from specbench.bench.progress import Reporter
 from specbench.records import BlockRecord, Environment, FailureRecord
 from specbench.runs import Ledger, StoredRecord, StoredRun
 
@@ -15,7 +15,7 @@ class Machine(Protocol):
     """Where a unit is measured."""
 
     @property
-    def watch(self) -> Watch: ...
+    def reporter(self) -> Reporter: ...
 
     def measure_target(self, plan: TargetPlan, ledger: Ledger, deadline: Deadline) -> None:
         """Measure a target with the engines of a process of that machine."""

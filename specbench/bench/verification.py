@@ -15,10 +15,10 @@ from specbench.bench.hub import look_for_hub
 from specbench.bench.long_prompts import without_long_prompts
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_targets
-from specbench.bench.shares import Share, shared_out
+from specbench.bench.progress import Reporter
+from specbench.bench.sharding import Shard, run_sharded
 from specbench.bench.this_process import open_engines, read_shapes
-from specbench.bench.threads import choose_threads, idle_threads, trial_of_plan
-from specbench.bench.watch import Watch
+from specbench.bench.threads import autotune_for_plan, choose_threads, idle_threads
 from specbench.engines.engine import Engine, Load
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.refusals import REFUSALS
@@ -53,7 +53,7 @@ _SAMPLED, _READ = 1.3, 0.4  # to draw it with drafts; to read any
 def collect_evidence(
     settings: RunSettings,
     pairings: Sequence[Pairing],
-    watch: Watch,
+    reporter: Reporter,
     *,
     num_tokens: int,
     budget_s: float | None,
@@ -67,7 +67,7 @@ def collect_evidence(
     evidence.
     """
     work = partial(_collect, settings, tuple(pairings), num_tokens, budget_s, num_rows)
-    return shared_out(work, _num_processes(settings, pairings), watch)
+    return run_sharded(work, _num_processes(settings, pairings), reporter)
 
 
 def _num_processes(settings: RunSettings, pairings: Sequence[Pairing]) -> int:
@@ -93,8 +93,8 @@ def _collect(
     num_tokens: int,
     budget_s: float | None,
     num_rows: int,
-    share: Share,
-    watch: Watch,
+    shard: Shard,
+    reporter: Reporter,
 ) -> dict[tuple[int, int], Evidence]:
     """A share of the pairings, a target's K = 0 being one of them; by target and job."""
     device = find_device(settings.machine.device)
@@ -102,19 +102,19 @@ def _collect(
         torch.cuda.set_device(device)
     is_small = _are_small(pairings)
     torch.set_num_threads(settings.machine.threads or (1 if is_small else idle_threads()))
-    look_for_hub([model for one in pairings for model in one.models], watch.warn)
+    look_for_hub([model for one in pairings for model in one.models], reporter.warn)
     evidence: dict[tuple[int, int], Evidence] = {}
     plans = list(plan_targets(settings, pairings, lambda _: "", read_shapes))
     num_sampled = sum(job.sampling.temperature > 0 for plan in plans for job in _jobs(plan))
     for number, plan in enumerate(plans):
         for warning in (*peer_warnings(plan), *plan.left_out):
-            watch.warn(warning)
+            reporter.warn(warning)
         jobs = list(_jobs(plan))
         pairs = list(dict.fromkeys(job.pairing for job in jobs))
-        own = {i for i, job in enumerate(jobs) if share.has(pairs.index(job.pairing))}
+        own = {i for i, job in enumerate(jobs) if shard.has(pairs.index(job.pairing))}
         # K = 0 answers in every share, at no cost: what drafters answer is held to it.
         asked = [i for i, job in enumerate(jobs) if i in own or job.is_greedy_baseline]
-        watch.stage(f"{plan.target.name}: loading")
+        reporter.stage(f"{plan.target.name}: loading")
         pool = ModelPool(device, settings.machine.dtype)
         try:
             engines = open_engines(plan.target, device, settings, pool)
@@ -124,11 +124,11 @@ def _collect(
             if not is_small and device.type == "cpu" and settings.machine.threads is None:
                 of = first.identity
                 facts = of.content_sha256, of.dtype, first.name, rows[first.name]
-                trial = partial(trial_of_plan, plan, first, rows[first.name])
-                choose_threads(of.name, facts, trial)
+                autotune = partial(autotune_for_plan, plan, first, rows[first.name])
+                choose_threads(of.name, facts, autotune)
             began_s = time.monotonic()
-            questions = list(_questions(plan, first, watch, rows[first.name]))
-            answers_s = (time.monotonic() - began_s) / share.of
+            questions = list(_questions(plan, first, reporter, rows[first.name]))
+            answers_s = (time.monotonic() - began_s) / shard.of
             collector = Collector(teacher, questions, seed=settings.seed)
             enough = num_tokens
             if budget_s is not None:
@@ -141,13 +141,13 @@ def _collect(
             continue
         limit_s = math.inf if budget_s is None else budget_s / len(plans)
         num_each, told = _outlook(jobs, questions, answers_s, enough, limit_s, num_sampled)
-        if share.first == 0:
-            watch.tell(told)
+        if shard.first == 0:
+            reporter.tell(told)
         amount = Amount(num_each, rows)
-        found = examine(engines, collector, [jobs[i] for i in asked], amount, watch.stage)
+        found = examine(engines, collector, [jobs[i] for i in asked], amount, reporter.stage)
         evidence |= {(number, i): f for i, f in zip(asked, found, strict=True) if i in own}
         for note in dict.fromkeys(note for e in engines.values() for note in e.record.notes):
-            watch.warn(note)
+            reporter.warn(note)
     return evidence
 
 
@@ -221,13 +221,13 @@ class _Conversation:
 
 
 def _questions(
-    plan: TargetPlan, engine: Engine, watch: Watch, num_rows: int
+    plan: TargetPlan, engine: Engine, reporter: Reporter, num_rows: int
 ) -> Iterator[VerificationPrompt]:
     """Every turn of every prompt that the target takes, after its own answers, each with a text
     that its answer resembles."""
     plan, left_out = without_long_prompts(plan, engine)
     for failure in left_out:
-        watch.warn(f"{failure.workload}: left out: {failure.reason}")
+        reporter.warn(f"{failure.workload}: left out: {failure.reason}")
     every = [
         _Conversation(w.name, prompt, plan.max_new_tokens(w.name))
         for w in plan.workloads
@@ -270,7 +270,7 @@ def _questions(
             if not turn:
                 raise why
             told = first_line(why)
-            watch.warn(f"{one.name}, turn {turn + 1} and after are left out: {told}")
+            reporter.warn(f"{one.name}, turn {turn + 1} and after are left out: {told}")
         turn += 1
     for one in every:
         yield from one.asked

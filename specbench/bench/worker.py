@@ -9,8 +9,8 @@ from typing import NamedTuple, cast
 
 from specbench.bench.budget import Deadline, spent_s
 from specbench.bench.machine import ThisMachine
+from specbench.bench.progress import RemoteReporter, Reporter, ReporterCall
 from specbench.bench.units import Unit
-from specbench.bench.watch import RemoteReporter, ReporterCall, Watch
 from specbench.errors import DeviceLostError, SpecbenchError
 from specbench.inputs.pairing import Pairing
 from specbench.records import Environment, RunRecord, ServerRecord
@@ -54,7 +54,7 @@ class RunInputs:
 def describe_node(node: str, inputs: RunInputs, send: SendMessage) -> None:
     """Send this machine's NodeInfo, or TaskRejected if it cannot take part."""
     try:
-        machine = ThisMachine(inputs.settings, inputs.pairings, _reporter(send))
+        machine = ThisMachine(inputs.settings, inputs.pairings, _remote_reporter(send))
         targets = {pairing.target.name: pairing.target for pairing in inputs.pairings}
         environment = replace(machine.environment(inputs.command), node=node)
         dtypes = {name: machine.dtype_of(target) for name, target in targets.items()}
@@ -87,7 +87,7 @@ def measure_unit(
 
         try:
             with create_run(folder, run, known, send_record) as ledger:
-                machine = ThisMachine(run.settings, unit.plan.pairings, _reporter(send))
+                machine = ThisMachine(run.settings, unit.plan.pairings, _remote_reporter(send))
                 spent = spent_s(ledger.stored, unit.plan.target.name)
                 unit.measure(machine, ledger, Deadline(budget_s, time.monotonic, spent_s=spent))
         except DeviceLostError:
@@ -96,6 +96,6 @@ def measure_unit(
             send(TaskRejected(str(error)))
 
 
-def _reporter(send: SendMessage) -> Watch:
+def _remote_reporter(send: SendMessage) -> Reporter:
     """The machine where the run is stored counts whole units only, so no blocks are reported."""
-    return cast("Watch", RemoteReporter(send, ("stage", "warn")))
+    return cast("Reporter", RemoteReporter(send, ("stage", "warn")))

@@ -5,30 +5,30 @@ import signal
 import time
 from pathlib import Path
 
-from specbench.bench.shares import Share
-from specbench.bench.watch import Watch
+from specbench.bench.progress import Reporter
+from specbench.bench.sharding import Shard
 from specbench.errors import ModelError
 
 
-def squares(share: Share, watch: Watch) -> dict[int, int]:
+def squares(shard: Shard, watch: Reporter) -> dict[int, int]:
     watch.warn("too warm")
-    watch.stage(f"share {share.first}")
-    return {i: i * i for i in range(7) if share.has(i)}
+    watch.stage(f"share {shard.first}")
+    return {i: i * i for i in range(7) if shard.has(i)}
 
 
-def refusing(share: Share, _: Watch) -> dict[int, int]:
-    if share.first == 0:
+def refusing(shard: Shard, _: Reporter) -> dict[int, int]:
+    if shard.first == 0:
         raise ModelError("no such model")
     time.sleep(600)
     return {}
 
 
-def killed(_: Share, __: Watch) -> dict[int, int]:
+def killed(_: Shard, __: Reporter) -> dict[int, int]:
     os.kill(os.getpid(), signal.SIGKILL)
     return {}
 
 
-def waiting(folder: Path, _: Share, watch: Watch) -> dict[int, int]:
+def waiting(folder: Path, _: Shard, watch: Reporter) -> dict[int, int]:
     (folder / str(os.getpid())).touch()
     os.kill(os.getpid(), signal.SIGINT)  # as a terminal sends it to all of them
     watch.stage("here")

@@ -2,11 +2,11 @@
 
 import logging
 
-from specbench.bench.shares import Share
-from specbench.bench.watch import Watch
+from specbench.bench.progress import Reporter
+from specbench.bench.sharding import Shard
 
 logging.getLogger("torchao").warning("no kernel for this device")
 
 
-def nothing(_share: Share, _watch: Watch) -> dict[int, int]:
+def nothing(_shard: Shard, _watch: Reporter) -> dict[int, int]:
     return {}

@@ -34,7 +34,7 @@ class Words:
 
     def measure(self, machine, ledger, deadline):  # noqa: ARG002
         stored = {one.reason for one in ledger.stored.failures}
-        machine.watch.stage(f"{self.label} at {ledger.node}")
+        machine.reporter.stage(f"{self.label} at {ledger.node}")
         for word in self.words:
             if word not in stored:
                 ledger.append(said(word))

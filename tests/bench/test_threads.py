@@ -12,11 +12,11 @@ import torch
 
 from specbench.bench import threads
 from specbench.bench.threads import (
-    TRIAL_TOKENS,
+    TIMED_TOKENS,
     Facts,
+    autotune_for_plan,
     candidates,
     choose_threads,
-    trial_of_plan,
 )
 from specbench.engines.engine import Work
 from specbench.errors import ModelError
@@ -78,7 +78,7 @@ def engine() -> Threaded:
 def chosen(engine: Threaded, tmp_path: Path, facts: Facts = FACTS):
     (tmp_path / "plan").mkdir(exist_ok=True)
     plan = make_plan(tmp_path / "plan", SETTINGS)
-    choice = choose_threads("big", facts, partial(trial_of_plan, plan, engine, 1))
+    choice = choose_threads("big", facts, partial(autotune_for_plan, plan, engine, 1))
     assert torch.get_num_threads() == int(choice.chosen)
     return choice
 
@@ -107,7 +107,7 @@ def test_the_trial_is_interleaved_bounded_and_decodes_with_and_without_drafts(en
     for turn in range(0, len(rest), 6):
         assert rest[turn : turn + 6] == [(n, k) for n in (1, 4, 8) for k in (0, 4)]
     assert len(engine.calls) <= 2 + 6 * 6
-    assert {call.request.max_new_tokens for call in engine.calls} == {TRIAL_TOKENS}
+    assert {call.request.max_new_tokens for call in engine.calls} == {TIMED_TOKENS}
     assert engine.loaded == []  # its memory is measured later
 
 

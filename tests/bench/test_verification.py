@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specbench.bench import verification
-from specbench.bench.shares import ALL, Share
+from specbench.bench.sharding import ALL, Shard
 from specbench.bench.verification import _collect, _num_processes
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Pairing
@@ -42,7 +42,7 @@ def test_shares_have_together_what_one_process_finds(
     watch = RecordingWatch()
     whole = _collect(settings(tmp_path), pairings, 100, None, 4, ALL, watch)
     shares = [
-        _collect(settings(tmp_path), pairings, 100, None, 4, Share(first, 2), watch)
+        _collect(settings(tmp_path), pairings, 100, None, 4, Shard(first, 2), watch)
         for first in (0, 1)
     ]
 

@@ -10,11 +10,12 @@ from specbench.bench.blocks import Cell
 from specbench.bench.budget import Deadline
 from specbench.bench.loop import RunLoop
 from specbench.bench.plan import TargetPlan
+from specbench.bench.progress import Reporter
 from specbench.bench.served.host import Host, host_of
 from specbench.bench.served.open_session import OpenSession, entered
 from specbench.bench.served.questions import Answers
 from specbench.bench.served.recording import broken_off, unusable
-from specbench.bench.served.running import Running
+from specbench.bench.served.running import ServerHandle
 from specbench.bench.served.sessions import (
     Session,
     cycle_of,
@@ -24,7 +25,6 @@ from specbench.bench.served.sessions import (
     was_held,
 )
 from specbench.bench.units import Machine
-from specbench.bench.watch import Watch
 from specbench.engines.served_engine import find_served
 from specbench.errors import LostError, ModelError, SpecbenchError
 from specbench.inputs.address import Address
@@ -63,7 +63,7 @@ class Cycle:
 
     def measure(self, machine: Machine, ledger: Ledger, deadline: Deadline) -> None:
         host = host_of(self.plan, self.engine, self.running, ledger.folder)
-        CycleRun(self, host, ledger, machine.watch, deadline).measure()
+        CycleRun(self, host, ledger, machine.reporter, deadline).measure()
 
     def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
         """All sessions, the blocks of this cycle, and the answers at K = 0."""
@@ -85,10 +85,15 @@ class CycleRun:
     """Measures a cycle on this machine."""
 
     def __init__(
-        self, cycle: Cycle, host: Host, ledger: Ledger, watch: Watch, deadline: Deadline
+        self,
+        cycle: Cycle,
+        host: Host,
+        ledger: Ledger,
+        reporter: Reporter,
+        deadline: Deadline,
     ) -> None:
         self._cycle, self._plan, self._host = cycle, cycle.plan, host
-        self._ledger, self._watch, self._deadline = ledger, watch, deadline
+        self._ledger, self._reporter, self._deadline = ledger, reporter, deadline
         self._failures = dict(cycle.failures)
         self._gpus, self._answers = Gpus(), Answers()
         by_id = {cell.key.id: cell for cell in served_cells(cycle.plan, cycle.engine)}
@@ -109,12 +114,12 @@ class CycleRun:
         drafts = {session.draft for session in sessions}
         attempt = 1 + max((s.attempt for s in servers if s.place in places), default=0)
         num_blocks = sum(len(session.cells) for session in sessions)
-        loop = RunLoop(self._ledger, self._watch, self._deadline, num_blocks)
+        loop = RunLoop(self._ledger, self._reporter, self._deadline, num_blocks)
         for session in sessions:
             if self._deadline.is_over(session.purpose) or is_over(self._failures, drafts):
                 return
             if len(self._failures.get(session.draft, ())) < TRIES:
-                self._watch.stage(f"{session.target}: {session.label}")
+                self._reporter.stage(f"{session.target}: {session.label}")
                 self._measure_session(session, attempt, loop)
 
     def _read_models(self) -> None:
@@ -140,20 +145,25 @@ class CycleRun:
         if was_held(record):
             self._failures[session.draft] = ()
             for text in (*record.problems, *record.warnings):
-                self._watch.warn(f"{session.label}: {text}")
+                self._reporter.warn(f"{session.label}: {text}")
         else:
             earlier = self._failures.get(session.draft, ())
             self._failures[session.draft] = (*earlier, *record.problems)
 
     def _serve(
-        self, session: Session, name: str, running: Running, runner: asyncio.Runner, loop: RunLoop
+        self,
+        session: Session,
+        name: str,
+        running: ServerHandle,
+        runner: asyncio.Runner,
+        loop: RunLoop,
     ) -> ServerRecord:
         """The record of the session called `name`; its blocks are stored by then. ServerError."""
         self._gpus.start()
         stalls = watch_for_stalls(
             running.clients,
             find_served(session.engine).HEALTH,
-            lambda text: self._watch.warn(f"{session.label}: {text}"),
+            lambda text: self._reporter.warn(f"{session.label}: {text}"),
         )
         server = OpenSession(
             self._plan, session, name, running, runner, self._answers, self._ledger.node
@@ -175,7 +185,7 @@ class CycleRun:
         told, log = str(error).strip() or reason, getattr(error, "log", None)
         if any(_same(reason, earlier) for row in self._failures.values() for earlier in row):
             told = f"the same again{f'; log: {log}' if log else ''}"
-        self._watch.warn(f"{session.label}: {told}")
+        self._reporter.warn(f"{session.label}: {told}")
         return reason
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.deployments import exported, require_module
 from specbench.bench.served.questions import context_needed
-from specbench.bench.served.running import Attached, Running
+from specbench.bench.served.running import ExternalServers, ServerHandle
 from specbench.bench.served.sessions import Session, cycle_of, served_cells
 from specbench.engines.deployment import Export
 from specbench.engines.served_engine import StartOptions, find_served
@@ -28,7 +28,7 @@ from specbench.servers.process import LOOPBACK, free_port, started
 class Host(Protocol):
     """Gives a session its server, and takes it back."""
 
-    def open(self, session: Session) -> AbstractAsyncContextManager[Running]: ...
+    def open(self, session: Session) -> AbstractAsyncContextManager[ServerHandle]: ...
 
 
 class _ServerStart(NamedTuple):
@@ -38,7 +38,7 @@ class _ServerStart(NamedTuple):
     command: list[str]
 
 
-class Launched:
+class ManagedServers:
     """Starts a server for every session, on this machine's loopback."""
 
     def __init__(self, plan: TargetPlan, engine: str, folder: Path = Path()) -> None:
@@ -75,7 +75,7 @@ class Launched:
                             require_complete(model)
 
     @asynccontextmanager
-    async def open(self, session: Session) -> AsyncIterator[Running]:
+    async def open(self, session: Session) -> AsyncIterator[ServerHandle]:
         """UsageError if the engine cannot be started so, ServerError if it does not come up."""
         self._folder.mkdir(parents=True, exist_ok=True)
         start = self._start_of(session, self._folder)
@@ -92,7 +92,7 @@ class Launched:
                 await process.wait_until_healthy(
                     client, self._engine.HEALTH, self._asked.start_timeout_s
                 )
-                yield Running(
+                yield ServerHandle(
                     clients=(client,),
                     facts=await self._engine.facts(client),
                     command=tuple(start.command),
@@ -151,12 +151,12 @@ class Launched:
 def host_of(plan: TargetPlan, engine: str, running: Sequence[Address], folder: Path) -> Host:
     """Where servers run already, these; else they are started, with their logs in the folder."""
     if running:
-        return Attached(engine, running)
-    return Launched(plan, engine, folder)
+        return ExternalServers(engine, running)
+    return ManagedServers(plan, engine, folder)
 
 
 def require_startable(plans: Iterable[TargetPlan]) -> None:
     """UsageError or ModelError if a server of these plans could not be started on this machine."""
     for plan in plans:
         for engine in plan.served:
-            Launched(plan, engine).require_startable()
+            ManagedServers(plan, engine).require_startable()

@@ -16,7 +16,7 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.served.crosscheck import count_problems, count_warnings
 from specbench.bench.served.questions import Answers, requests_of, template_clock
 from specbench.bench.served.recording import broken_off, request_records
-from specbench.bench.served.running import Running
+from specbench.bench.served.running import ServerHandle
 from specbench.bench.served.sessions import Session
 from specbench.engines.served_engine import find_served
 from specbench.errors import ServerError
@@ -66,7 +66,7 @@ class OpenSession:
         plan: TargetPlan,
         session: Session,
         name: str,
-        running: Running,
+        running: ServerHandle,
         runner: asyncio.Runner,
         answers: Answers,
         node: str | None,

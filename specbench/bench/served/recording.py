@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from specbench.bench.blocks import Cell
-from specbench.bench.served.running import Running
+from specbench.bench.served.running import ServerHandle
 from specbench.bench.served.sessions import Session
 from specbench.engines.served_engine import find_served, result_of
 from specbench.records import Request, RequestRecord, ServerRecord, ids_sha256
@@ -37,7 +37,7 @@ def _of_prompt(cell: Cell, answer: Streamed, began_s: float) -> dict[str, Any]:
 
 
 def broken_off(
-    session: Session, name: str, running: Running, problems: Sequence[str]
+    session: Session, name: str, running: ServerHandle, problems: Sequence[str]
 ) -> ServerRecord:
     """The record of a session whose server came up, with what is known of that one."""
     facts = running.facts

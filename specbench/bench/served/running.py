@@ -28,7 +28,7 @@ ROUTER_PAGES = 4  # of counters: two servers that are drawn at random answer all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Running:
+class ServerHandle:
     """A session's healthy server, or its replicas: one client per address."""
 
     clients: tuple[Client, ...]
@@ -69,14 +69,14 @@ class Running:
             self.process.require_running()
 
 
-class Attached:
+class ExternalServers:
     """Servers that run already, those of the same K as replicas; none is started or stopped."""
 
     def __init__(self, engine: str, addresses: Sequence[Address]) -> None:
         self._engine, self._addresses = engine, addresses
 
     @asynccontextmanager
-    async def open(self, session: Session) -> AsyncIterator[Running]:
+    async def open(self, session: Session) -> AsyncIterator[ServerHandle]:
         """ServerError for a server that does not answer or runs at another K, and for replicas that
         are not alike."""
         addresses = [a for a in self._addresses if a.k == session.draft.k]
@@ -91,7 +91,7 @@ class Attached:
                         f"it serves {found.model} {found.version}, but another replica at this K "
                         f"serves {facts[0].model} {facts[0].version}; replicas must be alike"
                     )
-            yield Running(clients=tuple(clients), facts=facts[0])
+            yield ServerHandle(clients=tuple(clients), facts=facts[0])
 
 
 async def _facts(client: Client, name: str) -> ServerFacts:

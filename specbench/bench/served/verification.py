@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from specbench.bench.machine import served_dtype
 from specbench.bench.planning import plan_targets
+from specbench.bench.progress import Reporter
+from specbench.bench.served.collect_outputs import OutputCollector, ServerOutputs
 from specbench.bench.served.host import host_of, require_startable
-from specbench.bench.served.interview import Heard, Interview
 from specbench.bench.served.running import (
     running_context,
     running_ks,
     running_servers,
     server_warnings,
 )
-from specbench.bench.watch import Watch
 from specbench.errors import UsageError, first_line
 from specbench.inputs.pairing import Pairing
 from specbench.records import Sampling
@@ -38,13 +38,13 @@ from specbench.verify.judge import is_tie
 from specbench.verify.two_samples import as_outputs, between, first_divergence, have_ids
 
 if TYPE_CHECKING:
-    from specbench.bench.served.along_target import AlongTarget
+    from specbench.bench.served.reference_scorer import ReferenceScorer
 
 
 def collect_served_evidence(
     settings: RunSettings,
     pairings: Sequence[Pairing],
-    watch: Watch,
+    reporter: Reporter,
     *,
     num_tokens: int,
     concurrency: int,
@@ -57,7 +57,7 @@ def collect_served_evidence(
     own = tuple(engine for engine in load.engines if engine in SERVED)
     lossy = [pairing.name for pairing in pairings if pairing.drafter.lossy]
     if lossy and BUILTIN in load.engines:
-        watch.warn(f"{', '.join(lossy)}: the lossy rule is one of the built-in decoder's alone")
+        reporter.warn(f"{', '.join(lossy)}: the lossy rule is one of the built-in decoder's alone")
         pairings = [pairing for pairing in pairings if not pairing.drafter.lossy]
     settings = replace(settings, load=replace(load, engines=own, concurrency=(concurrency,)))
     running = running_servers(settings)
@@ -76,44 +76,44 @@ def collect_served_evidence(
     if not running:
         require_startable(plans)
     for text in server_warnings(running, settings.load.engines[0], plans[0].target):
-        watch.warn(text)
+        reporter.warn(text)
     evidence: list[Evidence] = []
     for plan in plans:
         for text in plan.left_out:
-            watch.warn(text)
+            reporter.warn(text)
         for engine in plan.served:
             with TemporaryDirectory(prefix="specbench-") as folder:
                 addresses = [server.address for server in running]
                 host = host_of(plan, engine, addresses, Path(folder))
-                interview = Interview(plan, engine, host, watch, num_tokens, concurrency)
-                heard = interview.hold()
-            evidence += _Weighing(interview, heard).evidence()
+                collector = OutputCollector(plan, engine, host, reporter, num_tokens, concurrency)
+                outputs = collector.run()
+            evidence += _Weighing(collector, outputs).evidence()
     return evidence
 
 
 class _Weighing:
     """What servers said as evidence: with the target's logits, or why without them."""
 
-    def __init__(self, interview: Interview, heard: Sequence[Heard]) -> None:
-        self._interview, self._plan, self._heard = interview, interview.plan, heard
-        self._own = {one.temperature: one for one in heard if not (one.draft.k or one.error)}
+    def __init__(self, collector: OutputCollector, outputs: Sequence[ServerOutputs]) -> None:
+        self._collector, self._plan, self._outputs = collector, collector.plan, outputs
+        self._own = {one.temperature: one for one in outputs if not (one.draft.k or one.error)}
         self._unseen = ""
-        self._target: AlongTarget | None = None
+        self._target: ReferenceScorer | None = None
 
     def evidence(self) -> list[Evidence]:
-        """In the order in which it was heard."""
+        """In the order in which it was outputs."""
         spec = self._plan.target.model
         if spec.folder is None:
             self._unseen = f"{spec.source} is not a folder on this disk"
             return list(self._each())
-        self._interview.watch.stage(f"{self._plan.target.name}: looking at its logits")
+        self._collector.reporter.stage(f"{self._plan.target.name}: looking at its logits")
         # Here alone, so that servers are asked without torch.
-        from specbench.bench.served.along_target import AlongTarget  # noqa: PLC0415
+        from specbench.bench.served.reference_scorer import ReferenceScorer  # noqa: PLC0415
         from specbench.engines.refusals import REFUSALS  # noqa: PLC0415
 
-        asked, most_tokens = self._interview.asked, self._interview.most_tokens
+        asked, most_tokens = self._collector.requests, self._collector.most_tokens
         try:
-            self._target = AlongTarget(self._plan, asked, most_tokens)
+            self._target = ReferenceScorer(self._plan, asked, most_tokens)
             return list(self._each())
         except REFUSALS as error:
             self._target, self._unseen = None, first_line(error)
@@ -122,14 +122,14 @@ class _Weighing:
     def _unseen_at(self, temperature: float) -> str:
         """Why the target's logits say nothing of the answers at a temperature."""
         texts = [
-            text for one in self._heard if one.temperature == temperature for text in one.texts
+            text for one in self._outputs if one.temperature == temperature for text in one.texts
         ]
         if not self._unseen and not have_ids(texts):
             return "the server does not tell the ids of all tokens"
         return self._unseen
 
     def _each(self) -> Iterator[Evidence]:
-        for one in self._heard:
+        for one in self._outputs:
             if one.error:
                 yield FailedEvidence(subject=self._subject(one), reason=one.error)
             elif one.temperature > 0:
@@ -145,7 +145,7 @@ class _Weighing:
         found = self._target.greedy(self._subject(own), own.texts, None)
         return replace(found, is_baseline=True)
 
-    def _greedy(self, one: Heard) -> Evidence:
+    def _greedy(self, one: ServerOutputs) -> Evidence:
         subject, own = self._subject(one), self._own[0.0]
         is_own = one is own
         unseen = self._unseen_at(0.0)
@@ -172,7 +172,7 @@ class _Weighing:
             rule=one.rule,
         )
 
-    def _sampled(self, one: Heard) -> Evidence:
+    def _sampled(self, one: ServerOutputs) -> Evidence:
         subject, own = self._subject(one), self._own[one.temperature]
         along = None
         distances: tuple[Distance, ...] = ()
@@ -180,7 +180,7 @@ class _Weighing:
         if self._target is not None and not unseen:
             asked = self._plan.settings.sampling
             sampling = Sampling(temperature=one.temperature, top_k=asked.top_k, top_p=asked.top_p)
-            num = self._interview.num_tokens
+            num = self._collector.num_tokens
             along, tally = self._target.sampled(subject, sampling, one.texts, num)
             distances = tally.distances()
         return ServedEvidence(
@@ -194,7 +194,7 @@ class _Weighing:
             rule=one.rule,
         )
 
-    def _beside(self, one: Heard, own: Heard) -> BaselineSample:
+    def _beside(self, one: ServerOutputs, own: ServerOutputs) -> BaselineSample:
         has_ids = have_ids(one.texts, own.texts, own.colder)
         answers, own_answers, colder = (
             as_outputs(texts, has_ids=has_ids) for texts in (one.texts, own.texts, own.colder)
@@ -207,11 +207,11 @@ class _Weighing:
             distances=between(answers, own_answers),
         )
 
-    def _subject(self, one: Heard) -> Subject:
+    def _subject(self, one: ServerOutputs) -> Subject:
         target, drafter = self._plan.target.name, one.draft.drafter
         return Subject(
             pairing=f"{target}/{drafter}" if one.draft.k else target,
-            engine=self._interview.engine,
+            engine=self._collector.engine,
             method=one.draft.method,
             num_speculative_tokens=one.draft.k,
             temperature=one.temperature,

@@ -28,7 +28,7 @@ def sampled(model: Any, prompt_ids: Sequence[int], num: int, length: int, law: L
         with torch.inference_mode():
             logits = model(rows).logits[:, -1]
         rows = torch.cat([rows, law(logits, at).multinomial(1, generator=generator)], 1)
-    return [_said(row, length) for row in rows[:, len(prompt_ids) :].tolist()]
+    return [_baseline_texts(row, length) for row in rows[:, len(prompt_ids) :].tolist()]
 
 
 def greedy(model: Any, prompt_ids: Sequence[int], length: int, swaps: dict[int, int]) -> Said:
@@ -38,10 +38,10 @@ def greedy(model: Any, prompt_ids: Sequence[int], length: int, swaps: dict[int, 
         with torch.inference_mode():
             best = int(model(torch.tensor([row])).logits[0, -1].argmax())
         row.append(swaps.get(best, best))
-    return _said(row[len(prompt_ids) :], length)
+    return _baseline_texts(row[len(prompt_ids) :], length)
 
 
-def _said(ids: list[int], length: int) -> Said:
+def _baseline_texts(ids: list[int], length: int) -> Said:
     end = ids.index(EOS) + 1 if EOS in ids else length
     return Said(ids[:end], is_ended=EOS in ids)
 

@@ -9,7 +9,7 @@ import pytest
 from specbench.bench.served.open_session import OpenSession
 from specbench.bench.served.questions import Answers, requests_of
 from specbench.bench.served.recording import request_records
-from specbench.bench.served.running import Running
+from specbench.bench.served.running import ServerHandle
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.engines.served_engine import ServerFacts
 from specbench.probes.nvml import GpuUse
@@ -89,7 +89,7 @@ def test_the_gpus_here_are_those_of_servers_that_were_started_here(tmp_path, com
     session, *_ = cycle_of(served_cells(plan, "vllm"), 0)
     facts = ServerFacts(version="0.32.0", model="tiny", k=0)
     use = GpuUse(num_gpus=2, power_w=300.0, memory_bytes=10, throttle_reasons=("hot",))
-    running = Running(clients=(), facts=facts, command=command)
+    running = ServerHandle(clients=(), facts=facts, command=command)
     with asyncio.Runner() as runner:
         server = OpenSession(plan, session, "one", running, runner, Answers(), None).record(use)
     assert (server.num_gpus, server.power_w, server.memory_bytes) == told

@@ -11,7 +11,7 @@ import pytest
 
 from specbench.bench.planning import plan_targets
 from specbench.bench.served.open_session import is_steady
-from specbench.bench.served.running import Attached, Running, looked_at, running_context
+from specbench.bench.served.running import ExternalServers, ServerHandle, looked_at, running_context
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.engines.served_engine import ServerFacts, find_served
 from specbench.errors import ServerError, UsageError
@@ -156,7 +156,7 @@ def test_a_server_that_is_slow_at_first_is_warmed_up_until_it_is_not(tmp_path):
 )
 def test_only_servers_of_this_machine_spin_beside_a_session(root, may_spin):
     facts = ServerFacts(version="1", model="m", k=0, settings={})
-    beside = Running(clients=(Client(Address(root=root)),), facts=facts)
+    beside = ServerHandle(clients=(Client(Address(root=root)),), facts=facts)
     assert beside.may_spin == may_spin
 
 
@@ -319,7 +319,7 @@ def test_an_address_without_a_server_is_refused_before_anything_is_measured(tmp_
 
 
 async def visit(session, *addresses):
-    async with Attached("vllm", addresses).open(session):
+    async with ExternalServers("vllm", addresses).open(session):
         pass
 
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from specbench.bench.blocks import Cell, request_seed
 from specbench.bench.plan import TargetPlan
+from specbench.bench.progress import Reporter
 from specbench.bench.served.host import Host
 from specbench.bench.served.questions import Answers, request_of
-from specbench.bench.served.running import Running
+from specbench.bench.served.running import ServerHandle
 from specbench.bench.served.sessions import UP, Session, cycle_of, served_cells
-from specbench.bench.watch import Watch
 from specbench.engines.served_engine import find_served
 from specbench.errors import ServerError, SpecbenchError, first_line
 from specbench.records import Draft, Prompt, Request
@@ -27,7 +27,7 @@ NUM_SAMPLED = 4  # prompts whose answers are sampled: few, so that each has many
 BEYOND_K = 4
 
 
-class Heard(NamedTuple):
+class ServerOutputs(NamedTuple):
     """What one server answered at one temperature, or why it did not."""
 
     draft: Draft
@@ -38,7 +38,7 @@ class Heard(NamedTuple):
     error: str = ""
 
 
-class _Place(NamedTuple):
+class _TurnRef(NamedTuple):
     """A turn of a prompt, by the cell whose condition it is asked under."""
 
     cell: Cell
@@ -52,24 +52,24 @@ class _Place(NamedTuple):
 
 
 @dataclass
-class Interview:
+class OutputCollector:
     """Asks the servers of one engine that serve one target; `num_tokens` are sampled per K."""
 
     plan: TargetPlan
     engine: str
     host: Host
-    watch: Watch
+    reporter: Reporter
     num_tokens: int
     concurrency: int
-    asked: dict[str, Request] = field(default_factory=dict)  # by the id of the place
-    heard: list[Heard] = field(default_factory=list)
-    _said: dict[str, str] = field(default_factory=dict)  # by K = 0 at temperature 0
+    requests: dict[str, Request] = field(default_factory=dict)  # by the id of the place
+    outputs: list[ServerOutputs] = field(default_factory=list)
+    _baseline_texts: dict[str, str] = field(default_factory=dict)  # by K = 0 at temperature 0
 
-    def hold(self) -> list[Heard]:
+    def run(self) -> list[ServerOutputs]:
         """Server after server, every temperature of each; also one that fails."""
         for session in self._sessions():
             temperatures = [*dict.fromkeys(c.key.condition.temperature for c in session.cells)]
-            own = [one.temperature for one in self.heard if not (one.draft.k or one.error)]
+            own = [one.temperature for one in self.outputs if not (one.draft.k or one.error)]
             error = ""
             if session.draft.k and not {*temperatures} <= {*own}:
                 error = "K = 0 gave no answers, so there is nothing to compare with"
@@ -78,11 +78,13 @@ class Interview:
                     asyncio.run(self._ask_server(session, temperatures))
                 except (SpecbenchError, OSError) as failure:
                     error = first_line(failure)
-                    self.watch.warn(f"{session.draft.label}: {failure}")  # with the end of its log
-            done = [one.temperature for one in self.heard if one.draft == session.draft]
+                    self.reporter.warn(
+                        f"{session.draft.label}: {failure}"
+                    )  # with the end of its log
+            done = [one.temperature for one in self.outputs if one.draft == session.draft]
             left = [t for t in temperatures if t not in done]
-            self.heard += [Heard(session.draft, t, error=error) for t in left]
-        return self.heard
+            self.outputs += [ServerOutputs(session.draft, t, error=error) for t in left]
+        return self.outputs
 
     @property
     def most_tokens(self) -> int:
@@ -102,57 +104,59 @@ class Interview:
 
     async def _ask_server(self, session: Session, temperatures: Sequence[float]) -> None:
         label = f"{session.target}: {self.engine}, {session.draft.label}"
-        self.watch.stage(f"{label}: starting")
+        self.reporter.stage(f"{label}: starting")
         health = find_served(self.engine).HEALTH
         async with (
             self.host.open(session) as running,
-            watch_for_stalls(running.clients, health, self.watch.warn),
+            watch_for_stalls(running.clients, health, self.reporter.warn),
         ):
             for temperature in temperatures:
-                self.watch.stage(f"{label}: T={temperature:g}")
+                self.reporter.stage(f"{label}: T={temperature:g}")
                 cells = [c for c in session.cells if c.key.condition.temperature == temperature]
                 texts = await (self._sampled if temperature else self._greedy)(running, cells)
                 is_control = temperature > 0 and session.draft.k == 0
                 colder = await self._sampled(running, cells, CONTROL) if is_control else ()
                 rule = running.acceptance_rule
-                self.heard.append(Heard(session.draft, temperature, texts, colder, rule))
+                self.outputs.append(ServerOutputs(session.draft, temperature, texts, colder, rule))
 
-    async def _greedy(self, running: Running, cells: Sequence[Cell]) -> tuple[ServedText, ...]:
+    async def _greedy(self, running: ServerHandle, cells: Sequence[Cell]) -> tuple[ServedText, ...]:
         """Turn after turn of all prompts; those before it were answered by K = 0.
 
         A later turn that the server cannot take is left out at every K.
         """
         is_own = cells[0].key.draft.k == 0
         left = [
-            _Place(cell, prompt, turn)
+            _TurnRef(cell, prompt, turn)
             for cell in cells
             for prompt in self._prompts(cell)
             for turn in range(len(prompt.turns))
         ]
         found: list[ServedText] = []
         for turn in range(max(place.turn for place in left) + 1):
-            places = [p for p in left if p.turn == turn and (is_own or p.id in self._said)]
+            places = [
+                p for p in left if p.turn == turn and (is_own or p.id in self._baseline_texts)
+            ]
             requests = [self._request(place) for place in places]
             done = await running.ask(self.engine, requests, concurrency=self.concurrency)
             for place, asked, answered in zip(places, requests, done, strict=True):
                 if answered.error and turn and is_own:
-                    self.watch.warn(f"{place.id} and after are left out: {answered.error}")
+                    self.reporter.warn(f"{place.id} and after are left out: {answered.error}")
                     left = [p for p in left if p.prompt is not place.prompt]
                     continue
                 found.append(_text(running, place, answered))
                 if is_own:
-                    self.asked[place.id] = asked
-                    self._said[place.id] = found[-1].text
+                    self.requests[place.id] = asked
+                    self._baseline_texts[place.id] = found[-1].text
         return tuple(found)
 
     async def _sampled(
-        self, running: Running, cells: Sequence[Cell], colder: float = 1.0
+        self, running: ServerHandle, cells: Sequence[Cell], colder: float = 1.0
     ) -> tuple[ServedText, ...]:
         """Short answers, the prompts in turn, until they have enough tokens together.
 
         The temperature is `colder` times the cells'.
         """
-        in_turns = zip_longest(*([_Place(c, p, 0) for p in self._prompts(c)] for c in cells))
+        in_turns = zip_longest(*([_TurnRef(c, p, 0) for p in self._prompts(c)] for c in cells))
         places = [place for turn in in_turns for place in turn if place][:NUM_SAMPLED]
         found: list[ServedText] = []
         while (missing := self.num_tokens - sum(one.num_tokens for one in found)) > 0:
@@ -161,7 +165,7 @@ class Interview:
             requests = []
             for i, place in enumerate(batch, first):
                 asked = self._request(place, repeat=i)
-                self.asked.setdefault(place.id, asked)
+                self.requests.setdefault(place.id, asked)
                 temperature = asked.sampling.temperature * colder
                 sampling = replace(asked.sampling, temperature=temperature)
                 requests.append(replace(asked, sampling=sampling, max_new_tokens=self.most_tokens))
@@ -172,18 +176,18 @@ class Interview:
     def _prompts(self, cell: Cell) -> tuple[Prompt, ...]:
         return self.plan.prompts(self.plan.workload(cell.key.condition.workload))
 
-    def _request(self, place: _Place, repeat: int = 0) -> Request:
+    def _request(self, place: _TurnRef, repeat: int = 0) -> Request:
         """With the turns before it as K = 0 answered them; each K and repeat has its own seed."""
         name = f"{place.cell.key.draft.label}|{place.prompt.id}"
         seed = request_seed(self.plan.settings.seed, name, repeat, place.turn)
         request = request_of(
             self.plan, place.cell, place.prompt, place.turn, repeat=repeat, seed=seed
         )
-        texts = [self._said[place._replace(turn=turn).id] for turn in range(place.turn)]
+        texts = [self._baseline_texts[place._replace(turn=turn).id] for turn in range(place.turn)]
         return replace(Answers().completed(place.cell, request, texts), conversation=None)
 
 
-def _text(running: Running, place: _Place, answer: Streamed) -> ServedText:
+def _text(running: ServerHandle, place: _TurnRef, answer: Streamed) -> ServedText:
     """ServerError where there is none; a server that has ended says why."""
     if answer.error is not None:
         running.require()

@@ -5,34 +5,34 @@ from pathlib import Path
 
 import pytest
 
-from specbench.bench.shares import ALL, Share, shared_out
+from specbench.bench.sharding import ALL, Shard, run_sharded
 from specbench.errors import DeviceError, ModelError
 from tests.bench.fakes import RecordingWatch
 from tests.bench.shared_work import killed, refusing, squares, waiting
 
 
-def test_each_piece_is_in_one_share() -> None:
-    shares = [Share(first, 3) for first in range(3)]
-    assert [[share.has(piece) for share in shares].count(True) for piece in range(10)] == [1] * 10
+def test_each_piece_is_in_one_shard() -> None:
+    shards = [Shard(first, 3) for first in range(3)]
+    assert [[shard.has(piece) for shard in shards].count(True) for piece in range(10)] == [1] * 10
     assert all(ALL.has(piece) for piece in range(10))
 
 
 @pytest.mark.parametrize("num_processes", [1, 3])
 def test_what_is_found_comes_in_order_and_is_told_once(num_processes: int) -> None:
     watch = RecordingWatch()
-    assert shared_out(squares, num_processes, watch) == [0, 1, 4, 9, 16, 25, 36]
+    assert run_sharded(squares, num_processes, watch) == [0, 1, 4, 9, 16, 25, 36]
     assert watch.warnings == ["too warm"]
     assert set(watch.stages) == {f"share {first}" for first in range(num_processes)}
 
 
 def test_one_that_refuses_ends_all() -> None:
     with pytest.raises(ModelError, match="no such model"):
-        shared_out(refusing, 2, RecordingWatch())
+        run_sharded(refusing, 2, RecordingWatch())
 
 
 def test_one_that_dies_is_told() -> None:
     with pytest.raises(DeviceError, match="code -9"):
-        shared_out(killed, 2, RecordingWatch())
+        run_sharded(killed, 2, RecordingWatch())
 
 
 def test_what_its_modules_log_while_they_are_imported_is_not_told(
@@ -40,7 +40,7 @@ def test_what_its_modules_log_while_they_are_imported_is_not_told(
 ) -> None:
     from tests.bench.talkative_work import nothing
 
-    assert shared_out(nothing, 2, RecordingWatch()) == []
+    assert run_sharded(nothing, 2, RecordingWatch()) == []
     assert "no kernel" not in capfd.readouterr().err
 
 
@@ -52,7 +52,7 @@ def test_ctrl_c_is_for_the_parent_and_leaves_no_process(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        shared_out(partial(waiting, tmp_path), 2, Interrupted())
+        run_sharded(partial(waiting, tmp_path), 2, Interrupted())
     for path in tmp_path.iterdir():
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.name), 0)

@@ -22,7 +22,7 @@ from specbench.verify.two_samples import ServedText
 WEIGHTS_SHARE = 0.8  # of the free memory that weights may take; the rest is for what is computed
 
 
-class AlongTarget:
+class ReferenceScorer:
     """One target in memory. ModelError where it does not fit, or reads other tokens."""
 
     def __init__(self, plan: TargetPlan, asked: Mapping[str, Request], most_tokens: int) -> None:

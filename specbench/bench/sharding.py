@@ -8,12 +8,12 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, cast
 
-from specbench.bench.watch import RemoteReporter, ReporterCall, Watch
+from specbench.bench.progress import RemoteReporter, Reporter, ReporterCall
 from specbench.errors import DeviceError, SpecbenchError
 from specbench.models import library_log
 
 
-class Share(NamedTuple):
+class Shard(NamedTuple):
     """Every `of`-th piece of work, from number `first` on."""
 
     first: int
@@ -23,25 +23,25 @@ class Share(NamedTuple):
         return piece % self.of == self.first
 
 
-ALL = Share(0, 1)
+ALL = Shard(0, 1)
 Found = Mapping[Any, Any]  # by keys that say the order
-Work = Callable[[Share, Watch], Found]
+Work = Callable[[Shard, Reporter], Found]
 
 
-def shared_out(work: Work, num_processes: int, watch: Watch) -> list[Any]:
+def run_sharded(work: Work, num_processes: int, reporter: Reporter) -> list[Any]:
     """What `work` finds, in the order of its keys. With several processes it is pickled.
 
     Each starts without what this one has loaded. One that refuses ends all, and so does whatever
     ends this function. What several tell is told once.
     """
     if num_processes == 1:
-        return _in_order([work(ALL, watch)])
+        return _in_order([work(ALL, reporter)])
     context, finds, told = get_context("spawn"), [], set()
     with ExitStack() as ending:
         processes = {}
         for first in range(num_processes):
             mine, theirs = context.Pipe(duplex=False)
-            arguments = (pickle.dumps(work), Share(first, num_processes), theirs)
+            arguments = (pickle.dumps(work), Shard(first, num_processes), theirs)
             process = context.Process(target=_process, args=arguments, daemon=True)
             process.start()
             ending.callback(process.join)
@@ -66,7 +66,7 @@ def shared_out(work: Work, num_processes: int, watch: Watch) -> list[Any]:
                     del processes[one]
                 elif message not in told:  # the same may strike all of them
                     told.add(message)
-                    getattr(watch, message.method)(*message.arguments)
+                    getattr(reporter, message.method)(*message.arguments)
     return _in_order(finds)
 
 
@@ -75,11 +75,11 @@ def _in_order(finds: Sequence[Found]) -> list[Any]:
     return [together[key] for key in sorted(together)]
 
 
-def _process(pickled: bytes, share: Share, to: Connection) -> None:
+def _process(pickled: bytes, shard: Shard, to: Connection) -> None:
     library_log.silence()  # before the work's modules import what talks
     work: Work = pickle.loads(pickled)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes to all; the parent ends the others
     try:
-        to.send(work(share, cast("Watch", RemoteReporter(to.send))))
+        to.send(work(shard, cast("Reporter", RemoteReporter(to.send))))
     except SpecbenchError as error:
         to.send(error)

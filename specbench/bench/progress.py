@@ -7,7 +7,7 @@ from specbench.bench.blocks import Block
 from specbench.records import BlockRecord
 
 
-class Watch(Protocol):
+class Reporter(Protocol):
     """Told of stages, of finished blocks and of what went wrong."""
 
     def run_id(self, run_id: str) -> None:
@@ -37,7 +37,7 @@ class ReporterCall(NamedTuple):
 
 
 class RemoteReporter:
-    """A Watch whose calls, or those of `methods` only, are sent to another process."""
+    """A Reporter whose calls, or those of `methods` only, are sent to another process."""
 
     def __init__(
         self, send: Callable[[ReporterCall], None], methods: Collection[str] | None = None
