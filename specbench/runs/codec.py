@@ -241,6 +241,12 @@ def _encode(adapter: TypeAdapter[Any], value: object, *, indent: int | None = No
     return text
 
 
+def removed_settings(text: bytes) -> list[str]:
+    """Settings of a run.json that changed what was measured, and that nothing reads any more."""
+    settings = parse_json(text).get("settings", {})
+    return [name for group, name in _REMOVED if group == "settings" and settings.get(name)]
+
+
 def _without_removed(text: bytes) -> bytes:
     """The same JSON without keys of `_REMOVED`; text that is not JSON stays as it is."""
     if not any(f'"{path[-1]}"'.encode() in text for path in _REMOVED):
