@@ -19,7 +19,6 @@ from specbench.bench.worker import (
     LogMessage,
     Message,
     NodeInfo,
-    RunInputs,
     SendMessage,
     TaskRejected,
     describe_node,
@@ -71,11 +70,14 @@ class Cluster(Protocol):
         ...
 
 
-def select_nodes(cluster: Cluster, inputs: RunInputs, reporter: Reporter) -> Mapping[str, NodeInfo]:
+def select_nodes(
+    cluster: Cluster, settings: RunSettings, pairings: Sequence[Pairing], reporter: Reporter
+) -> Mapping[str, NodeInfo]:
     """The nodes that take part, by id: the largest group of one kind; UsageError if there is
     none."""
     slots = cluster.slots()
-    tasks = {cluster.start(node, partial(describe_node, node, inputs)): node for node in slots}
+    describe = partial(describe_node, settings, tuple(pairings), tuple(sys.argv))
+    tasks = {cluster.start(node, partial(describe, node)): node for node in slots}
     nodes: dict[str, NodeInfo] = {}
     why = "no node of the cluster has the GPUs or cores that a cell needs"
     while tasks:
@@ -135,9 +137,8 @@ class ClusterScheduler:
         reporter: Reporter,
     ) -> None:
         self._cluster, self._reporter = cluster, reporter
-        inputs = RunInputs(settings=settings, pairings=tuple(pairings), command=tuple(sys.argv))
         reporter.stage("checking the nodes of the cluster")
-        self._nodes = select_nodes(cluster, inputs, reporter)
+        self._nodes = select_nodes(cluster, settings, pairings, reporter)
         self._slots = cluster.slots()
         self._running: dict[int, tuple[str, _Attempt]] = {}
         self._waiting: list[_Attempt] = []

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, cast
@@ -42,21 +42,18 @@ Message = NodeInfo | LogMessage | ReporterCall | TaskRejected | StoredRecord
 SendMessage = Callable[[Message], None]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunInputs:
-    """What every worker of a run is given."""
-
-    settings: RunSettings
-    pairings: tuple[Pairing, ...]
-    command: tuple[str, ...]
-
-
-def describe_node(node: str, inputs: RunInputs, send: SendMessage) -> None:
+def describe_node(
+    settings: RunSettings,
+    pairings: Sequence[Pairing],
+    command: Sequence[str],
+    node: str,
+    send: SendMessage,
+) -> None:
     """Send this machine's NodeInfo, or TaskRejected if it cannot take part."""
     try:
-        machine = ThisMachine(inputs.settings, inputs.pairings, _remote_reporter(send))
-        targets = {pairing.target.name: pairing.target for pairing in inputs.pairings}
-        environment = replace(machine.environment(inputs.command), node=node)
+        machine = ThisMachine(settings, pairings, _remote_reporter(send))
+        targets = {pairing.target.name: pairing.target for pairing in pairings}
+        environment = replace(machine.environment(command), node=node)
         dtypes = {name: machine.dtype_of(target) for name, target in targets.items()}
         send(NodeInfo(environment, dtypes))
     except SpecbenchError as error:

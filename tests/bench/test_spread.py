@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from specbench.bench.cluster import MAX_ATTEMPTS, ClusterScheduler, select_nodes
-from specbench.bench.worker import RunInputs
 from specbench.errors import SpecbenchError, UsageError
 from specbench.records import FailureRecord, RunRecord
 from specbench.runs import SCHEMA_VERSION, create_run
@@ -142,17 +141,13 @@ def test_without_a_node_the_run_ends_and_says_how_to_go_on(tmp_path):
         spread_over(cluster, tmp_path, [InTwoPasses(units(2), [])])
 
 
-def asked_of_servers():
-    settings = settings_of(pairings=("big/good",), workloads=(), engines=("vllm",))
-    return RunInputs(settings=settings, pairings=(), command=("/bin/specbench", "run"))
+SERVED = settings_of(pairings=("big/good",), workloads=(), engines=("vllm",))
 
 
 def test_nodes_of_the_kind_that_most_cells_fit_on_take_part_and_others_are_named():
     watch = RecordingWatch()
     cpus = {"a": "an old one", "b": "fast", "c": "an old one"}
-    nodes = select_nodes(
-        FakeCluster({"a": 1, "b": 3, "c": 1}, cpus=cpus), asked_of_servers(), watch
-    )
+    nodes = select_nodes(FakeCluster({"a": 1, "b": 3, "c": 1}, cpus=cpus), SERVED, (), watch)
     assert list(nodes) == ["b"]
     assert (nodes["b"].environment.node, nodes["b"].environment.cpu) == ("b", "fast")
     (told,) = watch.warnings
@@ -164,8 +159,7 @@ def test_nodes_of_the_kind_that_most_cells_fit_on_take_part_and_others_are_named
 def test_a_node_that_cannot_is_left_out_and_none_is_an_error():
     watch = RecordingWatch()
     settings = settings_of(pairings=("big/good",), workloads=(), device="cuda:99")
-    asked = RunInputs(settings=settings, pairings=(), command=("specbench",))
     with pytest.raises(UsageError, match=r"--ray.*node a.*--device cuda:99"):
-        select_nodes(FakeCluster({"a": 1}), asked, watch)
+        select_nodes(FakeCluster({"a": 1}), settings, (), watch)
     with pytest.raises(UsageError, match="no node of"):
-        select_nodes(FakeCluster({}), asked, watch)
+        select_nodes(FakeCluster({}), settings, (), watch)
