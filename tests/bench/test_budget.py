@@ -1,7 +1,12 @@
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from specbench.bench.budget import Deadline
-from tests.bench.fakes import FakeClock
+from specbench.bench.loop import RunLoop
+from tests.bench.fake_runs import SETTINGS, SIX, make_plan
+from tests.bench.fakes import FakeClock, RecordingWatch
 
 
 def test_exploring_gets_four_fifths_of_the_budget_and_confirming_the_rest():
@@ -56,3 +61,36 @@ def test_a_budget_that_is_spent_leaves_nothing():
     deadline = Deadline(100.0, FakeClock(), spent_s=120.0)
     assert deadline.is_over("explore")
     assert deadline.is_over("confirm")
+
+
+class SlowServer:
+    """Takes 30 seconds for each block, and names what it served."""
+
+    def __init__(self, clock):
+        self.clock, self.served = clock, []
+
+    def serve(self, block):
+        self.clock.now_s += 30.0
+        self.served.append(block.id)
+        return SimpleNamespace(block_id=block.id)
+
+
+@pytest.mark.parametrize(("is_session", "num_served"), [(False, 3), (True, 5)])
+def test_the_loop_serves_what_is_not_stored_until_the_deadline_or_the_end_of_a_session(
+    tmp_path, is_session, num_served
+):
+    """80 s to explore in; the first block is stored already."""
+    blocks = list(make_plan(tmp_path, SETTINGS, SIX).explore_blocks())
+    if is_session:
+        blocks = [replace(block, session=f"s{i}", cycle=0) for i, block in enumerate(blocks)]
+    clock, watch, checked = FakeClock(), RecordingWatch(), []
+    stored = []
+    ledger = SimpleNamespace(finished_blocks={blocks[0].id}, append=stored.append)
+    server = SlowServer(clock)
+    loop = RunLoop(ledger, watch, Deadline(100.0, clock), len(blocks))
+    loop.serve(blocks, server, lambda block, _: checked.append((block.id, len(stored))))
+    ids = [block.id for block in blocks[1 : 1 + num_served]]
+    assert server.served == watch.blocks == [record.block_id for record in stored] == ids
+    assert checked == [(block_id, i) for i, block_id in enumerate(ids, 1)]  # each once it is stored
+    assert [done for done, _, _ in watch.advances] == [*range(1, num_served + 2)]
+    assert {total for _, total, _ in watch.advances} == {len(blocks)}

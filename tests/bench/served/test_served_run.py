@@ -33,6 +33,7 @@ def test_sessions_go_up_and_down_and_all_of_it_is_recorded(sound):
     stored, watch = sound
     told = [text for text in watch.stages if "cycle" in text]
     assert len(set(told)) == len(told) == len(stored.servers)
+    assert watch.blocks == [block.block_id for block in stored.blocks]
     ks = [server.num_speculative_tokens for server in stored.servers if "explore" in server.place]
     assert ks == [0, 2, 4, 4, 2, 0] * 2
     assert stored.is_complete
