@@ -173,7 +173,8 @@ class ForecastRecord:
         tuple[int, ...],
         Doc(
             "the K > 0 that may be as good and are worth measuring; empty if the costs are "
-            "another engine's"
+            "another engine's",
+            low=1,
         ),
     ]
     num_prompts: Annotated[int, Doc("prompts that were traced", "prompts")]

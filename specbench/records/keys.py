@@ -70,6 +70,7 @@ class Axis:
     path: str  # of its attribute in a key
     meaning: str  # of its column
     unit: str = ""
+    low: float | None = None  # the smallest value, as in `Doc`
     in_id: str = ""  # its part of an id, formatted with `key`; left out at the default
     words: str = ""  # for sentences, formatted with `at`, a condition; "": the value
     usual: str = ""  # for sentences, at the default
@@ -126,6 +127,7 @@ AXES: Mapping[str, Axis] = {
         "condition.concurrency",
         "most requests decoded at the same time",
         unit="requests",
+        low=1,
         in_id="c{key.condition.concurrency}",
         words="{at.requests}",
         allowed_by=("concurrency",),
@@ -133,6 +135,7 @@ AXES: Mapping[str, Axis] = {
     "temperature": Axis(
         "condition.temperature",
         "of sampling; 0 is greedy",
+        low=0,
         in_id="t{key.condition.temperature:g}",
         words="temperature {at.temperature:g}",
         allowed_by=("temperature",),
@@ -153,6 +156,7 @@ AXES: Mapping[str, Axis] = {
         "condition.context",
         "length that prompts were lengthened to; absent: unchanged",
         unit="tokens",
+        low=1,
         in_id="x{key.condition.context}",
         words="context {at.context:,}",
         usual="prompts unchanged",
@@ -173,6 +177,7 @@ AXES: Mapping[str, Axis] = {
         "condition.num_samples",
         "answers to each prompt, of which the likeliest is picked",
         unit="samples",
+        low=1,
         in_id="n{key.condition.num_samples}",
         words="best of {at.num_samples}",
         usual="one sample",
@@ -429,7 +434,7 @@ def _entries() -> Iterator[tuple[str, Any, Any]]:
     for name, axis in AXES.items():
         default = MISSING if axis.default is REQUIRED else axis.default
         kind: Any = _annotation(axis.path)
-        yield name, Annotated[kind, Doc(axis.meaning, axis.unit)], field(default=default)
+        yield name, Annotated[kind, Doc(axis.meaning, axis.unit, axis.low)], field(default=default)
 
 
 # A flat key: an entry per axis, of the type that it has in a key.

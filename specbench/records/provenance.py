@@ -160,7 +160,7 @@ class EngineRecord:
         tuple[KernelChoice, ...], Doc("what autotuning chose for the target and its draft models")
     ] = ()
     max_k: Annotated[
-        Mapping[str, int], Doc("largest K that each drafter can draft, of those that have a limit")
+        Mapping[str, int], Doc("largest K of each drafter that has a limit", low=1)
     ] = field(default_factory=dict)
     threads: Annotated[
         KernelChoice | None,
@@ -250,7 +250,8 @@ class ServerRecord:
         int,
         Doc(
             "attempt at its cycle, from 1; only the sessions of one attempt count: the one "
-            "with the most sessions, and of equal ones the last"
+            "with the most sessions, and of equal ones the last",
+            low=1,
         ),
     ] = 1
     seconds: Annotated[float, Doc("of the measured requests", "s")] = 0.0

@@ -37,7 +37,8 @@ from specbench.records.doc import Doc, docs_of
 from specbench.records.keys import FlatKey
 from specbench.report.document import Document
 from specbench.report.notes import run_warnings
-from specbench.settings.run_settings import StoredSettings
+from specbench.settings import RunSettings, StoredSettings
+from specbench.settings.option import leaves
 
 JSON_VERSION = 1  # of the machine document; keys are added without a new version
 
@@ -155,6 +156,18 @@ _IMPORTED = _type(
     "Imported", "Where an imported cell comes from.", (ImportedRecord, _NOT_IN_IMPORTED)
 )
 
+_SETTINGS = _type(
+    "RunSettings",
+    "The options of the command.",
+    **{
+        leaf.name: Annotated[
+            get_type_hints(StoredSettings)[leaf.name],
+            Doc("", low=leaf.option.min, high=leaf.option.max) if leaf.option else Doc(""),
+        ]
+        for leaf in leaves(RunSettings)
+    },
+)
+
 KEYS: Mapping[str, Key] = {
     "schema_version": Key(Literal[1], "version of this document", lambda _: JSON_VERSION),
     "run_id": Key(
@@ -179,7 +192,7 @@ KEYS: Mapping[str, Key] = {
         lambda document: to_jsonable_python(document.run.environment),
     ),
     "settings": Key(
-        StoredSettings,
+        _SETTINGS,
         "the options of the command",
         lambda document: to_jsonable_python(document.run.settings.stored),
     ),
@@ -276,6 +289,6 @@ def _closed(schema: Any) -> Any:
         for name, value in schema.items()
         if name not in ("title", "default")
     }
-    if properties:
+    if properties and "$ref" not in schema:
         kept |= {"required": [*properties], "additionalProperties": False}
     return kept

@@ -9,6 +9,9 @@ from specbench.settings.option import Option
 from specbench.settings.words import (
     BUILTIN,
     ENGINES,
+    MAX_CONCURRENCY,
+    MAX_CONTEXT,
+    MAX_K,
     parse_concurrency,
     parse_contexts,
     parse_ks,
@@ -74,6 +77,8 @@ PromptField = Annotated[
 K = Option(
     names=("-k", "--num-speculative-tokens"),
     read=_draft,
+    min=0,
+    max=MAX_K,
     help="K: a number, a range or a list (4, 0..8 or 1,2,4), auto, or 0..8,auto.",
     shown=f"the pairing's, or {DEFAULT_K}",
 )
@@ -82,6 +87,7 @@ Temperatures = Annotated[
     Option(
         names=("--temperature",),
         read=parse_temperatures,
+        min=0,
         help="0 is greedy; a list such as 0,1 measures each.",
     ),
 ]
@@ -206,6 +212,8 @@ class LoadSettings:
         Option(
             names=("--concurrency", "--max-concurrency"),
             read=parse_concurrency,
+            min=1,
+            max=MAX_CONCURRENCY,
             help="Concurrent requests: 1 or a list such as 1,4,16.",
         ),
     ] = (1,)
@@ -240,6 +248,8 @@ class LoadSettings:
         Option(
             names=("--prompt-tokens",),
             read=parse_contexts,
+            min=1,
+            max=MAX_CONTEXT,
             help="Lengthen prompts with real text to this many tokens, such as 512,4k,32k.",
             shown=False,
         ),

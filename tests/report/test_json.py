@@ -58,11 +58,43 @@ def test_a_key_has_its_unit_its_bounds_and_its_meaning() -> None:
     assert {"type": "null"} in shares
 
 
-def test_a_document_outside_the_bounds_is_refused(cpu_document: Document) -> None:
-    found = to_json(cpu_document)
-    assert VALIDATOR.is_valid(found)
-    found["cells"][0]["num_prompts"] = -1
-    assert not VALIDATOR.is_valid(found)
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("cells", 0, "num_prompts"), -1),
+        (("cells", 0, "concurrency"), 0),
+        (("cells", 0, "temperature"), -0.1),
+        (("cells", 0, "context"), 0),
+        (("cells", 0, "request_rate"), 0),
+        (("cells", 0, "num_samples"), 0),
+        (("cells", 1, "speedup", "estimate"), 0),
+        (("decisions", 0, "concurrency"), 0),
+        (("settings", "concurrency"), [1, 0]),
+        (("settings", "num_speculative_tokens"), [65]),
+        (("settings", "top_p"), 1.5),
+        (("settings", "seed"), -1),
+        (("servers", 0, "attempt"), 0),
+    ],
+)
+def test_a_document_outside_the_bounds_is_refused(
+    sessions: Document, path: tuple[str | int, ...], value: object
+) -> None:
+    document = to_json(sessions)
+    assert VALIDATOR.is_valid(document)
+    node: Any = document
+    for step in path[:-1]:
+        node = node[step]
+    node[path[-1]] = value
+    (error,) = VALIDATOR.iter_errors(document)
+    found = tuple(error.absolute_path)
+    assert path[: len(found)] == found[: len(path)]
+
+
+def test_a_gain_may_be_negative() -> None:
+    best_of = SCHEMA["$defs"]["BestOf"]["properties"]
+    assert best_of["speedup"]["anyOf"][0]["properties"] == {"estimate": {"exclusiveMinimum": 0}}
+    assert best_of["gain"]["$ref"] == "#/$defs/Interval"
+    assert "properties" not in best_of["gain"]
 
 
 def test_every_property_of_the_schema_is_explained() -> None:
