@@ -12,7 +12,7 @@ from specbench.cli import options
 from specbench.cli.own_pair import known_pairings
 from specbench.errors import CompatibilityError, StoreError, UsageError
 from specbench.exit_code import ExitCode
-from specbench.settings import BUILTIN, TRANSFORMERS
+from specbench.settings import BUILTIN, EXPORTED, TRANSFORMERS
 from specbench.settings.groups import PairingsFile
 from specbench.settings.words import MAX_CONCURRENCY, MAX_K
 from specbench.whole_file import write_whole
@@ -34,7 +34,7 @@ _PairingName = Annotated[
 ]
 _Engine = Annotated[
     str,
-    typer.Option("--engine", help="vllm, sglang, tensorrt_llm, llama_cpp or transformers."),
+    typer.Option("--engine", help=f"One of {', '.join(EXPORTED)}."),
 ]
 _EngineVersion = Annotated[
     str | None,

@@ -12,6 +12,7 @@ from specbench.settings.words import (
     MAX_CONCURRENCY,
     MAX_CONTEXT,
     MAX_K,
+    SERVED,
     parse_concurrency,
     parse_contexts,
     parse_ks,
@@ -116,8 +117,7 @@ Engines = Annotated[
     Option(
         names=("--engine",),
         read=lambda text: parse_names("--engine", text, ENGINES),
-        help="builtin, transformers, or a server: vllm, sglang, tensorrt_llm, llama_cpp, openai. "
-        "Several: builtin,vllm.",
+        help=f"builtin, transformers, or a server: {', '.join(SERVED)}. Several: builtin,vllm.",
     ),
 ]
 Seed = Annotated[int, Option(min=0, help="Seed for prompts, order and sampling.")]

@@ -9,13 +9,22 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from specbench.engines.deployment import Export
+from specbench.settings import EXPORTED, TRANSFORMERS
 
-SCHEMAS = Path(__file__).parent / "schemas"
+# The methods of transformers; between different tokenizers each has its temperature.
+SAME_TOKENIZER = ("draft_model", "mtp", "dflash", "ngram", "self_speculation")
+BETWEEN_TOKENIZERS = {"string_match": 0.0, "token_intersection": 0.7}
 
-
-def methods_of(engine: str) -> frozenset[str]:
-    """The methods that the engine has; its schema names them."""
-    return frozenset(json.loads((SCHEMAS / f"{engine}.json").read_text())["methods"])
+SCHEMAS = {
+    path.stem: json.loads(path.read_text())
+    for path in sorted((Path(__file__).parent / "schemas").glob("*.json"))
+}
+SERVERS = tuple(engine for engine in EXPORTED if engine != TRANSFORMERS)
+# The methods that each engine has; it must refuse all others.
+METHODS: dict[str, tuple[str, ...]] = {
+    TRANSFORMERS: (*SAME_TOKENIZER, *BETWEEN_TOKENIZERS),
+    **{engine: tuple(SCHEMAS[engine]["methods"]) for engine in SERVERS},
+}
 
 
 def parse(made: Export, schema_name: str = "") -> dict[str, Any]:
@@ -23,7 +32,7 @@ def parse(made: Export, schema_name: str = "") -> dict[str, Any]:
 
     The command goes through a shell's own quoting first. The config file comes as `config`.
     """
-    schema = json.loads((SCHEMAS / f"{schema_name or made.engine}.json").read_text())
+    schema = SCHEMAS[schema_name or made.engine]
     words = shlex.split(made.command_line)
     program = schema["program"]
     if words[: len(program)] != program:

@@ -14,8 +14,9 @@ from specbench.errors import UsageError
 from specbench.files.model_spec import ModelSpec
 from specbench.records import LossyRule
 from specbench.records.lossy import GREEDY, MATCHED, REJECTION
-from specbench.settings import EXPORTED
+from specbench.settings import EXPORTED, TRANSFORMERS
 from tests.export.deployments import (
+    MODELS,
     SEVERAL,
     TARGET,
     config_of,
@@ -24,6 +25,16 @@ from tests.export.deployments import (
     flag,
     with_draft,
 )
+from tests.export.recorded_parser import BETWEEN_TOKENIZERS, METHODS, SCHEMAS
+
+HAVING_A_MODEL = [(e, method) for e in EXPORTED for method in METHODS[e] if method in MODELS]
+
+
+def drafting(method, target):
+    """With what any engine that has the method needs for it."""
+    settings = {"num_layers": 2} if method == "self_speculation" else {}
+    temperature = BETWEEN_TOKENIZERS.get(method, 0.0)
+    return deployment(method, target=target, temperature=temperature, **settings)
 
 
 def lost(made):
@@ -143,10 +154,10 @@ def test_llama_cpp_never_gives_a_draft_up_for_being_unlikely():
     assert "convert_hf_to_gguf.py" in lost(made)
 
 
-@pytest.mark.parametrize("engine", EXPORTED)
-def test_names_from_pairings_yaml_reach_the_engine_through_a_shell_unharmed(engine):
+@pytest.mark.parametrize(("engine", "method"), HAVING_A_MODEL)
+def test_names_from_pairings_yaml_reach_the_engine_through_a_shell_unharmed(engine, method):
     name = "./odd name; rm -rf $HOME `id` 'x'"
-    made = deployment("draft_model", target=replace(TARGET, model=ModelSpec(source=name)))
+    made = drafting(method, replace(TARGET, model=ModelSpec(source=name)))
     made = with_draft(made, source='./it\'s "quoted"', revision="a b")
     out = exported(engine, made)
     assert tuple(shlex.split(out.command_line)) == out.command
@@ -168,19 +179,20 @@ def test_names_stay_whole_in_the_program_for_transformers():
 def test_a_shape_cannot_be_served(engine):
     shape = replace(TARGET, model=ModelSpec(source="shape:llama-8b"))
     with pytest.raises(UsageError, match="no weights"):
-        exported(engine, deployment("ngram", target=shape))
+        exported(engine, drafting(METHODS[engine][0], shape))
 
 
 @pytest.mark.parametrize("engine", EXPORTED)
 def test_weights_packed_on_loading_are_said_to_be_lost(engine):
     packed = replace(TARGET, model=ModelSpec(source="org/Big-8B", quantization="int4"))
-    assert "int4 weights" in lost(exported(engine, deployment("ngram", target=packed)))
+    for method in METHODS[engine]:
+        assert "int4 weights" in lost(exported(engine, drafting(method, packed)))
 
 
-@pytest.mark.parametrize("engine", EXPORTED)
-def test_revisions_reach_the_engine_or_are_said_to_be_lost(engine):
+@pytest.mark.parametrize(("engine", "method"), HAVING_A_MODEL)
+def test_revisions_reach_the_engine_or_are_said_to_be_lost(engine, method):
     pinned = replace(TARGET, model=ModelSpec(source="org/Big-8B", revision="abc1"))
-    made = with_draft(deployment("draft_model", target=pinned), revision="def2")
+    made = with_draft(drafting(method, pinned), revision="def2")
     found = exported(engine, made)
     told = found.command_line + (found.config.text if found.config else "")
     for revision in ("abc1", "def2"):
@@ -227,8 +239,10 @@ def test_a_newer_release_is_written_for_as_the_newest_known_and_that_is_said():
 
 
 def test_engines_are_found_by_their_files():
-    assert EXPORTED == ("llama_cpp", "sglang", "tensorrt_llm", "transformers", "vllm")
-    with pytest.raises(UsageError, match="allowed are llama_cpp, sglang"):
+    recorded = {schema["engine"] for schema in SCHEMAS.values()}
+    assert [*EXPORTED] == sorted(recorded | {TRANSFORMERS})
+    assert all(find_exporter(engine).__name__.endswith(f".{engine}") for engine in EXPORTED)
+    with pytest.raises(UsageError, match=f"allowed are {', '.join(EXPORTED)}"):
         find_exporter("ollama")
 
 
