@@ -88,6 +88,8 @@ def test_what_a_server_says_of_itself():
     found = facts("llama_cpp", SERVER)
     assert (found.version, found.model, found.k) == ("b1-0c1e570", "target.gguf", 4)
     assert (found.settings["n_ctx"], found.settings["total_slots"]) == ("1024", "2")
+    assert found.context == 1024  # of a slot
+    assert facts("llama_cpp", SERVER | {"/props": "{}"}).context is None
     assert found.prefix_cache == "by request"
 
 

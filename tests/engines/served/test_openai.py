@@ -1,6 +1,9 @@
 """Any compatible server: only what the API itself has is asked and read."""
 
+import json
 from dataclasses import replace
+
+import pytest
 
 from specbench.engines.served_engine import find_served
 from specbench.records import Sampling
@@ -11,6 +14,16 @@ def test_k_is_what_the_address_says():
     assert facts("openai", {}, "#k=3").k == 3
     found = facts("openai", {})
     assert (found.k, found.model, found.prefix_cache) == (None, "tiny", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("card", "context"),
+    [({"max_model_len": 1024}, 1024), ({"max_model_len": None}, None), ({}, None)],
+    ids=str,
+)
+def test_the_context_is_the_length_on_the_models_card(card, context):
+    models = {"data": [{"id": "tiny", **card}]}
+    assert facts("openai", {"/v1/models": json.dumps(models)}).context == context
 
 
 def test_an_answer_by_its_usage_and_no_counts():

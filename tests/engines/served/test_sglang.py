@@ -37,6 +37,7 @@ def test_what_a_server_says_of_itself():
     assert found.settings["tp_size"] == "2"
     assert "quantization" not in found.settings
     assert "a-key-of-its-own" not in str(found)
+    assert facts("sglang", says({"context_length": None})).context is None
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ def test_what_a_server_says_of_itself():
     assert (found.kv_tokens, found.prefix_cache, found.context) == (58240, "off", 1024)
     assert found.settings["block_size"] == "128"
     assert found.settings["max_model_len"] == "1024"
+    unknown = SERVER | {"/v1/models": '{"data": [{"id": "m"}]}'}
+    assert facts("vllm", unknown).context is None
 
 
 def test_a_server_without_counters_of_drafts_does_not_speculate():
