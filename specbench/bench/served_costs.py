@@ -1,23 +1,25 @@
 """Round costs of running servers with an OpenAI-compatible API, timed at the K they run.
 
-As many prompts are streamed at once as there are concurrent requests asked about. A server's own
-counters say how many rounds that took; chunks of the stream do not.
+A batch has one streamed request per concurrent one. The server's own counters report how many
+rounds the batch took; chunks of the stream do not show it.
 """
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import NoReturn
 
-from specbench.engines.served_engine import counter_pages
+from specbench.engines.served_engine import counter_pages, find_served
 from specbench.errors import ServerError, UsageError
 from specbench.inputs.address import Address
-from specbench.records import EngineCost
+from specbench.records import EngineCost, Message, Request, Sampling
 from specbench.servers.client import Client
 from specbench.servers.metrics_page import Counters
 from specbench.servers.streamed import Streamed
+from specbench.settings import OPENAI
 
-MAX_TOKENS = 64  # of an answer
+MAX_TOKENS = 64  # of an output
 _METRICS = "/metrics"
 NUM_BATCHES = 6  # each a cost of its own, so that their spread is seen
 OPTION = "--step-times"
@@ -31,64 +33,68 @@ def time_servers(
     temperature: float = 0.0,
     max_tokens: int = MAX_TOKENS,
 ) -> list[EngineCost]:
-    """What a round costs at each address: one cost per batch, after one that warms up.
+    """Seconds per round at each address: one cost per batch, after one that warms up.
 
-    The servers take turns, so that what slows the machine slows all of them. UsageError where one
-    cannot be reached, does not tell its rounds, or serves others at the same time.
+    Batches alternate between the servers, so that all of them meet the same slowdowns of the
+    machine. UsageError if a server cannot be reached, does not report its rounds, or serves other
+    clients at the same time.
     """
-    asked = {"temperature": temperature, "max_tokens": max_tokens}
     addresses = [Address.at(url, OPTION) for url in urls]
+    request = Request(max_new_tokens=max_tokens, sampling=Sampling(temperature=temperature))
     try:
-        return asyncio.run(_time_in_turns(addresses, prompts, concurrencies, asked))
+        return asyncio.run(_time_batches(addresses, prompts, concurrencies, request))
     except ServerError as error:
         raise UsageError(f"{OPTION} {error}") from error
 
 
-async def _time_in_turns(
+async def _time_batches(
     addresses: Sequence[Address],
     prompts: Sequence[str],
     concurrencies: Sequence[int],
-    asked: dict[str, Any],
+    request: Request,
 ) -> list[EngineCost]:
     costs: list[EngineCost] = []
     async with AsyncExitStack() as stack:
         servers = []
         for address in addresses:
             client = await stack.enter_async_context(Client(address))
-            servers.append(await _Timed.open(client, asked))
+            servers.append(await _TimedServer.open(client, request))
         for concurrency in concurrencies:
-            wanted = [prompts[i % len(prompts)] for i in range(concurrency * NUM_BATCHES)]
-            found: list[list[EngineCost]] = [[] for _ in servers]
+            requested = [prompts[i % len(prompts)] for i in range(concurrency * NUM_BATCHES)]
+            costs_of_servers: list[list[EngineCost]] = [[] for _ in servers]
             for server in servers:
-                await server.answers(wanted[:concurrency])
+                await server.answers(requested[:concurrency])
             for i in range(NUM_BATCHES):
-                batch = wanted[i * concurrency : (i + 1) * concurrency]
-                for server, own in zip(servers, found, strict=True):
+                batch = requested[i * concurrency : (i + 1) * concurrency]
+                for server, its_costs in zip(servers, costs_of_servers, strict=True):
                     cost = await server.cost(batch)
-                    own += [cost] if cost else []
-            for server, own in zip(servers, found, strict=True):
-                costs += own or server.fail_without_costs()
+                    its_costs += [cost] if cost else []
+            for server, its_costs in zip(servers, costs_of_servers, strict=True):
+                costs += its_costs or server.fail_without_costs()
     return costs
 
 
-class _Timed:
-    """A server under way."""
+class _TimedServer:
+    """A running server, asked as its engine's file does."""
 
-    def __init__(self, client: Client, asked: dict[str, Any], name: str) -> None:
-        self._client, self._asked, self._name = client, asked, name
-        self._num_foreign = 0  # batches during which others were also served
+    def __init__(
+        self, client: Client, request: Request, *, model: str, engine: str | None, version: str
+    ) -> None:
+        self._client, self._request, self._model = client, request, model
+        self._engine = find_served(engine or OPENAI)
+        self._name = f"{engine or 'server'} {version}".strip()
+        self._num_asked = 0
+        self._num_foreign = 0  # batches during which the server also answered other clients
 
     @classmethod
-    async def open(cls, client: Client, asked: dict[str, Any]) -> "_Timed":
-        counted = await client.counters(_METRICS, counter_pages())
+    async def open(cls, client: Client, request: Request) -> "_TimedServer":
+        counters = await client.counters(_METRICS, counter_pages())
         version = await client.version()
-        asked = {"model": await client.model(), **asked}
-        if counted.engine == "vllm":  # which tokens an event holds, and so how many
-            asked["return_token_ids"] = True
-        return cls(client, asked, " ".join(filter(None, (counted.engine or "server", version))))
+        model = await client.model()
+        return cls(client, request, model=model, engine=counters.engine, version=version)
 
     async def cost(self, prompts: Sequence[str]) -> EngineCost | None:
-        """None where no answer could be timed, or others were served meanwhile."""
+        """None if no output could be timed, or other clients were served meanwhile."""
         before = await self._client.counters(_METRICS, counter_pages())
         answers = await self.answers(prompts)
         counted = (await self._client.counters(_METRICS, counter_pages())).since(before)
@@ -101,12 +107,14 @@ class _Timed:
         return self._cost(answers, counted)
 
     async def answers(self, prompts: Sequence[str]) -> list[Streamed]:
-        """All of them at once."""
+        """The outputs of concurrent requests."""
         return await asyncio.gather(*map(self._answer, prompts))
 
     async def _answer(self, prompt: str) -> Streamed:
-        messages = [{"role": "user", "content": prompt}]
-        answer = await self._client.chat(self._asked, {"messages": messages})
+        messages = (Message(role="user", content=prompt),)
+        self._num_asked += 1  # the same prompt gets another output if it is sampled
+        request = replace(self._request, messages=messages, seed=self._num_asked)
+        answer = await self._engine.answer(self._client, self._model, request)
         if answer.text and not answer.num_tokens:
             self._client.fail(
                 "its stream has no usage, so tokens cannot be counted; pass a table instead"

@@ -51,7 +51,8 @@ def test_several_requests_at_once_and_what_is_asked():
     body = fake.asked[0]
     assert (body["temperature"], body["max_tokens"], body["model"]) == (0.7, 17, "tiny")
     assert body["stream_options"] == {"include_usage": True}
-    assert body["return_token_ids"]
+    assert body["return_token_ids"]  # as the file of vLLM asks
+    assert len({body["seed"] for body in fake.asked}) == len(fake.asked)
     assert {a["messages"][0]["content"] for a in fake.asked} == set(PROMPTS)
 
 
@@ -97,10 +98,12 @@ class SglangServer(FakeServer):
 
 
 def test_a_server_that_speculates_is_not_timed_as_k_0():
-    with serving(SglangServer()) as url:
+    fake = SglangServer()
+    with serving(fake) as url:
         with pytest.raises(UsageError, match="#k=4"):
             time_servers([url], PROMPTS)
         costs = time_servers([f"{url}#k=3"], PROMPTS)
+    assert fake.asked[0]["return_output_ids_in_sglext"]  # as the file of SGLang asks
     assert {(c.num_speculative_tokens, c.mean_acceptance_length) for c in costs} == {(3, 2.0)}
 
 
