@@ -52,7 +52,7 @@ from tests.cli.calls import specbench
         (["--engine", "vlm"], "--engine 'vlm', did you mean 'vllm'? allowed are builtin, trans"),
         (
             ["--engine", "vllm", "--engine-command", "no-such-vllm"],
-            "there is no program no-such-vllm here",
+            "the program no-such-vllm was not found",
         ),
         (["--slo", "tpot=20"], "--slo 'tpot=20'"),
         (["--slo", "tpot=20ms", "--time-budget", "1m"], "--time-budget of --engine builtin"),

@@ -62,10 +62,10 @@ class ManagedServers:
                     elif self._asked.engine_python is None:
                         option = f"--engine {self._name}"
                     raise UsageError(
-                        f"{option}: there is no program {program} here; give the Python of "
-                        "the engine's environment, or llama.cpp's llama-server "
-                        "(--engine-python), a command that starts it (--engine-command), or the "
-                        "address of a running server (--base-url)"
+                        f"{option}: the program {program} was not found; give the Python of "
+                        "the engine's environment or the server's program (--engine-python), a "
+                        "command that starts it (--engine-command), or the address of a running "
+                        "server (--base-url)"
                     )
                 if self._engine.MODULE is not None:
                     if self._asked.engine_python is not None and self._asked.launch is None:
