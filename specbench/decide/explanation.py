@@ -68,7 +68,7 @@ def losses(metrics: Mapping[str, float | tuple[float, ...]], k: int) -> Losses |
 
 
 def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
-    """Short sentences: what bounds the cell, what would break even, what is amiss.
+    """Short sentences: the bottleneck of the cell, its break-even point, what does not fit.
 
     `is_synthetic`: acceptance or weights were made up, so how the models match is not known.
     """
@@ -80,31 +80,31 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
         needed, alpha = break_even_acceptance(k, break_even), number_of(metrics, "alpha")
         if needed is None:
             yield (
-                f"a round costs {break_even:.2f} steps: K={k} loses even if every draft is accepted"
+                f"round cost: {break_even:.2f} steps; K={k} loses even if every draft is accepted"
             )
         elif alpha is not None:
-            yield f"breaks even if {needed:.0%} of tested drafts are accepted; {alpha:.0%} were"
+            yield f"acceptance per tested draft token: {alpha:.0%} (break-even: {needed:.0%})"
     states, verify = (
         number_of(metrics, "state_bytes_per_row"),
         number_of(metrics, "verify_cost_ratio"),
     )
     if states:
-        checking = "" if verify is None else f": checking K + 1 tokens costs {verify:.2f} steps"
+        checking = "" if verify is None else f"; verifying K + 1 tokens costs {verify:.2f} steps"
         yield (
-            f"recurrent layers step token by token and keep {states / 2**20:,.1f} MiB of states "
-            f"per row, so that drafts can be rolled back{checking}"
+            f"recurrent layers: {states / 2**20:,.1f} MiB of states per sequence are kept to roll "
+            f"back rejected draft tokens{checking}"
         )
     first = metrics.get("acceptance_rate_per_position")
     shows_match = _shows_match(cell) and not is_synthetic
     if isinstance(first, tuple) and first and first[0] < MISMATCHED and shows_match:
-        yield f"the draft is mismatched: its first token is accepted {first[0]:.0%} of the time"
+        yield f"mismatched drafter: only {first[0]:.0%} of its first tokens are accepted"
     cost = number_of(metrics, "draft_cost_ratio")
     method = METHODS.get(cell.key.draft.method)
     has_model = method is not None and method.model != "refused" and not method.is_head
     if cost is not None and cost > TOO_SMALL and has_model:
         yield (
-            "the target is too small for a separate draft model of this size: a drafted token "
-            f"costs {cost:.2f} of its steps; a smaller draft, a head or n-grams cost less"
+            "the target is too small for a separate draft model of this size: a draft token "
+            f"costs {cost:.2f} of its steps. A smaller draft model, a head or n-grams cost less"
         )
 
 
@@ -114,7 +114,7 @@ _BOUND: Mapping[Bound, str] = {
         "verify-bound: verifying K + 1 tokens costs more than a step, which dominates the loss"
     ),
     "acceptance": "acceptance-bound: rejected drafts dominate the loss",
-    "overhead": "overhead-bound: time between forwards dominates; on a GPU graphs may help",
+    "overhead": "overhead-bound: time between forwards dominates; on a GPU try --cuda-graph",
 }
 
 
@@ -222,18 +222,18 @@ def _costs(cell: CellSummary) -> Iterator[str]:
     length = number_of(cell.metrics, "mean_acceptance_length")
     break_even = number_of(cell.metrics, "break_even_length")
     if length is not None and break_even is not None:
-        yield f"acceptance length {length:.2f} at {k_text(cell)}, break-even {break_even:.2f}"
+        yield f"acceptance length at {k_text(cell)}: {length:.2f} (break-even: {break_even:.2f})"
     draft, verify = (
         number_of(cell.metrics, "draft_cost_ratio"),
         number_of(cell.metrics, "verify_cost_ratio"),
     )
     if draft is not None and verify is not None:
-        yield f"a draft token costs {draft:.2f} baseline steps, verification {verify:.2f}"
+        yield f"cost in steps of K=0: {draft:.2f} per draft token, {verify:.2f} per verification"
     num_bytes = number_of(cell.metrics, "speculation_cost_bytes")
     tokens = number_of(cell.metrics, "speculation_cost_tokens")
     if num_bytes is not None and num_bytes > 0:
-        room = "" if tokens is None else f", room for {tokens:,.0f} tokens of context"
-        yield f"the drafter takes {num_bytes / 2**20:,.0f} MiB{room}"
+        cache = "" if tokens is None else f" (the KV cache of {tokens:,.0f} tokens)"
+        yield f"drafter memory: {num_bytes / 2**20:,.0f} MiB{cache}"
 
 
 def _evidence(leader: CellSummary, confirmed: CellSummary | None) -> Iterator[str]:
@@ -242,13 +242,13 @@ def _evidence(leader: CellSummary, confirmed: CellSummary | None) -> Iterator[st
     elif confirmed is not None and confirmed.speedup is not None:
         units = units_of(confirmed)
         yield (
-            f"measured again on fresh repeats: {speedup_text(confirmed.speedup)} "
+            f"second measurement: {speedup_text(confirmed.speedup)} "
             f"over {units.count} {units.noun(units.count)}"
         )
     effect = (confirmed or leader).minimum_detectable_effect
     if effect is not None:
         # Beyond a doubling its size says nothing more.
-        text = f"{effect:.1%}" if effect <= 1 else "more than 100%: the noise hides any speed-up"
+        text = f"{effect:.1%}" if effect <= 1 else "more than 100%: the noise hides any speedup"
         yield f"minimum detectable effect: {text}"
 
 
@@ -269,21 +269,21 @@ def what_would_narrow(cell: CellSummary, workload_prompts: int | None) -> str:
     option = "--restart-cycles" if units.are_cycles else "--repeats"
     quieter = f"a quieter machine or more {option}"
     if (cell.minimum_detectable_effect or 0.0) > LARGEST_EFFECT:
-        return f"the noise hides any speedup: only {quieter} would narrow it"
+        return f"the noise hides any speedup: use {quieter}"
     if units.name == "pass" or (units.are_cycles and not _is_noise_of_prompts(cell, units.count)):
-        return f"more {option} would narrow it"
+        return f"to narrow it: more {option}"
     if left is None:
         return ""
     if not left:
-        return f"the workload has no more prompts: add some, or use {quieter}"
-    text = f"all {prompts.count + left:,} prompts of the workload would narrow it"
+        return f"to narrow it: add prompts to the workload, or use {quieter}"
+    text = f"to narrow it: all {prompts.count + left:,} prompts of the workload"
     if units.are_cycles:
         return text
     # The half width of the log over all prompts, if their spread is that of those measured.
     num, total = prompts.count, prompts.count + left
     narrower = math.sqrt(num / total) * student_t(total - 1, UPPER) / student_t(num - 1, UPPER)
     width = math.expm1(math.log(high / low) / 2 * narrower)
-    return f"{text} to about ±{float(f'{width:.1g}'):.0%}"
+    return f"{text} (to about ±{float(f'{width:.1g}'):.0%})"
 
 
 def _for_an_interval(units: Units, prompts: Units, left: int | None) -> str:
@@ -295,7 +295,7 @@ def _for_an_interval(units: Units, prompts: Units, left: int | None) -> str:
     missing = max(1, missing)
     text = f"at least {missing} more {kind.noun(missing)} needed for an interval"
     if kind.are_prompts and left is not None and left < missing:
-        text += f", and the workload has {f'only {left}' if left else 'no'} more: add some"
+        text += f", but the workload has {f'only {left}' if left else 'no'} more: add some"
     return text
 
 

@@ -139,7 +139,7 @@ def losses_in_words(regret: Mapping[str, float], others: Mapping[str, str]) -> l
     answers of workloads, such as `K=2`, which are named also if they lose nothing."""
     found = [f"{loss:.1%} on {name}" for name, loss in regret.items() if loss >= _SHOWN]
     equal = [
-        f"nothing measurable on {name} (alone: {others[name]})"
+        f"nothing measurable on {name} (best there: {others[name]})"
         for name, loss in regret.items()
         if loss < _SHOWN and name in others
     ]
@@ -150,13 +150,12 @@ def left_out_in_words(names: Sequence[str]) -> str:
     """A note that a workload's own choice could not compete in all workloads; empty without one."""
     if not names:
         return ""
-    lack = "lacks" if len(names) == 1 else "lack"
-    return f"; {' and '.join(names)} {lack} an interval on some workload"
+    return f"; not compared, without an interval on every workload: {' and '.join(names)}"
 
 
 def other_ks(own: Mapping[str, int], k: int) -> dict[str, str]:
     """`others` of `losses_in_words` for a K."""
-    return {name: f"K={its}" if its else "none" for name, its in own.items() if its != k}
+    return {name: f"K={its}" for name, its in own.items() if its != k}
 
 
 ObjectiveName = Literal["latency", "throughput", "goodput", "cost"]

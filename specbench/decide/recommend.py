@@ -137,7 +137,7 @@ def _decide(
     if confirmed is not None and confirmed.key != leader.key:
         raise ValueError(f"{confirmed.key.id} was measured again, not {leader.key.id}")
     if choice.to_confirm is not None and confirmed is None:
-        text = f"undecided: {k_text(leader)} led the first pass and was not measured again"
+        text = f"undecided: {k_text(leader)} led the first pass, but has no second measurement"
         return _decision(choice, SpeedupVerdict.NOT_SHOWN, text)
     evidence = confirmed or leader
     if not evidence.valid or evidence.speedup is None:
@@ -188,17 +188,17 @@ def _nothing_valid(cells: Sequence[CellSummary]) -> str:
 
 
 def _standing(choice: LeadingCell) -> Iterator[str]:
-    """Why the leader is the one to speak of, where there was a choice."""
+    """Why the leader is the one to report, if there was a choice."""
     leader, usable = choice.leader, [cell for cell in choice.cells if _is_usable(cell)]
     if leader is None or len(usable) < 2:
         return
     tried = ", ".join(cell.key.draft.length.label for cell in usable)
     judged = deciding(choice.cells)
     if choice.to_confirm is not None:
-        yield f"{k_text(leader)} led the first pass over K = {tried}, by its lower bound"
+        yield f"first pass: {k_text(leader)} had the highest lower bound of K = {tried}"
         if pruned := [cell for cell in usable if cell not in judged]:
             left = ", ".join(cell.key.draft.length.label for cell in pruned)
-            yield f"dropped after too few prompts for an interval: K = {left}"
+            yield f"not measured: K = {left} (dropped before it had an interval)"
         return
     lost = [
         c for c in judged if judge(c.speedup) is SpeedupVerdict.GAINS_NOTHING and c is not leader
@@ -206,9 +206,11 @@ def _standing(choice: LeadingCell) -> Iterator[str]:
     is_open = judge(leader.speedup) is not SpeedupVerdict.GAINS_NOTHING
     if is_open and any(_estimate(cell) > _estimate(leader) for cell in lost):
         shown = ", ".join(cell.key.draft.length.label for cell in lost)
-        yield f"{k_text(leader)} is the best that is still open; shown to gain nothing: K = {shown}"
+        yield f"undecided: {k_text(leader)} looks best so far"
+        yield f"no speedup: K = {shown}"
     else:
-        yield f"{k_text(leader)} has the best estimate of K = {tried}; none is shown to help"
+        of_tried = f"the highest estimate of K = {tried}"
+        yield f"{k_text(leader)} has {of_tried}; none is shown to be faster"
 
 
 def near_best(options: Collection[Option], value: Callable[[Option], float]) -> list[Option]:
@@ -228,7 +230,7 @@ def _answer(
     if verdict is SpeedupVerdict.HELPS:
         return f"{k_text(cell)}, {speedup_text(speedup, f' more{within}' if within else ' faster')}"
     if verdict is SpeedupVerdict.GAINS_NOTHING:
-        return f"do not speculate, {k_text(cell)} measured {speedup_text(speedup, within)}"
+        return f"no speedup: {k_text(cell)} measured {speedup_text(speedup, within)}"
     shares = [number_of(cell.metrics, f"slo_attainment{of}") for of in ("", "_of_baseline")]
     if within and not any(shares):
         return f"undecided: no{within} at {k_text(cell)} and at K=0; raise the limits of --slo"

@@ -177,7 +177,7 @@ def _at_rows(
     k = shared.num_speculative_tokens
     losses = ", ".join(losses_in_words(shared.regret, other_ks(shared.own, k)))
     losses += left_out_in_words([f"K={own}" for own in shared.left_out])
-    return Tier(rows, k), [*said, f"one K for these workloads: K={k}, giving up {losses}"]
+    return Tier(rows, k), [*said, f"one K for these workloads: K={k}; loses {losses}"]
 
 
 def _across(decision: Decision) -> Condition:

@@ -94,13 +94,11 @@ def compromise_lines(document: Document) -> list[str]:
         setting = shared.key.condition.without("target")
         at = "".join(f", {part}" for part in setting.distinct_parts(settings))
         k = shared.num_speculative_tokens
-        what = f"K={k}" if k else "do not speculate"
+        what = f"K={k}" if k else "K=0 (do not speculate)"
         losses = losses_in_words(shared.regret, other_ks(shared.own, k))
         without = left_out_in_words([f"K={own}" for own in shared.left_out])
         given_up = listed(losses) + without + document.mark
-        lines.append(
-            f"{shared.key.source}{at}: one K for all workloads, {what}, giving up {given_up}"
-        )
+        lines.append(f"{shared.key.source}{at}, one K for all workloads: {what}; loses {given_up}")
     return lines
 
 
@@ -118,17 +116,17 @@ def _no_winner(section: Section, verdict: SpeedupVerdict) -> str:
     if section.decisions:
         nothing = verdict is SpeedupVerdict.GAINS_NOTHING
         return (
-            "do not speculate, no drafter gains"
+            "no speedup with any drafter"
             if nothing
-            else "undecided: no drafter clearly helps"
+            else "undecided: no drafter is shown to be faster"
         )
     if section.cells:
-        return "imported without K=0 to compare with; see the tables"
+        return "not compared: the imported file has no K=0; see the tables"
     if section.baseline is None:
         best = best_forecast(section.forecasts)
         return forecast_text(best, names_pairing=section.names_pairings) if best else "not measured"
     if not section.baseline.valid:
-        return "undecided: no valid measurement"
+        return "undecided: no valid measurement of K=0"
     speed = scalar(section.baseline.metrics.get("decode_tokens_per_s"))
     at = "" if speed is None else f" at {measured(speed, 'tokens/s')}"
-    return f"only K=0 was measured{at}"
+    return f"not measured: only K=0 was run{at}"

@@ -333,5 +333,5 @@ def _verdict_text(found: Decision | None) -> str:
     k, verdict = found.leader.draft.length.named, verdict_of(found)
     if verdict is SpeedupVerdict.NOT_SHOWN:
         return f"undecided: {k}, {range_text(found.speedup)}"
-    answer = "do not speculate: " if verdict is SpeedupVerdict.GAINS_NOTHING else ""
+    answer = "no speedup: " if verdict is SpeedupVerdict.GAINS_NOTHING else ""
     return f"{answer}{k}, {speedup_text(found.speedup)}"

@@ -18,8 +18,8 @@ from specbench.report.pictures import pictures
 _TEMPLATE = Path(__file__).with_name("template.html")
 _SCRIPT = Path(__file__).with_name("table.js")
 _CHIPS = {
-    SpeedupVerdict.HELPS: ("good", "speculate"),
-    SpeedupVerdict.GAINS_NOTHING: ("bad", "do not speculate"),
+    SpeedupVerdict.HELPS: ("good", "faster"),
+    SpeedupVerdict.GAINS_NOTHING: ("bad", "no speedup"),
     SpeedupVerdict.NOT_SHOWN: ("open", "undecided"),
 }
 

@@ -64,7 +64,7 @@ def pick_lines(
         setting = shared.key.condition.without("workload", "concurrency")
         where = "".join(f", {part}" for part in setting.distinct_parts(questions))
         lines.append(
-            f"one configuration for all workloads{where}: {_way(shared.key)}, giving up "
+            f"one configuration for all workloads{where}: {_way(shared.key)}; loses "
             f"{_given_up(shared, open_ones)}"
         )
     lines += (f"{name}: {why}" for name, why in unanswered(document, picks, workloads).items())
@@ -111,7 +111,7 @@ def pick_grid(
     """The ways it was chosen from, best first; `picks` are those that its title tells it from."""
     chosen = "chosen"
     if is_untried(document, one):
-        chosen = "nothing to compare with"
+        chosen = "not compared"
     elif open_question(document, one) is not None:
         chosen = "undecided"
     units = {
@@ -122,10 +122,10 @@ def pick_grid(
     }
     return Grid(
         title=title(one, picks),
-        headers=("configuration", "requests", units[objective.name], "at least", ""),
+        headers=("configuration", "requests", units[objective.name], "lower bound", ""),
         rows=tuple(
             (
-                _method(candidate.key) if candidate.key.draft.k else "without drafts",
+                _method(candidate.key) if candidate.key.draft.k else "K=0",
                 str(candidate.key.condition.concurrency),
                 _value(candidate.value, objective),
                 measured(candidate.cautious_rate, objective.unit)
@@ -232,16 +232,16 @@ def headline(document: Document, one: Recommendation, objective: Objective) -> s
     """The answer for one workload, without its name."""
     if one.best is None:
         broken = "; ".join(one.candidates[0].broken) if one.candidates else "nothing was measured"
-        return f"no configuration meets the limits; the fastest: {broken}"
+        return f"no configuration meets the limits. Fastest: {broken}"
     unit = f" {objective.unit}" if objective.name == "cost" else ""
     value = f"{_value(one.best.value, objective)}{unit}"
     if is_untried(document, one):
         rows = one.best.key.condition.requests
-        return f"undecided: nothing valid was measured with drafts; without drafts, {rows}, {value}"
+        return f"undecided: no valid measurement with drafts. K=0, {rows}: {value}"
     if (undecided := open_question(document, one)) is not None:
         _, _, said = undecided.sentence.partition("undecided: ")
         rows = one.best.key.condition.requests
-        return f"undecided: {undecided.leader.source}, {said}; without drafts, {rows}, {value}"
+        return f"undecided: {undecided.leader.source}, {said}. K=0, {rows}: {value}"
     return f"{_way(one.best.key)}, {value}"
 
 
@@ -282,11 +282,10 @@ def _saturation(crossovers: Sequence[Crossover], one: Recommendation) -> Iterato
             below = max(at for at in known if at < found.concurrency)
             at = next(p.speedup for p in found.points if p.at == found.concurrency)
             is_lost = at is not None and at.estimate <= 1
-            gain = "no longer gain" if is_lost else "have no proven gain"
-            word = "saturated" if is_lost else "perhaps saturated"
+            gain = "no speedup" if is_lost else "undecided"
             yield (
-                f"{key.source}, K={key.draft.length.label}: {word} above {plural(below, 'user')}, "
-                f"{found.concurrency} at once {gain}"
+                f"{key.source}, K={key.draft.length.label}: speedup up to {plural(below, 'user')}; "
+                f"{gain} at {found.concurrency}"
             )
 
 
@@ -304,9 +303,9 @@ def _room(document: Document, key: CellKey) -> Iterator[str]:
         left = (total - memory.peak_reserved_bytes) // memory.kv_bytes_per_token
         each = left // (key.condition.concurrency * key.condition.num_samples)
         if key.condition.context is not None and each <= 0:
-            yield f"no memory left for {key.condition.context:,} tokens of context"
+            yield f"memory left: not enough for {key.condition.context:,} tokens of context"
         else:
-            yield f"memory left for {max(each, 0):,} more tokens of context per request"
+            yield f"memory left: {max(each, 0):,} more tokens of context per request"
 
 
 SCHEMA_VERSION = 1

@@ -64,7 +64,7 @@ def test_only_the_best_k_of_each_drafter_is_measured_and_k_0(whole):
     helped, hurt = document.decisions
     assert helped.draft.k == 4
     assert helped.speedup.estimate == pytest.approx(40 / (8 * 1.4))
-    assert "do not speculate" in hurt.sentence
+    assert "no speedup" in hurt.sentence
 
 
 def test_what_was_forecast_comes_true_to_the_digit(whole):

@@ -166,7 +166,7 @@ def test_a_decision_quotes_the_second_measurement(tmp_path):
     assert good.speedup.estimate == pytest.approx(40 / 11.2)
     assert good.sentence.startswith("own.jsonl: K=4, 3.57x faster")
     # At K = 2 the bad drafter takes 40 rounds of 1.2 s, at K = 4 of 1.4 s.
-    assert re.match(r"own\.jsonl: .*not speculate, K=2 .*0\.83x", bad.sentence)
+    assert re.match(r"own\.jsonl: no speedup: K=2 .*0\.83x", bad.sentence)
     assert (bad.draft.method, bad.draft.k) == ("none", 0)
 
 
@@ -197,7 +197,7 @@ def test_an_engine_in_another_process_is_measured_by_its_answers_alone(tmp_path)
     assert (run.failures, watch.warnings) == ((), [])
     good, bad = build_document(run).decisions
     assert good.sentence.startswith("own.jsonl: K=4, 3.57x faster")
-    assert bad.sentence.startswith("own.jsonl: do not speculate")
+    assert bad.sentence.startswith("own.jsonl: no speedup: ")
 
 
 def test_an_engine_that_offers_no_drafters_is_measured_without_a_forecast(tmp_path):
@@ -276,7 +276,7 @@ def test_drafters_that_do_not_fit_together_have_a_k_0_of_their_own(tmp_path):
     assert kinds == {frozenset({"big", "big/good"}), frozenset({"big", "big/bad"})}
     good, bad = build_document(run).decisions
     assert good.sentence.startswith("own.jsonl: K=4, 3.57x faster")
-    assert bad.sentence.startswith("own.jsonl: do not speculate")
+    assert bad.sentence.startswith("own.jsonl: no speedup: ")
     assert run.is_complete
 
 

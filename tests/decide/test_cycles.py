@@ -33,7 +33,7 @@ def undecided(
         (CYCLES_DIFFER, 200, "--restart-cycles", "prompts"),
         (CYCLES_DIFFER, 20, "--restart-cycles", "prompts"),
         (PROMPTS_DIFFER, 200, "all 200 prompts", "cycles"),
-        (PROMPTS_DIFFER, 20, "add some", "all 20"),
+        (PROMPTS_DIFFER, 20, "add prompts", "all 20"),
     ],
 )
 def test_more_of_what_makes_the_interval_wide_is_asked_for(

@@ -56,11 +56,11 @@ def test_the_winner_is_quoted_from_its_second_measurement(summarised):
         decision.leader.condition.workload,
     ) == ("demo/draft", "demo", "code")
     values = (
-        r"acceptance length 3\.12 at K=6, .*1\.64$",
-        r"0\.05 .*1\.20$",
-        "3 MiB, .*1,200 tokens",
+        r"acceptance length at K=6: 3\.12 .*break-even: 1\.64\)$",
+        r"steps of K=0: 0\.05 per draft token, 1\.20 per",
+        "memory: 3 MiB .*1,200 tokens",
         "^acceptance-bound: ",
-        "^K=6 .*K = 2, 6, ",
+        "^first pass: K=6 .*K = 2, 6$",
         r"1\.90x \[1\.80, 2\.00\] .*12 prompts$",
     )
     for value, reason in zip(values, decision.reasons, strict=True):
@@ -70,7 +70,7 @@ def test_the_winner_is_quoted_from_its_second_measurement(summarised):
 def test_a_winner_that_was_not_measured_again_is_not_quoted(summarised):
     choice = choose([summarised(2, 1.4, 1.5, 1.6), summarised(6, 1.9, 2.1, 2.3)])
     decision = decide(choice)
-    assert re.fullmatch("code: undecided: K=6 .*not measured again", decision.sentence)
+    assert re.fullmatch("code: undecided: K=6 .*no second measurement", decision.sentence)
     assert decision.draft.method == "none"
     assert decision.speedup is None
 
@@ -85,7 +85,7 @@ def test_a_win_that_does_not_repeat_is_taken_back(summarised):
     choice = choose([summarised(2, 0.9, 1.0, 1.1), summarised(6, 1.1, 1.2, 1.3)])
     lost = decide(choice, summarised(6, 0.90, 0.95, 1.00))
     unclear = decide(choice, summarised(6, 0.98, 1.03, 1.08))
-    assert re.fullmatch(r"code: .*not speculate, K=6 .*0\.95x \[0\.90, 1\.00\]", lost.sentence)
+    assert re.fullmatch(r"code: no speedup: K=6 .*0\.95x \[0\.90, 1\.00\]", lost.sentence)
     assert re.match(r"code: undecided: 0\.98x to 1\.08x at K=6", unclear.sentence)
     assert {lost.draft.method, unclear.draft.method} == {"none"}
 
@@ -93,7 +93,7 @@ def test_a_win_that_does_not_repeat_is_taken_back(summarised):
 def test_no_gain_means_do_not_speculate(summarised):
     cells = [summarised(1, 0.94, 0.97, 1.00), summarised(4, 0.7, 0.8, 0.9)]
     decision = decide(choose(cells))
-    assert re.fullmatch(r"code: .*not speculate, K=1 .*0\.97x \[0\.94, 1\.00\]", decision.sentence)
+    assert re.fullmatch(r"code: no speedup: K=1 .*0\.97x \[0\.94, 1\.00\]", decision.sentence)
     assert (decision.draft.method, decision.draft.k) == ("none", 0)
     assert decision.speedup == Interval(estimate=0.97, low=0.94, high=1.00)
 
@@ -218,7 +218,7 @@ def test_an_adaptive_k_takes_part_and_is_named_with_its_mean(summarised):
     decision = decide(choice, cells[1])
     assert re.fullmatch(r"code: auto \(.*3\.1\), 1\.90x .*\[1\.80, 2\.00\]", decision.sentence)
     assert (decision.draft.k, decision.leader.draft.is_adaptive) == (8, True)
-    led = "auto (mean K 3.1) led the first pass over K = 8, auto, by its lower bound"
+    led = "first pass: auto (mean K 3.1) had the highest lower bound of K = 8, auto"
     assert led in decision.reasons
 
 

@@ -60,7 +60,7 @@ def test_where_nothing_helps_the_sentence_says_so(measured):
     made = found([measured({2: 0.8, 4: 0.7})])
     assert made.k == 0
     (only,) = made.basis
-    assert re.fullmatch(r"code: .*not speculate, K=2 .*0\.80x \[0\.75, 0\.85\]", only)
+    assert re.fullmatch(r"code: no speedup: K=2 .*0\.80x \[0\.75, 0\.85\]", only)
 
 
 def test_k_0_for_want_of_evidence_is_told_from_one_that_was_shown(measured):
@@ -80,7 +80,7 @@ def test_several_workloads_share_the_k_of_least_regret(measured):
     ]
     made = found(parts)
     assert made.tiers == (Tier(None, 4),)
-    assert re.match(r"one K .*: K=4, .*3\.3% on code", made.basis[-2])
+    assert re.match(r"one K .*: K=4; .*3\.3% on code", made.basis[-2])
     assert found(parts, Selection(workload="edit")).k == 8
 
 

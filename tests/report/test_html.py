@@ -158,7 +158,7 @@ def test_failures_and_invalid_cells_are_told(two_runs: str) -> None:
 def test_an_interrupted_run_says_so(interrupted_document: Document) -> None:
     text = Page(to_html([interrupted_document])).text
     assert "interrupted" in text
-    assert "not measured again" in text
+    assert "no second measurement" in text
 
 
 @pytest.mark.slow

@@ -71,6 +71,6 @@ def test_each_pairing_has_its_own_cost_and_its_own_bar() -> None:
 
 
 def test_the_reasons_quote_the_cost_that_the_table_has(cpu_document: Document) -> None:
-    told = [text for d in cpu_document.decisions for text in d.reasons if "drafter takes" in text]
+    told = [text for d in cpu_document.decisions for text in d.reasons if "drafter memory" in text]
     assert told
-    assert all(re.search("takes 16 MiB, .* 8 tokens", text) for text in told)
+    assert all(re.search("memory: 16 MiB .* 8 tokens", text) for text in told)

@@ -88,11 +88,11 @@ def test_without_a_valid_draft_cell_nothing_is_recommended() -> None:
     picks = picks_of(document, Objective())
     (one,) = picks
     lines = pick_lines(document, picks, Objective())
-    assert lines[0].startswith("code: undecided: nothing valid ")
+    assert lines[0].startswith("code: undecided: no valid ")
     assert any(line.startswith("  demo/draft: K=1 excluded: ") for line in lines)
     assert lines[-1] == "chat: no answer: not measured"
     assert "do not speculate" not in lines[0]
-    assert pick_grid(document, one, Objective()).rows[0][-1].startswith("nothing ")
+    assert pick_grid(document, one, Objective()).rows[0][-1] == "not compared"
     found = recommendation_json(document, picks, Objective())
     assert found["picks"][0]["no_valid_speculative_run"]
     assert found["without_recommendation"] == {"chat": "no answer: not measured"}
@@ -152,7 +152,7 @@ def test_a_valid_cell_is_spoken_of_before_a_faster_one_that_is_not() -> None:
         "runner-up: demo/poor, K=1, 0.89x to 1.05x"
     )
     grid = pick_grid(document, one, Objective())
-    assert (grid.rows[0][0], grid.rows[0][-1], grid.marks[0]) == ("without drafts", "undecided", "")
+    assert (grid.rows[0][0], grid.rows[0][-1], grid.marks[0]) == ("K=0", "undecided", "")
 
 
 def test_a_unit_is_said_once(served: Document) -> None:
@@ -195,7 +195,7 @@ def test_where_it_saturates_is_told_of_the_same_setting(
     key = with_axes(own, **changed)
     found = Crossover(key=key, points=(first, point(4, 0.9)), concurrency=4, estimated=None)
     told = list(reasons(replace(served, crossovers=(found,)), one))
-    assert any("saturated above 1 user" in text for text in told) is is_told
+    assert any("no speedup at 4" in text for text in told) is is_told
 
 
 def test_picks_of_several_temperatures_are_told_apart(served: Document) -> None:

@@ -26,7 +26,7 @@ def test_every_question_and_drafter_has_a_row_with_the_answer_of_each_run(
     (decision,) = [d for d in cpu_document.decisions if d.draft.k == 4]
     assert f"code: {first.replace('x [', 'x faster [')}" == decision.sentence
     assert second == "undecided"  # it was not measured again
-    assert rows["creative", "poor"][0].startswith("do not speculate: K=1, 0.88x [")
+    assert rows["creative", "poor"][0].startswith("no speedup: K=1, 0.88x [")
     assert rows["creative", "poor"][1] == "-"  # that run has no such drafter
 
 

@@ -166,9 +166,9 @@ def server_warnings(running: Sequence[RunningServer], engine: str, target: Targe
                 f"{target.model.source}: check that they are the same model"
             )
         if not one.is_engine_told and find_served(engine).COUNTERS is not None:
-            yield f"{at} does not tell its version: check that it is {engine}"
+            yield f"{at} does not report its version: check that it is {engine}"
         if not one.is_k_told:
-            yield f"{at} does not tell its K and is taken for K = 0; if it drafts, add #k=4 to it"
+            yield f"{at} does not report its K: measured as K = 0; if it drafts, say {at}#k=4"
     replicas = Counter(one.address.k for one in running)
     for k, num in replicas.items():
         if num > 1:
