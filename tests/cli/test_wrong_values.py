@@ -82,7 +82,7 @@ from tests.cli.calls import specbench
         ),
         (["--engine", "vllm", "--engine-args", "--hf-token=s"], "--hf-token in --engine-args or"),
         (["--engine", "vllm", "--engine-args", "--port 99"], "says where a started server listens"),
-        (["--engine", "vllm", "--engine-python", "/nope/python"], "--engine-python: there is no"),
+        (["--engine", "vllm", "--engine-python", "/nope/python"], "--engine-python: the program"),
         (["--engine", "vllm", "--engine-args", "'"], '--engine-args "\'": No closing quotation'),
         (
             ["--engine", "vllm", "--prompt-tokens", "512"],
