@@ -73,7 +73,7 @@ def _planned(plan: TargetPlan) -> tuple[float, float]:
         answers = (num or cell.num_prompts) * cell.num_repeats * turns * at.num_samples
         own = answers * plan.max_new_tokens(at.workload)
         tokens += own
-        steps += own / (at.concurrency * at.num_samples)
+        steps += own / at.batch_size
     return tokens, steps
 
 

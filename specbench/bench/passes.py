@@ -98,9 +98,7 @@ class Passes:
         self, session: Session, engine: Engine, block: Block, record: BlockRecord
     ) -> None:
         """What bounds one row's rounds, while the machine is as it was in them."""
-        if block.condition.is_stream or block.condition.num_samples > 1:
-            return
-        if not isinstance(engine, Instrumented):
+        if block.condition.overlaps or not isinstance(engine, Instrumented):
             return
         done = {request.cell_id for request in record.requests if request.output_ids}
         own = (

@@ -127,14 +127,6 @@ class TargetPlan:
             for num_samples in dict.fromkeys((1, load.num_samples))
         )
 
-    def _turn(self, condition: Condition) -> tuple[int, ...]:
-        """Workloads take turns within everything else that conditions differ by."""
-        load = self.settings.load
-        context = load.contexts.index(condition.context) if condition.context is not None else 0
-        rows = load.concurrency.index(condition.concurrency)
-        temperature = self.settings.sampling.temperatures.index(condition.temperature)
-        return temperature, context, rows, condition.num_samples
-
     @property
     def cycles(self) -> int:
         """Cycles of sessions in the first pass, at least."""
@@ -242,7 +234,10 @@ class TargetPlan:
 
     def explore_blocks(self) -> Iterator[Block]:
         """Prompt by prompt through all workloads, so that a run cut short is balanced."""
-        settings = sorted(self.conditions, key=self._turn)
+        alike: dict[Condition, list[Condition]] = {}  # except for the workload
+        for condition in self.conditions:
+            alike.setdefault(condition.without("workload"), []).append(condition)
+        settings = [condition for group in alike.values() for condition in group]
         chosen = {workload.name: self.measured(workload) for workload in self.workloads}
         for repeat in range(max(map(self.repeats, settings))):
             for i in range(max(map(len, chosen.values()))):

@@ -149,8 +149,8 @@ class Session:
         requests: list[Request] = []
         try:
             for request in self._asked(block, cell):
-                requests.append(request)
-            at_once = len(requests) if num_samples == 1 else num_samples
+                requests.append(replace(request, is_sample=num_samples > 1))
+            at_once = num_samples if num_samples > 1 else len(requests)
             with losses_kept(self._ledger, [cell], "decode"):
                 for i in range(0, len(requests), at_once):
                     self._serve_together(block, cell, requests[i : i + at_once], done)
@@ -166,7 +166,7 @@ class Session:
     ) -> None:
         served, device, energy_j = self._serve(cell, requests, block)
         done.requests.extend(make_records(cell, requests, served, device=device, energy_j=energy_j))
-        if cell.key.condition.num_samples > 1:
+        if served.scores is not None:
             done.samples.append(make_samples(cell, requests, served))
         elif block.condition.is_stream or cell.key.draft.is_adaptive:
             done.passes.append(make_pass(cell, served))
@@ -217,8 +217,7 @@ class Session:
     ) -> tuple[ServedPass, DeviceSample | None, float | None]:
         key = cell.key
         load = Load(
-            concurrency=key.condition.concurrency * key.condition.num_samples,
-            best_of=key.condition.num_samples > 1,
+            concurrency=key.condition.batch_size,
             request_rate=key.condition.request_rate,
             seed=request_seed(self._seed, block.prompt_id, block.repeat, 0),
         )

@@ -260,11 +260,9 @@ class TargetRun:
                 seed=0,
                 stop_at_eos=not cell.has_known_text,  # as in the blocks
                 prediction_ids=said[: len(said) // 2],
+                is_sample=cell.key.condition.num_samples > 1,
             )
-            num_samples = cell.key.condition.num_samples
-            load = Load(
-                concurrency=cell.key.condition.concurrency * num_samples, best_of=num_samples > 1
-            )
+            load = Load(concurrency=cell.key.condition.batch_size)
             engine = engines[cell.key.condition.engine]
             try:
                 with losses_kept(self._ledger, [cell, *others], "warm_up"):

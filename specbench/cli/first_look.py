@@ -141,7 +141,7 @@ def place_of(plan: "TargetPlan", settings: RunSettings, here: "DeploymentSpec") 
     return replace(
         here,
         dtype=settings.machine.dtype,
-        concurrency=max(settings.load.concurrency) * settings.load.num_samples,
+        concurrency=max(condition.batch_size for condition in plan.conditions),
         context=most_tokens(plan),
         num_speculative_tokens=max(map(plan.largest_k, plan.pairings), default=0) or 1,
     )

@@ -127,7 +127,7 @@ def _row(cell: CellPlan) -> tuple[str, ...]:
         at.workload,
         draft.marked(draft.method),
         f"{at.temperature:g}",
-        str(at.concurrency * at.num_samples),
+        str(at.batch_size),
         "" if at.context is None else f"{at.context:,}",
         str(cell.num_prompts),
         str(cell.num_repeats),

@@ -355,12 +355,12 @@ def _compare_samples(cell: CellData, alone: CellData | None) -> BestOf | None:
         return None
     seconds = paired_end_to_end(cell)
     gains = by_prompt(cell, gain)
-    whole_s = sum(samples.record.seconds for samples in cell.samples)
+    whole_s = sum(choice.seconds for choice in cell.choices)
     return BestOf(
         key=cell.key,
         speedup=speedup_interval(*seconds) if seconds else None,
         cost=_cost(cell, alone) if alone else None,
-        scoring_share=sum(samples.record.scoring_s for samples in cell.samples) / whole_s,
+        scoring_share=sum(choice.scoring_s for choice in cell.choices) / whole_s,
         first_log_prob=first,
         picked_log_prob=picked,
         gain=mean_interval(gains),
@@ -384,10 +384,10 @@ def _cost(cell: CellData, alone: CellData) -> Interval | None:
 def _seconds(cell: CellData, alone: CellData) -> Iterator[tuple[str, float, float]]:
     """Prompt, seconds of all samples, seconds of one; the same turns and repeats."""
     known = {turn_of(r): r.total_s for r in alone.finished if r.total_s}
-    for samples in cell.samples:
-        one_s = known.get(turn_of(samples.record))
+    for choice in cell.choices:
+        one_s = known.get(turn_of(choice))
         if one_s is not None:
-            yield samples.record.prompt_id, samples.record.seconds, one_s
+            yield choice.prompt_id, choice.seconds, one_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -228,7 +228,7 @@ class BuiltinEngine(Instrumented):
             if decoder.num_captures == made:
                 break  # else the time of making graphs is in it: the same texts once more
         longest = max(request.num_tokens for request in asked)
-        scores = self._score(requests[0].prompt_ids, served.results) if load.best_of else None
+        scores = self._score(requests[0].prompt_ids, served.results) if asked[0].is_sample else None
         return ServedPass(
             results=tuple(map(self._ended, served.results)),
             seconds=served.seconds,

@@ -48,7 +48,6 @@ class Load:
     concurrency: int = 1
     request_rate: float | None = None  # open loop: Poisson arrivals a second, of first turns
     seed: int = 0  # of the arrivals
-    best_of: bool = False  # samples of one prompt: they share its prefill, and are scored
 
 
 def arriving(requests: Sequence[Request], load: Load) -> Iterator[Request]:
@@ -62,7 +61,7 @@ def arriving(requests: Sequence[Request], load: Load) -> Iterator[Request]:
     for request in requests:
         is_later_turn = request.conversation in begun
         at_s = None if times_s is None or is_later_turn else next(times_s)
-        yield replace(request, at_s=at_s, is_sample=load.best_of)
+        yield replace(request, at_s=at_s)
         if request.conversation is not None:
             begun.add(request.conversation)
 
@@ -85,7 +84,7 @@ class ServedPass:
     cpu_s: float
     calibration_s: float = 0.0
     kv_bytes: int | None = None
-    scores: Scores | None = None  # of `best_of`
+    scores: Scores | None = None  # of samples of one prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

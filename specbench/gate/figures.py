@@ -241,7 +241,7 @@ def _of_unit(cell: CellData, unit: str) -> _UnitRequests:
         return _UnitRequests(*both)
     # A pass serves a prompt several times, and counts each as a separate repeat.
     served = cell.passes[int(unit.removeprefix("pass "))]
-    base = (p.requests for p in cell.baseline_passes if p.block_id == served.block_id)
+    base = (p.requests for p in cell.baseline_passes if p.name == served.name)
     return _UnitRequests(served.requests, tuple(r for each in base for r in each))
 
 
@@ -260,8 +260,6 @@ def _without(cell: CellData, unit: str) -> CellData:
         baseline=kept(cell.baseline, base_gone),
         passes=tuple(p for p in cell.passes if kept(p.requests, gone)),
         baseline_passes=tuple(p for p in cell.baseline_passes if kept(p.requests, base_gone)),
-        samples=tuple(s for s in cell.samples if kept(s.requests, gone)),
-        baseline_samples=tuple(s for s in cell.baseline_samples if kept(s.requests, base_gone)),
         servers=tuple(s for s in cell.servers if _cycle_name(s.cycle) != unit),
         baseline_servers=tuple(s for s in cell.baseline_servers if _cycle_name(s.cycle) != unit),
         cycles={r: cycle for r, cycle in cell.cycles.items() if _cycle_name(cycle) != unit},

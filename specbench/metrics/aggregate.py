@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from specbench.metrics.cell import CellData, Pass, Samples, finished, turn_of
+from specbench.metrics.cell import CellData, Pass, finished, turn_of
 from specbench.records import (
     NO_DRAFTER,
     SESSIONS_PER_K,
@@ -134,7 +134,6 @@ class _CellRecords(NamedTuple):
 
     requests: tuple[RequestRecord, ...] = ()
     passes: tuple[Pass, ...] = ()
-    samples: tuple[Samples, ...] = ()
     servers: tuple[ServerRecord, ...] = ()
     sessions: tuple[tuple[RequestRecord, ...], ...] = ()
     cycle: int | None = None
@@ -143,7 +142,6 @@ class _CellRecords(NamedTuple):
         return _CellRecords(
             self.requests + other.requests,
             self.passes + other.passes,
-            self.samples + other.samples,
             self.servers + other.servers,
             self.sessions + other.sessions,
             other.cycle,
@@ -187,21 +185,20 @@ def _by_cell(block: BlockRecord, server: ServerRecord | None) -> _Shares:
     requests: dict[str, list[RequestRecord]] = {}
     for request in block.requests:
         requests.setdefault(request.cell_id, []).append(request)
-    passes = {record.cell_id: record for record in block.passes}
-    samples: dict[str, list[Samples]] = {}
-    for found in block.samples:
-        cell_id = found.served.cell_id
-        own_turn = tuple(r for r in requests[cell_id] if turn_of(r) == turn_of(found))
-        samples.setdefault(cell_id, []).append(Samples(found, own_turn))
     shares = {}
     for cell_id, own in requests.items():
-        record = passes.get(cell_id)
         # The sessions of a cycle that ask with the same repeat are each other's.
-        unit = block.block_id if server is None else f"repeat {own[0].repeat}"
+        name = block.block_id if server is None else f"repeat {own[0].repeat}"
+        passes = [
+            Pass(name, record, tuple(own)) for record in block.passes if record.cell_id == cell_id
+        ]
+        for choice in block.samples:
+            if choice.served.cell_id == cell_id:
+                samples = tuple(r for r in own if turn_of(r) == turn_of(choice))
+                passes.append(Pass(f"{name}, turn {choice.turn}", choice.served, samples, choice))
         shares[cell_id] = _CellRecords(
             requests=tuple(own),
-            passes=(Pass(unit, record, tuple(own)),) if record else (),
-            samples=tuple(samples.get(cell_id, ())),
+            passes=tuple(passes),
             servers=(server,) if server else (),
             sessions=(tuple(own),) if server else (),
             cycle=block.cycle,
@@ -227,8 +224,6 @@ def _gather(key: CellKey, baseline: CellKey | None, blocks: Sequence[_Shares]) -
         baseline=tuple(request for share in base for request in share.requests),
         passes=tuple(one for share in own for one in share.passes),
         baseline_passes=tuple(one for share in base for one in share.passes),
-        samples=tuple(one for share in own for one in share.samples),
-        baseline_samples=tuple(one for share in base for one in share.samples),
         servers=tuple(server for share in own for server in share.servers),
         sessions=tuple(session for share in own for session in share.sessions),
         baseline_servers=tuple(server for share in base for server in share.servers),

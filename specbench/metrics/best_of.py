@@ -17,14 +17,14 @@ def best_of_s(cell: CellData) -> float | None:
     """Median over turns of the seconds from the prefill that all samples share until one of them
     is picked, scoring included.
     """
-    seconds = [samples.record.seconds for samples in cell.samples]
+    seconds = [choice.seconds for choice in cell.choices]
     return median(seconds) if seconds else None
 
 
 @metric(unit="s", better="lower")
 def scoring_s(cell: CellData) -> float | None:
     """Median seconds per turn spent scoring the samples to pick one."""
-    seconds = [samples.record.scoring_s for samples in cell.samples]
+    seconds = [choice.scoring_s for choice in cell.choices]
     return median(seconds) if seconds else None
 
 
@@ -56,8 +56,8 @@ def gain(samples: SamplesRecord) -> float:
 def by_prompt(cell: CellData, value: Callable[[SamplesRecord], float]) -> tuple[float, ...]:
     """One value a prompt, the mean over its turns and repeats."""
     values: dict[str, list[float]] = {}
-    for samples in cell.samples:
-        values.setdefault(samples.record.prompt_id, []).append(value(samples.record))
+    for choice in cell.choices:
+        values.setdefault(choice.prompt_id, []).append(value(choice))
     return tuple(map(fmean, values.values()))
 
 

@@ -26,25 +26,29 @@ T = TypeVar("T")
 
 
 class Pair(NamedTuple, Generic[T]):
-    """The same request, pass or samples, decoded at K = 0 and at the cell's K."""
+    """The same request or pass, decoded at K = 0 and at the cell's K."""
 
     base: T
     spec: T
 
 
 class Pass(NamedTuple):
-    """One pass of a cell over its prompts, with the requests that it served."""
+    """Requests of a cell that were decoded together: all of a block, or the samples of a turn."""
 
-    block_id: str  # the same for every cell of the block, and of a server's cycle for one repeat
+    name: str  # the same in every cell of the block, and of a server's cycle for one repeat
     record: PassRecord
     requests: tuple[RequestRecord, ...]
+    choice: SamplesRecord | None = None  # of samples
 
+    @property
+    def seconds(self) -> float:
+        """Seconds until the last token; for samples until one is chosen."""
+        return (self.choice or self.record).seconds
 
-class Samples(NamedTuple):
-    """The samples of one turn, which were decoded together."""
-
-    record: SamplesRecord
-    requests: tuple[RequestRecord, ...]
+    @property
+    def unit(self) -> str:
+        """The unit of intervals that it belongs to: a pass by itself, samples to their prompt."""
+        return self.choice.prompt_id if self.choice else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +62,8 @@ class CellData:
     key: CellKey
     requests: tuple[RequestRecord, ...]
     baseline: tuple[RequestRecord, ...] = ()
-    passes: tuple[Pass, ...] = ()  # where requests overlapped, or K is adaptive
+    passes: tuple[Pass, ...] = ()  # if requests overlapped, or K is adaptive
     baseline_passes: tuple[Pass, ...] = ()
-    samples: tuple[Samples, ...] = ()  # where the best of several is picked
-    baseline_samples: tuple[Samples, ...] = ()
     memory_target: MemoryRecord | None = None
     memory_pair: MemoryRecord | None = None
     forwards: tuple[ForwardCost, ...] = ()
@@ -117,21 +119,14 @@ class CellData:
 
     @cached_property
     def pass_pairs(self) -> tuple[Pair[Pass], ...]:
-        """Passes of the same block on both sides, in the order of `passes`."""
-        base = {served.block_id: served for served in self.baseline_passes}
-        return tuple(
-            Pair(base[spec.block_id], spec) for spec in self.passes if spec.block_id in base
-        )
+        """Passes of the same name on both sides, in the order of `passes`."""
+        base = {served.name: served for served in self.baseline_passes}
+        return tuple(Pair(base[spec.name], spec) for spec in self.passes if spec.name in base)
 
-    @cached_property
-    def samples_pairs(self) -> tuple[Pair[Samples], ...]:
-        """Samples of the same turn on both sides, in the order of `samples`."""
-        base = {turn_of(own.record): own for own in self.baseline_samples}
-        return tuple(
-            Pair(base[turn_of(spec.record)], spec)
-            for spec in self.samples
-            if turn_of(spec.record) in base
-        )
+    @property
+    def choices(self) -> tuple[SamplesRecord, ...]:
+        """The chosen sample of each turn; empty if a turn has a single output."""
+        return tuple(served.choice for served in self.passes if served.choice is not None)
 
     @property
     def loads(self) -> tuple[ClientLoad, ...]:
@@ -203,7 +198,6 @@ def against(cell: CellData, other: CellData) -> CellData:
         cell,
         baseline=other.requests,
         baseline_passes=other.passes,
-        baseline_samples=other.samples,
         baseline_servers=other.servers,
         shared={},
         cycles={},  # nothing balances the sessions of two engines

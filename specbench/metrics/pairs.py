@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from specbench.metrics.cell import (
     CellData,
     Pass,
-    Samples,
     finished,
     num_within,
     once_a_cell,
@@ -23,7 +22,6 @@ from specbench.metrics.timings import (
     Span,
     busy_span,
     samples_decode_span,
-    samples_span,
     timings_of,
     whole_span,
 )
@@ -84,11 +82,11 @@ def paired_decode(cell: CellData) -> PairedSeconds | None:
     With arrivals in open loop, which fix the throughput: the requests' own seconds again.
     Of several samples: seconds until the last one has ended, with the tokens of all.
     """
-    if cell.key.condition.num_samples > 1:
-        return _summed(cell, _samples(cell, samples_decode_span))
-    if cell.key.condition.is_stream and cell.key.condition.request_rate is None:
-        rows = cell.key.condition.concurrency
-        return _summed(cell, _passes(cell, lambda served: busy_span(served, rows)))
+    at = cell.key.condition
+    if at.num_samples > 1:
+        return _summed(cell, _passes(cell, samples_decode_span))
+    if at.is_stream and at.request_rate is None:
+        return _summed(cell, _passes(cell, lambda served: busy_span(served, at.concurrency)))
     return _summed(cell, _requests(cell, _decoding))
 
 
@@ -126,9 +124,7 @@ def paired_end_to_end(cell: CellData) -> PairedSeconds | None:
     With many concurrent requests: seconds of whole passes; in open loop of whole requests again,
     from arrival on. Of several samples: until one is picked.
     """
-    if cell.key.condition.num_samples > 1:
-        return _summed(cell, _samples(cell, samples_span))
-    if cell.key.condition.is_stream and cell.key.condition.request_rate is None:
+    if cell.key.condition.overlaps and cell.key.condition.request_rate is None:
         return _summed(cell, _passes(cell, whole_span))
     return _summed(cell, _requests(cell, lambda known: (known.total_s, known.num_tokens)))
 
@@ -136,9 +132,9 @@ def paired_end_to_end(cell: CellData) -> PairedSeconds | None:
 @once_a_cell
 def paired_goodput(cell: CellData) -> PairedSeconds | None:
     """Seconds of whole requests or passes, and in place of tokens the requests in them within the
-    SLO, half a request added to each sum. None without an SLO, and for several samples.
+    SLO, half a request added to each sum. None without an SLO.
     """
-    if not cell.slo or cell.key.condition.num_samples > 1:
+    if not cell.slo:
         return None
     if cell.key.condition.is_stream:
         rows = _passes(
@@ -174,7 +170,7 @@ def _paired(cell: CellData) -> _PairedUnits:
     """Where requests overlap, those of a pass are a unit."""
     if cell.key.condition.is_stream:
         units = [
-            (passes.spec.block_id, pair)
+            (passes.spec.unit, pair)
             for passes in cell.pass_pairs
             for pair in paired_requests(passes.base.requests, passes.spec.requests)
         ]
@@ -201,14 +197,8 @@ def _decoding(known: RequestTimings) -> tuple[Column, Column]:
 
 
 def _passes(cell: CellData, span: Callable[[Pass], Span | None]) -> _PairedRows:
-    places = [_place(cell, spec.block_id, spec.requests[0]) for _, spec in cell.pass_pairs]
+    places = [_place(cell, spec.unit, spec.requests[0]) for _, spec in cell.pass_pairs]
     return _rows(places, ((span(base), span(spec)) for base, spec in cell.pass_pairs))
-
-
-def _samples(cell: CellData, span: Callable[[Samples], Span]) -> _PairedRows:
-    places: list[_Place] = [(None, spec.record.prompt_id) for _, spec in cell.samples_pairs]
-    spans = ((span(base), span(spec)) for base, spec in cell.samples_pairs)
-    return _rows(places, ([s if s.seconds and s.tokens else None for s in both] for both in spans))
 
 
 def _rows(places: list[_Place], spans: Iterable[Iterable[Span | None]]) -> _PairedRows:

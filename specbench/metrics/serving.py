@@ -156,10 +156,8 @@ def kv_bytes(cell: CellData) -> int | None:
     largest pass allocated it, else kv_bytes_per_token * tokens of the longest request.
     """
     if cell.key.condition.overlaps:
-        passes = [served.record for served in cell.passes]
-        passes += [samples.record.served for samples in cell.samples]
-        allocated = [one.kv_bytes for one in passes if one.kv_bytes is not None]
-        return max(allocated, default=None)
+        allocated = (served.record.kv_bytes for served in cell.passes)
+        return max((nbytes for nbytes in allocated if nbytes is not None), default=None)
     if cell.memory is None or not cell.finished:
         return None
     longest = max(r.num_prompt_tokens + r.num_output_tokens for r in cell.finished)

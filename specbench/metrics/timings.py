@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench.metrics.cell import CellData, Pass, Samples, finished, once_a_cell
+from specbench.metrics.cell import CellData, Pass, finished, once_a_cell
 from specbench.records import RequestRecord, RoundTimeline
 
 Column = NDArray[np.float64]
@@ -49,6 +49,13 @@ class Span(NamedTuple):
 
     seconds: float
     tokens: float
+
+
+def samples_decode_span(served: Pass) -> Span | None:
+    """From the first tokens, which come together, to the last of the last sample."""
+    seconds = max(request.decode_s or 0.0 for request in served.requests)
+    tokens = sum(request.num_output_tokens - 1 for request in served.requests)
+    return Span(seconds, tokens) if seconds else None
 
 
 def busy_span(served: Pass, num_rows: int) -> Span | None:
@@ -107,21 +114,11 @@ def _tokens_within(request: RequestRecord, began_s: float, ended_s: float) -> fl
 
 
 def whole_span(served: Pass) -> Span:
-    """The pass from its first arrival to its last token, calibration included."""
+    """The pass from its first arrival to its last token, or until a sample is chosen; calibration
+    included.
+    """
     tokens = sum(request.num_output_tokens for request in finished(served.requests))
-    return Span(served.record.seconds, tokens)
-
-
-def samples_decode_span(samples: Samples) -> Span:
-    """From the first tokens, which come together, to the last of the last sample."""
-    decode_s = [request.decode_s or 0.0 for request in samples.requests]
-    return Span(max(decode_s), sum(r.num_output_tokens - 1 for r in samples.requests))
-
-
-def samples_span(samples: Samples) -> Span:
-    """From the shared prefill until the answer is picked."""
-    tokens = sum(request.num_output_tokens for request in samples.requests)
-    return Span(samples.record.seconds, tokens)
+    return Span(served.seconds, tokens)
 
 
 def _end_s(rounds: RoundTimeline, i: int) -> float:

@@ -18,7 +18,6 @@ from specbench.metrics.acceptance import (
 from specbench.metrics.cell import (
     CellData,
     Pass,
-    Samples,
     finished,
     finished_baseline,
     have_same_text,
@@ -170,7 +169,7 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
         *_device_reasons((*cell.finished, *base)),
         *_different_clocks_at_cap(cell.finished, base),
         *broken_identities(cell.finished, cell.k),
-        *broken_passes(_all_passes(cell.passes, cell.samples), cell.k),
+        *broken_passes(cell.passes, cell.k),
         *_broken_times(cell.finished, overlapping=cell.key.condition.overlaps),
         *_broken_baseline(cell),
         *_broken_totals(cell),
@@ -269,10 +268,6 @@ def _clock_share(sample: DeviceSample) -> float:
     return sample.sm_clock_mhz / sample.sm_clock_default_mhz
 
 
-def _all_passes(passes: tuple[Pass, ...], samples: tuple[Samples, ...]) -> tuple[Pass, ...]:
-    return (*passes, *(Pass("", one.record.served, one.requests) for one in samples))
-
-
 def _broken_times(requests: tuple[RequestRecord, ...], *, overlapping: bool) -> Iterator[str]:
     """Rounds, and a check before them, fill the time of decoding; of overlapping requests others'
     prefills take some."""
@@ -290,7 +285,7 @@ def _broken_baseline(cell: CellData) -> tuple[str, ...]:
     base = finished_baseline(cell)
     found = (
         *broken_identities(base, 0),
-        *broken_passes(_all_passes(cell.baseline_passes, cell.baseline_samples), 0),
+        *broken_passes(cell.baseline_passes, 0),
         *_broken_times(base, overlapping=cell.key.condition.overlaps),
     )
     return tuple(f"baseline: {reason}" for reason in found)

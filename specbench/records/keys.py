@@ -284,6 +284,11 @@ class Condition:
         return self.is_stream or self.num_samples > 1
 
     @property
+    def batch_size(self) -> int:
+        """The most sequences decoded at the same time."""
+        return self.concurrency * self.num_samples
+
+    @property
     def requests(self) -> str:
         """The concurrency in words, and the request rate if there is one; empty without either."""
         if not self.concurrency:

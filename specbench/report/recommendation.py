@@ -301,7 +301,7 @@ def _room(document: Document, key: CellKey) -> Iterator[str]:
         return
     if memory.kv_bytes_per_token:
         left = (total - memory.peak_reserved_bytes) // memory.kv_bytes_per_token
-        each = left // (key.condition.concurrency * key.condition.num_samples)
+        each = left // key.condition.batch_size
         if key.condition.context is not None and each <= 0:
             yield f"memory left: not enough for {key.condition.context:,} tokens of context"
         else:

@@ -108,6 +108,24 @@ def test_decoding_alone_lasts_until_the_last_sample_has_ended(
     assert paired_cpu(gathered[3]) is None, "nobody can tell whose the CPU seconds were"
 
 
+def test_turns_are_paired_with_themselves_and_summed_by_prompt() -> None:
+    def with_turns(made: BlockRecord, *decoding: float) -> BlockRecord:
+        turns = [*enumerate(decoding)]
+        requests = (
+            replace(r, turn=t, decode_s=x * r.decode_s) for t, x in turns for r in made.requests
+        )
+        samples = (replace(s, turn=t) for t, _ in turns for s in made.samples)
+        return replace(made, requests=tuple(requests), samples=tuple(samples))
+
+    # No sample of the last prompt has a second token, so that it has no decoding time.
+    decoding = [(1.0, 3.0), (1.0, 3.0), (0.0, 0.0)]
+    blocks = [with_turns(block(KEYS[2:], i), *own) for i, own in enumerate(decoding)]
+    seconds = paired_decode(aggregate_cells(KEYS, blocks)[1])
+    assert seconds is not None
+    assert seconds.base_s.tolist() == pytest.approx([2.4 * 4] * 2)
+    assert seconds.spec_s.tolist() == pytest.approx([1.2 * 4] * 2)
+
+
 def test_requests_are_paired_sample_by_sample(gathered: tuple[CellData, ...]) -> None:
     pairs = gathered[3].pairs
     assert len(pairs) == 12
@@ -145,8 +163,8 @@ def test_metrics_are_there_for_samples_alone(gathered: tuple[CellData, ...]) -> 
 def test_a_pass_whose_tokens_do_not_add_up_is_invalid(gathered: tuple[CellData, ...]) -> None:
     cell = gathered[2]
     assert judge_cell(cell) == ()
-    lost = tuple(one._replace(requests=one.requests[:1]) for one in cell.samples)
+    lost = tuple(one._replace(requests=one.requests[:1]) for one in cell.passes)
 
-    broken = replace(cell, samples=lost)
+    broken = replace(cell, passes=lost)
 
     assert any("time line" in reason for reason in judge_cell(broken))

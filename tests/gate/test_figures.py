@@ -11,7 +11,7 @@ from specbench.gate.figures import cell_figures, first_difference
 from specbench.gate.tolerances import MetricKind, deviation_floor, kind_of
 from specbench.metrics import registry
 from specbench.metrics.aggregate import aggregate_cells
-from specbench.metrics.cell import Samples
+from specbench.metrics.cell import Pass
 from specbench.metrics.registry import all_metrics, metric
 from specbench.records import SamplesRecord
 from specbench.stats.intervals import log_ratio
@@ -271,19 +271,21 @@ def test_a_prompt_is_left_out_of_the_samples_of_both_sides(seen, steady):
 
     def sampled(requests):
         return tuple(
-            Samples(
-                SamplesRecord(**of(r), served=served, log_probs=(-1.0,), picked=0, scoring_s=0.0),
+            Pass(
+                r.prompt_id,
+                served,
                 (r,),
+                SamplesRecord(**of(r), served=served, log_probs=(-1.0,), picked=0, scoring_s=0.0),
             )
             for r in requests
         )
 
     cell = replace(
-        steady, samples=sampled(steady.requests), baseline_samples=sampled(steady.baseline)
+        steady, passes=sampled(steady.requests), baseline_passes=sampled(steady.baseline)
     )
     cell_figures(cell, {"noted_s"})
     left = seen[1]  # without p0
-    for own, base in ((left.samples, left.requests), (left.baseline_samples, left.baseline)):
+    for own, base in ((left.passes, left.requests), (left.baseline_passes, left.baseline)):
         assert own == sampled(base)
         assert "p0" not in {r.prompt_id for s in own for r in s.requests}
 

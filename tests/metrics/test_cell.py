@@ -147,7 +147,7 @@ def test_an_adaptive_cell_has_the_baseline_of_the_fixed_ones_and_its_time_line(c
     stored = replace(made_block("a", cell.baseline[0], cell.requests[0], spec), passes=(record,))
     _, fixed, adaptive = aggregate_cells([baseline_cell.key, cell.key, key], [stored])
     assert fixed.passes == ()
-    assert [(p.block_id, p.record, p.requests) for p in adaptive.passes] == [
+    assert [(p.name, p.record, p.requests) for p in adaptive.passes] == [
         ("a-0-explore", record, (spec,))
     ]
     assert adaptive.baseline == fixed.baseline == (cell.baseline[0],)

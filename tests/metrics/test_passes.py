@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specbench.metrics.cell import CellData, Pass, against
+from specbench.metrics.cell import CellData, against
 from specbench.metrics.summary import summarise
 from specbench.metrics.validity import judge_cell
 from specbench.stats.intervals import speedup_interval
@@ -32,7 +32,7 @@ def rows() -> CellData:
 def with_first_pass(cell: CellData, **columns: tuple[int, ...]) -> CellData:
     first = cell.passes[0]
     rounds = replace(first.record.rounds, **columns)
-    changed = Pass(first.block_id, replace(first.record, rounds=rounds), first.requests)
+    changed = first._replace(record=replace(first.record, rounds=rounds))
     return replace(cell, passes=(changed, *cell.passes[1:]))
 
 
