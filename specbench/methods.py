@@ -118,7 +118,7 @@ class RoundShape(NamedTuple):
 
 
 class BufferSizes(NamedTuple):
-    """The sizes that a drafter's buffers besides its KV cache depend on."""
+    """The sizes that a drafter's buffers other than its KV cache depend on."""
 
     num_rows: int
     capacity: int  # tokens of a row
@@ -137,7 +137,7 @@ class LayerReport(NamedTuple):
 class Recipe(NamedTuple):
     """How a head is trained: its learning rates, of a target 128 wide, and what it learns.
 
-    Each pass over a text goes on from the states that the head made in the pass before. Without
+    Each pass over a text continues from the states that the head made in the pass before. Without
     passes it drafts from the target's states only.
     """
 
@@ -147,7 +147,7 @@ class Recipe(NamedTuple):
     feature_weight: float = 0.0  # of the loss on states, which are to be like the target's
     is_noisy: bool = False
     size: str = ""  # the argument of `new_checkpoint` that says how many heads or layers it has
-    has_vocabulary: bool = False  # a vocabulary and an output of its own
+    has_vocabulary: bool = False  # its own vocabulary and output
 
 
 def _nothing(_: object) -> None:
@@ -321,7 +321,7 @@ def _names(files: ModelFiles) -> frozenset[str]:
 
 
 def _joins(rename: Mapping[str, str], layer: str, names: frozenset[str]) -> bool:
-    """Whether a layer with that tensor follows what joins a token with a state."""
+    """Whether a layer with that tensor follows the product that joins token and state."""
     return {"fc.weight", f"layers.0.{layer}.weight"} <= {new_name(name, rename) for name in names}
 
 

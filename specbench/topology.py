@@ -53,7 +53,7 @@ class Topology:
 
     @classmethod
     def of_accuracies(cls, rates: Sequence[Sequence[float]], num_drafts: int) -> "Topology":
-        """The `num_drafts` paths that are right most often where depths are independent.
+        """The `num_drafts` paths that are right most often if depths are independent.
 
         `rates[i][r]` is how often the draft of rank r is the right one at depth i + 1. Paths are
         added one by one, the likeliest next to the tree first (Cai et al. 2024, Medusa,
@@ -86,7 +86,7 @@ class Topology:
         return cls.of_paths(paths)
 
     def cut(self, depth: int) -> "Topology":
-        """Without what lies deeper."""
+        """The topology without deeper paths."""
         return Topology(tuple(path for path in self.paths if len(path) <= depth))
 
     @property
@@ -209,7 +209,7 @@ def likeliest_tree(rank_probs: Sequence[float], num_drafts: int) -> Topology:
     """The `num_drafts` paths whose ranks' probabilities have the largest products."""
     waiting: list[tuple[float, tuple[int, ...]]] = [(-1.0, ())]
     paths: list[tuple[int, ...]] = []
-    while len(paths) <= num_drafts:  # the first is the current token's, which is no draft
+    while len(paths) <= num_drafts:  # the first is the current token's, not a draft
         chance, path = heappop(waiting)
         paths.append(path)
         for rank, prob in enumerate(rank_probs):

@@ -53,7 +53,7 @@ def one_graph(machine: Machine) -> Json:
             continue
         try:
             drafter = build_drafter(method, _parts(method, target, draft), parameters)
-            k = min(K, drafter.traits.max_k or K)
+            k = min(K, drafter.capabilities.max_k or K)
             decoder, texts = served(drafter, k)
         except Exception as error:
             found[name] = {"refused": in_a_line(error)}
@@ -64,7 +64,7 @@ def one_graph(machine: Machine) -> Json:
             "k": k,
             "graph": launcher.graph,
             "graph_reason": launcher.reason,
-            "needs_host": drafter.traits.needs_host,
+            "needs_host": drafter.capabilities.needs_host,
             "equal": num_equal(texts, expected),
             "of": len(requests),
         }

@@ -34,7 +34,9 @@ def attention_table(machine: Machine) -> Json:
     """Microseconds a layer of each implementation, by new tokens, bucket and rows, chains."""
     case = _case(machine)
     timing, bytes_per_s = make_timing(machine), read_bandwidth(machine)
-    refused = {kernel.name: reason for kernel in KERNELS if (reason := kernel.refusal(case))}
+    refused = {
+        kernel.name: reason for kernel in KERNELS if (reason := kernel.unsupported_reason(case))
+    }
     kernels = [kernel for kernel in KERNELS if kernel.name not in refused]
     found: list[Json] = []
     left_out, spent = [], _Spent()

@@ -78,12 +78,12 @@ def _round_of(proposal: Proposal, verdict: Verdict) -> WatchedRound:
     if proposal.tree is None:
         rejected, deepest = drafts[num_accepted:num_drafted], num_drafted
     else:
-        meant: list[bool] = proposal.tree.is_meant_BK[0].tolist()
+        meant: list[bool] = proposal.tree.is_active_BK[0].tolist()
         on_path = [] if verdict.path_BT is None else verdict.path_BT[0].tolist()
         path = set(on_path[1 : num_accepted + 1])
         nodes = zip(range(1, len(drafts) + 1), drafts, meant, strict=True)
         rejected = [token for node, token, is_meant in nodes if is_meant and node not in path]
-        depths_K = proposal.tree.depths_BN[0, 1:] * proposal.tree.is_meant_BK[0]
+        depths_K = proposal.tree.depths_BN[0, 1:] * proposal.tree.is_active_BK[0]
         deepest = int(depths_K.max()) if len(drafts) else 0
     return WatchedRound(
         num_drafted=num_drafted,

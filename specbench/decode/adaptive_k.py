@@ -19,7 +19,7 @@ from specbench.stats.costs import amortised_goodput, goodput
 
 _PACE_GAIN = 0.05  # the machine's pace is a mean over about 20 rounds
 _LARGEST_SURPRISE = 0.2  # of log seconds: a round of three times the time counts as one of 1.2
-_FRESH_ROUNDS = 8  # rounds after a change of K that tell how the two K differ
+_FRESH_ROUNDS = 8  # rounds after a change of K that show how the two K differ
 _STEADY_ROUNDS = 8  # over as many rows before that, so that the pace is theirs
 _LONGEST_RECORD = 50  # rounds: what a cell has learnt weighs at most this much
 
@@ -32,7 +32,7 @@ class CatchUp(NamedTuple):
 
 
 class _CostCell:
-    """One (rows, K): seconds at calibration, corrected against the cells run beside it."""
+    """One (rows, K): seconds at calibration, corrected in comparison with other cells."""
 
     def __init__(self, samples: Sequence[float]) -> None:
         self.seconds = median(samples)
@@ -43,9 +43,9 @@ class RoundCostModel:
     """Seconds of a round, by (rows, K), on a machine whose speed drifts.
 
     A time is split into the machine's pace, common to all cells, and the cell's own seconds. A
-    round soon after a change of K corrects that K; every round moves the pace. So a K that is not
-    run goes on being compared fairly with the one that is. A change of rows corrects nothing: K
-    is chosen among cells of the same rows, and rows that come and go would wear out one K.
+    round soon after a change of K corrects that K; every round moves the pace. So a K that does not
+    run is still compared fairly with the one that does. A change of rows corrects nothing: K is
+    chosen among cells of the same rows, and rows that come and go would wear out one K.
     """
 
     def __init__(self, cells: Mapping[tuple[int, int], Sequence[float]], catch_up: CatchUp) -> None:
@@ -66,8 +66,8 @@ class RoundCostModel:
     ) -> "RoundCostModel":
         """Costs from a calibration: `round_s[num_rows, k]` holds the seconds of a few rounds.
 
-        `catch_up_s` holds (tokens a row is behind, seconds); a line is fitted, and none means
-        that catching up is free.
+        `catch_up_s` holds (tokens that each row is behind, seconds); a line is fitted, and none
+        means that catching up is free.
         """
         return cls(round_s, _line(catch_up_s))
 
@@ -76,7 +76,7 @@ class RoundCostModel:
         return self._seconds(num_rows, k) * self._pace
 
     def catch_up_s(self, num_tokens: int) -> float:
-        """Seconds to read `num_tokens` tokens a row; 0 for none."""
+        """Seconds to read `num_tokens` tokens per row; 0 for none."""
         if not num_tokens:
             return 0.0
         return (self._catch_up.fixed_s + self._catch_up.per_token_s * num_tokens) * self._pace
@@ -120,7 +120,7 @@ def _line(points: Sequence[tuple[int, float]]) -> CatchUp:
     return CatchUp(mean_y - slope * mean_x, slope)
 
 
-# The shares are of tokens a second or of time; test_adaptive_regret.py simulates them.
+# The shares are of throughput or of time; test_adaptive_regret.py simulates them.
 _SWITCH_GAIN = 0.005  # what another K must promise before it is taken
 _DOUBT = 0.75  # standard errors by which K = 0 must win before drafting stops
 _STAY_ROUNDS = 50  # rounds at K > 0 that one catch-up is spread over
@@ -129,16 +129,16 @@ _OLD_EVIDENCE = 4.0  # rounds of one row that the past weighs when a probe begin
 _EAGER_SHARE = 0.03  # of the time at K = 0 goes to the first probe, each failure halves it
 _CLEAR_SUCCESS = 1.1  # a probe that finds this much more than K = 0 makes the next ones eager
 
-# Before anything is seen, position 1 is accepted as often as not, as if 3 drafts had said so.
-# A later position is taken to be like the one before it, as if 12 drafts had said so: where K
-# has not reached lately, the last rate seen goes on.
+# Before anything is seen, position 1 is accepted as often as not, as if 3 drafts had said so. A
+# later position is assumed to be like the one before it, with the weight of 12 drafts: positions
+# that no recent K has reached get the rate of the last one that was.
 _FIRST_RATE = 0.5
 _FIRST_WEIGHT = 3.0
 _LIKE_THE_ONE_BEFORE = 12.0
 
 
 def default_ks(k_max: int) -> tuple[int, ...]:
-    """The K worth a program of their own: 0 1 2 3 4 6 8 12 16 24 .. below `k_max`, and it."""
+    """The K that get a separate program: 0 1 2 3 4 6 8 12 16 24 .. below `k_max`, and it."""
     ks = [0, 1, 2, 3]
     while ks[-1] < k_max:
         ks.append(2 * ks[-2])
@@ -171,7 +171,7 @@ class AcceptanceTracker:
             self._scale(num_rounds / self._num_tried[0])
 
     def expected_tokens(self) -> list[float]:
-        """Tokens a row emits in a round at K = 0, 1, .. the largest."""
+        """Tokens per row and round at K = 0, 1, .. the largest."""
         rates = []
         rate, weight = _FIRST_RATE, _FIRST_WEIGHT
         for tried, accepted in zip(self._num_tried, self._num_accepted, strict=True):
@@ -196,12 +196,11 @@ class AcceptanceTracker:
 class Controller:
     """Follows what rounds cost and what they accept, and picks K for all rows.
 
-    At K = 0 acceptance cannot be seen, so a few rounds at K > 0 are tried now and then; they
-    take at most `_EAGER_SHARE` of the time, and soon `probe_share` while they go on failing;
-    a share of 0 never tries.
-    `memory_rounds` is how many rounds the acceptance is averaged over.
+    At K = 0 acceptance cannot be seen, so a few rounds at K > 0 are tried now and then; they take
+    at most `_EAGER_SHARE` of the time, and soon `probe_share` while they keep failing; a share of 0
+    never tries. `memory_rounds` is how many rounds the acceptance is averaged over.
 
-    Source: Liu et al. 2024 (arXiv:2406.14066) for the goodput that is maximised.
+    Source: Liu et al. 2024 (arXiv:2406.14066) for the goodput that is maximized.
     """
 
     def __init__(
@@ -271,7 +270,7 @@ class Controller:
     ) -> None:
         """Learn from a round; one entry a live row. What counts is what was accepted.
 
-        The seconds of a round that caught up tell nothing about K and are left out.
+        The seconds of a round that caught up say nothing about K and are left out.
         """
         if not num_caught_up:
             self._costs.observe(num_rows, k, seconds)
@@ -351,7 +350,7 @@ def measure_round_costs(
 ) -> Calibration:
     """Seconds of a few rounds for rows 1, 2, 4 .. num_rows and every K, on one real prompt."""
     limit = decoder.target.max_position
-    if limit is not None:  # a shorter prompt where it and these rounds would not fit
+    if limit is not None:  # a shorter prompt if it and these rounds would not fit
         needed = max(NUM_ROUNDS * (max(ks) + 1), 2 * (max(AWAY) + 2)) + 1
         prompt_ids = prompt_ids[-max(limit - needed, 1) :]
     round_s: dict[tuple[int, int], tuple[float, ...]] = {}

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-# CUDA tells the time between events in float32 milliseconds: to 60 ns in a second, 0.25 ms in an
+# CUDA reports the time between events in float32 milliseconds: to 60 ns in a second, 0.25 ms in an
 # hour.
 ANCHOR_S = 1.0
 

@@ -1,4 +1,4 @@
-"""A target and a drafter that decode requests over rows of their own."""
+"""A target and a drafter that decode requests over their own rows."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,7 +23,7 @@ MakeLauncher = Callable[[Rows, Sampler, Verifier, Clock], Launcher]
 
 
 class Decoder:
-    """Serves requests of equal standing; every request's text depends on itself alone."""
+    """Serves requests of equal priority; every request's text depends only on that request."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Decoder:
 
     @property
     def num_captures(self) -> int:
-        """Rounds captured so far; a pass in which it rose took that time, too."""
+        """Rounds captured so far; the time of a pass in which it rose includes captures."""
         return self._num_dropped + sum(la.num_captures for la in self._launchers.values())
 
     def decode(self, requests: Sequence[Request], sampler: Sampler, *, k: int) -> list[Result]:
@@ -61,7 +61,7 @@ class Decoder:
     def serve(
         self, requests: Sequence[Request], sampler: Sampler, policy: Policy, *, num_rows: int
     ) -> ServedRequests:
-        """Every request in turn, up to `num_rows` at once; ModelError for one longer than the
+        """Every request in order, up to `num_rows` concurrently; ModelError for one longer than the
         context."""
         longest = max(request.num_tokens for request in requests)
         check_context(self.target.max_position, longest)
@@ -75,7 +75,7 @@ class Decoder:
             return serving.run()
 
     def _open_rows(self, num_rows: int, num_tokens: int, num_drafts: int) -> Rows:
-        """The rows of the last pass where they suffice: graphs are bound to their addresses."""
+        """The rows of the last pass if they suffice: graphs are bound to their addresses."""
         rows, capacity = self._rows, row_slots(num_tokens, self.target.device.type)
         if rows is None or num_rows > rows.num_rows or capacity > rows.capacity:
             self._num_dropped = self.num_captures

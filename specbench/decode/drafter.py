@@ -21,12 +21,12 @@ from specbench.forward.tree import Tree
 
 
 class Proposal(NamedTuple):
-    """K guesses a row: a chain of which the first `num_drafted_B` are meant, or a tree.
+    """K guesses per row: a chain of which the first `num_drafted_B` count, or a tree.
 
-    `probs` is the distribution guesses were drawn from at temperature > 0: [B, K, V] in a
-    chain; in a tree [B, I, V] for the children of each of `tree.families.parents_I`, which were
-    drawn without putting back and lie in the order of their draws. None if guesses have no
-    distribution, and then the verifier matches them against the target's own tokens.
+    `probs` is the distribution guesses were drawn from at temperature > 0: [B, K, V] in a chain; in
+    a tree [B, I, V] for the children of each of `tree.families.parents_I`, which were drawn without
+    replacement and are in the order of their draws. None if guesses have no distribution, and then
+    the verifier matches them against the target's own tokens.
     """
 
     tokens_BK: Tensor
@@ -48,7 +48,7 @@ class Chunk(NamedTuple):
     positions_BT: Tensor
     span: int
     features: tuple[Tensor, ...]  # [B, T, F] each
-    start: int | None = None  # the position of the first, where it is the same in every row
+    start: int | None = None  # the position of the first, if it is the same in every row
 
 
 class Outcome(NamedTuple):
@@ -68,18 +68,18 @@ class Outcome(NamedTuple):
     logits_BNV: Tensor
     path_BT: Tensor | None = None  # the path's nodes, of which 0 is the first; None: a chain
 
-    def keep_last(self, x_BTF: Tensor, kept_BF: Tensor) -> None:
-        """Put the last accepted token's entry into `kept_BF`; a row that was done keeps its."""
+    def keep_last(self, x_BTF: Tensor, last_hidden_BF: Tensor) -> None:
+        """Write the last accepted token's entry to `last_hidden_BF`, except for finished rows."""
         last_B11 = (self.num_emitted_B - 1).clamp(min=0)[:, None, None]
         last_BF = x_BTF.gather(1, last_B11.expand(-1, 1, x_BTF.shape[2]))[:, 0]
-        kept_BF.copy_(torch.where(self.num_emitted_B[:, None] > 0, last_BF, kept_BF))
+        last_hidden_BF.copy_(torch.where(self.num_emitted_B[:, None] > 0, last_BF, last_hidden_BF))
 
 
 Repeatability = Literal["exact", "approximate", "none"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Traits:
+class Capabilities:
     """Capabilities of a drafter, fixed when it is built."""
 
     features: tuple[int, ...] = ()  # hidden states of the target that prefill and observe want
@@ -90,13 +90,13 @@ class Traits:
     # A chain at a smaller K is the beginning of one at a greater K. False is the safe side: then
     # every K is looked at by itself.
     chains_nest: bool = False
-    # What it drafts after a given text, wherever the rounds before began: the same; about the
-    # same; or nothing that could be told without those rounds.
+    # What it drafts after a given text, wherever the rounds before began: the same; about the same;
+    # or unknown without those rounds.
     repeatability: Repeatability = "exact"
 
 
 class OwnForward(NamedTuple):
-    """How often a round runs a forward of the drafter's own over so many tokens per row."""
+    """How often a round runs the drafter's own forward over `num_tokens` tokens per row."""
 
     num_tokens: int
     times: int
@@ -115,14 +115,14 @@ def _no_forwards(k: int) -> tuple[OwnForward, ...]:  # noqa: ARG001
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Footprint:
+class Resources:
     """Memory that a drafter takes in addition to the target's, and its forwards in a round."""
 
-    runner: Runner | None = None  # whose forwards are counted where they name no part
-    keeps: KeepsCache | None = None  # what has keys and values of its own
-    weights: tuple[Tensor, ...] = ()  # besides those of `runner` and the target: a head's
+    runner: Runner | None = None  # whose forwards are counted if they name no part
+    keeps: KeepsCache | None = None  # what has its own keys and values
+    weights: tuple[Tensor, ...] = ()  # in addition to those of `runner` and the target: a head's
     spare_slots: int = 0  # that a row of its cache has beyond those of a row of the target's
-    # What forwards name: of a head, its work in a round in pieces that run alone.
+    # A head's work in a round, in pieces that can run separately; forwards name them.
     head_parts: Mapping[str, HeadPart] = field(default_factory=dict)
     # By K, those that a round runs at least, a lower bound on its cost. What is done with the
     # outcome is among them; forwards of the same kind may come apart.
@@ -153,10 +153,10 @@ class Drafter(Protocol):
     Buffers by row are addressed from `state.first_row` on.
     """
 
-    traits: Traits
+    capabilities: Capabilities
 
     @property
-    def footprint(self) -> Footprint: ...
+    def resources(self) -> Resources: ...
 
     @property
     def buffers(self) -> tuple[RowBuffer, ...]:
@@ -164,7 +164,7 @@ class Drafter(Protocol):
         ...
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        """Make room for `num_rows` rows of `max_len` tokens; forget what was seen."""
+        """Allocate `num_rows` rows of `max_len` tokens; forget what was seen."""
 
     def num_drafts(self, k: int) -> int:
         """Tokens in a proposal that looks k tokens ahead: k in a chain, more in a tree."""
@@ -219,11 +219,11 @@ class PlainDrafter:
     One with `buffers` keeps nothing of a row elsewhere.
     """
 
-    traits: Traits = Traits()
+    capabilities: Capabilities = Capabilities()
 
     @cached_property
-    def footprint(self) -> Footprint:
-        return Footprint()
+    def resources(self) -> Resources:
+        return Resources()
 
     @property
     def buffers(self) -> tuple[RowBuffer, ...]:
@@ -245,10 +245,10 @@ class PlainDrafter:
         """The state already holds the new tokens."""
 
     def catch_up(self, state: State, num_tokens: int, span: int) -> None:
-        """The state holds every token, and rounds at K = 0 are observed, too."""
+        """The state holds every token, and rounds at K = 0 are also observed."""
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """The state's row is copied by whoever moves it."""
+        """The caller copies the state's row."""
         for kept in self.buffers:
             if isinstance(kept, Tensor):
                 kept[destination].copy_(kept[source])

@@ -68,9 +68,9 @@ class GraphLauncher:
     """Replays rounds: `round` as one graph, `step` as one for drafting and one for checking.
 
     A bucket that cannot be captured runs eagerly from then on, the others are replayed, and
-    `reason` says which and why. Of a target on several devices, only the drafting of a draft model
-    on one device is captured. Rows that nobody uses are computed too, to fill a bucket; those
-    are finished and may lie beyond the span. `most_rounds` are held, the last used.
+    `reason` says which and why. If the target is on several devices, only the drafting of a draft
+    model on one device is captured. Unused rows are also computed, to fill a bucket; those are
+    finished and may be beyond the span. `most_rounds` are held, the last used.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class GraphLauncher:
         self.lag = readback.lag
         self._kind: GraphKind = graph
         self._why: str | None = None
-        if graph == "round" and rows.drafter.traits.needs_host:
+        if graph == "round" and rows.drafter.capabilities.needs_host:
             self._kind, self._why = "step", "the method proposes on the host"
 
     @property
@@ -116,9 +116,9 @@ class GraphLauncher:
         for bucket, why in self._refused.items():
             buckets.setdefault(why, []).append(str(bucket))
         if not self._has_captured:  # all of them: the first reason says it
-            return next((_refusal(why) for why in buckets), self._why)
-        refusals = (_refusal(why, where) for why, where in buckets.items())
-        return "; ".join(filter(None, (self._why, *refusals))) or None
+            return next((_capture_failure(why) for why in buckets), self._why)
+        failures = (_capture_failure(why, where) for why, where in buckets.items())
+        return "; ".join(filter(None, (self._why, *failures))) or None
 
     @property
     def reserved_bytes(self) -> int:
@@ -171,9 +171,10 @@ class GraphLauncher:
             self._is_spread = True
             self._captured.clear()
             self._why = f"the keys and values are spread over {len(devices)} devices"
-            draft, traits = self._rows.drafter.footprint.runner, self._rows.drafter.traits
+            drafter = self._rows.drafter
+            draft, needs_host = drafter.resources.runner, drafter.capabilities.needs_host
             on_one_device = {self._rows.state.length_B1.device}
-            if draft and not traits.needs_host and _devices((draft.cache,)) == on_one_device:
+            if draft and not needs_host and _devices((draft.cache,)) == on_one_device:
                 self._kind = "step"
                 self._why += "; only drafting is captured, the target's rounds run eagerly"
             else:
@@ -183,8 +184,8 @@ class GraphLauncher:
         while len(self._captured) >= self._most_rounds:
             self._captured.popitem(last=False)
         state = self._rows.state.rows(0, bucket.num_rows)
-        # A round leaves a row without budget as it is, but for what lies beyond its length:
-        # trying one while no row has any changes nothing.
+        # A round leaves a row without budget as it is, except beyond its length: trying one while
+        # no row has any changes nothing.
         budget_B = state.budget_B.clone()
         state.budget_B.zero_()
         self.num_captures += 1
@@ -231,7 +232,7 @@ class GraphLauncher:
 
     def _drafting(self, run: Callable[[], Proposal]) -> tuple[Callable[[], None], Proposal]:
         """A function that drafts again, and the proposal that it writes to."""
-        if not self._rows.drafter.traits.needs_host:
+        if not self._rows.drafter.capabilities.needs_host:
             captured = self._graph_of(run, kind="draft")
             return captured.replay, captured.output
         proposal = _cloned(run())
@@ -276,7 +277,7 @@ class Launchers:
         )
 
 
-def _refusal(why: str, where: list[str] | None = None) -> str:
+def _capture_failure(why: str, where: list[str] | None = None) -> str:
     """Why rounds run eagerly, and which: a few by name."""
     if not where:
         return f"a round could not be captured: {why}"

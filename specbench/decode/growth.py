@@ -1,4 +1,4 @@
-"""Grows a round's drafts, a chain or a tree level by level, from a draft's own logits.
+"""Grows the drafts of a round, a chain or a tree level by level, from a drafter's logits.
 
 Shape suffixes: B rows, K drafts, N = K + 1 nodes, W nodes of one level, R children of a node,
 V vocabulary.
@@ -54,9 +54,9 @@ def grow_chain(
 
 
 def grow_block(state: State, logits_BKV: Tensor, sampler: Sampler) -> Proposal:
-    """K drafts made at once, none of which knows of the others.
+    """K drafts made in one forward, independent of each other.
 
-    Above temperature 0 each is drawn from the distribution of its own place.
+    Above temperature 0 each is drawn from the distribution at its position.
     """
     K = logits_BKV.shape[1]
     num_drafted_B = torch.full_like(state.budget_B, K)
@@ -116,7 +116,7 @@ def grow_static(
 def grow_dynamic(
     state: State, logits_BV: Tensor, feed: Feed, *, depth: int, top_k: int, num_drafts: int
 ) -> Proposal:
-    """The `num_drafts` likeliest of the paths that a beam of `top_k` tokens a level finds.
+    """The `num_drafts` likeliest of the paths that a beam of `top_k` tokens per level finds.
 
     Source: Li et al. 2024, EAGLE-2 (arXiv:2406.16858), sections 4.1 and 4.2.
     """
@@ -160,7 +160,7 @@ def grow_dynamic(
     tokens_BC, above_BC = torch.cat(tokens, 1), torch.cat(above, 1)
     taken_BK = torch.cat(scores, 1).topk(num_drafts, dim=-1).indices.sort(-1).values
     above_BK = above_BC.gather(1, taken_BK)
-    # A parent is likelier than its child, so it was taken, too.
+    # A parent is likelier than its child, so it was also taken.
     parents_BK = torch.where(above_BK < 0, 0, torch.searchsorted(taken_BK, above_BK) + 1)
     seen_BNN, depths_BN = ancestors_of(parents_BK, depth)
     tree = Tree(

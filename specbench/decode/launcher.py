@@ -1,6 +1,6 @@
-"""Starts rounds on the device; their reports are read when they have come.
+"""Starts rounds on the device and reads their reports when they arrive.
 
-Shape suffixes: N numbers a row in a report (round.py).
+Shape suffixes: N numbers per row in a report (round.py).
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ GraphKind = Literal["off", "step", "round"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundLaunch:
-    """A round under way. `drafted` is None if the two halves cannot be told apart."""
+    """A round under way. `drafted` is None if the two halves cannot be distinguished."""
 
     began: Mark
     drafted: Mark | None
@@ -53,7 +53,7 @@ class Launcher(Protocol):
         ...
 
     def rows_for(self, num_running: int) -> int:
-        """How many rows are computed for so many in use."""
+        """How many rows are computed if `num_running` are in use."""
         ...
 
     def span_for(self, num_tokens: int) -> int:
@@ -63,8 +63,8 @@ class Launcher(Protocol):
     def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> RoundLaunch:
         """Start one round over rows 0 .. num_rows - 1.
 
-        `num_behind` tokens a row were emitted at K = 0 since the drafter last saw any; it
-        catches up first, and that counts as drafting.
+        `num_behind` tokens per row were emitted at K = 0 since the drafter last saw any; it catches
+        up first, and that counts as drafting.
         """
         ...
 
@@ -118,7 +118,7 @@ class EagerLauncher:
 
 
 def catch_up(rows: Rows, state: State, num_behind: int, span: int) -> None:
-    """Show the drafter what was emitted without it, `num_behind` tokens a row at most."""
+    """Show the drafter what was emitted without it, at most `num_behind` tokens per row."""
     if num_behind:
         # One more: a round in which every draft was accepted leaves its last one unseen.
         rows.drafter.catch_up(state, num_behind + 1, span)

@@ -2,10 +2,10 @@
 
 The target's distribution is NOT preserved, so nothing here is used unless an option names it, and
 what it made is marked wherever it is shown. A draft is judged by the target's distribution at the
-sampling's temperature, top-k and top-p; at temperature 0, where that distribution is one-hot and
-every rule would be the lossless one, at temperature 1. Every other token is the target's own, drawn
-as ever. Shape suffixes: B rows, K drafts, N = K + 1 nodes, T = depth + 1 tokens of a path, V
-vocabulary.
+sampling's temperature, top-k and top-p; at temperature 0 by that at temperature 1, because a
+one-hot distribution would turn every rule into the lossless one. Every other token is the target's
+own, drawn as ever. Shape suffixes: B rows, K drafts, N = K + 1 nodes, T = depth + 1 tokens of a
+path, V vocabulary.
 """
 
 from collections.abc import Mapping
@@ -31,10 +31,10 @@ class Rule(Protocol):
     def __call__(
         self, p_BK: Tensor, probs_BNV: Tensor, parents_BK: Tensor, is_own_BK: Tensor
     ) -> Tensor:
-        """True where a draft may be accepted if those before it are [B, K].
+        """Whether each draft may be accepted if those before it are [B, K].
 
         `p_BK` is the draft's probability after its parent, of whose distribution `probs_BNV` has
-        one a node; `is_own_BK` is true where the draft is the token that the target drew there.
+        one per node; `is_own_BK` is true if the draft is the token that the target drew there.
         """
         ...
 
@@ -66,8 +66,8 @@ class TypicalAcceptance:
 class ThresholdAcceptance:
     """Accepts a draft that the target draws itself, and any with p(x) >= single.
 
-    At 1 nothing is accepted but what the lossless rule accepts of drafts without a distribution of
-    their own. Source: SGLang's option `--speculative-accept-threshold-single`.
+    At 1 nothing is accepted but what the lossless rule accepts of drafts that have no distribution.
+    Source: SGLang's option `--speculative-accept-threshold-single`.
     """
 
     def __init__(self, *, single: float) -> None:
@@ -86,7 +86,7 @@ class ThresholdAcceptance:
 class LossyVerifier:
     """A verifier (round.Verifier) that accepts the longest path of drafts that pass a rule.
 
-    Of several the likeliest. The distribution that drafts were drawn from plays no part.
+    The likeliest if several are longest. The drafts' own distribution plays no part.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -127,8 +127,8 @@ def _tree(
     proposal: Proposal, tree: Tree, passes_BK: Tensor, p_BK: Tensor, own_BN: Tensor
 ) -> Verdict:
     root_B1 = torch.ones_like(passes_BK[:, :1])
-    kept_BN = torch.cat([root_B1, passes_BK & tree.is_meant_BK], 1)
-    is_reached_BN = (kept_BN[:, None] | ~tree.seen_BNN).all(-1) & kept_BN
+    accepted_BN = torch.cat([root_B1, passes_BK & tree.is_active_BK], 1)
+    is_reached_BN = (accepted_BN[:, None] | ~tree.seen_BNN).all(-1) & accepted_BN
     depths_BN = tree.depths_BN * is_reached_BN
     is_longest_BN = is_reached_BN & (depths_BN == depths_BN.amax(1, keepdim=True))
     log_p_BN = torch.cat([root_B1 * 0.0, p_BK.clamp(min=1e-30).log()], 1)
@@ -136,9 +136,9 @@ def _tree(
     leaf_B = of_path_BN.masked_fill(~is_longest_BN, -torch.inf).argmax(1)
     path_BT, num_accepted_B = tree.path_to(leaf_B), tree.depth_of(leaf_B)
     # Node i + 1 is draft i, and what follows the last node accepted is the target's.
-    kept_BT = proposal.tokens_BK.gather(1, (path_BT[:, 1:] - 1).clamp(min=0))
+    accepted_BT = proposal.tokens_BK.gather(1, (path_BT[:, 1:] - 1).clamp(min=0))
     next_B1 = own_BN.gather(1, leaf_B[:, None])
-    tokens_BT = torch.cat([kept_BT, next_B1], 1).scatter(1, num_accepted_B[:, None], next_B1)
+    tokens_BT = torch.cat([accepted_BT, next_B1], 1).scatter(1, num_accepted_B[:, None], next_B1)
     return Verdict(num_accepted_B, tokens_BT, path_BT)
 
 

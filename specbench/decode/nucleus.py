@@ -1,4 +1,4 @@
-"""Top-p by searching its threshold, where sorting a vocabulary would take most of a round.
+"""Top-p by searching its threshold: sorting a vocabulary would take most of a round.
 
 The order of float32 numbers is that of their bits, read as integers once negative ones are turned
 round. Histograms of the probability mass over these bits, from the upper ones to the lower ones,
@@ -16,8 +16,8 @@ from specbench.forward.kernels.availability import DEVICES, TOP_P
 if DEVICES:
     from specbench.forward.kernels import nucleus as in_parts
 
-# Bits that a histogram tells apart, from so many tokens on: more buckets than tokens would take
-# longer than a further histogram.
+# Bits that a histogram distinguishes, by the least number of tokens: with more buckets than tokens,
+# a further histogram is faster.
 _BITS = ((1 << 15, 16), (1 << 7, 8), (0, 4))
 _CACHED = 1 << 18  # numbers at once on a CPU, so that they stay in its cache
 
@@ -25,8 +25,8 @@ _CACHED = 1 << 18  # numbers at once on a CPU, so that they stay in its cache
 def likeliest(scores: Tensor, top_k: int, top_p: float) -> Tensor:
     """The softmax of float32 scores [..., V], cut to the `top_k` likeliest, then to their nucleus.
 
-    Tokens of equal score stay or go together at either cut. `top_k` is below V: so few tokens that
-    torch puts them in order, and no threshold is left to search.
+    Tokens of equal score stay or go together at either cut. `top_k` is below V; torch sorts those
+    few tokens, so no threshold is searched.
     """
     best = scores.topk(top_k, dim=-1)
     scores = scores.masked_fill(scores < best.values[..., -1:], -torch.inf)

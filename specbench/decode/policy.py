@@ -9,7 +9,7 @@ class Policy(Protocol):
 
     @property
     def max_k(self) -> int:
-        """The largest K it may ever pick; rows have room for it."""
+        """The largest K it may ever pick; rows have capacity for it."""
         ...
 
     def choose(self, num_rows: int, num_live: int, num_behind: int) -> int:
@@ -60,7 +60,7 @@ class FixedK:
 
 class ObservedFixedK(FixedK):
     """The same K in every round of one row, and `between` called after each with the number of
-    tokens that it emitted: to measure beside rounds."""
+    tokens that it emitted: to measure between rounds."""
 
     def __init__(self, k: int, between: Callable[[int], None]) -> None:
         super().__init__(k)

@@ -61,7 +61,7 @@ def propose(drafter: Drafter, state: State, sampler: Sampler, k: int, span: int)
     if proposal.tree is None:
         return proposal._replace(num_drafted_B=proposal.num_drafted_B.minimum(room_B))
     tree = proposal.tree.meant_within(room_B)
-    return proposal._replace(tree=tree, num_drafted_B=tree.is_meant_BK.sum(1))
+    return proposal._replace(tree=tree, num_drafted_B=tree.is_active_BK.sum(1))
 
 
 def finish_round(
@@ -86,7 +86,7 @@ def finish_round(
         positions_BN,
         span,
         first_row=state.first_row,
-        features=drafter.traits.features,
+        features=drafter.capabilities.features,
         branches=branches,
     )
     verdict = verifier(proposal, out.logits, sampler, state.seed_B, next_BN)

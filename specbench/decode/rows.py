@@ -19,13 +19,13 @@ from specbench.forward.runner import Output, Runner
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefillRequest:
-    """A request to start in a row whose first `num_kept` tokens are in the KV already."""
+    """A request to start in a row whose first `num_cached` tokens are in the KV already."""
 
     row: int
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
     seed: int
-    num_kept: int = 0
+    num_cached: int = 0
     prediction_ids: tuple[int, ...] = ()
     is_sample: bool = False  # one of several answers to its prompt
 
@@ -50,7 +50,7 @@ class Rows:
         self.target = target
         self.drafter = drafter
         self.prefill_chunk = prefill_chunk
-        draft_runner = drafter.footprint.runner
+        draft_runner = drafter.resources.runner
         self._runners = [target, *([draft_runner] if draft_runner else [])]
         self._all = State.allocate(num_rows, capacity, list(eos_ids), target.device)
         self.state = self._all
@@ -65,8 +65,8 @@ class Rows:
         self.target.allocate(self.num_rows, self.capacity)
         self.drafter.allocate(self.num_rows, self.capacity)
         self._all.budget_B.zero_()
-        # A graph also computes rows that nobody uses: they must write within their capacity,
-        # whatever the K of this pass is.
+        # A graph also computes unused rows: they must write within their capacity, whatever the K
+        # of this pass is.
         self._all.length_B1.fill_(1)
         self.state = self._all.rows(0, num_rows)
 
@@ -77,7 +77,7 @@ class Rows:
 
     @property
     def capacity(self) -> int:
-        """Tokens that a row has room for."""
+        """Tokens that fit in a row."""
         return self._all.capacity
 
     @property
@@ -98,7 +98,7 @@ class Rows:
             prefilled = self._prefill(group)
             starts = [prefilled]
             for i, fill in enumerate(group):
-                # Before the row has a first token of its own, which its copies do not share.
+                # Before the row gets its first token, which its copies do not share.
                 for same in _together(copies.get(fill.row, ()), most, are_padded=True):
                     starts.append(self._copy(prefilled, i, same))
             for start in starts:
@@ -113,26 +113,26 @@ class Rows:
         self.target.copy_row(source, destination, num_tokens)
         self.drafter.copy_row(source, destination, num_tokens)
 
-    def num_kept(
+    def num_cached(
         self, row: int, text: Sequence[int], num_seen: int, prompt_ids: Sequence[int]
     ) -> int:
-        """How many tokens a prompt need not feed to the row that a text was left in.
+        """How many leading tokens of a prompt the row of an earlier text already has.
 
         Target and drafter have seen the text's first `num_seen` tokens there.
         """
-        if not self.drafter.traits.keeps_prefix:
+        if not self.drafter.capabilities.keeps_prefix:
             return 0
         pairs = enumerate(zip(text, prompt_ids, strict=False))
         end = min(len(text), len(prompt_ids))
         num_shared = next((i for i, (a, b) in pairs if a != b), end)
-        # A head's entry for a token has the next one in it, too: that of the last one shared
-        # may be the old text's.
-        num_kept = max(min(num_shared - 1, num_seen, len(prompt_ids) - 1), 0)
+        # A head's entry for a token also contains the next token: that of the last shared one may
+        # be the old text's.
+        num_cached = max(min(num_shared - 1, num_seen, len(prompt_ids) - 1), 0)
         if not self._have_states:
-            return num_kept
+            return num_cached
         # A state is that of all tokens before it; older ones may be those of rejected drafts.
-        is_last = num_kept == len(text) - 2
-        return num_kept if is_last and all(r.holds(row, num_kept) for r in self._runners) else 0
+        is_last = num_cached == len(text) - 2
+        return num_cached if is_last and all(r.holds(row, num_cached) for r in self._runners) else 0
 
     @property
     def _have_states(self) -> bool:
@@ -155,7 +155,7 @@ class Rows:
     def _prefill(self, group: Sequence[PrefillRequest]) -> "_Prefilled":
         """Feed the prompts, right-padded and in chunks."""
         state = self._load(group)
-        first_row, begin = group[0].row, group[0].num_kept
+        first_row, begin = group[0].row, group[0].num_cached
         end = max(len(fill.prompt_ids) for fill in group)
         last_B = state.length_B - 1
         last: Output | None = None  # each row's last token
@@ -170,7 +170,7 @@ class Rows:
                 span,
                 first_row=first_row,
                 last_B=at_B,
-                features=self.drafter.traits.features,
+                features=self.drafter.capabilities.features,
                 start=start,
             )
             following_BT = state.tokens_BC[:, start + 1 : stop + 1]
@@ -238,7 +238,7 @@ def _split(
     copies: dict[int, list[PrefillRequest]] = {}
     rows: dict[tuple[int, ...], int] = {}
     for fill in fills:
-        can_share = fill.is_sample and not fill.num_kept
+        can_share = fill.is_sample and not fill.num_cached
         row = rows.setdefault(fill.prompt_ids, fill.row) if can_share else fill.row
         if row == fill.row:
             fed.append(fill)
@@ -274,7 +274,7 @@ def _together(
         if (
             last
             and fill.row == last[-1].row + 1
-            and fill.num_kept == last[-1].num_kept
+            and fill.num_cached == last[-1].num_cached
             and (are_padded or len(fill.prompt_ids) == len(last[-1].prompt_ids))
             and len(last) < most
         ):

@@ -1,10 +1,10 @@
-"""How the target picks a token, and noise that is a pure function of where it is used.
+"""How the target picks a token, and noise that is a pure function of its position.
 
 Shape suffixes: B rows, T positions, V vocabulary; `...` any leading shape.
 
-A round holds no generator state: the noise of a draw is a hash of (request seed, position,
-purpose, token id). A request's sampled text then does not depend on its row, on its
-neighbours or on the order of arrival, and a captured graph replays it correctly.
+A round holds no generator state: the noise of a draw is a hash of (request seed, position, purpose,
+token id). A request's sampled text then does not depend on its row, on its neighbors or on the
+order of arrival, and a captured graph replays it correctly.
 """
 
 from enum import IntEnum
@@ -51,7 +51,7 @@ def _key(seeds_B: Tensor, positions_BT: Tensor, purpose: Tensor | int) -> Tensor
 def uniform(
     seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose, turns_T: Tensor | None = None
 ) -> Tensor:
-    """Uniform numbers in (0, 1], float32 [B, T]; others for other turns, 0 unless told."""
+    """Uniform numbers in (0, 1], float32 [B, T]; different for each turn, 0 by default."""
     if DRAWS.is_on(seeds_B):
         drawn_BT: Tensor = noise.uniform(seeds_B, positions_BT, purpose, turns_T, len(Purpose))
         return drawn_BT
@@ -67,8 +67,8 @@ def exponential(seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose, num_tok
         return drawn_BTV
     tokens_V = _mix32(torch.arange(num_tokens, device=seeds_B.device) * 2 + 1)
     bits = _mix32(_key(seeds_B, positions_BT, purpose)[..., None] ^ tokens_V)
-    # Built from the small side of the unit interval, where float32 resolves 2**-32: rare
-    # tokens win by tiny exponentials, and those must not be rounded away.
+    # Built from the small side of the unit interval, in which float32 resolves 2**-32: rare tokens
+    # win by tiny exponentials, and those must not be rounded away.
     return -torch.log1p(-((bits.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24))
 
 

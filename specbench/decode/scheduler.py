@@ -1,8 +1,8 @@
 """Which request runs in which row, and when: bookkeeping on the host, without tensors.
 
-Requests wait in order of arrival and take a row when one is free; no later one overtakes them
-but the next turn of a conversation that has begun. Active rows are the first
-ones: a gap that nobody waits for is filled by the last active row.
+Requests wait in order of arrival and take a row when one is free; no later one overtakes them but
+the next turn of a conversation that has begun. Active rows are the first ones: a gap that no
+request waits for is filled by the last active row.
 """
 
 import heapq
@@ -63,7 +63,7 @@ class Scheduler:
     def admit(self, now_s: float) -> list[Admission]:
         """Start the requests that have come in, as far as rows are free.
 
-        A conversation goes on in the row of its last turn if that is free, where its text is.
+        A conversation continues in the row that holds the text of its last turn, if that is free.
         """
         admitted = []
         while self._waiting and self._waiting[0][0] <= now_s and None in self._requests:

@@ -1,8 +1,8 @@
 """The loop over rounds: admit requests, advance all rows, hand rows on, until none is left.
 
-A predicted output is verified right after the prefill of its prompt, and rounds continue from
-where the two differ. Source: SPEC-RL (arXiv:2509.23232), which verifies an earlier answer to the
-same prompt in one pass and decodes from its longest valid prefix.
+A predicted output is verified right after the prefill of its prompt, and rounds continue from the
+first difference. Source: SPEC-RL (arXiv:2509.23232), which verifies an earlier answer to the same
+prompt in one pass and decodes from its longest valid prefix.
 """
 
 import time
@@ -153,7 +153,7 @@ class Serving:
         self._cached: dict[int, _CachedPrefix] = {}  # by row
         self._pending: deque[_PendingRound] = deque()
         self._rounds: list[_FinishedRound] = []
-        self._behind = 0  # tokens a row may have that the drafter did not see
+        self._behind = 0  # tokens per row that the drafter may not have seen
         self._predicts_output = isinstance(rows.drafter, PredictsOutput)
         self._eos_ids = frozenset(rows.state.eos_E.tolist())
 
@@ -214,7 +214,7 @@ class Serving:
             seed=request.seed,
             prediction_ids=request.prediction_ids,
             is_sample=request.is_sample,
-            num_kept=self._rows.num_kept(
+            num_cached=self._rows.num_cached(
                 admission.row, kept.tokens, kept.num_tokens, request.prompt_ids
             ),
         )

@@ -28,7 +28,7 @@ class State:
     seed_B: Tensor
     eos_E: Tensor
     offsets_O: Tensor  # made once: a round does not spend an operation on counting
-    first_row: int = 0  # where these rows begin among all rows
+    first_row: int = 0  # the index of the first of these rows among all rows
 
     @classmethod
     def allocate(

@@ -1,6 +1,6 @@
-"""Acceptance drawn instead of judged: what a pairing would cost if so many drafts were accepted.
+"""Acceptance that is drawn instead of judged: what a pairing would cost at a given acceptance.
 
-The text is no text and only the times mean something: a round does the work of a real one.
+The text means nothing, the times do: a round does the work of a real one.
 Shape suffixes: B rows, K drafts of a path, N nodes, T = K + 1 tokens of a path, V vocabulary.
 """
 
@@ -19,7 +19,7 @@ from specbench.stats.acceptance import conditional_rates, joint_rates
 
 
 def acceptance_rates(values: Sequence[float], k: int) -> tuple[float, ...]:
-    """a_1 .. a_k, where a_i is the share of rounds that accept at least i drafts.
+    """a_1 .. a_k, in which a_i is the share of rounds that accept at least i drafts.
 
     One value is alpha, each draft's own chance after those before it: a_i = alpha**i. Several
     are a_1, a_2 .. themselves; past their end nothing is accepted. UsageError unless they are
@@ -82,10 +82,10 @@ def _first_children(tree: Tree) -> tuple[Tensor, Tensor]:
     node_B1 = torch.zeros_like(tree.parents_BK[:, :1])
     path, num_B = [node_B1], torch.zeros_like(node_B1[:, 0])
     for _ in range(tree.depth):
-        is_child_BK = (tree.parents_BK == node_B1) & tree.is_meant_BK
+        is_child_BK = (tree.parents_BK == node_B1) & tree.is_active_BK
         has_child_B1 = is_child_BK.any(1, keepdim=True)
         first_B1 = is_child_BK.int().argmax(1, keepdim=True) + 1
-        # Past the end: the current token again, as in Tree.path_to; it is nobody's child.
+        # Past the end: the current token again, as in Tree.path_to; it has no parent.
         node_B1 = torch.where(has_child_B1, first_B1, -1)
         num_B = num_B + has_child_B1[:, 0]
         path.append(node_B1)

@@ -39,7 +39,7 @@ class StaticTree:
         places = {parent: place for place, parent in enumerate(families)}
         ranks = [
             [child - 1 for child in children if child]
-            for children in zip_longest(*families.values(), fillvalue=0)  # nobody's child
+            for children in zip_longest(*families.values(), fillvalue=0)  # without a parent
         ]
         self._families = Families(
             parents_I=on_device(list(families)),
@@ -69,7 +69,7 @@ class StaticTree:
             parents_BK=parents_BK,
             depths_BN=self._depths_1N.expand(num_rows, -1),
             seen_BNN=self._seen_1NN.expand(num_rows, -1, -1),
-            is_meant_BK=torch.ones_like(parents_BK, dtype=torch.bool),
+            is_active_BK=torch.ones_like(parents_BK, dtype=torch.bool),
             depth=self.topology.depth,
             families=self._families,
         )

@@ -70,15 +70,15 @@ def _match_tree(proposal: Proposal, tree: Tree, target_BN: Tensor) -> Verdict:
     Nodes at one position share their noise, but only one of them is ever on the path.
     """
     equal_BK = proposal.tokens_BK == target_BN.gather(1, tree.parents_BK)
-    kept_BK = equal_BK & tree.is_meant_BK
-    leaf_B = _deepest(torch.cat([torch.ones_like(kept_BK[:, :1]), kept_BK], 1), tree)
+    accepted_BK = equal_BK & tree.is_active_BK
+    leaf_B = _deepest(torch.cat([torch.ones_like(accepted_BK[:, :1]), accepted_BK], 1), tree)
     path_BT = tree.path_to(leaf_B)
     return Verdict(tree.depth_of(leaf_B), target_BN.gather(1, path_BT), path_BT)
 
 
-def _deepest(kept_BN: Tensor, tree: Tree) -> Tensor:
+def _deepest(accepted_BN: Tensor, tree: Tree) -> Tensor:
     """The deepest node [B] that is kept with all that it follows; the first of several."""
-    is_reached_BN = (kept_BN[:, None] | ~tree.seen_BNN).all(-1) & kept_BN
+    is_reached_BN = (accepted_BN[:, None] | ~tree.seen_BNN).all(-1) & accepted_BN
     return (tree.depths_BN * is_reached_BN).argmax(1)
 
 
@@ -94,8 +94,8 @@ def _reject(
     p_BK = target_BTV[:, :-1].gather(-1, drafts_BK[..., None])[..., 0]
     q_BK = draft_BKV.gather(-1, drafts_BK[..., None])[..., 0]
     chance_BK = uniform(seed_B, positions_BT[:, :-1], Purpose.ACCEPT)
-    kept_BK = (chance_BK * q_BK <= p_BK) & (p_BK > 0)
-    num_accepted_B = _leading(kept_BK).minimum(proposal.num_drafted_B)
+    accepted_BK = (chance_BK * q_BK <= p_BK) & (p_BK > 0)
+    num_accepted_B = _leading(accepted_BK).minimum(proposal.num_drafted_B)
 
     # Where nothing was drafted nothing was refused: the bonus token and a round cut short.
     at_B11 = num_accepted_B[:, None, None]
@@ -127,21 +127,21 @@ def _reject_tree(
     families = tree.families
     assert families is not None, "only trees of known shape are drawn"
     drafts_K, N = families.drafts_K, positions_BN.shape[1]
-    tokens_BK, is_meant_BK, parents_BK = (
+    tokens_BK, is_active_BK, parents_BK = (
         of_drafts_BK.index_select(1, drafts_K)
-        for of_drafts_BK in (proposal.tokens_BK, tree.is_meant_BK, tree.parents_BK)
+        for of_drafts_BK in (proposal.tokens_BK, tree.is_active_BK, tree.parents_BK)
     )
     target_BIV = sampler.probs(logits_BNV.index_select(1, families.parents_I))
-    p_BK, q_BK, left_BIV = _in_turn(families.widths, tokens_BK, is_meant_BK, target_BIV, draft_BIV)
+    p_BK, q_BK, left_BIV = _in_turn(families.widths, tokens_BK, is_active_BK, target_BIV, draft_BIV)
     places_BK = positions_BN.gather(1, parents_BK)
     chance_BK = uniform(seed_B, places_BK, Purpose.ACCEPT, turns_T=drafts_K)
-    passes_BK = is_meant_BK & (q_BK > 0) & (chance_BK * q_BK <= p_BK) & (p_BK > 0)
+    passes_BK = is_active_BK & (q_BK > 0) & (chance_BK * q_BK <= p_BK) & (p_BK > 0)
     none_BN = torch.full_like(positions_BN, N)
     node_BK = torch.where(passes_BK, drafts_K + 1, none_BN[:, 1:])
     first_BN = none_BN.scatter_reduce(1, parents_BK, node_BK, "amin")
-    kept_BN = passes_BK.new_zeros(len(first_BN), N + 1).scatter(1, first_BN, True)[:, :N]
-    kept_BN[:, 0].fill_(True)
-    leaf_B = _deepest(kept_BN, tree)
+    accepted_BN = passes_BK.new_zeros(len(first_BN), N + 1).scatter(1, first_BN, True)[:, :N]
+    accepted_BN[:, 0].fill_(True)
+    leaf_B = _deepest(accepted_BN, tree)
 
     leaf_B1, place_B1 = leaf_B[:, None], families.places_N[leaf_B][:, None]
     own_BV = sampler.probs(_at(logits_BNV, leaf_B1[..., None]))
@@ -150,29 +150,29 @@ def _reject_tree(
     next_B1 = draw(p_BV[:, None], seed_B, positions_BN.gather(1, leaf_B1), Purpose.TARGET)
     num_accepted_B, path_BT = tree.depth_of(leaf_B), tree.path_to(leaf_B)
     # Node i + 1 is draft i, and what follows the last node accepted is the target's.
-    kept_BT = proposal.tokens_BK.gather(1, (path_BT[:, 1:] - 1).clamp(min=0))
-    tokens_BT = torch.cat([kept_BT, next_B1], 1).scatter(1, num_accepted_B[:, None], next_B1)
+    accepted_BT = proposal.tokens_BK.gather(1, (path_BT[:, 1:] - 1).clamp(min=0))
+    tokens_BT = torch.cat([accepted_BT, next_B1], 1).scatter(1, num_accepted_B[:, None], next_B1)
     return Verdict(num_accepted_B, tokens_BT, path_BT)
 
 
 def _in_turn(
-    widths: list[int], tokens_BK: Tensor, is_meant_BK: Tensor, p_BIV: Tensor, q_BIV: Tensor
+    widths: list[int], tokens_BK: Tensor, is_active_BK: Tensor, p_BIV: Tensor, q_BIV: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """p and q [B, K] of each draft once the siblings before it were refused, and the p [B, I, V]
     that are left once all were. `widths` has the number of parents by rank of the child."""
     p_of_drafts, q_of_drafts, left = [], [], []
     by_rank = zip(
         torch.split(tokens_BK[..., None], widths, 1),
-        torch.split(is_meant_BK[..., None], widths, 1),
+        torch.split(is_active_BK[..., None], widths, 1),
         (*widths[1:], 0),
         strict=True,
     )
-    for token_BI1, is_meant_BI1, num_more in by_rank:
+    for token_BI1, is_active_BI1, num_more in by_rank:
         p_BI1, q_BI1 = p_BIV.gather(2, token_BI1), q_BIV.gather(2, token_BI1)
         p_of_drafts.append(p_BI1[..., 0])
         q_of_drafts.append(q_BI1[..., 0])
         # A distribution with fewer tokens than children leaves some that were not drawn.
-        p_BIV = _refused(p_BIV, q_BIV, is_meant_BI1 & (q_BI1 > 0))
+        p_BIV = _refused(p_BIV, q_BIV, is_active_BI1 & (q_BI1 > 0))
         left.append(p_BIV[:, num_more:])
         if num_more:  # parents with another child are the first ones
             p_BIV, q_BIV = p_BIV[:, :num_more], q_BIV[:, :num_more]
@@ -187,7 +187,7 @@ def _without(token_1: Tensor, q_V: Tensor) -> Tensor:
 
 
 def _refused(p_V: Tensor, q_V: Tensor, is_refused_1: Tensor) -> Tensor:
-    """norm(max(p - q, 0)) [..., V] where a draft was refused, and p elsewhere.
+    """norm(max(p - q, 0)) [..., V] for a rejected draft, and p otherwise.
 
     p == q up to rounding leaves nothing, and p stays; a rejection there has probability 0 but for
     that.

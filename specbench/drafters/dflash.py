@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from specbench.decode.drafter import (
+    Capabilities,
     Chunk,
-    Footprint,
     Outcome,
     OwnForward,
     PlainDrafter,
     Proposal,
+    Resources,
     RowBuffer,
-    Traits,
 )
 from specbench.decode.growth import grow_block
 from specbench.decode.head_part import HeadPart
@@ -68,8 +68,8 @@ class _DFlashLayers(nn.Module):
 class DFlashHead:
     """Layers like those of Qwen 3 with the target's embedding and head.
 
-    A committed token gives every layer its keys and values through the target's states alone;
-    those of a block are forgotten after its forward. Facts: those of `DFlashStyle`.
+    A committed token gives every layer its keys and values only through the target's states; those
+    of a block are forgotten after its forward. Facts: those of `DFlashStyle`.
     """
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
@@ -173,8 +173,8 @@ def make_layers(config: Any, num_features: int, names: Collection[str] = ()) -> 
 
 
 def spread_layers(num_layers: int, count: int) -> list[int]:
-    """Which of the target's layers a head fuses: `count` of them, from the second on, the last
-    three left out where there are more."""
+    """Which of the target's layers a head fuses: `count` of them, from the second on, without the
+    last three if there are more."""
     first = min(1, num_layers - 1)
     last = max(num_layers - 3, first)
     if count == 1:
@@ -208,14 +208,14 @@ class DFlash(PlainDrafter):
     """Drafts with a block of masks, which one forward fills in.
 
     The block is the current token and K masks, K below the head's block size (of some heads the
-    current token's place says the first draft: one mask less); the head sees the target's
-    hidden states at all tokens before. Drafts do not know of each other, so above
-    temperature 0 each is drawn from a distribution of its own, whatever the others are.
+    current token's place says the first draft: one mask less); the head sees the target's hidden
+    states at all tokens before. Drafts do not know of each other, so above temperature 0 each is
+    drawn from its own distribution, whatever the others are.
     """
 
     def __init__(self, parts: Parts) -> None:
         self.head = DFlashHead(parts.checkpoint(), parts.target)
-        self.traits = Traits(features=self.head.features, max_k=self.head.depth)
+        self.capabilities = Capabilities(features=self.head.features, max_k=self.head.depth)
 
     @staticmethod
     def new_checkpoint(
@@ -225,8 +225,8 @@ class DFlash(PlainDrafter):
         return new_dflash_checkpoint(config, seed, num_layers=num_layers, block_size=block_size)
 
     @cached_property
-    def footprint(self) -> Footprint:
-        return Footprint(
+    def resources(self) -> Resources:
+        return Resources(
             keeps=self.head.layers,
             weights=self.head.weights,
             head_parts=self._head_parts(),

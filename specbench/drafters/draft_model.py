@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from specbench.decode.drafter import Chunk, Footprint, Outcome, RowBuffer
+from specbench.decode.drafter import Chunk, Outcome, Resources, RowBuffer
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafters.shared.model_drafter import ModelDrafter
@@ -25,8 +25,8 @@ class DraftModel(ModelDrafter):
         super().__init__(parts.draft_runner(), parts.target, tree, num_fed=2)
 
     @cached_property
-    def footprint(self) -> Footprint:
-        return replace(super().footprint, keeps=self.runner)
+    def resources(self) -> Resources:
+        return replace(super().resources, keeps=self.runner)
 
     @property
     def buffers(self) -> tuple[RowBuffer, ...]:

@@ -1,8 +1,8 @@
 """Guess the coming tokens in parallel, collect the n-grams that turn up, and try them. No model.
 
 Shape suffixes: B rows, R all rows, N = the n-gram's tokens, L = N - 1 levels, W columns of the
-window, G guesses, D tokens of a guess, K drafts, T tokens, V vocabulary. Of the pool: S buckets,
-E n-grams of a bucket, P = S * E + 1 places, M n-grams to add, X = M * E places.
+window, G guesses, D tokens of a guess, K drafts, T tokens, V vocabulary. Suffixes of the pool: S
+buckets, E n-grams of a bucket, P = S * E + 1 places, M n-grams to add, X = M * E places.
 """
 
 from functools import partial
@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specbench.decode.drafter import Chunk, Outcome, PlainDrafter, Proposal, Traits
+from specbench.decode.drafter import Capabilities, Chunk, Outcome, PlainDrafter, Proposal
 from specbench.decode.sampling import Purpose, Sampler, uniform
 from specbench.decode.state import State
 from specbench.decode.topology import ByDepth
@@ -39,7 +39,7 @@ class Lookahead(PlainDrafter):
     ) -> None:
         device = parts.target.device
         # Its n-grams come from what its own rounds feed.
-        self.traits = Traits(max_k=lookahead_depth(ngram), repeatability="none")
+        self.capabilities = Capabilities(max_k=lookahead_depth(ngram), repeatability="none")
         self._window, self._ngram, self._num_levels = window, ngram, ngram - 1
         self._pool_from_prompt = pool_from_prompt
         self._pool = NgramPool(ngram, guesses, parts.target.vocab_size, device)
@@ -94,20 +94,20 @@ class Lookahead(PlainDrafter):
         window_BK = levels_BLW.flatten(1)[:, 1:]  # the current token is its first
         grams_BGN, is_found_BG = self._pool.find(state.first_row, state.tokens_at(state.length_B1))
         guesses_BGD = grams_BGN[..., 1 : 1 + depth].clamp(min=0)
-        is_meant_BGD = is_found_BG[..., None].expand_as(guesses_BGD)
-        is_meant_BK = torch.cat(
-            [torch.zeros_like(window_BK, dtype=torch.bool), is_meant_BGD.flatten(1)], 1
+        is_active_BGD = is_found_BG[..., None].expand_as(guesses_BGD)
+        is_active_BK = torch.cat(
+            [torch.zeros_like(window_BK, dtype=torch.bool), is_active_BGD.flatten(1)], 1
         )
         shape = self._shapes[depth]
         tree = Tree(
             parents_BK=shape.parents_BK.expand(B, -1),
             depths_BN=shape.depths_BN.expand(B, -1),
             seen_BNN=shape.seen_BNN.expand(B, -1, -1),
-            is_meant_BK=is_meant_BK,
+            is_active_BK=is_active_BK,
             depth=depth,
         )
         tokens_BK = torch.cat([window_BK, guesses_BGD.flatten(1)], 1)
-        return Proposal(tokens_BK, is_meant_BK.sum(1), tree=tree)
+        return Proposal(tokens_BK, is_active_BK.sum(1), tree=tree)
 
     def observe(self, state: State, outcome: Outcome) -> None:
         """The n-grams that the last level completes, and the levels of the next round.
@@ -163,7 +163,7 @@ def round_shape(
         parents_BK=torch.tensor([[row[-2] for row in seen[1:]]], device=device),
         depths_BN=torch.tensor([[len(row) - 1 for row in seen]], device=device),
         seen_BNN=seen_1NN.to(device),
-        is_meant_BK=torch.tensor([[i >= num_window for i in range(len(seen) - 1)]], device=device),
+        is_active_BK=torch.tensor([[i >= num_window for i in range(len(seen) - 1)]], device=device),
         depth=depth,
     )
 
@@ -187,7 +187,7 @@ class NgramPool:
         return (self._grams_RPN, self._num_added_RS)
 
     def allocate(self, num_rows: int) -> None:
-        """Make room; what the rows hold stays until it is cleared."""
+        """Allocate; rows keep what they hold until they are cleared."""
         if num_rows > len(self._grams_RPN):
             _, P, N = self._grams_RPN.shape
             self._grams_RPN = self._grams_RPN.new_full((num_rows, P, N), _EMPTY)
@@ -205,7 +205,7 @@ class NgramPool:
         return grams_BEN, grams_BEN[..., 0] == tokens_B1
 
     def add(self, first_row: int, grams_BMN: Tensor, is_added_BM: Tensor) -> None:
-        """Add n-grams in their order, but for those that are there; the oldest make room."""
+        """Add n-grams in their order, except known ones; they replace the oldest."""
         B, M, N = grams_BMN.shape
         rows = slice(first_row, first_row + B)
         is_earlier_MM = torch.ones(M, M, dtype=torch.bool, device=grams_BMN.device).tril(-1)

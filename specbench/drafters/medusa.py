@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from specbench.decode.drafter import (
-    Footprint,
+    Capabilities,
     Outcome,
     OwnForward,
     PlainDrafter,
     Proposal,
-    Traits,
+    Resources,
 )
 from specbench.decode.head_part import HeadPart
 from specbench.decode.sampling import Sampler
@@ -119,7 +119,7 @@ class Medusa(PlainDrafter):
             checkpoint, kind=tree, max_drafts=max_drafts, vocab_size=target.vocab_size
         )
         self.trees = None if tree == "chain" else StaticTrees(medusa_tree.topology, target.device)
-        self.traits = Traits(
+        self.capabilities = Capabilities(
             features=(target.num_layers,), max_k=medusa_tree.depth, chains_nest=True
         )
 
@@ -128,8 +128,8 @@ class Medusa(PlainDrafter):
         return (self._last_RF,)
 
     @cached_property
-    def footprint(self) -> Footprint:
-        return Footprint(
+    def resources(self) -> Resources:
+        return Resources(
             weights=self.heads.weights, head_parts=self._head_parts(), forwards=self._forwards
         )
 

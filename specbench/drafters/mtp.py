@@ -1,8 +1,7 @@
 """MTP layers, with which a target was trained to look further ahead than one token.
 
-Each joins a token with a state and runs one decoder layer.
-Shape suffixes: B rows, T tokens, W tokens of one step, L MTP layers, F hidden size, V vocabulary,
-E experts, I width of an expert.
+Each joins a token with a state and runs one decoder layer. Shape suffixes: B rows, T tokens, W
+tokens in one step, L MTP layers, F hidden size, V vocabulary, E experts, I width of an expert.
 """
 
 from collections.abc import Container, Mapping
@@ -61,7 +60,7 @@ _JOINED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 def by_expert(
     name: str, shape: tuple[int, ...], joined: Container[str] = ()
 ) -> dict[str, tuple[int, ...]]:
-    """In most files every expert has matrices of its own; transformers holds all in one tensor.
+    """In most files every expert has separate matrices; transformers holds all in one tensor.
 
     `joined` are the tensors that files have as transformers holds them.
     """
@@ -119,7 +118,7 @@ class MtpLayer(nn.Module):
 
 
 class _RotaryOfAxes(nn.Module):
-    """Cosines and sines for positions in a text, where a token has a position on several axes."""
+    """Cosines and sines for positions in a text if a token has positions on several axes."""
 
     def __init__(self, rotary: nn.Module, num_axes: int) -> None:
         super().__init__()
@@ -130,7 +129,7 @@ class _RotaryOfAxes(nn.Module):
 
 
 class MtpHead:
-    """A FeatureHead whose step at depth d runs MTP layer d, and goes round where there are fewer.
+    """A FeatureHead whose step at depth d runs MTP layer d, modulo their number.
 
     It starts from the target's state after its final norm. vLLM blanks the embedding at
     position 0 for some families; training and transformers do not, and neither does this.
@@ -298,14 +297,14 @@ def load_layers(layers: nn.ModuleList, checkpoint: Checkpoint, target: Runner) -
 
 
 def _is_same(tensor: Tensor, other: Tensor | None) -> bool:
-    """Asked of plain tensors alone: a packed one is never taken for a copy."""
+    """Whether two plain tensors are equal; a packed one is never taken for a copy."""
     if other is None or type(other.data) is not Tensor:
         return False
     return (tensor.shape, tensor.dtype) == (other.shape, other.dtype) and torch.equal(tensor, other)
 
 
 def new_mtp_checkpoint(config: Any, seed: int, *, num_layers: int) -> Checkpoint:
-    """Random MTP layers for a target with this config; in MiMo's layout where it has none."""
+    """Random MTP layers for a target with this config; in MiMo's layout if its family has none."""
     text = config.get_text_config()
     family = family_name(config.model_type)
     fields = text.to_dict() if family in FAMILIES else new_layer_fields(config, _MIMO)
@@ -325,12 +324,12 @@ def new_mtp_checkpoint(config: Any, seed: int, *, num_layers: int) -> Checkpoint
 class Mtp(FeatureDrafter):
     """Drafts with the target's MTP layers, each over its own keys and values.
 
-    They come from the target's own files, or from those of `model:`. Layer i makes its state at
-    a position from the token after it and the state that the layer before it (the target
-    before the first) had one position back (at the same position), over keys and values of its
-    own. Each layer sees every known token once, with the states that training would have
-    given it there; drafts are seen anew in each round, by layer i the first i of them. Deeper
-    than there are layers the first layer goes on from the last one's states, and so on.
+    They come from the target's own files, or from those of `model:`. Layer i makes its state at a
+    position from the token after it and the state that the layer before it (the target before the
+    first) had one position back (at the same position), over its own keys and values. Each layer
+    sees every known token once, with the states that training would have given it there; drafts are
+    fed again in each round, the first i of them to layer i. At a depth beyond the last layer the
+    first one continues from its states, and so on.
     """
 
     open_head = MtpHead
@@ -339,8 +338,8 @@ class Mtp(FeatureDrafter):
         head = self.open_head(parts.checkpoint(), parts.target)
         super().__init__(head, TreePlan())
         self._mtp = head
-        # A later layer goes on from the states of the one before it, which only a row's end has.
-        self.traits = replace(self.traits, keeps_prefix=head.num_layers == 1)
+        # A later layer needs the states of the one before it, which only a row's end has.
+        self.capabilities = replace(self.capabilities, keeps_prefix=head.num_layers == 1)
 
     @staticmethod
     def new_checkpoint(config: Any, seed: int, *, num_layers: int = 1) -> Checkpoint:
@@ -356,13 +355,15 @@ class Mtp(FeatureDrafter):
             before_BLF=self._kept(state),
             first_row=state.first_row,
         )
-        # What `observe` goes on from: the states before the prompt's last token.
+        # `observe` continues from the states before the prompt's last token.
         at_B1 = state.length_B1 - 2 - chunk.positions_BT[:, :1]
         index_B1F = at_B1.clamp(0, states_BTF.shape[1] - 1)[..., None].expand(
             -1, 1, states_BTF.shape[2]
         )
-        kept_BF = state.rows_of(self._last_RF)
-        kept_BF.copy_(torch.where(at_B1 >= 0, states_BTF.gather(1, index_B1F)[:, 0], kept_BF))
+        last_hidden_BF = state.rows_of(self._last_RF)
+        last_hidden_BF.copy_(
+            torch.where(at_B1 >= 0, states_BTF.gather(1, index_B1F)[:, 0], last_hidden_BF)
+        )
 
     def observe(self, state: State, outcome: Outcome) -> None:
         states_BTF = self._see(
@@ -397,14 +398,14 @@ class Mtp(FeatureDrafter):
         return torch.cat(made, -1)
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
-        head, kept_BLF = self._mtp, self._kept(state)
-        depth, tokens_BW, states_BWF = 0, state.tokens_BC[:, :0], kept_BLF[:, :0]
+        head, states_BLF = self._mtp, self._kept(state)
+        depth, tokens_BW, states_BWF = 0, state.tokens_BC[:, :0], states_BLF[:, :0]
 
         def follow(tokens_B1: Tensor, positions_B1: Tensor) -> Tensor:  # noqa: ARG001
             """The drafts that this depth's layer has not seen since its last known token."""
             nonlocal depth, tokens_BW, states_BWF
             if depth < head.num_layers:
-                states_BWF = torch.cat([kept_BLF[:, depth : depth + 1], states_BWF], 1)
+                states_BWF = torch.cat([states_BLF[:, depth : depth + 1], states_BWF], 1)
             depth += 1
             W = min(depth, head.num_layers)
             tokens_BW = torch.cat([tokens_BW, tokens_B1], 1)[:, -W:]
@@ -414,7 +415,7 @@ class Mtp(FeatureDrafter):
             )
             return head.logits(states_BWF[:, -1:], depth)
 
-        logits_BV = head.logits(kept_BLF[:, :1])[:, 0]
+        logits_BV = head.logits(states_BLF[:, :1])[:, 0]
         return grow_chain(state, logits_BV, follow, k, sampler)
 
     def _head_parts(self) -> Mapping[str, HeadPart]:

@@ -5,7 +5,7 @@ Shape suffixes: B rows, S positions, K drafts, N n-gram length.
 
 import torch
 
-from specbench.decode.drafter import PlainDrafter, Proposal, Traits
+from specbench.decode.drafter import Capabilities, PlainDrafter, Proposal
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -16,7 +16,7 @@ from specbench.errors import UsageError
 class Ngram(PlainDrafter):
     """Drafts what followed the longest match of the text's end, the most recent if several."""
 
-    traits = Traits(chains_nest=True)
+    capabilities = Capabilities(chains_nest=True)
 
     def __init__(
         self,

@@ -22,10 +22,9 @@ from specbench.models.checkpoint import Checkpoint
 class PEagle(FeatureDrafter):
     """Drafts with a P-EAGLE head: a forward over masks in place of one per token.
 
-    Where EAGLE-3 feeds back a draft and the state that it came from, this one is fed a mask and a
-    learnt state for every token after the next: K - 1 of them, each of which sees those before
-    it. Drafts do not know of each other, so above temperature 0 each is drawn from a
-    distribution of its own, whatever the others are.
+    EAGLE-3 feeds back a draft and the state that it came from; this one is fed a mask and a learned
+    state for every token after the next: K - 1 of them, each of which sees those before it. Drafts
+    are independent of each other: above temperature 0 each is drawn from its own distribution.
     """
 
     def __init__(self, parts: Parts) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specbench.decode.drafter import Chunk, PlainDrafter, Proposal, Repeatability, Traits
+from specbench.decode.drafter import Capabilities, Chunk, PlainDrafter, Proposal, Repeatability
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -19,14 +19,14 @@ from specbench.drafters.registry import Parts, drafter
 class PreviousTurn(PlainDrafter):
     """Drafts from a reference text, at a place that follows the new answer.
 
-    A place in the reference advances with the tokens that agree. Where one does not, it is
-    looked for anew: what the last `max_ngram` tokens of the answer occur in, if not fewer, first
-    ahead of the place, then behind. A token that occurs nowhere is taken to replace one.
+    A place in the reference advances with the tokens that agree. After a token that does not, the
+    last `max_ngram` tokens of the answer are searched in the reference, then fewer, first ahead of
+    the place, then behind. A token that occurs nowhere is taken to replace one.
 
     With `verify_prediction_first` the whole reference is verified in one pass as soon as the first
-    token is known, if the reference contains that token. Rounds continue where the two part. This
-    one long forward replaces many rounds if the answer begins like the reference, and else costs
-    little.
+    token is known, if the reference contains that token. Rounds continue from the first difference.
+    This one long forward replaces many rounds if the answer begins like the reference, and else
+    costs little.
     """
 
     def __init__(self, parts: Parts, *, max_ngram: int, verify_prediction_first: bool) -> None:
@@ -35,7 +35,7 @@ class PreviousTurn(PlainDrafter):
         # The nearest place hangs on the one before; what a check leaves to rounds is known by
         # running it.
         repeatability: Repeatability = "none" if verify_prediction_first else "approximate"
-        self.traits = Traits(chains_nest=True, repeatability=repeatability)
+        self.capabilities = Capabilities(chains_nest=True, repeatability=repeatability)
         self._device = parts.target.device
         self._make_buffers(0, 0)
 

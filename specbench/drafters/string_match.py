@@ -1,6 +1,6 @@
 """A small model of another vocabulary drafts text, which the host encodes in the target's tokens.
 
-Shape suffixes: B rows, K drafts, R numbers a row.
+Shape suffixes: B rows, K drafts, R numbers per row.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specbench.decode.drafter import Proposal, Traits
+from specbench.decode.drafter import Capabilities, Proposal
 from specbench.decode.growth import grow_chain
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
@@ -28,7 +28,7 @@ class StringMatch(RetokenizedModel):
     K of those are checked. Drafts without probabilities, matched against the target's own tokens.
     """
 
-    traits = Traits(needs_host=True)
+    capabilities = Capabilities(needs_host=True)
 
     def __init__(self, parts: Parts) -> None:
         target, draft = parts.tokenizers()
@@ -37,7 +37,7 @@ class StringMatch(RetokenizedModel):
         self._target = Encoder(target)
         self._draft = self.retokenizer.encoder
         names = target.vocabulary.specials()
-        # The target's tokens for the draft's special ones; none where it has no such name.
+        # The target's tokens for the draft's special ones; empty if it has no such name.
         self._specials = {
             i: [names[name]] if name in names else []
             for name, i in draft.vocabulary.specials().items()
@@ -61,8 +61,8 @@ class StringMatch(RetokenizedModel):
     def _encoded(self, word: bytes, guessed: Sequence[int]) -> list[int]:
         """The target's tokens for what the draft guessed, up to its first special token.
 
-        Encoded together with the word that it may go on with, if the tokens of that word come
-        out whole; else by itself, and not at all where its text would not.
+        Encoded together with the word that it may continue, if the tokens of that word stay whole;
+        else by itself; empty if the tokens would not give the same text.
         """
         end = next((i for i, token in enumerate(guessed) if token in self._specials), len(guessed))
         special = [
@@ -79,7 +79,7 @@ class StringMatch(RetokenizedModel):
         return []
 
     def _num_tokens(self, ids: Sequence[int], num_bytes: int) -> int | None:
-        """How many leading tokens have so many bytes; None if a token straddles the place."""
+        """How many leading tokens have `num_bytes` bytes; None if a token crosses that boundary."""
         num_seen = 0
         for num, token in enumerate(ids):
             if num_seen >= num_bytes:

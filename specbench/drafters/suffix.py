@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from specbench.decode.drafter import Outcome, PlainDrafter, Proposal, Traits
+from specbench.decode.drafter import Capabilities, Outcome, PlainDrafter, Proposal
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -21,7 +21,7 @@ from specbench.errors import UsageError
 
 
 class Node:
-    """A string that occurs in the texts; without children it goes on as `text` does."""
+    """A string that occurs in the texts; without children it continues as `text` does."""
 
     __slots__ = ("best", "children", "depth", "num_followed", "num_seen", "start", "text", "token")
 
@@ -31,7 +31,7 @@ class Node:
         self.text = text
         self.start = start
         self.num_seen = 1
-        self.num_followed = 0  # occurrences after which their text goes on
+        self.num_followed = 0  # occurrences that their text continues
         self.children: dict[int, Node] | None = None
         self.best: Node | None = None  # the child seen most, lately of equals; None: not known
 
@@ -80,7 +80,7 @@ class SuffixTree:
                 if child.num_seen == 0:
                     del node.children[token]
                     break
-                if child.text is text:  # at the greatest depth, seen in others, too
+                if child.text is text:  # at the greatest depth, also seen in others
                     child.text = None
                 node = child
 
@@ -96,10 +96,10 @@ class SuffixTree:
     def draft(
         self, ends: Sequence[Node], max_tokens: Callable[[int], int], min_prob: float
     ) -> Continuation:
-        """The continuation that promises most, over all matches; of equals the longest match.
+        """The continuation with the highest score over all matches; of equals the longest match.
 
         `ends[m]` is the node of the last m tokens, `max_tokens(m)` how many may follow them: not
-        fewer for a longer match. A draft ends where its probability falls below `min_prob`.
+        fewer for a longer match. A draft ends before its probability falls below `min_prob`.
         """
         best = Continuation([], 0.0)
         for num_matched in range(len(ends) - 1, 0, -1):
@@ -191,8 +191,8 @@ class Growth:
         return child
 
     def _seen_again(self, leaf: Node, start: int) -> None:
-        """Give a leaf the child that its first occurrence goes on to; at the depth's end, keep
-        one occurrence to go on as."""
+        """Give a leaf the child that continues its first occurrence; at the greatest depth, keep
+        one occurrence to continue as."""
         if leaf.depth == self.tree.max_depth:
             if leaf.text is None:
                 leaf.text, leaf.start = self.text, start
@@ -238,7 +238,7 @@ class Cursor:
 
 @dataclass(slots=True, eq=False)
 class _RowIndex:
-    """A request's prompt and its whole text as far as it was read, alone in a tree."""
+    """A request's prompt and its whole text as far as it was read, in its own tree."""
 
     prompt: tuple[int, ...]
     growth: Growth
@@ -262,11 +262,11 @@ class Suffix(PlainDrafter):
 
     The trees are on the host: `propose` reads what the state holds that it has not seen. Earlier
     answers are those of the same pass to other prompts; samples of one prompt that start together
-    see each other's as they grow. Of all matches the one whose continuation the counts trust most
-    is drafted, `max_spec_factor` tokens a token matched.
+    see each other's as they grow. The match whose continuation has the best counts is drafted, up
+    to `max_spec_factor` tokens per matched token.
     """
 
-    traits = Traits(needs_host=True)
+    capabilities = Capabilities(needs_host=True)
 
     def __init__(
         self,
@@ -309,7 +309,7 @@ class Suffix(PlainDrafter):
                 self._open(state, i)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:  # noqa: ARG002
-        """The source is done, or reads its text anew: a tree has one text that grows."""
+        """The source is done, or reads its text again: a tree has one text that grows."""
         if source in self._filled:  # samples of one prompt, which each of them will read
             shared = self._samples.setdefault(source, SuffixTree(self._max_depth))
             self._samples[destination] = shared
@@ -352,7 +352,7 @@ class Suffix(PlainDrafter):
             yield row if budget else None
 
     def _open(self, state: State, i: int) -> _RowIndex:
-        """Read a row's whole text; a conversation that goes on keeps its tree."""
+        """Read a row's whole text; a conversation that continues keeps its tree."""
         number = state.first_row + i
         self._filled.discard(number)
         length = int(state.length_B[i])
@@ -391,7 +391,7 @@ PromptIds = tuple[int, ...]
 
 
 class AnswerCache:
-    """Up to `max_answers` answers, one a prompt.
+    """Up to `max_answers` answers, one for each prompt.
 
     An answer never helps to answer its own prompt again: a benchmark asks a prompt many times,
     and would measure how well answers are remembered.
@@ -427,5 +427,5 @@ class AnswerCache:
 
 
 def _leads_to(prompt: PromptIds, later: PromptIds) -> bool:
-    """Whether the later one is the prompt itself or goes on from it."""
+    """Whether the later one is the prompt itself or continues it."""
     return later[: len(prompt)] == prompt

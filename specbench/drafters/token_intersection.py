@@ -6,7 +6,7 @@ Shape suffixes: B rows, T tokens, S tokens in common, D the draft's vocabulary, 
 import torch
 from torch import Tensor
 
-from specbench.decode.drafter import Proposal, Traits
+from specbench.decode.drafter import Capabilities, Proposal
 from specbench.decode.growth import grow_chain
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
@@ -25,7 +25,7 @@ class TokenIntersection(RetokenizedModel):
     the q that drafts are judged by: lossless at any temperature.
     """
 
-    traits = Traits(needs_host=True, chains_nest=True)
+    capabilities = Capabilities(needs_host=True, chains_nest=True)
 
     def __init__(self, parts: Parts) -> None:
         target, draft = (tokenizer.vocabulary for tokenizer in parts.tokenizers())

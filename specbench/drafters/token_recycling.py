@@ -6,7 +6,7 @@ children, R ranks, V vocabulary, X = V + 1 tokens with the unknown one.
 
 import torch
 
-from specbench.decode.drafter import Outcome, PlainDrafter, Proposal, Traits
+from specbench.decode.drafter import Capabilities, Outcome, PlainDrafter, Proposal
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.decode.topology import StaticTrees
@@ -18,18 +18,18 @@ from specbench.topology import RANK_PROBS, recycling_tree
 class TokenRecycling(PlainDrafter):
     """Drafts a tree from a table of each token's last successors.
 
-    All rows share one table of the 8 likeliest successors of every token. A round renews it for
-    all tokens fed, rejected drafts among them, so it learns from request to request. Each pass
-    begins with an empty table, at one row so does each prompt, which shows the method at its
-    worst. With `warm_start` the table goes on to the next pass, as in a server; but a benchmark
-    decodes the same prompts again, and that flatters it.
+    All rows share one table of the 8 likeliest successors of every token. A round renews it for all
+    tokens fed, rejected drafts among them, so it learns from request to request. Each pass begins
+    with an empty table, at one row so does each prompt, which shows the method at its worst. With
+    `warm_start` the next pass keeps the table, as in a server; but a benchmark decodes the same
+    prompts again, and that flatters it.
     """
 
     def __init__(self, parts: Parts, *, max_drafts: int, warm_start: bool) -> None:
         device, V = parts.target.device, parts.target.vocab_size
         topology = recycling_tree(max_drafts, V)
         # Rounds also renew what rejected drafts follow.
-        self.traits = Traits(max_k=topology.depth, repeatability="approximate")
+        self.capabilities = Capabilities(max_k=topology.depth, repeatability="approximate")
         self._warm_start = warm_start
         self._trees = StaticTrees(topology.cut, device)
         # Token V is the unknown one, which only itself can follow.
@@ -62,7 +62,7 @@ class TokenRecycling(PlainDrafter):
         return Proposal(
             tokens_BK.clamp(max=self._unknown - 1),
             is_known_BK.sum(1),
-            tree=tree.of_rows(state.num_rows)._replace(is_meant_BK=is_known_BK),
+            tree=tree.of_rows(state.num_rows)._replace(is_active_BK=is_known_BK),
         )
 
     def observe(self, state: State, outcome: Outcome) -> None:  # noqa: ARG002

@@ -274,11 +274,11 @@ class BuiltinEngine(Instrumented):
         return bytes_per_forward(weights, rows, context, kv)
 
     def kv_bytes_per_token(self, drafter: str) -> int:
-        own = self._drafters[drafter].footprint.kv_bytes_per_token
+        own = self._drafters[drafter].resources.kv_bytes_per_token
         return self._runner.cache.bytes_per_token + own
 
     def state_bytes_per_row(self, drafter: str) -> int:
-        own = self._drafters[drafter].footprint.state_bytes_per_row
+        own = self._drafters[drafter].resources.state_bytes_per_row
         return self._runner.cache.state_bytes_per_row + own
 
     def _row_bytes(self, drafter: str, num_tokens: int, k: int) -> int:
@@ -286,15 +286,15 @@ class BuiltinEngine(Instrumented):
         method = self._drafters[drafter]
         num_drafts = method.num_drafts(k) if k else 0
         slots = row_slots(num_tokens + num_drafts + 1, self._pool.device.type)
-        own = method.footprint
+        own = method.resources
         spare = own.spare_slots * own.kv_bytes_per_token
         return slots * self.kv_bytes_per_token(drafter) + spare + self.state_bytes_per_row(drafter)
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
         method, times = self._drafters[drafter], Counter[tuple[int, str]]()
-        for own in method.footprint.forwards(k) if k else ():
+        for own in method.resources.forwards(k) if k else ():
             times[own.num_tokens, own.part] += own.times
-        if k and method.footprint.weights and not times:
+        if k and method.resources.weights and not times:
             return ()  # a head that does not tell them: without them the bound would be too low
         num_nodes = method.num_drafts(k) + 1 if k else 1
         drafting = (

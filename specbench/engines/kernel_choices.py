@@ -218,7 +218,7 @@ class KernelChoices:
         timing = self.autotuner.timing
         if self._name == AUTO:
             tune = partial(autotune_attention, case, KERNELS, timing)
-            here = [kernel.name for kernel in KERNELS if kernel.refusal(case) is None]
+            here = [kernel.name for kernel in KERNELS if kernel.unsupported_reason(case) is None]
             return self.autotuner.choose(subject, case.device, (case,), here, tune)
         kernel = BY_NAME[self._name]
         _, (tried,) = autotune_attention(case, [kernel], timing)
@@ -283,11 +283,11 @@ def require_kernel(name: str, device: torch.device) -> None:
         window=None,
         is_tree=False,
     )
-    refusal = None if name == AUTO else BY_NAME[name].refusal(usual)
-    if refusal is not None:
-        here = [kernel.name for kernel in BY_NAME.values() if kernel.refusal(usual) is None]
+    reason = None if name == AUTO else BY_NAME[name].unsupported_reason(usual)
+    if reason is not None:
+        here = [kernel.name for kernel in KERNELS if kernel.unsupported_reason(usual) is None]
         raise UsageError(
-            f"--attention-backend {name}: {refusal}, and the device is {device}; choose "
+            f"--attention-backend {name}: {reason}, and the device is {device}; choose "
             f"{', '.join((AUTO, *here))}"
         )
 

@@ -132,24 +132,24 @@ class LoadedDrafters:
         )
         method = build_drafter(drafter.method, parts, dict(drafter.parameters))
         _refuse_trees(drafter.name, method, self._target.runner)
-        if is_head and first_not_finite(("", tensor) for tensor in method.footprint.weights) == "":
+        if is_head and first_not_finite(("", tensor) for tensor in method.resources.weights) == "":
             name = first_not_finite(head().tensors.items())
             raise ModelError(not_finite_words(f"the head {drafter.name}", name))
-        if isinstance(layers := method.footprint.keeps, LayerStack):
+        if isinstance(layers := method.resources.keeps, LayerStack):
             self._note(*self._kernels.choose_for_layers(layers, self._forward, drafter.name))
             self._pool.give_back()  # parts of which joined matrices were made
         self._methods[drafter.name] = method
         if drafter.lossy is not None:
             self._rules[drafter.name] = drafter.lossy
-        if method.traits.max_k is not None:
-            self.max_ks[drafter.name] = method.traits.max_k
+        if method.capabilities.max_k is not None:
+            self.max_ks[drafter.name] = method.capabilities.max_k
             self._trees[drafter.name] = _in_tree(drafter)
         if spec is None:
             return None
         if is_head:
             self._say_if_of_another_target(drafter.name, spec)
             sha256 = self._pool.checkpoint_sha256(spec, head())
-            weights = method.footprint.weights
+            weights = method.resources.weights
             return head_identity(drafter.name, spec, head(), sha256, weights, tokenizer)
         return identity(drafter.name, spec, self._models[drafter.name].loaded, tokenizer)
 
@@ -185,7 +185,7 @@ class LoadedDrafters:
 
     def depth(self, work: Work) -> int:
         """The work's K; an adaptive one picks at most what the drafter can. UsageError."""
-        most = self._methods[work.drafter].traits.max_k
+        most = self._methods[work.drafter].capabilities.max_k
         if most is None or work.k <= most:
             return work.k
         if not work.adaptive:
@@ -202,7 +202,7 @@ class LoadedDrafters:
 
     def forwards(self, name: str, part: str) -> Forwards:
         """What runs that part of its head, or its model."""
-        own = self._methods[name].footprint
+        own = self._methods[name].resources
         if part:
             return own.head_parts[part]
         assert own.runner is not None, f"{name} counts forwards and names no runner"
@@ -210,7 +210,7 @@ class LoadedDrafters:
 
     def bytes_read(self, name: str, part: str) -> tuple[int, int]:
         """What a forward reads of weights, and for each token of context."""
-        own = self._methods[name].footprint
+        own = self._methods[name].resources
         if part:
             of_head = own.head_parts[part]
             return of_head.weights_bytes, of_head.kv_bytes_per_token
@@ -222,7 +222,7 @@ class LoadedDrafters:
         return bytes_read(self._target.loaded, first.num_layers), kv
 
     def _head_bytes(self, name: str) -> int:
-        return sum(tensor.nbytes for tensor in self._methods[name].footprint.weights)
+        return sum(tensor.nbytes for tensor in self._methods[name].resources.weights)
 
     def _head(self, drafter: DrafterSpec) -> Checkpoint:
         """A head's files, which may be the target's own; made up where weights are."""
@@ -247,8 +247,8 @@ class LoadedDrafters:
 
 def _refuse_trees(name: str, method: Drafter, target: Runner) -> None:
     """ModelError where drafts form a tree and a state would have to take all of its branches."""
-    is_chain = all(method.num_drafts(k) == k for k in (1, method.traits.max_k or 4))
-    for runner in (target, method.footprint.runner):
+    is_chain = all(method.num_drafts(k) == k for k in (1, method.capabilities.max_k or 4))
+    for runner in (target, method.resources.runner):
         if runner is not None and runner.most_drafts is not None and not is_chain:
             raise ModelError(f"{name}: {type(runner.model).__name__} {NO_TREES}")
 

@@ -75,7 +75,7 @@ class Fields:
         return tuple(value)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts; empty where there is none."""
+        """A list of texts; empty if there is none."""
         value = self.values.get(name)
         if value is None:
             return ()
@@ -127,7 +127,7 @@ _WITH_ALIBI = ("bloom", "mpt")  # by model type; others have a field for it
 _PICKED = ("index_topk", "keep_window_size")  # DeepSeek V3.2, GLM with DSA; Doge
 ELSEWHERE = "measure it with --engine transformers, or with vllm where vLLM serves it"
 
-# Model types with recurrent or convolutional layers beside attention.
+# Model types with recurrent or convolutional layers in addition to attention.
 _HYBRIDS = frozenset(
     {
         *("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear", "olmo_hybrid", "minimax"),
@@ -138,8 +138,8 @@ _HYBRIDS = frozenset(
 
 
 def is_hybrid(fields: ReadField) -> bool:
-    """Whether layers keep a state beside keys and values, which is rolled back position by
-    position: such a model can only check chains of drafts."""
+    """Whether layers keep a state in addition to keys and values, rolled back position by position:
+    such a model can only check chains of drafts."""
     if str(fields("model_type")).removesuffix("_text") not in _HYBRIDS:
         return False
     kinds = fields("layer_types")
@@ -175,12 +175,11 @@ def unsupported_attention(fields: ReadField) -> str | None:
 
 
 def longest_context(fields: ReadField) -> int | None:
-    """Tokens of context the model was made for, up to where its positions change their meaning.
+    """Tokens of context the model was made for, before its positions change their meaning.
 
-    longrope turns a whole batch to other frequencies once any position, a draft's or a
-    neighbour's, passes the original length: beyond it text would depend on both. Llama 4 scales
-    the queries of layers without rope from `floor_scale` tokens on by a position that it takes
-    from a cache of its own.
+    longrope turns a whole batch to other frequencies once any position, a draft's or a neighbor's,
+    passes the original length: beyond it text would depend on both. Llama 4 scales the queries of
+    layers without rope from `floor_scale` tokens on by a position that it takes from its own cache.
     """
     limits = [fields("max_position_embeddings")]
     if fields("attn_temperature_tuning") and fields("floor_scale"):
@@ -207,7 +206,7 @@ def rope_type(rope: Mapping[str, Any]) -> Any:
 
 
 LAYER_NEEDS = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-# Numbers above 0 where a config has them.
+# Numbers that are above 0 if a config has them.
 SIZES = (*LAYER_NEEDS, "num_key_value_heads", "head_dim", "max_position_embeddings")
 SLIDING, FULL = "sliding_attention", "full_attention"
 _ATTENTION = {FULL, SLIDING}
@@ -366,7 +365,7 @@ def layer_shapes(
 
 
 def layer_windows(fields: Fields) -> tuple[int | None, ...]:
-    """Per layer, how many tokens a token sees, itself included; None: all. ModelError.
+    """Attention windows in tokens, one per layer, a token itself included; None: all. ModelError.
 
     If `layer_types` is missing it means what transformers' classes make of it: Llama has
     no windows, Mistral has them in all layers, Qwen from layer `max_window_layers` on.

@@ -85,8 +85,8 @@ class Style:
 def _layer_ids(config: Fields, inner: Fields | None) -> tuple[int, ...] | None:
     """Numbers of states. SpecForge and modelopt write those of the layers whose outputs they are.
 
-    Which is meant in `eagle_config` the first number tells: nobody reads the embedding, so 0 and
-    1 are layers. Source: sgl-project/sglang, pull request 25454; NVIDIA's modelopt, hf_eagle.py.
+    The first number in `eagle_config` shows which: no head reads the embedding, so 0 and 1 are
+    layers. Source: sgl-project/sglang, pull request 25454; NVIDIA's modelopt, hf_eagle.py.
     """
     if given := inner and inner.ids(_IDS):
         return tuple(i + 1 for i in given) if given[0] <= 1 else given
@@ -198,7 +198,7 @@ def eagle_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
 
 
 def eagle_has_bias(files: HeadFiles[Shaped]) -> bool:
-    """Whether the product that joins a token with a state adds a bias; SafeAILab's does."""
+    """Whether the product that joins token and state adds a bias; SafeAILab's does."""
     given = files.fields
     flags = (given.flag(name) for name in ("fusion_bias", "bias"))
     return next((is_so for is_so in flags if is_so is not None), not given.has(SPECULATORS))

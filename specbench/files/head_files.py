@@ -13,7 +13,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 SPECULATORS = "speculators_model_type"
 TOKEN_MAP = "token_map"
-ID_TABLES = ("d2t", "t2d", TOKEN_MAP)  # beside weights, of whole numbers
+ID_TABLES = ("d2t", "t2d", TOKEN_MAP)  # of whole numbers, not weights
 OLD_ROTARY = "rotary_emb.inv_freq"  # old transformers stored what follows from the config
 
 
@@ -74,7 +74,7 @@ class HeadFiles(Generic[T_co]):
         return replace(self, tensors=_Renamed(self.tensors, names))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape; the tensor is not read where its file's header says it."""
+        """A tensor's shape; the tensor is not read if its file's header states it."""
         return tuple(header_of(self.tensors, name).shape)
 
     def whole_numbers(self, name: str) -> list[int]:
@@ -180,12 +180,12 @@ def misfits(fit: Fit) -> Fit:
 
 
 def require_tensors(files: HeadFiles[Shaped], shapes: Shapes, optional: Shapes) -> None:
-    """ModelError unless a head has all these tensors, and beside them only `optional` ones."""
+    """ModelError unless a head has all these tensors, and otherwise only `optional` ones."""
     files.without(OLD_ROTARY).require({**shapes, **optional}, frozenset(optional))
 
 
 def table_shapes(D: int, V: int) -> dict[str, tuple[int, ...]]:
-    """The tables beside a head's weights: d2t leads to the target's tokens, t2d marks them."""
+    """The id tables of a head: d2t leads to the target's tokens, t2d marks them."""
     return {"d2t": (D,), "t2d": (V,)}
 
 

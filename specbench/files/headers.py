@@ -32,7 +32,7 @@ def local_file(folder: Path, name: str) -> Path | None:
     except (OSError, RuntimeError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     homes = [home]
-    if home.parent.name == "snapshots":  # the hub's cache keeps files beside its snapshots
+    if home.parent.name == "snapshots":  # the hub's cache keeps files next to its snapshots
         homes.append(home.parent.parent / "blobs")
     if not any(real.is_relative_to(home) for home in homes):
         raise ModelError(f"{path} is a link out of its folder; put the file itself there")
@@ -72,7 +72,7 @@ def cached_folder(hub_id: str, revision: str | None) -> Path | None:
 
 INDEX = "model.safetensors.index.json"
 MODEL_WEIGHTS = ("model.safetensors", INDEX)
-# A head's own file goes first: a target may lie beside it.
+# A head's own file goes first: a target may be in the same folder.
 HEAD_WEIGHTS = (
     *("medusa_lm_head.safetensors", "medusa_lm_head.pt"),
     *MODEL_WEIGHTS,

@@ -39,7 +39,7 @@ _VLLM = _Names(
 
 
 def medusa_tensors(files: F) -> F:
-    """The heads alone, where they lie within a whole model."""
+    """Only the heads, if the files are those of a whole model."""
     for prefix in _PREFIXES:
         if any(name.startswith(prefix) for name in files.tensors):
             files = files.under(prefix)
@@ -114,7 +114,7 @@ def _names(files: HeadFiles[Any]) -> _Names:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MedusaLayout:
-    """Names of the tensors, by residual layer and head; `outs` has one where heads share it."""
+    """Names of the tensors, by residual layer and head; `outs` has one if heads share it."""
 
     num_heads: int
     num_tokens: int  # that the heads can say
@@ -126,7 +126,7 @@ class MedusaLayout:
 
     @property
     def optional(self) -> frozenset[str]:
-        """Tensors that are zero where the files have none of them; else all are needed."""
+        """Tensors that are zero if the files have none of them; else all are needed."""
         return frozenset() if self.has_bias else frozenset(n for of in self.biases for n in of)
 
     @classmethod
@@ -185,9 +185,9 @@ def medusa_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
     return fit
 
 
-# In the head's config, of our own: how often the token of each rank of each head is right.
+# A field of ours in the head's config: how often the token of each rank of each head is right.
 ACCURACIES = "medusa_head_accuracies"
-NEW_HEADS = 4  # as many as new ones are made, if nobody says otherwise
+NEW_HEADS = 4  # of a new checkpoint by default
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

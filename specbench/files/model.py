@@ -198,7 +198,7 @@ class ModelFiles:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether there are files of any kind of tokenizer; code of its own may read others."""
+        """Whether there are files of any kind of tokenizer; a model's own code may read others."""
         kinds = ("tokenizer.json", "vocab.*", "tekken.json", "*.model", "*.tiktoken")
         folder = self._tokenizer_folder
         return self.needs_code or any(next(folder.glob(kind), None) for kind in kinds)
@@ -244,7 +244,7 @@ class ModelFiles:
 
     @property
     def lacking_weights(self) -> str | None:
-        """Why there are no weights that could be loaded; None if there are."""
+        """Why no weights can be loaded; None if they can."""
         if self.tensors is not None:
             return None
         if self.pickles:
@@ -314,7 +314,7 @@ _MOST: Mapping[str, int] = {
     "head_dim": 2**16,
     "vocab_size": 2**24,
 }
-_MOST_PIECES = 4  # of two tables that are compared: the first rows tell
+_MOST_PIECES = 4  # of two tables that are compared: the first rows suffice
 _TAKE = "take the config.json that the weights came with"
 _MAY_BE_ZERO = ("intermediate_size", "num_key_value_heads")  # of layers that have none
 
@@ -346,7 +346,7 @@ def require_weights(model: ModelFiles) -> None:
     are not its own."""
     source = model.spec.source
     parts = [part for part in model.config.values() if isinstance(part, dict)]
-    # A part's class has defaults of its own, and so has a model's own code.
+    # A part's class has its own defaults, and so has a model's own code.
     is_flat = not (model.needs_code or any("model_type" in part for part in parts))
     for name in ("hidden_size", "num_hidden_layers", "vocab_size") if is_flat else ():
         if model.field(name) is None:
@@ -426,7 +426,7 @@ def format_name(stored: object) -> str:
     return str(getattr(method, "value", method))  # an enumeration's member prints its class
 
 
-def loading_refusal(model: ModelFiles) -> str | None:
+def unloadable_reason(model: ModelFiles) -> str | None:
     """Why this installation cannot load the weights as its entry and its files have them, and what
     to do; None if it can. ModelError."""
     spec, stored = model.spec, model.field("quantization_config")

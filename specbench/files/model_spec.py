@@ -32,7 +32,7 @@ class ModelSpec:
 
     @property
     def is_shape(self) -> bool:
-        """True where there is only a config: its weights can only be made up."""
+        """Whether there is only a config, so that its weights can only be random."""
         return self.source.startswith("shape:")
 
     @property

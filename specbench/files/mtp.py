@@ -26,14 +26,14 @@ F = TypeVar("F", bound=HeadFiles[Any])
 class Family:
     """One family's layout; `files` names prefixes in its files, each with ours.
 
-    {i} numbers MTP layers; {n} goes on from the target's layers. What they share is the first's.
+    {i} numbers MTP layers; {n} continues after the target's layers. What they share is the first's.
     """
 
     decoder: str  # transformers' model type of the decoder layer within
     files: Mapping[str, str]
     fields: Mapping[str, Any] = field(default_factory=dict)  # of a decoder layer's config
     is_state_first: bool = False  # it joins [state, token] instead of [token, state]
-    recycles_normed: bool = False  # the state that goes on had the final norm
+    recycles_normed: bool = False  # the state passed to the next step had the final norm
     num_axes: int = 1  # of a token's rotary position; in a text all are the same
 
     @property

@@ -109,7 +109,7 @@ class Difference(NamedTuple):
 
     @property
     def unknown_words(self) -> str:
-        """The unknown tokens by name, and what becomes of them."""
+        """The unknown tokens by name, and how they are treated."""
         named, more = ", ".join(map(repr, self.unknown[:3])), len(self.unknown) - 3
         return (
             f"the draft does not know {len(self.unknown):,} of the target's tokens ({named}"

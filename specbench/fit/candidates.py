@@ -27,7 +27,7 @@ from specbench.inputs.pairing import DrafterSpec, Pairing, Target
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftCandidate:
-    """A drafter, how it fits, and what it takes; no plan where it is refused or not countable."""
+    """A drafter, how it fits, and what it takes; no plan if it is refused or not countable."""
 
     compatibility: Compatibility
     plan: MemoryPlan | None
@@ -42,7 +42,7 @@ class DraftCandidate:
 
     @property
     def has_weights(self) -> bool:
-        """False where there is only a config."""
+        """False if there is only a config."""
         return not any(item.lacks_weights for item in self.compatibility.findings)
 
     @property
@@ -151,7 +151,7 @@ def _candidate(
         plan = plan_pair(files, drafter, place, count)
     except (ModelError, TypeError, ValueError, LookupError) as error:
         reason = str(error) if isinstance(error, ModelError) else repr(error)
-        refusal = finding("memory", "refused", reason=reason)
-        refused = Compatibility(drafter=drafter, findings=(*checked.findings, refusal))
+        memory = finding("memory", "refused", reason=reason)
+        refused = Compatibility(drafter=drafter, findings=(*checked.findings, memory))
         return DraftCandidate(compatibility=refused, plan=None)
     return DraftCandidate(compatibility=checked, plan=plan)

@@ -1,6 +1,5 @@
-"""Whether a drafter fits a target, from their files alone: nothing is loaded, no code runs.
-
-The rules are those that loading holds a pair to: what is refused here would be refused there.
+"""Whether a drafter fits a target, by their files: nothing is loaded, no code runs. The rules are
+those of loading: what is refused here would be refused there.
 """
 
 import hashlib
@@ -26,10 +25,10 @@ from specbench.files.model import (
     TRUST_CODE,
     UNKNOWN_TYPE,
     ModelFiles,
-    loading_refusal,
     open_model,
     require_config,
     require_weights,
+    unloadable_reason,
 )
 from specbench.files.tokenizer import (
     NO_TOKENIZER,
@@ -88,7 +87,7 @@ def finding(
 
 
 Files = HeadFiles[TensorHeader]
-# What has to fit depends on which tensors a head has of its own; those of a pickle are not known.
+# What has to fit depends on the tensors that a head brings; those of a pickle are not known.
 _BY_TENSORS = ("hidden_size", "draft_vocab_size")
 
 
@@ -160,7 +159,7 @@ def _files(head: ModelFiles) -> Files | FitFinding:
 
 
 def _verifier(head: ModelFiles, target: ModelFiles) -> Iterator[FitFinding]:
-    """The target that a head names as its own, where it names one."""
+    """The target that a head names as its own, if it names one."""
     config = head.config
     speculators = config.get("speculators_config")
     verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
@@ -358,8 +357,8 @@ class Compatibility:
 
 
 def is_proven(model: ModelFiles) -> bool:
-    """Whether the config alone says that the decoder runs the model: a dense family that is tested
-    token by token, without a field that changes what a layer computes. ModelError."""
+    """Whether the config suffices to say that the decoder runs the model: a dense family that is
+    tested token by token, without a field that changes what a layer computes. ModelError."""
     is_quantized = model.field("quantization_config") is not None
     if model.dense_kind is None or is_quantized:
         return False
@@ -423,7 +422,7 @@ def _drafter_findings(target: ModelFiles, drafter: DrafterSpec) -> Iterator[FitF
 
 
 def _read(check: Callable[[], Iterator[FitFinding]]) -> Iterator[FitFinding]:
-    """A check's findings up to where a file cannot be read, which is a refusal."""
+    """A check's findings until a file cannot be read, which is refused."""
     try:
         yield from check()
     except UNREADABLE as error:
@@ -437,10 +436,10 @@ def require_loadable(model: ModelFiles) -> None:
     Which attention the decoder runs is not asked, nor what else is still to be downloaded.
     """
     source, is_remote = model.spec.source, model.spec.folder is None
-    for refusal in model_findings(model):
-        is_other = refusal.field == "attention" or (refusal.field == "weights" and is_remote)
-        if refusal.keeps_from_loading and not is_other:
-            reason = refusal.reason
+    for problem in model_findings(model):
+        is_other = problem.field == "attention" or (problem.field == "weights" and is_remote)
+        if problem.keeps_from_loading and not is_other:
+            reason = problem.reason
             raise ModelError(reason if reason.startswith(source) else f"{source}: {reason}")
 
 
@@ -460,7 +459,7 @@ def model_findings(model: ModelFiles) -> Iterator[FitFinding]:
     elif unsupported := unsupported_attention(model.field):
         yield finding("attention", "refused", reason=f"{spec.source} {unsupported}")
     require_weights(model)
-    if unloadable := loading_refusal(model):
+    if unloadable := unloadable_reason(model):
         yield finding("loading", "refused", reason=f"{spec.source}: {unloadable}")
     if spec.is_shape:
         yield finding(
@@ -483,7 +482,7 @@ def _tree_findings(model: ModelFiles, drafter: DrafterSpec) -> Iterator[FitFindi
 
 
 def _code_findings(model: ModelFiles) -> Iterator[FitFinding]:
-    """Foreign code is never run here; the loader runs it only where pairings.yaml trusts it."""
+    """Foreign code is never run here; the loader runs it only if pairings.yaml trusts it."""
     model_type = model.config.get("model_type")
     known = _is_known(model_type)
     if model.needs_code and not known and not model.spec.trust_remote_code:
@@ -497,7 +496,7 @@ def _code_findings(model: ModelFiles) -> Iterator[FitFinding]:
 
 
 def _parameter_findings(target: ModelFiles, drafter: DrafterSpec) -> Iterator[FitFinding]:
-    """Findings on methods without weights of their own."""
+    """Findings on methods without weights."""
     method = find_method(drafter.method)
     if method.num_target_layers is None:
         yield finding("kind", "ok", None, method.name, "needs nothing but the target")

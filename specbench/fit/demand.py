@@ -16,18 +16,18 @@ from specbench.fit.weights import model_weights, planned_dtype
 from specbench.inputs.pairing import DrafterSpec, Pairing, Target
 from specbench.methods import find_method
 
-FEWEST_TOKENS = 256  # of context, below which nobody would measure
+FEWEST_TOKENS = 256  # of context; less is not worth measuring
 _UNCOUNTABLE = (ModelError, TypeError, ValueError, LookupError, ArithmeticError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
-    """Bytes at once. On a CPU all drafters stay loaded; on a GPU those that fit, in turns."""
+    """Peak bytes. On a CPU all drafters stay loaded; on a GPU those that fit at the same time."""
 
     dtype: str
     weights: int
     rest: int  # KV cache, state and workspace, of the drafter that takes most
-    is_least: bool  # more than this, by what no file here tells
+    is_least: bool  # more than this, by an amount that no file here states
 
     @property
     def total(self) -> int:
@@ -55,7 +55,7 @@ def demand(target: Target, drafters: Sequence[DrafterSpec], place: DeploymentSpe
     """ModelError for a config whose sizes no model has."""
     try:
         files = open_model(target.model)
-    except ModelError:  # it is not here: the pairings file may tell
+    except ModelError:  # it is not here: the pairings file may state the size
         draft_bytes = [loaded_bytes(d.model, place) if d.model else 0 for d in drafters]
         return Demand(
             dtype=place.dtype or target.model.dtype,
@@ -151,7 +151,7 @@ def _smaller(run: _PlannedRun) -> Iterator[tuple[str, _PlannedRun]]:
             f"one drafter alone, {target.name}/{smallest.name}",
             run._replace(drafters=(smallest,)),
         )
-    # Without files to count by, the pairings file tells of one size alone.
+    # Without files to count by, the pairings file states only one size.
     if target.model.quantization is None and not target.model.is_shape and is_here(target.model):
         models = [replace(target.model, quantization=q, weights_gib=None) for q in ("int8", "int4")]
         best = _largest_that_fits([run._replace(target=replace(target, model=m)) for m in models])
@@ -165,7 +165,7 @@ def _halvings(value: int, least: int) -> Iterator[int]:
 
 
 def _largest_that_fits(runs: Sequence[_PlannedRun]) -> _PlannedRun:
-    """The last where none does; they come largest first."""
+    """The last if none does; they come largest first."""
     return next((r for r in runs if r.demand.total <= (r.place.memory_bytes or 0)), runs[-1])
 
 
@@ -186,7 +186,7 @@ def _planned(files: ModelFiles, drafter: DrafterSpec, place: DeploymentSpec) -> 
 
 
 def _counted(files: ModelFiles, plan: MemoryPlan | None, place: DeploymentSpec) -> int:
-    """Bytes of a whole model's weights, 0 where they cannot be counted."""
+    """Bytes of a whole model's weights, 0 if they cannot be counted."""
     if plan is not None:
         return plan.target.nbytes
     try:
@@ -197,7 +197,7 @@ def _counted(files: ModelFiles, plan: MemoryPlan | None, place: DeploymentSpec) 
 
 
 def _alone_bytes(drafter: DrafterSpec, place: DeploymentSpec) -> int:
-    """Bytes of a drafter that could not be planned beside its target."""
+    """Bytes of a drafter that could not be planned together with its target."""
     if drafter.model is None or find_method(drafter.method).is_head:
         return 0
     try:
@@ -212,7 +212,7 @@ def _rest(plan: MemoryPlan | None) -> int:
 
 
 def _together(sizes: Sequence[int], place: DeploymentSpec) -> int:
-    # What a GPU has no room for is measured after the rest; a CPU's process would be killed.
+    # What does not fit on a GPU is measured after the rest; a CPU's process would be killed.
     return sum(sizes) if place.device == "cpu" else max(sizes, default=0)
 
 

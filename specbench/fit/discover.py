@@ -27,7 +27,7 @@ _MOST_FOLDERS = 20_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SkippedModel:
-    """Something that was found and cannot draft, for anybody or for this target."""
+    """Something that was found and cannot draft, for any target or for this one."""
 
     source: str
     reason: str
@@ -60,7 +60,7 @@ def discover(
 
 
 def draftless(target: ModelFiles) -> Iterator[DrafterSpec]:
-    """The methods without weights of their own, and MTP layers in the target's own files."""
+    """The methods without weights, and MTP layers in the target's own files."""
     for method in all_methods():
         if method.model == "refused":
             yield DrafterSpec(name=method.name, method=method.name)
@@ -72,8 +72,8 @@ def draftless(target: ModelFiles) -> Iterator[DrafterSpec]:
 def drafter_of(word: str) -> DrafterSpec:
     """The drafter that a word names: a method without weights, a folder, a hub id, demo:NAME.
 
-    METHOD=MODEL names a method that a draft model's files do not tell: one for another tokenizer.
-    Files that are not there stay a matter of compatibility. UsageError for any other word.
+    METHOD=MODEL names a method that a draft model's files do not imply: one for another tokenizer.
+    Missing files stay a matter of compatibility. UsageError for any other word.
     """
     methods = {method.name: method for method in all_methods()}
     method_name, _, source = word.partition("=")

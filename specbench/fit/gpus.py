@@ -16,7 +16,7 @@ class UnknownGpu(UsageError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """Facts about a GPU that a plan needs; `source` is where its figures are from."""
+    """Facts about a GPU that a plan needs; `source` says who states its figures."""
 
     name: str
     memory_bytes: int
@@ -30,7 +30,7 @@ def _gpu(name: str, gib: int, gb_per_s: float, *, in_band_ecc: bool = False) -> 
     return Gpu(name=name, memory_bytes=memory_bytes, bytes_per_s=gb_per_s * GB)
 
 
-# Datasheets' GB are GiB of memory and 1e9 bytes a second.
+# Datasheets' GB are GiB of memory and 1e9 bytes per second.
 GPUS: tuple[Gpu, ...] = (
     _gpu("T4", 16, 320, in_band_ecc=True),
     _gpu("V100-16GB", 16, 900),
@@ -114,7 +114,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_bandwidth(text: str) -> float:
-    """`1008GB/s` or `3.35TB/s`, in bytes a second; UsageError."""
+    """`1008GB/s` or `3.35TB/s`, in bytes per second; UsageError."""
     return _number("--gpu-bandwidth", text.removesuffix("/s").removesuffix("ps"), "1008GB/s")
 
 

@@ -55,7 +55,7 @@ class Layers:
     def forward_bytes(self, rows: int, tokens: int, span: int, num_logits: int) -> int:
         """The most that is alive at once in a forward of B x T tokens.
 
-        `num_logits` are the tokens a row whose logits are asked for; a `span` of 0 needs no mask.
+        `num_logits`: tokens per row whose logits are computed; a `span` of 0 needs no mask.
         """
         sizes, num_tokens = self.sizes, rows * tokens
         query, kv = sizes.query_heads * sizes.head, sizes.kv_heads * sizes.head
@@ -111,7 +111,7 @@ class ReadTraffic:
         drafter: DrafterSpec,
         shape: RoundShape,
     ) -> LowerBound:
-        """A few checked tokens read what one does, so a verification costs a step here.
+        """A few checked tokens read what one does, so a verification costs one step here.
 
         Source: the memory side of the roofline (Williams et al. 2009).
         """
@@ -169,10 +169,10 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """One drafter beside its target; with the drafter `none` the target alone.
+    """The plan of a drafter with its target; with the drafter `none`, of the target only.
 
-    None if a number cannot be known from files. `max_context` is what a row can hold at the
-    plan's concurrency, cut at the target's own limit, and 0 where not even the weights fit.
+    None if a number cannot be known from files. `max_context` is what a row can hold at the plan's
+    concurrency, cut at the target's own limit, and 0 if not even the weights fit.
     """
 
     drafter: str
@@ -194,7 +194,7 @@ class MemoryPlan:
 
     @property
     def break_even_length(self) -> float | None:
-        """Tokens a round has to emit by the bytes alone; real rounds need more."""
+        """Tokens per round that pay for its bytes; real rounds need more."""
         if not self.step_s or self.round_s is None:
             return None
         return self.round_s / self.step_s
@@ -210,7 +210,7 @@ class _Model:
 def plan_target(
     target: ModelFiles, place: DeploymentSpec, count: CountWeights | None = None
 ) -> MemoryPlan | None:
-    """The target alone; None if its weights cannot be counted. ModelError."""
+    """The plan of a target without a drafter; None if its weights cannot be counted. ModelError."""
     model = _model(target, place, place.dtype, count)
     if model is None:
         return None
@@ -223,7 +223,7 @@ def plan_pair(
     place: DeploymentSpec,
     count: CountWeights | None = None,
 ) -> MemoryPlan | None:
-    """A drafter beside the target; None if weights cannot be counted. ModelError."""
+    """The plan of a drafter with its target; None if weights cannot be counted. ModelError."""
     model = _model(target, place, place.dtype, count)
     if model is None:
         return None
@@ -255,7 +255,7 @@ def _model(
     dtype = planned_dtype(files, place.device, requested_dtype)
     weights = model_weights(files, dtype)
     if weights is None or is_hybrid(files.field):
-        # Some of a hybrid's layers keep keys, others a state: only building it tells which.
+        # Some of a hybrid's layers keep keys, others a state: only building it shows which.
         weights = _with_kept(weights, count(files, dtype) if count else None)
     layers = None if weights is None else _layers(files, files.vocab_size, place, dtype)
     if weights is None or layers is None:
@@ -276,7 +276,7 @@ def _layers(files: ModelFiles, vocab_size: int, place: DeploymentSpec, dtype: st
 
 
 def _with_kept(weights: Weights | None, built: Weights | None) -> Weights | None:
-    """The weights that files tell, with what the built model keeps of a row."""
+    """The weights by the files, with the KV and state bytes of the built model."""
     if weights is None or built is None:
         return built
     kv, state = built.kv_bytes_per_token, built.state_bytes
@@ -341,7 +341,7 @@ def _peak(
     kv = rows * capacity * weights.kv_bytes_per_token
     if draft is not None:
         kv += rows * (capacity + shape.spare_slots) * draft.weights.kv_bytes_per_token
-    # Beside those of rows a slot for what is not fed, and one for where texts begin.
+    # Two more than those of rows: one for what is not fed and one for the beginnings of texts.
     num_states = rows * (shape.num_drafts + STATES_BESIDE_DRAFTS) + 2
     kv += num_states * sum(model.weights.state_bytes for model in models)
     layers = [model.layers for model in models if model.layers is not None]

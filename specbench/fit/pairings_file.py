@@ -34,7 +34,7 @@ def write_pairings(
 
 
 def pairings_text(target: Target, drafters: Sequence[DrafterSpec], folder: Path) -> str:
-    """The YAML of a file in that folder, from where folders of models are named."""
+    """The YAML of a file in that folder, from which folders of models are named."""
     entry: dict[str, Any] = {
         **_model(target.model, folder),
         **({"workloads": _workloads(target.workloads, folder)} if target.workloads else {}),
@@ -122,7 +122,7 @@ def differences(pairings: Pairings, facts: Mapping[str, HubFacts]) -> Iterator[s
 
 
 def filled(text: str, facts: Mapping[str, HubFacts]) -> str:
-    """A pairings file with the revision, license and memory that the hub tells and it does not.
+    """A pairings file with the revision, license and memory that the hub states and it does not.
 
     Nothing that stands there is changed, and comments stay; entries in one line ({...}) are left
     as they are.

@@ -18,10 +18,9 @@ from specbench.methods import HeadFacts
 
 
 def text_tensors(model: ModelFiles) -> tuple[Collection[str], tuple[str, ...]]:
-    """The names of the tensors that text needs, and of the modules beside them, by their names.
-
-    Text's are those that lie beside its embedding, and a head. All of them where the config has
-    no part of its own for text, or none of the tensors is an embedding.
+    """The names of the tensors that text needs, and of the modules next to them, by their names.
+    Text's are those next to its embedding, and a head. All of them if the config has no separate
+    part for text, or none of the tensors is an embedding.
     """
     names = model.tensors or {}
     embedding = next(filter(is_embedding, names), None)
@@ -34,7 +33,7 @@ def text_tensors(model: ModelFiles) -> tuple[Collection[str], tuple[str, ...]]:
 
 
 def _parting(path: tuple[str, ...], other: tuple[str, ...]) -> str:
-    """The name of a module up to where its path leaves the text's."""
+    """The name of a module as far as its path is the text's, and one part more."""
     shared = next((i for i, (a, b) in enumerate(zip(path, other, strict=False)) if a != b), 0)
     return ".".join(other[: shared + 1])
 
@@ -76,7 +75,7 @@ def model_weights(model: ModelFiles, dtype: str) -> Weights | None:
     count = dense_parameters(model)
     basis: Literal["config", "headers"] = "config"
     if count is None and model.field("quantization_config") is not None:
-        return _as_stored(model, kv * size)  # packed numbers are no count of weights
+        return _as_stored(model, kv * size)  # packed numbers do not count weights
     if count is None:
         count, basis = _from_headers(model), "headers"
     if count is None:

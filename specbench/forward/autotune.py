@@ -48,7 +48,7 @@ class KernelCandidate(NamedTuple):
 
     name: str
     run: Run | None
-    refusal: str | None = None
+    failure: str | None = None
     ready_s: float = 0.0
 
 
@@ -74,19 +74,19 @@ def autotune(
 
     def prepared(name: str) -> KernelCandidate:
         run: Run | None = None
-        refusal: str | None = None
+        failure: str | None = None
 
         def prepare() -> None:
-            nonlocal run, refusal
+            nonlocal run, failure
             try:
                 works = zip(candidates[name](), reference, strict=True)
                 runs = [_checked(work, expected, wrong, timing) for work, expected in works]
                 run = partial(_run_all, runs)
             except Exception as error:
-                refusal = failure_reason(error)
+                failure = failure_reason(error)
 
         ready_s = timing.seconds(prepare)
-        return KernelCandidate(name, run, refusal, ready_s)
+        return KernelCandidate(name, run, failure, ready_s)
 
     return fastest([prepared(name) for name in candidates], timing)
 
@@ -129,35 +129,35 @@ def fastest(candidates: Sequence[KernelCandidate], timing: Timing) -> Outcome:
 
     One that raises while it is timed has lost. DeviceLostError.
     """
-    refusals = {c.name: c.refusal for c in candidates if c.run is None}
+    failures = {c.name: c.failure for c in candidates if c.run is None}
 
     def turn() -> dict[str, float]:
         """Seconds of each that still takes part."""
         taken_s = {}
         for candidate in candidates:
-            if candidate.name not in refusals:
+            if candidate.name not in failures:
                 try:
                     taken_s[candidate.name] = timing.seconds(cast("Run", candidate.run))
                 except Exception as error:
-                    refusals[candidate.name] = failure_reason(error)
+                    failures[candidate.name] = failure_reason(error)
         return taken_s
 
     warm_s = turn()
     for candidate in candidates:
         # What it takes to run is not what it takes to get ready.
         if candidate.name in warm_s and candidate.ready_s - warm_s[candidate.name] > MOST_READY_S:
-            refusals[candidate.name] = (
+            failures[candidate.name] = (
                 f"it took more than {MOST_READY_S:g} s to compile and to run for the first time"
             )
-    warm = sum(taken_s for name, taken_s in warm_s.items() if name not in refusals)
+    warm = sum(taken_s for name, taken_s in warm_s.items() if name not in failures)
     num_turns = min(max(int(_ALL_TURNS_S / max(warm, 1e-9)), 1), MOST_TURNS)
     turns = [turn() for _ in range(num_turns)]
     names = [candidate.name for candidate in candidates]
     medians = {
-        name: median(taken_s[name] for taken_s in turns) for name in names if name not in refusals
+        name: median(taken_s[name] for taken_s in turns) for name in names if name not in failures
     }
     contenders = [
-        Contender(name=name, seconds=medians.get(name), refusal=refusals.get(name))
+        Contender(name=name, seconds=medians.get(name), refusal=failures.get(name))
         for name in names
     ]
     limit = _MARGIN * min(medians.values(), default=0.0)
@@ -271,7 +271,7 @@ def _file() -> Path:
 
 
 def _read(file: Path) -> dict[str, KernelChoice]:
-    """Choices of earlier runs; empty if there is no such file or it is not ours."""
+    """Choices of earlier runs; empty if the file is missing or not ours."""
     try:
         return _choices().validate_json(file.read_bytes())
     except (ImportError, OSError, ValueError):

@@ -54,7 +54,7 @@ class LayerSteps(Protocol):
     ) -> None:
         """Write queries to `work.qkv`, and keys and values to their slots.
 
-        `entry` [N, W] is read instead of the normed hidden state where there is one.
+        `entry` [N, W] is read instead of the normed hidden state, if given.
         """
         ...
 
@@ -77,7 +77,7 @@ class LayerSteps(Protocol):
 
 
 class TorchSteps:
-    """Torch's operations; `mirrored` where a layer norm is one kernel and an RMS norm is not."""
+    """Torch's operations; `mirrored` if a layer norm is one kernel and an RMS norm is not."""
 
     name = "torch"
 
@@ -172,7 +172,7 @@ class TorchSteps:
 
 
 class TritonSteps(TorchSteps):
-    """Two kernels of our own for all but the norms, each of which is one of torch's."""
+    """Our two kernels for all but the norms, each of which is one of torch's."""
 
     name = "triton"
 
@@ -220,7 +220,7 @@ def _product(x: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor) -> Non
 def _add_product(
     total: Tensor, x: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor | None
 ) -> Tensor:
-    """total + x @ matrix + bias in `out`, which may be `total`; None: in a tensor of its own."""
+    """total + x @ matrix + bias in `out`, which may be `total`; None: in a new tensor."""
     # In place it is 3 to 5 % faster on a CPU than into `out`, though both write the same.
     out = total.addmm_(x, matrix) if out is total else torch.addmm(total, x, matrix, out=out)
     if bias is not None:
@@ -241,7 +241,7 @@ class FusedLayers:
     """A model's or a head's layers, joined as fused_weights has them.
 
     `rotary` gives cosines and sines for states and positions, `last_position` is the one that
-    stands for all behind it. What is not told to be kept is overwritten by the next forward.
+    stands for all behind it. States that no caller keeps are overwritten by the next forward.
     """
 
     def __init__(
@@ -280,7 +280,7 @@ class FusedLayers:
         return self.slots.cache
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        """Make room; a larger cache is kept, for stale slots are masked."""
+        """Allocate; a larger cache is kept, for stale slots are masked."""
         rows, length = max(num_rows, self.cache.num_rows), max(max_len, self.cache.max_len)
         if (rows, length) == (self.cache.num_rows, self.cache.max_len):
             return
@@ -318,7 +318,7 @@ class FusedLayers:
         )
 
     def with_triton(self) -> Self:
-        """The same over the same slots, its small operations in kernels of ours.
+        """The same over the same slots, its small operations in our kernels.
 
         ModelError if they cannot run.
         """
@@ -368,7 +368,7 @@ class FusedLayers:
 
         They are those of `features`, and the last; one that `is_kept` is not overwritten by the
         next forward. `work` is the workspace of B rows and T tokens, whose hidden state may be
-        `x_NF`. The first product reads `entry_NW` where there is one, not the normed `x_NF`.
+        `x_NF`. The first product reads `entry_NW`, if given, instead of the normed `x_NF`.
         `is_plain` says that the tokens are the last of the span in every row. `only` runs that
         layer alone. `windows_from_BT` is as in LayerStack.forward, the rest as in Runner.forward.
         """
@@ -418,8 +418,8 @@ class FusedLayers:
     def _rope_table(self, length: int) -> Tensor:
         """Cosines and signed sines by position, [length, 2, 1, 2, D / 2].
 
-        x * cos + swapped halves of x * sin turns a head. Positions past the last, where only
-        drafts to be discarded can lie, repeat it.
+        x * cos + swapped halves of x * sin turns a head. Positions past the last, which only drafts
+        to be discarded can have, repeat it.
         """
         positions_1P = torch.arange(length, device=self.device)[None]
         if self._last_position is not None:

@@ -68,7 +68,7 @@ class FusedRunner:
 
     @property
     def most_drafts(self) -> None:
-        """Keys and values alone: any number of drafts is taken back."""
+        """Only keys and values: any number of drafts is taken back."""
 
     def reserve(self, num_drafts: int) -> None:
         """Any number."""
@@ -95,7 +95,7 @@ class FusedRunner:
         return states_BTF @ self._weights.head
 
     def with_triton(self) -> Self:
-        """The same over the same slots, its small operations in kernels of ours.
+        """The same over the same slots, its small operations in our kernels.
 
         ModelError if they cannot run.
         """

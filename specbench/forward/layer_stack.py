@@ -1,7 +1,6 @@
-"""Decoder layers of a head over slots of their own, fed with states instead of tokens.
-
-They run fused where that is possible, as a target's do. Shape suffixes: B rows, T tokens,
-F hidden size, W what the first layer's attention reads.
+"""Decoder layers of a head over their own slots, fed with states instead of tokens. They run fused
+if that is possible, as a target's do. Shape suffixes: B rows, T tokens, F hidden size, W what the
+first layer's attention reads.
 """
 
 from collections.abc import Sequence
@@ -65,7 +64,7 @@ class LayerStack:
         return (self.fused or self._stock).cache
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        """Make room; a larger cache is kept, for stale slots are masked."""
+        """Allocate; a larger cache is kept, for stale slots are masked."""
         (self.fused or self._stock).allocate(num_rows, max_len)
 
     def release(self) -> None:
@@ -91,10 +90,10 @@ class LayerStack:
     ) -> Tensor:
         """The last layer's states [B, T, F]; rows, slots and masks as in Runner.forward.
 
-        `only` runs that layer alone. Slots before `first_slot` hold nothing and are not seen.
+        `only` runs just that layer. Slots before `first_slot` hold nothing and are not seen.
         `entry_BTW` is what the first layer's attention reads instead of the normed states. Among
-        branches, windows count back from `windows_from_BT` where it is given, else from each
-        token's own position.
+        branches, windows count back from `windows_from_BT`, if given, else from each token's own
+        position.
         """
         fused = None if self._stock.is_over_texts else self.fused
         if fused is None:

@@ -21,7 +21,7 @@ def fields_of(config: Any) -> ReadField:
 
 
 def context_limit(config: Any) -> int | None:
-    """Tokens of context the model was made for, up to where its positions change their meaning."""
+    """Tokens of context the model was made for, before its positions change their meaning."""
     return longest_context(fields_of(config))
 
 

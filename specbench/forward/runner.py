@@ -60,16 +60,16 @@ class Runner(Protocol):
     def most_drafts(self) -> int | None:
         """How many of a forward's tokens after the first may be taken back; None: any number.
 
-        A number says that layers keep a state: they take chains alone, of rows whose prompts are
-        not padded, and a row can be continued only where its state was kept.
+        A number says that layers keep a state: they take only chains, of rows whose prompts are not
+        padded, and a row can be continued only at a position whose state was kept.
         """
         ...
 
     def reserve(self, num_drafts: int) -> None:
-        """Let forwards of so many drafts be taken back, from the next `allocate` on."""
+        """Let forwards of `num_drafts` drafts be taken back, from the next `allocate` on."""
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        """Make room for `num_rows` rows of at least `max_len` tokens, to be prefilled anew."""
+        """Allocate `num_rows` rows of at least `max_len` tokens, which must be prefilled again."""
         ...
 
     def release(self) -> None:
@@ -90,13 +90,13 @@ class Runner(Protocol):
     ) -> Output:
         """Feed tokens at positions, writing each to the slot of its position.
 
-        Row i of the batch is row `first_row + i` of the cache; every position must be below
-        `span`, the number of slots attended to. `last_B` asks for one position's logits a row.
-        `last_B` of one entry holds for all rows. `features` names hidden states: 0 is the
-        embedding, i the output of layer i - 1, `num_layers` the last one after the final norm,
-        `num_layers + 1` the last one before it. `branches` say where tokens are written and what
-        they see when they form no chain. `start` says that every row's tokens stand at
-        start .. start + T - 1: no mask is needed then.
+        Row i of the batch is row `first_row + i` of the cache; every position must be below `span`,
+        the number of slots attended to. `last_B` asks for one position's logits per row. `last_B`
+        of one entry holds for all rows. `features` names hidden states: 0 is the embedding, i the
+        output of layer i - 1, `num_layers` the last one after the final norm, `num_layers + 1` the
+        last one before it. `branches` say where tokens are written and what they see when they form
+        no chain. `start` says that every row's tokens stand at start .. start + T - 1: no mask is
+        needed then.
         """
         ...
 
@@ -121,8 +121,8 @@ class Runner(Protocol):
     def first_layers(self, num_layers: int) -> "Runner":
         """The model's first layers with its final norm and head, over the same weights and slots.
 
-        What it writes for a token are the keys and values that the whole model has there.
-        Raises ModelError if they cannot be taken alone.
+        What it writes for a token are the keys and values that the whole model has there. Raises
+        ModelError if they cannot run without the others.
         """
         ...
 
@@ -132,7 +132,7 @@ class _RunnerCache:
     """The cache of a runner and of those of its first layers."""
 
     cache: SlotCache
-    num_states: int = STATES_BESIDE_DRAFTS  # of a row, where layers keep any
+    num_states: int = STATES_BESIDE_DRAFTS  # of a row, if layers keep any
 
 
 class StockRunner:
@@ -157,7 +157,7 @@ class StockRunner:
         # Some layers take many tokens only from a text's beginning; the self-test says.
         self.continues = True
         self._cache_class = slot_cache_class(model)
-        self._num_kept = self.num_layers  # first layers share the slots of all
+        self._num_cached_layers = self.num_layers  # first layers share the slots of all
         self._slots = _RunnerCache(self._new_cache(0, 0))
         self.whole_masks = whole_masks
         self._masks = StockMasks(
@@ -197,7 +197,7 @@ class StockRunner:
         if self._has_states:
             num_states = self._slots.num_states if num_rows else 0
             states = StateSlots(num_rows, num_states, self.device)
-        return self._cache_class(self._num_kept, num_rows, max_len, states)
+        return self._cache_class(self._num_cached_layers, num_rows, max_len, states)
 
     def holds(self, row: int, num_tokens: int) -> bool:
         states = self.cache.states
@@ -275,7 +275,7 @@ class StockRunner:
     def _slots_of(
         self, positions_BT: Tensor, first_row: int, branches: Branches | None, start: int | None
     ) -> Tensor:
-        """Where each token's keys are written; states are told which tokens come."""
+        """The slot of each token's keys; states learn which tokens come."""
         states = self.cache.states
         if states is None:
             return positions_BT if branches is None else branches.slots_BT

@@ -15,14 +15,14 @@ from specbench.forward.limits import check_context
 from specbench.forward.runner import Runner
 
 MOST_LOGITS = 2**25  # at once
-_CHUNK = 512  # tokens a row at once
+_CHUNK = 512  # tokens per row and forward
 
 
 @torch.inference_mode()
 def mean_log_probs(
     target: Runner, prompt_ids: Sequence[int], outputs: Sequence[Sequence[int]]
 ) -> tuple[float, ...]:
-    """Mean log-probability per token of each output after the prompt, in nats a token.
+    """Mean log-probability per token of each output after the prompt, in nats per token.
 
     The distribution is the target's own at temperature 1; its end-of-text token counts like others,
     and dividing by the length keeps short texts from being preferred. The prompt is fed once,

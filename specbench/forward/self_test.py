@@ -1,9 +1,8 @@
 """Checks a loaded model over slots against its own plain forward, before it is trusted.
 
-An architecture that was never tried can be wrong in silence, and so can a forward of our own;
-this costs milliseconds. A head's fused layers are checked against transformers' in the same way.
-Shape suffixes: B rows, T tokens, V vocabulary, F hidden size, W what the first layer's attention
-reads.
+An architecture that was never tried can be wrong in silence, and so can our own forward; this costs
+milliseconds. A head's fused layers are checked against transformers' in the same way. Shape
+suffixes: B rows, T tokens, V vocabulary, F hidden size, W what the first layer's attention reads.
 """
 
 from collections.abc import Callable
@@ -30,7 +29,7 @@ Forward = Literal["auto", "stock", "fused"]
 _Way = Callable[[Runner, Tensor], Tensor]  # feeds a runner rows of tokens; logits [B, T, V]
 
 _LENGTHS = (9, 6)  # ragged rows
-_HEAD = 4  # tokens that each row is fed alone
+_HEAD = 4  # tokens of each row that are fed first
 _SPAN = 64
 _REACHES = ("sliding_window", "attention_chunk_size")
 _SHORT_REACH = 5
@@ -115,14 +114,14 @@ def _crossing_failure(stock: StockRunner, tokens_BT: Tensor) -> str | None:
 
 
 def _positions(model: Any) -> str:
-    """Why a model may differ that is told no positions."""
+    """Why a model whose code takes no positions may differ."""
     if "position_ids" in signature(model.forward).parameters:
         return ""
     return " (its code takes no position_ids: it counts them by a cache of its own)"
 
 
 def _plain(model: Any, tokens_BT: Tensor) -> list[Tensor]:
-    """Logits [T, V] of each row from the model's own code, alone and without a cache."""
+    """Logits [T, V] of each row from the model's own code, row by row and without a cache."""
     attention = model.config._attn_implementation
     attend_by(model, "eager")
     rows = [
@@ -179,7 +178,7 @@ def _difference(
     for way in ways or (_over_slots, _last_alone):
         runner.allocate(2, _SPAN)
         slots_BTV = way(runner, tokens_BT)
-        runner.release()  # rows are never given back singly: one alone would keep room for two
+        runner.release()  # rows are never given back singly: one would keep the memory of two
         for got, row in zip(slots_BTV, expected, strict=True):
             distances.append(distance(got[: len(row)], row[-len(got) :]))
     worst = torch.stack(distances).max()
@@ -193,14 +192,14 @@ def _difference(
 
 
 def _over_slots(runner: Runner, tokens_BT: Tensor) -> Tensor:
-    """Logits [B, T, V] fed as: 4 tokens a row; one wrong token, rolled back; the rest."""
+    """Logits [B, T, V] fed as: 4 tokens per row; one wrong token, rolled back; the rest."""
     heads_BTV = _heads(runner, tokens_BT)
     _feed(runner, tokens_BT[:, _HEAD : _HEAD + 1] + 1, _HEAD)
     return torch.cat([heads_BTV, _feed(runner, tokens_BT[:, _HEAD:], _HEAD)], 1)
 
 
 def _last_alone(runner: Runner, tokens_BT: Tensor) -> Tensor:
-    """Logits [B, 1, V] of each row's last token, the only ones asked for after 4 tokens a row."""
+    """Logits [B, 1, V] of each row's last token, the only ones asked for after 4 tokens per row."""
     _heads(runner, tokens_BT)
     lasts = [length - 1 - _HEAD for length in _LENGTHS]
     last_B = torch.tensor(lasts, device=tokens_BT.device)
@@ -215,7 +214,7 @@ def _in_chunks(runner: Runner, tokens_BT: Tensor) -> Tensor:
 
 
 def _heads(runner: Runner, tokens_BT: Tensor) -> Tensor:
-    """Logits [B, T, V] of the first tokens of each row, fed alone and without a mask."""
+    """Logits [B, T, V] of the first tokens of each row, fed separately and without a mask."""
     rows = range(len(tokens_BT))
     fed = [_feed(runner, tokens_BT[r : r + 1, :_HEAD], 0, first_row=r, start=0) for r in rows]
     return torch.cat(fed)
@@ -230,7 +229,7 @@ def _feed(runner: Runner, tokens_BT: Tensor, first: int, **options: Any) -> Tens
 def distance(got_TV: Tensor, expected_TV: Tensor) -> Tensor:
     """Root mean square difference at the worst position, in standard deviations of a logit.
 
-    A mean over the vocabulary, because the largest of so many differences grows with it.
+    A mean over the vocabulary, because the largest difference grows with it.
     """
     difference_TV = got_TV.double() - expected_TV.double()
     spread = expected_TV.double().std().clamp(min=1e-6)
@@ -244,7 +243,7 @@ def _not_crossed(model: Any) -> tuple[str, ...]:
     return (f"the self-test is shorter than the sliding window of {window} tokens",)
 
 
-_KEPT, _ALONE, _TOGETHER = 3, 4, 5  # tokens of a row: keys alone, fed alone, with the other row's
+_KEPT, _ALONE, _TOGETHER = 3, 4, 5  # tokens of a row: only keys, fed separately, with the other
 _PARENTS = (0, 0, 1)  # of a tree of three drafts
 
 
@@ -287,7 +286,7 @@ def _layer_difference(layers: LayerStack) -> str | None:
 
 
 def _layer_states(layers: LayerStack) -> Tensor:
-    """States of two rows: keys alone, tokens, both rows over wrong ones, a tree."""
+    """States of two rows: only keys, tokens, both rows over wrong ones, a tree."""
     layers.allocate(2, _SPAN)
     attention: Any = layers.layers[0].self_attn
     width, size = attention.q_proj.in_features, attention.o_proj.out_features

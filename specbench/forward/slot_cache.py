@@ -1,8 +1,7 @@
-"""A KV cache in which every token says which slot of which row it is written to.
+"""A KV cache in which every token has an explicit row and slot to be written to.
 
-Rollback is free: a rejected draft's slot lies beyond the committed length, is masked, and
-is overwritten by the next round. Shape suffixes: B rows, T new tokens, S slots, H heads,
-D head size.
+Rollback is free: a rejected draft's slot is beyond the committed length, is masked, and is
+overwritten by the next round. Shape suffixes: B rows, T new tokens, S slots, H heads, D head size.
 """
 
 from collections.abc import Iterator

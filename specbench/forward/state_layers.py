@@ -61,7 +61,7 @@ class OwnState:
 
 
 class LinearState(OwnState):
-    """That of lightning attention, whose model has a class of cache of its own."""
+    """That of lightning attention, whose model has its own class of cache."""
 
     def __init__(self, cache_class: type[Cache], layer: int) -> None:
         self._class = cache_class
@@ -300,7 +300,7 @@ def _first(out: Any) -> Tensor:
 
 def _joined(outs: list[Any]) -> Any:
     """The outputs of pieces, one after the other, whatever of them goes by tokens (Zaya's queries,
-    keys and values); what a layer returns besides is the last's."""
+    keys and values); a layer's other results are those of the last piece."""
     if not isinstance(outs[-1], tuple):
         return torch.cat(outs, 1)
     by_tokens = _first(outs[-1]).shape[:2]

@@ -1,9 +1,9 @@
-"""Recurrent state by position: rolled back for nothing, as keys and values are.
+"""Recurrent state by position: rolled back at no cost, as keys and values are.
 
-The state that a row's first p tokens left lies in slot p mod S of the row. A token at position p
-reads slot p and writes slot p + 1. So a round that begins where drafts were rejected finds the
-state before them and overwrites theirs, and the accepted count picks a state by picking where
-the next round begins. Shape suffixes: B rows, T tokens, S slots.
+The state that a row's first p tokens left is in slot p mod S of the row. A token at position p
+reads slot p and writes slot p + 1. So a round that begins after rejected drafts finds the state
+before them and overwrites theirs: the accepted count sets the position of the next round, and
+thereby its state. Shape suffixes: B rows, T tokens, S slots.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,16 +21,16 @@ class Piece(NamedTuple):
 
     begin: int
     end: int
-    reads_B: Tensor | None  # where the state before them lies; None: a text begins
+    reads_B: Tensor | None  # the slot of the state before them; None: a text begins
     writes_B: Tensor
 
 
 class StateSlots:
     """S slots for each of `num_rows` rows, in every layer that keeps state.
 
-    A token whose state before it is not held is not fed: it writes to a slot that nobody reads.
-    That happens to rows that nobody uses, and to a draft model that is shown more of a row than
-    it has not seen. Before position 0 there is no state, and all rows share that slot.
+    A token whose state before it is not held is not fed: it writes to a slot that is never read.
+    That happens to unused rows, and to a draft model that is shown more of a row than it has not
+    seen. All rows share the slot of the empty state before position 0.
     """
 
     def __init__(self, num_rows: int, num_slots: int, device: torch.device) -> None:
@@ -40,7 +40,7 @@ class StateSlots:
         self._kept: dict[int, list[Tensor]] = {}  # by layer, [rows * S + 2, ...]
         self._unread = num_rows * num_slots
         self._nothing = self._unread + 1
-        # The position whose state each slot holds; the last column is what nobody reads.
+        # The position whose state each slot holds; the last column is never read.
         self._held_RS = torch.full((num_rows, num_slots + 1), _NOTHING, device=device)
         self._is_dry = False
 

@@ -1,4 +1,4 @@
-"""Transformers' own decoder layers over slots of their own, or over whole texts with gradients.
+"""Transformers' own decoder layers over slots, or over whole texts with gradients.
 
 Shape suffixes: B rows, T tokens, F hidden size, W what the first layer's attention reads, S slots.
 """
@@ -20,10 +20,10 @@ from specbench.forward.tree import Branches
 class WholeTexts:
     """Keys and values of every pass over the same texts so far, one after the other.
 
-    The first pass reads the target's states. Pass u reads states that the head made in u passes
-    of its own, so its token at t follows a context that ends at t - u: it sees the first pass up
-    to there, and of each later pass the one token that led to it, which is what a draft at depth
-    u sees. Source: training-time test, Li et al. 2025 (EAGLE-3, arXiv:2503.01840), section 3.2.
+    The first pass reads the target's states. Pass u reads states that the head made in u passes, so
+    its token at t follows a context that ends at t - u: it sees the first pass up to there, and of
+    each later pass the one token that led to it, which is what a draft at depth u sees. Source:
+    training-time test, Li et al. 2025 (EAGLE-3, arXiv:2503.01840), section 3.2.
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -66,9 +66,9 @@ def _run_layer(layer: Any, states_BTF: Tensor, attention_args: dict[str, Any]) -
 class StockLayers:
     """Transformers' layers, or ones whose `self_attn` is called like theirs.
 
-    `config` is theirs, with an attention implementation of its own; layer i must say
-    `layer_idx` i. `rotary` gives cosines and sines for states and positions. `windows` say how
-    many tokens each layer sees, itself included; None: all.
+    `config` is theirs, with its own attention implementation; layer i must say `layer_idx` i.
+    `rotary` gives cosines and sines for states and positions. `windows`: how many tokens each layer
+    sees, itself included; None: all.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class StockLayers:
         return self._texts is not None
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        """Make room; a larger cache is kept, for stale slots are masked."""
+        """Allocate; a larger cache is kept, for stale slots are masked."""
         index = self.cache.index
         if num_rows > index.num_rows or max_len > index.max_len:
             rows, length = max(num_rows, index.num_rows), max(max_len, index.max_len)

@@ -16,8 +16,8 @@ class Families(NamedTuple):
 
     parents_I: Tensor  # those of most children first
     widths: list[int]  # by rank among siblings: how many parents have such a child
-    drafts_K: Tensor  # rank by rank the children of the first so many parents
-    places_N: Tensor  # of each node among the parents; -1 where it has no children
+    drafts_K: Tensor  # rank by rank the children of the first parents, one of each
+    places_N: Tensor  # of each node among the parents; -1 if it has no children
 
 
 class Tree(NamedTuple):
@@ -30,14 +30,14 @@ class Tree(NamedTuple):
     parents_BK: Tensor  # the node that each draft follows, below its own number
     depths_BN: Tensor  # tokens after the current one; 0 for node 0
     seen_BNN: Tensor  # bool: node i attends to node j
-    is_meant_BK: Tensor  # bool
+    is_active_BK: Tensor  # bool
     depth: int  # of the deepest draft that may be accepted
     families: Families | None = None  # of rows that all have the same shape
 
     def meant_within(self, room_B: Tensor) -> "Tree":
-        """Without the drafts that lie deeper than a row has room for."""
+        """The tree without drafts deeper than a row's remaining budget."""
         fits_BK = self.depths_BN[:, 1:] <= room_B[:, None]
-        return self._replace(is_meant_BK=self.is_meant_BK & fits_BK)
+        return self._replace(is_active_BK=self.is_active_BK & fits_BK)
 
     def path_to(self, node_B: Tensor) -> Tensor:
         """The nodes from node 0 to the given one [B, T], by depth; 0 past its end."""
@@ -55,19 +55,19 @@ class Tree(NamedTuple):
 class Branches(NamedTuple):
     """For a forward whose tokens do not each follow the one before.
 
-    They lie past the `base_B1` committed slots of a row, all of which they see. Of the M slots
-    from there on token t sees those of `seen_BTM`, itself among them, whose tokens have the
+    They come after the `base_B1` committed slots of a row, all of which they see. Among the M slots
+    from there on, token t sees those of `seen_BTM`, itself among them, whose tokens have the
     positions `positions_BM`.
     """
 
     base_B1: Tensor
-    slots_BT: Tensor  # where each token's keys and values are written
+    slots_BT: Tensor  # the slot of each token's keys and values
     seen_BTM: Tensor
     positions_BM: Tensor
 
 
 def branches_of(tree: Tree, length_B1: Tensor) -> tuple[Tensor, Branches]:
-    """Positions [B, N] of a tree's nodes, and how a forward over all of them lies."""
+    """Positions [B, N] of a tree's nodes, and the branches of a forward over all of them."""
     N = tree.depths_BN.shape[1]
     positions_BN = length_B1 + tree.depths_BN
     slots_BN = length_B1 + torch.arange(N, device=length_B1.device)

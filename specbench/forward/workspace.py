@@ -19,8 +19,8 @@ from specbench.forward.attention.masks import hidden
 class Workspace:
     """The tensors that a forward of B rows and T tokens writes, with their views.
 
-    `mirrored` keeps the hidden state's negative beside it, see TorchSteps.norm. Sizes without
-    query heads are those of a layer that only makes keys and values.
+    `mirrored` also keeps the hidden state's negative, see TorchSteps.norm. Sizes without query
+    heads are those of a layer that only makes keys and values.
     """
 
     def __init__(self, sizes: Sizes, scratch: Tensor, B: int, T: int, *, mirrored: bool) -> None:
@@ -42,8 +42,8 @@ class Workspace:
         self.heads = turned.view(N, -1, D)
         self.halves = turned.view(N, -1, 2, D // 2)
 
-        # Query heads that share keys and values lie along the query axis, as if more tokens.
-        # With one head or one token each, they do so where they are.
+        # Query heads that share keys and values lie along the query axis, as if more tokens. With
+        # one head or one token each, they do so in place.
         by_token = (B, T, sizes.kv_heads, G, D)
         self.unpacked = self.qkv[:, :query].view(by_token).permute(0, 2, 3, 1, 4)
         self.spread = self.joined.view(by_token).permute(0, 2, 3, 1, 4)

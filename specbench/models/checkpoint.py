@@ -36,7 +36,7 @@ from specbench.models.library_errors import load_advice
 
 WEIGHT_KINDS = ("*.safetensors", "*.bin", "*.pt")
 _COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})/")
-# What torch's reader of pickles raises for bytes that nobody meant it to read.
+# What torch's reader of pickles raises for arbitrary bytes.
 UNREADABLE = (
     OSError,
     RuntimeError,
@@ -92,7 +92,7 @@ def read_checkpoint(
 
 
 def has_tokenizer(location: str, revision: str | None = None) -> bool:
-    """Whether a head comes with a tokenizer of its own."""
+    """Whether a head comes with its own tokenizer."""
     return _find(location, revision, *TOKENIZER_FILES) is not None
 
 

@@ -10,7 +10,7 @@ from specbench.errors import DeviceLostError, ModelError, SpecbenchError, first_
 from specbench.files.model import TRUST_CODE, UNKNOWN_TYPE
 from specbench.files.tokenizer import NO_TOKENIZER
 
-# Errors of CUDA and its libraries have no class of their own in every version of torch.
+# Errors of CUDA and its libraries do not have their own class in every version of torch.
 _CUDA_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuDNN Frontend error")
 _PACKAGES = ("transformers", "transformers_modules")  # the latter: a repository's own code
 
@@ -84,7 +84,7 @@ def _is_module(value: Any) -> bool:
     return isinstance(value, torch.nn.Module)
 
 
-# By words in what transformers raises: its own text is about arguments that nobody here passes.
+# By words in what transformers raises: its own text is about arguments that are not passed here.
 _ADVICE = {
     "trust_remote_code": "it comes with Python code of its own (auto_map), which is not run; "
     f"{TRUST_CODE}",
@@ -96,7 +96,7 @@ _ADVICE = {
     "name, or run `hf auth login` with a token that may read it",
     "backend tokenizer from one of": NO_TOKENIZER,
 }
-# transformers names the page of the license; whoever has accepted it still needs a token.
+# transformers names the page of the license; a user who has accepted it still needs to log in.
 _GATED = re.compile(r"gated repo[^:]*?(https?://[^\s'\"]*[^\s'\".])")
 _PROGRAMMING = (LookupError, AttributeError, TypeError, AssertionError)
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# They tell of every kernel of torchao that is made for another device.
+# They warn of every kernel of torchao that is made for another device.
 _OF_OTHER_DEVICES = ("torchao", "torch.utils._pytree")
 _KERNEL_ADVICE = "transformers.integrations.hub_kernels"  # which packages to install for a hybrid
 
@@ -30,7 +30,7 @@ def quiet() -> Iterator[None]:
 
 
 def _can_be_followed(_: logging.LogRecord) -> bool:
-    """The advised packages hold kernels for GPUs alone."""
+    """The advised packages only have kernels for GPUs."""
     import torch  # noqa: PLC0415 - it advises what has torch
 
     return torch.cuda.is_available()

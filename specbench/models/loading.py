@@ -120,11 +120,11 @@ class LoadedModel:
 
 
 def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) -> LoadedModel:
-    """The model in evaluation mode; `dummy` makes weights up from the config, as of a shape.
+    """The model in evaluation mode; `dummy` draws random weights for the config, as for a shape.
 
-    dtype `auto` is float32 on a CPU, where half precision breaks the identity of texts and is
-    not faster everywhere, and the checkpoint's own on a GPU and where it is stored quantised.
-    Raises ModelError with what to do.
+    dtype `auto` is float32 on a CPU, because half precision breaks the identity of texts and is not
+    faster on every CPU, and the checkpoint's own on a GPU or if it is stored quantized. Raises
+    ModelError with what to do.
     """
     if dummy or spec.is_shape:
         return load_dummy(spec, device)
@@ -185,8 +185,8 @@ def _run_once(model: Any) -> None:
 
 
 def load_dummy(spec: ModelSpec, device: torch.device, *, seed: int = 0) -> LoadedModel:
-    """A model with seeded random weights from its config alone: real speed and memory, text that
-    means nothing. ModelError also for a config stored quantised or spread."""
+    """A model with seeded random weights for its config: real speed and memory, text that means
+    nothing. ModelError also for a config stored quantized or spread."""
     config = load_config(spec)
     dtype, stored = _DTYPES[planned_dtype(spec, device)], open_model(spec).stored_format
     if stored is not None or spec.device_map not in (None, device.type, str(device)):
@@ -205,7 +205,7 @@ def load_dummy(spec: ModelSpec, device: torch.device, *, seed: int = 0) -> Loade
 
 
 def load_skeleton(spec: ModelSpec, dtype: str) -> Any:
-    """The model without its matrices, to be counted; ModelError if there is no such config."""
+    """The model without its matrices, to be counted; ModelError if the config is missing."""
     config = load_config(spec)
     with refusing(spec, "meta", None):
         model = make_skeleton(config, _DTYPES[dtype], trust_remote_code=spec.trust_remote_code)
@@ -320,7 +320,7 @@ def _bytes_of(model: Any) -> int:
 
 
 def _config_sha256(config: PretrainedConfig, seed: int) -> str:
-    """A hash of what made-up weights follow from; not of where the config lies."""
+    """A hash of what random weights follow from, without the path of the config."""
     facts = {k: value for k, value in config.to_dict().items() if k not in _NOT_SHAPE}
     text = json.dumps({**facts, "seed": seed}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -25,7 +25,7 @@ def text_class(config: Any, *, trust_remote_code: bool = False) -> Any:
 
 
 class DroppedTower(nn.Module):
-    """Stands where a tower was: models ask theirs for dtype and device even without images."""
+    """Replaces a tower: models ask theirs for dtype and device even without images."""
 
     def __init__(self, tower: nn.Module, name: str) -> None:
         super().__init__()
@@ -41,8 +41,8 @@ class DroppedTower(nn.Module):
 def keep_text_part(model: Any) -> tuple[str, ...]:
     """Drop what a multimodal model needs for images, video or sound; the names of what was dropped.
 
-    Prompts hold text alone, so its towers would only take memory and count as weights that a
-    forward reads. A model without such parts stays as it is.
+    Prompts only hold text, so its towers would only take memory and count as weights that a forward
+    reads. A model without such parts stays as it is.
     """
     if model.config.get_text_config(decoder=True) is model.config:
         return ()
@@ -73,8 +73,8 @@ def _above(model: nn.Module, decoder: nn.Module) -> list[tuple[str, nn.Module]]:
 def cut_model(model: Any, num_layers: int) -> Any:
     """The model with its final norm and head behind its first `num_layers` layers.
 
-    Modules that lie on the way to the layers are copied, all others are shared, and the model
-    stays as it is. Raises ModelError if the layers cannot be found or taken alone.
+    Modules on the path to the layers are copied, all others are shared, and the model stays as it
+    is. Raises ModelError if the layers cannot be found or separated.
     """
     whole = model.config.get_text_config()
     path = _path_to_layers(model, whole.num_hidden_layers)
@@ -117,7 +117,7 @@ def _path_to_layers(model: Any, num_layers: int) -> list[str]:
 
 
 def _copied(module: Any, configs: dict[int, Any]) -> Any:
-    """A module of its own with the same children."""
+    """A new module with the same children."""
     if "forward" in vars(module):  # as device_map leaves it: it calls the module it was made for
         raise ModelError(
             f"{type(module).__name__} is spread over devices, so its first layers cannot run "

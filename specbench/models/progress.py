@@ -14,7 +14,7 @@ def report_progress(text: str) -> None:
 
 def report_compiling() -> None:
     """Report from now on each kernel that Triton compiles, not those that it has in its cache."""
-    from triton import knobs  # noqa: PLC0415 - only where its kernels run
+    from triton import knobs  # noqa: PLC0415 - only if its kernels run
 
     num_compiled = 0
 

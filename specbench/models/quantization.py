@@ -52,7 +52,7 @@ def packable(model: Any) -> list[nn.Linear]:
 
 
 def pack(linear: nn.Linear, scheme: str) -> None:
-    """Replace a layer's weight by its packed form, in place, where it lies.
+    """Replace a layer's weight by its packed form, in place, on its device.
 
     ModelError if torchao leaves the layer as it is, which it does in silence.
     """
@@ -108,7 +108,7 @@ def unpack_compressed(config: PretrainedConfig, device: torch.device | None = No
 
 
 def _config(scheme: str, device: torch.device) -> Any:
-    """torchao's settings; those of the compiler are left alone.
+    """torchao's settings; those of the compiler stay unchanged.
 
     PyTorch's own int4 kernels want another layout on a GPU than on a CPU.
     """

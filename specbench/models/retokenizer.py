@@ -1,7 +1,7 @@
 """A model's text in another model's tokens, kept up with as the text grows.
 
-A text is encoded word by word, so that more of it changes nothing but the last word, and so
-that what a row is encoded as follows from its text alone.
+A text is encoded word by word, so that more of it changes nothing but the last word, and so that a
+row's tokens follow only from its text.
 """
 
 import re
@@ -77,12 +77,12 @@ class Encoder:
 
 
 class RetokenizedText:
-    """A text as far as it was read in the tokens of its own model, and as another's."""
+    """A text as far as it was read, in the tokens of its model and in those of another."""
 
     def __init__(self, retokenizer: "Retokenizer") -> None:
         self._own = retokenizer
         self.num_read = 0
-        self.word = b""  # the last one, which may go on
+        self.word = b""  # the last one, which may continue
         self._num_in_word = 0
         self._closed: list[int] = []  # the other's tokens up to it
 

@@ -42,7 +42,7 @@ class TooMuchWorkError(Exception):
 
 @contextmanager
 def limited_work(most_s: float = MOST_S, most_growth: int = MOST_GROWTH) -> Iterator[None]:
-    """TooMuchWorkError if the block takes more. In the main thread alone, which has signals."""
+    """TooMuchWorkError if the block takes more. Only in the main thread, which has signals."""
     if current_thread() is not main_thread():
         yield
         return
@@ -68,8 +68,8 @@ def limited_work(most_s: float = MOST_S, most_growth: int = MOST_GROWTH) -> Iter
         signal.signal(signal.SIGVTALRM, before if callable(before) else lambda *_: None)
 
 
-# What transformers raises for files that nobody meant it to read, and its sandbox for templates.
-_REFUSALS = (
+# What transformers raises for arbitrary files, and its sandbox for templates.
+_READ_ERRORS = (
     *(OSError, ValueError, ImportError, LookupError, TypeError, AttributeError),
     *(ArithmeticError, RecursionError, MemoryError, TemplateError),
 )
@@ -167,7 +167,7 @@ class ChatTokenizer:
                 f"the chat template of {self.location} takes more than {error} for one "
                 "conversation; mend chat_template.jinja or chat_template in tokenizer_config.json"
             ) from error
-        except _REFUSALS as error:
+        except _READ_ERRORS as error:
             raise WorkloadError(
                 f"the chat template of {self.location} refuses the conversation: {error}"
             ) from error

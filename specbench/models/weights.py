@@ -1,9 +1,9 @@
-"""Where weights come from, and where each goes: to its device as it is read, packed if asked for.
+"""Weights from files or from a config: each goes to its device as it is read, packed if asked for.
 
-Neither the host nor the device holds more of a model than what it keeps and a few times one
-tensor, which conversions and packing take. Weights that are made up from a config have the right
-shapes and speeds, and no meaning: rows have length 1 in the mean, so that activations neither
-vanish nor overflow and logits differ from token to token, for any depth.
+Neither the host nor the device holds more of a model than what it keeps and a few times one tensor,
+which conversions and packing take. Random weights for a config have the right shapes and speeds,
+but no meaning: rows have length 1 in the mean, so that activations neither vanish nor overflow and
+logits differ from token to token, for any depth.
 """
 
 import ctypes
@@ -33,8 +33,8 @@ _ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"
 def placing(device: torch.device | None, scheme: str | None) -> Iterator[None]:
     """Inside, a model that transformers loads has each weight moved and packed as it is read.
 
-    `device` None leaves weights where transformers puts them, `scheme` None as they are. Buffers
-    are not moved. ModelError as `packable` and `pack` have it.
+    `device` None leaves weights on the devices that transformers chose, `scheme` None as they are.
+    Buffers are not moved. ModelError as `packable` and `pack` have it.
     """
     placed = _WeightPlacer(device, scheme)
     hooks = (
@@ -97,15 +97,15 @@ def _packed(linear: nn.Linear, weight: Tensor, scheme: str) -> Any:
     linear._parameters["weight"] = nn.Parameter(weight.detach(), requires_grad=False)
     pack(linear, scheme)
     kept: Any = linear.weight
-    kept._is_hf_initialized = True  # else transformers draws values where its files lack them
+    kept._is_hf_initialized = True  # else transformers draws values that its files lack
     give_back_host_memory()
     return kept
 
 
 def give_back_host_memory() -> None:
-    """Return what was freed to the system, where the C library can (glibc); a few milliseconds.
+    """Return freed memory to the system, if the C library can (glibc); a few milliseconds.
 
-    By itself it keeps much of what conversions have used, the more the longer a model loads.
+    Otherwise it keeps much of what conversions used, the more the longer a model loads.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

@@ -30,7 +30,7 @@ class HostProbe:
         self._sampler = PeriodicReader(_read, interval_s)
 
     def start(self) -> None:
-        """Begin anew: earlier peaks are forgotten."""
+        """Start over: earlier peaks are forgotten."""
         self._sampler.start()
 
     def stop(self) -> HostSample:
@@ -89,7 +89,7 @@ def _room(group: Path) -> int | None:
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         most, now = _text(group / limit).strip(), _text(group / used).strip()
-        if most.isdigit() and now.isdigit():  # version 2 writes "max" where there is no limit
+        if most.isdigit() and now.isdigit():  # version 2 writes "max" for no limit
             facts = dict(line.split() for line in _text(group / "memory.stat").splitlines())
             return int(most) - int(now) + int(facts.get(files, 0))
     return None

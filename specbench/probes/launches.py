@@ -32,11 +32,11 @@ class HostCalls(NamedTuple):
 def count_host_calls(work: Callable[[], object]) -> HostCalls | None:
     """Run `work` under the profiler and count.
 
-    None if nothing was started: no GPU took part, or the driver lets nobody profile it. The
+    None if nothing was started: no GPU took part, or the driver does not permit profiling. The
     profiler's own wait at the end is counted too: compare two runs of different length.
     """
     gpu = (ProfilerActivity.CUDA,) if torch.cuda.is_available() else ()
-    # torch 2.11 warns of cycles that are not there where events are not to be kept over several.
+    # Without acc_events, torch 2.11 warns of profiler cycles that do not exist.
     with profile(activities=(ProfilerActivity.CPU, *gpu), acc_events=True) as profiled:
         work()
     calls = calls_of(event.name for event in profiled.events())

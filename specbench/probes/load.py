@@ -57,7 +57,7 @@ def host_load(sleep: Callable[[float], None] = time.sleep) -> HostLoad:
 
 
 def clock_limit(cpus: Path) -> tuple[int, int] | None:
-    """The lowest limit of a CPU's clock beside the highest one that it has, in MHz."""
+    """The lowest clock limit of any CPU and the highest clock it supports, in MHz."""
     limits = []
     for folder in cpus.glob("cpu[0-9]*/cpufreq"):
         try:
@@ -73,7 +73,7 @@ def clock_limit(cpus: Path) -> tuple[int, int] | None:
 
 
 def physical_cores(num_allowed: int) -> int:
-    """Cores of this machine, of which a process may use so many; two hyperthreads are one core."""
+    """Physical cores that a process may use; two hyperthreads are one core."""
     return min(psutil.cpu_count(logical=False) or num_allowed, num_allowed)
 
 

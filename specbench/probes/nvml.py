@@ -14,8 +14,8 @@ from specbench.records import DeviceSample
 
 INTERVAL_S = 0.05
 
-# Bits of NVML's clocks event reasons. Those that only say that the GPU idles or that someone
-# chose its clocks are no throttling; low clocks show in `sm_clock_mhz`.
+# Bits of NVML's clocks event reasons. Those that only say that the GPU idles or that someone chose
+# its clocks do not count as throttling; low clocks show in `sm_clock_mhz`.
 GPU_IDLE = 0x1
 _CHOSEN_CLOCKS = 0x2 | 0x100  # applications clocks, display clock
 THROTTLE_REASONS = {
@@ -135,8 +135,8 @@ class NvmlProbe:
         # Only compute processes: a desktop's own drawing does not make a cell invalid.
         listed = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses)
         memory = {process.pid: process.usedGpuMemory for process in listed or ()}
-        # A process that measures is on its GPU. If it is not listed, the list shows nobody
-        # or the pids of another namespace (a container): who is who cannot be told.
+        # A process that measures is on its GPU. If it is not listed, the list is empty or has the
+        # pids of another namespace (a container), which cannot be matched.
         if os.getpid() not in memory:
             return Processes(None, None)
         return Processes(memory[os.getpid()], len(memory) - 1)
@@ -148,7 +148,7 @@ class NvmlProbe:
         return reasons
 
     def _sm_clock_default_mhz(self) -> int | None:
-        """The default applications clock; the highest clock where a GPU has no default."""
+        """The default applications clock; the highest clock if a GPU has no default."""
         nvml = self._nvml
         clock: int | None = self._ask(
             nvml.nvmlDeviceGetDefaultApplicationsClock, nvml.NVML_CLOCK_GRAPHICS
@@ -223,7 +223,7 @@ class GpuNotFoundError(Exception):
 
 
 def find_gpu(index: int, uuid: str | None, nvml: Any, environment: Mapping[str, str]) -> Any:
-    """The NVML handle of CUDA device `index`; `uuid`, where known, is CUDA's own word for it.
+    """The NVML handle of CUDA device `index`; `uuid`, if known, is the one that CUDA reports.
 
     NVML counts all GPUs in PCI order. CUDA counts those that CUDA_VISIBLE_DEVICES names, in its
     order, and numbers them fastest first unless CUDA_DEVICE_ORDER is PCI_BUS_ID. Raises

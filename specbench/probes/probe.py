@@ -20,7 +20,7 @@ class Probe(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why nothing can be seen; empty where something can."""
+        """Why nothing can be measured; empty if something can."""
 
     def start(self) -> None:
         """Begin to sample; samples of an earlier start that was never stopped are dropped."""

@@ -1,4 +1,4 @@
-"""Reads a value again and again on a thread of its own while measured code runs."""
+"""Reads a value repeatedly on a separate thread while measured code runs."""
 
 from collections.abc import Callable
 from threading import Event, Thread
@@ -18,7 +18,7 @@ class PeriodicReader(Generic[T]):
         self._thread: Thread | None = None
 
     def start(self) -> None:
-        """Begin anew; a start that was never stopped ends here and its samples are lost."""
+        """Start over; a start that was never stopped ends here and its samples are lost."""
         self.stop()
         self._stopping.clear()
         self._thread = Thread(target=self._run, name="specbench-sampler", daemon=True)

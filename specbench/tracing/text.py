@@ -149,7 +149,7 @@ def _equal_in_chain(proposal: Proposal, length_B1: Tensor, text_C: Tensor) -> Te
 def _equal_in_tree(proposal: Proposal, tree: Tree, length_B1: Tensor, text_C: Tensor) -> Tensor:
     """Depth of the deepest node whose whole path is as in the text [B]."""
     equal_BK = proposal.tokens_BK == _expected(proposal, length_B1, text_C)
-    kept_BK = equal_BK & tree.is_meant_BK
-    kept_BN = torch.cat([torch.ones_like(kept_BK[:, :1]), kept_BK], 1)
-    is_reached_BN = (kept_BN[:, None] | ~tree.seen_BNN).all(-1) & kept_BN
+    accepted_BK = equal_BK & tree.is_active_BK
+    accepted_BN = torch.cat([torch.ones_like(accepted_BK[:, :1]), accepted_BK], 1)
+    is_reached_BN = (accepted_BN[:, None] | ~tree.seen_BNN).all(-1) & accepted_BN
     return (tree.depths_BN * is_reached_BN).amax(1)

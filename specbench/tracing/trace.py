@@ -66,9 +66,9 @@ class DrafterTrace:
         ks: Sequence[int],
     ) -> None:
         self._name, self._target, self._drafter = name, target, drafter
-        footprint = drafter.footprint
+        resources, capabilities = drafter.resources, drafter.capabilities
         sizes = {k: drafter.num_drafts(k) for k in range(1, max(ks) + 1)}
-        self.is_chain = drafter.traits.chains_nest and all(k == size for k, size in sizes.items())
+        self.is_chain = capabilities.chains_nest and all(k == size for k, size in sizes.items())
         self.ks = (max(ks),) if self.is_chain else tuple(sorted(ks))
         num_drafts = max(sizes.values())
         longest = max(len(text.prompt_ids) + len(text.output_ids) for text in texts)
@@ -76,9 +76,9 @@ class DrafterTrace:
         self._capacity = capacity = rounded_up(longest + self._spare)
         # Without a model each start is one more step of the same row, so it may keep any state.
         at_once = LOGITS_AT_ONCE // (target.vocab_size * self._spare)
-        most = min(MOST_ROWS, TOKENS_AT_ONCE // capacity, at_once) if footprint.has_model else 1
+        most = min(MOST_ROWS, TOKENS_AT_ONCE // capacity, at_once) if resources.has_model else 1
         num_rows = max(1, min(most, max(text.num_starts for text in texts)))
-        runner = footprint.runner
+        runner = resources.runner
         self._shares_cache = runner is not None and runner.cache is target.cache
         has_states = runner is not None and runner.most_drafts is not None
         if has_states:  # row 0 holds those of all starts
@@ -118,7 +118,9 @@ class DrafterTrace:
             prompt_ids=text.prompt_ids,
             max_new_tokens=text.max_new_tokens,
             seed=text.seed,
-            num_kept=self._rows.num_kept(0, self._before, len(self._before) - 2, text.prompt_ids),
+            num_cached=self._rows.num_cached(
+                0, self._before, len(self._before) - 2, text.prompt_ids
+            ),
             prediction_ids=text.prediction_ids,
         )
         self._rows.fill([fill], sampler)
@@ -147,7 +149,7 @@ class DrafterTrace:
                 tokens_1T,
                 positions_1T,
                 rounded_up(first + end - begin),
-                features=self._drafter.traits.features,
+                features=self._drafter.capabilities.features,
                 start=None if self._steps else first,
             )
             yield _Read(begin, end, first, out.logits, out.features)
@@ -266,12 +268,12 @@ def trace(
     `ks`. Depths beyond the drafter's limit are left out. With `drafting` greedy it drafts its
     likeliest tokens at any temperature. UsageError if the method cannot be traced.
     """
-    if drafter.traits.repeatability == "none":
+    if drafter.capabilities.repeatability == "none":
         raise UsageError(
             f"{names.drafter}: {names.method} cannot be forecast: what it drafts depends on "
             "earlier checks, including rejected drafts; measure it"
         )
-    wanted = sorted({k for k in ks if 0 < k <= (drafter.traits.max_k or k)})
+    wanted = sorted({k for k in ks if 0 < k <= (drafter.capabilities.max_k or k)})
     if not wanted or not texts:
         return ()
     records: list[TraceRecord] = []
@@ -294,7 +296,7 @@ def trace(
                     temperature=text.sampling.temperature,
                     num_speculative_tokens=k,
                     is_chain=track.is_chain,
-                    is_exact=drafter.traits.repeatability == "exact",
+                    is_exact=drafter.capabilities.repeatability == "exact",
                     num_prompt_tokens=len(text.prompt_ids),
                     output_ids=text.output_ids,
                     num_drafted=tuple(matches.num_drafted[start] for start in starts),

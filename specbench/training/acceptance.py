@@ -19,8 +19,8 @@ DEPTH = 6
 class Acceptance:
     """`per_position[d]`: share of contexts whose first d + 1 drafts are all accepted.
 
-    Drafts are the head's own, one after the other; contexts are all tokens of the answers that
-    so many more tokens follow. `ranks` of Medusa: how often each rank of each head is right.
+    Drafts are the head's own, one after the other; contexts are all tokens of the answers that at
+    least d + 1 more tokens follow. `ranks` of Medusa: how often each rank of each head is right.
     """
 
     per_position: tuple[float, ...]
@@ -29,7 +29,7 @@ class Acceptance:
 
     @property
     def mean_length(self) -> float:
-        """Tokens a round of such a chain emits: 1 + the sum over its positions."""
+        """Tokens per round of such a chain: 1 + the sum over its positions."""
         return mean_length_at(self.per_position)
 
 

@@ -48,7 +48,7 @@ class Schedule:
 
 
 class MuonAdamW:
-    """`rows_of_tokens`: matrices with so many rows are vocabularies, which AdamW takes.
+    """`rows_of_tokens`: matrices with that number of rows are vocabularies, which AdamW takes.
 
     `orthogonalise` gets the updates of all other matrices, and gives them in the same order.
     Source: Jordan et al. 2024, "Muon"; Liu et al. 2025 (arXiv:2502.16982), eq. 4.

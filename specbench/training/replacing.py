@@ -16,10 +16,10 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
         with replaced_whole(path) as stream:
             yield stream
     except Exception as error:
-        refusal = _of_the_disk(error)
-        if refusal is None:
+        reason = _of_the_disk(error)
+        if reason is None:
             raise
-        raise not_written(path, refusal) from error
+        raise not_written(path, reason) from error
 
 
 def not_written(path: Path, error: OSError) -> StoreError:

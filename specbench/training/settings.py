@@ -34,7 +34,7 @@ class TrainSettings:
     save_every: int = 100
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Settings that the weights depend on; a resumed training must repeat them."""
         return {
             "method": self.method,

@@ -85,7 +85,7 @@ _NOISE = 0.1  # of a feature's deviation; uniform. Li et al. 2024 (arXiv:2401.15
 class ChainHead(FeatureHead, Protocol):
     """A head of which every step can be trained."""
 
-    num_depths: int  # steps that have layers of their own; deeper ones have them again
+    num_depths: int  # steps that have their own layers; deeper ones use them again
 
     @property
     def module(self) -> nn.Module:
@@ -151,7 +151,7 @@ class ChainStudent:
         put(self._head.module, self.parameters, self._head.dtype)
         ids_BT, is_answer_BT = lesson.batch.ids_BT, lesson.batch.is_answer_BT
         contexts, right = [], []
-        is_chain_BT = is_answer_BT[:, 1:-1]  # token t + 1 begins a round
+        is_chain_BT = is_answer_BT[:, 1:-1]  # token t + 1 is a round's first
         is_right_BT = is_chain_BT
         for output in self._run(lesson, lesson.features, depth):
             if output.depth:  # the chain one token further on
@@ -260,8 +260,8 @@ class MedusaStudent:
         )
 
     def _places(self, lesson: Lesson) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
-        """States whose next token but one is of an answer [N, F]; for each head whether what it
-        is about is so, too, and the rows and positions of the states."""
+        """States whose next token but one is of an answer [N, F]; for each head whether the token
+        it predicts is also of an answer, and the rows and positions of the states."""
         is_answer_BT = lesson.batch.is_answer_BT
         rows_N, at_N = is_answer_BT[:, 2:].nonzero(as_tuple=True)
         last = is_answer_BT.shape[1] - 1
@@ -277,7 +277,7 @@ class MedusaStudent:
         return replace(self._initial, tensors=trained)
 
     def _heads(self) -> MedusaHeads:
-        """Made anew of the parameters: what it stacks of them, gradients go through."""
+        """Made again from the parameters, so that gradients go through what it stacks of them."""
         return MedusaHeads(replace(self._initial, tensors=self.parameters), self._target)
 
 

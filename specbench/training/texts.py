@@ -57,7 +57,7 @@ def workload_questions(
     seed: int,
     field: str | None = None,
 ) -> TrainingPrompts:
-    """The first turns of named or all shipped workloads; `field`: where rows have the prompt."""
+    """The first turns of named or all shipped workloads; `field`: the prompt's field in rows."""
     workloads = [load_workload(name, field=field) for name in (names or find_workloads())]
     prompts = [prompt for workload in workloads for prompt in workload.prompts]
 
@@ -72,10 +72,10 @@ def workload_questions(
 def corpus_questions(
     tokenizer: ChatTokenizer, most_tokens: int, seed: int, *, end: int = END
 ) -> TrainingPrompts:
-    """Conversations of the embedded target's corpus that its own workloads do not ask.
+    """Conversations of the bundled target's corpus that its own workloads do not ask.
 
-    The target was trained on others. Of a conversation of several turns the first ones may
-    stand before the question, as they were written.
+    The target was trained on others. The first turns of a longer conversation may precede the
+    question, as they were written.
     """
     conversations = training_conversations(CORPUS_SEED, DRAFT_START, end)
     cut = []
@@ -236,7 +236,7 @@ class PlannedOutput(NamedTuple):
 def plan_answers(
     questions: Sequence[TrainingPrompt], temperatures: Sequence[float], most: int, seed: int
 ) -> list[PlannedOutput]:
-    """Held-out questions once, greedily; then `most` others, at each temperature in turn.
+    """Held-out questions once, greedily; then `most` others, alternating between the temperatures.
 
     With fewer questions than that, they are asked again as long as answers differ: at
     temperatures above 0. Fewer answers are the first ones of more.

@@ -54,7 +54,7 @@ def training_card(
     seconds: float,
     weights_sha256: str,
 ) -> dict[str, Any]:
-    """Plain values, as training.json has them. No host, user or folder names of its own."""
+    """Plain values, as training.json has them. It adds no host, user or folder names."""
     return {
         "method": settings.method,
         "command": [program_name(command[0]), *command[1:]],
@@ -76,7 +76,7 @@ def training_card(
             "answer_tokens": sum(len(text.ids) - text.num_prompt for text in texts),
         },
         "training": {
-            **settings.asked,
+            **settings.identity,
             "steps": progress.steps,
             "answer_tokens": progress.tokens,
             "losses_per_100_steps": [round(loss, 4) for loss in progress.losses],
@@ -136,8 +136,8 @@ def train_head(
     """Write the head to `settings.out` and return its card.
 
     The folder has config.json and model.safetensors, which a pairing's `model:` names, the card
-    training.json, and in work/ what an interrupted training goes on from. ModelMemoryError
-    if the device is too small; the errors of `load_model`, workloads and stored texts.
+    training.json, and in work/ what an interrupted training resumes from. ModelMemoryError if
+    the device is too small; the errors of `load_model`, workloads and stored texts.
     """
     try:
         with pinned_attention(device):
@@ -180,7 +180,7 @@ def _train_head(
         batches_for(settings, texts, device, held_out=False),
         plan,
         settings.out / "work" / "state.ckpt",
-        {**settings.asked, "target_sha256": loaded.content_sha256, "texts": len(texts)},
+        {**settings.identity, "target_sha256": loaded.content_sha256, "texts": len(texts)},
         _ThrottledReporter(watch),
     )
 
@@ -257,7 +257,7 @@ def _texts(
     prompts: TrainingPrompts,
     watch: TrainingReporter,
 ) -> list[TrainingText]:
-    """The target's answers, those of an earlier training where they are given."""
+    """The target's answers, those of an earlier training if they are given."""
     jobs = plan_answers(prompts.questions, settings.temperatures, settings.num_texts, settings.seed)
     origin = {
         "target_sha256": loaded.content_sha256,

@@ -129,7 +129,7 @@ def train(
     settings: Mapping[str, Any],
     report: StepCallback,
 ) -> TrainingProgress:
-    """In place, to the end of the plan; goes on from `path` where that is there."""
+    """Train in place, to the end of the plan; resumes from `path` if it exists."""
     optimizer = MuonAdamW(student.parameters, student.num_tokens)
     progress = TrainingProgress(steps=plan.schedule.steps)
     if path.exists():

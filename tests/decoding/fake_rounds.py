@@ -60,7 +60,7 @@ def trace_round(
         drafter = make_drafter(method, target, draft, **parameters)
         if k := deepest(drafter, k):
             drafter.num_drafts(k)  # asked before any round, as the decoder does
-        layers = drafter.footprint.keeps
+        layers = drafter.resources.keeps
         if isinstance(target, FusedRunner) and isinstance(layers, LayerStack) and layers.fused:
             layers.fused.kernels = target.kernels  # as for equal heads
         for holder in (target, draft, drafter):
@@ -69,7 +69,7 @@ def trace_round(
         if plant is not None:
             drafter = Planted(drafter, plant)
         for sampler in map(Sampler, SAMPLINGS):
-            if not drafter.traits.needs_host:
+            if not drafter.capabilities.needs_host:
                 with HostWatch():
                     run_round(target, drafter, state, sampler, k=k, span=SPAN, verifier=verifier)
                 continue

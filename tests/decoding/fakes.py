@@ -120,8 +120,8 @@ class Wrapped:
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
-        self.traits = inner.traits
-        self.footprint = inner.footprint
+        self.capabilities = inner.capabilities
+        self.resources = inner.resources
         self.allocate = inner.allocate
         self.begin = inner.begin
         self.prefill = inner.prefill
@@ -182,7 +182,7 @@ class Foreseeing(Wrapped):
         path_BT = torch.arange(depth + 1).expand(state.num_rows, -1)
         if proposal.tree is not None:
             tree = proposal.tree
-            depths_BK = tree.depths_BN[:, 1:] * tree.is_meant_BK
+            depths_BK = tree.depths_BN[:, 1:] * tree.is_active_BK
             order_K = torch.arange(depths_BK.shape[1])
             leaf_B = (depths_BK * len(order_K) + order_K).argmax(1) + 1
             path_BT = tree.path_to(leaf_B)

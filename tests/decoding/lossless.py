@@ -69,7 +69,7 @@ def new_head(method: str, target: Any, seed: int = 0) -> Checkpoint:
 
 def deepest(drafter: Drafter, k: int) -> int:
     """K, or the most that the drafter can draft."""
-    return min(k, drafter.traits.max_k or k)
+    return min(k, drafter.capabilities.max_k or k)
 
 
 def parts_of(

@@ -160,7 +160,7 @@ def test_torchs_flash_is_told_where_every_token_begins_and_ends(window, monkeypa
 
 def test_what_is_not_installed_or_has_no_mask_refuses():
     half = replace(of(HEADS[3], torch.bfloat16, None, False), device=torch.device("cuda"))
-    assert "not installed" in (FlashAttn().refusal(half) or "")
-    assert "no mask" in (FlashAttn().refusal(replace(half, is_tree=True)) or "")
-    assert "not float32" in FlashAttn().refusal(replace(half, dtype=torch.float32))
-    assert "multiples of 8" in FlashAttn().refusal(replace(half, head_size=100))
+    assert "not installed" in (FlashAttn().unsupported_reason(half) or "")
+    assert "no mask" in (FlashAttn().unsupported_reason(replace(half, is_tree=True)) or "")
+    assert "not float32" in FlashAttn().unsupported_reason(replace(half, dtype=torch.float32))
+    assert "multiples of 8" in FlashAttn().unsupported_reason(replace(half, head_size=100))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decode.drafter import Drafter, Traits
+from specbench.decode.drafter import Capabilities, Drafter
 from specbench.decode.launcher import GraphKind, catch_up
 from specbench.decode.policy import FixedK
 from specbench.decode.round import run_round
@@ -142,7 +142,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why(
 class OnTheHost(Ngram):
     """Looks drafts up where no graph can hold it."""
 
-    traits = Traits(needs_host=True)
+    capabilities = Capabilities(needs_host=True)
 
 
 def test_a_drafter_on_the_host_drafts_outside_and_the_rest_is_one_graph(llama: Subject) -> None:

@@ -66,7 +66,7 @@ def test_the_greedy_check_fails_for(bug: str, plant: Plant) -> None:
 DISTRIBUTION_BUGS = {
     "every sibling judged against the whole distribution": (
         verifier._in_turn,
-        "p_BIV = _refused(p_BIV, q_BIV, is_meant_BI1 & (q_BI1 > 0))",
+        "p_BIV = _refused(p_BIV, q_BIV, is_active_BI1 & (q_BI1 > 0))",
         "p_BIV = p_BIV",
     ),
     "a child judged by its parent's distribution": (
@@ -116,8 +116,8 @@ BUGS_BY_HAND: dict[str, Any] = {
     "a match counts whatever its ancestors are": (
         by_hand.test_a_match_below_a_mismatch_is_not_kept,
         verifier._deepest,
-        "(kept_BN[:, None] | ~tree.seen_BNN).all(-1) & kept_BN",
-        "kept_BN",
+        "(accepted_BN[:, None] | ~tree.seen_BNN).all(-1) & accepted_BN",
+        "accepted_BN",
     ),
     "siblings share one chance": (
         partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 2, 4),
@@ -164,7 +164,7 @@ BUGS_BY_HAND: dict[str, Any] = {
     "drafts that are not meant are accepted": (
         judged_one_by_one,
         verifier._reject_tree,
-        "passes_BK = is_meant_BK & (q_BK > 0)",
+        "passes_BK = is_active_BK & (q_BK > 0)",
         "passes_BK = (q_BK > 0)",
     ),
     "a draft is judged with the noise of its own place": (

@@ -46,10 +46,10 @@ class Noting(Wrapped):
 
     def change(self, proposal: Proposal) -> Proposal:
         places_K = torch.arange(proposal.tokens_BK.shape[1])
-        is_meant_BK = places_K < proposal.num_drafted_B[:, None]
+        is_active_BK = places_K < proposal.num_drafted_B[:, None]
         if proposal.tree is not None:
-            is_meant_BK = proposal.tree.is_meant_BK
-        self.drafts.append(proposal.tokens_BK.where(is_meant_BK, -1).tolist())
+            is_active_BK = proposal.tree.is_active_BK
+        self.drafts.append(proposal.tokens_BK.where(is_active_BK, -1).tolist())
         return proposal
 
 
@@ -104,7 +104,7 @@ def test_only_samples_with_nothing_kept_and_an_equal_prompt_share_a_prefill() ->
     wanted = fills([first, second, first, second, first])
     assert rows_fed(wanted) == 2
     assert rows_fed([replace(fill, is_sample=False) for fill in wanted]) == 5
-    assert rows_fed(fills([first] * 3, num_kept=4)) == 3
+    assert rows_fed(fills([first] * 3, num_cached=4)) == 3
 
 
 def test_rows_apart_from_one_another_take_copies_too(make_runner: MakeRunner) -> None:

@@ -175,7 +175,7 @@ def test_a_tree_keeps_its_first_children_down_to_what_was_drawn() -> None:
     tree = StaticTree(Topology.of_paths(paths), torch.device("cpu")).of_rows(2)
     tree = tree.meant_within(torch.tensor([3, 2]))
     drafts_BK = torch.tensor([[11, 12, 13, 14, 15, 16]] * 2)
-    proposal = Proposal(drafts_BK, tree.is_meant_BK.sum(1), None, tree)
+    proposal = Proposal(drafts_BK, tree.is_active_BK.sum(1), None, tree)
     logits_BNV = torch.zeros(2, 7, 20)
     logits_BNV[..., 7] = 100.0
 

@@ -186,7 +186,7 @@ def test_of_two_equal_branches_the_one_that_goes_on_is_kept() -> None:
 
 def test_a_draft_that_is_not_meant_is_not_kept() -> None:
     tree = tree_of()
-    tree = tree._replace(is_meant_BK=tree.is_meant_BK & (torch.arange(6) != 4))
+    tree = tree._replace(is_active_BK=tree.is_active_BK & (torch.arange(6) != 4))
 
     verdict = verdict_of([1, 2, 3, 4, 5, 6], says={0: 2, 2: 5, 5: 7}, tree=tree)
 
@@ -197,7 +197,7 @@ def test_a_draft_that_is_not_meant_is_not_kept() -> None:
 def test_a_budget_takes_the_deeper_drafts_away() -> None:
     tree = tree_of(2).meant_within(torch.tensor([2, 0]))
 
-    assert tree.is_meant_BK.tolist() == [[True] * 5 + [False], [False] * 6]
+    assert tree.is_active_BK.tolist() == [[True] * 5 + [False], [False] * 6]
 
 
 def followed_probs(q_V: Tensor, p_V: Tensor, width: int, num_rows: int) -> Tensor:

@@ -41,7 +41,7 @@ def one_by_one(case: Case, sampler: Sampler, row: int) -> tuple[list[int], list[
     p_of = sampler.probs(case.logits_BNV[row])
     node, path, p_V, q_V = 0, [], p_of[0], q_of.get(0)
     for i, token in enumerate(proposal.tokens_BK[row].tolist()):
-        if tree.parents_BK[row, i] != node or not tree.is_meant_BK[row, i] or q_V[token] == 0:
+        if tree.parents_BK[row, i] != node or not tree.is_active_BK[row, i] or q_V[token] == 0:
             continue
         chance = uniform(
             seed_1, place_N[None, node, None], Purpose.ACCEPT, turns_T=torch.tensor([i])

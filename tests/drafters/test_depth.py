@@ -59,7 +59,7 @@ def of_drafter(
     runner: StockRunner, method: str, parameters: dict[str, Any], head: Checkpoint | None
 ) -> int | None:
     drafter = build_drafter(method, parts_of(runner, runner, head), parameters)
-    return drafter.traits.max_k
+    return drafter.capabilities.max_k
 
 
 def new_head(method: str, runner: StockRunner, **size: Any) -> Checkpoint | None:

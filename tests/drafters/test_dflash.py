@@ -196,7 +196,7 @@ def test_a_row_that_does_not_begin_at_0_sees_its_own_context() -> None:
 
 
 def test_it_drafts_one_token_less_than_a_block_has() -> None:
-    assert subject().drafter().traits.max_k == BLOCK_SIZE - 1
+    assert subject().drafter().capabilities.max_k == BLOCK_SIZE - 1
 
 
 def test_scales_and_the_cap_of_logits_are_the_configs() -> None:

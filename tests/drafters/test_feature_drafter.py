@@ -170,7 +170,7 @@ def test_a_head_has_the_dtype_of_its_target(method: str) -> None:
     drafter = half.drafter()
     run_rounds(half.target, drafter, PROMPTS, [4] * 3)
 
-    assert {tensor.dtype for tensor in drafter.footprint.weights} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in drafter.resources.weights} == {torch.bfloat16}
 
 
 def test_the_static_tree_is_the_published_one_of_25_nodes() -> None:

@@ -229,7 +229,7 @@ def counted(method: str, **parameters: Any) -> Counted:
             return found.total
 
         round_ = partial(run_round, target, drafter, state, Sampler(Sampling()), k=K, span=64)
-        for name, part in drafter.footprint.head_parts.items():
+        for name, part in drafter.resources.head_parts.items():
             T = 1 if name in ("draft", "layer 0") else K + 1
             tokens_1T = torch.zeros(1, T, dtype=torch.long, device=DEVICE)
             counts[name] = launches(partial(part.forward, tokens_1T, tokens_1T, 64))

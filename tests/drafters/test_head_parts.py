@@ -87,7 +87,7 @@ class Subject(NamedTuple):
     @property
     def weights(self) -> set[int]:
         """Where the head's and the target's tensors lie."""
-        held = (*self.drafter.footprint.weights, *self.target.model.parameters())
+        held = (*self.drafter.resources.weights, *self.target.model.parameters())
         return {tensor.untyped_storage().data_ptr() for tensor in held}
 
 
@@ -156,7 +156,7 @@ def run_bare(part: HeadPart, num_tokens: int, context: int = 20) -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_forwards_of_a_round_are_those_counted_by_hand(case: Case) -> None:
     times: Counter[tuple[int, str]] = Counter()
-    for forward in subject(case).drafter.footprint.forwards(case.k):
+    for forward in subject(case).drafter.resources.forwards(case.k):
         times[forward.num_tokens, forward.part] += forward.times
 
     assert times == {(tokens, part): count for tokens, count, part in case.forwards}
@@ -174,9 +174,9 @@ def test_model_forwards_multiply_what_a_round_multiplies(case: Case) -> None:
     spied = Spied(drafter, in_round)
     run_round(target, spied, rows.state, Sampler(GREEDY), k=case.k, span=SPAN)
     with alone:
-        for forward in drafter.footprint.forwards(case.k):
+        for forward in drafter.resources.forwards(case.k):
             for _ in range(forward.times):
-                run_bare(drafter.footprint.head_parts[forward.part], forward.num_tokens)
+                run_bare(drafter.resources.head_parts[forward.part], forward.num_tokens)
 
     assert alone.products == in_round.products
     assert alone.products
@@ -199,7 +199,7 @@ def pieces(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
 
 
 def assert_reads_what_it_names(own: Subject, name: str) -> None:
-    part = own.drafter.footprint.head_parts[name]
+    part = own.drafter.resources.head_parts[name]
     run_bare(part, 2)
     # Norms of single heads are held once more, a row for each head.
     named = [tensor for tensor in part.weights if tensor.shape != (HEAD_SIZE,)]
@@ -216,14 +216,14 @@ def assert_reads_what_it_names(own: Subject, name: str) -> None:
 @torch.no_grad()
 def test_a_part_reads_the_tensors_that_it_names_and_no_others(case: Case) -> None:
     own = subject(case)
-    for name in own.drafter.footprint.head_parts:
+    for name in own.drafter.resources.head_parts:
         assert_reads_what_it_names(own, name)
 
 
 @torch.no_grad()
 def test_a_layer_with_experts_and_a_head_of_its_own_does_not_read_the_targets() -> None:
     own = subject(Case("mtp", 2, (), family="deepseek_v3"))
-    parts = own.drafter.footprint.head_parts
+    parts = own.drafter.resources.head_parts
     assert len(parts) > 1
     for name, part in parts.items():
         assert_reads_what_it_names(own, name)
@@ -235,15 +235,15 @@ def test_a_parts_bytes_are_those_of_its_sizes() -> None:
     F, inner, V = 32, 48, VOCAB_SIZE
     attention, mlp = 2 * F * F + 2 * F * F // 2, 3 * F * inner  # half as many key-value heads
     _, eagle = subject(CASES["eagle, chain"])
-    assert eagle.footprint.head_parts.keys() == {"observe", "draft"}
-    for part in eagle.footprint.head_parts.values():
+    assert eagle.resources.head_parts.keys() == {"observe", "draft"}
+    for part in eagle.resources.head_parts.values():
         run_bare(part, 1)
         joined = 2 * F * F
         assert part.weights_bytes == 4 * (joined + attention + F + mlp + F * V)
         assert part.kv_bytes_per_token == 4 * 2 * F // 2
     _, medusa = subject(CASES["medusa, chain"])
-    assert len(medusa.footprint.head_parts) > 1
-    for n, part in enumerate(medusa.footprint.head_parts.values(), 1):
+    assert len(medusa.resources.head_parts) > 1
+    for n, part in enumerate(medusa.resources.head_parts.values(), 1):
         assert part.weights_bytes == n * 4 * (F * F + F + F * V)
         assert part.kv_bytes_per_token == 0
 
@@ -253,26 +253,26 @@ def test_only_layers_that_look_at_the_context_read_its_keys_and_values() -> None
     _, mtp = subject(CASES["mtp, more layers than drafts"])
     _, dflash = subject(CASES["dflash"])
     for drafter in (mtp, dflash):
-        for part in drafter.footprint.head_parts.values():
+        for part in drafter.resources.head_parts.values():
             run_bare(part, 1)
-    whole = mtp.footprint.kv_bytes_per_token
+    whole = mtp.resources.kv_bytes_per_token
 
     assert whole > 0
-    assert {name: part.kv_bytes_per_token for name, part in mtp.footprint.head_parts.items()} == {
+    assert {name: part.kv_bytes_per_token for name, part in mtp.resources.head_parts.items()} == {
         "observe": whole,
         **{f"layer {i}": whole // 3 for i in range(3)},
     }
     assert (
-        dflash.footprint.head_parts["block"].kv_bytes_per_token
-        == dflash.footprint.kv_bytes_per_token
+        dflash.resources.head_parts["block"].kv_bytes_per_token
+        == dflash.resources.kv_bytes_per_token
         > 0
     )
-    assert dflash.footprint.head_parts["observe"].kv_bytes_per_token == 0
+    assert dflash.resources.head_parts["observe"].kv_bytes_per_token == 0
 
 
 def test_a_drafter_without_a_head_has_no_parts() -> None:
     runner = StockRunner(tiny_llama(num_hidden_layers=1))
     ngram = build_drafter("ngram", parts_of(runner), {})
 
-    assert ngram.footprint.head_parts == {}
+    assert ngram.resources.head_parts == {}
     assert OwnForward(2, 1).part == ""

@@ -59,7 +59,7 @@ def test_what_the_nodes_of_a_small_round_see() -> None:
     assert shape.seen_BNN[0].int().tolist() == expected
     assert shape.depths_BN.tolist() == [[0, 1, 1, 2, 2, 3, 1, 2, 1, 2]]
     assert shape.parents_BK.tolist() == [[0, 0, 1, 2, 3, 0, 6, 0, 8]]
-    assert shape.is_meant_BK.tolist() == [[False] * 5 + [True] * 4]
+    assert shape.is_active_BK.tolist() == [[False] * 5 + [True] * 4]
 
 
 @torch.no_grad()
@@ -107,7 +107,7 @@ def test_k_cuts_the_guesses_and_not_the_window() -> None:
     drafter = lookahead(CountingRunner(), window=3, ngram=4, guesses=2)
 
     assert [drafter.num_drafts(k) for k in (1, 2, 3, 8)] == [8 + 2, 8 + 4, 8 + 6, 8 + 6]
-    assert drafter.traits.max_k == 3
+    assert drafter.capabilities.max_k == 3
 
 
 def test_the_first_level_is_of_the_prompts_tokens_and_the_same_for_the_same_seed() -> None:
@@ -209,7 +209,7 @@ def test_the_next_turn_of_a_conversation_keeps_what_the_row_has_found() -> None:
     drafter = lookahead(target, **SMALL)
     rows = filled(target, drafter, (4, 5, 6, 7))
     first = PrefillRequest(
-        row=0, prompt_ids=(4, 5, 6, 7, 8, 4), max_new_tokens=9, seed=0, num_kept=4
+        row=0, prompt_ids=(4, 5, 6, 7, 8, 4), max_new_tokens=9, seed=0, num_cached=4
     )
     rows.fill([first], GREEDY)
     assert held(drafter) == [{(4, 5, 6), (5, 6, 7), (6, 7, 8), (7, 8, 4)}]

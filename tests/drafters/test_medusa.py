@@ -166,8 +166,8 @@ def test_the_published_trees_are_cut_to_the_heads_there_are_and_to_the_drafts_as
     assert by_depth(drafter_of(heads())) == [10, 28, 23, 2]
     assert by_depth(drafter_of(heads(), tree="stage2")) == [10, 23, 23, 7]
     assert by_depth(drafter_of(heads(), max_drafts=5)) == [3, 2]
-    assert drafter_of(heads(), tree="chain").traits.max_k == NUM_HEADS
-    assert drafter_of(heads()).traits.max_k == 4, "no published path is longer"
+    assert drafter_of(heads(), tree="chain").capabilities.max_k == NUM_HEADS
+    assert drafter_of(heads()).capabilities.max_k == 4, "no published path is longer"
     for paths in (MC_SIM_7B_63, VICUNA_7B_STAGE2):
         for n in range(1, 64):
             Topology.of_paths(paths[:n])  # each beginning of the list is a tree
@@ -185,8 +185,8 @@ def test_measured_accuracies_shape_the_tree_unless_another_is_asked_for() -> Non
     # 0.6; 0.6 * 0.5; 0.2; then 0.2 * 0.5 before 0.6 * 0.1
     assert auto.trees[2].topology.paths == ((0,), (1,), (0, 0), (1, 0))
     assert auto.trees[1].topology.paths == ((0,), (1,))
-    assert auto.traits.max_k == 2, "two heads were measured"
-    assert drafter_of(measured, tree="published").traits.max_k == 4
+    assert auto.capabilities.max_k == 2, "two heads were measured"
+    assert drafter_of(measured, tree="published").capabilities.max_k == 4
 
 
 @pytest.mark.parametrize(

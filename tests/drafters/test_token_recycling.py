@@ -74,7 +74,7 @@ def test_k_cuts_the_tree() -> None:
     drafter = recycling()
 
     assert [drafter.num_drafts(k) for k in (1, 2, 3, 4, 5, 6, 7)] == [8, 32, 60, 73, 79, 80, 80]
-    assert drafter.traits.max_k == 6
+    assert drafter.capabilities.max_k == 6
     assert recycling(max_drafts=1).num_drafts(4) == 1
 
 
@@ -110,7 +110,7 @@ def test_what_follows_an_unknown_token_is_not_meant() -> None:
     proposal = drafter.propose(state_at(1, 9), 3, 64, GREEDY)
 
     assert proposal.tree is not None
-    assert proposal.tree.is_meant_BK.tolist() == [[True, True, False, False], [False] * 4]
+    assert proposal.tree.is_active_BK.tolist() == [[True, True, False, False], [False] * 4]
     assert proposal.num_drafted_B.tolist() == [2, 0]
     assert int(proposal.tokens_BK.max()) < UNKNOWN
 

@@ -225,7 +225,7 @@ def test_a_heads_layers_run_as_the_forward_says(tmp_path: Path, forward: Forward
     target = Target(name="tiny", model=files.spec, drafters=())
     engine = BuiltinEngine(target, ModelPool(torch.device("cpu")), DecoderSettings(forward=forward))
     engine.add_drafter(DrafterSpec(name="e", method="eagle", model=head.spec))
-    layers = engine.drafting("e").footprint.keeps
+    layers = engine.drafting("e").resources.keeps
 
     assert isinstance(layers, LayerStack)
     assert (layers.fused is None) is (forward == "stock")

@@ -42,5 +42,5 @@ def test_of_the_target_and_of_a_head_whose_beam_needs_slots_of_its_own(
         assert served.kv_bytes == of_target + of_head, f"{most} new tokens"
         told.add(served.kv_bytes)
     assert len(told) == 2
-    spare = engine.drafting("e").footprint.spare_slots
+    spare = engine.drafting("e").resources.spare_slots
     assert (spare > 0) is (tree == "dynamic")

@@ -111,8 +111,8 @@ BUGS = {
         "Falcon-H1",
     ),
     "any prefix is kept": Bug(
-        Rows.num_kept,
-        "is_last and all(r.holds(row, num_kept) for r in self._runners)",
+        Rows.num_cached,
+        "is_last and all(r.holds(row, num_cached) for r in self._runners)",
         "True",
         check_short_answer,
     ),

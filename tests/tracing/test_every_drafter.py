@@ -106,7 +106,7 @@ def replayed(records: tuple[TraceRecord, ...], k: int) -> RoundCounts:
 @pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.parametrize("variant", EXACT, ids=str)
 def test_at_temperature_0_replayed_rounds_are_the_measured_ones(variant: Variant):
-    most = drafter_of(variant).traits.max_k or max(KS)
+    most = drafter_of(variant).capabilities.max_k or max(KS)
     for text in texts():
         records = traced(variant, text)
         for k in KS[:most:3]:
@@ -118,7 +118,7 @@ def test_drafts_without_a_distribution_are_replayed_exactly_at_any_temperature(n
     variant = next(variant for variant in VARIANTS if variant.name == name)
     for text in texts(WARM):
         records = traced(variant, text)
-        for k in KS[: drafter_of(variant).traits.max_k or max(KS) : 3]:
+        for k in KS[: drafter_of(variant).capabilities.max_k or max(KS) : 3]:
             assert replayed(records, k) == measured(variant, text, k), f"K = {k}"
 
 
@@ -142,7 +142,7 @@ def test_greedy_drafting_is_replayed_exactly_at_any_temperature(name: str):
     variant = next(variant for variant in VARIANTS if variant.name == name)
     for text in texts(WARM):
         records = traced(variant, text, drafting="greedy")
-        for k in KS[: drafter_of(variant).traits.max_k or max(KS) : 3]:
+        for k in KS[: drafter_of(variant).capabilities.max_k or max(KS) : 3]:
             likeliest = LikeliestDrafts(drafter_of(variant))
             assert replayed(records, k) == measured(variant, text, k, likeliest), f"K = {k}"
 

@@ -50,10 +50,10 @@ def test_a_tree_is_walked_along_the_text():
     """0 -> (11, 9), 11 -> (9, 12), 12 -> 13 twice; the last node is not meant."""
     parents_BK = torch.tensor([[0, 0, 1, 1, 4, 4]]).expand(2, -1)
     seen_BNN, depths_BN = ancestors_of(parents_BK, 3)
-    is_meant_BK = torch.tensor([[True] * 5 + [False], [True] * 6])
-    tree = Tree(parents_BK, depths_BN, seen_BNN, is_meant_BK, 3)
+    is_active_BK = torch.tensor([[True] * 5 + [False], [True] * 6])
+    tree = Tree(parents_BK, depths_BN, seen_BNN, is_active_BK, 3)
     drafts = torch.tensor([[11, 9, 9, 12, 8, 13], [9, 14, 14, 14, 14, 14]])
-    found = added(Proposal(drafts, is_meant_BK.sum(1), None, tree))
+    found = added(Proposal(drafts, is_active_BK.sum(1), None, tree))
 
     assert chances(found) == [(1.0, 1.0, 0.0), (1.0,)]
     assert found.num_drafted == {0: 5, 3: 6}

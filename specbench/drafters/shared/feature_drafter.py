@@ -1,8 +1,8 @@
 """The common part of EAGLE and its relatives: a head that starts from the target's hidden states.
 
-The head's input at position t is the token at t + 1 and the state at t: the target's own where
-it is known, else what the head made of it. Shape suffixes: B rows, T tokens, W nodes of a
-level, F the head's state size, V the target's vocabulary.
+The head's input at position t is the token at t + 1 and the state at t: the target's own if it is
+known, else what the head made of it. Shape suffixes: B rows, T tokens, W nodes of a level, F the
+head's state size, V the target's vocabulary.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from specbench.decode.drafter import (
+    Capabilities,
     Chunk,
-    Footprint,
     Outcome,
     OwnForward,
     PlainDrafter,
     Proposal,
+    Resources,
     RowBuffer,
-    Traits,
 )
 from specbench.decode.growth import (
     Frontier,
@@ -85,7 +85,7 @@ class FeatureHead(Protocol):
     ) -> Tensor:
         """The head's estimate of the next position's state [B, T, F].
 
-        `tokens_BT` are those after each state; `depth` is 0 where the states are the target's.
+        `tokens_BT` are those after each state; `depth` is 0 if the states are the target's.
         """
         ...
 
@@ -123,13 +123,13 @@ class FeatureDrafter(PlainDrafter):
         if plan.kind == "static" and plan.topology is not None:
             self._trees = StaticTrees(plan.topology.cut, head.device)
         max_k = feature_depth(plan.kind)
-        self.traits = Traits(features=head.features, max_k=max_k, chains_nest=True)
+        self.capabilities = Capabilities(features=head.features, max_k=max_k, chains_nest=True)
         self._spare_slots = max(plan.spare_slots(k) for k in range(1, DEEPEST_BEAM + 1))
         self._last_RF = torch.empty(0, head.state_size)
 
     @cached_property
-    def footprint(self) -> Footprint:
-        return Footprint(
+    def resources(self) -> Resources:
+        return Resources(
             keeps=self.head.layers,
             weights=self.head.weights,
             spare_slots=self._spare_slots,

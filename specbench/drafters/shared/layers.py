@@ -46,9 +46,9 @@ _OPTIONAL = (
 def layer_config(checkpoint: Checkpoint, num_positions: int | None = None) -> Any:
     """The config of a head's layers, its own or that of a speculators checkpoint.
 
-    Rotary positions have no end of their own: a head's are at least the target's, for some
-    heads state the length that they were trained on. ModelError if the config lacks
-    something or has what cannot be run.
+    Rotary positions do not limit a head: they reach at least as far as the target's, for some heads
+    state the length that they were trained on. ModelError if the config lacks something or has what
+    cannot be run.
     """
     given = layer_fields(checkpoint.fields)
     fields = {name: given.values[name] for name in (*LAYER_NEEDS, *_OPTIONAL) if given.has(name)}
@@ -117,9 +117,9 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 def load(
     module: nn.Module, checkpoint: Checkpoint, target: Runner, beside: Collection[str]
 ) -> dict[str, Tensor]:
-    """Put a fitting checkpoint's tensors into a module without weights; return those `beside` it.
+    """Load a fitting checkpoint's tensors into a module without weights; return the `beside` ones.
 
-    They are used as they are where device and dtype are the target's already.
+    They are used as they are if device and dtype are already the target's.
     """
     tensors = {
         name: tensor.to(target.device, target.dtype if tensor.is_floating_point() else tensor.dtype)
@@ -132,7 +132,7 @@ def load(
 
 
 def token_embedding(target: Runner, weight_VF: Tensor | None) -> Embed:
-    """The head's own embedding, or the target's where that is the same: copies are not kept."""
+    """The head's own embedding, or the target's if that is the same: copies are not kept."""
     if weight_VF is None or _is_targets(target, weight_VF):
         return target.embed
     return partial(embedding, weight=weight_VF)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specbench.decode.drafter import Footprint, OwnForward, PlainDrafter, Proposal, Traits
+from specbench.decode.drafter import Capabilities, OwnForward, PlainDrafter, Proposal, Resources
 from specbench.decode.growth import Frontier, grow_chain, grow_static
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
@@ -25,7 +25,7 @@ class ModelDrafter(PlainDrafter):
     `tree` says how many children the nodes of each level have, 1 past its end; K is its depth.
     """
 
-    traits = Traits(chains_nest=True)
+    capabilities = Capabilities(chains_nest=True)
 
     def __init__(
         self, runner: Runner, target: Runner, tree: tuple[int, ...], *, num_fed: int = 1
@@ -37,7 +37,7 @@ class ModelDrafter(PlainDrafter):
         self._num_fed = num_fed
 
     @cached_property
-    def footprint(self) -> Footprint:
+    def resources(self) -> Resources:
         trees = self._trees if self._is_tree else None
         num_fed = self._num_fed
 
@@ -45,7 +45,7 @@ class ModelDrafter(PlainDrafter):
             widths = (1,) * (k - 1) if trees is None else trees[k].topology.inner_widths
             return (OwnForward(num_fed, 1), *(OwnForward(width, 1) for width in widths))
 
-        return Footprint(runner=self.runner, forwards=forwards)
+        return Resources(runner=self.runner, forwards=forwards)
 
     def num_drafts(self, k: int) -> int:
         return self._trees[k].topology.num_drafts if self._is_tree else k

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from specbench.decode.drafter import (
-    Footprint,
     Outcome,
     OwnForward,
     PlainDrafter,
+    Resources,
     RowBuffer,
 )
 from specbench.decode.state import State
@@ -36,7 +36,7 @@ class Standing(NamedTuple):
     """Where the draft stands in its own tokens after the rows' texts."""
 
     logits_B1D: Tensor  # for its next token
-    length_B1: Tensor  # tokens of its own up to here, the place of the next
+    length_B1: Tensor  # its own tokens up to here, the place of the next
     span: int
 
 
@@ -54,11 +54,11 @@ class RetokenizedModel(PlainDrafter):
         self._filled: set[int] = set()  # rows whose prompt is to be read
 
     @cached_property
-    def footprint(self) -> Footprint:
+    def resources(self) -> Resources:
         def forwards(k: int) -> tuple[OwnForward, ...]:
             return (OwnForward(1, 1),) * k
 
-        return Footprint(runner=self.runner, keeps=self.runner, forwards=forwards)
+        return Resources(runner=self.runner, keeps=self.runner, forwards=forwards)
 
     @property
     def buffers(self) -> tuple[RowBuffer, ...]:
@@ -93,7 +93,7 @@ class RetokenizedModel(PlainDrafter):
         self.runner.cache.copy_row(source, destination, len(fed))
 
     def stand(self, state: State, k: int) -> Standing:
-        """Feed what the rows' texts have beyond the cache, and make room for k drafts."""
+        """Feed what the rows' texts have beyond the cache, and reserve slots for k drafts."""
         rows = [self._rows[number] for number in self._numbers(state)]
         self._filled.difference_update(self._numbers(state))
         self._read(state, rows)

@@ -88,8 +88,8 @@ def autotune_attention(
     placed = [drawn.placed(case, num_layers) for drawn in inputs]
 
     def works(kernel: Kernel) -> list[Work]:
-        if refusal := kernel.refusal(case):
-            raise ModelError(refusal)
+        if reason := kernel.unsupported_reason(case):
+            raise ModelError(reason)
         return [partial(tensors.attend, kernel) for tensors in placed]
 
     return autotune(

@@ -27,7 +27,7 @@ class PlainAttention:
 
     name = "plain"
 
-    def refusal(self, case: AttentionShape) -> str | None:  # noqa: ARG002 - it takes all
+    def unsupported_reason(self, case: AttentionShape) -> str | None:  # noqa: ARG002 - it takes all
         return None
 
     def build_metadata(self, inputs: AttentionInputs) -> Tensor:
@@ -44,7 +44,7 @@ class PlainAttention:
         )
         scores = query @ keys.transpose(-1, -2) * query.shape[-1] ** -0.5
         weights = scores.masked_fill(~metadata, -torch.inf).softmax(-1)
-        out = weights.nan_to_num(0.0) @ values  # 0 where nothing is seen
+        out = weights.nan_to_num(0.0) @ values  # 0 for a token that sees nothing
         work.spread.copy_(out.view_as(work.spread))
 
 
@@ -60,7 +60,7 @@ class Masked:
         self.name = name
         self._backend = backend
 
-    def refusal(self, case: AttentionShape) -> str | None:
+    def unsupported_reason(self, case: AttentionShape) -> str | None:
         if self._backend is not None and case.device.type != "cuda":
             return "a kernel for CUDA"
         return None
@@ -92,8 +92,8 @@ class Masked:
 class VarlenMetadata(NamedTuple):
     """Sequences as torch's kernel wants them, all int32."""
 
-    queries_N1: Tensor  # where each one's queries begin, and an end
-    keys_N1: Tensor  # where its row's slots begin
+    queries_N1: Tensor  # the start of each one's queries, and an end
+    keys_N1: Tensor  # the start of its row's slots
     used_N: Tensor
     span: int
     window: int | None
@@ -108,7 +108,7 @@ class VarlenFlash:
 
     name = "flash"
 
-    def refusal(self, case: AttentionShape) -> str | None:
+    def unsupported_reason(self, case: AttentionShape) -> str | None:
         if case.device.type != "cuda":
             return "a kernel for CUDA"
         if case.dtype not in (torch.float16, torch.bfloat16):
@@ -167,8 +167,8 @@ class FlashAttn:
 
     name = "flash_attn"
 
-    def refusal(self, case: AttentionShape) -> str | None:
-        if reason := VarlenFlash().refusal(case):  # both are the same kernels, of another age
+    def unsupported_reason(self, case: AttentionShape) -> str | None:
+        if reason := VarlenFlash().unsupported_reason(case):  # an older version of the kernels
             return reason
         return import_failure()
 
@@ -225,7 +225,7 @@ class SplitKv:
 
     name = "triton"
 
-    def refusal(self, case: AttentionShape) -> str | None:
+    def unsupported_reason(self, case: AttentionShape) -> str | None:
         if reason := why_not(case.device):
             return reason
         if case.dtype is torch.float64:

@@ -52,7 +52,7 @@ class Kernel(Protocol):
 
     name: str
 
-    def refusal(self, case: AttentionShape) -> str | None:
+    def unsupported_reason(self, case: AttentionShape) -> str | None:
         """The reason why it cannot serve such a forward; None if it can."""
         ...
 

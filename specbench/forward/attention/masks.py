@@ -1,4 +1,4 @@
-"""Which slots a token sees, as truth and as a mask to be added to scores.
+"""Which slots each token sees, as booleans and as a mask to be added to scores.
 
 Shape suffixes: B rows, T new tokens, S slots, M slots of branches.
 """
@@ -28,9 +28,9 @@ def visible(
 ) -> Tensor:
     """Which slots each token attends to, bool [B, T, S].
 
-    In a chain a slot's number is its position, so one comparison covers ragged rows, stale
-    slots of rejected drafts and the padded tail. Windows and chunks compare positions, never
-    slots: a token sees the last `window` positions, or those of its own `chunk` (Llama 4).
+    In a chain a slot's number is its position, so one comparison covers ragged rows, stale slots of
+    rejected drafts and the padded tail. Windows and chunks compare positions, never slots: a token
+    sees the last `window` positions, or those of its `chunk` (Llama 4).
     """
     places_BT1 = positions_BT[..., None]
     first_BT1 = None
@@ -54,7 +54,7 @@ def visible(
 
 
 def additive_mask(seen_BTS: Tensor, dtype: torch.dtype, *, pack: int) -> Tensor:
-    """[B, 1, pack * T, S]: 0 where a slot is seen, else `hidden`."""
+    """[B, 1, pack * T, S]: 0 if a slot is seen, else `hidden`."""
     mask_BTS = torch.zeros(seen_BTS.shape, dtype=dtype, device=seen_BTS.device)
     mask_BTS = mask_BTS.masked_fill(~seen_BTS, hidden(dtype))
     return mask_BTS.repeat(1, pack, 1)[:, None]

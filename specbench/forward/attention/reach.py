@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 
 class Reach(NamedTuple):
-    """The positions a token sees: the last `window`, or those of its `chunk`; else all."""
+    """The visible positions: the last `window`, or those of the token's `chunk`; else all."""
 
     window: int | None = None
     chunk: int | None = None

@@ -41,11 +41,10 @@ def slot_attention(
 ) -> tuple[Tensor, None]:
     """Attend query [B, H, T, D] over key and value [B, N, S, D]; return [B, T, H, D].
 
-    Grouped-query heads are packed into the query axis, so keys and values are never repeated;
-    the mask comes packed likewise. An empty mask says that the T tokens are the last of the S
-    slots and each sees all up to itself: kernels that take no mask can serve that. `softcap`
-    (Gemma 2) and `s_aux` (attention sinks, GPT-OSS) are not in torch's kernel and take the
-    explicit path.
+    Grouped-query heads are packed into the query axis, so keys and values are never repeated; the
+    mask is packed in the same way. An empty mask says that the T tokens are the last of the S slots
+    and each sees all up to itself: kernels that take no mask can serve that. `softcap` (Gemma 2)
+    and `s_aux` (attention sinks, GPT-OSS) are not in torch's kernel and take the explicit path.
     """
     B, H, T, D = query.shape
     N = key.shape[1]

@@ -51,13 +51,13 @@ DEVICES = {"cuda"} if _missing() is None else set()
 
 
 class Switch:
-    """Whether kernels of ours draw: wherever they can, but for vocabularies where they lost."""
+    """Whether our kernels draw: if they can, except for vocabularies at which they were slower."""
 
     def __init__(self) -> None:
         self._lost: frozenset[int] = frozenset()
 
     def is_on(self, x: Tensor, vocab_size: int | None = None) -> bool:
-        """For a tensor, and a vocabulary of so many tokens; None: for any."""
+        """For a tensor and a vocabulary of `vocab_size` tokens; None: for any."""
         lost = bool(self._lost) if vocab_size is None else vocab_size in self._lost
         return x.device.type in DEVICES and not lost
 
@@ -67,7 +67,7 @@ class Switch:
 
     @contextmanager
     def turned(self, vocab_size: int, *, on: bool) -> Iterator[None]:
-        """Inside, for such vocabularies alone."""
+        """Inside, for only such vocabularies."""
         before = self._lost
         self._lost = frozenset() if on else frozenset({vocab_size})
         try:

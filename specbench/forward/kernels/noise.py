@@ -61,7 +61,7 @@ def _uniform(
 def uniform(
     seeds_B: Tensor, positions_BT: Tensor, purpose: int, turns_T: Tensor | None, num_purposes: int
 ) -> Tensor:
-    """Uniform numbers in (0, 1], float32 [B, T]; others for other turns, 0 unless told."""
+    """Uniform numbers in (0, 1], float32 [B, T]; different for each turn, 0 by default."""
     out_BT = seeds_B.new_empty(positions_BT.shape, dtype=torch.float32)
     _uniform[triton.cdiv(out_BT.numel(), _BLOCK),](
         out_BT, seeds_B, positions_BT, turns_T,

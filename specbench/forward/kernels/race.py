@@ -1,4 +1,4 @@
-"""Draws tokens by an exponential race, its noise made where it is used: two launches a draw.
+"""Draws tokens by an exponential race, its noise made in the kernel: two launches per draw.
 
 Programs share out the vocabulary, so that one row fills a GPU; the second launch compares their
 winners. Shape suffixes: B rows, T positions, V vocabulary, P parts of it.
@@ -31,7 +31,7 @@ def _race(
     noise = exponential_of(key, token)
     # Of logits the logarithms, but for what all tokens share.
     score = value / temperature - tl.log(noise) if IS_LOGITS else value / noise
-    # What is no number wins, as it does in torch; without an order it might be one past the end.
+    # NaN wins, as it does in torch; without an order it might be one past the end.
     score = tl.where(score == score, score, float("inf"))
     score = tl.where(token < V, score, float("-inf"))
     highest, place = tl.max(score, 0, return_indices=True)
