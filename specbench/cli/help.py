@@ -5,6 +5,9 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from specbench.settings import RunSettings
+from specbench.settings.option import leaves
+
 EXAMPLES = {
     "run": "specbench run demo/draft --workload code",
     "sweep-k": "specbench sweep-k demo/draft --workload code -k 0..8 --time-budget 3m",
@@ -68,7 +71,7 @@ _RENAMED = {
     "--tokens": ("--num-tokens",),
     "--write": ("--output",),
 }
-# What an option's value looks like; a number if it is not listed.
+# What an option's value looks like, in all commands; a number if it is neither listed nor a choice.
 _PLACEHOLDERS = {
     "ARGS": {"--engine-args"},
     "COMMAND": {"--engine-command"},
@@ -87,7 +90,6 @@ _PLACEHOLDERS = {
     "MODEL": {"--target"},
     "NAME": {
         *("--workload", "--method", "--engine", "--device", "--dtype", "--pairing", "--gpu"),
-        *("--model-impl", "--cuda-graph", "--attention-backend", "--acceptance-rule"),
         *("--format", "--objective"),
     },
     "PERCENT": {"--margin-of-error", "--detect"},
@@ -100,11 +102,11 @@ _PLACEHOLDERS = {
     "VERSION": {"--engine-version"},
 }
 _WITH_RARE = ("run", "sweep-k", "verify")  # their --help leaves these out, --help-all does not
-_RARE = {
-    *("--model-impl", "--cuda-graph", "--attention-backend", "--simulate-acceptance"),
-    *("--dummy-weights", "--validate-forecast", "--acceptance-rule", "--ray", "--gpus-per-task"),
-    *("--config", "--threads", "--top-k", "--top-p", "--best-of", "--prompt-tokens"),
-    *("--prompt-field", "--engine-version", "--startup-timeout", "--seed", "--skip-memory-check"),
+_RARE = {"--ray", "--gpus-per-task", "--skip-memory-check"} | {
+    name
+    for leaf in leaves(RunSettings)
+    if leaf.option is not None and leaf.option.is_rare
+    for name in leaf.option.names_of(leaf.name)
 }
 _ALL = "specbench.help_all"
 

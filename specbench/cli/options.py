@@ -135,6 +135,7 @@ def _as_typer(
     name: str, kind: Any, option: Option, default: Any, panel: str | None
 ) -> tuple[Any, Any]:
     """The annotation that typer wants, and the default as it is typed."""
+    metavar = "NAME" if choices_of(kind) else None
     if option.is_repeated:
         kind, default = list[str] | None, None
     elif option.read is not None or choices_of(kind):
@@ -145,6 +146,7 @@ def _as_typer(
     made = typer.Option(
         *option.names_of(name),
         rich_help_panel=panel,
+        metavar=metavar,
         help=option.help,
         min=option.min,
         max=option.max,

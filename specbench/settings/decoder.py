@@ -9,17 +9,19 @@ from specbench.settings.words import parse_acceptance
 Forward = Annotated[
     Literal["auto", "stock", "fused"],
     Option(
+        is_rare=True,
         names=("--model-impl",),
         help="Forward pass: auto, stock (transformers) or fused (dense Llama family).",
     ),
 ]
 Graph = Annotated[
     Literal["auto", "off", "step", "round"],
-    Option(names=("--cuda-graph",), help="CUDA graphs: auto, off, step or round."),
+    Option(is_rare=True, names=("--cuda-graph",), help="CUDA graphs: auto, off, step or round."),
 ]
 Kernels = Annotated[
     Literal["auto", "triton", "flash_attn", "flash", "efficient", "cudnn", "torch", "plain"],
     Option(
+        is_rare=True,
         names=("--attention-backend",),
         help="Attention: auto (the fastest on this machine), triton, flash_attn, flash, efficient, "
         "cudnn, torch or plain.",
@@ -37,6 +39,7 @@ class DecoderSettings:
     acceptance: Annotated[  # simulated, per position: the text means nothing
         tuple[float, ...] | None,
         Option(
+            is_rare=True,
             names=("--simulate-acceptance",),
             read=parse_acceptance,
             help="Acceptance rates to simulate: 0.7, 0.8,0.6 (by position) or "
@@ -45,7 +48,7 @@ class DecoderSettings:
         ),
     ] = None
     dummy_weights: Annotated[
-        bool, Option(help="Use random weights; only the config is needed.")
+        bool, Option(is_rare=True, help="Use random weights; only the config is needed.")
     ] = False
 
     @property

@@ -52,6 +52,7 @@ PairingNames = Annotated[
 PairingsFile = Annotated[
     Path | None,
     Option(
+        is_rare=True,
         names=("--config", "-c"),
         help="Pairings file.",
         shown="./pairings.yaml, or the shipped one",
@@ -71,6 +72,7 @@ Workloads = Annotated[
 PromptField = Annotated[
     str | None,
     Option(
+        is_rare=True,
         help="Field of a file's rows that contains the prompt, such as question or body.text.",
         shown="the field that published prompt sets use",
     ),
@@ -120,7 +122,7 @@ Engines = Annotated[
         help=f"builtin, transformers, or a server: {', '.join(SERVED)}. Several: builtin,vllm.",
     ),
 ]
-Seed = Annotated[int, Option(min=0, help="Seed for prompts, order and sampling.")]
+Seed = Annotated[int, Option(is_rare=True, min=0, help="Seed for prompts, order and sampling.")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,8 +157,12 @@ class SamplingSettings:
     """Sampling and answer length."""
 
     temperatures: Temperatures = (0.0,)
-    top_k: Annotated[int, Option(min=0, help="Sample from the N most likely tokens; 0 is off.")] = 0
-    top_p: Annotated[float, Option(min=0.0, max=1.0, help="Nucleus sampling; 1 is off.")] = 1.0
+    top_k: Annotated[
+        int, Option(is_rare=True, min=0, help="Sample from the N most likely tokens; 0 is off.")
+    ] = 0
+    top_p: Annotated[
+        float, Option(is_rare=True, min=0.0, max=1.0, help="Nucleus sampling; 1 is off.")
+    ] = 1.0
     max_new_tokens: MaxNewTokens = None  # None: the workload's own
 
 
@@ -237,6 +243,7 @@ class LoadSettings:
     num_samples: Annotated[  # above 1: also a cell with so many answers to a prompt
         int,
         Option(
+            is_rare=True,
             names=("--best-of",),
             min=1,
             max=256,
@@ -246,6 +253,7 @@ class LoadSettings:
     contexts: Annotated[  # tokens that prompts are lengthened to; (): as they are
         tuple[int, ...],
         Option(
+            is_rare=True,
             names=("--prompt-tokens",),
             read=parse_contexts,
             min=1,
@@ -270,6 +278,7 @@ class ForecastSettings:
     exhaustive: Annotated[
         bool,
         Option(
+            is_rare=True,
             names=("--validate-forecast",),
             help="With --forecast: measure every K, to see how accurate the forecasts are.",
         ),
@@ -289,6 +298,7 @@ class ForecastSettings:
     acceptance_rule: Annotated[  # of the engine of `costs`; None: as drafts are made here
         AcceptanceRule | None,
         Option(
+            is_rare=True,
             help="How that engine drafts above temperature 0: exact (sampled from the draft's "
             "distribution) or greedy_draft.",
             shown="greedy_draft for vLLM, exact for others",
@@ -310,5 +320,5 @@ class MachineSettings:
     ] = None
     threads: Annotated[
         int | None,
-        Option(min=1, help="CPU threads.", shown="the fastest in a short trial"),
+        Option(is_rare=True, min=1, help="CPU threads.", shown="the fastest in a short trial"),
     ] = None

@@ -15,6 +15,7 @@ class Option:
     min: float | None = None
     max: float | None = None
     read: Callable[[Any], object] | None = None  # the value that words mean; None: as typed
+    is_rare: bool = False  # printed by --help-all only
     is_repeated: bool = False  # `read` gets a list, an empty one where nothing was said
     is_argument: bool = False
     is_stored: bool = True

@@ -48,6 +48,7 @@ class ServerSettings:
     engine_version: Annotated[
         str | None,
         Option(
+            is_rare=True,
             help="Version of the engine, whose flags differ between releases.",
             shown="what --engine-python reports, or the newest known",
         ),
@@ -82,6 +83,7 @@ class ServerSettings:
     start_timeout_s: Annotated[
         float,
         Option(
+            is_rare=True,
             names=("--startup-timeout",),
             min=1,
             help="Seconds until a started server must be healthy.",
