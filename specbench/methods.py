@@ -263,7 +263,7 @@ def all_methods() -> tuple[Method, ...]:
 def find_method(name: str) -> Method:
     """The method of that name; UsageError names those there are."""
     if name not in METHODS:
-        raise UsageError(f"there is no method {name!r}; allowed: {', '.join(METHODS)}")
+        raise UsageError(f"unknown method {name!r}; allowed: {', '.join(METHODS)}")
     return METHODS[name]
 
 

@@ -1,4 +1,4 @@
-"""How are tokens decoded? One round as a device program, and the loop over many requests.
+"""How are tokens decoded? A round as a device program, and the loop over many requests.
 
 Requests go in; their tokens and the counts of every round come out. Open `round.py` first: it
 proposes, verifies, clips and commits, with fixed shapes, no host sync and no branch on data.

@@ -21,7 +21,7 @@ _PACE_GAIN = 0.05  # the machine's pace is a mean over about 20 rounds
 _LARGEST_SURPRISE = 0.2  # of log seconds: a round of three times the time counts as one of 1.2
 _FRESH_ROUNDS = 8  # rounds after a change of K that show how the two K differ
 _STEADY_ROUNDS = 8  # over as many rows before that, so that the pace is theirs
-_LONGEST_RECORD = 50  # rounds: what a cell has learnt weighs at most this much
+_LONGEST_RECORD = 50  # rounds: what a cell has learned weighs at most this much
 
 
 class CatchUp(NamedTuple):

@@ -41,7 +41,7 @@ class Proposal(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A piece of the prompts of neighbouring rows, right-padded, as the target saw it."""
+    """A piece of the prompts of neighboring rows, right-padded, as the target saw it."""
 
     tokens_BT: Tensor
     following_BT: Tensor  # the token after each; past a prompt's end anything

@@ -184,7 +184,7 @@ class GraphLauncher:
         while len(self._captured) >= self._most_rounds:
             self._captured.popitem(last=False)
         state = self._rows.state.rows(0, bucket.num_rows)
-        # A round leaves a row without budget as it is, except beyond its length: trying one while
+        # A round does not change a row without budget, except beyond its length: trying one while
         # no row has any changes nothing.
         budget_B = state.budget_B.clone()
         state.budget_B.zero_()

@@ -183,7 +183,7 @@ class Rows:
         return _Prefilled(group, state, last, span)
 
     def _copy(self, of: "_Prefilled", i: int, copies: Sequence[PrefillRequest]) -> "_Prefilled":
-        """Make neighbouring rows equal to the i-th that was prefilled."""
+        """Make neighboring rows equal to the i-th that was prefilled."""
         source, state = of.group[i], self._load(copies)
         for copy in copies:
             self.target.copy_row(source.row, copy.row, len(source.prompt_ids))
@@ -264,7 +264,7 @@ def _later(is_later_B: Tensor, later: Output, earlier: Output) -> Output:
 def _together(
     fills: Sequence[PrefillRequest], most: int, *, are_padded: bool
 ) -> list[list[PrefillRequest]]:
-    """Groups of at most `most` neighbouring rows with equally many kept tokens.
+    """Groups of at most `most` neighboring rows with equally many cached tokens.
 
     They have prompts of one length unless they `are_padded`: padding must enter no state.
     """

@@ -1,4 +1,4 @@
-"""How the target picks a token, and noise that is a pure function of its position.
+"""How the target picks its tokens, and noise that is a pure function of their position.
 
 Shape suffixes: B rows, T positions, V vocabulary; `...` any leading shape.
 

@@ -181,7 +181,7 @@ def _in_turn(
 
 
 def _without(token_1: Tensor, q_V: Tensor) -> Tensor:
-    """q [..., V], normalised again, once a token [..., 1] was drawn and is not put back."""
+    """q [..., V], normalized again, once a token [..., 1] was drawn without replacement."""
     others_V = q_V.scatter(-1, token_1, 0.0)
     return others_V.div_(others_V.sum(-1, keepdim=True).clamp_(min=1e-30))
 

@@ -1,7 +1,7 @@
 """MTP layers, with which a target was trained to look further ahead than one token.
 
-Each joins a token with a state and runs one decoder layer. Shape suffixes: B rows, T tokens, W
-tokens in one step, L MTP layers, F hidden size, V vocabulary, E experts, I width of an expert.
+Each joins token and state and runs one decoder layer. Shape suffixes: B rows, T tokens, W tokens in
+one step, L MTP layers, F hidden size, V vocabulary, E experts, I width of an expert.
 """
 
 from collections.abc import Container, Mapping

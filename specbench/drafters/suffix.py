@@ -393,8 +393,8 @@ PromptIds = tuple[int, ...]
 class AnswerCache:
     """Up to `max_answers` answers, one for each prompt.
 
-    An answer never helps to answer its own prompt again: a benchmark asks a prompt many times,
-    and would measure how well answers are remembered.
+    An answer never helps to answer its own prompt again: benchmarks repeat prompts, and would
+    measure how well answers are remembered.
     """
 
     def __init__(self, max_answers: int, max_depth: int) -> None:

@@ -21,8 +21,8 @@ from specbench.models.retokenizer import require_common_tokens
 class TokenIntersection(RetokenizedModel):
     """Drafts with the draft model's distribution over the tokens in common.
 
-    The draft's distribution is renormalised over these tokens before one is drawn, and that is
-    the q that drafts are judged by: lossless at any temperature.
+    The draft's distribution is renormalized over these tokens before one is drawn, and that is the
+    q that drafts are judged by: lossless at any temperature.
     """
 
     capabilities = Capabilities(needs_host=True, chains_nest=True)

@@ -50,7 +50,7 @@ def twin(model: Any) -> Any:
     """A module of the same architecture over the same tensors, with a config of its own.
 
     A deep copy that finds every parameter and buffer already copied, rotary frequencies and
-    tied or quantised weights included. They are the same objects, so what is done to the data
+    tied or quantized weights included. They are the same objects, so what is done to the data
     of one is done to both: matrices may be fused before or after.
     """
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}

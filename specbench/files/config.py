@@ -125,7 +125,7 @@ _KNOWN_LAYER_TYPES = ATTENTION_LAYERS | {*STATE_LAYERS, "mamba", "hybrid", "mlp"
 _OWN_LAYER_TYPES = {"zaya": {"hybrid_sliding"}}  # others call the mask of such a layer otherwise
 _WITH_ALIBI = ("bloom", "mpt")  # by model type; others have a field for it
 _PICKED = ("index_topk", "keep_window_size")  # DeepSeek V3.2, GLM with DSA; Doge
-ELSEWHERE = "measure it with --engine transformers, or with vllm where vLLM serves it"
+ELSEWHERE = "measure it with --engine transformers, or with vllm if vLLM serves it"
 
 # Model types with recurrent or convolutional layers in addition to attention.
 _HYBRIDS = frozenset(
@@ -163,12 +163,12 @@ def unsupported_attention(fields: ReadField) -> str | None:
     for name in _PICKED:
         if budget := fields(name):
             return (
-                f"picks the {budget} slots that a token sees by an index of its own ({name}), "
+                f"picks the {budget} slots that a token sees by a separate index ({name}), "
                 f"which the decoder does not keep; {ELSEWHERE}"
             )
     if fields("alibi") or fields("model_type") in _WITH_ALIBI:
         return (
-            "uses ALiBi, whose bias counts slots where the decoder has positions, so trees and "
+            "uses ALiBi, whose bias counts slots instead of positions, so trees and "
             f"ragged rows would be wrong; {ELSEWHERE}"
         )
     return None
@@ -392,7 +392,7 @@ def layer_windows(fields: Fields) -> tuple[int | None, ...]:
 def _refuse_unread(config: Fields, layer: Fields) -> None:
     if config.has("quantization_config"):
         raise ModelError(
-            f"{config.source}: its config has a quantization_config, and quantised heads are not "
+            f"{config.source}: its config has a quantization_config, and quantized heads are not "
             "read; choose a copy in plain weights"
         )
     if layer.has("kv_lora_rank"):
@@ -408,7 +408,7 @@ def _refuse_uneven_heads(fields: Fields) -> None:
         fields.fail("num_key_value_heads", f"a divisor of num_attention_heads, {heads}")
     if head_size(fields) % 2 or not head_size(fields):
         name = "head_dim" if fields.has("head_dim") else "hidden_size"
-        fields.fail(name, "such that each attention head has an even number of its own")
+        fields.fail(name, "such that each attention head has an even number of elements")
 
 
 def _refuse_positions(fields: Fields) -> None:

@@ -43,7 +43,7 @@ class Style:
 
     num_tokens: int
     layer_ids: tuple[int, ...]  # of states: layer i's input has number i
-    norm_before_residual: bool  # the residual is the normalised state
+    norm_before_residual: bool  # the residual is the normalized state
     norm_before_fc: bool  # one norm over all captured states
     fc_norm: bool  # one norm each
     norm_output: bool  # what is fed back went through the last norm (EAGLE-3.1)

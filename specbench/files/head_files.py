@@ -204,7 +204,7 @@ def token_ids(files: HeadFiles[Shaped], D: int, V: int) -> list[int] | None:
                 f"vocab_size {V}"
             )
         if t2d is not None and not all(t2d):
-            raise ModelError(f"{files.source}: t2d leaves tokens out, and there is no d2t")
+            raise ModelError(f"{files.source}: t2d leaves tokens out, and d2t is missing")
         return None
     ids = [i + offset for i, offset in enumerate(d2t)]
     if min(ids) < 0 or max(ids) >= V or len(set(ids)) != D:

@@ -185,7 +185,7 @@ def medusa_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
     return fit
 
 
-# A field of ours in the head's config: how often the token of each rank of each head is right.
+# Our field in a head's config: how often the token of each rank of each head is right.
 ACCURACIES = "medusa_head_accuracies"
 NEW_HEADS = 4  # of a new checkpoint by default
 

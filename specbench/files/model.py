@@ -76,7 +76,7 @@ class ModelFiles:
         """config.json as it is written."""
         file = local_file(self.folder, "config.json")
         if file is None:
-            raise ModelError(f"{self.spec.source}: there is no config.json")
+            raise ModelError(f"{self.spec.source}: config.json is missing")
         return read_json(file)
 
     def field(self, name: str) -> Any:
@@ -249,7 +249,7 @@ class ModelFiles:
             return None
         if self.pickles:
             return "pickled weights are not read; convert them to safetensors first"
-        return "there is no model.safetensors; download the whole model"
+        return "model.safetensors is missing; download the whole model"
 
 
 def open_model(spec: ModelSpec) -> ModelFiles:
@@ -258,7 +258,7 @@ def open_model(spec: ModelSpec) -> ModelFiles:
     if folder is None:
         raise ModelError(
             f"{spec.source} is not in the hub's cache of this machine; download it once with "
-            f"`hf download {spec.source}` (its json files alone are enough to plan), or give a "
+            f"`hf download {spec.source}` (its json files are enough to plan), or give a "
             "folder (./my-model)"
         )
     return ModelFiles(spec, folder)

@@ -143,7 +143,7 @@ def layer_tensors(files: F) -> F:
         )
     if packed := [name for name in layer_files.tensors if name.endswith(("_scale_inv", "_packed"))]:
         raise ModelError(
-            f"{files.source}: its MTP layers are stored quantised ({packed[0]}); name a copy "
+            f"{files.source}: its MTP layers are stored quantized ({packed[0]}); name a copy "
             "in plain weights with `model:`"
         )
     return layer_files

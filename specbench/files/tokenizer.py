@@ -63,7 +63,7 @@ _BYTES = _byte_characters()
 
 _ANOTHER = "choose a draft of the same model family, or a method without a draft model (ngram)"
 NOTHING_IN_COMMON = (
-    "the two tokenizers have no token in common, or one does not tell the text of its tokens "
+    "the two tokenizers have no token in common, or one does not give the text of its tokens "
     f"(byte-level BPE and SentencePiece do); {_ANOTHER}"
 )
 
@@ -195,10 +195,7 @@ def _by_text(vocabulary: Vocabulary) -> dict[bytes, int]:
 
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
-NO_TOKENIZER = (
-    "there is no tokenizer.json, nor another tokenizer file; copy the tokenizer's files of the "
-    "model it was made from"
-)
+NO_TOKENIZER = "tokenizer.json is missing; copy the tokenizer's files of the model it was made from"
 # Without tokenizer.json these make the vocabulary: equal files are equal vocabularies.
 OTHER_VOCABULARIES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 # The time at which chat templates are rendered, so that prompts are the same on every day. It is

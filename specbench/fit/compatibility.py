@@ -169,7 +169,9 @@ def _verifier(head: ModelFiles, target: ModelFiles) -> Iterator[FitFinding]:
         return
     source = target.spec.source
     is_same = named.rstrip("/").split("/")[-1].lower() == source.rstrip("/").split("/")[-1].lower()
-    reason = "made for it" if is_same else "its authors name another target; acceptance will tell"
+    reason = (
+        "made for it" if is_same else "its authors name another target; its acceptance may be low"
+    )
     yield finding("made_for", "ok" if is_same else "warning", source, named, reason)
 
 
@@ -278,7 +280,9 @@ def eos_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
     elif not of_draft or not of_target:
         yield finding("eos", "warning", *shown, "one of the two names no end of text")
     else:
-        reason = "the target's end the text; those of the draft alone are tokens like any other"
+        reason = (
+            "the target's end the text; those of only the draft model are tokens like any other"
+        )
         yield finding("eos", "warning", *shown, reason)
 
 
@@ -462,9 +466,7 @@ def model_findings(model: ModelFiles) -> Iterator[FitFinding]:
     if unloadable := unloadable_reason(model):
         yield finding("loading", "refused", reason=f"{spec.source}: {unloadable}")
     if spec.is_shape:
-        yield finding(
-            "weights", "warning", None, spec.source, "made up, and its text means nothing"
-        )
+        yield finding("weights", "warning", None, spec.source, "random, and its text means nothing")
     elif (lacking := model.lacking_weights) and model.pickles:
         yield finding("weights", "refused", None, model.pickles[0], lacking)
     elif lacking:

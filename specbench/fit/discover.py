@@ -79,7 +79,7 @@ def drafter_of(word: str) -> DrafterSpec:
     method_name, _, source = word.partition("=")
     if source and method_name in methods:
         if not methods[method_name].retokenizes:
-            raise UsageError(f"--draft {word}: write {source}; its files tell the method")
+            raise UsageError(f"--draft {word}: write {source}; the method follows from its files")
         return DrafterSpec(
             name=f"{plain_name(source)}-{method_name}", method=method_name, model=model_spec(source)
         )
@@ -145,7 +145,7 @@ def _not_smaller(target: ModelFiles, draft: ModelFiles) -> str | None:
 def _in_folder(root: Path) -> Iterator[ModelSpec]:
     """Folders with a config.json, in order; links are not followed."""
     if not root.is_dir():
-        raise UsageError(f"--search-dir {root}: there is no such folder")
+        raise UsageError(f"--search-dir {root}: folder not found")
     top = root.absolute()
     for number, (folder, below, files) in enumerate(os.walk(top, onerror=lambda _: None)):
         here = Path(folder)

@@ -391,4 +391,4 @@ def _notes(
             yield f"{who} weights are packed: their bytes are an estimate"
     _, beside = text_tensors(files)
     if beside:
-        yield f"the target's text part is planned and runs alone; left out: {', '.join(beside)}"
+        yield f"only the target's text part is planned and runs; left out: {', '.join(beside)}"

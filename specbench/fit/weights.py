@@ -188,7 +188,7 @@ def _from_headers(model: ModelFiles) -> ParameterCount | None:
 
 
 def _as_stored(model: ModelFiles, kv_bytes: int) -> Weights | None:
-    """The bytes of the files, for a checkpoint that is stored quantised."""
+    """The bytes of the files, for a checkpoint that is stored quantized."""
     tensors = _loaded(model)
     if tensors is None:
         return None

@@ -182,12 +182,12 @@ class Autotuner:
         """The choice that is known already, else what `tune` gives; ModelError if that is none.
 
         `facts` are what it depends on next to hardware and versions. A known choice is taken if it
-        is one of `names`, or if there are no names.
+        is one of `names`, or if `names` is empty.
         """
         key = self.key(device, *facts)
         known = replace(find_choice(key) or _tuned(key, subject, tune), subject=subject)
         if names and known.chosen not in names:
-            return self.choose_again(known, "there is no such implementation here", tune)
+            return self.choose_again(known, "it is not available here", tune)
         return self.add(known)
 
     def choose_again(

@@ -369,8 +369,8 @@ class FusedLayers:
         They are those of `features`, and the last; one that `is_kept` is not overwritten by the
         next forward. `work` is the workspace of B rows and T tokens, whose hidden state may be
         `x_NF`. The first product reads `entry_NW`, if given, instead of the normed `x_NF`.
-        `is_plain` says that the tokens are the last of the span in every row. `only` runs that
-        layer alone. `windows_from_BT` is as in LayerStack.forward, the rest as in Runner.forward.
+        `is_plain` says that the tokens are the last of the span in every row. `only` runs just that
+        layer. `windows_from_BT` is as in LayerStack.forward, the rest as in Runner.forward.
         """
         view = self._view(len(positions_BT), span, first_row)
         places = self._places(positions_BT, view, first_row, branches)

@@ -83,11 +83,11 @@ def _reason(
         return f"its activation is {config.hidden_act}, not silu"
     linears = [module for layer in layers for module in _linears(layer)]
     if odd := {type(module).__name__ for module in (*linears, *other_linears)} - {"Linear"}:
-        return f"its linear layers are {', '.join(sorted(odd))} (quantised or adapted)"
+        return f"its linear layers are {', '.join(sorted(odd))} (quantized or adapted)"
     tensors = list(parameters)
     # Quantised weights may hide in plain linear layers, as tensors made of other tensors.
     if odd := {type(t).__name__ for t in tensors if hasattr(t, "__tensor_flatten__")}:
-        return f"its weights are {', '.join(sorted(odd))} (quantised)"
+        return f"its weights are {', '.join(sorted(odd))} (quantized)"
     if len(devices := {str(tensor.device) for tensor in tensors}) > 1:
         return f"it is spread over {', '.join(sorted(devices))}"
     if len(dtypes := {str(tensor.dtype) for tensor in tensors}) > 1:

@@ -94,8 +94,8 @@ class Runner(Protocol):
         the number of slots attended to. `last_B` asks for one position's logits per row. `last_B`
         of one entry holds for all rows. `features` names hidden states: 0 is the embedding, i the
         output of layer i - 1, `num_layers` the last one after the final norm, `num_layers + 1` the
-        last one before it. `branches` say where tokens are written and what they see when they form
-        no chain. `start` says that every row's tokens stand at start .. start + T - 1: no mask is
+        last one before it. `branches` give the slots of tokens and what they see if they form no
+        chain. `start` says that every row's tokens stand at start .. start + T - 1: no mask is
         needed then.
         """
         ...
@@ -136,7 +136,7 @@ class _RunnerCache:
 
 
 class StockRunner:
-    """Runner over transformers' own modelling code.
+    """Runner over transformers' own modeling code.
 
     `whole_masks` is for code that works on masks itself: every forward gets one, with one row per
     token.

@@ -56,7 +56,7 @@ def make_checked_runner(model: Any, forward: Forward = "auto") -> tuple[Runner, 
     except Exception as error:
         if failure := model_failure(error):
             raise ModelError(
-                f"{failure.model} does not run on text alone: {failure.words}; choose a model that "
+                f"{failure.model} does not run on plain text: {failure.words}; choose a model that "
                 "writes text from text"
             ) from error
         raise
@@ -117,7 +117,7 @@ def _positions(model: Any) -> str:
     """Why a model whose code takes no positions may differ."""
     if "position_ids" in signature(model.forward).parameters:
         return ""
-    return " (its code takes no position_ids: it counts them by a cache of its own)"
+    return " (its code takes no position_ids: it counts them by its own cache)"
 
 
 def _plain(model: Any, tokens_BT: Tensor) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Masks as transformers' modelling code takes them: one, or one for each kind of layer.
+"""Masks as transformers' modeling code takes them: one, or one for each kind of layer.
 
 Shape suffixes: B rows, T new tokens, S slots.
 """

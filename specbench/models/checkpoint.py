@@ -70,7 +70,7 @@ def read_checkpoint(
     config_file = _find(location, revision, "config.json")
     if config_file is None:
         raise ModelError(
-            f"{location}: there is no config.json; download it once with `hf download`, or give a "
+            f"{location}: config.json is missing; download it once with `hf download`, or give a "
             "folder (./my-head)"
         )
     commit = _COMMIT.search(config_file.as_posix())
@@ -159,7 +159,7 @@ def _read_pickle(file: Path, device: str) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         raise ModelError(
             f"{file} is damaged or holds more than tensors, and a pickle may run any code: it is "
-            "not read; convert it to safetensors where you trust it"
+            "not read; convert it to safetensors if you trust it"
         ) from error
     except UNREADABLE as error:
         first = first_line(error)

@@ -86,8 +86,7 @@ def _is_module(value: Any) -> bool:
 
 # By words in what transformers raises: its own text is about arguments that are not passed here.
 _ADVICE = {
-    "trust_remote_code": "it comes with Python code of its own (auto_map), which is not run; "
-    f"{TRUST_CODE}",
+    "trust_remote_code": f"it comes with Python code (auto_map), which is not run; {TRUST_CODE}",
     "does not recognize this architecture": UNKNOWN_TYPE,
     "Should have a `model_type` key": UNKNOWN_TYPE,
     "ignore_mismatched_sizes": "its weights have other shapes than its config.json says; take the "

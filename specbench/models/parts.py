@@ -35,7 +35,7 @@ class DroppedTower(nn.Module):
         self.device = None if first is None else first.device
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        raise ModelError(f"{self.name} was not loaded: prompts hold text alone")
+        raise ModelError(f"{self.name} was not loaded: prompts are plain text")
 
 
 def keep_text_part(model: Any) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def _copied(module: Any, configs: dict[int, Any]) -> Any:
     if "forward" in vars(module):  # as device_map leaves it: it calls the module it was made for
         raise ModelError(
             f"{type(module).__name__} is spread over devices, so its first layers cannot run "
-            "alone; leave out `device_map` or choose another method"
+            "separately; leave out `device_map` or choose another method"
         )
     copied = copy(module)
     copied._modules = dict(module._modules)

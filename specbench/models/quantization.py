@@ -44,9 +44,9 @@ def packable(model: Any) -> list[nn.Linear]:
     in_blocks = sum(parameter.numel() for parameter in model.parameters()) - sum(ends.values())
     if 2 * sum(linear.weight.numel() for linear in linears) < in_blocks:
         raise ModelError(
-            f"{type(model).__name__} keeps most of its weights outside linear layers, where "
-            "torchao does not reach; leave `quantization` out, or name a checkpoint that is "
-            "stored quantised"
+            f"{type(model).__name__} keeps most of its weights outside linear layers, which "
+            "torchao cannot reach; leave `quantization` out, or name a checkpoint that is "
+            "stored quantized"
         )
     return linears
 

@@ -68,7 +68,7 @@ def open_probe(
         nvml.nvmlInit()
         gpu = find_gpu(int(index or 0), uuid, nvml, environment)
         if _is_partitioned(nvml, gpu):
-            return NoProbe("MIG is on: NVML tells power, energy and clocks of whole GPUs only")
+            return NoProbe("MIG is on: NVML reports power, energy and clocks only of whole GPUs")
     except GpuNotFoundError as error:
         return NoProbe(str(error))
     except nvml.NVMLError_LibraryNotFound:
@@ -248,7 +248,7 @@ def find_gpu(index: int, uuid: str | None, nvml: Any, environment: Mapping[str, 
     models = {nvml.nvmlDeviceGetName(gpu) for gpu in gpus}
     if len(models) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         raise GpuNotFoundError(
-            f"cannot tell which of {len(gpus)} different GPUs is cuda:{index}; "
+            f"cannot determine which of {len(gpus)} different GPUs is cuda:{index}; "
             "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
         )
     return gpus[int(name)]
@@ -263,7 +263,7 @@ def _of_uuid(uuid: str, nvml: Any) -> Any:
 
 def _of_uuid_prefix(name: str, gpus: list[Any], nvml: Any) -> Any:
     if name.startswith("MIG-"):
-        raise GpuNotFoundError(f"{name}: NVML tells power, energy and clocks of whole GPUs only")
+        raise GpuNotFoundError(f"{name}: NVML reports power, energy and clocks only of whole GPUs")
     fitting = [gpu for gpu in gpus if nvml.nvmlDeviceGetUUID(gpu).startswith(name)]
     if len(fitting) != 1:
         raise GpuNotFoundError(f"NVML knows {len(fitting)} GPUs whose UUID begins with {name}")

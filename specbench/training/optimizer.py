@@ -1,7 +1,7 @@
 """Muon for matrices and AdamW for the rest, over named tensors on any device.
 
-torch.optim.Muon orthogonalises in bfloat16, which is thirty times slower on a CPU without
-bfloat16 instructions.
+torch.optim.Muon orthogonalizes in bfloat16, which is thirty times slower on a CPU without bfloat16
+instructions.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ from torch import Tensor
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
-def orthogonalised(stack_NRC: Tensor, steps: int = 5) -> Tensor:
+def orthogonalized(stack_NRC: Tensor, steps: int = 5) -> Tensor:
     """Each matrix with its singular values pushed to about 1."""
     tall = stack_NRC.shape[1] > stack_NRC.shape[2]
     x: Tensor = stack_NRC.mT if tall else stack_NRC
@@ -27,8 +27,8 @@ def orthogonalised(stack_NRC: Tensor, steps: int = 5) -> Tensor:
 
 
 def one_by_one(updates: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Each matrix orthogonalised by itself."""
-    return (orthogonalised(update[None])[0] for update in updates)
+    """Each matrix orthogonalized by itself."""
+    return (orthogonalized(update[None])[0] for update in updates)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,7 @@ class Schedule:
 class MuonAdamW:
     """`rows_of_tokens`: matrices with that number of rows are vocabularies, which AdamW takes.
 
-    `orthogonalise` gets the updates of all other matrices, and gives them in the same order.
+    `orthogonalize` gets the updates of all other matrices, and gives them in the same order.
     Source: Jordan et al. 2024, "Muon"; Liu et al. 2025 (arXiv:2502.16982), eq. 4.
     """
 
@@ -61,9 +61,9 @@ class MuonAdamW:
         *,
         momentum: float = 0.95,
         decay: float = 0.01,
-        orthogonalise: Callable[[Iterable[Tensor]], Iterable[Tensor]] = one_by_one,
+        orthogonalize: Callable[[Iterable[Tensor]], Iterable[Tensor]] = one_by_one,
     ) -> None:
-        self._momentum, self._decay, self._orthogonalise = momentum, decay, orthogonalise
+        self._momentum, self._decay, self._orthogonalize = momentum, decay, orthogonalize
         self._matrices = {
             name: tensor
             for name, tensor in parameters.items()
@@ -78,7 +78,7 @@ class MuonAdamW:
     @torch.no_grad()
     def step(self, muon_lr: float, adamw_lr: float) -> None:
         """Once over everything that has a gradient."""
-        changes = self._orthogonalise(self._updates())
+        changes = self._orthogonalize(self._updates())
         moving = (matrix for matrix in self._matrices.values() if matrix.grad is not None)
         for matrix, change in zip(moving, changes, strict=True):
             scale = 0.2 * max(matrix.shape) ** 0.5  # the size of an AdamW step

@@ -25,7 +25,7 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
 def not_written(path: Path, error: OSError) -> StoreError:
     """The error for a user; everything that a training resumes from is unchanged."""
     return StoreError(
-        f"{path} cannot be written: {error.strerror}. Make room on the disk or fix the problem, "
+        f"{path} cannot be written: {error.strerror}. Free disk space or fix the problem, "
         "then resume with the same command plus --resume: finished answers and saved steps are kept"
     )
 

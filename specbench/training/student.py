@@ -151,7 +151,7 @@ class ChainStudent:
         put(self._head.module, self.parameters, self._head.dtype)
         ids_BT, is_answer_BT = lesson.batch.ids_BT, lesson.batch.is_answer_BT
         contexts, right = [], []
-        is_chain_BT = is_answer_BT[:, 1:-1]  # token t + 1 is a round's first
+        is_chain_BT = is_answer_BT[:, 1:-1]  # a round begins at token t + 1
         is_right_BT = is_chain_BT
         for output in self._run(lesson, lesson.features, depth):
             if output.depth:  # the chain one token further on

@@ -221,7 +221,7 @@ def _check_folder(settings: TrainSettings) -> None:
     out, work = settings.out, settings.out / "work"
     try:
         if settings.resume and not work.is_dir():
-            raise UsageError(f"{out} holds no training to resume; leave --resume out")
+            raise UsageError(f"{out} has no training to resume; leave --resume out")
         if not settings.resume and out.exists() and any(out.iterdir()):
             raise UsageError(
                 f"{out} is not empty; resume its training with --resume, or choose another --output"

@@ -189,7 +189,7 @@ def test_random_prompts_and_a_servers_running_average_are_warned_of(tmp_path):
         ((VLLM[1],), "the file does not say the temperature; give --temperature 0"),
         ((VLLM[1], "--pairing", "llama"), "expected target/drafter"),
         ((VLLM[1], "--pairing", "/head"), "expected target/drafter"),
-        ((VLLM[1], "--method", "magic"), "there is no method 'magic'"),
+        ((VLLM[1], "--method", "magic"), "unknown method 'magic'"),
         ((VLLM[1], VLLM[1], *TOLD), "the same cell as vllm_spec.json"),
     ],
 )

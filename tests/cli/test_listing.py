@@ -214,8 +214,8 @@ targets:
 @pytest.mark.parametrize(
     ("changed", "gone", "words"),
     [
-        ({}, "model.safetensors", "weights: there is no model.safetensors; download"),
-        ({}, "tokenizer.json", "tokenizer: there is no tokenizer.json"),
+        ({}, "model.safetensors", "weights: model.safetensors is missing; download"),
+        ({}, "tokenizer.json", "tokenizer: tokenizer.json is missing"),
         ({"model_type": "nosuch"}, "", "does not know the model_type of its config.json"),
         ({"rms_norm_eps": "x"}, "", "rms_norm_eps is 'x'"),
         ({"eos_token_id": "x"}, "", "eos_token_id is x; whole numbers are needed"),

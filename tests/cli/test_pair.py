@@ -163,7 +163,7 @@ def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
         (("nobody",), "no target 'nobody'"),
         (("owner/nobody",), "owner/nobody is not in the hub's cache"),
         (("tiny", "--search-dir", "drafts"), "add --discover"),
-        (("tiny", "--discover", "--search-dir", "nowhere"), "there is no such folder"),
+        (("tiny", "--discover", "--search-dir", "nowhere"), "folder not found"),
         (("tiny", "--gpu", "Voodoo"), "--gpu 'Voodoo': known are"),
         (("tiny", "--gpu-memory", "much"), "--gpu-memory 'much': expected"),
         (("tiny", "--gpu-memory", "24"), "add a unit, such as 24GiB"),

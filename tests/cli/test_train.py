@@ -113,7 +113,7 @@ def test_a_finished_training_is_read_again_and_not_repeated(eagle, tiny):
         ),
         (["eagle", "--texts", "draft"], "draft cannot be read: Is a directory"),
         (["eagle", "--texts", "prompts.jsonl"], "holds texts of another training"),
-        (["eagle", "--resume"], "new holds no training to resume; leave --resume out"),
+        (["eagle", "--resume"], "new has no training to resume; leave --resume out"),
         (["eagle", "--temperature", "hot"], "--temperature 'hot': expected numbers"),
         (["eagle", "--time-budget", "soon"], "--time-budget 'soon': expected a time"),
         (["eagle", "--dtype", "fp8"], "--dtype 'fp8': allowed are float32, bfloat16, float16"),

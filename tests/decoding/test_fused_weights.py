@@ -65,7 +65,7 @@ class Int8Tensor(Tensor):
         return [], None
 
 
-def _with_quantised_weights(model: Any) -> None:
+def _with_quantized_weights(model: Any) -> None:
     linear = model.model.layers[0].mlp.down_proj
     linear.weight = nn.Parameter(linear.weight.detach().as_subclass(Int8Tensor))
 
@@ -88,7 +88,7 @@ def _half_rotary(model: Any) -> None:
         (_of_two_dtypes, "several dtypes: torch.float32, torch.float64"),
         (_with_half_a_bias, "some of the linear layers to be joined have a bias"),
         (_with_another_linear, "its linear layers are Linear8bit"),
-        (_with_quantised_weights, "its weights are Int8Tensor (quantised)"),
+        (_with_quantized_weights, "its weights are Int8Tensor (quantized)"),
         (_with_a_bias_in_the_head, "its lm_head has a bias"),
         (_spread, "spread over cpu, meta"),
         (_half_rotary, "only a part of each head"),

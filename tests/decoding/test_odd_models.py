@@ -140,7 +140,7 @@ def test_what_a_models_code_raises_is_a_refusal_in_words(monkeypatch: pytest.Mon
         raise AssertionError("two\nlines")
 
     monkeypatch.setattr(model.model.layers[1].self_attn.q_proj, "forward", fail)
-    words = "LlamaForCausalLM does not run on text alone: its code raises AssertionError: two; choo"
+    words = "LlamaForCausalLM does not run on plain text: its code raises AssertionError: two; choo"
     with pytest.raises(ModelError, match=words), failures_told():
         make_checked_runner(model)
     words = "AssertionError: two; measure it with --engine transformers"

@@ -61,7 +61,7 @@ def load(folder: Path, scheme: str | None = None, **changes: Any) -> LoadedModel
 
 
 def store(folder: Path, **quantization: Any) -> None:
-    """Let the config say that the weights are stored quantised."""
+    """Let the config say that the weights are stored quantized."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
 
@@ -188,7 +188,7 @@ def test_a_model_whose_weights_are_no_linear_layers_is_refused(name):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_checkpoint_stored_quantised_is_loaded_as_it_is(saved, tmp_path, dtype):
+def test_a_checkpoint_stored_quantized_is_loaded_as_it_is(saved, tmp_path, dtype):
     packed = load(saved, "int8", dtype=dtype)
     AutoModelForCausalLM.from_pretrained(
         saved,
@@ -250,7 +250,7 @@ def test_stored_weights_are_not_packed_again(folder):
         load(folder, "int8")
 
 
-def test_a_format_that_transformers_unpacks_is_not_called_quantised():
+def test_a_format_that_transformers_unpacks_is_not_called_quantized():
     config = tiny_llama().config
     config.quantization_config = {"quant_method": "mxfp4", "dequantize": True}
     assert stored_format(config) is None

@@ -51,7 +51,7 @@ def test_the_drafters_are_listed_without_torch() -> None:
 def test_the_folder_holds_one_file_a_method_the_registry_and_what_they_share() -> None:
     listed = {path.stem for path in FOLDER.iterdir() if path.suffix == ".py" or path.is_dir()}
 
-    assert listed - {"__pycache__"} == {*METHODS, "__init__", "registry", "heads", "shared"}
+    assert listed - {"__pycache__"} == {*METHODS, "__init__", "registry", "shared"}
 
 
 @pytest.mark.parametrize("method", all_methods(), ids=lambda method: method.name)

@@ -85,7 +85,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {
         {f"{AT}input_proj.weight": torch.ones(32, 32)},
         r"0\.input_proj\.weight is \(32, 32\)",
     ),
-    "quantised": ({}, {f"{AT}mlp.up_proj.weight_scale_inv": torch.ones(1)}, "stored quantised"),
+    "quantized": ({}, {f"{AT}mlp.up_proj.weight_scale_inv": torch.ones(1)}, "stored quantized"),
 }
 
 

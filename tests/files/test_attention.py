@@ -10,8 +10,8 @@ from specbench.files.config import is_hybrid, longest_context, unsupported_atten
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"keep_window_size": 64}, "by an index of its own (keep_window_size)"),
-        ({"index_topk": 64}, "by an index of its own (index_topk)"),
+        ({"keep_window_size": 64}, "by a separate index (keep_window_size)"),
+        ({"index_topk": 64}, "by a separate index (index_topk)"),
         ({"model_type": "mpt"}, "uses ALiBi"),
         ({"model_type": "falcon", "alibi": True}, "uses ALiBi"),
         ({"model_type": "llama", "layer_types": ["hybrid_sliding"]}, "type hybrid_sliding"),

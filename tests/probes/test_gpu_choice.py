@@ -46,7 +46,7 @@ def test_cudas_own_uuid_settles_it():
         (0, "9", "cuda:0 is GPU 9"),
         (0, "-1", "0 GPUs whose UUID begins with -1"),
         (0, "GPU-a", "2 GPUs whose UUID begins with GPU-a"),
-        (0, "MIG-1234", "whole GPUs only"),
+        (0, "MIG-1234", "only of whole GPUs"),
     ],
 )
 def test_a_device_that_names_no_gpu_says_why(index: int, visible: str | None, complaint: str):

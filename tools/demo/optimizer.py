@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from specbench.training.optimizer import orthogonalised
+from specbench.training.optimizer import orthogonalized
 
 
 def together(updates: Iterable[Tensor]) -> list[Tensor]:
@@ -25,7 +25,7 @@ def together(updates: Iterable[Tensor]) -> list[Tensor]:
 def _shared(stack_NRC: Tensor) -> Tensor:
     world = dist.get_world_size()
     parts = list(stack_NRC.chunk(world))
-    mine = orthogonalised(parts[dist.get_rank()]).contiguous()
+    mine = orthogonalized(parts[dist.get_rank()]).contiguous()
     gathered = [torch.empty_like(mine) for _ in range(world)]
     dist.all_gather(gathered, mine)
     return torch.cat(gathered)

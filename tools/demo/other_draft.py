@@ -108,7 +108,7 @@ def train(draft: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
     rows = batches(documents, TOKENS_PER_STEP, Dice(SEED, "other draft", 0))
     schedule = Schedule(steps=steps, muon_lr=4e-3, adamw_lr=2e-3)
     parameters = dict(draft.named_parameters())
-    optimizer = MuonAdamW(parameters, len(tokenizer), orthogonalise=one_by_one)
+    optimizer = MuonAdamW(parameters, len(tokenizer), orthogonalize=one_by_one)
     for step in range(steps):
         loss = answer_loss(draft, rows[step % len(rows)])
         loss.backward()  # type: ignore[no-untyped-call]

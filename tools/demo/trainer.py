@@ -37,7 +37,7 @@ def train(
     rank, world = dist.get_rank(), dist.get_world_size()
     progress, start = Progress(), 0
     optimizer = MuonAdamW(
-        dict(model.named_parameters()), model.config.vocab_size, orthogonalise=together
+        dict(model.named_parameters()), model.config.vocab_size, orthogonalize=together
     )
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=False)

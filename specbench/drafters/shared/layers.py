@@ -115,9 +115,9 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def load(
-    module: nn.Module, checkpoint: Checkpoint, target: Runner, beside: Collection[str]
+    module: nn.Module, checkpoint: Checkpoint, target: Runner, separate: Collection[str]
 ) -> dict[str, Tensor]:
-    """Load a fitting checkpoint's tensors into a module without weights; return the `beside` ones.
+    """Load a fitting checkpoint's tensors into a module without weights, but return `separate`.
 
     They are used as they are if device and dtype are already the target's.
     """
@@ -125,10 +125,10 @@ def load(
         name: tensor.to(target.device, target.dtype if tensor.is_floating_point() else tensor.dtype)
         for name, tensor in checkpoint.without(OLD_ROTARY).tensors.items()
     }
-    separate = {name: tensors.pop(name) for name in beside if name in tensors}
+    taken = {name: tensors.pop(name) for name in separate if name in tensors}
     module.load_state_dict(tensors, assign=True)
     module.requires_grad_(False).eval()
-    return separate
+    return taken
 
 
 def token_embedding(target: Runner, weight_VF: Tensor | None) -> Embed:

@@ -2,5 +2,5 @@
 
 In go queries and slots, out comes what the output product reads. Each implementation is one file
 and one class of `kernel.py`'s protocol; open that first. `stock.py` is what transformers' own
-modelling code calls.
+modeling code calls.
 """

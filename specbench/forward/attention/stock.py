@@ -1,4 +1,4 @@
-"""Our attention over slots as transformers' modelling code calls it, registered there.
+"""Our attention over slots as transformers' modeling code calls it, registered there.
 
 Shape suffixes: B rows, T new tokens, S slots, H query heads, N key/value heads, G = H / N,
 D head size.
