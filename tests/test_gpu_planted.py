@@ -30,8 +30,8 @@ class OneTooFar(PlainAttention):
 
     name = "one too far"
 
-    def look(self, seen: AttentionInputs) -> Any:
-        return super().look(seen._replace(positions_BT=seen.positions_BT + 1))
+    def build_metadata(self, inputs: AttentionInputs) -> Any:
+        return super().build_metadata(inputs._replace(positions_BT=inputs.positions_BT + 1))
 
 
 @pytest.mark.slow

@@ -97,8 +97,8 @@ class KeepsUnturnedKeys(FusedLayers):
 
 
 class Chains(Masked):
-    def look(self, seen: Any) -> Tensor:
-        return super().look(seen._replace(branches=None))
+    def build_metadata(self, inputs: Any) -> Tensor:
+        return super().build_metadata(inputs._replace(branches=None))
 
 
 class TakesTreesForChains(FusedLayers):
