@@ -78,7 +78,7 @@ HEAD_WEIGHTS = (
     *MODEL_WEIGHTS,
     "pytorch_model.bin",
 )
-NO_HEAD = f"weights are missing; one of {', '.join(HEAD_WEIGHTS)} is read"
+NO_HEAD = f"no weights found; one of {', '.join(HEAD_WEIGHTS)} is read"
 _LARGEST_HEADER = 100_000_000  # the format's own limit
 _SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*\.safetensors")
 _BITS = {

@@ -184,7 +184,7 @@ MODELS = {
     ),
     "a missing shard": Case("draft_model", split, ("model-2.safetensors", "download")),
     "no weights": Case("draft_model", remove("*.safetensors"), ("model.safetensors",)),
-    "no tokenizer": Case("draft_model", remove("tokenizer*"), ("no tokenizer.json",)),
+    "no tokenizer": Case("draft_model", remove("tokenizer*"), ("tokenizer.json is missing",)),
     "tied in config alone": Case(
         "draft_model",
         configure(tie_word_embeddings=True),
