@@ -1,4 +1,4 @@
-"""What rounds cost at every K, as ratios: seconds cancel, and so does a slow day."""
+"""Cost of a round at every K, as ratios, in which the speed of the machine cancels."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,10 +12,10 @@ from specbench.stats.intervals import LogRatio, paired_log_ratio, product
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostCurve:
-    """Costs of a round at every K; `source` says whose they are, None: measured on this machine.
+    """Costs of a round at every K; `source` is their engine, None: measured on this machine.
 
-    Those measured here are of timing repetitions in turns, the i-th of every K at the same place.
-    Those of another engine belong to nothing.
+    Those measured here are of interleaved timing repetitions, the i-th of each K paired. Those of
+    another engine are not paired.
     """
 
     visits: Mapping[int, tuple[float, ...]]
@@ -26,7 +26,7 @@ class CostCurve:
     speedups: Mapping[int, float] | None = None
 
     def ratio(self, k: int, other: int) -> LogRatio:
-        """cost(k) / cost(other), by repetition where they belong together; no spread of few."""
+        """cost(k) / cost(other), by repetition if paired; without a spread if they are few."""
         if self.source is None:
             return paired_log_ratio(self.visits[k], self.visits[other])
         base = paired_log_ratio(self.visits[other], 1.0)
@@ -58,12 +58,14 @@ def measured_here(
     return CostCurve(visits={k: v for k, v in newest.items() if len(v) == len(newest[0])})
 
 
-def told(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]) -> CostCurve:
-    """The costs of another engine at so many requests at once, for every K of `ks` it covers.
+def cost_curve_from(
+    costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]
+) -> CostCurve:
+    """The costs of another engine with `concurrency` requests, for every K of `ks` it covers.
 
-    Costs of equal K are repeats. Between two K > 0 that are told a round's cost lies on a straight
-    line, as K drafts and K + 1 checked tokens do; beyond them nothing is made up. Raises
-    UsageError where the costs do not say what K = 0 costs, or nothing of this concurrency.
+    Costs of equal K are repeats. Between two known K > 0 the cost of a round is interpolated, since
+    K drafts and K + 1 checked tokens are linear in K; it is not extrapolated. Raises UsageError
+    without a cost of K = 0, or of this concurrency.
     """
     if not costs:
         raise ValueError("no costs")
@@ -88,9 +90,9 @@ def told(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]) ->
             f"--step-times: {source} does not say what a step without speculation (K = 0) costs; "
             "add it, or give costs in steps"
         )
-    found = {k: cost for k in sorted({0, *ks}) if (cost := _between(known_costs, k)) is not None}
+    by_k = {k: cost for k in sorted({0, *ks}) if (cost := _between(known_costs, k)) is not None}
     return CostCurve(
-        visits=found,
+        visits=by_k,
         source=source,
         is_relative=units == {True},
         lengths=_means((c.num_speculative_tokens, c.mean_acceptance_length) for c in at),
@@ -99,14 +101,14 @@ def told(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]) ->
 
 
 def left_out(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]) -> str:
-    """Which of `ks` the costs do not cover, and why, in a sentence; empty where they cover all."""
-    covered = told(costs, concurrency=concurrency, ks=ks).visits
+    """Which of `ks` the costs do not cover, and why, in a sentence; empty if they cover all."""
+    covered = cost_curve_from(costs, concurrency=concurrency, ks=ks).visits
     missing = [f"{k}" for k in sorted(set(ks)) if k not in covered]
     if not missing:
         return ""
     known = {c.num_speculative_tokens for c in costs if c.concurrency == concurrency} - {0}
     ends = dict.fromkeys((min(known), max(known))) if known else ()
-    span = f"K = 0 and {'..'.join(map(str, ends))}" if ends else "K = 0 alone"
+    span = f"K = 0 and {'..'.join(map(str, ends))}" if ends else "only K = 0"
     at = f" at {concurrency} requests at once" if concurrency > 1 else ""
     return (
         f"K = {', '.join(missing)} left out: the costs of {describe(costs)} cover {span}{at}; "
@@ -139,10 +141,10 @@ def _between(costs: Mapping[int, tuple[float, ...]], k: int) -> tuple[float, ...
     return (less + share * (more - less),)
 
 
-def _means(found: Iterable[tuple[int, float | None]]) -> dict[int, float]:
+def _means(values: Iterable[tuple[int, float | None]]) -> dict[int, float]:
     """Means by K of the known values."""
     by_k: dict[int, list[float]] = {}
-    for k, value in found:
+    for k, value in values:
         if value is not None:
             by_k.setdefault(k, []).append(value)
     return {k: fmean(values) for k, values in by_k.items()}

@@ -37,7 +37,7 @@ def read_table(path: Path) -> list[EngineCost]:
 
 
 def _yaml_rows(path: Path) -> Iterator[Section]:
-    """Rows of a list, or of `costs` beside values that hold for all of them."""
+    """Rows of a list, or of `costs` with the other keys of the file added to each."""
     top = read_yaml(path, UsageError)
     shared: Mapping[str, Value] = {}
     rows = top
@@ -46,8 +46,8 @@ def _yaml_rows(path: Path) -> Iterator[Section]:
         shared = {name: value for name, value in section.entries.items() if name != "costs"}
         rows = section.must("costs", lambda value: value)
     for row in rows.items():
-        own = row.section(allowed=(*SHARED, *_OWN))
-        yield Section(value=row, entries={**shared, **own.entries})
+        section = row.section(allowed=(*SHARED, *_OWN))
+        yield Section(value=row, entries={**shared, **section.entries})
 
 
 def _csv_rows(path: Path) -> Iterator[Section]:
@@ -115,10 +115,10 @@ def _positive(value: Value) -> float:
 
 
 def _from_zero(value: Value) -> float:
-    found = number()(_as_number(value))
-    if found < 0:
-        value.fail(f"0 or more is needed, not {found:g}")
-    return found
+    amount = number()(_as_number(value))
+    if amount < 0:
+        value.fail(f"0 or more is needed, not {amount:g}")
+    return amount
 
 
 def _as_number(value: Value) -> Value:
@@ -138,14 +138,14 @@ _MARK = "mean_tpot_ms"  # every result has it, and no table of costs
 def read_results(text: str, source: str) -> list[EngineCost] | None:
     """Costs of a JSON object, or of one per line; None for other text. UsageError if one is
     missing."""
-    found = _objects(text)
-    if not found or not all(_MARK in one for one in found.values()):
+    results = _objects(text)
+    if not results or not all(_MARK in result for result in results.values()):
         return None
-    return [_result_cost(one, source, line) for line, one in found.items()]
+    return [_result_cost(result, source, line) for line, result in results.items()]
 
 
 def _objects(text: str) -> dict[int, Mapping[str, Any]]:
-    """JSON objects by the line they begin on; none where something else is in the text."""
+    """JSON objects by their first line; empty if the text contains anything else."""
     try:
         whole = parse_json(text)
     except ValueError:
@@ -154,7 +154,7 @@ def _objects(text: str) -> dict[int, Mapping[str, Any]]:
             parsed = {i: parse_json(line) for i, line in lines.items()}
         except ValueError:
             return {}
-        return parsed if all(isinstance(one, dict) for one in parsed.values()) else {}
+        return parsed if all(isinstance(part, dict) for part in parsed.values()) else {}
     return {1: whole} if isinstance(whole, dict) else {}
 
 
@@ -173,7 +173,7 @@ def _result_cost(result: Mapping[str, Any], source: str, line: int) -> EngineCos
     completed, output = number("completed"), number("total_output_tokens")
     tpot_ms, rows = number(_MARK), number("max_concurrency")
     if not completed or output is None or not tpot_ms:
-        fail("no request was completed, so it tells no cost; measure again")
+        fail("no request was completed, so the cost is unknown; measure again")
     if rows is None or rows < 1:
         fail("max_concurrency is missing; run vllm bench serve with --max-concurrency N")
     after_first = output - completed
@@ -209,9 +209,9 @@ def _engine(result: Mapping[str, Any]) -> str:
 
 def _k(result: Mapping[str, Any], num_draft_tokens: float, num_drafts: float) -> int:
     """K from `--metadata num_speculative_tokens=3`, else one per position, else the mean."""
-    said = result.get("num_speculative_tokens")
-    if said is not None and str(said).isdigit():
-        return int(said)
+    k = result.get("num_speculative_tokens")
+    if k is not None and str(k).isdigit():
+        return int(k)
     positions = result.get("spec_decode_per_position_acceptance_rates")
     if isinstance(positions, list) and positions:
         return len(positions)
@@ -224,10 +224,10 @@ def _decode_s(
     after_first: float,
     fail: Callable[[str], NoReturn],
 ) -> float:
-    """Seconds from first tokens to last ones: exact where the file has details."""
+    """Seconds from first tokens to last ones: exact if the file has the gaps between tokens."""
     gaps = result.get("itls")
-    if isinstance(gaps, list) and gaps and all(isinstance(one, list) for one in gaps):
-        spent = [gap for one in gaps for gap in one]
+    if isinstance(gaps, list) and gaps and all(isinstance(part, list) for part in gaps):
+        spent = [gap for part in gaps for gap in part]
         if not all(type(gap) in (int, float) and 0 <= gap < inf for gap in spent):
             fail("itls: lists of seconds are needed")
         return float(sum(spent))
@@ -237,12 +237,12 @@ def _decode_s(
 def read_run(folder: Path) -> list[EngineCost]:
     """Costs from the valid cells of a run's first pass, in closed loop.
 
-    StoreError where the folder holds no run, UsageError where it has no such cell, or those of
+    StoreError if the folder contains no run, UsageError if the run has no such cell, or those of
     several engines.
     """
-    found = list(_costs(load_run(folder.name, folder.parent)))
-    engines = sorted({cost.engine for cost in found})
-    if not found:
+    costs = list(_costs(load_run(folder.name, folder.parent)))
+    engines = sorted({cost.engine for cost in costs})
+    if not costs:
         raise UsageError(
             f"--step-times {folder}: this run has no valid cell of a serving engine; give one of "
             "`sweep-k --engine vllm` or the like, or a table of costs (docs/costs.md)"
@@ -252,7 +252,7 @@ def read_run(folder: Path) -> list[EngineCost]:
             f"--step-times {folder}: this run measured {' and '.join(engines)}; give a run of one "
             "engine"
         )
-    return found
+    return costs
 
 
 def _costs(stored: StoredRun) -> Iterator[EngineCost]:
@@ -284,16 +284,16 @@ def is_address(source: str) -> bool:
 
 
 def acceptance_rule(
-    asked: AcceptanceRule | None, costs: Sequence[EngineCost], temperature: float
+    requested: AcceptanceRule | None, costs: Sequence[EngineCost], temperature: float
 ) -> AcceptanceRule:
-    """How drafts are made and accepted where the costs come from.
+    """How the engine of the costs drafts and accepts.
 
-    Not asked for, it is that of the engine: vLLM drafts greedily at any temperature unless its
+    The default is the engine's: vLLM drafts greedily at any temperature unless its
     draft_sample_method says otherwise, so that P(accepted) is p at the draft's likeliest token.
     At temperature 0 both are the same.
     """
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     is_greedy = temperature > 0 and any("vllm" in cost.engine.lower() for cost in costs)
     return "greedy_draft" if is_greedy else "exact"
 
@@ -318,7 +318,7 @@ def read_file(path: Path) -> list[EngineCost]:
             raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise UsageError(f"{path}: not UTF-8 text; save the file as UTF-8") from error
-        found = read_results(text, path.name)
-        if found is not None:
-            return found
+        costs = read_results(text, path.name)
+        if costs is not None:
+            return costs
     return read_table(path)

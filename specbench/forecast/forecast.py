@@ -101,10 +101,11 @@ def _starting(steps: _StepCosts) -> Floats:
     return starting[:-1]
 
 
-MOST_MEASURED = 3  # K > 0 of one question
-WORTH = 0.02  # a K that may beat the best one by more than this is measured, too
-# Standard error of tokens a round where replaying is an approximation: of token_recycling, whose
-# drafts hang on what its own rounds looked at, 5 to 14 % fewer were replayed than measured.
+MOST_MEASURED = 3  # K > 0 per setting
+WORTH = 0.02  # a K that may beat the best one by more than this is also measured
+# Standard error of tokens per round if replaying is an approximation: for token_recycling, whose
+# drafts depend on the tokens that its own rounds checked, 5% to 14% fewer were replayed than
+# measured.
 INEXACT = 0.07
 # Standard error of the ratio of two K's costs beyond their repetitions': those are of all
 # workloads, and a workload's own are others (benchmarks/README.md).
@@ -150,14 +151,14 @@ def forecast(
     rule: AcceptanceRule = "exact",
     effort: Effort = Effort(),
 ) -> ForecastRecord:
-    """The curve of one question over those of `ks` that have traces and costs.
+    """The curve of one setting over those of `ks` that have traces and costs.
 
-    `traces` are of one drafter on one workload at one temperature, a text once. Costs measured
-    here say which K to measure, those of another engine do not. Raises ValueError where no K > 0
+    `traces` are of one drafter on one workload at one temperature, each text once. Costs measured
+    here decide which K to measure, those of another engine do not. Raises ValueError if no K > 0
     has both.
     """
     known = sorted({0, *ks} & set(curve.visits))
-    rounds = {k: found for k in known if (found := replayed(traces, k)) is not None}
+    rounds = {k: counts for k in known if (counts := replayed(traces, k)) is not None}
     if 0 not in rounds or len(rounds) < 2:
         raise ValueError("no K > 0 has both traces and costs")
     # Concurrent requests would draft from one another's answers, a trace drafts from its own.
@@ -189,23 +190,23 @@ def forecast(
 
 
 def replayed(traces: Sequence[TraceRecord], k: int) -> Rounds | None:
-    """Rounds at K = k of the traces that serve it, by prompt; None where none has a round."""
+    """Rounds at K = k of the traces usable for it, by prompt; None without any round."""
     by_prompt: dict[str, RoundCounts] = {}
     of_texts: dict[tuple[str, int, int], float] = {}
     for trace in traces:
         text = (trace.prompt_id, trace.turn, trace.repeat)
         if len(trace.output_ids) < 2 or text in of_texts or not serves(trace, k):
-            continue  # a tree has a trace a depth, and any of them serves K = 0
-        one = replay_one(trace, k)
-        of_texts[text] = one.num_rounds
+            continue  # a tree has a trace per depth, and any of them serves K = 0
+        counts = replay_one(trace, k)
+        of_texts[text] = counts.num_rounds
         known = by_prompt.get(trace.prompt_id)
-        by_prompt[trace.prompt_id] = one if known is None else known + one
+        by_prompt[trace.prompt_id] = counts if known is None else known + counts
     if not by_prompt:
         return None
     prompts = tuple(by_prompt.values())
     return Rounds(
-        num_rounds=np.array([one.num_rounds for one in prompts]),
-        num_emitted=np.array([one.num_emitted for one in prompts]),
+        num_rounds=np.array([counts.num_rounds for counts in prompts]),
+        num_emitted=np.array([counts.num_emitted for counts in prompts]),
         pooled=reduce(RoundCounts.__add__, prompts),
         of_texts=tuple(of_texts.values()),
     )
@@ -216,11 +217,11 @@ def choose(
 ) -> tuple[int, tuple[int, ...]]:
     """The best K, 0 among them, and the K > 0 that are worth measuring, best first.
 
-    The best has the highest forecast; of those within 1 % the smallest K. Beside the best K > 0
-    a K is worth measuring if it may be more than 2 % faster. It is the costs' error that counts
-    for this, a workload's own included, not the spread over prompts: measured would be the same
-    prompts, and what they accept is known; only for a method whose replay is an approximation its
-    error counts, too.
+    The best has the highest forecast; of those within 1% the smallest K. Another K > 0 is worth
+    measuring if it may be more than 2% faster than the best. Only the error of the costs counts for
+    this, with a workload's deviation, and not the spread over prompts: the same prompts would be
+    measured, and their acceptance is known. A method whose replay is an approximation adds the
+    error of that.
     """
     speeds = {p.num_speculative_tokens: (p.speedup.estimate if p.speedup else 1.0) for p in points}
     best = _fastest(speeds)
@@ -269,7 +270,7 @@ def _doubt(ratio: LogRatio, is_exact: bool) -> float:
 
 
 def _passes_s(once_s: Mapping[int, float], ks: Iterable[int], best: int) -> float:
-    """At K = 0 and every K, and where there was a choice at K = 0 and the best once more."""
+    """Seconds at K = 0 and every K, and at K = 0 and the best again if there was a choice."""
     drafting = [k for k in ks if k]
     first = once_s[0] + sum(once_s[k] for k in drafting)
     is_repeated = len(drafting) > 1 and best

@@ -1,4 +1,4 @@
-"""Forecast against measured: what was said before, beside what came of it."""
+"""Forecasts compared with the measurements that followed."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -73,13 +73,13 @@ def check_forecasts(
     newest = {record.key: record for record in forecasts}
     checked = []
     for record in newest.values():
-        own = [trace for trace in traces if _is_of(trace, record)]
+        its_traces = [trace for trace in traces if _is_of(trace, record)]
         measured = {}
         for point in record.points:
             k = point.num_speculative_tokens
             key = record.key.at(Fixed(k))
             if k and key in known:
-                measured[k] = _measured(point, known[key], data[key], own)
+                measured[k] = _measured(point, known[key], data[key], its_traces)
         checked.append(CheckedForecast(forecast=record, measured=measured))
     return tuple(checked)
 

@@ -75,8 +75,8 @@ def _metric_column(metric: Metric) -> TableColumn[CellRow]:
     )
 
 
-class Decided(Protocol):
-    """The source of decisions: a run after analysis, as `Document` is."""
+class DecisionSource(Protocol):
+    """A run with its decisions, such as `Document`."""
 
     @property
     def run(self) -> RunRecord: ...
@@ -108,7 +108,7 @@ _ANSWER: tuple[TableColumn[DecisionRow], ...] = record_columns(
 )
 
 
-def decisions_frame(runs: Sequence[Decided]) -> pd.DataFrame:
+def decisions_frame(runs: Sequence[DecisionSource]) -> pd.DataFrame:
     """The answer to every question, in the order of the plan."""
     rows = [
         DecisionRow(run.run, replace(decision, reasons=decision.reasons_and_warnings))
@@ -119,5 +119,5 @@ def decisions_frame(runs: Sequence[Decided]) -> pd.DataFrame:
 
 
 def decision_columns() -> tuple[TableColumn[Any], ...]:
-    """`cell_id` is the cell that the decision speaks of, also where the answer is not to use it."""
+    """`cell_id` is the cell that the decision is about, also if the answer is not to use it."""
     return (RUN_ID, *KEY, _VERDICT, *_ANSWER, cell_id(attrgetter("decision.leader")))

@@ -19,7 +19,7 @@ from specbench.records.keys import FlatKey
 Row = TypeVar("Row")
 
 TEXT = "string"  # of many words; a name is a category
-LIST = "object"  # tuples; None where absent
+LIST = "object"  # tuples; None if absent
 SEPARATOR = "; "  # between several reasons or warnings in one text
 
 # pandas' types by those of the records. The capital ones can be absent: NA, never zero.
@@ -29,7 +29,7 @@ _NULLABLE = {bool: "boolean", int: "Int64", float: "Float64", str: "category"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableColumn(Generic[Row]):
-    """`value` gives None where a row has no such value: it is absent, never zero."""
+    """A column of a table; its `value` is None if a row has none: absent, never zero."""
 
     name: str
     unit: str
@@ -47,8 +47,8 @@ def record_columns(
 ) -> tuple[TableColumn[Row], ...]:
     """A column for every field of a record, in its order; an interval is three, its estimate first.
 
-    `get` finds a row's record; with a `prefix` it is a part of the row that can be absent. Several
-    texts in one field are joined to one. Raises TypeError for a field without a Doc.
+    `get` returns the record of a row; with a `prefix`, a part of it that can be absent. Several
+    texts in one field are joined. Raises TypeError for a field without a Doc.
     """
     names = [field.name for field in fields(record) if field.name not in set(without)]
     hints, docs = get_type_hints(record), docs_of(record)
@@ -137,16 +137,16 @@ def _interval(name: str, doc: Doc, value: Callable[[Row], Any]) -> Iterable[Tabl
 
 def _attribute(get: Callable[[Row], Any], name: str) -> Callable[[Row], Any]:
     def value(row: Row) -> Any:
-        found = get(row)
-        return None if found is None else getattr(found, name)
+        record = get(row)
+        return None if record is None else getattr(record, name)
 
     return value
 
 
 def _joined(get: Callable[[Row], Any]) -> Callable[[Row], Any]:
     def text(row: Row) -> Any:
-        found = get(row)
-        return None if found is None else SEPARATOR.join(found)
+        texts = get(row)
+        return None if texts is None else SEPARATOR.join(texts)
 
     return text
 

@@ -94,7 +94,7 @@ _DERIVED: tuple[TableColumn[RequestRow], ...] = (
     TableColumn(
         name="num_rounds",
         unit="rounds",
-        meaning="absent where the engine does not tell",
+        meaning="absent if the engine does not report it",
         dtype="Int64",
         value=lambda row: _num_rounds(row.request),
     ),
@@ -119,7 +119,7 @@ _OF: tuple[TableColumn[RequestRow], ...] = (
     TableColumn(
         name="session",
         unit="",
-        meaning="of the server that answered, as in `servers`; absent for an engine of our own",
+        meaning="of the server, as in `servers`; absent for an engine in this process",
         dtype="category",
         value=attrgetter("block.session"),
     ),
@@ -133,7 +133,7 @@ _OF: tuple[TableColumn[RequestRow], ...] = (
 )
 
 
-_WHICH = ("prompt_id", "turn", "repeat", "sample")  # of a cell's requests a round belongs to
+_WHICH = ("prompt_id", "turn", "repeat", "sample")  # identify a request in its cell
 
 
 def round_columns() -> tuple[TableColumn[Any], ...]:
@@ -146,11 +146,11 @@ def rounds_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     rows = [row for stored in runs for row in request_rows(stored) if _counts(row)]
     lengths = [len(index) for index in map(_index, rows)]
     request_of = np.repeat(np.arange(len(rows)), lengths)
-    own = {column.name for column in _ROUND}
+    per_round = {column.name for column in _ROUND}
     frame: dict[str, Any] = {}
     for column in round_columns():
         values = map(column.value, rows)
-        if column.name in own:
+        if column.name in per_round:
             padded = (v or (None,) * n for v, n in zip(values, lengths, strict=True))
             frame[column.name] = array([*chain.from_iterable(padded)], column.dtype)
         else:

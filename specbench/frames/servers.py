@@ -1,4 +1,4 @@
-"""A row per session of a server: what it was started with, what it told, what it counted."""
+"""A row per session of a server: its command, its effective settings and its counters."""
 
 import json
 import shlex
@@ -31,7 +31,7 @@ class ServerRow(NamedTuple):
 
 
 def servers_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
-    """Every attempt at a session, in the order they were held; no row where nothing was served."""
+    """Every attempt at a session, in their order; no row if nothing was served."""
     rows = [ServerRow(run.run, server) for run in runs for server in run.servers]
     return frame_of(server_columns(), rows)
 
@@ -85,14 +85,14 @@ _START: tuple[TableColumn[ServerRow], ...] = (
     TableColumn(
         name="command",
         unit="",
-        meaning="what started it, as a shell takes it; empty where it was running",
+        meaning="its command, as a shell takes it; empty if it was running",
         dtype=TEXT,
         value=lambda row: shlex.join(row.server.command),
     ),
     TableColumn(
         name="settings",
         unit="",
-        meaning="effective ones, as the server tells them: a JSON object",
+        meaning="effective ones, as the server reports them: a JSON object",
         dtype=TEXT,
         value=lambda row: json.dumps(dict(row.server.settings)),
     ),

@@ -20,7 +20,7 @@ _JSON_FLAGS = ("synthetic", "valid")
 
 
 def cells_csv(runs: Sequence[Analysed]) -> str:
-    """Units as stored (seconds, bytes, fractions); lists are JSON; empty where absent."""
+    """The cells as CSV: units as stored (seconds, bytes, fractions); absent values are empty."""
     cells = cells_frame(runs)
     for name in cells.columns:
         if name in _JSON_FLAGS or cells[name].dtype == LIST:
@@ -63,9 +63,9 @@ def describe(table: str) -> pd.DataFrame:
     """A table's columns: name, unit, meaning and pandas type. UsageError for an unknown table."""
     if table not in TABLES:
         raise UsageError(f"no table {table!r}: there are {', '.join(TABLES)}")
-    told = ("name", "unit", "meaning", "dtype")
+    parts = ("name", "unit", "meaning", "dtype")
     return pd.DataFrame(
-        [[getattr(column, part) for part in told] for column in TABLES[table].columns()],
-        columns=told,
+        [[getattr(column, part) for part in parts] for column in TABLES[table].columns()],
+        columns=parts,
         dtype=TEXT,
     )

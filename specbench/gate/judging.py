@@ -17,7 +17,7 @@ FALSE_ALARM = 0.05  # of a whole gate, over all its tests
 OUTPUT_TOKENS = "output_tokens"  # the greedy text itself, which is always compared
 SPEED = "decode_tokens_per_s"
 SPEEDUP = "decode_speedup"  # it falls if K = 0 gets faster; only this metric is excused for that
-BEYOND = "cannot tell on this machine: lost more than tolerated, and identical runs differ as much"
+BEYOND = "undecided on this machine: lost more than tolerated, and identical runs differ as much"
 CELL = "cell"  # in place of a metric, for a cell that cannot be judged
 BASELINE, CANDIDATE = "baseline", "candidate"
 NOISY = "machine: busy"  # begins the reason if an absolute time cannot be judged

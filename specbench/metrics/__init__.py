@@ -1,5 +1,5 @@
-"""What does a run say? Records in, one number per metric out, with unit, direction and formula.
+"""Metrics: one number per cell from its records, with unit, direction and formula.
 
-A metric is one decorated pure function, a new one is one file; `registry.py` has them all and
-`cell.py` what they read.
+A metric is one decorated pure function; `registry.py` lists them all, and `CellData` in `cell.py`
+is their input.
 """

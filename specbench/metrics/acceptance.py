@@ -34,7 +34,7 @@ def mean_acceptance_length(cell: CellData) -> float | None:
 
 @metric(unit="tokens/round", better="higher", low=1)
 def mean_acceptance_length_per_request(cell: CellData) -> float | None:
-    """Mean over requests of 1 + sum(a) / N of each request; never quoted alone."""
+    """Mean over requests of 1 + sum(a) / N of each request; quoted only next to another metric."""
     if cell.acceptance is None:
         return None
     sums = [(sum(r.rounds.num_accepted), len(r.rounds)) for r in cell.finished if r.rounds]
@@ -47,16 +47,16 @@ def mean_acceptance_length_per_request(cell: CellData) -> float | None:
 def mean_acceptance_length_when_drafted(cell: CellData) -> float | None:
     """1 + sum(a) / (rounds with d > 0): over the rounds that vLLM's server counts.
 
-    Of a run that was imported from vLLM it is by vLLM's convention, past the end of answers.
+    In a run imported from vLLM it is by vLLM's convention, which counts past the end of outputs.
     """
     return cell.acceptance.mean_acceptance_length_when_drafted if cell.acceptance else None
 
 
 @metric(unit="fraction", better="higher", low=0, high=1)
 def acceptance_rate(cell: CellData) -> float | None:
-    """sum(a) / sum(d): vLLM's draft acceptance rate, but for what it counts past answers' ends.
+    """sum(a) / sum(d): vLLM's draft acceptance rate, but not past the end of outputs.
 
-    Drafts after the first rejection count as drafted, so it is lower than alpha. Of a tree at
+    Drafts after the first rejection count as drafted, so it is lower than alpha. In a tree at
     most one node per level can be accepted: compare trees by mean_acceptance_length.
     """
     return cell.acceptance.acceptance_rate if cell.acceptance else None
@@ -66,8 +66,8 @@ def acceptance_rate(cell: CellData) -> float | None:
 def num_draft_nodes(cell: CellData) -> int | None:
     """max(d): the largest number of tokens drafted in a round; K in a chain, more in a tree.
 
-    A tree's size where a round drafted all of it. Records do not tell what is left out for the
-    budget, or because a drafter knew too little: then the tree was larger.
+    The size of a tree if a round drafted all of it. Nodes left out for the budget, or because a
+    drafter knew too little, are not recorded: then the tree was larger.
     """
     rounds = cell.speculative_rounds
     return None if rounds is None else max(rounds.num_drafted)
@@ -105,8 +105,8 @@ def alpha(cell: CellData) -> float | None:
     """sum(a) / (sum(a) + rounds with a < d and e > a): the chance that one draft token is accepted.
 
     Maximum-likelihood estimate under Leviathan et al. 2023 (arXiv:2211.17192), definition
-    3.1, where drafting stops at the first rejection; not accepted / drafted. Absent for trees,
-    where a rejected token may have siblings.
+    3.1, which stops drafting at the first rejection; not accepted / drafted. Absent for trees, in
+    which a rejected token may have siblings.
     """
     counts = cell.acceptance
     if counts is None or not counts.num_drafted or (num_draft_nodes(cell) or 0) > cell.k:

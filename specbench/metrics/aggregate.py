@@ -27,9 +27,9 @@ from specbench.stats.crossed import MIN_CYCLES
 def usable_sessions(servers: Sequence[ServerRecord]) -> Mapping[str, ServerRecord]:
     """The last try of each session, by name, unless it has a problem.
 
-    Of a cycle only the sessions of one attempt on one node are usable, so that K = 0 and every K
-    have the same machine and the same time: of the attempt with the most of K = 0, then the most.
-    Of equal ones it is the latest.
+    Only the sessions of one attempt at a cycle on one node are usable, so that K = 0 and every K
+    have the same machine and the same time: the attempt with the most sessions of K = 0, then with
+    the most sessions, then the latest.
     """
     cycles: dict[object, dict[object, dict[str, ServerRecord]]] = {}
     for server in reversed(servers):
@@ -38,9 +38,7 @@ def usable_sessions(servers: Sequence[ServerRecord]) -> Mapping[str, ServerRecor
     usable: dict[str, ServerRecord] = {}
     for attempts in cycles.values():
         sound = [[s for s in last.values() if not s.problems] for last in attempts.values()]
-        best = max(
-            sound, key=lambda own: (sum(not s.num_speculative_tokens for s in own), len(own))
-        )
+        best = max(sound, key=lambda s: (sum(not x.num_speculative_tokens for x in s), len(s)))
         usable |= {server.session: server for server in best}
     return {s.session: s for s in servers if usable.get(s.session) is s}
 
@@ -97,7 +95,7 @@ def aggregate_cells(
             else None,
             forwards=tuple(cost for cost in forwards if cost.cell_id == cell.key.id),
             limits=tuple(limit for limit in limits if limit.cell_id == cell.key.id),
-            differences=tuple(one for one in differences if one.cell_id == cell.key.id),
+            differences=tuple(d for d in differences if d.cell_id == cell.key.id),
             slo=slo or {},
         )
         for key in keys
@@ -107,15 +105,15 @@ def aggregate_cells(
 
 
 def _sharing(cells: Iterable[CellData]) -> Iterator[CellData]:
-    """Cells with the same baseline have one tuple of it, and share what is made of it."""
+    """Cells with the same baseline share one tuple of it, and what is computed from it."""
     first: dict[tuple[int, ...], CellData] = {}
     for cell in cells:
-        one = first.setdefault(tuple(map(id, cell.baseline)), cell)
-        yield replace(cell, baseline=one.baseline, shared=one.shared)
+        owner = first.setdefault(tuple(map(id, cell.baseline)), cell)
+        yield replace(cell, baseline=owner.baseline, shared=owner.shared)
 
 
 def aggregate_run(stored: StoredRun, purpose: BlockPurpose = "explore") -> tuple[CellData, ...]:
-    """The cells of a stored run, with all that was stored beside its blocks."""
+    """The cells of a stored run, with all records about them."""
     return aggregate_cells(
         [plan.key for plan in stored.run.cells],
         stored.blocks,
@@ -129,7 +127,7 @@ def aggregate_run(stored: StoredRun, purpose: BlockPurpose = "explore") -> tuple
     )
 
 
-class _CellRecords(NamedTuple):
+class _CellPart(NamedTuple):
     """The records of one cell in one block, or in the blocks of a server's cycle together."""
 
     requests: tuple[RequestRecord, ...] = ()
@@ -138,8 +136,8 @@ class _CellRecords(NamedTuple):
     sessions: tuple[tuple[RequestRecord, ...], ...] = ()
     cycle: int | None = None
 
-    def __add__(self, other: "_CellRecords") -> "_CellRecords":  # type: ignore[override]
-        return _CellRecords(
+    def __add__(self, other: "_CellPart") -> "_CellPart":  # type: ignore[override]
+        return _CellPart(
             self.requests + other.requests,
             self.passes + other.passes,
             self.servers + other.servers,
@@ -151,12 +149,12 @@ class _CellRecords(NamedTuple):
 class _Sides(NamedTuple):
     """Both sides of a comparison: a cell's part of a block, or of a cycle, and the baseline's."""
 
-    own: _CellRecords
-    base: _CellRecords
+    cell: _CellPart
+    base: _CellPart
 
 
-_NO_SHARE = _CellRecords()
-_Shares = Mapping[str, _CellRecords]  # by cell
+_NO_PART = _CellPart()
+_Parts = Mapping[str, _CellPart]  # by cell
 
 
 def _together(
@@ -173,61 +171,60 @@ def _together(
     yield from cycles.values()
 
 
-def _merged(blocks: Sequence[_Shares]) -> _Shares:
-    merged: dict[str, _CellRecords] = {}
+def _merged(blocks: Sequence[_Parts]) -> _Parts:
+    merged: dict[str, _CellPart] = {}
     for block in blocks:
-        for cell_id, share in block.items():
-            merged[cell_id] = merged[cell_id] + share if cell_id in merged else share
+        for cell_id, part in block.items():
+            merged[cell_id] = merged[cell_id] + part if cell_id in merged else part
     return merged
 
 
-def _by_cell(block: BlockRecord, server: ServerRecord | None) -> _Shares:
+def _by_cell(block: BlockRecord, server: ServerRecord | None) -> _Parts:
     requests: dict[str, list[RequestRecord]] = {}
     for request in block.requests:
         requests.setdefault(request.cell_id, []).append(request)
-    shares = {}
-    for cell_id, own in requests.items():
-        # The sessions of a cycle that ask with the same repeat are each other's.
-        name = block.block_id if server is None else f"repeat {own[0].repeat}"
-        passes = [
-            Pass(name, record, tuple(own)) for record in block.passes if record.cell_id == cell_id
-        ]
+    parts = {}
+    for cell_id, served in requests.items():
+        # Sessions of a cycle are paired if their requests have the same repeat.
+        name = block.block_id if server is None else f"repeat {served[0].repeat}"
+        records = (record for record in block.passes if record.cell_id == cell_id)
+        passes = [Pass(name, record, tuple(served)) for record in records]
         for choice in block.samples:
             if choice.served.cell_id == cell_id:
-                samples = tuple(r for r in own if turn_of(r) == turn_of(choice))
+                samples = tuple(r for r in served if turn_of(r) == turn_of(choice))
                 passes.append(Pass(f"{name}, turn {choice.turn}", choice.served, samples, choice))
-        shares[cell_id] = _CellRecords(
-            requests=tuple(own),
+        parts[cell_id] = _CellPart(
+            requests=tuple(served),
             passes=tuple(passes),
             servers=(server,) if server else (),
-            sessions=(tuple(own),) if server else (),
+            sessions=(tuple(served),) if server else (),
             cycle=block.cycle,
         )
-    return shares
+    return parts
 
 
-def _gather(key: CellKey, baseline: CellKey | None, blocks: Sequence[_Shares]) -> CellData:
+def _gather(key: CellKey, baseline: CellKey | None, blocks: Sequence[_Parts]) -> CellData:
     cell_id, baseline_id = key.id, baseline.id if baseline else ""
     sides = [
-        _Sides(block[cell_id], block.get(baseline_id, _NO_SHARE))
+        _Sides(block[cell_id], block.get(baseline_id, _NO_PART))
         for block in blocks
         if cell_id in block
     ]
     bound = _bound_by(sides)
-    sound = [one for one, reason in zip(sides, bound, strict=True) if not reason]
+    sound = [side for side, reason in zip(sides, bound, strict=True) if not reason]
     is_rule = any(bound) and len(sound) < MIN_CYCLES  # then all of them are shown, and none used
     kept = sides if is_rule else sound
-    own, base = [one.own for one in kept], [one.base for one in kept]
+    parts, base = [side.cell for side in kept], [side.base for side in kept]
     return CellData(
         key=key,
-        requests=tuple(request for share in own for request in share.requests),
-        baseline=tuple(request for share in base for request in share.requests),
-        passes=tuple(one for share in own for one in share.passes),
-        baseline_passes=tuple(one for share in base for one in share.passes),
-        servers=tuple(server for share in own for server in share.servers),
-        sessions=tuple(session for share in own for session in share.sessions),
-        baseline_servers=tuple(server for share in base for server in share.servers),
-        cycles=dict(_whole_cycles(own, base if baseline else own)),
+        requests=tuple(request for part in parts for request in part.requests),
+        baseline=tuple(request for part in base for request in part.requests),
+        passes=tuple(served for part in parts for served in part.passes),
+        baseline_passes=tuple(served for part in base for served in part.passes),
+        servers=tuple(server for part in parts for server in part.servers),
+        sessions=tuple(session for part in parts for session in part.sessions),
+        baseline_servers=tuple(server for part in base for server in part.servers),
+        cycles=dict(_whole_cycles(parts, base if baseline else parts)),
         num_bound_cycles=sum(map(bool, bound)),
         client_bound=next(filter(None, bound)) if is_rule else "",
     )
@@ -235,30 +232,32 @@ def _gather(key: CellKey, baseline: CellKey | None, blocks: Sequence[_Shares]) -
 
 def _bound_by(sides: Sequence[_Sides]) -> list[str]:
     """For each cycle the reason why its client was too slow; empty if it kept up."""
-    own, base = _reasons([one.own for one in sides]), _reasons([one.base for one in sides])
+    cell, base = (_reasons([side[i] for side in sides]) for i in range(2))
     return [
         f"client-bound: {reason}" if reason else (other and f"baseline: client-bound: {other}")
-        for reason, other in zip(own, base, strict=True)
+        for reason, other in zip(cell, base, strict=True)
     ]
 
 
-def _reasons(shares: Sequence[_CellRecords]) -> list[str]:
+def _reasons(parts: Sequence[_CellPart]) -> list[str]:
     """For each part the reason why its client was too slow; empty if it kept up.
 
-    Tokens of one round come in one event. The interval of these is that of all shares: by its own,
-    a fast one would be called client-bound sooner than a slow one, and the speedup of the rest
-    would be off.
+    Tokens of one round come in one event. The interval between events is that of all parts: by its
+    own interval, a fast part would count as client-bound sooner than a slow one, and the speedup of
+    the rest would be biased.
     """
-    requests = [request for share in shares for request in finished(share.requests)]
+    requests = [request for part in parts for request in finished(part.requests)]
     cell_id = requests[0].cell_id if requests else ""
     loads = [
-        [load for server in share.servers for load in server.client if load.cell_id == cell_id]
-        for share in shares
+        [load for server in part.servers for load in server.client if load.cell_id == cell_id]
+        for part in parts
     ]
-    num_events = sum(load.num_events for own in loads for load in own)
+    num_events = sum(load.num_events for part in loads for load in part)
     streamed_s = sum(request.decode_s or 0.0 for request in requests)
     interval_s = streamed_s / num_events if num_events and streamed_s else None
-    return [next(filter(None, (why_bound(load, interval_s) for load in own)), "") for own in loads]
+    return [
+        next(filter(None, (why_bound(load, interval_s) for load in part)), "") for part in loads
+    ]
 
 
 def why_bound(load: ClientLoad, event_interval_s: float | None) -> str:
@@ -279,12 +278,12 @@ def why_bound(load: ClientLoad, event_interval_s: float | None) -> str:
 
 
 def _whole_cycles(
-    own: Sequence[_CellRecords], base: Sequence[_CellRecords]
+    cell: Sequence[_CellPart], base: Sequence[_CellPart]
 ) -> Iterator[tuple[int, int]]:
     """Repeat and cycle number, of the cycles in which both sides had all their sessions."""
-    for one, other in zip(own, base, strict=True):
-        if one.cycle is not None and len(one.servers) == len(other.servers) == SESSIONS_PER_K:
-            yield from ((request.repeat, one.cycle) for request in one.requests)
+    for part, other in zip(cell, base, strict=True):
+        if part.cycle is not None and len(part.servers) == len(other.servers) == SESSIONS_PER_K:
+            yield from ((request.repeat, part.cycle) for request in part.requests)
 
 
 def _baseline_of(key: CellKey, keys: Sequence[CellKey]) -> CellKey | None:

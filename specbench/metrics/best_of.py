@@ -1,7 +1,7 @@
-"""Several answers to a prompt, of which the likeliest is picked: what it costs, what it gains.
+"""Several outputs per prompt, of which the likeliest is picked: its cost and gain.
 
-How likely an answer is says the target alone: the mean over its tokens of their natural log
-probability at temperature 1. Absent where a prompt has one answer.
+The likelihood of an output is the target's: the mean natural log probability of its tokens at
+temperature 1. Absent if a prompt has one output.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,8 @@ def scoring_s(cell: CellData) -> float | None:
 
 @metric(unit="nats/token", better="higher")
 def first_log_prob(cell: CellData) -> float | None:
-    """Mean over prompts of the first sample's mean log-probability per token: what one sample
-    alone would have had.
+    """Mean over prompts of the first sample's mean log-probability per token: that of a single
+    output.
     """
     return _mean(by_prompt(cell, lambda samples: samples.log_probs[0]))
 
@@ -49,7 +49,7 @@ def best_of_gain(cell: CellData) -> float | None:
 
 
 def gain(samples: SamplesRecord) -> float:
-    """How much likelier the picked sample is than the first, nats a token."""
+    """How much likelier the picked sample is than the first, in nats per token."""
     return samples.log_probs[samples.picked] - samples.log_probs[0]
 
 

@@ -69,8 +69,8 @@ class CellData:
     forwards: tuple[ForwardCost, ...] = ()
     limits: tuple[LimitRecord, ...] = ()
     differences: tuple[FirstDifference, ...] = ()
-    # Of a server: the sessions that answered, and the cycle of each repeat, where both sides have
-    # the whole of it.
+    # For a server: the sessions that served them, and the cycle of each repeat of which both sides
+    # have all sessions.
     servers: tuple[ServerRecord, ...] = ()
     sessions: tuple[tuple[RequestRecord, ...], ...] = ()  # the requests of each
     baseline_servers: tuple[ServerRecord, ...] = ()
@@ -94,12 +94,12 @@ class CellData:
 
     @cached_property
     def rounds(self) -> RoundLog | None:
-        """All rounds of the cell; None where there are none or the engine does not tell."""
+        """All rounds of the cell; None if there are none or the engine does not report them."""
         return pooled_rounds(self.finished)
 
     @property
     def speculative_rounds(self) -> RoundLog | None:
-        """The rounds of a cell that speculates; None at K = 0, where nothing is accepted."""
+        """The rounds of a cell that speculates; None at K = 0."""
         return self.rounds if self.k > 0 else None
 
     @cached_property
@@ -136,7 +136,7 @@ class CellData:
 
     @property
     def time_lines(self) -> tuple[RoundTimeline, ...]:
-        """Rounds of the passes; a server does not tell them."""
+        """Rounds of the passes; a server does not report them."""
         known = (served.record.rounds for served in self.passes)
         return tuple(rounds for rounds in known if rounds is not None)
 
@@ -147,36 +147,36 @@ class CellData:
 
 
 def once_a_cell(function: Callable[[CellData], T]) -> Callable[[CellData], T]:
-    """Keeps what a function makes of a cell beside it, as `cached_property` does."""
+    """Caches the function's result in the cell, as `cached_property` does."""
     name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
     def kept(cell: CellData) -> T:
-        beside = vars(cell)
-        if name not in beside:
-            beside[name] = function(cell)
-        found: T = beside[name]
-        return found
+        cached = vars(cell)
+        if name not in cached:
+            cached[name] = function(cell)
+        result: T = cached[name]
+        return result
 
     return kept
 
 
 def once_a_baseline(function: Callable[[CellData], T]) -> Callable[[CellData], T]:
-    """Keeps what a function makes of a cell's baseline for all cells that have the same one.
+    """Caches the function's result for all cells with the same baseline.
 
-    The function must look at nothing else of the cell but its condition: cells of one baseline
-    differ in the rest. Each K of each drafter has the same one: half of all there is to look at.
+    The function may read only the baseline and the condition of the cell: the rest differs between
+    them. Every K of every drafter has the same baseline, which is half of all records.
     """
     name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
     def kept(cell: CellData) -> T:
-        of, found = cell.shared.get(name, (None, None))
-        if of is not cell.baseline:
-            found = function(cell)
-            cell.shared[name] = cell.baseline, found
-        known: T = found
-        return known
+        baseline, cached = cell.shared.get(name, (None, None))
+        if baseline is not cell.baseline:
+            cached = function(cell)
+            cell.shared[name] = cell.baseline, cached
+        result: T = cached
+        return result
 
     return kept
 
@@ -218,11 +218,11 @@ def _paired(
     return tuple(Pair(base, request) for base, request in pairs if base is not None)
 
 
-def have_same_text(one: RequestRecord, other: RequestRecord) -> bool:
-    """Whether the outputs are equal: by token ids, or by text if a server gives no ids."""
-    if one.output_ids or other.output_ids:
-        return one.output_ids == other.output_ids
-    return one.text == other.text
+def have_same_text(a: RequestRecord, b: RequestRecord) -> bool:
+    """Whether the outputs are equal: by token ids, or by text if a server returns no ids."""
+    if a.output_ids or b.output_ids:
+        return a.output_ids == b.output_ids
+    return a.text == b.text
 
 
 def finished(requests: Iterable[RequestRecord]) -> tuple[RequestRecord, ...]:
@@ -245,7 +245,7 @@ def num_within(requests: Iterable[RequestRecord], slo: Mapping[str, float]) -> i
 
 
 def pooled_rounds(requests: Iterable[RequestRecord]) -> RoundLog | None:
-    """One log of all requests' rounds; draft_s and verify_s only where every log has them."""
+    """One log of all requests' rounds; draft_s and verify_s only if every log has them."""
     logs = [request.rounds for request in requests if request.rounds]
     if not logs:
         return None
@@ -270,15 +270,15 @@ def pooled_counts(requests: Sequence[RequestRecord], k: int) -> RoundCounts | No
     known = [request.counts for request in requests if request.counts is not None]
     if not known or len(known) < len(requests):
         return None
-    histograms = [own.num_by_accepted for own in known if own.num_by_accepted is not None]
+    histograms = [counts.num_by_accepted for counts in known if counts.num_by_accepted is not None]
     return RoundCounts.of_sums(
-        num_rounds=sum(own.num_rounds for own in known),
-        num_drafted=sum_of_all(own.num_drafted for own in known),
-        num_accepted=sum(own.num_accepted for own in known),
+        num_rounds=sum(counts.num_rounds for counts in known),
+        num_drafted=sum_of_all(counts.num_drafted for counts in known),
+        num_accepted=sum(counts.num_accepted for counts in known),
         num_emitted=sum(request.num_output_tokens - 1 for request in requests),
-        num_drafting=sum_of_all(own.num_drafting for own in known),
-        num_rejecting=sum_of_all(own.num_rejecting for own in known),
-        by_accepted=[sum(own[i] for own in histograms if i < len(own)) for i in range(k + 1)]
+        num_drafting=sum_of_all(counts.num_drafting for counts in known),
+        num_rejecting=sum_of_all(counts.num_rejecting for counts in known),
+        by_accepted=[sum(h[i] for h in histograms if i < len(h)) for i in range(k + 1)]
         if len(histograms) == len(known)
         else None,
     )

@@ -13,7 +13,7 @@ class DecodedRound:
 
     num_drafted: int  # of a tree its nodes
     accepted: tuple[str, ...]  # a piece per drafted token that was accepted
-    bonus: str | None  # the target's own next token; None where the answer ended before it
+    bonus: str | None  # the target's own next token; None if the output ended before it
     seconds: float
 
     @property
@@ -36,7 +36,7 @@ class DecodedRequest:
 def generation_of(cell: CellData, references: Iterable[ReferenceRecord]) -> DecodedRequest | None:
     """The first request whose text is stored and is the target's own greedy text.
 
-    None where there is none, such as above temperature 0 and of servers.
+    None if there is none, such as above temperature 0 and with servers.
     """
     at = cell.key.condition
     pieces = {
@@ -62,12 +62,12 @@ def _generation(
     for drafted, accepted, emitted, seconds in zip(
         log.num_drafted, log.num_accepted, log.num_emitted, log.round_s, strict=True
     ):
-        own = pieces[done : done + emitted]
+        texts = pieces[done : done + emitted]
         rounds.append(
             DecodedRound(
                 num_drafted=drafted,
-                accepted=own[:accepted],
-                bonus=own[accepted] if emitted > accepted else None,
+                accepted=texts[:accepted],
+                bonus=texts[accepted] if emitted > accepted else None,
                 seconds=seconds,
             )
         )

@@ -13,7 +13,7 @@ _MOST_MOMENTS = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """A short while of the run; None where no request of it tells."""
+    """A short interval of the run; None if no request in it has the value."""
 
     at_s: float  # its middle, since the first block began
     sm_clock_mhz: int | None  # the lowest
@@ -23,7 +23,7 @@ class Moment:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _MomentValues:
     clocks: list[int] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
     speeds: list[float] = field(default_factory=list)
@@ -33,9 +33,9 @@ class _Seen:
 def moments(
     blocks: Sequence[BlockRecord], keys: Iterable[CellKey], invalid: Collection[CellKey]
 ) -> tuple[Moment, ...]:
-    """The run in order, a request at the start of its block and those before it in its block.
+    """The run in order; a request starts when those before it in its block have ended.
 
-    Empty where all began at once, as where a run was imported.
+    Empty if all started at the same time, as in an imported run.
     """
     if not blocks:
         return ()
@@ -48,27 +48,27 @@ def moments(
     if last <= first:
         return ()
     width = (last - first) / _MOST_MOMENTS * (1 + 1e-9)
-    seen: dict[int, _Seen] = {}
+    by_moment: dict[int, _MomentValues] = {}
     for at, request in timed:
-        own = seen.setdefault(int((at - first) / width), _Seen())
+        values = by_moment.setdefault(int((at - first) / width), _MomentValues())
         if request.device is not None and request.device.sm_clock_mhz is not None:
-            own.clocks.append(request.device.sm_clock_mhz)
+            values.clocks.append(request.device.sm_clock_mhz)
         if request.cpu_s is not None and request.total_s:
-            own.shares.append(request.cpu_s / request.total_s)
+            values.shares.append(request.cpu_s / request.total_s)
         speed = _speed(request) if request.cell_id in plain else None
         if speed is not None:
-            own.speeds.append(speed / usual[request.cell_id])
+            values.speeds.append(speed / usual[request.cell_id])
         if request.cell_id in labels:
-            own.invalid[labels[request.cell_id]] = None
+            values.invalid[labels[request.cell_id]] = None
     return tuple(
         Moment(
             at_s=(place + 0.5) * width,
-            sm_clock_mhz=min(own.clocks, default=None),
-            cpu_share=min(own.shares, default=None),
-            baseline_speed=fmean(own.speeds) if own.speeds else None,
-            invalid=tuple(own.invalid),
+            sm_clock_mhz=min(values.clocks, default=None),
+            cpu_share=min(values.shares, default=None),
+            baseline_speed=fmean(values.speeds) if values.speeds else None,
+            invalid=tuple(values.invalid),
         )
-        for place, own in sorted(seen.items())
+        for place, values in sorted(by_moment.items())
     )
 
 
@@ -86,7 +86,7 @@ def _usual_speeds(blocks: Iterable[BlockRecord], plain: Collection[str]) -> Mapp
         speed = _speed(request)
         if speed is not None:
             speeds.setdefault(request.cell_id, []).append(speed)
-    return {cell_id: median(own) for cell_id, own in speeds.items()}
+    return {cell_id: median(values) for cell_id, values in speeds.items()}
 
 
 def _speed(request: RequestRecord) -> float | None:
@@ -125,8 +125,8 @@ def with_results(warnings: Sequence[str], signs: Sequence[str]) -> list[str]:
 
 def noise_facts(warnings: Sequence[str], signs: Sequence[str]) -> tuple[str, ...]:
     """Signs that the machine was busy, at the start of a run and in its results."""
-    said = (w.removeprefix(_NOISY).removesuffix(_SO) for w in warnings if is_noise(w))
-    early = [fact for facts in said for fact in facts.split("; ")]
+    noisy = (w.removeprefix(_NOISY).removesuffix(_SO) for w in warnings if is_noise(w))
+    early = [fact for facts in noisy for fact in facts.split("; ")]
     if any(_OPTION in fact for fact in early):  # advice is given once
         signs = [sign for sign in signs if _OPTION not in sign]
     return (*early, *signs)
@@ -140,8 +140,10 @@ def is_noise(warning: str) -> bool:
 def noise_signs(
     cells: Sequence[CellData], *, device: str, threads: int | None = None
 ) -> tuple[str, ...]:
-    """What shows, in both measurements of cells in this process, that the machine did not keep its
-    speed, in words. `threads` of a CPU: fewer would help."""
+    """Signs in both measurements of cells in this process that the machine did not keep its speed.
+
+    `threads` of a CPU: fewer would help.
+    """
     plain = _plain(cells)
     requests = [request for cell in plain for request in cell.finished]
     is_cpu = device.startswith("cpu")

@@ -1,4 +1,4 @@
-"""What a cell needs in memory - the pair, or at K = 0 the target alone - and in energy."""
+"""Memory and energy of a cell: of the pair, or only of the target at K = 0."""
 
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import metric
@@ -7,20 +7,20 @@ from specbench.records import MemoryRecord
 
 @metric(unit="bytes", better="lower")
 def weights_bytes(cell: CellData) -> int | None:
-    """Bytes of all parameters loaded; the target's alone at K = 0."""
+    """Bytes of all parameters loaded; only the target's at K = 0."""
     return cell.memory.weights_bytes if cell.memory else None
 
 
 @metric(unit="bytes/token", better="lower")
 def kv_bytes_per_token(cell: CellData) -> int | None:
-    """Bytes of KV cache that one token of context takes; the target's alone at K = 0."""
+    """Bytes of KV cache per token of context; only the target's at K = 0."""
     return cell.memory.kv_bytes_per_token if cell.memory else None
 
 
 @metric(unit="bytes", better="lower")
 def state_bytes_per_row(cell: CellData) -> int | None:
     """Bytes of recurrent state that a request takes, however long it is: after each token of a
-    round, so that drafts can be rolled back. Absent where all layers are attention.
+    round, so that drafts can be rolled back. Absent if all layers are attention.
     """
     return (cell.memory.state_bytes_per_row or None) if cell.memory else None
 
@@ -51,8 +51,8 @@ def device_peak_bytes(cell: CellData) -> int | None:
 
 @metric(unit="bytes", better="lower")
 def speculation_cost_bytes(cell: CellData) -> int | None:
-    """Peak of target and drafter together - peak of the target alone: torch's live tensors,
-    or the process's bytes where there is no torch allocator to ask.
+    """Peak of target and drafter together - peak of only the target: torch's live tensors, or
+    the process's bytes without a torch allocator.
     """
     if cell.k == 0 or cell.memory_pair is None or cell.memory_target is None:
         return None
@@ -61,7 +61,7 @@ def speculation_cost_bytes(cell: CellData) -> int | None:
 
 @metric(unit="tokens", better="lower")
 def speculation_cost_tokens(cell: CellData) -> float | None:
-    """speculation_cost_bytes / the target's kv_bytes_per_token: context given up for it."""
+    """speculation_cost_bytes / the target's kv_bytes_per_token: the context that it costs."""
     cost = speculation_cost_bytes(cell)
     if cost is None or cell.memory_target is None or not cell.memory_target.kv_bytes_per_token:
         return None

@@ -37,7 +37,7 @@ _NO_SPAN = Span(math.nan, math.nan)
 class PairedSeconds(NamedTuple):
     """One entry per prompt, its turns and repeats summed; above one row, one per pass.
 
-    For a server the arrays are [cycles, prompts], above one row [cycles, 1]; NaN where a request
+    For a server the arrays are [cycles, prompts], above one row [cycles, 1]; NaN if a request
     failed.
     """
 
@@ -71,7 +71,7 @@ class _PairedRows(NamedTuple):
     """Amounts that requests or passes add to their units, a row each."""
 
     places: list[_Place]
-    columns: NDArray[np.float64]  # of PairedSeconds; NaN where a side has no such time
+    columns: NDArray[np.float64]  # of PairedSeconds; NaN if a side has no such time
 
 
 @once_a_cell
@@ -80,7 +80,7 @@ def paired_decode(cell: CellData) -> PairedSeconds | None:
 
     With many concurrent requests: seconds while all rows are busy, with the tokens emitted in them.
     With arrivals in open loop, which fix the throughput: the requests' own seconds again.
-    Of several samples: seconds until the last one has ended, with the tokens of all.
+    With several samples: seconds until the last one has ended, with the tokens of all.
     """
     at = cell.key.condition
     if at.num_samples > 1:
@@ -92,7 +92,8 @@ def paired_decode(cell: CellData) -> PairedSeconds | None:
 
 def prompt_speedups(cell: CellData) -> dict[str, float]:
     """Decode seconds per token at K = 0 / at the cell's K of each prompt, its turns and repeats
-    together; empty where requests overlap and none is slow or fast by itself, and under an SLO.
+    together; empty if requests overlap, because prompts then have no separate speed, and under an
+    SLO.
     """
     if cell.key.condition.overlaps or cell.slo:
         return {}
@@ -113,8 +114,8 @@ def session_log_speeds(cell: CellData) -> NDArray[np.float64]:
             [request.prompt_id for request in requests], np.where(columns > 0, columns, np.nan)
         )
         speeds.append({prompt: math.log(tokens / s) for prompt, (s, tokens) in sums.items()})
-    served = [prompt for prompt in speeds[0] if all(prompt in own for own in speeds)]
-    return np.array([[own[prompt] for prompt in served] for own in speeds])
+    served = [prompt for prompt in speeds[0] if all(prompt in session for session in speeds)]
+    return np.array([[session[prompt] for prompt in served] for session in speeds])
 
 
 @once_a_cell
@@ -122,7 +123,7 @@ def paired_end_to_end(cell: CellData) -> PairedSeconds | None:
     """Seconds of whole requests, prefill of target and drafter included.
 
     With many concurrent requests: seconds of whole passes; in open loop of whole requests again,
-    from arrival on. Of several samples: until one is picked.
+    from arrival on. With several samples: until one is picked.
     """
     if cell.key.condition.overlaps and cell.key.condition.request_rate is None:
         return _summed(cell, _passes(cell, whole_span))
@@ -159,7 +160,7 @@ def _whole(request: RequestRecord, slo: Mapping[str, float]) -> Span | None:
 
 
 def paired_cpu(cell: CellData) -> PairedSeconds | None:
-    """Process CPU seconds of whole requests; None where requests overlap."""
+    """Process CPU seconds of whole requests; None if requests overlap."""
     if cell.key.condition.overlaps:
         return None
     return _summed(cell, _requests(cell, lambda known: (known.cpu_s, known.num_tokens)))
@@ -202,7 +203,7 @@ def _passes(cell: CellData, span: Callable[[Pass], Span | None]) -> _PairedRows:
 
 
 def _rows(places: list[_Place], spans: Iterable[Iterable[Span | None]]) -> _PairedRows:
-    table = [[one or _NO_SPAN for one in both] for both in spans]
+    table = [[span or _NO_SPAN for span in both] for both in spans]
     columns = np.array(table).reshape(-1, 4).T
     return _PairedRows(places, columns[[0, 2, 1, 3]])  # seconds of both sides, then tokens
 
@@ -216,22 +217,22 @@ def _summed(cell: CellData, rows: _PairedRows) -> PairedSeconds | None:
     """Sums per unit; None if no row has both sides."""
     sums = _sums(*rows)
     if cell.servers:
-        sums = {place: own for place, own in sums.items() if place[0] is not None}
+        sums = {place: total for place, total in sums.items() if place[0] is not None}
     if not sums:
         return None
     if not cell.servers:
         return PairedSeconds(*np.array([*sums.values()]).T)
     cycles, names = ([*dict.fromkeys(part)] for part in zip(*sums, strict=True))
     table = np.full((len(PairedSeconds._fields), len(cycles), len(names)), np.nan)
-    for (cycle, unit), own in sums.items():
-        table[:, cycles.index(cycle), names.index(unit)] = own
+    for (cycle, unit), total in sums.items():
+        table[:, cycles.index(cycle), names.index(unit)] = total
     return PairedSeconds(*table)
 
 
 def _sums(units: Iterable[U], columns: NDArray[np.float64]) -> dict[U, NDArray[np.float64]]:
     """The columns summed over the rows of each unit that both sides have."""
-    used = ~np.isnan(columns.sum(axis=0))  # NaN where one of them is
+    used = ~np.isnan(columns.sum(axis=0))  # NaN if one of them is
     known: dict[U, int] = {}
     index = [known.setdefault(unit, len(known)) for unit in compress(units, used)]
-    sums = [np.bincount(np.array(index, dtype=np.intp), own[used]) for own in columns]
+    sums = [np.bincount(np.array(index, dtype=np.intp), column[used]) for column in columns]
     return dict(zip(known, np.array(sums).T, strict=True))

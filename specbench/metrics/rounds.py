@@ -1,6 +1,6 @@
-"""What a round costs, part by part, and what bounds it: memory reads and the host.
+"""Costs of a round, part by part, and its bounds: memory reads and the host.
 
-Limits are measured beside a cell's blocks; each number is the median over them.
+Limits are measured next to a cell's blocks; each number is the median over them.
 """
 
 from collections.abc import Iterable
@@ -97,7 +97,7 @@ def break_even_length(cell: CellData) -> float | None:
 
 @metric(unit="x", better="lower", low=_STEADY, label="overhead")
 def overhead_ratio(cell: CellData) -> float | None:
-    """Seconds of a round / seconds of its model forwards: each forward is measured alone,
+    """Seconds of a round / seconds of its model forwards: each forward is measured separately,
     interleaved with such rounds; for a draft model K of the drafter's over 1 token and the target's
     over K + 1, for a head the parts of its work instead of the drafter's.
 

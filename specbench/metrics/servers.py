@@ -1,5 +1,5 @@
-"""Metrics of serving engines: noise between sessions, room for context, preemptions, the engine's
-own acceptance length, the load of the client.
+"""Metrics of serving engines: noise between sessions, KV cache capacity, preemptions, the
+engine's own acceptance length, the load of the client.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ def cycle_deviation(cell: CellData) -> float | None:
 @metric(unit="fraction", better=None)
 def prompt_error(cell: CellData) -> float | None:
     """Standard error of the log of a server's decode_speedup that prompts cause and that more
-    cycles do not reduce; 0 where requests are served together.
+    cycles do not reduce; 0 if requests are served together.
     """
     noise = _noise(cell)
     return None if noise is None else noise.prompts.standard_error
@@ -38,20 +38,20 @@ def prompt_error(cell: CellData) -> float | None:
 
 @metric(unit="tokens", better="higher")
 def kv_capacity_tokens(cell: CellData) -> int | None:
-    """Tokens that the server's KV cache has room for, the least of its sessions."""
+    """Capacity of the server's KV cache in tokens, the least of its sessions."""
     return least_kv_tokens(cell.servers)
 
 
 @metric(unit="tokens", better="lower")
 def kv_capacity_lost_tokens(cell: CellData) -> int | None:
-    """kv_capacity_tokens without speculation - with it: context given up for it."""
-    plain, own = least_kv_tokens(cell.baseline_servers), kv_capacity_tokens(cell)
-    return None if plain is None or own is None or cell.k == 0 else plain - own
+    """kv_capacity_tokens without speculation - with it: the context that it costs."""
+    plain, speculative = least_kv_tokens(cell.baseline_servers), kv_capacity_tokens(cell)
+    return None if plain is None or speculative is None or cell.k == 0 else plain - speculative
 
 
 @metric(unit="requests", better="lower")
 def num_preemptions(cell: CellData) -> int | None:
-    """Requests that the server put off for lack of room, in all sessions of this K."""
+    """Requests that the server preempted for lack of KV cache, in all sessions of this K."""
     return sum_of_all(server.num_preemptions for server in cell.servers)
 
 
@@ -61,7 +61,7 @@ def num_overshot(cell: CellData) -> int | None:
     not.
     """
     counts = [request.counts for request in cell.finished if request.counts]
-    return sum(one.num_overshot for one in counts) if counts else None
+    return sum(c.num_overshot for c in counts) if counts else None
 
 
 @metric(unit="tokens/round", better=None, low=1, label="engine's")

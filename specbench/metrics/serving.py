@@ -1,5 +1,4 @@
-"""What many concurrent requests give together, what each user sees of it, and whether limits on
-latency (an SLO) were kept.
+"""Throughput of many concurrent requests, the latency of each, and whether it was within an SLO.
 
 A pass serves the whole prompt list; ramp is its beginning, until all requests are busy, and drain
 its end, when the queue is empty.
@@ -22,7 +21,7 @@ def busy_tokens_per_s(cell: CellData) -> float | None:
     full batch / seconds between them, pooled over passes; prefills in between take time, their
     first tokens count.
 
-    Absent where the rows never were all live.
+    Absent if the rows never were all live.
     """
     return _rate(_busy_spans(cell))
 
@@ -220,16 +219,16 @@ def slo_attainment_of_baseline(cell: CellData) -> float | None:
     return num_within(cell.baseline, cell.slo) / len(cell.baseline)
 
 
-MIN_REQUESTS = 24  # of a pass: a third of fewer is no trend
+MIN_REQUESTS = 24  # of a pass: a third of fewer shows no trend
 GROWTH = 2.0
 
 
 def saturation(cell: CellData) -> str:
     """Why an open-loop cell is saturated: the last third of its requests all waited more than
-    twice as long for their first token as the first third did; empty where they did not.
+    twice as long for their first token as the first third did; empty if they did not.
 
-    In the median pass: of eight passes at 90 % of what a server can take chance says so in one case
-    of twenty, at half of it in none (tests/metrics/test_saturation.py).
+    In the median pass: of eight passes at 90% of a server's capacity, chance says so in one case of
+    twenty, at half of it in none (tests/metrics/test_saturation.py).
     """
     passes = [waits for waits in _waits(cell) if len(waits) >= MIN_REQUESTS]
     first = median_of(median_of(waits[: len(waits) // 3]) for waits in passes)
@@ -246,9 +245,9 @@ def saturation(cell: CellData) -> str:
 def _waits(cell: CellData) -> Iterator[list[float]]:
     """Seconds to the first token by arrival, of each pass; later turns do not come at the rate."""
     for served in cell.passes if cell.key.condition.request_rate is not None else ():
-        found = [
+        waits = [
             (request.arrived_s, request.ttft_s)
             for request in served.requests
             if request.turn == 0 and request.arrived_s is not None and request.ttft_s is not None
         ]
-        yield [ttft_s for _, ttft_s in sorted(found)]
+        yield [ttft_s for _, ttft_s in sorted(waits)]

@@ -42,13 +42,13 @@ def prefill_s(cell: CellData) -> float | None:
 
 @metric(unit="x", better="higher")
 def decode_speedup(cell: CellData) -> float | None:
-    """Sum of baseline decode seconds / sum of speculative ones over the same requests (where
-    lengths differ, at temperature > 0, seconds per output token), of several samples of a prompt
-    until the last has ended; with concurrent requests
-    busy_tokens_per_s / the baseline's; with open-loop arrivals, which fix the throughput, the
-    baseline's mean seconds per output token after the first / the cell's.
+    """Sum of baseline decode seconds / sum of speculative ones over the same requests (if lengths
+    differ, at temperature > 0, seconds per output token), with several samples of a prompt until
+    the last has ended; with concurrent requests busy_tokens_per_s / the baseline's; with open-loop
+    arrivals, which fix the throughput, the baseline's mean seconds per output token after the
+    first / the cell's.
 
-    A ratio of sums, not a mean of ratios: short prompts must not dominate. Of a server the
+    A ratio of sums, not a mean of ratios: short prompts must not dominate. For a server the
     geometric mean of such ratios over cycles of sessions.
     """
     seconds = paired_decode(cell)
@@ -57,7 +57,7 @@ def decode_speedup(cell: CellData) -> float | None:
 
 @metric(unit="x", better="higher")
 def end_to_end_speedup(cell: CellData) -> float | None:
-    """As decode_speedup, over whole requests: prefill of target and drafter included, of several
+    """decode_speedup over whole requests: with prefill of target and drafter, and with several
     samples also picking one; with concurrent requests aggregate_tokens_per_s / the baseline's.
     """
     seconds = paired_end_to_end(cell)
@@ -67,7 +67,7 @@ def end_to_end_speedup(cell: CellData) -> float | None:
 @metric(unit="tokens/s", better="higher")
 def end_to_end_tokens_per_s(cell: CellData) -> float | None:
     """All output tokens / seconds of whole requests, prefill of target and drafter included: for
-    one request, as busy_tokens_per_s is for many. Absent where requests overlap.
+    one request, as busy_tokens_per_s is for many. Absent if requests overlap.
     """
     if cell.key.condition.overlaps:
         return None
@@ -77,7 +77,7 @@ def end_to_end_tokens_per_s(cell: CellData) -> float | None:
 
 @metric(unit="x", better="higher")
 def cpu_speedup(cell: CellData) -> float | None:
-    """As end_to_end_speedup, in process CPU seconds: less disturbed by a busy machine."""
+    """end_to_end_speedup in process CPU seconds: less disturbed by a busy machine."""
     seconds = paired_cpu(cell)
     return None if seconds is None else seconds.speedup
 

@@ -109,7 +109,7 @@ def import_warnings(records: Sequence[ImportedRecord]) -> tuple[str, ...]:
     known = (
         "intervals are over requests, with each server started once"
         if any(record.requests for record in records)
-        else "without the times of single requests there is no interval, and no K is chosen"
+        else "no interval without the times of single requests, and no K is chosen"
     )
     return (f"imported from {tools}: figures as reported by that tool; {known}",)
 
@@ -125,12 +125,12 @@ def _imported_summary(
     # Each request with that of K = 0 in the same place, if all prompts are equally long.
     if [r.num_prompt_tokens for r in cell.requests] == [r.num_prompt_tokens for r in baseline]:
         pairs = zip(cell.requests, baseline, strict=True)
-        requests = tuple(replace(one, prompt_id=other.prompt_id) for one, other in pairs)
+        requests = tuple(replace(r, prompt_id=plain.prompt_id) for r, plain in pairs)
         cell = replace(cell, requests=requests, baseline=baseline)
     reasons = tuple(_broken_figures(key, record))
     curve = record.figures.get("acceptance_rate_per_position")
-    (found,) = summarise([cell])
-    metrics = {**found.metrics, **record.figures}
+    (summary,) = summarise([cell])
+    metrics = {**summary.metrics, **record.figures}
     for name, rate in _SPEEDUPS.items():
         before = number_of(base.figures, rate) if base else None
         after = number_of(record.figures, rate)
@@ -139,13 +139,15 @@ def _imported_summary(
     names = reversed(_SPEEDUPS) if key.condition.overlaps else _SPEEDUPS
     ratio = next((x for name in names if (x := number_of(metrics, name))), None)
     return replace(
-        found,
+        summary,
         valid=not reasons,
         invalid_reasons=reasons,
-        num_prompts=found.num_prompts or (record.num_requests or 0) - (record.num_failed or 0),
+        num_prompts=summary.num_prompts or (record.num_requests or 0) - (record.num_failed or 0),
         num_requests=record.num_requests or 0,
         metrics=dict(sorted(metrics.items())),
-        speedup=found.speedup or (ratio and Interval(estimate=ratio, low=None, high=None)) or None,
+        speedup=summary.speedup
+        or (ratio and Interval(estimate=ratio, low=None, high=None))
+        or None,
         warnings=(*record.warnings, *suspicious_acceptance(curve)),
     )
 

@@ -13,7 +13,7 @@ Column = NDArray[np.float64]
 
 
 class RequestTimings(NamedTuple):
-    """An entry per request; NaN where it does not tell."""
+    """Seconds and tokens, an entry per request; NaN if its engine does not report it."""
 
     decode_s: Column
     total_s: Column
@@ -24,8 +24,8 @@ class RequestTimings(NamedTuple):
     @property
     def seconds_per_token(self) -> list[float]:
         """(last token - first token) / (n - 1) of each request with at least two tokens."""
-        told = ~np.isnan(self.decode_s) & (self.num_timed > 0)
-        seconds: list[float] = (self.decode_s[told] / self.num_timed[told]).tolist()
+        known = ~np.isnan(self.decode_s) & (self.num_timed > 0)
+        seconds: list[float] = (self.decode_s[known] / self.num_timed[known]).tolist()
         return seconds
 
 
@@ -61,9 +61,9 @@ def samples_decode_span(served: Pass) -> Span | None:
 def busy_span(served: Pass, num_rows: int) -> Span | None:
     """From the first round in which all `num_rows` rows were live to the last one.
 
-    Prefills between them take their seconds, and the first tokens that they give count, with
-    those of a predicted output checked right after. None where the rows never were all live, or
-    where a request does not say when it had its first token.
+    Prefills between them take their seconds, and their first tokens count, with those of a
+    predicted output checked right after. None if the rows never were all live, or if the time of a
+    request's first token is unknown.
     """
     rounds = served.record.rounds
     if rounds is None:

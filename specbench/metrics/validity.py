@@ -1,5 +1,5 @@
-"""Whether a cell may be used: identities of a correct decoder, each reason why not, and what
-deserves a second look.
+"""Whether a cell may be used: identities of a correct decoder, each reason why not, and
+warnings.
 """
 
 from collections import Counter
@@ -111,18 +111,18 @@ def broken_identities(requests: tuple[RequestRecord, ...], k: int) -> Iterator[s
     """Identities that requests break, with how many do; equal rounds are checked once."""
     logged = [(request, request.rounds) for request in requests if request.rounds is not None]
     kinds = set(chain.from_iterable(_counts(log) for _, log in logged))
-    found: list[tuple[str, list[RequestRecord]]] = []
+    broken: list[tuple[str, list[RequestRecord]]] = []
     for text, is_sound in _ROUND_IDENTITIES:
         wrong = {kind for kind in kinds if not is_sound(*kind, k)}
-        found.append(
+        broken.append(
             (text, [r for r, log in logged if wrong and not wrong.isdisjoint(_counts(log))])
         )
     for text, holds in _IDENTITIES:
-        found.append((text, [request for request, log in logged if not holds(request, log)]))
-    for text, broken in found:
-        if broken:
-            where = f"{len(broken)} of {len(logged)} requests, first {broken[0].prompt_id}"
-            yield f"identity broken: {text} ({where})"
+        broken.append((text, [request for request, log in logged if not holds(request, log)]))
+    for text, breaking in broken:
+        if breaking:
+            count = f"{len(breaking)} of {len(logged)} requests"
+            yield f"identity broken: {text} ({count}, first {breaking[0].prompt_id})"
 
 
 def broken_passes(passes: tuple[Pass, ...], k: int) -> Iterator[str]:
@@ -200,7 +200,7 @@ def _too_few_rounds(cell: CellData) -> Iterator[str]:
     known = num_rounds(cell)
     if known is not None or any(request.rounds is not None for request in cell.finished):
         known = known or 0
-        # What a check gave would have taken so many rounds at least.
+        # The rounds that the tokens of a check would have taken at least.
         spared = sum(-(-r.num_checked_at_once // (cell.k + 1)) for r in cell.finished)
         if known + spared < MIN_ROUNDS:
             checks = f" and predicted-output checks replacing {spared}" if spared else ""
@@ -243,10 +243,10 @@ def _different_clocks_at_cap(
         for side in (requests, baseline)
     ]
     if all(clocks):
-        own, plain = (median(side) for side in clocks)
-        if abs(own / plain - 1) > MAX_CLOCK_GAP:
+        clock, plain = (median(side) for side in clocks)
+        if abs(clock / plain - 1) > MAX_CLOCK_GAP:
             yield (
-                f"at the power cap the SM clock was {own:.0f} MHz, and {plain:.0f} MHz at K = 0: "
+                f"at the power cap the SM clock was {clock:.0f} MHz, and {plain:.0f} MHz at K = 0: "
                 f"more than {MAX_CLOCK_GAP:.0%} apart; set one for both (nvidia-smi -lgc)"
             )
 
@@ -283,12 +283,12 @@ def _broken_times(requests: tuple[RequestRecord, ...], *, overlapping: bool) -> 
 @once_a_baseline
 def _broken_baseline(cell: CellData) -> tuple[str, ...]:
     base = finished_baseline(cell)
-    found = (
+    reasons = (
         *broken_identities(base, 0),
         *broken_passes(cell.baseline_passes, 0),
         *_broken_times(base, overlapping=cell.key.condition.overlaps),
     )
-    return tuple(f"baseline: {reason}" for reason in found)
+    return tuple(f"baseline: {reason}" for reason in reasons)
 
 
 def _broken_totals(cell: CellData) -> Iterator[str]:
@@ -324,13 +324,15 @@ def _differing_outputs(cell: CellData) -> Iterator[str]:
             elif (dtype := cell.key.condition.dtype) in HALF_PRECISION:
                 text += f": {dtype} rounds near-ties differently for other numbers of tokens"
                 if cell.differences:
-                    worst = max(cell.differences, key=lambda found: found.gap / found.spacing)
+                    worst = max(
+                        cell.differences, key=lambda difference: difference.gap / difference.spacing
+                    )
                     text += (
                         f" (at the first difference of {len(cell.differences)} outputs, the logits "
                         f"of the two tokens are at most {worst.gap:.3g} apart, "
                         f"{worst.gap / worst.spacing:.3g} x the spacing of {dtype} there)"
                     )
-                text += "; `specbench verify` tells them from faults"
+                text += "; `specbench verify` distinguishes them from faults"
             yield text
         if lossy is None:
             return

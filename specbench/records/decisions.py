@@ -65,9 +65,7 @@ class CellSummary:
             "without `--slo`"
         ),
     ] = None
-    warnings: Annotated[
-        tuple[str, ...], Doc("what deserves a second look; the cell stays valid")
-    ] = ()
+    warnings: Annotated[tuple[str, ...], Doc("what to look at again; the cell stays valid")] = ()
 
     @property
     def as_decided(self) -> "CellSummary":

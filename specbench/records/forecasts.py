@@ -15,10 +15,10 @@ Drafting = Literal["own", "greedy"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceRecord:
-    """Every round that could start in one text of the target, and the tokens it would accept.
+    """All rounds that could start in one text of the target, and the tokens they would accept.
 
-    Start s = 0 .. n - 2 is a round after output token s; its draft tokens predict tokens s + 1,
-    s + 2 and so on. The text does not depend on where rounds start, so rounds are replayed over
+    Start s = 0 .. n - 2 means after output token s; its draft tokens predict tokens s + 1,
+    s + 2 and so on. The text does not depend on the starts of rounds, so rounds are replayed over
     it for every K without running anything (`pairing.replay`).
     """
 
@@ -32,7 +32,7 @@ class TraceRecord:
     temperature: float
     num_speculative_tokens: int  # the depth that was traced
     is_chain: bool  # every smaller K drafts a prefix of it, so one trace serves all
-    is_exact: bool  # False: drafts depend on where earlier rounds began, or on other requests
+    is_exact: bool  # False: drafts depend on the starts of earlier rounds, or on other requests
     num_prompt_tokens: int
     output_ids: tuple[int, ...]  # the target's text, n tokens; the first is from prefill
     # Per start; nodes of a tree; without those beyond the token budget.

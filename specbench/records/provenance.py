@@ -278,7 +278,7 @@ class ServerRecord:
     problems: Annotated[
         tuple[str, ...], Doc("why its figures are not used; empty if they are")
     ] = ()
-    warnings: Annotated[tuple[str, ...], Doc("what deserves a second look")] = ()
+    warnings: Annotated[tuple[str, ...], Doc("what to look at again")] = ()
     log: Annotated[str | None, Doc("file of its output, in the run's folder")] = None
     node: Annotated[
         str | None,

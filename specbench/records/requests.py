@@ -68,7 +68,7 @@ class Request:
     seed: int = 0
     stop_at_eos: bool = True
     conversation: str | None = None  # a later request of the same one waits for the earlier
-    # Arrival in seconds since the pass began; None: as soon as a row is free, or a later turn.
+    # Arrival in seconds since the pass began; None: once a row is free, or a later turn.
     at_s: float | None = None
     prediction_ids: tuple[int, ...] = ()  # a text that the output may resemble
     is_sample: bool = False  # one of several outputs of its prompt, which share its prefill

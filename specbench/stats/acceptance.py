@@ -21,9 +21,9 @@ class RoundCounts:
     num_accepted: float
     num_emitted: float
     num_drafting: float  # rounds that drafted anything
-    # Rounds that accepted fewer than they drafted, and emitted one more; None: not told.
+    # Rounds that accepted fewer than they drafted, and emitted one more; None: unknown.
     num_rejecting: float | None
-    reached: tuple[float, ...]  # rounds that accepted at least 0, 1 .. K; (): not told
+    reached: tuple[float, ...]  # rounds that accepted at least 0, 1 .. K; (): unknown
 
     @classmethod
     def of_rounds(
@@ -133,8 +133,8 @@ class RoundCounts:
         """sum(a) / (sum(a) + rounds with a rejection): the chance that one draft is accepted.
 
         Maximum-likelihood estimate under Leviathan et al. 2023 (arXiv:2211.17192), definition 3.1,
-        where drafting stops at the first rejection. None for what must be trees, whose rejected
-        tokens may have siblings.
+        which stops drafting at the first rejection. None if the counts are those of trees, whose
+        rejected tokens may have siblings.
         """
         if self.num_rejecting is None or self.num_drafted > self.k * self.num_drafting:
             return None
@@ -143,7 +143,7 @@ class RoundCounts:
 
 
 def mean_length(num_accepted: float, num_rounds: float) -> float:
-    """Mean acceptance length, 1 + sum(a) / N: tokens a round emits, the additional one included."""
+    """Mean acceptance length, 1 + sum(a) / N: tokens emitted per round, with the bonus token."""
     return 1 + num_accepted / num_rounds
 
 
@@ -153,7 +153,7 @@ def mean_length_at(per_position: Iterable[float]) -> float:
 
 
 def conditional_rates(per_position: Sequence[float]) -> tuple[float, ...]:
-    """c_i = a_i / a_(i-1), a_0 = 1, from joint rates; 0 where the one before is never accepted."""
+    """c_i = a_i / a_(i-1), a_0 = 1, from joint rates; 0 if the one before is never accepted."""
     pairs = pairwise((1.0, *per_position))
     return tuple(here / before if before else 0.0 for before, here in pairs)
 
@@ -164,7 +164,7 @@ def joint_rates(conditional: Iterable[float]) -> list[float]:
 
 
 def expected_tokens_by_k(conditional: Iterable[float]) -> list[float]:
-    """Tokens a round emits at K = 0, 1, .. n, from P(draft i accepted | drafts before it)."""
+    """Tokens emitted per round at K = 0, 1, .. n, from P(draft i accepted | drafts before it)."""
     return list(accumulate(joint_rates(conditional), initial=1.0))
 
 

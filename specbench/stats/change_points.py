@@ -37,7 +37,7 @@ class ChangePoint(NamedTuple):
 
     @property
     def change(self) -> float | None:
-        """Relative to the level before, 0.05: 5 % more; None where that was 0."""
+        """Relative to the level before (0.05: 5% more); None if that was 0."""
         return (self.after - self.before) / abs(self.before) if self.before else None
 
 
@@ -121,7 +121,7 @@ def _line_bic(series: Values) -> float:
 
 
 def _steps_bic(series: Values, splits: Sequence[int]) -> float:
-    """Each step costs a level and a place."""
+    """The BIC of a series with a step at each split; a step has two parameters: level, position."""
     left = np.concatenate([part - part.mean() for part in np.split(series, splits)])
     return _bic(left, num_parameters=1 + 2 * len(splits))
 

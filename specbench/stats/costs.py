@@ -7,7 +7,7 @@ from specbench.stats.acceptance import expected_tokens_iid
 
 
 def goodput(tokens: float, *, num_live: int, round_s: float) -> float:
-    """Tokens a second of a batch whose live rows emit `tokens` each in a round of `round_s`.
+    """Tokens per second of a batch whose `num_live` rows each emit `tokens` per `round_s`.
 
     Source: Liu et al. 2024 (arXiv:2406.14066), the goodput of a speculation length.
     """
@@ -22,9 +22,9 @@ def amortised_goodput(rate: float, *, stay_s: float, once_s: float) -> float:
 def bytes_per_forward(weights_bytes: int, rows: int, context: int, kv_bytes_per_token: int) -> int:
     """W + B L kv: every weight once and the keys and values of every row, whatever its tokens.
 
-    A few checked tokens read what one reads: it is the same for a step and a verification. An
-    embedding table is no part of W unless it is the output matrix too: single rows of it are
-    looked up. Source: the memory side of the roofline (Williams et al. 2009).
+    Checking a few tokens reads as much as one step. W contains the embedding table only if it is
+    also the output matrix: otherwise single rows of it are looked up. Source: the memory side of
+    the roofline (Williams et al. 2009).
     """
     return weights_bytes + rows * context * kv_bytes_per_token
 

@@ -1,17 +1,17 @@
-"""Speed-ups of servers: prompts crossed with cycles of sessions.
+"""Speedups of servers: prompts crossed with cycles of sessions.
 
-A server is started anew for every K, and every start is faster or slower than the next by
-something of its own. So sessions run in balanced reversal: a cycle (0, K1 .. Kn, Kn .. K1, 0) has
-two of each K, in which a steady drift of the machine cancels, and all serve the same prompts.
+A server is started again for every K, and each start has a random effect on its speed. So sessions
+run in balanced reversal: a cycle (0, K1 .. Kn, Kn .. K1, 0) has two of each K, in which a steady
+drift of the machine cancels, and all serve the same prompts.
 
 An interval has to hold for other prompts and for other starts, so the variance over cycles and that
 over prompts add up. The noise of single requests is in both. Cameron, Gelbach and Miller (2011)
-subtract it once; in simulated sweeps their intervals covered 92 to 95 % and these 93 to 96 %.
+subtract it once; in simulated sweeps their intervals covered 92% to 95% and these 93% to 96%.
 Cycles count alike, in the geometric mean: in a ratio of sums those that ran while the machine was
 slow would count for more, and their deviations with them.
 
-Where requests are served side by side, a cycle has one figure for all prompts together. The
-interval is then over cycles alone: it holds for other starts, and for these prompts.
+If requests are served concurrently, a cycle has one figure for all prompts together. The interval
+is then only over cycles: it holds for other starts, and for these prompts.
 """
 
 import math
@@ -45,7 +45,7 @@ class SessionNoise:
     prompts: Uncertainty  # the part that more cycles do not reduce
 
     def spread(self, num_cycles: int) -> Uncertainty:
-        """Spread of the log ratio of so many cycles, at least MIN_CYCLES."""
+        """Uncertainty of the log ratio of `num_cycles` cycles, at least MIN_CYCLES."""
         cycles = Uncertainty(
             standard_error=self.cycle_sd / math.sqrt(num_cycles),
             degrees_of_freedom=num_cycles - 1.0,
@@ -55,7 +55,7 @@ class SessionNoise:
         return combined(cycles, self.prompts)
 
     def detectable_effect(self, num_cycles: int) -> float:
-        """The relative effect (0.03: 3 %) that 80 % of sweeps of so many cycles would show."""
+        """The relative effect (0.03: 3%) that 80% of sweeps of `num_cycles` cycles would show."""
         return math.expm1(self.spread(num_cycles).detectable())
 
 
@@ -68,7 +68,7 @@ def crossed_speedup(
     a request failed: its prompt then counts on neither in this cycle, and a cycle with fewer than
     half as many prompts as the fullest one does not count at all. No spread below MIN_CYCLES cycles
     or MIN_UNITS prompts, unless it is one column: all prompts together. Raises
-    ValueError for other entries that are not finite and positive, and where nothing was served on
+    ValueError for other entries that are not finite and positive, and if nothing was served on
     both sides.
     """
     cells = _served_on_both_sides(base_s, spec_s, base_tokens, spec_tokens)
@@ -84,7 +84,7 @@ def crossed_speedup(
 def session_noise(
     base_s: ArrayLike, spec_s: ArrayLike, base_tokens: ArrayLike, spec_tokens: ArrayLike
 ) -> SessionNoise | None:
-    """The noise in what `crossed_speedup` takes; None where that has no spread."""
+    """The noise in the inputs of `crossed_speedup`; None if they have no spread."""
     return _noise(_served_on_both_sides(base_s, spec_s, base_tokens, spec_tokens))
 
 
@@ -136,13 +136,13 @@ def expected_noise(
 
 
 def cycles_needed(noises: Sequence[SessionNoise], effect: float) -> int | None:
-    """The least number of cycles in all that shows a relative effect (0.03: 3 %) in 80 % of sweeps.
+    """The least number of cycles in all that shows a relative effect (0.03: 3%) in 80% of sweeps.
 
-    From FEWEST_PLANNED to MOST_PLANNED; None where those do not suffice. Where prompts differ so
-    much that no number of cycles would, it is that which comes near to what they allow. `noises`
-    has that of every K of the sweep: their cycles' parts are pooled, for a single K whose noise
-    happens to look small would end the sweep too early. The effect may be the one seen so far:
-    intervals then still cover the truth. What must not end a sweep is an interval that excludes 1
+    From FEWEST_PLANNED to MOST_PLANNED; None if those do not suffice. If prompts differ so much
+    that no number of cycles would, it is the number that comes close to the limit that they set.
+    `noises` has that of every K of the sweep: their cycles' parts are pooled, because a single K
+    whose noise happens to look small would end the sweep too early. The effect may be the observed
+    one: intervals then still cover the truth. An interval that excludes 1 must not end a sweep
     (tests/stats/test_crossed.py has the rates of both).
     """
     cycle_sd = math.sqrt(np.mean([noise.cycle_sd**2 for noise in noises]))

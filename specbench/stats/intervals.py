@@ -89,7 +89,7 @@ def with_count_noise(ratio: LogRatio, *counts: NDArray[np.float64]) -> LogRatio:
     Without it the jackknife calls a sum in which nothing was counted exactly known. For pairs that
     agree or differ throughout this is the variance of Fagerland, Lydersen and Laake 2014.
     """
-    variances = [0.5 / np.nansum(own, axis=-1) ** 2 for own in counts]
+    variances = [0.5 / np.nansum(count, axis=-1) ** 2 for count in counts]
     spread = Uncertainty(
         standard_error=math.sqrt(sum(float(np.mean(v)) for v in variances)),
         degrees_of_freedom=math.inf,
@@ -137,7 +137,7 @@ def speedup_interval(
     return interval(speedup_ratio(base_s, spec_s, base_tokens, spec_tokens))
 
 
-_FAR_OFF = 5.0  # standard deviations of the pairs' log ratios, told from their median
+_FAR_OFF = 5.0  # standard deviations of the pairs' log ratios, estimated from their median
 _NEAR = math.log(1.1)  # and no pair within a tenth is far off
 
 
@@ -160,7 +160,7 @@ def paired_log_ratio(numerators: ArrayLike, denominators: ArrayLike) -> LogRatio
 
 
 def _is_near(logs: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """All but those far from the median; of few pairs nobody can tell."""
+    """Whether each is near the median; always true for too few pairs to decide."""
     if len(logs) < MIN_UNITS:
         return np.ones(len(logs), dtype=bool)
     distance = np.abs(logs - np.median(logs))

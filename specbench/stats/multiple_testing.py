@@ -18,8 +18,8 @@ def holm(p_values: ArrayLike) -> list[float]:
     order = np.argsort(p, kind="stable")
     adjusted = np.empty(len(p))
     adjusted[order] = np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p))))
-    found: list[float] = np.minimum(adjusted, 1.0).tolist()
-    return found
+    capped: list[float] = np.minimum(adjusted, 1.0).tolist()
+    return capped
 
 
 def mean_ratio_p_value(log_ratios: ArrayLike) -> float:

@@ -1,4 +1,4 @@
-"""Percentiles, where there is enough to tell them from the largest value."""
+"""Percentiles, if there are enough values to distinguish them from the largest one."""
 
 from collections.abc import Iterable, Sequence
 from statistics import median, quantiles

@@ -21,7 +21,7 @@ class Uncertainty:
     degrees_of_freedom: float
 
     def margin(self, probability: float = UPPER) -> float:
-        """The true value is no further above the estimate than this, in `probability` of cases."""
+        """How far above the estimate the true value is at most, in `probability` of cases."""
         return student_t(self.degrees_of_freedom, probability) * self.standard_error
 
     def detectable(self, probability: float = UPPER, power: float = POWER) -> float:
@@ -30,7 +30,7 @@ class Uncertainty:
         return quantiles * self.standard_error
 
     def p_value(self, estimate: float) -> float:
-        """The chance of an estimate like this, or larger, where the true value is 0: one-sided."""
+        """The chance of an estimate like this, or larger, if the true value is 0: one-sided."""
         if self.standard_error == 0:
             return 0.0 if estimate > 0 else 1.0
         return float(stdtr(self.degrees_of_freedom, -estimate / self.standard_error))
@@ -56,8 +56,8 @@ def jackknife(left_out: ArrayLike, weights: ArrayLike) -> Uncertainty | None:
     """Spread of an estimate, from its values without each of n units; None below MIN_UNITS.
 
     Standard error: sqrt((n - 1) / n * sum((value - mean)**2)) (Quenouille 1956; Tukey 1958).
-    Degrees of freedom: effective number of units - 1, at least 1, where a unit counts by its share
-    w of the whole (Kish 1965: 1 / sum(w**2)), so that one long prompt is not taken for many.
+    Degrees of freedom: effective number of units - 1, at least 1. A unit counts by its share w of
+    the whole (Kish 1965: 1 / sum(w**2)), so that one long prompt is not taken for many.
     `weights` sum to 1.
     """
     values = np.asarray(left_out, dtype=np.float64)
@@ -74,7 +74,7 @@ def jackknife(left_out: ArrayLike, weights: ArrayLike) -> Uncertainty | None:
 def combined(first: Uncertainty, second: Uncertainty) -> Uncertainty:
     """Spread of a sum, or of a product's logarithm, of two independent errors: variances add.
 
-    Degrees of freedom: (v1 + v2)**2 / (v1**2 / f1 + v2**2 / f2), and the first's where that is
+    Degrees of freedom: (v1 + v2)**2 / (v1**2 / f1 + v2**2 / f2), or the first's if that is
     0 / 0. Source: Satterthwaite 1946; Welch 1947.
     """
     variances = [spread.standard_error**2 for spread in (first, second)]
@@ -89,7 +89,7 @@ def combined(first: Uncertainty, second: Uncertainty) -> Uncertainty:
 
 
 def cautiously_combined(first: Uncertainty, second: Uncertainty) -> Uncertainty:
-    """`combined`, where one of the variances rests on so few units that it may be far too small.
+    """`combined`, if one variance is over too few units and may be far too small.
 
     Student's quantile is then the mean of both, weighted by variance. Source: Cochran and Cox 1957,
     Experimental Designs, 4.14; the freedom is the one whose quantile that is.

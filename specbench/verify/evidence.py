@@ -52,7 +52,7 @@ class Divergence:
 
     prompt_id: str
     position: int  # in the output, from 0; in characters if the engine has no token ids
-    expected: int | str | None  # a token, or text if there are no tokens
+    expected: int | str | None  # a token, or text without token ids
     found: int | str | None
     gap: float | None
     steps: float | None  # None if one text has ended

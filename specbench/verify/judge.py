@@ -231,7 +231,7 @@ def _judge_greedy(evidence: GreedyEvidence) -> Finding:
         verdict = "near_tie"
         most = max(d.steps or 0.0 for d in evidence.divergences)
         reason = (
-            f"{len(evidence.divergences)} tokens differ where rounding decides: they are at most "
+            f"{len(evidence.divergences)} tokens differ by rounding: they are at most "
             f"{most:.0f} steps{_in_logits(evidence.divergences)} below the target's best"
         )
     else:
@@ -275,8 +275,8 @@ def _judge_sampled(evidence: SampledEvidence, tests: _Tests) -> Finding:
     elif evidence.num_at_edge > EDGE_SHARE * (n + evidence.num_at_edge):
         verdict = "inconclusive"
         reason = (
-            f"{evidence.num_at_edge} of {n + evidence.num_at_edge} tokens lie where rounding "
-            "decides what top-k and top-p exclude; verify with --dtype float32, or without them"
+            f"{evidence.num_at_edge} of {n + evidence.num_at_edge} tokens are at the cutoff of "
+            "top-k or top-p, which rounding decides; verify with --dtype float32, or without them"
         )
     elif control >= tests.level:
         verdict = "inconclusive"

@@ -92,7 +92,7 @@ def uniform_p_value(identity_N: Floats) -> float:
 
 
 def serial_p_value(identity_N: Floats) -> float:
-    """Does a token depend on the previous one, unlike in the target's distribution?
+    """Whether a token depends on the previous one, unlike in the target's distribution.
 
     The normal test of the correlation at lag 1: it detects noise that is used twice.
     """
