@@ -21,7 +21,7 @@ from specbench.bench.served.running import (
 )
 from specbench.bench.served_costs import time_servers
 from specbench.errors import UsageError
-from specbench.forecast.cost_curve import cost_curve_from
+from specbench.forecast.cost_curve import curve_from
 from specbench.forecast.engine_costs import is_address, read_file
 from specbench.inputs.pairing import Pairing
 from specbench.metrics.machine import noise_warning
@@ -56,7 +56,7 @@ def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[Eng
             temperature=settings.sampling.temperatures[0],
         )
     for concurrency in concurrencies:
-        cost_curve_from(costs, concurrency=concurrency, ks=())
+        curve_from(costs, concurrency=concurrency, ks=())
     return costs
 
 

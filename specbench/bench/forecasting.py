@@ -19,13 +19,7 @@ from specbench.bench.traces import Trace, Tracer
 from specbench.decide.rank import shortlist
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import UsageError, first_line
-from specbench.forecast.cost_curve import (
-    CostCurve,
-    cost_curve_from,
-    describe,
-    left_out,
-    measured_here,
-)
+from specbench.forecast.cost_curve import CostCurve, curve_from, describe, left_out, measured_here
 from specbench.forecast.engine_costs import acceptance_rule
 from specbench.forecast.forecast import forecast, replayed
 from specbench.records import NO_DRAFTER, BlockRecord, CellKey, Condition, ForecastRecord
@@ -196,7 +190,7 @@ class Forecasting:
                 self._reporter.warn(f"{name}: not forecast, the costs of {whose} say nothing of it")
                 continue
             try:
-                found[drafted.key] = cost_curve_from(own, concurrency=at.concurrency, ks=ks)
+                found[drafted.key] = curve_from(own, concurrency=at.concurrency, ks=ks)
             except UsageError as error:  # known of others, not of this one
                 self._reporter.warn(f"{name}: not forecast, {error}")
                 continue

@@ -132,7 +132,7 @@ class Session:
             return prompt
         key = (workload, prompt.id, context)
         if key not in self._lengthened:
-            source = TextSource.beside(self._plan.workload(workload), seed=self._seed)
+            source = TextSource.starting_with(self._plan.workload(workload), seed=self._seed)
             self._lengthened[key] = lengthen(
                 prompt, context, source, lambda longer: len(self.first_turn(workload, longer))
             )

@@ -58,9 +58,7 @@ def measured_here(
     return CostCurve(visits={k: v for k, v in newest.items() if len(v) == len(newest[0])})
 
 
-def cost_curve_from(
-    costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]
-) -> CostCurve:
+def curve_from(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]) -> CostCurve:
     """The costs of another engine with `concurrency` requests, for every K of `ks` it covers.
 
     Costs of equal K are repeats. Between two known K > 0 the cost of a round is interpolated, since
@@ -102,7 +100,7 @@ def cost_curve_from(
 
 def left_out(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]) -> str:
     """Which of `ks` the costs do not cover, and why, in a sentence; empty if they cover all."""
-    covered = cost_curve_from(costs, concurrency=concurrency, ks=ks).visits
+    covered = curve_from(costs, concurrency=concurrency, ks=ks).visits
     missing = [f"{k}" for k in sorted(set(ks)) if k not in covered]
     if not missing:
         return ""

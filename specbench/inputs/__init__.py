@@ -1,5 +1,5 @@
-"""What did the user ask for? pairings.yaml, prompts and method parameters, read strictly.
+"""Strict readers of pairings.yaml, prompts and method parameters.
 
-In go files and words of the command line, out come frozen values; an error names file and line.
-No torch. Open `config.py` for pairings and `workloads.py` for prompts first.
+They return frozen values; an error names file and line. Without torch. Open `config.py` for
+pairings and `workloads.py` for prompts first.
 """

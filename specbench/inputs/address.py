@@ -52,20 +52,20 @@ class Address:
             )
         if parts.scheme not in ("http", "https") or not has_place:
             raise UsageError(f"{option} {shown}: expected an address such as {EXAMPLE}")
-        said = parse_qs(parts.fragment).get("k", [""])[0]
-        if parts.fragment and not said.isdecimal():
+        k = parse_qs(parts.fragment).get("k", [""])[0]
+        if parts.fragment and not k.isdecimal():
             raise UsageError(f"{option} {shown}: after # only the K it runs is read, such as #k=0")
-        return cls(root=shown, k=int(said) if said else None)
+        return cls(root=shown, k=int(k) if k else None)
 
     def key(self, environment: Mapping[str, str] = os.environ) -> str | None:
-        """The API key for this server: that of its host where there is one, else the general.
+        """The API key for this server: that of its host if it has one, else the general one.
 
         `SPECBENCH_API_KEY_MY_HOST_ORG` is for my-host.org, at any port. UsageError for a key that
         cannot be sent.
         """
         host = urlsplit(self.root).hostname or ""
-        own = f"{KEY}_" + "".join(c if c.isalnum() else "_" for c in host).upper()
-        for name in (own, KEY):
+        key_of_host = f"{KEY}_" + "".join(c if c.isalnum() else "_" for c in host).upper()
+        for name in (key_of_host, KEY):
             key = environment.get(name, "").strip()
             if key and not _SENDABLE.fullmatch(key):
                 raise UsageError(

@@ -11,15 +11,15 @@
         drafters:
           NAME:
             method: draft_model    # one of `specbench list methods`, or one arriving later
-            model: demo:draft      # where the method takes one, with the target's model keys
+            model: demo:draft      # if the method has one, with the target's model keys
             parameters: {}         # the method's own
             lossy: typical         # accept drafts by a rule that changes the text (records/lossy)
             num_speculative_tokens, note
-            source, checked, license, figure  # of an entry that was read somewhere
+            source, checked, license, figure  # of an entry that was published
 
-A pairing is named target/drafter. A folder is relative to the file that names it, and goes before
-a hub id of the same name. A drafter takes dtype and device_map from its target unless it has its
-own, a target from `defaults`.
+A pairing is named target/drafter. A folder is relative to the file that names it, and has priority
+over a hub id of the same name. A drafter without dtype or device_map has its target's, a target
+those of `defaults`.
 """
 
 import re
@@ -53,14 +53,14 @@ def load_pairings(path: Path | None = None) -> Pairings:
 
     Whatever is wrong raises ConfigError with file, line, key and what is allowed.
     """
-    own, of_package = Path("pairings.yaml"), shipped("pairings.yaml")
-    file = path or (own if own.exists() else of_package)
+    of_folder, of_package = Path("pairings.yaml"), shipped("pairings.yaml")
+    file = path or (of_folder if of_folder.exists() else of_package)
     if file.resolve() == of_package.resolve():
         return _read_once(file)
     pairings = _read(file)
     names = {target.name for target in pairings.targets}
-    others = (target for target in _read_once(of_package).targets if target.name not in names)
-    return replace(pairings, shipped=tuple(others))
+    added = (target for target in _read_once(of_package).targets if target.name not in names)
+    return replace(pairings, shipped=tuple(added))
 
 
 @cache
@@ -73,7 +73,7 @@ def _read(file: Path) -> Pairings:
     top = read_yaml(file, ConfigError).section(allowed=FILE_KEYS)
     defaults = top.may("defaults", _defaults, _Defaults())
     targets = top.must(
-        "targets", lambda value: tuple(_target(name, own, defaults) for name, own in _named(value))
+        "targets", lambda value: tuple(_target(*entry, defaults) for entry in _named(value))
     )
     pairings = Pairings(path=file, targets=targets, default=(targets[0].name,))
     names = partial(_default_names, pairings=pairings)
@@ -185,14 +185,14 @@ def _lossy(value: Value) -> LossyRule:
     is_name = not value.is_mapping
     rule = value if is_name else value.section(allowed=_KEYS).must("rule", lambda v: v)
     name = one_of(tuple(RULES))(rule)
-    own = RULES[name]
-    given = {} if is_name else value.section(allowed=("rule", *own)).entries
-    for parameter, default in own.items():
+    parameters = RULES[name]
+    given = {} if is_name else value.section(allowed=("rule", *parameters)).entries
+    for parameter, default in parameters.items():
         if default is None and parameter not in given:
             wanted = f"{{rule: {name}, {parameter}: 0.5}}"
             value.fail(f"the rule {name} needs its `{parameter}`, such as {wanted}")
     read = number(above=0, most=1)
-    chosen = {p: read(given[p]) if p in given else d for p, d in own.items()}
+    chosen = {p: read(given[p]) if p in given else d for p, d in parameters.items()}
     return LossyRule(name=name, parameters={p: v for p, v in chosen.items() if v is not None})
 
 

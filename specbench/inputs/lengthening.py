@@ -41,27 +41,25 @@ class TextSource:
     seed: int
 
     @classmethod
-    def beside(cls, workload: Workload, *, seed: int) -> Self:
-        """The workload itself, then the others that are shipped, by name."""
+    def starting_with(cls, workload: Workload, *, seed: int) -> Self:
+        """The workload itself, then the other shipped ones, by name."""
         folder = shipped("workloads")
-        others = (load_workload(name, folder=folder) for name in find_workloads(folder))
-        return cls(
-            workloads=(workload, *(w for w in others if w.sha256 != workload.sha256)), seed=seed
-        )
+        known = (load_workload(name, folder=folder) for name in find_workloads(folder))
+        added = (w for w in known if w.sha256 != workload.sha256)
+        return cls(workloads=(workload, *added), seed=seed)
 
     def texts(self, prompt: Prompt) -> Iterator[str]:
-        """What other prompts say, without end and without a paragraph of the prompt itself.
+        """The text of other prompts, endless and without paragraphs of the prompt itself.
 
-        Documents, questions and the answers of a history; no system messages. The prompts of a
-        workload stand in a ring whose order depends on the seed and their ids, and each is
-        followed by those after it: two prompts of a workload begin with different text. Once
-        everything has been said it is said again in another order. WorkloadError where there
-        is nothing.
+        Documents, questions and earlier outputs; no system messages. The prompts of a workload form
+        a ring whose order depends on the seed and their ids, and each is followed by those after
+        it, so two prompts of a workload begin with different text. After all texts the order
+        changes and they repeat. WorkloadError without any text.
         """
-        own = {part.strip() for part in _paragraphs(prompt)}
+        excluded = {part.strip() for part in _paragraphs(prompt)}
         for lap in count():
             texts = [
-                "\n\n".join(part for part in _paragraphs(other) if part.strip() not in own)
+                "\n\n".join(part for part in _paragraphs(other) if part.strip() not in excluded)
                 for workload in self.workloads
                 for other in self._after(prompt, workload, lap)
             ]
@@ -72,8 +70,8 @@ class TextSource:
             yield from filter(None, texts)
 
     def _after(self, prompt: Prompt, workload: Workload, lap: int) -> list[Prompt]:
-        def place(one: Prompt) -> str:
-            return hashlib.sha256(f"{self.seed}/{lap}/{one.id}".encode()).hexdigest()
+        def place(item: Prompt) -> str:
+            return hashlib.sha256(f"{self.seed}/{lap}/{item.id}".encode()).hexdigest()
 
         start = place(prompt)
         return sorted(workload.prompts, key=lambda other: (place(other) <= start, place(other)))
@@ -82,14 +80,14 @@ class TextSource:
 def lengthen(
     prompt: Prompt, num_tokens: int, source: TextSource, count_tokens: Callable[[Prompt], int]
 ) -> Prompt:
-    """The prompt with a first turn of 98 to 100 % of `num_tokens` tokens, never more.
+    """The prompt with a first turn of 98% to 100% of `num_tokens` tokens, never more.
 
-    `count_tokens` gives a prompt's tokens in its first turn, chat template included; it is
-    called few times, as each call tokenises the whole. The question stays whole and last; id,
-    system messages, tools and later turns stay as they are. The text ends with a paragraph,
-    else a sentence, else a word, and inside a word only where one is longer than the 2 %.
-    A prompt that is too long already, that has no room for the words around the text, or
-    whose first turn has no user message is returned unchanged. UsageError below one token.
+    `count_tokens` returns the number of tokens of a first turn, chat template included; it is
+    called few times, because each call tokenizes everything. The question stays whole and last; id,
+    system messages, tools and later turns are unchanged. The text ends with a paragraph, else a
+    sentence, else a word, and inside a word only if one is longer than the 2%. A prompt that is
+    too long already, also with the words around the text, or whose first turn has no user message
+    is returned unchanged. UsageError below one token.
     """
     if num_tokens < 1:
         raise UsageError(f"a context of {num_tokens} tokens: at least 1 is needed")
@@ -106,7 +104,7 @@ def lengthen(
         attempts += 1
         chars_per_token = _slope(shortest, fits, too_long)
         aim = fits.chars + int(((least + num_tokens) / 2 - fits.tokens) * chars_per_token)
-        if too_long and attempts % 3 == 0:  # bounds the calls where the text is uneven
+        if too_long and attempts % 3 == 0:  # bounds the calls for uneven text
             aim = (fits.chars + too_long.chars) // 2
         slack = int((num_tokens - least) / 2 * chars_per_token)
         while len(text) <= aim + max(slack, _WORD_REACH):
@@ -123,20 +121,20 @@ def lengthen(
 
 
 class _Cut(NamedTuple):
-    """How many tokens the first turn has with so many characters of text before it."""
+    """Tokens of the first turn with `chars` characters of text before it."""
 
     chars: int
     tokens: int
 
 
 def _paragraphs(prompt: Prompt) -> list[str]:
-    """What is said in a prompt, system messages aside; none is blank."""
-    said = [m.content for turn in prompt.turns for m in turn if m.role != "system"]
-    return [part for text in said for part in _PARAGRAPH.split(text) if part.strip()]
+    """Paragraphs of a prompt without its system messages, blank ones left out."""
+    texts = [m.content for turn in prompt.turns for m in turn if m.role != "system"]
+    return [part for text in texts for part in _PARAGRAPH.split(text) if part.strip()]
 
 
 def _slope(shortest: _Cut, fits: _Cut, too_long: _Cut | None) -> float:
-    """Characters a token, between the nearest two counts."""
+    """Characters per token, between the nearest two counts."""
     low, high = (fits, too_long) if too_long else (shortest, fits)
     if high.chars == 0:
         return _CHARS_PER_TOKEN
@@ -144,11 +142,11 @@ def _slope(shortest: _Cut, fits: _Cut, too_long: _Cut | None) -> float:
 
 
 def _end_near(text: str, aim: int, slack: int, first: int, last: int) -> int:
-    """Where to cut within first..last: the best kind of end near `aim`, else right there."""
+    """Position of the cut within first..last: the best kind of end near `aim`, else `aim`."""
     aim = min(max(aim, first), last)
     for end, reach in ((_PARAGRAPH, slack), (_SENTENCE, slack), (_WORD, _WORD_REACH)):
-        found = end.finditer(text, max(first, aim - reach), min(last, aim + reach) + 1)
-        if ends := [match.start() for match in found if match.start() <= last]:
+        matches = end.finditer(text, max(first, aim - reach), min(last, aim + reach) + 1)
+        if ends := [match.start() for match in matches if match.start() <= last]:
             return min(ends, key=lambda chars: abs(chars - aim))
     return aim
 
@@ -158,5 +156,5 @@ def _preceded(prompt: Prompt, text: str) -> Prompt:
     place = next(i for i, message in enumerate(first) if message.role == "user")
     question = first[place].content
     content = "\n\n".join((INTRODUCTION, text, SEPARATOR, question))
-    asked = replace(first[place], content=content)
-    return replace(prompt, turns=((*first[:place], asked, *first[place + 1 :]), *later))
+    message = replace(first[place], content=content)
+    return replace(prompt, turns=((*first[:place], message, *first[place + 1 :]), *later))

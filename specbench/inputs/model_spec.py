@@ -32,7 +32,7 @@ _DEVICE_MAP = re.compile(r"auto|balanced|sequential|cpu|cuda(:[0-9]{1,3})?")
 
 
 def gguf_complaint(source: str, beside: Path = Path()) -> str | None:
-    """What to name instead of a GGUF file or a folder or repository of them; None for others."""
+    """Advice for a GGUF file, or a folder or repository of them; None for other sources."""
     place = beside / Path(source).expanduser()
     try:
         is_model = (place / "config.json").exists()
@@ -48,7 +48,7 @@ def gguf_complaint(source: str, beside: Path = Path()) -> str | None:
 
 
 def model_spec(source: str) -> ModelSpec:
-    """The model that a word on the command line names; UsageError where it can be none."""
+    """The model that a word on the command line names; UsageError if it cannot be one."""
     if complaint := gguf_complaint(source):
         raise UsageError(complaint)
     kind, _, name = source.partition(":")
@@ -80,7 +80,7 @@ def model_spec(source: str) -> ModelSpec:
 
 
 def read_model_spec(keys: Section, dtype: str, device_map: str | None) -> ModelSpec:
-    """The model that a section describes; dtype and device_map stand in where it has none."""
+    """The model that a section describes; dtype and device_map are its defaults."""
     return ModelSpec(
         source=keys.must("model", Value.text),
         folder=keys.must("model", _model_folder),
@@ -105,7 +105,7 @@ def read_device_map(value: Value) -> str:
 
 
 def read_folder(value: Value) -> Path:
-    """A folder that exists; a relative one begins where the file lies."""
+    """A folder that exists; a relative one is relative to the file's folder."""
     written = value.text()
     path = Path.home() / written[2:] if written.startswith("~/") else Path(written)
     folder = Path(normpath(value.file.parent.resolve() / path))  # so that it can be read
@@ -114,7 +114,7 @@ def read_folder(value: Value) -> Path:
     except OSError as wrong:  # a name too long, a parent that may not be read
         value.fail(f"the folder {written[:80]!r} cannot be read: {wrong.strerror}")
     if not is_there:
-        value.fail(f"no folder {written}; a relative one begins where {value.file.name} lies")
+        value.fail(f"no folder {written}; a relative one starts at the folder of {value.file.name}")
     return folder
 
 
@@ -146,10 +146,10 @@ def _model_folder(value: Value) -> Path | None:
 
 
 def _folder_complaint(hub_id: str, beside: Path) -> str | None:
-    """What is wrong with a hub id that a folder is also called; None where nothing is.
+    """Why a hub id that is also a folder's name is refused; None if it is accepted.
 
-    Whoever loads a model takes a folder of the working folder for the hub id of its name, so
-    there it is never let through.
+    Loading prefers a folder in the working folder to a hub id of the same name, so such an id is
+    always refused.
     """
     if _is_folder(Path(hub_id)):
         return (
@@ -158,7 +158,7 @@ def _folder_complaint(hub_id: str, beside: Path) -> str | None:
         )
     if _is_folder(beside / hub_id) and not _is_in_hub_cache(hub_id):
         return (
-            f"{hub_id!r} is a hub id, and there is a folder of that name beside the file; a folder "
+            f"{hub_id!r} is a hub id, and also a folder next to the file; a folder "
             f"begins with ./ (./{hub_id})"
         )
     return None
@@ -170,10 +170,10 @@ def _is_in_hub_cache(hub_id: str) -> bool:
     return isinstance(try_to_load_from_cache(hub_id, "config.json"), str)
 
 
-def _shipped_model(value: Value, name: str, folder: Path, what: str) -> Path:
+def _shipped_model(value: Value, name: str, folder: Path, noun: str) -> Path:
     known = sorted(path.parent.name for path in folder.glob("*/config.json"))
     if known and name not in known:  # with none at all (before training), loading says so
-        value.fail(f"no {what} {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
+        value.fail(f"no {noun} {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
     return folder / name
 
 

@@ -17,7 +17,7 @@ from specbench.settings.words import nearest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """The page that names the entry, and what was read there; None: not told there."""
+    """The page that names the entry, and what it states; None: not stated."""
 
     source: str
     checked: date
@@ -46,7 +46,7 @@ class Target:
     name: str
     model: ModelSpec
     drafters: tuple[DrafterSpec, ...]
-    workloads: Path | None = None  # a folder of its own prompts
+    workloads: Path | None = None  # a folder of prompts for this target
     note: str = ""
 
 
@@ -63,18 +63,18 @@ class Pairing:
 
     @property
     def weights_gib(self) -> float | None:
-        """Memory of both models' weights; None where the file does not tell."""
-        is_told = all(model.weights_gib is not None for model in self.models)
-        return self.least_gib if is_told else None
+        """Memory of both models' weights; None if the file does not state it."""
+        is_known = all(model.weights_gib is not None for model in self.models)
+        return self.least_gib if is_known else None
 
     @property
     def least_gib(self) -> float:
-        """The part of it that the file tells; 0 where it tells nothing."""
+        """The part of it that the file states; 0 if none."""
         return sum(model.weights_gib or 0.0 for model in self.models)
 
     @property
     def models(self) -> tuple[ModelSpec, ...]:
-        """The target's, and the drafter's where it has one."""
+        """The target's, and the drafter's if it has one."""
         drafter = self.drafter.model
         return (self.target.model, drafter) if drafter else (self.target.model,)
 
@@ -102,25 +102,24 @@ class Pairings:
 
     @property
     def all(self) -> tuple[Pairing, ...]:
-        """Those of the file itself."""
+        """The pairings of the file itself."""
         return _pairings(self.targets)
 
     @property
     def known(self) -> tuple[Pairing, ...]:
-        """Those of the file, then the shipped ones."""
+        """The pairings of the file, then the shipped ones."""
         return _pairings((*self.targets, *self.shipped))
 
     def select(self, names: Sequence[str] = (), methods: Sequence[str] = ()) -> tuple[Pairing, ...]:
         """The pairings named `target/drafter` or `target` (all its lossless drafters), each once.
 
-        A lossy drafter is taken by its own name alone. No names mean the file's default, no
-        methods every method. A name that is not there, and methods that none of the pairings
-        has, raise UsageError.
+        A lossy drafter is selected only by its full name. No names mean the file's default, no
+        methods every method. UsageError for an unknown name, and for methods without a pairing.
         """
         chosen: dict[str, Pairing] = {}
         for name in names or self.default:
-            found = {p.name: p for p in self.known if _is_named(p, name)}
-            if not found:
+            named = {p.name: p for p in self.known if _is_named(p, name)}
+            if not named:
                 if complaint := gguf_complaint(name):
                     raise UsageError(complaint)
                 known = [t.name for t in (*self.targets, *self.shipped)]
@@ -130,7 +129,7 @@ class Pairings:
                     f"no pairing {name!r} in {self.path}{near}; `specbench list pairings` shows "
                     f"them all{'' if near else _as_a_model(name)}"
                 )
-            chosen |= found
+            chosen |= named
         kept = tuple(p for p in chosen.values() if not methods or p.drafter.method in methods)
         if not kept:
             have = ", ".join(dict.fromkeys(p.drafter.method for p in chosen.values()))
@@ -141,7 +140,7 @@ class Pairings:
         return kept
 
     def target(self, name: str) -> Target:
-        """The target of that name; UsageError where there is none."""
+        """The target of that name; UsageError if there is none."""
         every = (*self.targets, *self.shipped)
         for target in every:
             if target.name == name:
@@ -157,7 +156,7 @@ def _pairings(targets: Sequence[Target]) -> tuple[Pairing, ...]:
 
 
 def _as_a_model(word: str) -> str:
-    """What to type where the word looks like a model instead of a pairing."""
+    """Advice for a word that looks like a model instead of a pairing."""
     if not set(word) & {"/", ":"} and not Path(word).is_dir():
         return ""
     return f"; to measure a model without a file: specbench run --target {word} --draft DRAFT"

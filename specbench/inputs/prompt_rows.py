@@ -32,7 +32,7 @@ _PANDAS = (
     'lines=True)"'
 )
 _LINES = (
-    "plain text does not say where a prompt ends; if every line is one: "
+    "plain text does not mark the ends of prompts; if every line is one: "
     "jq -Rc '{{prompt: .}}' {file} > {name}.jsonl"
 )
 _ADVICE: Mapping[str, str] = {
@@ -46,7 +46,7 @@ _ADVICE: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """Where a prompt stands, for errors and as its id where it has none."""
+    """The position of a prompt, for errors and as its id if it has none."""
 
     file: Path
     line: int
@@ -75,7 +75,7 @@ def read_rows(file: Path) -> Iterator[tuple[Row, bytes]]:
 
 
 def _start(file: Path, stream: gzip.GzipFile | io.BufferedReader) -> bytes:
-    """The first byte that says something; advice where the file is of another kind."""
+    """The first byte that is not blank; advice for a file of another kind."""
     first = Row(file=file, line=1)
     try:
         head = stream.peek(2**12)
@@ -107,8 +107,8 @@ def _lines(file: Path, stream: io.BufferedIOBase) -> Iterator[tuple[Row, bytes]]
 
 
 def _items(file: Path, stream: io.BufferedIOBase) -> Iterator[tuple[Row, bytes]]:
-    """The items of one array: what stands between the commas of its own level."""
-    held, start, seen = b"", 0, 0  # bytes in memory, where the item starts, up to where it was read
+    """The items of one array: the text between the commas of its level."""
+    held, start, seen = b"", 0, 0  # bytes in memory, start of the item, position read
     depth, line, item = 0, 1, 1
 
     def row() -> Row:
@@ -204,43 +204,43 @@ def without_nulls(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if value is not None}
 
 
-def filled(value: Any, what: str, refuse: Refuse) -> str:
+def filled(value: Any, name: str, refuse: Refuse) -> str:
     """Text of at least one character that is not blank."""
-    if not text(value, what, refuse).strip():
-        refuse(f"{what}: is empty")
+    if not text(value, name, refuse).strip():
+        refuse(f"{name}: is empty")
     return str(value)
 
 
-def text(value: Any, what: str, refuse: Refuse) -> str:
+def text(value: Any, name: str, refuse: Refuse) -> str:
     """Text, which may be empty."""
     if not isinstance(value, str):
-        refuse(f"{what}: text is needed, not {kind(value)}")
+        refuse(f"{name}: text is needed, not {kind(value)}")
     return value
 
 
-def items(value: Any, what: str, refuse: Refuse) -> list[Any]:
+def items(value: Any, name: str, refuse: Refuse) -> list[Any]:
     """A list of at least one item."""
     if not isinstance(value, list) or not value:
-        refuse(f"{what}: a list of at least one item is needed, not {kind(value)}")
+        refuse(f"{name}: a list of at least one item is needed, not {kind(value)}")
     return value
 
 
-def objects(value: Any, what: str, refuse: Refuse) -> list[Mapping[str, Any]]:
+def objects(value: Any, name: str, refuse: Refuse) -> list[Mapping[str, Any]]:
     """A list of objects, which may be empty."""
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        refuse(f"{what}: a list of objects is needed, not {kind(value)}")
+        refuse(f"{name}: a list of objects is needed, not {kind(value)}")
     return value
 
 
-def mapping(value: Any, what: str, refuse: Refuse) -> Mapping[str, Any]:
+def mapping(value: Any, name: str, refuse: Refuse) -> Mapping[str, Any]:
     """An object."""
     if not isinstance(value, dict):
-        refuse(f"{what}: an object is needed, not {kind(value)}")
+        refuse(f"{name}: an object is needed, not {kind(value)}")
     return value
 
 
 def kind(value: Any) -> str:
-    """What a value is, in words."""
+    """The type of a value, in words."""
     match value:
         case None:
             return "nothing"

@@ -32,7 +32,7 @@ _KINDS = {
     "timestamp": "a date",
     "merge": "a merge key",
 }
-_WHOLE = re.compile(r"[-+]?[0-9]{1,18}")  # longer ones are nobody's setting
+_WHOLE = re.compile(r"[-+]?[0-9]{1,18}")  # no setting is longer
 _NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 
@@ -42,7 +42,7 @@ class Value:
 
     file: Path
     key: str  # dotted, from the top of the file; "" for the file itself
-    line: int  # of the key where there is one, else of the value
+    line: int  # of the key if there is one, else of the value
     node: yaml.Node
     error: type[SpecbenchError]
 
@@ -117,7 +117,7 @@ class Value:
 
     @property
     def kind(self) -> str:
-        """What is written here, in words."""
+        """The type of the value, in words."""
         if isinstance(self.node, yaml.MappingNode):
             return "a mapping"
         if isinstance(self.node, yaml.SequenceNode):
@@ -147,7 +147,7 @@ class Section:
         return read(self.entries[key])
 
     def may(self, key: str, read: Callable[[Value], T], default: D) -> T | D:
-        """The entry as `read` reads it, or `default` where the file has none."""
+        """The entry as `read` reads it, or `default` if the file has none."""
         return read(self.entries[key]) if key in self.entries else default
 
 

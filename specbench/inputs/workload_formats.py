@@ -46,10 +46,10 @@ _ROLES: Mapping[str, Role] = {
 }
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _ENDPOINTS = ("/chat/completions", "/completions", "/responses")
-# Of a request's body: what it says in other fields of a Prompt, and what changes no answer.
+# Keys of a request's body: those read into a Prompt, and those that change no output.
 _READ_OF_BODY = {"messages", "prompt", "input", "instructions", "tools", "chat_template_kwargs"}
 _NO_SETTINGS = {"model", "stream", "stream_options", "user", "metadata", "store"}
-_SETTINGS = {  # of requests that are rows themselves, beside columns of any other name
+_SETTINGS = {  # of requests that are rows themselves, next to columns of any other name
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens"),
     *("max_completion_tokens", "max_output_tokens", "output_tokens", "frequency_penalty"),
     *("presence_penalty", "repetition_penalty", "logit_bias", "response_format", "tool_choice"),
@@ -73,7 +73,7 @@ class KnownSet(NamedTuple):
     may_skip: bool = False  # rows with nothing to ask are left out
 
     def fits(self, entry: Mapping[str, Any]) -> bool:
-        """Whether the row is of this set, as far as its fields tell."""
+        """Whether the row has the fields of this set."""
         has_all = all(field in entry for field in self.fields)
         return has_all and (not self.is_whole or len(entry) == len(self.fields))
 
@@ -93,24 +93,24 @@ def read_prompt(
     """The prompt of a row; `strict` refuses keys that our own format does not have.
 
     `taken`: the ids before it, and their lines. `field` is read as the prompt, whatever set the
-    row seems to be of. Trailing assistant messages are dropped: they are what the target shall
-    answer itself. Without an id the row's number is the id. WorkloadError, and where it is not
-    strict SkippedRow.
+    row seems to be of. Trailing assistant messages are dropped: the target generates them. Without
+    an id the row's number is the id. WorkloadError, and SkippedRow unless `strict`.
     """
     entry, settings = row_object(content, row), None
+    body = entry
     if strict:
         _refuse_unknown(entry, row)
     if field is None:
-        known, told = _known_set(entry), entry
+        known = _known_set(entry)
         if known is not None and known.is_request:
-            told, settings = _request(entry, known, row)
-            known = _known_set(told)
+            body, settings = _request(entry, known, row)
+            known = _known_set(body)
     else:
-        value, told = _field_of(entry, field), entry
+        value = _field_of(entry, field)
         known = None if value is None else _named_set(field, value)
     if known is None:
         row.fail(_unknown(entry, field))
-    entry = told
+    entry = body
     refuse = _skip if known.may_skip and not strict else row.fail
     turns = _turns(entry, known, row, refuse)
     id_ = _id(entry, known, row)
@@ -139,7 +139,7 @@ def _refuse_unknown(entry: Mapping[str, Any], row: Row) -> None:
 
 
 def _unknown(entry: Mapping[str, Any], field: str | None) -> str:
-    """What the row has in place of a prompt."""
+    """The error of a row without a prompt: the fields that it has."""
     seen = []
     for key, value in entry.items():
         inner = value if isinstance(value, dict) else {}
@@ -154,18 +154,18 @@ def _unknown(entry: Mapping[str, Any], field: str | None) -> str:
 def _request(
     entry: Mapping[str, Any], known: KnownSet, row: Row
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """A line of an OpenAI batch file as a row of our own, and the settings that it asks for."""
+    """A line of an OpenAI batch file as one of our rows, and the settings that it requests."""
     url = str(entry.get("url", _ENDPOINTS[0]))
     if not url.endswith(_ENDPOINTS):
         row.fail(f"url {url!r} does not ask for text; {', '.join(_ENDPOINTS)} do")
     body = without_nulls(mapping(entry["body"], "body", row.fail))
-    asked = {key: body[key] for key in _READ_OF_BODY - {"input", "instructions"} if key in body}
+    request = {key: body[key] for key in _READ_OF_BODY - {"input", "instructions"} if key in body}
     if "input" in body:  # of /v1/responses
-        asked["prompt" if isinstance(body["input"], str) else "messages"] = body["input"]
+        request["prompt" if isinstance(body["input"], str) else "messages"] = body["input"]
     if "instructions" in body:
-        asked["system"] = body["instructions"]
+        request["system"] = body["instructions"]
     settings = {key: body[key] for key in body if key not in _READ_OF_BODY | _NO_SETTINGS}
-    return {**asked, "id": _id(entry, known, row)}, settings
+    return {**request, "id": _id(entry, known, row)}, settings
 
 
 def _id(entry: Mapping[str, Any], known: KnownSet, row: Row) -> str:
@@ -195,16 +195,16 @@ def _one_prompt(entry: Mapping[str, Any], known: KnownSet, refuse: Refuse) -> li
     """A single user message."""
     field = known.fields[0]
     more = text(entry.get(known.then, ""), known.then, refuse) if known.then else ""
-    asked = filled(_field_of(entry, field), field, refuse)
-    return [_question(f"{asked}\n\n{more}" if more else asked)]
+    question = filled(_field_of(entry, field), field, refuse)
+    return [_question(f"{question}\n\n{more}" if more else question)]
 
 
 def _prompts(entry: Mapping[str, Any], known: KnownSet, refuse: Refuse) -> list[_Messages]:
     """A list of user messages, one per turn."""
     field = known.fields[0]
     return [
-        _question(filled(asked, field, refuse))
-        for asked in items(_field_of(entry, field), field, refuse)
+        _question(filled(question, field, refuse))
+        for question in items(_field_of(entry, field), field, refuse)
     ]
 
 
@@ -215,7 +215,7 @@ def _conversation(entry: Mapping[str, Any], known: KnownSet, refuse: Refuse) -> 
 
 
 def _questions(entry: Mapping[str, Any], known: KnownSet, refuse: Refuse) -> list[_Messages]:
-    """User messages as a turn each, a system message with the first; a dialogue is one turn."""
+    """A turn per user message, a system message with the first; a dialogue is one turn."""
     (messages,) = _conversation(entry, known, refuse)
     is_led = messages[0].role == "system"
     if any(message.role != "user" for message in messages[is_led:]):
@@ -223,8 +223,8 @@ def _questions(entry: Mapping[str, Any], known: KnownSet, refuse: Refuse) -> lis
     return [messages[: is_led + 1], *((message,) for message in messages[is_led + 1 :])]
 
 
-def _question(asked: str) -> _Messages:
-    return (Message(role="user", content=asked),)
+def _question(content: str) -> _Messages:
+    return (Message(role="user", content=content),)
 
 
 def _skip(reason: str) -> NoReturn:
@@ -257,15 +257,15 @@ def _message(entry: Mapping[str, Any], refuse: Refuse) -> Message:
     name = entry.get(role_key)
     if not isinstance(name, str) or name not in _ROLES:
         refuse(f"unknown {role_key} {name!r} of a message; allowed: {', '.join(_ROLES)}")
-    content, what = entry.get(content_key), f"{content_key} of a message"
+    content, name_of_content = entry.get(content_key), f"{content_key} of a message"
     if content is None and "tool_calls" in entry:
         content = ""
     if isinstance(content, list):
-        content = _joined(objects(content, what, refuse), refuse)
+        content = _joined(objects(content, name_of_content, refuse), refuse)
     read = filled if _ROLES[name] == "user" else text
     return Message(
         role=_ROLES[name],
-        content=read(content, what, refuse),
+        content=read(content, name_of_content, refuse),
         extra={key: entry[key] for key in entry if key not in (role_key, content_key)},
     )
 

@@ -30,14 +30,13 @@ from specbench.settings.words import nearest
 from specbench.shipped import shipped
 
 MOST_CHARACTERS = 2**27  # of text; 30,000 long conversations, more than any run asks
-_PROMPT_CHARACTERS = 2**10  # what a prompt and its messages take beside their text
+_PROMPT_CHARACTERS = 2**10  # memory of a prompt and its messages without their text
 
 
 class PromptSample:
-    """Prompts come one by one; those with the lowest hashes stay, as many as there is room for.
+    """A sample of prompts that are added one by one: those with the lowest hashes that fit.
 
-    What stays depends on the prompts and not on their order: a file that is shuffled has the same
-    sample.
+    It depends on the prompts and not on their order: a shuffled file has the same sample.
     """
 
     def __init__(self, most_characters: int = MOST_CHARACTERS) -> None:
@@ -48,8 +47,8 @@ class PromptSample:
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
-        """Those held, in the order of the file."""
-        return tuple(prompt for _, _, prompt in sorted(self._held, key=lambda one: one[1]))
+        """The prompts that are held, in the order of the file."""
+        return tuple(prompt for _, _, prompt in sorted(self._held, key=lambda held: held[1]))
 
     def add(self, prompt: Prompt, sha256: str) -> None:
         """Hold the prompt; `sha256`, of its id, decides between it and others."""
@@ -61,7 +60,7 @@ class PromptSample:
             self.num_left_out += 1
 
     def note(self, file: str) -> str:
-        """What a reader should know of a file that is not held as a whole."""
+        """A note about a file of which only a sample is held."""
         return (
             f"{file}: {len(self._held):,} of {self._num_added:,} prompts are used, drawn evenly: "
             f"at most {self._most / 2**20:,.0f} MiB of text are held"
@@ -74,7 +73,7 @@ def _size(prompt: Prompt) -> int:
 
 
 MAX_NEW_TOKENS = 131_072
-MOST_REASONS = 5  # why rows were skipped, told one by one
+MOST_REASONS = 5  # why rows were skipped, each printed
 DEFAULT_MAX_NEW_TOKENS = 128  # of a file without a card
 
 CARD_KEYS = ("name", "description", "license", "sha256", "max_new_tokens", "prompts")
@@ -97,14 +96,14 @@ class Workload:
     def take(self, num_prompts: int, seed: int) -> tuple[Prompt, ...]:
         """A draw spread evenly over the categories; a smaller one begins a larger one.
 
-        The order depends on the seed and the ids alone. Fewer are returned where there are
-        fewer; UsageError below one.
+        The order depends only on the seed and the ids. Fewer are returned if there are fewer;
+        UsageError below one.
         """
         if num_prompts < 1:
             raise UsageError(f"{num_prompts} prompts of {self.name}: at least 1 is needed")
         shuffled = sorted(self.prompts, key=lambda prompt: _hash(f"{seed}/{prompt.id}"))
         drawn: Counter[str] = Counter()
-        place = {}  # within its category; sorting by it takes one of each category in turn
+        place = {}  # within its category; sorting by it alternates categories
         for prompt in shuffled:
             place[prompt.id] = drawn[prompt.category]
             drawn[prompt.category] += 1
@@ -121,7 +120,7 @@ def find_workloads(folder: Path | None = None) -> tuple[str, ...]:
 def load_workloads(
     names: Sequence[str], *, folder: Path | None = None, field: str | None = None
 ) -> tuple[Workload, ...]:
-    """Those of a run, each once; WorkloadError, and UsageError for two of one name."""
+    """The workloads of a run, each once; WorkloadError, and UsageError for two of one name."""
     by_name: dict[str, Workload] = {}
     for name in names:
         workload = load_workload(name, folder=folder, field=field)
@@ -138,8 +137,8 @@ def load_workload(name: str, *, folder: Path | None = None, field: str | None = 
     """The workload of that name, or the file of prompts: what has a dot or a slash is a file.
 
     A name is looked for in `folder` (a pairing's own workloads), then in workloads/ of the
-    working folder, then among those shipped. `field` is where the rows of a file have the prompt,
-    if no set is known that has it there. Whatever is wrong raises WorkloadError with file, line
+    working folder, then among those shipped. `field` contains the prompt in the rows of a
+    file, if it is not that of a known set. Whatever is wrong raises WorkloadError with file, line
     and reason.
     """
     if "." in name or "/" in name:
@@ -246,11 +245,11 @@ def _some(prompts: Sequence[Prompt], path: Path, notes: Sequence[str] = ()) -> t
 
 
 def _not_applied(file: str, prompts: Sequence[Prompt]) -> tuple[str, ...]:
-    """Which settings rows ask for, as those of API requests do; the run's own are used."""
-    asked = Counter(key for prompt in prompts for key in prompt.request_settings)
-    if not asked:
+    """Notes on settings in rows, such as those of API requests; the run's own are used."""
+    requested = Counter(key for prompt in prompts for key in prompt.request_settings)
+    if not requested:
         return ()
-    named = ", ".join(f"{key} ({num:,})" for key, num in asked.most_common())
+    named = ", ".join(f"{key} ({num:,})" for key, num in requested.most_common())
     num_rows = sum(bool(prompt.request_settings) for prompt in prompts)
     return (f"{file}: settings in {num_rows:,} of {len(prompts):,} rows are not applied: {named}",)
 

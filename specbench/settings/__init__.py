@@ -1,10 +1,8 @@
-"""What may a run be asked for, and with which words of the command line?
+"""The settings of a run in frozen groups, and how their words on the command line are read.
 
-In go words, out come frozen groups of settings, of which run.json has every value but
---method, whose pairings it names. An option
-is one field of one group in `groups.py`: its name, help, bounds and default. Open that first;
-`run_settings.py` holds the groups together, `option.py` is what a field says of its option, and
-`words.py` reads 0..8, 4k, 3m and 2%.
+An option is one field of one group in `groups.py`: its name, help, bounds and default. Open that
+first; `run_settings.py` joins the groups, `option.py` describes the option of a field, and
+`words.py` reads 0..8, 4k, 3m and 2%. run.json has every value but --method, whose pairings it has.
 """
 
 from specbench.settings.decoder import DecoderSettings

@@ -53,5 +53,5 @@ class DecoderSettings:
 
     @property
     def is_synthetic(self) -> bool:
-        """True where nothing real was decoded: a speed, never a statement about text."""
+        """Whether the text is meaningless: its speed is real, its acceptance is not."""
         return self.acceptance is not None or self.dummy_weights

@@ -1,4 +1,4 @@
-"""What a run may be asked for: an option is a field, with its name, help, bounds and default."""
+"""Settings of a run: an option is a field, with its name, help, bounds and default."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def _draft(text: str) -> "DraftSettings":
     return DraftSettings(num_speculative_tokens=fixed, adaptive=adaptive)
 
 
-# Options that stand in other commands, too.
+# Options that other commands also have.
 PairingNames = Annotated[
     tuple[str, ...],
     Option(
@@ -148,7 +148,7 @@ class DraftSettings:
     """Draft length."""
 
     num_speculative_tokens: tuple[int, ...] | None = None  # None: the pairing's own
-    is_default_range: bool = False  # nobody asked for each of these K
+    is_default_range: bool = False  # the K were not typed
     adaptive: bool = False  # also a cell whose K the controller picks
 
 
@@ -204,7 +204,7 @@ class EffortSettings:
 
     @property
     def is_open_ended(self) -> bool:
-        """True where what is found decides how much is measured."""
+        """Whether the results decide how much is measured."""
         return self.budget_s is not None or self.precision is not None
 
 
@@ -240,7 +240,7 @@ class LoadSettings:
             shown="the fastest K",
         ),
     ] = None
-    num_samples: Annotated[  # above 1: also a cell with so many answers to a prompt
+    num_samples: Annotated[  # above 1: also a cell with N outputs per prompt
         int,
         Option(
             is_rare=True,
@@ -268,7 +268,7 @@ class LoadSettings:
 class ForecastSettings:
     """Forecast before measuring."""
 
-    forecast: Annotated[  # and then the best few K are measured alone
+    forecast: Annotated[  # then only the best few K are measured
         bool,
         Option(
             help="Trace draft tokens along the target's own text, time a few rounds at every K, "
@@ -304,7 +304,7 @@ class ForecastSettings:
             shown="greedy_draft for vLLM, exact for others",
         ),
     ] = None
-    most_drafters: int | None = None  # `pair --measure-top`: so many in each setting; None: all
+    most_drafters: int | None = None  # `pair --measure-top`: the most per setting; None: all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

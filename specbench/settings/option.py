@@ -1,4 +1,4 @@
-"""What a field says of its option on the command line; cli/options.py hands it to typer."""
+"""The option of a field on the command line; cli/options.py passes it to typer."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
@@ -16,12 +16,12 @@ class Option:
     max: float | None = None
     read: Callable[[Any], object] | None = None  # the value that words mean; None: as typed
     is_rare: bool = False  # printed by --help-all only
-    is_repeated: bool = False  # `read` gets a list, an empty one where nothing was said
+    is_repeated: bool = False  # `read` gets a list, which is empty without the option
     is_argument: bool = False
     is_stored: bool = True
 
     def names_of(self, field: str) -> tuple[str, ...]:
-        """As they are typed."""
+        """The names as they are typed."""
         return self.names or ("--" + field.replace("_", "-"),)
 
 
@@ -30,23 +30,23 @@ class Leaf(NamedTuple):
 
     name: str
     type: Any
-    default: Any  # MISSING where there is none
+    default: Any  # MISSING if there is none
     option: Option | None  # one may give several values, as -k does
 
 
 def option_of(hint: Any) -> Option | None:
-    """What the Annotated[] of a type says; None where nobody can ask for the value."""
-    return next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Option)), None)
+    """The option in the Annotated[] of a type; None if the value cannot be typed."""
+    return next((o for o in getattr(hint, "__metadata__", ()) if isinstance(o, Option)), None)
 
 
 def bare_type(hint: Any) -> Any:
-    """Without its Annotated[]."""
+    """The type without its Annotated[]."""
     return getattr(hint, "__origin__", hint) if hasattr(hint, "__metadata__") else hint
 
 
 def choices_of(kind: Any) -> tuple[str, ...]:
     """The values of a Literal, or of one that may be None."""
-    literal = [one for one in (kind, *get_args(kind)) if get_origin(one) is Literal]
+    literal = [part for part in (kind, *get_args(kind)) if get_origin(part) is Literal]
     return get_args(literal[0]) if literal else ()
 
 
@@ -59,16 +59,16 @@ def leaves(group: type, option: Option | None = None) -> Iterator[Leaf]:
     """Every value, in the order of help."""
     hints = get_type_hints(group, include_extras=True)
     for field in fields(group):
-        own = option_of(hints[field.name]) or option
+        nearest = option_of(hints[field.name]) or option
         kind = bare_type(hints[field.name])
         if is_group(kind):
-            yield from leaves(kind, own)
-        elif own is None or own.is_stored:
-            yield Leaf(field.name, kind, field.default, own)
+            yield from leaves(kind, nearest)
+        elif nearest is None or nearest.is_stored:
+            yield Leaf(field.name, kind, field.default, nearest)
 
 
 def flat(group: Any) -> dict[str, Any]:
-    """Every value by its name, those of the groups within beside the others."""
+    """Every value by its name, also those of groups within the group."""
     values: dict[str, Any] = {}
     for field in fields(group):
         value = getattr(group, field.name)

@@ -1,4 +1,4 @@
-"""All that a run was asked for, in groups; run.json has every value side by side."""
+"""The settings of a run in groups; run.json has them flat."""
 
 from dataclasses import dataclass, field, make_dataclass
 from operator import attrgetter
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
-    """What the user asked for; with it an interrupted run can go on."""
+    """The settings of a run, with which an interrupted one can be resumed."""
 
     command: Literal["run", "sweep-k", "import"] = "run"
     workload: WorkloadSettings
@@ -44,13 +44,13 @@ class RunSettings:
 
     @property
     def stored(self) -> Any:
-        """As run.json has it: every value by its name."""
+        """The settings as in run.json: every value by its name."""
         values = flat(self)
         return StoredSettings(**{leaf.name: values[leaf.name] for leaf in leaves(RunSettings)})
 
     @classmethod
     def of(cls, stored: Any) -> "RunSettings":
-        """From what run.json has."""
+        """The settings of a run.json."""
         settings: RunSettings = grouped(cls, stored)
         return settings
 
@@ -58,7 +58,7 @@ class RunSettings:
     def __get_pydantic_core_schema__(
         cls, _source: Any, handler: "GetCoreSchemaHandler"
     ) -> "CoreSchema":
-        from pydantic_core import core_schema  # noqa: PLC0415 - where --help does not come
+        from pydantic_core import core_schema  # noqa: PLC0415 - --help does not need it
 
         stored = handler(StoredSettings)
         return core_schema.no_info_after_validator_function(
@@ -71,7 +71,7 @@ class RunSettings:
 
 
 def _stored_type(kind: Any) -> Any:
-    """A choice is stored as text: a run whose choice is no option any more stays readable."""
+    """A choice is stored as text: a run stays readable if its choice no longer exists."""
     if not choices_of(kind):
         return kind
     return str if get_origin(kind) is Literal else str | None

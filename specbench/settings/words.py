@@ -73,7 +73,7 @@ def parse_concurrency(text: str) -> tuple[int, ...]:
 
 
 def nearest(word: str, allowed: Sequence[str]) -> str:
-    """`, did you mean x?` where an allowed word is close, else nothing."""
+    """`, did you mean x?` if an allowed word is close, else nothing."""
     close = get_close_matches(word, allowed, n=1)
     return f", did you mean {close[0]!r}?" if close else ""
 
@@ -99,7 +99,7 @@ def one_of(option: str, text: str, *allowed: Choice) -> Choice:
 
 def parse_acceptance(text: str) -> tuple[float, ...]:
     """Synthetic acceptance: `0.7` for every position, `0.8,0.6` by position (the share of rounds
-    that accept at least so many drafts), or `histogram:40,20,40`, rounds that accepted 0, 1, 2."""
+    that accept at least 1, 2 drafts), or `histogram:40,20,40`, rounds that accepted 0, 1, 2."""
     kind, colon, numbers = text.rpartition(":")
     try:
         values = tuple(float(part) for part in numbers.split(","))
@@ -155,7 +155,7 @@ def parse_contexts(text: str) -> tuple[int, ...]:
 
 
 def parse_limits(text: str, names: Mapping[str, str] = REQUEST_LIMITS) -> dict[str, float]:
-    """Such as `tpot=30ms,ttft=0.5s`, in seconds by metric; `names`: the metric of each name."""
+    """`tpot=30ms,ttft=0.5s` in seconds by metric; `names`: the metric of each name."""
     limits: dict[str, float] = {}
     for part in text.split(","):
         match = _LIMIT.fullmatch(part)
@@ -171,13 +171,13 @@ def parse_limits(text: str, names: Mapping[str, str] = REQUEST_LIMITS) -> dict[s
 
 
 def limits_text(limits: Mapping[str, float]) -> str:
-    """As they are typed, in milliseconds: `ttft=200ms,tpot=20ms`."""
+    """The limits as they are typed, in milliseconds: `ttft=200ms,tpot=20ms`."""
     names = {metric: name for name, metric in REQUEST_LIMITS.items()}
     return ",".join(f"{names[metric]}={limit * 1e3:g}ms" for metric, limit in limits.items())
 
 
 def parse_engine_args(items: list[str]) -> tuple[str, ...]:
-    """As a shell splits them."""
+    """The words of engine arguments, split as by a shell."""
     try:
         return tuple(word for item in items for word in shlex.split(item))
     except ValueError as error:

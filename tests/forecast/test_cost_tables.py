@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import UsageError
-from specbench.forecast.cost_curve import cost_curve_from
+from specbench.forecast.cost_curve import curve_from
 from specbench.forecast.engine_costs import acceptance_rule, check_sources, read_file
 from specbench.records import EngineCost
 from specbench.stats.intervals import paired_log_ratio
@@ -115,7 +115,7 @@ def cost(k: int, value: float, **changes) -> EngineCost:
 
 
 def test_between_two_k_costs_lie_on_a_line_and_beyond_them_nowhere():
-    found = cost_curve_from([cost(0, 1.0), cost(2, 1.4), cost(5, 2.0)], concurrency=1, ks=range(9))
+    found = curve_from([cost(0, 1.0), cost(2, 1.4), cost(5, 2.0)], concurrency=1, ks=range(9))
     assert found.visits == {
         k: (pytest.approx(c),) for k, c in {0: 1.0, 2: 1.4, 3: 1.6, 4: 1.8, 5: 2.0}.items()
     }
@@ -123,7 +123,7 @@ def test_between_two_k_costs_lie_on_a_line_and_beyond_them_nowhere():
 
 
 def test_repeated_rows_are_averaged():
-    found = cost_curve_from([cost(0, 1.0), cost(0, 3.0), cost(2, 3.0)], concurrency=1, ks=(2,))
+    found = curve_from([cost(0, 1.0), cost(0, 3.0), cost(2, 3.0)], concurrency=1, ks=(2,))
     assert found.round_s(0) == pytest.approx(2.0)
     assert found.ratio(2, 0).log == pytest.approx(math.log(1.5))
     assert found.ratio(2, 0).standard_error is None
@@ -133,25 +133,25 @@ def test_enough_repeats_show_how_far_off_costs_are():
     """Nothing belongs together: the errors of both sides add, whatever the order of the rows."""
     spread = (0.9, 1.1, 1.0, 0.95, 1.05)
     rows = [*(cost(0, c) for c in spread), *(cost(2, 3 * c) for c in reversed(spread))]
-    found = cost_curve_from(rows, concurrency=1, ks=(2,)).ratio(2, 0)
+    found = curve_from(rows, concurrency=1, ks=(2,)).ratio(2, 0)
     alone = paired_log_ratio(spread, 1.0).standard_error
     assert found.standard_error == pytest.approx(math.sqrt(2) * alone)
     assert math.exp(found.log) == pytest.approx(3)
 
 
 def test_steps_need_no_step():
-    found = cost_curve_from([cost(3, 1.5, is_relative=True)], concurrency=1, ks=(3,))
+    found = curve_from([cost(3, 1.5, is_relative=True)], concurrency=1, ks=(3,))
     assert found.visits == {0: (1.0,), 3: (1.5,)}
     assert found.round_s(3) is None
 
 
 def test_what_costs_do_not_say_is_an_error():
     with pytest.raises(UsageError, match="K = 0"):
-        cost_curve_from([cost(3, 1.5)], concurrency=1, ks=(3,))
+        curve_from([cost(3, 1.5)], concurrency=1, ks=(3,))
     with pytest.raises(UsageError, match=r"4.*1, 8"):
-        cost_curve_from([cost(0, 1.0), cost(0, 1.0, concurrency=8)], concurrency=4, ks=(3,))
+        curve_from([cost(0, 1.0), cost(0, 1.0, concurrency=8)], concurrency=4, ks=(3,))
     with pytest.raises(UsageError, match="seconds with steps"):
-        cost_curve_from([cost(0, 1.0), cost(3, 1.5, is_relative=True)], concurrency=1, ks=(3,))
+        curve_from([cost(0, 1.0), cost(3, 1.5, is_relative=True)], concurrency=1, ks=(3,))
 
 
 def test_vllm_is_known_to_draft_greedily_above_temperature_0():

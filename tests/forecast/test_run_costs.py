@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.errors import SpecbenchError, UsageError
-from specbench.forecast.cost_curve import cost_curve_from
+from specbench.forecast.cost_curve import curve_from
 from specbench.forecast.engine_costs import read_file
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.summary import summarise
@@ -89,7 +89,7 @@ def test_of_a_run_on_two_engines_none_is_chosen(tmp_path, sweep):
 
 
 def test_the_curve_has_what_was_measured_there(tmp_path, sweep):
-    curve = cost_curve_from(read_file(kept(tmp_path, sweep)), concurrency=1, ks=(2, 4))
+    curve = curve_from(read_file(kept(tmp_path, sweep)), concurrency=1, ks=(2, 4))
     assert curve.speedups[4] == pytest.approx(2.0, rel=0.1)
     assert curve.lengths[4] == pytest.approx(1 + 16 / 8)
     assert curve.round_s(4) == pytest.approx(0.24 / 8, rel=0.1)

@@ -107,7 +107,7 @@ def test_a_length_is_worked_by_hand():
 def test_shipped_prompts_meet_the_length_in_the_models_tokens(folder, num_tokens, demo_tokens):
     for name in find_workloads(folder):
         workload = load_workload(name, folder=folder)
-        source = TextSource.beside(workload, seed=0)
+        source = TextSource.starting_with(workload, seed=0)
         for prompt in workload.prompts[::16]:
             counter = Counter(demo_tokens)
             longer = lengthen(prompt, num_tokens, source, counter)
@@ -121,7 +121,7 @@ def test_32k_tokens_take_few_counts(demo_tokens):
     workload = load_workload("qa", folder=GENERAL)
     counter = Counter(demo_tokens)
     prompt = workload.prompts[0]
-    longer = lengthen(prompt, 32768, TextSource.beside(workload, seed=0), counter)
+    longer = lengthen(prompt, 32768, TextSource.starting_with(workload, seed=0), counter)
     assert 0.98 * 32768 <= demo_tokens(longer) <= 32768
     assert counter.calls <= 8
 
@@ -151,7 +151,7 @@ def test_another_seed_gives_another_context():
 
 def test_no_two_prompts_of_a_workload_begin_with_the_same_text():
     workload = load_workload("summarise", folder=GENERAL)
-    source = TextSource.beside(workload, seed=3)
+    source = TextSource.starting_with(workload, seed=3)
     starts = {next(source.texts(prompt)) for prompt in workload.prompts}
     assert len(starts) == len(workload.prompts)
 
@@ -209,10 +209,10 @@ def test_used_up_text_goes_on_with_other_workloads_and_then_in_another_order():
 
 def test_a_shipped_workload_is_its_own_first_source_and_counted_once():
     workload = load_workload("edit", folder=GENERAL)
-    names = [w.name for w in TextSource.beside(workload, seed=0).workloads]
+    names = [w.name for w in TextSource.starting_with(workload, seed=0).workloads]
     assert names == ["edit", *(name for name in find_workloads(GENERAL) if name != "edit")]
     embedded = load_workload("edit", folder=DEMO)
-    names = [w.name for w in TextSource.beside(embedded, seed=0).workloads]
+    names = [w.name for w in TextSource.starting_with(embedded, seed=0).workloads]
     assert names == ["edit", *find_workloads(GENERAL)]
 
 
