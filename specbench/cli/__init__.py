@@ -122,8 +122,8 @@ def _run() -> None:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             where = error.filename or "standard output"  # the one that is written to unnamed
             typer.echo(
-                f"error: {where} cannot be written: {error.strerror}; make room on the disk and "
-                "repeat the command",
+                f"error: {where} cannot be written: {error.strerror}; free space on the disk "
+                "and repeat the command",
                 err=True,
             )
             sys.exit(ExitCode.USER_ERROR)
@@ -138,7 +138,7 @@ def _run() -> None:
 
 
 def prepared(arguments: list[str]) -> list[str]:
-    """What people type as the parser takes it; UsageError for what no run could store."""
+    """The typed words as the parser needs them; UsageError for text that cannot be stored."""
     if arguments and arguments[0] in _STORING:
         for word in arguments:
             if not _is_text(word):
@@ -149,15 +149,15 @@ def prepared(arguments: list[str]) -> list[str]:
 def _is_text(word: str) -> bool:
     try:
         word.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair stands for a byte that is no text
+    except UnicodeEncodeError:  # half of a surrogate pair represents a byte that is not text
         return False
     return True
 
 
 def _with_latest(arguments: list[str]) -> list[str]:
-    """`--resume` alone means the newest run, `--ray` the cluster that this machine is part of.
+    """`--resume` without a value means the newest run, `--ray` the cluster of this machine.
 
-    A training has a folder of its own.
+    Training has its own folder.
     """
     if arguments[:1] == ["train"]:
         return arguments

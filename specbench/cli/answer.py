@@ -1,4 +1,4 @@
-"""What a command prints when a run is done: tables, the report's path, and the answer last."""
+"""Output of a finished run: tables, the path of the report, and the answer last."""
 
 import json
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from specbench.report.document_json import to_json
 from specbench.report.terminal import terminal_report
 
 
-def print_answer(document: Document, paths: Sequence[Path], told: Sequence[str] = ()) -> None:
-    """Tables, where the reports lie, then one sentence per workload; `told`: warnings seen."""
-    open_console(width=WIDTH).print(terminal_report(document, told))
+def print_answer(document: Document, paths: Sequence[Path], seen: Sequence[str] = ()) -> None:
+    """Tables, paths of reports, then one sentence per workload; `seen`: printed warnings."""
+    open_console(width=WIDTH).print(terminal_report(document, seen))
     for path in paths:
         typer.echo(f"report: {path}")
     if paths:
@@ -26,5 +26,5 @@ def print_answer(document: Document, paths: Sequence[Path], told: Sequence[str] 
 
 def print_json(documents: Sequence[Document]) -> None:
     """The machine document; of several runs a list of them."""
-    found = [to_json(document) for document in documents]
-    typer.echo(json.dumps(found[0] if len(found) == 1 else found, indent=2, allow_nan=False))
+    printed = [to_json(document) for document in documents]
+    typer.echo(json.dumps(printed[0] if len(printed) == 1 else printed, indent=2, allow_nan=False))

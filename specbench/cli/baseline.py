@@ -83,10 +83,10 @@ def _names_a_file(name: str) -> bool:
 
 
 def parse_allowed(text: str | None, words: Collection[str]) -> tuple[str, ...]:
-    """What --allow-different names; any case, since K is one of the words."""
+    """The words of --allow-different, in any case, since K is one of them."""
     by_lower = {word.lower(): word for word in words}
-    asked = [part.strip() for part in (text or "").split(",") if part.strip()]
-    for word in asked:
+    named = [part.strip() for part in (text or "").split(",") if part.strip()]
+    for word in named:
         if word.lower() not in by_lower:
             raise UsageError(f"--allow-different {word!r}: allowed are {', '.join(words)}")
-    return tuple(dict.fromkeys(by_lower[word.lower()] for word in asked))
+    return tuple(dict.fromkeys(by_lower[word.lower()] for word in named))

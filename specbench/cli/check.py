@@ -88,8 +88,8 @@ def _judged(
     from specbench.gate.comparable import WORDS
 
     tolerances = None if fail_on is None else parse_fail_on(fail_on)
-    asked = tolerances or default_tolerances("")
-    names = {*EVIDENCE, *(metric_of(tolerance).name for tolerance in asked)}
+    applied = tolerances or default_tolerances("")
+    names = {*EVIDENCE, *(metric_of(tolerance).name for tolerance in applied)}
     allowed = parse_allowed(allow_different, WORDS)
     return judge(
         read_side(baseline, root, names),
@@ -114,7 +114,7 @@ def exit_code(gate: "Gate") -> int:
 
 def parse_fail_on(text: str) -> tuple[Tolerance, ...]:
     """`mean_acceptance_length:2%,decode_speedup:0.05`; each metric once."""
-    found: dict[str, Tolerance] = {}
+    by_metric: dict[str, Tolerance] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*([A-Za-z0-9_]+(?:\[\d+\])?)\s*:\s*(\d+(?:\.\d+)?)(%?)\s*", part)
         share = float(match[2]) / (100 if match[3] else 1) if match else 1.0
@@ -123,10 +123,10 @@ def parse_fail_on(text: str) -> tuple[Tolerance, ...]:
                 f"--fail-on {part.strip()!r}: expected METRIC:SHARE such as decode_speedup:5% or "
                 "mean_acceptance_length:0.02, below 100%"
             )
-        if match[1] in found:
+        if match[1] in by_metric:
             raise UsageError(f"--fail-on names {match[1]} twice")
-        found[match[1]] = Tolerance(metric=match[1], share=share)
-    return tuple(found.values())
+        by_metric[match[1]] = Tolerance(metric=match[1], share=share)
+    return tuple(by_metric.values())
 
 
 def _print(gate: "Gate") -> None:

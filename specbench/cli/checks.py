@@ -12,54 +12,56 @@ from specbench.settings.words import one_of
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-def checked(asked: RunSettings) -> RunSettings:
-    """The settings, where they go together; UsageError says which do not."""
-    draft, load, forecasting = asked.draft, asked.load, asked.forecasting
-    if asked.machine.dtype is not None:
-        one_of("--dtype", asked.machine.dtype, *DTYPES)
+def checked(settings: RunSettings) -> RunSettings:
+    """The settings; UsageError for those that contradict each other."""
+    draft, load, forecasting = settings.draft, settings.load, settings.forecasting
+    if settings.machine.dtype is not None:
+        one_of("--dtype", settings.machine.dtype, *DTYPES)
     if load.request_rate == math.inf:
         raise UsageError(
             "--request-rate inf: expected requests per second; without the option each request "
             "starts when one ends"
         )
-    if asked.sampling.top_p == 0:
+    if settings.sampling.top_p == 0:
         raise UsageError("--top-p 0 leaves no token; allowed: above 0, at most 1")
     if draft.adaptive and BUILTIN not in load.engines:
         raise UsageError("-k auto needs the built-in decoder; add --engine builtin")
-    if asked.decoder.acceptance is not None and load.engines != (BUILTIN,):
+    if settings.decoder.acceptance is not None and load.engines != (BUILTIN,):
         raise UsageError("--simulate-acceptance needs the built-in decoder; leave out --engine")
     overlaps = load.concurrency != (1,) or load.request_rate is not None
-    if asked.effort.num_requests is not None and not (overlaps or {*load.engines} & {*SERVED}):
+    if settings.effort.num_requests is not None and not (overlaps or {*load.engines} & {*SERVED}):
         raise UsageError(
             "--num-requests counts the requests of a pass or of a server's session; for one "
             "request at a time use --num-prompts and --repeats, or add --concurrency"
         )
     if load.slo and load.num_samples > 1:
         raise UsageError("--slo counts single requests; drop --best-of")
-    own = set(load.engines) - set(SERVED)
-    if load.slo and (forecasting.forecast or (own and asked.effort.budget_s is not None)):
-        option = "--forecast" if forecasting.forecast else f"--time-budget of --engine {min(own)}"
+    in_process = set(load.engines) - set(SERVED)
+    if load.slo and (forecasting.forecast or (in_process and settings.effort.budget_s is not None)):
+        option = (
+            "--forecast" if forecasting.forecast else f"--time-budget of --engine {min(in_process)}"
+        )
         raise UsageError(
             f"{option} leaves K out by their speed, --slo chooses by goodput; drop one of them, "
             "or limit the run with --num-prompts"
         )
     if load.num_samples > 1:
-        _require_samples(asked)
-    _require_servers(asked)
+        _require_samples(settings)
+    _require_servers(settings)
     if forecasting.forecast or forecasting.costs:
-        _require_forecast(asked)
+        _require_forecast(settings)
         forecasting = replace(forecasting, forecast=True)
     elif forecasting.exhaustive:
         raise UsageError("--validate-forecast checks forecasts; add --forecast")
     if forecasting.acceptance_rule is not None and not forecasting.costs:
         raise UsageError("--acceptance-rule describes the engine of --step-times; add --step-times")
-    return replace(asked, forecasting=forecasting)
+    return replace(settings, forecasting=forecasting)
 
 
-def _require_samples(asked: RunSettings) -> None:
-    """UsageError where the best of several answers makes no sense."""
-    n, load = asked.load.num_samples, asked.load
-    if 0 in asked.sampling.temperatures:
+def _require_samples(settings: RunSettings) -> None:
+    """UsageError if the best of several outputs is not defined."""
+    n, load = settings.load.num_samples, settings.load
+    if 0 in settings.sampling.temperatures:
         raise UsageError(
             f"--best-of {n}: at temperature 0 all {n} answers are the same; use a temperature "
             "above 0, such as 0.7"
@@ -69,32 +71,32 @@ def _require_samples(asked: RunSettings) -> None:
             f"--best-of {n} decodes {n} answers to one prompt at a time; leave out --concurrency "
             "and --request-rate"
         )
-    if asked.draft.adaptive:
+    if settings.draft.adaptive:
         raise UsageError(f"--best-of {n} needs a fixed K; drop auto from -k")
     if load.engines != (BUILTIN,):
         raise UsageError(f"--best-of {n} needs the built-in decoder; leave out --engine")
-    if asked.decoder.acceptance is not None:
+    if settings.decoder.acceptance is not None:
         raise UsageError(
             f"--best-of {n} picks the likeliest text, but --simulate-acceptance makes texts up; "
             "use one of them"
         )
 
 
-def _require_forecast(asked: RunSettings) -> None:
-    """UsageError where nothing can be forecast, and for costs that cannot be read."""
+def _require_forecast(settings: RunSettings) -> None:
+    """UsageError if nothing can be forecast, and for costs that cannot be read."""
     from specbench.forecast.engine_costs import check_sources
 
-    costs, ks = asked.forecasting.costs, asked.draft.num_speculative_tokens
+    costs, ks = settings.forecasting.costs, settings.draft.num_speculative_tokens
     option = "--step-times" if costs else "--forecast"
-    if asked.load.engines != (BUILTIN,):
+    if settings.load.engines != (BUILTIN,):
         raise UsageError(f"{option} needs the built-in decoder; leave out --engine")
-    if asked.load.request_rate is not None:
+    if settings.load.request_rate is not None:
         raise UsageError(f"{option} assumes a full batch; drop --request-rate")
-    if asked.load.num_samples > 1:
+    if settings.load.num_samples > 1:
         raise UsageError(f"{option} assumes one answer per prompt; drop --best-of")
-    if asked.decoder.acceptance is not None:
+    if settings.decoder.acceptance is not None:
         raise UsageError(f"{option} traces real acceptance; drop --simulate-acceptance")
-    if asked.forecasting.exhaustive and costs:
+    if settings.forecasting.exhaustive and costs:
         raise UsageError(
             "--validate-forecast measures here, but --step-times describe another engine; use one "
             "of them"
@@ -111,44 +113,47 @@ _SECRET = re.compile(
 _OURS = ("--host", "--port")
 
 
-def _require_servers(asked: RunSettings) -> None:
+def _require_servers(settings: RunSettings) -> None:
     """UsageError for server options without a server, and for what no server can do."""
-    served = [engine for engine in asked.load.engines if engine in SERVED]
+    served = [engine for engine in settings.load.engines if engine in SERVED]
     if not served:
-        if asked.servers != ServerSettings():
+        if settings.servers != ServerSettings():
             raise UsageError(
                 "options of servers, such as --base-url, --engine-command and --restart-cycles, "
                 f"need a serving engine; add --engine with one of {', '.join(SERVED)}"
             )
         return
     names = ", ".join(served)
-    if asked.load.contexts:
+    if settings.load.contexts:
         raise UsageError(
             f"--prompt-tokens needs the built-in decoder; drop it, or drop --engine {names}"
         )
-    if asked.effort.precision is not None:
+    if settings.effort.precision is not None:
         raise UsageError(
             f"--margin-of-error needs the built-in decoder; for {names} use --restart-cycles"
         )
-    words = (*asked.servers.engine_args, *(asked.servers.launch or "").split())
+    words = (*settings.servers.engine_args, *(settings.servers.launch or "").split())
     for word in filter(_SECRET.match, words):
         raise UsageError(
             f"{word.partition('=')[0]} in --engine-args or --engine-command would be stored, and "
             "seen in the list of processes; set it in the environment, which a started engine "
             f"inherits (VLLM_API_KEY, LLAMA_API_KEY, HF_TOKEN), and {KEY} for asking the server"
         )
-    for word in asked.servers.engine_args:
+    for word in settings.servers.engine_args:
         if word.partition("=")[0] in _OURS:
             raise UsageError(
-                f"--engine-args with {word}: specbench says where a started server listens; leave "
+                f"--engine-args with {word}: specbench sets the address of a started server; leave "
                 "it out, or put {port} into --engine-command"
             )
-    urls, is_started = asked.servers.base_urls, asked.servers.launch or asked.servers.engine_python
+    urls, is_started = (
+        settings.servers.base_urls,
+        settings.servers.launch or settings.servers.engine_python,
+    )
     if urls and len(served) > 1:
         raise UsageError(
             f"--base-url needs a single engine, but --engine names {names}; make one run for each"
         )
-    if urls and (is_started or asked.servers.engine_args):
+    if urls and (is_started or settings.servers.engine_args):
         raise UsageError(
             "--base-url measures what runs already, so --engine-command, --engine-python and "
             "--engine-args have nothing to start; use one or the other"

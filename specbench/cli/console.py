@@ -33,11 +33,11 @@ class _Plain:
 def open_console(
     *, stderr: bool = False, width: int | None = None, soft_wrap: bool = False
 ) -> Console:
-    """Text is printed as it is: brackets are no markup, and NO_COLOR means no escape codes.
+    """A console that prints text unchanged: brackets are not markup, NO_COLOR omits escape codes.
 
-    `width` holds where the stream is no terminal, so that files and logs are the same
-    everywhere. A wider terminal is used as wide as it is; in a narrower one lines run on, since
-    figures would be cut.
+    `width` applies unless the stream is a terminal, so that files and logs are the same
+    everywhere. A wider terminal is used in full; in a narrower one lines overflow, because figures
+    would be cut.
     """
     console = Console(
         file=_beneath(sys.stderr if stderr else sys.stdout),

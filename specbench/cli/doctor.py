@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from specbench.inputs.pairing import Pairing
 
 GIB = 2**30
-_FEW = 10  # pairings that nobody named and that are told in full all the same
+_FEW = 10  # pairings that are printed in full without being named
 
 
 def doctor(
@@ -34,7 +34,7 @@ def doctor(
 ) -> None:
     """Check versions, GPU and its libraries, memory, tokenizers, hub token and model cache.
 
-    Exit code 1 where a pairing that you name is not ready.
+    Exit code 1 if a named pairing is not ready.
     """
     file = known_pairings(pairings or (), pairings_file)
     chosen = file.select(pairings) if pairings else file.all
@@ -127,8 +127,8 @@ def _check(pairing: "Pairing", place: "DeploymentSpec") -> dict[str, Any]:
         needed = demand(pairing.target, [pairing.drafter], place)
         if needed.total and (pairing.weights_gib is not None or not needed.is_least):
             needs = round(needed.total / GIB, 2)
-        if told := shortage(pairing.target, [pairing.drafter], place):
-            problems.append(told)
+        if lack := shortage(pairing.target, [pairing.drafter], place):
+            problems.append(lack)
         if place.device == "cuda" and (missing := _without_accelerate(pairing)):
             problems.append(missing)
     except SpecbenchError as error:
@@ -136,8 +136,8 @@ def _check(pairing: "Pairing", place: "DeploymentSpec") -> dict[str, Any]:
     if not is_downloaded:
         problems.append("not downloaded")
     else:
-        refusals, notes = _told(pairing)
-        problems += [one for one in refusals if not any(told in one for told in problems)]
+        refusals, notes = _loading_problems(pairing)
+        problems += [r for r in refusals if not any(problem in r for problem in problems)]
     return {
         "pairing": pairing.name,
         "weights_gib": needs,
@@ -170,8 +170,8 @@ def _without_accelerate(pairing: "Pairing") -> str | None:
     return f"a stored format on a GPU ({sources}) needs accelerate; pip install accelerate"
 
 
-def _told(pairing: "Pairing") -> tuple[list[str], list[str]]:
-    """What loading would say against the target, else against the drafter beside it; and notes."""
+def _loading_problems(pairing: "Pairing") -> tuple[list[str], list[str]]:
+    """Why loading would refuse the target, else the drafter with it; and notes."""
     from specbench.files.model import open_model
     from specbench.fit.compatibility import check_drafter, check_target
     from specbench.methods import find_method
@@ -188,21 +188,24 @@ def _told(pairing: "Pairing") -> tuple[list[str], list[str]]:
     return problems, notes + _notes(drafter)
 
 
-def _notes(found: "Compatibility") -> list[str]:
-    """Whose layout a head has, whether a head by its author was ever met, and which tokens the
+def _notes(compatibility: "Compatibility") -> list[str]:
+    """Notes on the layout of a head, whether heads by its author are known, and the tokens that the
     drafter does not share with the target."""
-    layouts = [one.reason for one in found.of_level("ok") if one.field == "layout"]
+    layouts = [
+        finding.reason for finding in compatibility.of_level("ok") if finding.field == "layout"
+    ]
     fields = ("tokenizer", "vocab_size", "d2t")
-    return layouts + [one.reason for one in found.of_level("warning") if one.field in fields]
+    return layouts + [
+        finding.reason for finding in compatibility.of_level("warning") if finding.field in fields
+    ]
 
 
 def _of_model(model: "ModelSpec | None", findings: "Iterable[FitFinding]") -> list[str]:
-    """What its files say, else what a small model of its family says when it is run. None: a
-    head."""
+    """Problems of its files, else those of running a small model of its family. None: a head."""
     from specbench.files.model import open_model
     from specbench.fit.compatibility import is_proven
 
-    refused = [one.text for one in findings if one.level == "refused"]
+    refused = [finding.text for finding in findings if finding.level == "refused"]
     if refused or model is None:
         return refused
     try:
@@ -214,11 +217,11 @@ def _of_model(model: "ModelSpec | None", findings: "Iterable[FitFinding]") -> li
                 return [refusal]
     except ModelError as error:
         return [f"files: {error}"]
-    return [one.text for one in findings if one.lacks_weights]
+    return [finding.text for finding in findings if finding.lacks_weights]
 
 
 def _print(document: dict[str, Any], *, in_full: bool) -> None:
-    """Of many pairings a line each; sentences for those that were asked about."""
+    """A line per pairing; sentences for named ones."""
     from rich.table import Table
 
     from specbench.cli.console import open_console

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specbench.runs import StoredRun
 
 _CPU_DTYPE = (
-    "measured in float32, which a CPU takes unless told otherwise: the command leaves the dtype to "
+    "measured in float32, the default on a CPU: the command leaves the dtype to "
     "the engine, which takes the checkpoint's; to measure that, run with --dtype bfloat16"
 )
 
@@ -83,7 +83,7 @@ _File = Annotated[
         "--output", "-o", help="Write the config, or the command if there is none, to this file."
     ),
 ]
-_Runs = Annotated[Path, typer.Option("--runs-dir", help="Folder where runs are stored.")]
+_Runs = Annotated[Path, typer.Option("--runs-dir", help="Folder of stored runs.")]
 
 
 def export(
@@ -102,7 +102,7 @@ def export(
 ) -> None:
     """Print the winner as a serving engine's flags.
 
-    A config file comes first where the engine takes one. Exit code 3 if undecided.
+    A config file comes first if the engine has one. Exit code 3 if undecided.
     """
     from specbench.engines.deployment import Deployment, Tier, find_exporter
     from specbench.export.winner import Selection, export_as_measured
@@ -110,7 +110,7 @@ def export(
 
     exporter, measured_version = find_exporter(engine), None
     chosen = known_pairings([pairing], pairings_file, runs).select([pairing])
-    if len({one.target.name for one in chosen}) != 1:
+    if len({p.target.name for p in chosen}) != 1:
         raise UsageError(f"{pairing!r} names several targets; export one of them")
     if num_speculative_tokens is not None:
         if run is not None:
@@ -124,7 +124,7 @@ def export(
                     f"{option} selects among measured cells, but -k sets K by hand; use one of them"
                 )
         if len(chosen) > 1:
-            names = ", ".join(one.name for one in chosen)
+            names = ", ".join(p.name for p in chosen)
             raise UsageError(f"-k {num_speculative_tokens}: name one drafter: {names}")
         ignored = ("attention", "code", "loading")  # engines have readers of formats
         refused = refusals(chosen, drafts=num_speculative_tokens > 0, ignored=ignored)
@@ -138,8 +138,8 @@ def export(
             basis=("K was set by hand, not measured",),
         )
     else:
-        asked = Selection(workload, temperature, concurrency, engine)
-        deployment, measured_version = _measured(chosen, asked, run, runs)
+        selection = Selection(workload, temperature, concurrency, engine)
+        deployment, measured_version = _measured(chosen, selection, run, runs)
     config_name = str(out) if out and exporter.CONFIG_NAME else exporter.CONFIG_NAME or ""
     if engine_version is None:
         made = export_as_measured(exporter, deployment, measured_version, config_name)
@@ -154,17 +154,21 @@ def export(
     if as_json:
         typer.echo(json.dumps(_document(made, deployment), indent=2, allow_nan=False))
     else:
-        told = _script(replace(made, config=None), is_measured=is_measured) if out else script
-        typer.echo(told, nl=False)
+        text = _script(replace(made, config=None), is_measured=is_measured) if out else script
+        typer.echo(text, nl=False)
         if out is not None:
             typer.echo(f"# written: {out}")
 
 
 def _tell_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:
-    """What is missing, and no command: a plain one would pass for advice. Exits 3."""
+    """Print what is missing without a command, which would pass for advice. Exits 3."""
     if as_json:
-        told = {"pairing": deployment.pairing.name, "undecided": True, "basis": deployment.basis}
-        typer.echo(json.dumps(told, indent=2))
+        document = {
+            "pairing": deployment.pairing.name,
+            "undecided": True,
+            "basis": deployment.basis,
+        }
+        typer.echo(json.dumps(document, indent=2))
     else:
         for sentence in deployment.basis:
             typer.echo(sentence)
@@ -173,27 +177,27 @@ def _tell_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:
 
 
 def _measured(
-    chosen: "tuple[Pairing, ...]", asked: "Selection", run: str | None, runs: Path
+    chosen: "tuple[Pairing, ...]", selection: "Selection", run: str | None, runs: Path
 ) -> "tuple[Deployment, str | None]":
-    """With the engine's version, where it was measured with the engine that is exported to."""
+    """The winner, and the version of the exported engine if the run measured it."""
     from specbench.export.winner import basis_there, version_there, winner
     from specbench.report.document import build_document
     from specbench.report.notes import noise_warnings
 
-    stored = _find_run({one.name for one in chosen}, run, runs)
+    stored = _find_run({p.name for p in chosen}, run, runs)
     document = build_document(stored)
     if document.run.settings.decoder.is_synthetic:
         raise UsageError(
             f"run {document.run.run_id} simulated acceptance or weights, so it cannot say which K "
             "to serve; measure the real models, or set K by hand: -k 4"
         )
-    deployment = winner(chosen, document.decisions, document.cells, asked)
+    deployment = winner(chosen, document.decisions, document.cells, selection)
     cut = "" if document.is_complete else ", interrupted: based on what it measured so far"
-    engine, servers = asked.engine or "", document.servers
+    engine, servers = selection.engine or "", document.servers
     arguments = document.run.settings.servers.engine_args
-    own = basis_there(deployment, engine, servers, arguments)
+    of_engine = basis_there(deployment, engine, servers, arguments)
     noise = noise_warnings(document)
-    basis = (f"run {document.run.run_id}{cut}", *noise, *own, *deployment.basis)
+    basis = (f"run {document.run.run_id}{cut}", *noise, *of_engine, *deployment.basis)
     if _is_default_of_a_cpu(deployment, document.run):
         # Nobody asked for float32, and a GPU engine would serve at a fraction of its speed.
         basis = (*basis, _CPU_DTYPE)
@@ -202,11 +206,11 @@ def _measured(
 
 
 def _is_default_of_a_cpu(deployment: "Deployment", run: "RunRecord") -> bool:
-    """Whether the dtype is what our decoder takes on a CPU unless told otherwise."""
-    was_told = run.settings.machine.dtype or deployment.target.dtype != "auto"
+    """Whether the dtype is the default of our decoder on a CPU."""
+    is_chosen = run.settings.machine.dtype or deployment.target.dtype != "auto"
     is_ours = deployment.measured_with in (BUILTIN, TRANSFORMERS)
     is_cpu = run.environment.device == "cpu" and deployment.dtype == "float32"
-    return is_ours and is_cpu and not was_told and not deployment.is_undecided
+    return is_ours and is_cpu and not is_chosen and not deployment.is_undecided
 
 
 def _find_run(names: set[str], run: str | None, runs: Path) -> "StoredRun":

@@ -1,5 +1,4 @@
-"""What can be found wrong in a second, before torch is imported; all is checked again where it is
-used."""
+"""Checks that take a second, before torch is imported; all are repeated at their place of use."""
 
 import sys
 import tempfile
@@ -32,9 +31,9 @@ def look_first(
     from specbench.inputs.workloads import load_workloads
 
     require_place(settings, out)
-    asked = settings.workload
+    workload = settings.workload
     for folder in {pairing.target.workloads for pairing in pairings}:
-        load_workloads(asked.workloads, folder=folder, field=asked.prompt_field)
+        load_workloads(workload.workloads, folder=folder, field=workload.prompt_field)
 
     from specbench.bench.planning import plan_targets
 
@@ -55,10 +54,10 @@ def require_loadable(settings: RunSettings, pairings: "Sequence[Pairing]") -> No
         return
     ignored = () if BUILTIN in engines else ("attention",)
     drafts = settings.draft.adaptive or any(settings.draft.num_speculative_tokens or (1,))
-    told = refusals(pairings, drafts=drafts, ignored=ignored)
-    if told and len(told) == len(pairings) and not set(engines) & set(SERVED):
-        raise CompatibilityError("; ".join(dict.fromkeys(told.values())))
-    for reason in told.values():
+    refused = refusals(pairings, drafts=drafts, ignored=ignored)
+    if refused and len(refused) == len(pairings) and not set(engines) & set(SERVED):
+        raise CompatibilityError("; ".join(dict.fromkeys(refused.values())))
+    for reason in refused.values():
         typer.echo(f"warning: {reason}", err=True)
 
 
@@ -86,7 +85,7 @@ def require_machine(machine: MachineSettings) -> None:
 
 
 def require_writable(out: Path, option: str = "--runs-dir") -> None:
-    """UsageError for a folder that is a file, or that nobody may write to."""
+    """UsageError for a folder that is a file, or that is not writable."""
     place = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not place.is_dir():
         raise UsageError(f"{option} {out}: {place} is a file; name a folder")
@@ -102,27 +101,27 @@ def require_writable(out: Path, option: str = "--runs-dir") -> None:
 def require_room(plans: "Sequence[TargetPlan]", settings: RunSettings, *, force: bool) -> None:
     """UsageError, with `force` a warning, if a target and its drafters need more than is free
     here."""
-    told = "; ".join(shortages(plans, settings))
-    if told and force:
-        typer.echo(f"warning: {told}; started all the same (--skip-memory-check)", err=True)
-    elif told:
-        raise UsageError(f"{told}. --skip-memory-check starts it all the same")
+    missing = "; ".join(shortages(plans, settings))
+    if missing and force:
+        typer.echo(f"warning: {missing}; started all the same (--skip-memory-check)", err=True)
+    elif missing:
+        raise UsageError(f"{missing}. --skip-memory-check starts it all the same")
 
 
 def shortages(plans: "Sequence[TargetPlan]", settings: RunSettings) -> Iterator[str]:
-    """What is missing, target by target. ModelError for a config with sizes that no model has."""
+    """A sentence per target that does not fit. ModelError for a config with impossible sizes."""
     from specbench.fit.demand import shortage
 
     for plan, place in placed(plans, settings):
         drafters = [pairing.drafter for pairing in plan.pairings]
-        if told := shortage(plan.target, drafters, place):
-            yield f"{plan.target.name} {told}"
+        if missing := shortage(plan.target, drafters, place):
+            yield f"{plan.target.name} {missing}"
 
 
 def placed(
     plans: "Sequence[TargetPlan]", settings: RunSettings
 ) -> "Iterator[tuple[TargetPlan, DeploymentSpec]]":
-    """Each plan that is decoded in this process, with where and how large."""
+    """Each plan that is decoded in this process, with its machine and sizes."""
     from specbench.cli.hardware import this_machine
     from specbench.fit.memory_plan import DeploymentSpec
 

@@ -31,7 +31,7 @@ def check_gpu() -> dict[str, Any]:
 
 
 def describe_gpu() -> dict[str, Any]:
-    """What `check_gpu` says, in a process that may import torch."""
+    """The facts of `check_gpu`, in a process that may import torch."""
     import torch
 
     from specbench.errors import UsageError

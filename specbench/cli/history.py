@@ -66,20 +66,20 @@ def history(
     metrics = parse_names("--metric", metric, tuple(all_metrics()))
     allowed = parse_allowed(allow_different, WORDS)
     past = _past(run, out, pairing, workload)
-    found = history_of(past, metrics, allowed=allowed)
-    if not found.series:
-        asked = {"--pairing": pairing, "--workload": workload}
-        raise UsageError(_why_nothing(metric, asked, past, found))
+    series_of_runs = history_of(past, metrics, allowed=allowed)
+    if not series_of_runs.series:
+        filters = {"--pairing": pairing, "--workload": workload}
+        raise UsageError(_why_nothing(metric, filters, past, series_of_runs))
     if html is not None:
-        _write(html, found)
+        _write(html, series_of_runs)
     if as_json:
-        typer.echo(json.dumps(_document(found), indent=2, allow_nan=False))
+        typer.echo(json.dumps(_document(series_of_runs), indent=2, allow_nan=False))
     else:
-        _print(found, html)
+        _print(series_of_runs, html)
 
 
 def _why_nothing(
-    metric: str, asked: dict[str, str | None], past: "list[PastRun]", found: "History"
+    metric: str, filters: dict[str, str | None], past: "list[PastRun]", history: "History"
 ) -> str:
     from specbench.report.history_lines import left_out_lines
     from specbench.report.numbers import plural
@@ -87,13 +87,13 @@ def _why_nothing(
     values = [run_cell.metrics.get(metric) for run in past for run_cell in run.cells]
     if any(isinstance(value, tuple) for value in values):
         return f"--metric {metric}: a list, not one figure per run; `specbench report` shows it"
-    num_runs = len(past) - len({one.run_id for one in found.left_out})
-    only = "".join(f" with {option} {word}" for option, word in asked.items() if word is not None)
+    num_runs = len(past) - len({left.run_id for left in history.left_out})
+    only = "".join(f" with {option} {word}" for option, word in filters.items() if word is not None)
     reason = (
         f"no valid cell of {plural(num_runs, 'run')}{only} has {' or '.join(metric.split(','))}; "
         "`specbench list metrics` lists all metrics, `specbench report` those of a run"
     )
-    return "\n".join((reason, *left_out_lines(found)))
+    return "\n".join((reason, *left_out_lines(history)))
 
 
 def _past(newest: str, root: Path, pairing: str | None, workload: str | None) -> "list[PastRun]":
@@ -146,14 +146,14 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
     return past
 
 
-def _print(found: "History", page: Path | None) -> None:
+def _print(history: "History", page: Path | None) -> None:
     from specbench.cli.console import WIDTH, open_console
     from specbench.report.history_lines import change_lines, history_grid, left_out_lines
     from specbench.report.terminal import titled_table
 
-    grid = history_grid(found)
+    grid = history_grid(history)
     console = open_console(width=WIDTH)
-    for cell, rows in groupby(grid.rows, itemgetter(0)):  # whose names need a line of their own
+    for cell, rows in groupby(grid.rows, itemgetter(0)):  # whose names need a separate line
         table = titled_table(cell)
         for header in grid.headers[1:]:
             table.add_column(
@@ -166,18 +166,18 @@ def _print(found: "History", page: Path | None) -> None:
             table.add_row(*texts)
         console.print(table)
     typer.echo("")
-    for line in (*left_out_lines(found), found.false_alarms):
+    for line in (*left_out_lines(history), history.false_alarms):
         typer.echo(line)
     if page is not None:
         typer.echo(f"page: {page}")
-    changes = change_lines(found)
-    if not changes and found.num_judged:
+    changes = change_lines(history)
+    if not changes and history.num_judged:
         changes = ["no change points or trends found"]
     for line in changes:
         typer.echo(line)
 
 
-def _document(found: "History") -> dict[str, Any]:
+def _document(history: "History") -> dict[str, Any]:
     from pydantic_core import to_jsonable_python
 
     from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE
@@ -198,16 +198,16 @@ def _document(found: "History") -> dict[str, Any]:
                     for step in series.steps
                 ],
             }
-            for series in found.series
+            for series in history.series
         ],
-        "left_out": to_jsonable_python(found.left_out),
+        "left_out": to_jsonable_python(history.left_out),
     }
 
 
-def _write(path: Path, found: "History") -> None:
+def _write(path: Path, history: "History") -> None:
     from specbench.report.history_page import to_page
 
-    text = to_page(found)
+    text = to_page(history)
     try:
         write_whole(path, text)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`specbench import`: results of other benchmark tools as a run of our own."""
+"""`specbench import`: results of other benchmark tools as a specbench run."""
 
 import sys
 from datetime import UTC, datetime
@@ -86,7 +86,7 @@ def import_results(
         raise UsageError(f"--pairing {pairing!r}: expected target/drafter")
     if method:
         find_method(method)
-    told = ImportOverrides(
+    overrides = ImportOverrides(
         pairing=pairing,
         method=method,
         workload=workload,
@@ -95,8 +95,8 @@ def import_results(
         concurrency=concurrency,
         temperature=temperature,
     )
-    cells = import_files(files, told, note=lambda text: typer.echo(text, err=True))
-    run = _run_record(cells, told)
+    cells = import_files(files, overrides, note=lambda text: typer.echo(text, err=True))
+    run = _run_record(cells, overrides)
     with create_run(out, run) as writer:
         for cell in cells:
             writer.append(cell.record)
@@ -109,7 +109,7 @@ def import_results(
         typer.echo(f"stored: {out / run.run_id}")
 
 
-def _run_record(cells: "Sequence[ImportedCell]", told: "ImportOverrides") -> "RunRecord":
+def _run_record(cells: "Sequence[ImportedCell]", overrides: "ImportOverrides") -> "RunRecord":
     """Provenance of what was measured elsewhere: of the machine nothing is known."""
     from specbench import __version__
     from specbench.records import CellPlan, Environment, RunRecord
@@ -158,7 +158,7 @@ def _run_record(cells: "Sequence[ImportedCell]", told: "ImportOverrides") -> "Ru
                 engines=tuple(dict.fromkeys(key.condition.engine for key in keys)),
                 concurrency=tuple(sorted({key.condition.concurrency for key in keys})),
             ),
-            machine=MachineSettings(dtype=told.dtype or None),
+            machine=MachineSettings(dtype=overrides.dtype or None),
         ),
         workload_sha256={},
         cells=tuple(

@@ -27,14 +27,14 @@ _DEMO = OwnPair(target="demo:target", drafts=["demo:draft", "ngram"])
 
 _HEAD = """\
 # What specbench measures here. A target is the model whose text you want; a drafter guesses its
-# tokens. `specbench run {pairing}` measures a pairing, `specbench run {target}` all drafters.
-# Beside `model` and `method`, every entry may have `dtype`, `revision`, `device_map`,
+# tokens. `specbench run {pairing}` measures one pairing, `specbench run {target}` all drafters.
+# Every entry may also have `dtype`, `revision`, `device_map`,
 # `quantization` (int8, int4, fp8) and `note`; a drafter also `num_speculative_tokens`, its K.
 # `specbench list methods` shows the methods and their parameters.
 #
 # `model` is a folder (relative to this file), a Hugging Face id, or demo:NAME.
 """
-# Of a user's own kind: replaced by real ones, in the same form.
+# Examples that the user replaces by real prompts in the same form.
 _PROMPTS = (
     "Summarise in one sentence why unit tests should not depend on the clock.",
     "Write a Python function that returns the n-th Fibonacci number, with a docstring.",
@@ -48,17 +48,17 @@ _PROMPTS = (
     "Explain the difference between a process and a thread in two sentences.",
 )
 _WORKFLOW = """\
-# Measures {pairing} for every pull request and fails where speculative decoding got worse.
+# Measures {pairing} for every pull request and fails if speculative decoding got worse.
 # Make the baseline once on the same kind of runner and commit it as ci/baseline.json:
 #   for i in 1 2 3 4 5; do specbench run {pairing} -w ./{prompts} --threads 1; done
 # Its --threads is also the candidate's, below: seconds of other numbers are not compared.
 #   specbench baseline reports/*/ --output ci/baseline.json
-# GitHub reads this file in the root of a repository alone, and the runner needs the models where
-# {pairings} says that they are.
+# GitHub reads this file only in the root of a repository, and the runner needs the models at the
+# paths in {pairings}.
 name: specbench
 on: [pull_request]
 env:
-  # Where specbench is installed from: a checkout or a wheel in this repository, or git+https://...
+  # Source of specbench: a checkout or a wheel in this repository, or git+https://...
   # (the project that has this name on the public index is another one).
   SPECBENCH: ./vendor/specbench
 jobs:
@@ -93,9 +93,9 @@ jobs:
 """
 
 
-def init(own: OwnPair, folder: _Folder = Path()) -> None:
+def init(pair: OwnPair, folder: _Folder = Path()) -> None:
     """Write a pairings.yaml, prompts and a CI workflow to begin with."""
-    pairings = _pairings(own)
+    pairings = _pairings(pair)
     texts = {
         PAIRINGS: _pairings_text(pairings, folder),
         PROMPTS: _prompts_text(),
@@ -114,17 +114,17 @@ def init(own: OwnPair, folder: _Folder = Path()) -> None:
         except OSError as error:
             raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
         typer.echo(f"written: {file}")
-    typer.echo(f"For CI, say in {folder / WORKFLOW} where specbench is installed from (SPECBENCH).")
+    typer.echo(f"For CI, set SPECBENCH in {folder / WORKFLOW}: the source of specbench.")
     typer.echo(f"\nNext: put your own prompts into {folder / PROMPTS}, then")
     if folder.resolve() != Path.cwd():
         typer.echo(f"  cd {shlex.quote(str(folder))}")
     typer.echo(f"  specbench run {pairings[0].name} -w ./{PROMPTS}")
 
 
-def _pairings(own: OwnPair) -> "Sequence[Pairing]":
-    asked = own if own.target is not None or own.drafts else _DEMO
+def _pairings(pair: OwnPair) -> "Sequence[Pairing]":
+    named = pair if pair.target is not None or pair.drafts else _DEMO
     settings = RunSettings(workload=WorkloadSettings(pairings=(), workloads=DEFAULT_WORKLOADS))
-    return asked.pairings(settings, ())
+    return named.pairings(settings, ())
 
 
 def _pairings_text(pairings: "Sequence[Pairing]", folder: Path) -> str:

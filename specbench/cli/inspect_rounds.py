@@ -74,8 +74,8 @@ class Inspected:
 
 
 def inspect_rounds(
-    own: OwnPair,
-    asked: Inspected,
+    pair: OwnPair,
+    call: Inspected,
     prompt: _Prompt = None,
     temperature: _Temperature = 0.0,
     force: options.Force = False,
@@ -86,8 +86,8 @@ def inspect_rounds(
     """
     from specbench.cli.checks import checked
 
-    settings = checked(asked.settings(temperature))
-    pairing = _chosen(settings, own)
+    settings = checked(call.settings(temperature))
+    pairing = _chosen(settings, pair)
     k = _k(settings, pairing)
     question = sys.stdin.read() if prompt == "-" else prompt
     if not (question or "").strip():
@@ -110,23 +110,23 @@ def inspect_rounds(
     typer.echo("\n" + summary(done, k))
 
 
-def _chosen(settings: RunSettings, own: OwnPair) -> "Pairing":
-    if own.target is None and not own.drafts and not settings.workload.pairings:
+def _chosen(settings: RunSettings, pair: OwnPair) -> "Pairing":
+    if pair.target is None and not pair.drafts and not settings.workload.pairings:
         raise UsageError("watch: name one pairing, as in `specbench watch demo/draft`")
-    found = own.pairings(settings, ())
-    if len(found) > 1:
-        several = ", ".join(pairing.name for pairing in found)
+    pairings = pair.pairings(settings, ())
+    if len(pairings) > 1:
+        several = ", ".join(pairing.name for pairing in pairings)
         raise UsageError(f"inspect shows one pairing; name one of {several}")
-    return found[0]
+    return pairings[0]
 
 
 def _k(settings: RunSettings, pairing: "Pairing") -> int:
-    """The K asked for, else as a run would have it: the file's, or what the drafter can."""
-    asked = settings.draft.num_speculative_tokens
-    if settings.draft.adaptive or (asked is not None and len(asked) != 1):
+    """The requested K, else that of a run: the file's, or the most that the drafter can draft."""
+    ks = settings.draft.num_speculative_tokens
+    if settings.draft.adaptive or (ks is not None and len(ks) != 1):
         raise UsageError("-k: inspect takes one fixed K, such as -k 4")
-    if asked is not None:
-        return asked[0]
+    if ks is not None:
+        return ks[0]
     if pairing.drafter.num_speculative_tokens is not None:
         return pairing.drafter.num_speculative_tokens
     from specbench.bench.depth import deepest, headers_on_this_machine
@@ -147,7 +147,7 @@ class _Shown:
         self._known: list[int] = []
         self._number = 0
 
-    def __call__(self, one: "WatchedRound", text: Callable[[tuple[int, ...]], str]) -> None:
+    def __call__(self, watched: "WatchedRound", text: Callable[[tuple[int, ...]], str]) -> None:
         if self._begin is not None:
             self._begin()
             self._begin = None
@@ -155,40 +155,40 @@ class _Shown:
                 LEGEND_OF_COLOURS if self._is_coloured else LEGEND_OF_MARKS, _STYLES["round"]
             )
             self._print("\n", "")
-        pieces = list(self._pieces(one, text))
+        pieces = list(self._pieces(watched, text))
         if self._is_coloured:
-            for kind, said in pieces:
-                self._print(said, _STYLES[kind])
+            for kind, piece in pieces:
+                self._print(piece, _STYLES[kind])
             if self._number:
-                self._print(f"[{len(one.accepted)}/{one.num_drafted}]", _STYLES["round"])
+                self._print(f"[{len(watched.accepted)}/{watched.num_drafted}]", _STYLES["round"])
         else:
-            marked = " ".join(f"{_MARKS[kind]}{said!r}" for kind, said in pieces)
-            counts = f"{len(one.accepted)} of {one.num_drafted} accepted"
-            told = f"round {self._number}, {counts}: " if self._number else "prefill: "
-            self._print(f"{told}{marked}\n", "")
+            marked = " ".join(f"{_MARKS[kind]}{piece!r}" for kind, piece in pieces)
+            counts = f"{len(watched.accepted)} of {watched.num_drafted} accepted"
+            start = f"round {self._number}, {counts}: " if self._number else "prefill: "
+            self._print(f"{start}{marked}\n", "")
         self._number += 1
 
     def _pieces(
-        self, one: "WatchedRound", text: Callable[[tuple[int, ...]], str]
+        self, watched: "WatchedRound", text: Callable[[tuple[int, ...]], str]
     ) -> "list[tuple[str, str]]":
         pieces = []
-        for token in one.accepted:
-            pieces.append(("accepted", self._said(token, text)))
+        for token in watched.accepted:
+            pieces.append(("accepted", self._piece(token, text)))
             self._known.append(token)
-        for token in one.rejected:
-            pieces.append(("rejected", self._said(token, text)))
-        if one.own is not None:
-            pieces.append(("own", self._said(one.own, text)))
-            self._known.append(one.own)
+        for token in watched.rejected:
+            pieces.append(("rejected", self._piece(token, text)))
+        if watched.own is not None:
+            pieces.append(("own", self._piece(watched.own, text)))
+            self._known.append(watched.own)
         return pieces
 
-    def _said(self, token: int, text: Callable[[tuple[int, ...]], str]) -> str:
-        """What a token adds to the text; a part of a character is its id, and the last part the
-        whole."""
+    def _piece(self, token: int, text: Callable[[tuple[int, ...]], str]) -> str:
+        """The text that a token adds; a part of a character is its id, and the last part the
+        whole character."""
         before = tuple(self._known[-_CONTEXT:])
         old, new = text(before).rstrip("\ufffd"), text((*before, token))
-        said = new[len(old) :] if new.startswith(old) else text((token,))
-        return said if said and "\ufffd" not in said else f"<{token}>"
+        piece = new[len(old) :] if new.startswith(old) else text((token,))
+        return piece if piece and "\ufffd" not in piece else f"<{token}>"
 
     def _print(self, text: str, style: str) -> None:
         self._console.print(text, style=style or None, end="")
@@ -204,8 +204,8 @@ LEGEND_OF_MARKS = "+ accepted draft, - rejected draft, = the target's own token 
 def summary(done: "Generation", k: int) -> str:
     """One line of counts, then K round by round."""
     rounds = done.rounds[1:]
-    num_drafted = sum(one.num_drafted for one in rounds)
-    num_accepted = sum(len(one.accepted) for one in rounds)
+    num_drafted = sum(watched.num_drafted for watched in rounds)
+    num_accepted = sum(len(watched.accepted) for watched in rounds)
     tokens = len(done.output_ids)
     counts = f"{tokens} tokens in {len(rounds)} rounds"
     if num_drafted:
@@ -215,5 +215,5 @@ def summary(done: "Generation", k: int) -> str:
             f": {num_accepted} of {num_drafted} drafts accepted ({share:.0%}), "
             f"{length:.2f} tokens per round"
         )
-    by_round = " ".join(f"{len(one.accepted)}/{one.num_drafted}" for one in rounds)
+    by_round = " ".join(f"{len(watched.accepted)}/{watched.num_drafted}" for watched in rounds)
     return f"{counts}, K={k}\naccepted/drafted by round: {by_round}"

@@ -134,7 +134,7 @@ def _require_together(
     if gpu is not None and not fits:
         raise UsageError("--gpu names what pairings are to fit; add --fits")
     if write is not None and not check_hub:
-        raise UsageError("--output stores what the hub tells; add --check-hub")
+        raise UsageError("--output stores the facts from the hub; add --check-hub")
 
 
 def _check_hub(file: Path | None, write: Path | None, *, as_json: bool) -> None:
@@ -151,7 +151,7 @@ def _check_hub(file: Path | None, write: Path | None, *, as_json: bool) -> None:
 
 
 def _weights(pairing: "Pairing") -> str | None:
-    """What the weights take; `>=` where the file does not tell it of every model."""
+    """GiB of the weights; `>=` if the file does not state them for every model."""
     if pairing.weights_gib is not None:
         return f"{pairing.weights_gib:g}"
     return f">={pairing.least_gib:g}" if pairing.least_gib else None
@@ -160,8 +160,8 @@ def _weights(pairing: "Pairing") -> str | None:
 def _pairings(file: Path | None, *, fits: bool, gpu: str | None) -> list[dict[str, Any]]:
     from specbench.inputs.config import load_pairings
 
-    found = load_pairings(file)
-    pairings = found.all if file else found.known
+    loaded = load_pairings(file)
+    pairings = loaded.all if file else loaded.known
     pairings = fitting(pairings, gpu) if fits else pairings
     firsts = {pairing.target.name: pairing for pairing in reversed(pairings)}
     return [
@@ -199,8 +199,8 @@ def _workloads() -> list[dict[str, Any]]:
     from specbench.shipped import PACKAGE
 
     demo = PACKAGE / "demo" / "workloads"
-    found = [load_workload(name) for name in find_workloads()]
-    found += [load_workload(name, folder=demo) for name in find_workloads(demo)]
+    loaded = [load_workload(name) for name in find_workloads()]
+    loaded += [load_workload(name, folder=demo) for name in find_workloads(demo)]
     return [
         {
             "workload": workload.name,
@@ -211,7 +211,7 @@ def _workloads() -> list[dict[str, Any]]:
             "license": workload.license,
             "description": workload.description,
         }
-        for workload in found
+        for workload in loaded
     ]
 
 
@@ -302,7 +302,7 @@ def _text(value: Any) -> str:
 
 
 def fitting(pairings: "Sequence[Pairing]", gpu: str | None) -> "tuple[Pairing, ...]":
-    """Those whose weights fit this machine or the GPU; what was left out is told on stderr."""
+    """The pairings whose weights fit this machine or the GPU; stderr counts the others."""
     from specbench.cli.hardware import find_machine
     from specbench.fit.demand import fits
     from specbench.fit.memory_plan import DeploymentSpec
@@ -315,37 +315,37 @@ def fitting(pairings: "Sequence[Pairing]", gpu: str | None) -> "tuple[Pairing, .
     kept = tuple(pairing for pairing, fit in judged if fit)
     num_unknown = sum(fit is None for _, fit in judged)
     num_large = len(judged) - len(kept) - num_unknown
-    told = [
+    lines = [
         f"{machine.name}, {memory / GIB:.1f} GiB: the weights of {len(kept)} pairings fit, those "
-        f"of {num_large} do not, of {num_unknown} the file does not tell."
+        f"of {num_large} do not, of {num_unknown} the file does not state them."
     ]
     if device == "cpu":
-        told.append(
+        lines.append(
             "A CPU loads them in float32, twice the GiB shown, unless pairings.yaml gives a dtype."
         )
     if any(pairing.weights_gib is None for pairing in kept):
-        told.append(">=: without the draft, whose size the file does not tell.")
-    told.append("KV cache comes on top: specbench pair TARGET --dry-run counts it.")
-    typer.echo("\n".join(told), err=True)
+        lines.append(">=: without the draft model, whose size the file does not state.")
+    lines.append("KV cache comes on top: specbench pair TARGET --dry-run counts it.")
+    typer.echo("\n".join(lines), err=True)
     return kept
 
 
 def check_hub(pairings: "Pairings", write: Path | None) -> tuple[list[dict[str, Any]], bool]:
     """A row per model on the hub, and whether every entry is right.
 
-    `write`: a copy of the file, with what the hub tells and the file does not. UsageError where
-    the hub cannot be asked.
+    `write`: a copy of the file, with facts from the hub that it does not have. UsageError if the
+    hub cannot be reached.
     """
     from specbench.files.hub_facts import hub_facts
     from specbench.fit.pairings_file import differences, hub_models, write_filled
 
     if write is not None and write.exists():
         raise UsageError(f"--output {write}: file exists; name a new one")
-    found = [hub_facts(spec.source, spec.revision) for spec in hub_models(pairings)]
-    facts = {one.source: one for one in found if one.problem is None}
-    for one in found:
-        if one.problem is not None:
-            typer.echo(f"{one.source}: {one.problem}", err=True)
+    known = [hub_facts(spec.source, spec.revision) for spec in hub_models(pairings)]
+    facts = {fact.source: fact for fact in known if fact.problem is None}
+    for fact in known:
+        if fact.problem is not None:
+            typer.echo(f"{fact.source}: {fact.problem}", err=True)
     wrong = dict.fromkeys(differences(pairings, facts))  # a target has many pairings
     for text in wrong:
         typer.echo(text, err=True)
@@ -354,13 +354,13 @@ def check_hub(pairings: "Pairings", write: Path | None) -> tuple[list[dict[str, 
         typer.echo(f"written: {write}", err=True)
     rows = [
         {
-            "model": one.source,
-            "revision": one.revision,
-            "license": one.license,
-            "gated": one.is_gated,
-            "gib": None if one.weight_bytes is None else round(one.weight_bytes / GIB, 2),
-            "problem": one.problem,
+            "model": fact.source,
+            "revision": fact.revision,
+            "license": fact.license,
+            "gated": fact.is_gated,
+            "gib": None if fact.weight_bytes is None else round(fact.weight_bytes / GIB, 2),
+            "problem": fact.problem,
         }
-        for one in found
+        for fact in known
     ]
-    return rows, not wrong and len(facts) == len(found)
+    return rows, not wrong and len(facts) == len(known)

@@ -1,4 +1,4 @@
-"""What `run` and `sweep-k` share: nodes, the plan, the run or a resumed one, the answer."""
+"""Shared by `run` and `sweep-k`: nodes, the plan, the run or a resumed one, the answer."""
 
 import json
 import re
@@ -43,8 +43,8 @@ class Nodes(NamedTuple):
     gpus_per_cell: int | None
 
     @classmethod
-    def asked(cls, ray: str | None, gpus_per_cell: int | None) -> "Nodes | None":
-        """As it was typed; UsageError."""
+    def parsed(cls, ray: str | None, gpus_per_cell: int | None) -> "Nodes | None":
+        """The nodes of --ray; UsageError for an invalid address."""
         if ray is None:
             if gpus_per_cell is not None:
                 raise UsageError("--gpus-per-task shares out the nodes of a cluster: add --ray")
@@ -55,12 +55,12 @@ class Nodes(NamedTuple):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """As they are typed."""
+        """The words that are typed for it."""
         shared = () if self.gpus_per_cell is None else ("--gpus-per-task", str(self.gpus_per_cell))
         return ("--ray", self.address, *shared)
 
     def connected(self, settings: RunSettings) -> "AbstractContextManager[Cluster]":
-        """UsageError where there is no Ray, or no such cluster."""
+        """The cluster; UsageError without Ray, or if it cannot be reached."""
         try:
             from specbench.bench.on_ray import ray_cluster
         except ModuleNotFoundError as error:
@@ -74,15 +74,13 @@ _FAR_OVER = 1.5  # times the budget
 
 
 def read_methods(methods: str | None) -> tuple[str, ...]:
-    """The methods named; none of them where all are meant. UsageError for an unknown one."""
+    """The named methods; empty for all. UsageError for an unknown one."""
     from specbench.methods import all_methods
 
     if methods is None or methods.strip() == "all":
         return ()
     if "all" in (word.strip() for word in methods.split(",")):
-        raise UsageError(
-            f"--method {methods!r}: all excludes other names; use it alone or leave it out"
-        )
+        raise UsageError(f"--method {methods!r}: all excludes other names; use only one of them")
     return parse_names("--method", methods, tuple(method.name for method in all_methods()))
 
 
@@ -99,24 +97,24 @@ class RunOptions:
     as_json: options.AsJson = False
 
 
-def measure(settings: RunSettings, own: OwnPair, call: RunOptions) -> None:
+def measure(settings: RunSettings, pair: OwnPair, call: RunOptions) -> None:
     """Plan, measure, report, answer. Exits 4 if something was not measured, 3 if undecided."""
     from specbench.inputs.config import load_pairings
 
-    nodes, out, resume = Nodes.asked(call.ray, call.gpus_per_cell), call.out, call.resume
+    nodes, out, resume = Nodes.parsed(call.ray, call.gpus_per_cell), call.out, call.resume
     methods = read_methods(settings.workload.methods)
     if resume is not None:
-        if own.target is not None or own.drafts:
+        if pair.target is not None or pair.drafts:
             raise UsageError("--resume keeps the pair of its run; leave out --target and --draft")
         from specbench.runs import load_run
 
         stored = load_run(resume, out, also_empty=True)
         require_as_asked(stored.run, settings, methods, out)
         settings, resume, out = stored.run.settings, stored.folder.name, stored.folder.parent
-    pairings = own.pairings(settings, methods, out)
+    pairings = pair.pairings(settings, methods, out)
     if nodes is None:
         require_loadable(settings, pairings)
-    if own.target is not None and not call.dry_run:
+    if pair.target is not None and not call.dry_run:
         typer.echo(to_keep(pairings), err=True)
         drafters = [pairing.drafter for pairing in pairings]
         file = own_file(pairings[0].target, drafters, out)
@@ -135,13 +133,13 @@ def measure(settings: RunSettings, own: OwnPair, call: RunOptions) -> None:
         say_how_long(look_first(settings, pairings, out, force=call.force), settings, out)
     began_s = time.monotonic()
     run = run_settings(settings, pairings, out, resume, nodes=nodes)
-    if told := over_budget(settings.effort.budget_s, time.monotonic() - began_s):
-        typer.echo(told, err=True)
+    if warning := over_budget(settings.effort.budget_s, time.monotonic() - began_s):
+        typer.echo(warning, err=True)
     _tell(run, as_json=call.as_json)
 
 
 def say_how_long(plans: "Sequence[TargetPlan]", settings: RunSettings, out: Path) -> None:
-    """What each target will take, and what limits that, before it begins."""
+    """Print the time that each target will take, and what limits it, before it begins."""
     from specbench.cli.plan_table import plan_outlook, time_lines
 
     for line in time_lines(plan_outlook(plans, settings, out)):
@@ -149,7 +147,7 @@ def say_how_long(plans: "Sequence[TargetPlan]", settings: RunSettings, out: Path
 
 
 def over_budget(budget_s: float | None, took_s: float) -> str | None:
-    """What to say of a run that took far longer than it was to; None of any other."""
+    """A warning if a run took far longer than its budget, else None."""
     if budget_s is None or took_s <= _FAR_OVER * budget_s:
         return None
     return (
@@ -185,17 +183,17 @@ def run_settings(
                 return run_benchmark(settings, pairings, out, watch, resume=resume, cluster=cluster)
         except KeyboardInterrupt:
             watch.close()
-            what = "interrupted before anything was measured"
+            text = "interrupted before anything was measured"
             if watch.id is not None:
-                what = f"interrupted; {_to_resume(settings, out, watch.id, again, nodes)}"
-            typer.echo(what, err=True)
+                text = f"interrupted; {_to_resume(settings, out, watch.id, again, nodes)}"
+            typer.echo(text, err=True)
             raise typer.Exit(watch.interrupted) from None
         except DeviceLostError as error:
             watch.close()
             if watch.id is None:
                 raise
-            what = f"error: {error}; {_to_resume(settings, out, watch.id, again, nodes)}"
-            typer.echo(what, err=True)
+            text = f"error: {error}; {_to_resume(settings, out, watch.id, again, nodes)}"
+            typer.echo(text, err=True)
             raise typer.Exit(ExitCode.INCOMPLETE) from None
 
 
@@ -219,14 +217,14 @@ def _tell(run: "StoredRun", *, as_json: bool) -> None:
     if as_json:
         print_json([document])
     else:
-        print_answer(document, paths, told=run.run.warnings)  # told when measuring began
+        print_answer(document, paths, seen=run.run.warnings)  # printed when measuring began
     require_complete(document)
     require_decided(has_undecided(document))
 
 
 def require_measured(run: "StoredRun", again: Sequence[str] = ()) -> None:
-    """Exit 4 where a run came to its end without a figure: there is nothing to report. Exit 2, and
-    no run is kept, if nothing could be loaded. `again`: the command to resume with, if it is not
+    """Exit 4 if a run ended without a figure: there is nothing to report. Exit 2, and no run is
+    kept, if nothing could be loaded. `again`: the command to resume with, if it is not
     that of the settings."""
     if run.is_failed:
         is_unloadable = {(f.stage, f.ended_process) for f in run.failures} == {("load", False)}
@@ -234,16 +232,16 @@ def require_measured(run: "StoredRun", again: Sequence[str] = ()) -> None:
             shutil.rmtree(run.folder)
             typer.echo("error: nothing was measured or kept: see the warnings above", err=True)
             raise typer.Exit(ExitCode.USER_ERROR)
-        what = f"run {run.run.run_id} failed and measured nothing"
+        text = f"run {run.run.run_id} failed and measured nothing"
         # Of servers it was printed when they failed.
-        what += "; see the warnings above" if run.servers else f": {run.why_failed}"
+        text += "; see the warnings above" if run.servers else f": {run.why_failed}"
         to_resume = _to_resume(run.run.settings, run.folder.parent, run.run.run_id, again, None)
-        typer.echo(f"error: {what}; {to_resume}", err=True)
+        typer.echo(f"error: {text}; {to_resume}", err=True)
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 
 def require_complete(document: "Document") -> None:
-    """Exit 4 where something failed, or was not measured though the budget had not decided so."""
+    """Exit 4 if something failed, or was not measured for another reason than the budget."""
     has_failed = any(cell.metrics.get("num_failed") for cell in document.cells)
     is_missing = any(not document.is_unpaid(key) for key in document.missing)
     has_failed |= any(failure.stage != "prompts" for failure in document.failures)
@@ -265,7 +263,7 @@ def _show_plan(
     is_here: bool,
     as_json: bool,
 ) -> None:
-    """And what on this machine (`is_here`) would keep its servers from being started."""
+    """Print the plan, and what on this machine (`is_here`) would prevent a start of its servers."""
     from specbench.bench.planning import fit_warnings, plan_targets
     from specbench.bench.served.host import require_startable
     from specbench.bench.served.running import running_context, running_ks, running_servers
@@ -284,26 +282,28 @@ def _show_plan(
     earlier = _earlier_sessions(out) if any(plan.served for plan in plans) else ()
     outlook = plan_outlook(plans, settings, out) if is_here else []
     if as_json:
-        document = plan_document(plans, earlier) | {"estimates": [asdict(one) for one in outlook]}
+        document = plan_document(plans, earlier) | {
+            "estimates": [asdict(estimate) for estimate in outlook]
+        }
         typer.echo(json.dumps(document, indent=2))
     else:
         print_plan(plans, earlier)
         for line in outlook_lines(outlook):
             typer.echo(fill(line, 80, subsequent_indent="  ", break_on_hyphens=False))
-    for told in (warning for plan in plans for warning in fit_warnings(plan, is_dry=True)):
-        typer.echo(f"Warning: {told}", err=True)
+    for warning in (text for plan in plans for text in fit_warnings(plan, is_dry=True)):
+        typer.echo(f"Warning: {warning}", err=True)
     if is_here and not running:
         try:
             require_place(settings, None)
             require_startable(plans)
         except UsageError as error:
             typer.echo(f"Warning: this plan cannot be measured here: {error}", err=True)
-        for told in missing:
-            typer.echo(f"Warning: this plan cannot be measured here: {told}", err=True)
+        for lack in missing:
+            typer.echo(f"Warning: this plan cannot be measured here: {lack}", err=True)
 
 
 def _earlier_sessions(out: Path) -> "tuple[ServerRecord, ...]":
-    """Of all runs there."""
+    """Server sessions of all runs in `out`."""
     from specbench.runs import list_runs, load_run
 
     readable = [listing.run_id for listing in list_runs(out) if not listing.problem]
@@ -312,15 +312,14 @@ def _earlier_sessions(out: Path) -> "tuple[ServerRecord, ...]":
 
 
 def require_as_asked(
-    run: "RunRecord", asked: RunSettings, methods: Sequence[str], out: Path
+    run: "RunRecord", requested: RunSettings, methods: Sequence[str], out: Path
 ) -> None:
-    """UsageError if names or options beside --resume differ from the run's; its own may be
-    repeated."""
+    """UsageError if names or options next to --resume differ from those of the run."""
     _require_choices(run)
-    _require_names(run, asked, methods, out)
-    if others := list(dict.fromkeys(_other_options(run.settings, asked))):
+    _require_names(run, requested, methods, out)
+    if changed := list(dict.fromkeys(_other_options(run.settings, requested))):
         raise UsageError(
-            f"run {run.run_id} was started with different settings ({', '.join(others)}), and a "
+            f"run {run.run_id} was started with different settings ({', '.join(changed)}), and a "
             "resumed run keeps its own; leave these options out, or start a new run without "
             "--resume"
         )
@@ -337,8 +336,10 @@ def _require_choices(run: "RunRecord") -> None:
             )
 
 
-def _require_names(run: "RunRecord", asked: RunSettings, methods: Sequence[str], out: Path) -> None:
-    names, was = asked.workload.pairings, run.settings.workload.pairings
+def _require_names(
+    run: "RunRecord", requested: RunSettings, methods: Sequence[str], out: Path
+) -> None:
+    names, was = requested.workload.pairings, run.settings.workload.pairings
     if not names and not methods:
         return
     known = known_pairings(names, run.settings.pairings_file, out)
@@ -352,11 +353,11 @@ def _require_names(run: "RunRecord", asked: RunSettings, methods: Sequence[str],
         )
 
 
-def _other_options(was: RunSettings, asked: RunSettings) -> Iterator[str]:
+def _other_options(was: RunSettings, requested: RunSettings) -> Iterator[str]:
     unsaid = RunSettings(workload=WorkloadSettings(pairings=(), workloads=DEFAULT_WORKLOADS))
-    then, now, default = was.stored, asked.stored, unsaid.stored
+    then, now, default = was.stored, requested.stored, unsaid.stored
     for name, _, _, option in leaves(RunSettings):
-        is_default_k = name == "num_speculative_tokens" and asked.draft.is_default_range
+        is_default_k = name == "num_speculative_tokens" and requested.draft.is_default_range
         if option is None or name in ("pairings", "is_default_range") or is_default_k:
             continue
         if getattr(now, name) not in (getattr(default, name), getattr(then, name)):

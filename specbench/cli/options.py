@@ -12,7 +12,7 @@ import typer
 from specbench.settings.option import Option, bare_type, choices_of, is_group, option_of
 from specbench.settings.words import one_of
 
-Out = Annotated[Path, typer.Option("--runs-dir", help="Folder where runs are stored.")]
+Out = Annotated[Path, typer.Option("--runs-dir", help="Folder of stored runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Resume = Annotated[
     str | None,
@@ -51,83 +51,83 @@ GpusPerCell = Annotated[
 _KEYWORD, _NONE = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
 
 
-class _Asked(NamedTuple):
+class _Input(NamedTuple):
     """A parameter of a command, or a field of a group that is one."""
 
     name: str
     hint: Any
-    default: Any  # _NONE where there is none
+    default: Any  # _NONE if there is none
 
 
 def spread(command: Callable[..., None], **shown: str) -> Callable[..., None]:
     """The command with an option for each field of its groups of settings; it gets the groups.
 
-    Typer reads options from a function's signature alone. `shown`, by field: defaults that its help
-    prints instead of the settings' own.
+    Typer reads options only from a function's signature. `shown`, by field: defaults that its help
+    prints instead of those of the settings.
     """
     hints = get_type_hints(command, include_extras=True)
-    asked = [
-        _Asked(one.name, hints[one.name], one.default)
-        for one in inspect.signature(command).parameters.values()
+    inputs = [
+        _Input(parameter.name, hints[parameter.name], parameter.default)
+        for parameter in inspect.signature(command).parameters.values()
     ]
 
     @wraps(command)
-    def spread_out(**said: Any) -> None:
-        command(**_values(asked, said))
+    def spread_out(**typed: Any) -> None:
+        command(**_values(inputs, typed))
 
-    parameters = list(_parameters(asked, shown))
+    parameters = list(_parameters(inputs, shown))
     spread_out.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    spread_out.__annotations__ = {one.name: one.annotation for one in parameters}
+    spread_out.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return spread_out
 
 
 def _parameters(
-    asked: list[_Asked], shown: Mapping[str, str], panel: str | None = None
+    inputs: list[_Input], shown: Mapping[str, str], panel: str | None = None
 ) -> Iterator[inspect.Parameter]:
-    for name, hint, default in asked:
+    for name, hint, default in inputs:
         kind = bare_type(hint)
         if (option := option_of(hint)) is not None:
             option = replace(option, shown=shown.get(name, option.shown))
-            own = _heading(kind) if is_group(kind) else panel
-            annotation, words = _as_typer(name, kind, option, default, own)
+            heading = _heading(kind) if is_group(kind) else panel
+            annotation, words = _as_typer(name, kind, option, default, heading)
             yield inspect.Parameter(name, _KEYWORD, default=words, annotation=annotation)
         elif is_group(hint):
-            within = _asked_of(hint, default)
-            holds_groups = any(is_group(bare_type(one.hint)) for one in within)
+            within = _inputs_of(hint, default)
+            holds_groups = any(is_group(bare_type(inner.hint)) for inner in within)
             yield from _parameters(within, shown, None if holds_groups else _heading(hint))
         elif hasattr(hint, "__metadata__"):  # typer's own; what has neither cannot be asked for
             yield inspect.Parameter(name, _KEYWORD, default=default, annotation=hint)
 
 
-def _values(asked: list[_Asked], said: Mapping[str, Any]) -> dict[str, Any]:
-    """What the words mean; UsageError says which word is wrong."""
+def _values(inputs: list[_Input], typed: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the typed words; UsageError names a wrong word."""
     values = {}
-    for name, hint, default in asked:
+    for name, hint, default in inputs:
         if (option := option_of(hint)) is not None:
-            values[name] = _value(name, bare_type(hint), option, default, said[name])
+            values[name] = _value(name, bare_type(hint), option, default, typed[name])
         elif is_group(hint):
-            own = _values(_asked_of(hint, default), said)
-            values[name] = hint(**own) if default is _NONE else replace(default, **own)
-        elif name in said:
-            values[name] = said[name]
+            inner = _values(_inputs_of(hint, default), typed)
+            values[name] = hint(**inner) if default is _NONE else replace(default, **inner)
+        elif name in typed:
+            values[name] = typed[name]
     return values
 
 
-def _asked_of(group: Any, default: Any) -> list[_Asked]:
+def _inputs_of(group: Any, default: Any) -> list[_Input]:
     """The fields of a group; `default`: a group whose values are the defaults here."""
     hints = get_type_hints(group, include_extras=True)
-    found = []
+    inputs = []
     for field in fields(group):
-        own = getattr(default, field.name, field.default)
-        if own is MISSING:
+        value = getattr(default, field.name, field.default)
+        if value is MISSING:
             factory = field.default_factory
-            own = _NONE if factory is MISSING else factory()
-        found.append(_Asked(field.name, hints[field.name], own))
-    return found
+            value = _NONE if factory is MISSING else factory()
+        inputs.append(_Input(field.name, hints[field.name], value))
+    return inputs
 
 
 def _heading(group: type) -> str:
-    """What help prints above a group's options: the first sentence of its docstring."""
+    """Heading of a group's options in help: the first sentence of its docstring."""
     return (inspect.getdoc(group) or "").partition(".")[0]
 
 
@@ -155,20 +155,20 @@ def _as_typer(
     return Annotated[kind, made], default
 
 
-def _value(name: str, kind: Any, option: Option, default: Any, said: Any) -> Any:
+def _value(name: str, kind: Any, option: Option, default: Any, typed: Any) -> Any:
     if option.is_repeated and option.read is not None:
-        return option.read(said or [])
-    if said is None:
+        return option.read(typed or [])
+    if typed is None:
         return default
     if choices := choices_of(kind):
-        return one_of(option.names_of(name)[0], said, *choices)
-    return said if option.read is None else option.read(said)
+        return one_of(option.names_of(name)[0], typed, *choices)
+    return typed if option.read is None else option.read(typed)
 
 
 def _typed(default: Any) -> str | None:
-    """The words that mean a default; None where there are none."""
+    """The words that mean a default; None if there are none."""
     if isinstance(default, str):
         return default
     if isinstance(default, tuple) and default:
-        return ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in default)
+        return ",".join(f"{part:g}" if isinstance(part, float) else str(part) for part in default)
     return None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specbench.inputs.pairing import DrafterSpec, Pairing, Pairings, Target
     from specbench.settings import RunSettings
 
-_PANEL = "A pair of your own, without a pairings file"
+_PANEL = "Your own pair, without a pairings file"
 _Target = Annotated[
     str | None,
     typer.Option(
@@ -75,15 +75,15 @@ class OwnPair:
             drafters = known or tuple(draftless(open_model(target.model)))
         whole = replace(target, drafters=drafters)
         names = (whole.name,) if any(d.lossy is None for d in drafters) else ()
-        own = Pairings(path=Path("--target"), targets=(whole,), default=(whole.name,))
-        return own.select(names or [pairing.name for pairing in own.all], methods)
+        pairings = Pairings(path=Path("--target"), targets=(whole,), default=(whole.name,))
+        return pairings.select(names or [pairing.name for pairing in pairings.all], methods)
 
 
 def known_pairings(
     names: Sequence[str], file: Path | None, out: Path = Path("reports")
 ) -> "Pairings":
     """The pairings of the file and the shipped ones; for names that are in neither, those of the
-    latest run in `out` that planned them with a file of its own. ConfigError, UsageError."""
+    latest run in `out` that planned them with another file. ConfigError, UsageError."""
     from specbench.inputs.config import load_pairings
 
     pairings = load_pairings(file)
@@ -93,12 +93,12 @@ def known_pairings(
 
 
 def _target_of_run(name: str, out: Path) -> "Target | None":
-    """With the drafters that the name means; UsageError if its models cannot be found any more."""
+    """The target with the named drafters; UsageError if its models no longer exist."""
     from specbench.inputs.config import load_pairings
     from specbench.runs import list_runs
 
     runs = [run for run in reversed(list_runs(out)) if run.pairings_file is not None]
-    for run in (one for one in runs if name in one.pairings):
+    for run in (r for r in runs if name in r.pairings):
         try:
             targets = load_pairings(run.pairings_file).targets
         except ConfigError as error:
@@ -128,10 +128,10 @@ def find_target(
 
     if ":" in word or "/" in word or gguf_complaint(word) or (Path(word) / "config.json").is_file():
         spec = model_spec(word)
-        own = PACKAGE / "demo" / "workloads" if word.startswith("demo:") else None
-        return Target(name=plain_name(word), model=spec, drafters=(), workloads=own), ()
-    found = known_pairings([word], file, out).target(word)
-    return found, found.drafters
+        workloads = PACKAGE / "demo" / "workloads" if word.startswith("demo:") else None
+        return Target(name=plain_name(word), model=spec, drafters=(), workloads=workloads), ()
+    target = known_pairings([word], file, out).target(word)
+    return target, target.drafters
 
 
 def named_drafters(
@@ -141,8 +141,8 @@ def named_drafters(
     from specbench.fit.discover import drafter_of, with_own_names
 
     by_name = {drafter.name: drafter for drafter in known}
-    every = [one for word in words for one in word.split(",") if one]
-    return with_own_names(by_name.get(one) or drafter_of(one) for one in every)
+    every = [part for word in words for part in word.split(",") if part]
+    return with_own_names(by_name.get(part) or drafter_of(part) for part in every)
 
 
 def own_file(target: "Target", drafters: "Sequence[DrafterSpec]", out: Path) -> Path:

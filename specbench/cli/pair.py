@@ -19,7 +19,7 @@ from specbench.cli.measure import (
     say_how_long,
 )
 from specbench.cli.own_pair import find_target, named_drafters, own_file
-from specbench.cli.pair_options import Paired, again_words, drafters_of, interrupted_run
+from specbench.cli.pair_options import PairOptions, again_words, drafters_of, interrupted_run
 from specbench.errors import CompatibilityError, UsageError, WorkloadError
 from specbench.settings import (
     EXPORTED,
@@ -54,7 +54,7 @@ _Target = Annotated[
 ]
 
 
-def pair(asked: Paired, word: _Word = None, named: _Target = None) -> None:
+def pair(call: PairOptions, word: _Word = None, named: _Target = None) -> None:
     """Rank drafts and methods for a target by fit, cost and gain.
 
     Exit code 3 if undecided.
@@ -69,99 +69,97 @@ def pair(asked: Paired, word: _Word = None, named: _Target = None) -> None:
     target = word or named
     if target is None or (word and named):
         raise UsageError("pair: name one target, as in `specbench pair ./models/target`")
-    settings = _settings(asked)
-    if asked.write is not None and not os.access(asked.write.absolute().parent, os.W_OK | os.X_OK):
-        raise UsageError(f"--output {asked.write}: directory does not exist or is not writable")
-    if asked.write is not None and asked.write.exists():
-        raise UsageError(f"--output {asked.write}: file exists; name a new one")
-    stored = interrupted_run(asked, settings)
-    chosen, known = find_target(target, asked.pairings_file, asked.out)
-    if stored is None and not asked.dry_run:
-        require_place(settings, asked.out)
-        load_workloads(asked.workloads, folder=chosen.workloads, field=asked.prompt_field)
+    settings = _settings(call)
+    if call.write is not None and not os.access(call.write.absolute().parent, os.W_OK | os.X_OK):
+        raise UsageError(f"--output {call.write}: directory does not exist or is not writable")
+    if call.write is not None and call.write.exists():
+        raise UsageError(f"--output {call.write}: file exists; name a new one")
+    stored = interrupted_run(call, settings)
+    chosen, known = find_target(target, call.pairings_file, call.out)
+    if stored is None and not call.dry_run:
+        require_place(settings, call.out)
+        load_workloads(call.workloads, folder=chosen.workloads, field=call.prompt_field)
     if stored is not None:
         known, settings = drafters_of(stored, chosen), stored.run.settings
-        asked = replace(
-            asked,
+        call = replace(
+            call,
             concurrency=settings.load.concurrency[0],
             machine=replace(
-                asked.machine, dtype=settings.machine.dtype, device=settings.machine.device
+                call.machine, dtype=settings.machine.dtype, device=settings.machine.device
             ),
         )
     files = open_model(chosen.model)
-    machine = _machine(asked, settings, files)
-    if asked.force:
+    machine = _machine(call, settings, files)
+    if call.force:
         machine = machine._replace(place=replace(machine.place, memory_bytes=None))
-    prepared = _prepare(chosen, files, known, machine, asked)
+    prepared = _prepare(chosen, files, known, machine, call)
     if not prepared.fitting:
-        _show(prepared, machine, asked)
-        told = f"none of {len(prepared.candidates)} drafters fits {chosen.name}"
+        _show(prepared, machine, call)
+        reason = f"none of {len(prepared.candidates)} drafters fits {chosen.name}"
         if too_large := [c.drafter for c in prepared.candidates if not c.is_refused]:
             missing = shortage(chosen, too_large[:1], machine.place)
             raise UsageError(
-                f"{told}: {too_large[0].name} {missing}. --skip-memory-check tries all the same"
+                f"{reason}: {too_large[0].name} {missing}. --skip-memory-check tries all the same"
             )
-        raise CompatibilityError(f"{told}; see the reasons above")
-    if asked.dry_run:
+        raise CompatibilityError(f"{reason}; see the reasons above")
+    if call.dry_run:
         pairings = [Pairing(target=chosen, drafter=c.drafter) for c in prepared.fitting]
         try:
             notes = list(left_out(plan_targets(settings, pairings, lambda _: "")))
         except WorkloadError as error:  # memory is planned all the same
             notes = [f"this plan cannot be measured: {error}"]
-        _show(prepared, machine._replace(notes=(*machine.notes, *notes)), asked)
-        _write(asked.write, chosen, [c.drafter for c in prepared.fitting], "not measured")
+        _show(prepared, machine._replace(notes=(*machine.notes, *notes)), call)
+        _write(call.write, chosen, [c.drafter for c in prepared.fitting], "not measured")
         return
-    _measure(target, prepared, machine, settings, asked, stored)
+    _measure(target, prepared, machine, settings, call, stored)
 
 
-def _settings(asked: Paired) -> RunSettings:
-    """Those of the sweep, every word checked before anything is measured."""
-    if asked.draft.adaptive or not any(asked.draft.num_speculative_tokens or ()):
+def _settings(call: PairOptions) -> RunSettings:
+    """The settings of the sweep, every word checked before anything is measured."""
+    if call.draft.adaptive or not any(call.draft.num_speculative_tokens or ()):
         raise UsageError("-k: ranking needs fixed K above 0, such as 1..8")
     return checked(
         RunSettings(
             command="sweep-k",
             workload=WorkloadSettings(
-                pairings=(), workloads=asked.workloads, prompt_field=asked.prompt_field
+                pairings=(), workloads=call.workloads, prompt_field=call.prompt_field
             ),
-            draft=asked.draft,
+            draft=call.draft,
             sampling=SamplingSettings(
-                temperatures=asked.temperatures, max_new_tokens=asked.max_new_tokens
+                temperatures=call.temperatures, max_new_tokens=call.max_new_tokens
             ),
-            effort=EffortSettings(num_prompts=asked.num_prompts, budget_s=asked.budget_s),
-            load=LoadSettings(concurrency=(asked.concurrency,)),
-            machine=asked.machine,
-            seed=asked.seed,
-            pairings_file=asked.pairings_file,
+            effort=EffortSettings(num_prompts=call.num_prompts, budget_s=call.budget_s),
+            load=LoadSettings(concurrency=(call.concurrency,)),
+            machine=call.machine,
+            seed=call.seed,
+            pairings_file=call.pairings_file,
         )
     )
 
 
-def _machine(asked: Paired, settings: RunSettings, files: "ModelFiles") -> "Machine":
+def _machine(call: PairOptions, settings: RunSettings, files: "ModelFiles") -> "Machine":
     from specbench.cli.hardware import find_machine
     from specbench.fit.memory_plan import DeploymentSpec
 
-    contexts = parse_contexts(asked.context)
+    contexts = parse_contexts(call.context)
     if len(contexts) > 1:
-        raise UsageError(
-            f"--plan-context {asked.context!r}: expected one length to plan memory for"
-        )
+        raise UsageError(f"--plan-context {call.context!r}: expected one length to plan memory for")
     longest = files.longest_context
     context = min(contexts[0], longest or contexts[0])
     place = DeploymentSpec(
         device="cpu",
-        dtype=asked.machine.dtype,
-        concurrency=asked.concurrency,
+        dtype=call.machine.dtype,
+        concurrency=call.concurrency,
         context=context,
         num_speculative_tokens=max(settings.draft.num_speculative_tokens or (4,)),
         temperature=max(settings.sampling.temperatures),
     )
     machine = find_machine(
         place,
-        asked.machine.device,
-        gpu=asked.gpu,
-        gpu_memory=asked.gpu_memory,
-        gpu_bandwidth=asked.gpu_bandwidth,
+        call.machine.device,
+        gpu=call.gpu,
+        gpu_memory=call.gpu_memory,
+        gpu_bandwidth=call.gpu_bandwidth,
     )
     if context == contexts[0]:
         return machine
@@ -177,22 +175,22 @@ def _prepare(
     files: "ModelFiles",
     known: "Sequence[DrafterSpec]",
     machine: "Machine",
-    asked: Paired,
+    call: PairOptions,
 ) -> "Prepared":
     from specbench.fit.candidates import prepare
     from specbench.fit.discover import catalogued, discover, draftless, with_own_names
 
-    if asked.folders and not asked.discover:
+    if call.folders and not call.discover:
         raise UsageError("--search-dir names folders to search; add --discover")
-    drafters = list(named_drafters(asked.drafts or (), known))
-    published = catalogued(target.model.source) if asked.catalogue else ()
-    found = discover(files, asked.folders or ()) if asked.discover else None
-    for others in (published, found.drafters if found else ()):
+    drafters = list(named_drafters(call.drafts or (), known))
+    published = catalogued(target.model.source) if call.catalogue else ()
+    discovered = discover(files, call.folders or ()) if call.discover else None
+    for added in (published, discovered.drafters if discovered else ()):
         kinds = {(d.method, d.model) for d in drafters}
-        drafters += [d for d in others if (d.method, d.model) not in kinds]
-    if asked.resume is not None:
+        drafters += [d for d in added if (d.method, d.model) not in kinds]
+    if call.resume is not None:
         drafters += known
-    elif not asked.drafts and not asked.discover and not asked.catalogue:
+    elif not call.drafts and not call.discover and not call.catalogue:
         lossless = tuple(drafter for drafter in known if drafter.lossy is None)
         drafters += lossless or tuple(draftless(files))
     prepared = prepare(
@@ -200,9 +198,9 @@ def _prepare(
         files,
         with_own_names(drafters),
         machine.place,
-        left_out=found.left_out if found else (),
-        count=_built_hybrid if asked.dry_run else _built,
-        ignored=("loading",) if asked.gpu or asked.gpu_memory else (),
+        left_out=discovered.left_out if discovered else (),
+        count=_built_hybrid if call.dry_run else _built,
+        ignored=("loading",) if call.gpu or call.gpu_memory else (),
     )
     candidates = tuple(
         _with_engines(target, candidate, machine.place.temperature)
@@ -239,7 +237,7 @@ def _built(files: "ModelFiles", dtype: str) -> "Weights | None":
 
 
 def _built_hybrid(files: "ModelFiles", dtype: str) -> "Weights | None":
-    """A dry run imports torch only where nothing else tells what layers keep."""
+    """Weights of a hybrid model, for which a dry run needs torch; None for other models."""
     from specbench.files.config import is_hybrid
 
     return _built(files, dtype) if is_hybrid(files.field) else None
@@ -250,7 +248,7 @@ def _measure(
     prepared: "Prepared",
     machine: "Machine",
     settings: RunSettings,
-    asked: Paired,
+    call: PairOptions,
     stored: "StoredRun | None",
 ) -> None:
     """Forecast all that fit, measure the best few, and rank them."""
@@ -259,8 +257,8 @@ def _measure(
     from specbench.report.document import build_document
     from specbench.report.write import write_report
 
-    if not asked.as_json:
-        _show(prepared, machine, asked)
+    if not call.as_json:
+        _show(prepared, machine, call)
     drafters = tuple(candidate.drafter for candidate in prepared.measurable)
     if not drafters:
         raise CompatibilityError(
@@ -268,18 +266,18 @@ def _measure(
             "here; download them, or plan with --dry-run"
         )
     if stored is None:
-        file = own_file(prepared.target, drafters, asked.out)
-        pairings, out, resume = load_pairings(file).all, asked.out, None
+        file = own_file(prepared.target, drafters, call.out)
+        pairings, out, resume = load_pairings(file).all, call.out, None
         settings = replace(
             of_pairings(settings, pairings),
             pairings_file=file,
-            forecasting=ForecastSettings(forecast=True, most_drafters=asked.measure),
+            forecasting=ForecastSettings(forecast=True, most_drafters=call.measure),
         )
-        say_how_long(look_first(settings, pairings, out, force=asked.force), settings, out)
+        say_how_long(look_first(settings, pairings, out, force=call.force), settings, out)
     else:
         pairings = load_pairings(settings.pairings_file).select(settings.workload.pairings, ())
         out, resume = stored.folder.parent, stored.folder.name
-    again = again_words(word, asked)
+    again = again_words(word, call)
     run = run_settings(settings, pairings, out, resume, again)
     require_measured(run, again)
     document = build_document(run)
@@ -292,13 +290,13 @@ def _measure(
         print_ranking,
     )
 
-    if asked.as_json:
+    if call.as_json:
         typer.echo(json.dumps(pair_document(prepared, machine, ranked, run.run.run_id), indent=2))
     else:
         print_ranking(ranked, document, paths)
-    own = {pairing.drafter.name: pairing.drafter for pairing in pairings}
+    by_name = {pairing.drafter.name: pairing.drafter for pairing in pairings}
     best = [
-        replace(own[r.drafter], num_speculative_tokens=r.measured.num_speculative_tokens)
+        replace(by_name[r.drafter], num_speculative_tokens=r.measured.num_speculative_tokens)
         for r in ranked
         if r.measured is not None and r.measured.num_speculative_tokens
     ]
@@ -306,15 +304,15 @@ def _measure(
     if not has_evidence(ranked):
         why_none = "nothing valid was measured with drafts"
     comment = f"measured by specbench pair, run {run.run.run_id}"
-    _write(asked.write, prepared.target, best, comment, why_none)
+    _write(call.write, prepared.target, best, comment, why_none)
     require_complete(document)
     require_decided(is_undecided(ranked))
 
 
-def _show(prepared: "Prepared", machine: "Machine", asked: Paired) -> None:
+def _show(prepared: "Prepared", machine: "Machine", call: PairOptions) -> None:
     from specbench.cli.pair_tables import pair_document, print_prepared
 
-    if asked.as_json:
+    if call.as_json:
         typer.echo(json.dumps(pair_document(prepared, machine, (), None), indent=2))
     else:
         print_prepared(prepared, machine)

@@ -92,8 +92,8 @@ _DryRun = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paired:
-    """Beside the target."""
+class PairOptions:
+    """Options of `pair` after its target."""
 
     drafts: _Drafts = None
     discover: _Discover = False
@@ -127,36 +127,36 @@ class Paired:
     pairings_file: PairingsFile = None
 
 
-def interrupted_run(asked: Paired, settings: RunSettings) -> "StoredRun | None":
-    """The run that --resume names; UsageError where it ranks nothing or was asked for otherwise."""
+def interrupted_run(call: PairOptions, settings: RunSettings) -> "StoredRun | None":
+    """The run that --resume names; UsageError if it ranks nothing or has other settings."""
     from dataclasses import replace
 
     from specbench.runs import load_run
 
-    if asked.resume is None:
+    if call.resume is None:
         return None
-    if asked.drafts or asked.discover or asked.dry_run:
+    if call.drafts or call.discover or call.dry_run:
         raise UsageError(
             "--resume uses the drafters of its run; leave out --draft, --discover and --dry-run"
         )
-    stored = load_run(asked.resume, asked.out, also_empty=True)
+    stored = load_run(call.resume, call.out, also_empty=True)
     was = stored.run.settings
     if was.forecasting.most_drafters is None or was.pairings_file is None:
         raise UsageError(
             f"run {stored.run.run_id} was not made by `specbench pair`; resume it with `specbench "
             f"{was.command} --resume {stored.run.run_id}`"
         )
-    if asked.measure not in (Paired.measure, was.forecasting.most_drafters):
+    if call.measure not in (PairOptions.measure, was.forecasting.most_drafters):
         raise UsageError(
-            f"--measure-top {asked.measure}: run {stored.run.run_id} was started with "
+            f"--measure-top {call.measure}: run {stored.run.run_id} was started with "
             f"{was.forecasting.most_drafters}; leave it out"
         )
-    require_as_asked(stored.run, replace(settings, pairings_file=was.pairings_file), (), asked.out)
+    require_as_asked(stored.run, replace(settings, pairings_file=was.pairings_file), (), call.out)
     return stored
 
 
 def drafters_of(stored: "StoredRun", target: "Target") -> "tuple[DrafterSpec, ...]":
-    """Those that the run measures; UsageError where it measures them for another target."""
+    """The drafters that the run measures; UsageError if their target is another one."""
     from specbench.inputs.config import load_pairings
 
     pairings = load_pairings(stored.run.settings.pairings_file).all
@@ -168,16 +168,16 @@ def drafters_of(stored: "StoredRun", target: "Target") -> "tuple[DrafterSpec, ..
     return tuple(pairing.drafter for pairing in pairings)
 
 
-def again_words(word: str, asked: Paired) -> list[str]:
+def again_words(word: str, call: PairOptions) -> list[str]:
     """The command that resumes a run of `pair`, as far as the run itself does not know it."""
     words = ["pair", word]
     for option, value in (
-        ("--config", asked.pairings_file),
-        ("--plan-context", asked.context if asked.context != Paired.context else None),
-        ("--gpu", asked.gpu),
-        ("--gpu-memory", asked.gpu_memory),
-        ("--gpu-bandwidth", asked.gpu_bandwidth),
-        ("--output", asked.write),
+        ("--config", call.pairings_file),
+        ("--plan-context", call.context if call.context != PairOptions.context else None),
+        ("--gpu", call.gpu),
+        ("--gpu-memory", call.gpu_memory),
+        ("--gpu-bandwidth", call.gpu_bandwidth),
+        ("--output", call.write),
     ):
         words += [] if value is None else [option, str(value)]
     return words

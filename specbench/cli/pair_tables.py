@@ -1,4 +1,4 @@
-"""What `specbench pair` prints: refusals, memory, the ranking."""
+"""Output of `specbench pair`: refusals, memory, the ranking."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -32,28 +32,28 @@ def print_prepared(prepared: Prepared, machine: Machine) -> None:
 
 
 def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[Path]) -> None:
-    """The drafters in order, where the report is, and a sentence a workload."""
+    """The drafters in order, the path of the report, and a sentence per workload."""
     table = Table(box=None, pad_edge=False)
     for header in ("", "drafter", "method"):
         table.add_column(header, overflow="fold")
     for header in ("K", "speed-up", "length"):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("from", no_wrap=True)
-    for place, one in enumerate(ranked, 1):
-        best = max(one.gains.values(), key=lambda gain: gain.value)
+    for place, entry in enumerate(ranked, 1):
+        best = max(entry.gains.values(), key=lambda gain: gain.value)
         length = best.mean_acceptance_length
         table.add_row(
             str(place),
-            one.drafter,
-            one.method,
-            str(one.num_speculative_tokens) if one.num_speculative_tokens else "none",
-            f"{one.speedup if one.num_speculative_tokens else one.potential:.2f}x",
+            entry.drafter,
+            entry.method,
+            str(entry.num_speculative_tokens) if entry.num_speculative_tokens else "none",
+            f"{entry.speedup if entry.num_speculative_tokens else entry.potential:.2f}x",
             value_text(length, "{:.2f}"),
-            "measured" if one.is_measured else "forecast",
+            "measured" if entry.is_measured else "forecast",
         )
     typer.echo("")
     open_console(width=WIDTH).print(table)
-    several = max((len(one.gains) for one in ranked), default=0)
+    several = max((len(entry.gains) for entry in ranked), default=0)
     if several > 1:
         say(f"speed-up: geometric mean over {several} settings; K with the largest gain")
     for line in failure_lines(document):
@@ -69,7 +69,7 @@ def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[
 def pair_document(
     prepared: Prepared, machine: Machine, ranked: Sequence[Ranked], run_id: str | None
 ) -> dict[str, Any]:
-    """Everything, for machines; null where something is not known."""
+    """Everything as JSON; null if something is unknown."""
     return {
         "target": prepared.target.name,
         "machine": {"name": machine.name, **asdict(machine.place), "notes": list(machine.notes)},
@@ -87,17 +87,17 @@ def pair_document(
             }
             for candidate in prepared.candidates
         ],
-        "left_out": [asdict(found) for found in prepared.left_out],
+        "left_out": [asdict(skipped) for skipped in prepared.left_out],
         "ranking": [
             {
-                "drafter": one.drafter,
-                "method": one.method,
-                "speedup": one.speedup,
-                "num_speculative_tokens": one.num_speculative_tokens,
-                "is_measured": one.is_measured,
-                "gains": [{**at.flat, **_gain_json(gain)} for at, gain in one.gains.items()],
+                "drafter": entry.drafter,
+                "method": entry.method,
+                "speedup": entry.speedup,
+                "num_speculative_tokens": entry.num_speculative_tokens,
+                "is_measured": entry.is_measured,
+                "gains": [{**at.flat, **_gain_json(gain)} for at, gain in entry.gains.items()],
             }
-            for one in ranked
+            for entry in ranked
         ],
         "run_id": run_id,
     }
@@ -133,8 +133,8 @@ def _lines(prepared: Prepared) -> Iterator[str]:
             yield f"warning  {candidate.drafter.name}: {finding.text}"
     for finding in [finding for finding in prepared.findings if finding.level == "warning"]:
         yield f"warning  {prepared.target.name}: {finding.text}"
-    for found in prepared.left_out:
-        yield f"skipped  {found.source}: {found.reason}"
+    for skipped in prepared.left_out:
+        yield f"skipped  {skipped.source}: {skipped.reason}"
 
 
 def _print_memory(prepared: Prepared, machine: Machine) -> None:
@@ -158,7 +158,7 @@ def _print_memory(prepared: Prepared, machine: Machine) -> None:
     say(
         f"{machine.name}: {rows} of {place.context:,} tokens, K={place.num_speculative_tokens}, "
         f"{alone.dtype if alone else place.dtype or 'auto'}. context: tokens each request can "
-        "hold; lost: how many fewer than the target alone"
+        "hold; lost: how many fewer than only the target"
     )
     plans = [plan for plan in (alone, *(c.plan for c in prepared.candidates)) if plan]
     if states := max((_state_bytes(plan) for plan in plans), default=0):
@@ -170,13 +170,13 @@ def _print_memory(prepared: Prepared, machine: Machine) -> None:
         say(note)
     if alone is not None and alone.step_s is not None:
         say(
-            "bound: lower bound on the tokens a round must emit to pay off, by bandwidth alone; a "
+            "bound: the least number of tokens per round that pays off, by bandwidth only; a "
             f"step takes at least {measured(alone.step_s, 's')}"
         )
 
 
 def _state_bytes(plan: MemoryPlan) -> int:
-    """What a row keeps of recurrent state, whatever its length."""
+    """Bytes of recurrent state per row, whatever its length."""
     each = plan.target.state_bytes + (plan.draft.state_bytes if plan.draft else 0)
     return (plan.num_drafts + STATES_BESIDE_DRAFTS) * each
 
@@ -207,67 +207,67 @@ def _plan_json(plan: MemoryPlan | None) -> dict[str, Any] | None:
 
 
 def verdict(ranked: Sequence[Ranked]) -> str:
-    """What to do, in a sentence, and which drafter may be as fast."""
-    for one in ranked:
-        gain = one.measured
+    """The recommendation in a sentence, and which drafter may be as fast."""
+    for entry in ranked:
+        gain = entry.measured
         if gain is not None and gain.num_speculative_tokens:
             text = speedup_text(gain.speedup, " faster") if gain.speedup else f"{gain.value:.2f}x"
             k = gain.num_speculative_tokens
-            text = f"Use {one.drafter} ({one.method}) with K={k}: {text}{_where(one, gain)}"
-            return f"{text}{_rival(one, ranked)}."
+            text = f"Use {entry.drafter} ({entry.method}) with K={k}: {text}{_where(entry, gain)}"
+            return f"{text}{_rival(entry, ranked)}."
     return _undecided(ranked) or "Do not speculate: nothing measured gains."
 
 
 def is_undecided(ranked: Sequence[Ranked]) -> bool:
     """Whether the verdict names no drafter, and measurements do not show that none gains."""
-    gains = (one.measured for one in ranked)
+    gains = (entry.measured for entry in ranked)
     is_found = any(gain is not None and gain.num_speculative_tokens for gain in gains)
     return not is_found and _undecided(ranked) is not None
 
 
 def _rival(best: Ranked, ranked: Sequence[Ranked]) -> str:
     """The first other drafter whose interval overlaps with the best one's, and what decides."""
-    for one in ranked:
-        own, speedup = best.interval, one.interval
-        if one is not best and own and speedup and not are_told_apart(own, speedup):
-            figure = f"{speedup_text(speedup)}{'' if one.is_measured else ' (forecast)'}"
-            return f"; {one.drafter} may be as fast, {figure}: {_WHAT_DECIDES}"
+    for entry in ranked:
+        interval, speedup = best.interval, entry.interval
+        if entry is not best and interval and speedup and not are_told_apart(interval, speedup):
+            figure = f"{speedup_text(speedup)}{'' if entry.is_measured else ' (forecast)'}"
+            return f"; {entry.drafter} may be as fast, {figure}: {_WHAT_DECIDES}"
     return ""
 
 
-def _where(one: Ranked, gain: Gain) -> str:
+def _where(entry: Ranked, gain: Gain) -> str:
     """Among several settings, the one of this gain, and the gain over all of them."""
-    if len(one.gains) < 2:
+    if len(entry.gains) < 2:
         return ""
-    setting = next(setting for setting, own in one.gains.items() if own is gain)
-    parts = ", ".join(setting.distinct_parts(list(one.gains), also="workload"))
-    return f" on {parts}; {one.speedup:.2f}x over all {len(one.gains)} settings"
+    setting = next(setting for setting, other in entry.gains.items() if other is gain)
+    parts = ", ".join(setting.distinct_parts(list(entry.gains), also="workload"))
+    return f" on {parts}; {entry.speedup:.2f}x over all {len(entry.gains)} settings"
 
 
 def has_evidence(ranked: Sequence[Ranked]) -> bool:
     """Whether a speed-up was validly measured, of whatever size: no forecast is evidence."""
     return any(
         gain.basis == "measured" and gain.speedup is not None
-        for one in ranked
-        for gain in one.gains.values()
+        for entry in ranked
+        for gain in entry.gains.values()
     )
 
 
 def _undecided(ranked: Sequence[Ranked]) -> str | None:
-    """The best that was measured and may gain; None where none may."""
+    """The best that was measured and may gain; None if none may."""
     if not has_evidence(ranked):
         return "Undecided: nothing valid was measured with drafts; the report says why."
-    found = [
-        (gain.speedup.estimate, one, setting, gain)
-        for one in ranked
-        for setting, gain in one.gains.items()
+    open_gains = [
+        (gain.speedup.estimate, entry, setting, gain)
+        for entry in ranked
+        for setting, gain in entry.gains.items()
         if gain.basis == "measured"
         and judge(gain.speedup) is SpeedupVerdict.NOT_SHOWN
         and gain.speedup
     ]
-    if not found:
+    if not open_gains:
         return None
-    estimate, best, setting, gain = max(found, key=lambda one: one[0])
+    estimate, best, setting, gain = max(open_gains, key=lambda entry: entry[0])
     at = f" at {gain.at}" if gain.at else ""
     if len(best.gains) > 1:
         at += f" on {', '.join(setting.distinct_parts(list(best.gains), also='workload'))}"

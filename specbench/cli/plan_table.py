@@ -31,7 +31,7 @@ _FIRST = (
 
 
 class _Column(NamedTuple):
-    """A heading, and the words where all rows have the same below it; without words it stays."""
+    """A heading, and the words that replace the column if all rows have the same value."""
 
     name: str
     once: str = ""
@@ -67,32 +67,32 @@ def plan_document(
         "warnings": list(left_out(plans)),
         "sessions": [
             {
-                "target": one.target,
-                "engine": one.engine,
-                "cycle": [session.draft.label for session in one.sessions],
-                "cycles": one.cycles,
-                "seconds": one.seconds,
-                "seconds_are_measured": one.is_measured,
-                "detectable_effect": one.detectable,
+                "target": outlook.target,
+                "engine": outlook.engine,
+                "cycle": [session.draft.label for session in outlook.sessions],
+                "cycles": outlook.cycles,
+                "seconds": outlook.seconds,
+                "seconds_are_measured": outlook.is_measured,
+                "detectable_effect": outlook.detectable,
             }
             for plan in plans
-            for one in outlooks(plan, earlier)
+            for outlook in outlooks(plan, earlier)
         ],
     }
 
 
 def left_out(plans: Sequence[TargetPlan]) -> dict[str, None]:
-    """What is not measured, each said once: targets share workloads."""
+    """Warnings of what is not measured, each once: targets share workloads."""
     return dict.fromkeys(warning for plan in plans for warning in plan.left_out)
 
 
 def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()) -> None:
     """One row per pairing and workload; what is the same in all rows is said once below."""
     cells = [cell for plan in plans for cell in plan.cell_plans()]
-    found: dict[tuple[str, ...], list[Length]] = {}
+    ks_of: dict[tuple[str, ...], list[Length]] = {}
     for cell in cells:
-        found.setdefault(_row(cell), []).append(cell.key.draft.length)
-    rows = [(*row, lengths(ks)) for row, ks in found.items()]
+        ks_of.setdefault(_row(cell), []).append(cell.key.draft.length)
+    rows = [(*row, lengths(ks)) for row, ks in ks_of.items()]
     values = list(map(set, zip(*rows, strict=True)))
     shown = [i for i, column in enumerate(_COLUMNS) if not column.once or len(values[i]) > 1]
     table = Table(box=None, pad_edge=False)
@@ -103,24 +103,24 @@ def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()
     console = open_console()
     console.print(table)
     same = [
-        column.once.format(*found)
-        for column, found in zip(_COLUMNS, values, strict=True)
-        if column.once and len(found) == 1 and found != {""}
+        column.once.format(*distinct)
+        for column, distinct in zip(_COLUMNS, values, strict=True)
+        if column.once and len(distinct) == 1 and distinct != {""}
     ]
     if same:
         console.print(f"all: {', '.join(same)}")
     for warning in left_out(plans):
         console.print(warning)
     for plan in plans:
-        for one in outlooks(plan, earlier):
-            console.print(_sessions_text(one))
+        for outlook in outlooks(plan, earlier):
+            console.print(_sessions_text(outlook))
     open_ended = any(plan.settings.effort.is_open_ended for plan in plans)
     limit = " at most; --time-budget or --margin-of-error may end it earlier" if open_ended else ""
     console.print(f"{len(cells)} cells{limit}. Nothing was measured.")
 
 
 def _row(cell: CellPlan) -> tuple[str, ...]:
-    """What stands under the columns, but for the last."""
+    """The values of the columns except the last."""
     at, draft = cell.key.condition, cell.key.draft
     return (
         cell.key.pairing,
@@ -134,20 +134,22 @@ def _row(cell: CellPlan) -> tuple[str, ...]:
     )
 
 
-def _sessions_text(one: Outlook) -> str:
-    order = ", ".join(session.draft.label for session in one.sessions)
-    basis = "as earlier sessions took" if one.is_measured else "a guess: nothing was measured yet"
-    each = "a start of the server" if one.are_starts else "on the running server"
-    more = ", or more where these are noisy," if one.is_open_ended else ""
-    again = "; what wins is measured again, with K = 0 beside it" if one.has_second_pass else ""
+def _sessions_text(outlook: Outlook) -> str:
+    order = ", ".join(session.draft.label for session in outlook.sessions)
+    basis = (
+        "as earlier sessions took" if outlook.is_measured else "a guess: nothing was measured yet"
+    )
+    each = "a start of the server" if outlook.are_starts else "on the running server"
+    more = ", or more if these are noisy," if outlook.is_open_ended else ""
+    again = "; the winner is measured again, together with K = 0" if outlook.has_second_pass else ""
     lines = [
-        f"{one.target} on {one.engine}: {one.cycles} cycles{more} of {len(one.sessions)} sessions, "
-        f"each {each}: {order}",
-        f"about {one.seconds / 60:,.0f} minutes ({basis}){again}",
+        f"{outlook.target} on {outlook.engine}: {outlook.cycles} cycles{more} of "
+        f"{len(outlook.sessions)} sessions, each {each}: {order}",
+        f"about {outlook.seconds / 60:,.0f} minutes ({basis}){again}",
     ]
-    if one.detectable is not None:
+    if outlook.detectable is not None:
         lines.append(
-            f"such a sweep can show a speed-up of about {1 + one.detectable:.2f}x or more, if "
+            f"such a sweep can show a speed-up of about {1 + outlook.detectable:.2f}x or more, if "
             "sessions differ as much as on a busy CPU; --restart-cycles N sets how many there are"
         )
     return "\n".join(lines)
@@ -199,37 +201,41 @@ def _outlook(
     )
 
 
-def outlook_lines(found: Sequence[PlanOutlook]) -> Iterator[str]:
+def outlook_lines(estimates: Sequence[PlanOutlook]) -> Iterator[str]:
     """A sentence per target."""
-    for one in found:
-        parts = [_time(one)]
-        if one.memory_bytes is not None:
-            free = "" if one.free_bytes is None else f", of {gib(one.free_bytes)} free"
-            parts.append(f"{gib(one.memory_bytes)} of memory in {one.dtype}{free}")
-        who = one.target
-        if one.server is not None:
-            who = f"{one.target} on {one.server}, per server"
+    for estimate in estimates:
+        parts = [_time(estimate)]
+        if estimate.memory_bytes is not None:
+            free = "" if estimate.free_bytes is None else f", of {gib(estimate.free_bytes)} free"
+            parts.append(f"{gib(estimate.memory_bytes)} of memory in {estimate.dtype}{free}")
+        who = estimate.target
+        if estimate.server is not None:
+            who = f"{estimate.target} on {estimate.server}, per server"
         yield f"{who}: {'; '.join(filter(None, parts)) or _UNKNOWN}"
 
 
-def time_lines(found: Sequence[PlanOutlook]) -> Iterator[str]:
+def time_lines(estimates: Sequence[PlanOutlook]) -> Iterator[str]:
     """A sentence per target whose time is known: how long, and what limits it."""
-    for one in found:
-        if time := _time(one):
+    for estimate in estimates:
+        if time := _time(estimate):
             limit = (
                 ""
-                if one.is_ended_by_budget
+                if estimate.is_ended_by_budget
                 else "; all prompts at every K: --time-budget limits it"
             )
-            yield f"{one.target}: {time}{limit}"
+            yield f"{estimate.target}: {time}{limit}"
 
 
-def _time(one: PlanOutlook) -> str:
-    if one.seconds is None:
+def _time(estimate: PlanOutlook) -> str:
+    if estimate.seconds is None:
         return ""
-    length = f"{one.seconds:.0f} s" if one.seconds < 90 else f"{one.seconds / 60:,.0f} minutes"
-    if one.is_ended_by_budget:
+    length = (
+        f"{estimate.seconds:.0f} s"
+        if estimate.seconds < 90
+        else f"{estimate.seconds / 60:,.0f} minutes"
+    )
+    if estimate.is_ended_by_budget:
         return f"about {length}, loading and --time-budget"
-    if one.seconds_are_measured:
+    if estimate.seconds_are_measured:
         return f"about {length}, as an earlier run took here"
     return f"about {length} (a guess from the sizes of the models: it may be three times off)"

@@ -31,7 +31,7 @@ MOST_LINES = 12  # on a terminal, of the block's cells
 
 
 @dataclass
-class _Cell:
+class _LiveCell:
     """Sums over blocks; of concurrent requests the seconds of their passes."""
 
     label: str
@@ -59,19 +59,19 @@ class _Cell:
 
 
 class LiveCells:
-    """What blocks say of their cells, summed up."""
+    """Sums of the figures of cells over blocks."""
 
     def __init__(self) -> None:
-        self._cells: dict[str, _Cell] = {}
+        self._cells: dict[str, _LiveCell] = {}
         self._recent: list[str] = []
 
     def add(self, block: Block, record: BlockRecord) -> None:
         """A finished block."""
         labels = {cell.key.id: cell.key.label for cell in block.cells}
         self._recent = [cell_id for cell_id in labels if cell_id in record.order]
-        passes = {one.cell_id: one.seconds for one in record.passes}
+        passes = {served.cell_id: served.seconds for served in record.passes}
         for request in record.requests:
-            cell = self._cells.setdefault(request.cell_id, _Cell(labels[request.cell_id]))
+            cell = self._cells.setdefault(request.cell_id, _LiveCell(labels[request.cell_id]))
             cell.prompts.add(request.prompt_id)
             _count(cell, request, is_alone=request.cell_id not in passes)
         for cell_id, seconds in passes.items():
@@ -80,10 +80,12 @@ class LiveCells:
 
     def recent(self) -> list[str]:
         """A line for each cell of the last block."""
-        return [self._cells[one].line for one in self._recent if one in self._cells][:MOST_LINES]
+        return [self._cells[cell_id].line for cell_id in self._recent if cell_id in self._cells][
+            :MOST_LINES
+        ]
 
 
-def _count(cell: _Cell, request: RequestRecord, *, is_alone: bool) -> None:
+def _count(cell: _LiveCell, request: RequestRecord, *, is_alone: bool) -> None:
     if request.error is not None:
         cell.num_failed += 1
         return
@@ -114,7 +116,7 @@ class _Live(Progress):
 
 
 class _Count(MofNCompleteColumn):
-    """Nothing where nobody can say of how many, or where the bar is of time."""
+    """A count of tasks; empty if the total is unknown, or if the bar is of time."""
 
     def render(self, task: Task) -> Text:
         is_none = task.total is None or task.fields["is_time"]
@@ -175,7 +177,7 @@ class ProgressWatch:
             listeners.remove(self.detail)
 
     def _say_each_minute(self) -> None:
-        """In a log, where nothing is overwritten."""
+        """A line per minute in a log, which cannot be overwritten."""
         while not self._closed.wait(MINUTE_S):
             task = self._progress.tasks[self._task]
             parts = [task.description, f"{duration(task.elapsed or 0.0)} so far"]

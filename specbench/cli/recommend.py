@@ -119,31 +119,31 @@ def recommend(
             raise typer.Exit(ExitCode.INCONCLUSIVE)
         raise UsageError(text)
     if not document.is_complete:
-        told = f"run {document.run.run_id} was interrupted: based on what it measured so far"
-        typer.echo(told, err=True)
+        notice = f"run {document.run.run_id} was interrupted: based on what it measured so far"
+        typer.echo(notice, err=True)
     for warning in noise_warnings(document):
         typer.echo(f"warning: {warning}", err=True)
     if as_json:
         import json
 
-        found = recommendation_json(document, picks, wanted, workloads=workload or ())
-        typer.echo(json.dumps(found, indent=2))
+        recommendations = recommendation_json(document, picks, wanted, workloads=workload or ())
+        typer.echo(json.dumps(recommendations, indent=2))
     else:
         console = open_console(width=WIDTH)
-        for one in picks:
-            console.print(grid_table(pick_grid(document, one, wanted, picks)))
+        for pick in picks:
+            console.print(grid_table(pick_grid(document, pick, wanted, picks)))
         for line in pick_lines(document, picks, wanted, workloads=workload or ()):
             say(line)
-    if any(one.best is None for one in picks):
+    if any(pick.best is None for pick in picks):
         raise typer.Exit(ExitCode.FAILED)
-    is_open = any(is_untried(document, one) or open_question(document, one) for one in picks)
+    is_open = any(is_untried(document, pick) or open_question(document, pick) for pick in picks)
     if is_open or unanswered(document, picks, workload or ()):
         raise typer.Exit(ExitCode.INCONCLUSIVE)
 
 
-def _require_measured(option: str, asked: Sequence[object], known: Sequence[object]) -> None:
-    for one in asked:
-        if one not in known:
+def _require_measured(option: str, named: Sequence[object], known: Sequence[object]) -> None:
+    for value in named:
+        if value not in known:
             raise UsageError(
-                f"{option} {one}: the run only measured {', '.join(map(str, known)) or 'nothing'}"
+                f"{option} {value}: the run only measured {', '.join(map(str, known)) or 'nothing'}"
             )

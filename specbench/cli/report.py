@@ -66,10 +66,10 @@ def report(
 
 
 def _open(page: Path) -> None:
-    """In the user's browser; where there is none, as on a server, say so: the page is written."""
+    """Open the page in the user's browser; without one, as on a server, print its path."""
     try:
-        found = webbrowser.open(page.resolve().as_uri())
+        is_open = webbrowser.open(page.resolve().as_uri())
     except webbrowser.Error:
-        found = False
-    if not found:
-        typer.echo(f"no browser found here; open {page} where there is one", err=True)
+        is_open = False
+    if not is_open:
+        typer.echo(f"no browser found here; open {page} on a machine with a browser", err=True)

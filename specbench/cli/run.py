@@ -10,18 +10,18 @@ from specbench.settings import DraftSettings, RunSettings
 DEFAULT_KS = DraftSettings(num_speculative_tokens=tuple(range(9)), is_default_range=True)
 
 
-def run(own: OwnPair, asked: RunSettings, call: RunOptions) -> None:
+def run(pair: OwnPair, settings: RunSettings, call: RunOptions) -> None:
     """Measure pairings and say per workload whether to speculate.
 
     Exit code 3 if undecided.
     """
-    measure(checked(asked), own, call)
+    measure(checked(settings), pair, call)
 
 
-def sweep_k(own: OwnPair, asked: RunSettings, call: RunOptions) -> None:
+def sweep_k(pair: OwnPair, settings: RunSettings, call: RunOptions) -> None:
     """Measure a range of K and report the best per workload.
 
     Exit code 3 if undecided.
     """
-    draft = DEFAULT_KS if asked.draft == DraftSettings() else asked.draft
-    measure(checked(replace(asked, command="sweep-k", draft=draft)), own, call)
+    draft = DEFAULT_KS if settings.draft == DraftSettings() else settings.draft
+    measure(checked(replace(settings, command="sweep-k", draft=draft)), pair, call)

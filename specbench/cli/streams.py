@@ -1,4 +1,4 @@
-"""What commands print to. No name that they print can do more than be read."""
+"""Output streams of commands, without control characters in the names that are printed."""
 
 import sys
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from specbench.plain_text import plain
 
-_UP = "\x1b[A"  # a line up: what progress bars of libraries write, besides a carriage return
+_UP = "\x1b[A"  # a line up: progress bars of libraries write it, like a carriage return
 
 
 class _PlainStream:

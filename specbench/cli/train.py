@@ -157,7 +157,7 @@ def train(
 
 
 def _spec(target: str, pairings_file: Path | None) -> "ModelSpec":
-    """What the word itself says where it has a colon or a slash, else a the file's target."""
+    """The model that the word names if it has a colon or slash, else the target of the file."""
     from specbench.inputs.config import load_pairings
     from specbench.inputs.model_spec import model_spec
 
@@ -167,7 +167,7 @@ def _spec(target: str, pairings_file: Path | None) -> "ModelSpec":
 
 
 def _print(card: dict[str, Any], out: Path) -> None:
-    """A line a position, then where the head is."""
+    """Print a line per position, then the path of the head."""
     held_out = card["held_out"]
     typer.echo("position  accepted with all before it (held-out prompts, greedy chain)")
     for position, share in enumerate(held_out["acceptance_per_position"], 1):
@@ -184,10 +184,10 @@ FILE = "pairings.yaml"
 def pairing_entry(
     method: str, head: Path, word: str, target: "ModelSpec", pairings_file: Path | None
 ) -> str:
-    """What to paste where, so that `model:` is right beside the file that is in use.
+    """The entry for the pairings file, with `model:` relative to the file in use.
 
-    `word` is the target as the command line named it. The entry is of a drafter where the file
-    has the target, of a target where it has not, and a whole file where there is none.
+    `word` is the target as the command line named it. The entry is a drafter if the file has the
+    target, a target if it has not, and a whole file if there is none.
     """
     from specbench.fit.pairings_file import relative_path
 

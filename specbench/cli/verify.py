@@ -1,4 +1,4 @@
-"""`specbench verify`: is a pairing's output the target's own?"""
+"""`specbench verify`: whether the output of a pairing is that of its target."""
 
 import json
 from collections.abc import Sequence
@@ -95,8 +95,8 @@ _Budget = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examined:
-    """What `verify` lets a user say of what `run` does."""
+class VerifyOptions:
+    """Settings that `verify` shares with `run`."""
 
     workload: WorkloadSettings
     draft: Annotated[DraftSettings, replace(K, help="K: 4, 1..8 or 1,2,4.")] = field(
@@ -130,8 +130,8 @@ class Examined:
 
 
 def verify(
-    own: OwnPair,
-    asked: Examined,
+    pair: OwnPair,
+    call: VerifyOptions,
     tokens: _Tokens = None,
     detect: _Detect = None,
     budget: _Budget = None,
@@ -143,7 +143,7 @@ def verify(
 
     Exit code 1 if a pairing's is not, 3 if undecided.
     """
-    settings = checked(asked.settings)
+    settings = checked(call.settings)
     if settings.draft.adaptive:
         raise UsageError(
             "-k auto: verify tests fixed K, and auto only picks among them; name them, as in "
@@ -164,7 +164,7 @@ def verify(
         )
     budget_s = parse_seconds(budget or BUDGET)
     share = None if detect is None else parse_share(detect, "--detect")
-    chosen = own.pairings(settings, read_methods(settings.workload.methods))
+    chosen = pair.pairings(settings, read_methods(settings.workload.methods))
     require_loadable(settings, chosen)
     look_first(settings, chosen, force=force)
     from specbench.cli.progress import ProgressWatch
@@ -197,7 +197,7 @@ def verify(
 
 
 def enough_tokens(share: float, settings: RunSettings, chosen: "Sequence[Pairing]") -> int:
-    """Of each cell, for all cells of the call together."""
+    """Tokens per cell that detect the share, over all cells of the call."""
     from specbench.verify.judge import tokens_for
 
     ks = len(settings.draft.num_speculative_tokens or (4,))
@@ -214,7 +214,7 @@ def _collect(
     budget_s: float,
     concurrency: int | None,
 ) -> "list[Evidence]":
-    """Of the engines in this process, then of servers, for which it needs no torch."""
+    """Evidence of the engines in this process, then of servers, for which torch is not needed."""
     here = tuple(name for name in settings.load.engines if name not in SERVED)
     evidence: list[Evidence] = []
     if here:

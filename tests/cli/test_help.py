@@ -91,7 +91,7 @@ def test_bounds_and_defaults_are_in_words(tmp_path):
     out = " ".join(specbench("run", "--help-all", cwd=tmp_path).out.split())
     assert "--top-p N Nucleus sampling; 1 is off. From 0 to 1. Default: 1." in out
     assert "--threads N CPU threads. At least 1. Default: the fastest in a short trial." in out
-    assert "--runs-dir DIR Folder where runs are stored. Default: reports." in out
+    assert "--runs-dir DIR Folder of stored runs. Default: reports." in out
     assert "<=x" not in out
     required = " ".join(specbench("train", "--help", cwd=tmp_path).out.split())
     assert "METHOD Method whose head is trained, such as eagle3. Required." in required
@@ -142,7 +142,7 @@ def test_options_stand_under_the_heading_of_their_group(tmp_path):
     lines = specbench("run", "-h", cwd=tmp_path).out.splitlines()
     headings = [n for n, line in enumerate(lines) if line.endswith(":") and line[0] != " "]
     assert len(headings) >= 8
-    own = lines.index("A pair of your own, without a pairings file:")
+    own = lines.index("Your own pair, without a pairings file:")
     assert lines[own + 1].startswith("  --target MODEL")
     assert lines[headings[-1]] == "Options:"
 

@@ -14,7 +14,7 @@ from tests.settings.flat_settings import settings_of
 def test_without_ray_it_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "specbench.bench.on_ray", raising=False)
-    nodes = Nodes.asked("auto", None)
+    nodes = Nodes.parsed("auto", None)
     with pytest.raises(UsageError, match=r"pip install ray"):
         nodes.connected(settings_of(pairings=(), workloads=()))
 
@@ -29,7 +29,7 @@ def test_alone_it_means_the_cluster_that_this_machine_is_part_of():
 
 @pytest.mark.parametrize("address", ["auto", "local", "head:6379", "10.0.0.1:6379", "[::1]:6379"])
 def test_addresses(address):
-    assert Nodes.asked(address, 2) == Nodes(address, 2)
+    assert Nodes.parsed(address, 2) == Nodes(address, 2)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_addresses(address):
 )
 def test_what_makes_no_sense_is_refused(ray, gpus, said):
     with pytest.raises(UsageError, match=said):
-        Nodes.asked(ray, gpus)
+        Nodes.parsed(ray, gpus)
 
 
 def test_running_servers_are_not_spread(tmp_path):
