@@ -74,7 +74,7 @@ def test_what_comes_with_the_package_says_what_memory_it_needs(name: str) -> Non
     assert pairing.weights_gib is not None
 
 
-def test_needs_gib_is_parameters_times_bytes() -> None:
+def test_weights_gib_is_parameters_times_bytes() -> None:
     needs = {
         t.model.source: t.model.weights_gib for t in PAIRINGS.targets if not t.model.quantization
     }

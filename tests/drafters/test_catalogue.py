@@ -70,7 +70,7 @@ def test_a_row_has_a_summary_and_allows_its_own_defaults(method: Method) -> None
 
 
 def test_an_unknown_method_is_refused_with_those_there_are() -> None:
-    with pytest.raises(UsageError, match=r"no method 'eagle9'.*draft_model.*ngram"):
+    with pytest.raises(UsageError, match=r"unknown method 'eagle9'.*draft_model.*ngram"):
         find_method("eagle9")
 
 
