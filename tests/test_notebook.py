@@ -135,7 +135,7 @@ def test_what_a_notebook_shows_is_escaped_and_says_what_is_missing(tmp_path: Pat
     assert "<p>run half, not complete</p>" in shown
     assert "<b>" not in shown
     assert "&lt;b&gt;code" in shown
-    assert "<li>interrupted or still running" in shown
+    assert "<li>incomplete: interrupted or still running" in shown
 
 
 @pytest.mark.slow

@@ -8,19 +8,26 @@ import typer
 
 from specbench.cli.console import WIDTH, open_console, say
 from specbench.report.answers import answer_lines
+from specbench.report.blocks import run_report
 from specbench.report.document import Document
 from specbench.report.document_json import to_json
 from specbench.report.terminal import terminal_report
 
 
-def print_answer(document: Document, paths: Sequence[Path], seen: Sequence[str] = ()) -> None:
-    """Tables, paths of reports, then one sentence per workload; `seen`: printed warnings."""
-    open_console(width=WIDTH).print(terminal_report(document, seen))
+def print_answer(
+    document: Document,
+    paths: Sequence[Path],
+    seen: Sequence[str] = (),
+    *,
+    is_verbose: bool = False,
+) -> None:
+    """Tables, the paths of reports, then all verdicts; `seen`: printed warnings."""
+    open_console(width=WIDTH).print(terminal_report(document, seen, is_verbose=is_verbose))
     for path in paths:
         typer.echo(f"report: {path}")
     if paths:
         typer.echo("")
-    for line in answer_lines(document):
+    for line in (*answer_lines(document), *run_report(document).shared.lines):
         say(line)
 
 

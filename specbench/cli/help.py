@@ -102,7 +102,7 @@ _PLACEHOLDERS = {
     "VERSION": {"--engine-version"},
 }
 _WITH_RARE = ("run", "sweep-k", "verify")  # their --help leaves these out, --help-all does not
-_RARE = {"--ray", "--gpus-per-task", "--skip-memory-check"} | {
+_RARE = {"--ray", "--gpus-per-task", "--skip-memory-check", "--verbose"} | {
     name
     for leaf in leaves(RunSettings)
     if leaf.option is not None and leaf.option.is_rare

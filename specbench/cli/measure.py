@@ -95,6 +95,7 @@ class RunOptions:
     gpus_per_cell: options.GpusPerCell = None
     force: options.Force = False
     as_json: options.AsJson = False
+    verbose: options.Verbose = False
 
 
 def measure(settings: RunSettings, pair: OwnPair, call: RunOptions) -> None:
@@ -135,7 +136,7 @@ def measure(settings: RunSettings, pair: OwnPair, call: RunOptions) -> None:
     run = run_settings(settings, pairings, out, resume, nodes=nodes)
     if warning := over_budget(settings.effort.budget_s, time.monotonic() - began_s):
         typer.echo(warning, err=True)
-    _tell(run, as_json=call.as_json)
+    _tell(run, as_json=call.as_json, is_verbose=call.verbose)
 
 
 def say_how_long(plans: "Sequence[TargetPlan]", settings: RunSettings, out: Path) -> None:
@@ -205,7 +206,7 @@ def _to_resume(
     return f"finished blocks are kept. Resume with: {shlex.join([*words, '--resume', run_id])}"
 
 
-def _tell(run: "StoredRun", *, as_json: bool) -> None:
+def _tell(run: "StoredRun", *, as_json: bool, is_verbose: bool) -> None:
     from specbench.cli.answer import print_answer, print_json
     from specbench.report.answers import has_undecided
     from specbench.report.document import build_document
@@ -217,7 +218,8 @@ def _tell(run: "StoredRun", *, as_json: bool) -> None:
     if as_json:
         print_json([document])
     else:
-        print_answer(document, paths, seen=run.run.warnings)  # printed when measuring began
+        # Its warnings were printed when measuring began.
+        print_answer(document, paths, seen=run.run.warnings, is_verbose=is_verbose)
     require_complete(document)
     require_decided(has_undecided(document))
 

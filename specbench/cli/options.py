@@ -14,6 +14,9 @@ from specbench.settings.words import one_of
 
 Out = Annotated[Path, typer.Option("--runs-dir", help="Folder of stored runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Print every K and the servers' sessions as well.")
+]
 Resume = Annotated[
     str | None,
     typer.Option(

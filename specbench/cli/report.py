@@ -30,6 +30,7 @@ def report(
     ] = None,
     out: options.Out = Path("reports"),
     as_json: options.AsJson = False,
+    verbose: options.Verbose = False,
     is_opened: Annotated[
         bool, typer.Option("--open", help="Open the page in your browser.")
     ] = False,
@@ -59,8 +60,8 @@ def report(
         print_json(documents)
     else:
         for document in documents[:-1]:
-            print_answer(document, ())
-        print_answer(documents[-1], paths)
+            print_answer(document, (), is_verbose=verbose)
+        print_answer(documents[-1], paths, is_verbose=verbose)
     if is_opened:
         _open(next(path for path in paths if path.suffix == ".html"))
 

@@ -22,7 +22,7 @@ from specbench.records.doc import Doc
 from specbench.stats.acceptance import mean_length
 
 
-@metric(unit="tokens/round", better="higher", low=1, label="length")
+@metric(unit="tokens/round", better="higher", low=1, label="accept. length")
 def mean_acceptance_length(cell: CellData) -> float | None:
     """Mean acceptance length, tokens per round: 1 + sum(a) / N, pooled over all rounds; range 1 ..
     K+1.

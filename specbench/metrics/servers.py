@@ -64,7 +64,7 @@ def num_overshot(cell: CellData) -> int | None:
     return sum(c.num_overshot for c in counts) if counts else None
 
 
-@metric(unit="tokens/round", better=None, low=1, label="engine's")
+@metric(unit="tokens/round", better=None, low=1, label="engine's length")
 def mean_acceptance_length_of_engine(cell: CellData) -> float | None:
     """Mean acceptance length as the engine counts it, past the ends of outputs: 1 + accepted /
     rounds that drafted.

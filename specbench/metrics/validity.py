@@ -307,7 +307,7 @@ def suspicious_acceptance(rates: Value | None) -> Iterator[str]:
     if isinstance(rates, tuple) and rates and rates[0] > SUSPICIOUS_ACCEPTANCE:
         yield (
             f"position 1 is accepted in {rates[0]:.1%} of rounds: "
-            "repetitive or random prompts inflate acceptance"
+            "prompts may be repetitive or random; expect less speedup on other text"
         )
 
 

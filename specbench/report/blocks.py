@@ -8,7 +8,14 @@ from specbench.report.answers import SectionAnswer, answer, compromise_lines
 from specbench.report.comparisons import comparison_grids
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_legend, forecast_lines
-from specbench.report.grids import Grid, metric_grids, position_grid, result_grid, result_legend
+from specbench.report.grids import (
+    Grid,
+    Legend,
+    metric_grids,
+    position_grid,
+    result_grid,
+    result_legend,
+)
 from specbench.report.memory import memory_grid, memory_legend
 from specbench.report.notes import notes
 from specbench.report.numbers import listed, plural
@@ -21,8 +28,8 @@ from specbench.report.provenance import (
     setup,
     which_pass,
 )
-from specbench.report.sections import sections
-from specbench.report.sessions import sessions_grid, sessions_legend
+from specbench.report.sections import Section, main_rows, sections
+from specbench.report.sessions import acceptance_rules, sessions_grid, sessions_legend
 from specbench.report.steps import STEPS_LEGEND, ShownGeneration, steps
 
 
@@ -37,18 +44,6 @@ class Paragraph(NamedTuple):
 
     text: str
     brief: str = ""  # for a terminal, which shows fewer columns; "": the same
-
-
-class Legend(NamedTuple):
-    """Headers of tables and their meanings; a terminal shows those of its own columns."""
-
-    entries: Sequence[tuple[str, str]]
-    brief: frozenset[str]
-
-    def text(self, *, is_brief: bool = False) -> str:
-        """In one paragraph."""
-        shown = [entry for entry in self.entries if not is_brief or entry[0] in self.brief]
-        return "; ".join(f"{header}: {meaning}" for header, meaning in shown) + "."
 
 
 class Facts(NamedTuple):
@@ -112,6 +107,7 @@ class RunReport:
     costs: ReportPart
     notes: ReportPart
     results: ReportPart
+    summary: ReportPart  # of `results` the rows that the answers are about
     generations: ReportPart
     comparisons: ReportPart
     sessions: ReportPart
@@ -142,7 +138,6 @@ def run_report(document: Document) -> RunReport:
     answers = tuple(map(answer, every))
     found = notes(document)
     memory = memory_grid(document)
-    results = [result_grid(section) for section in every if section.measured]
     sessions_table = sessions_grid(document)
     text = which_pass(document)
     return RunReport(
@@ -152,7 +147,7 @@ def run_report(document: Document) -> RunReport:
         answers=answers,
         shared=Lines((*compromise_lines(document), *forecast_lines(document))),
         note_counts=_note_counts(found),
-        which_pass=Paragraph(text) if text else None,
+        which_pass=Paragraph(text, text.partition(". ")[0] + ".") if text else None,
         why=ReportPart("Why", [Reasons(one) for one in answers if one.explained]),
         costs=ReportPart(
             "What it costs",
@@ -169,21 +164,16 @@ def run_report(document: Document) -> RunReport:
         notes=ReportPart(
             "", [ReportPart(heading, [Lines(lines)]) for heading, lines in found.items()]
         ),
-        results=ReportPart(
-            "Results",
-            [
-                *map(TableBlock, results),
-                *([Legend(*result_legend(every))] if results else []),
-                Charts("evidence"),
-            ],
-        ),
+        results=ReportPart("Results", [*_results(every), Charts("evidence")]),
+        summary=ReportPart("Results", [*_summary(every)]),
         generations=ReportPart("Round by round", [*_introduced(STEPS_LEGEND, steps(document))]),
         comparisons=ReportPart("Comparisons", [*_comparisons(document)]),
         sessions=ReportPart(
             "Sessions",
             [
                 TableBlock(sessions_table, has_title=False),
-                Paragraph(sessions_legend(document), sessions_legend(document, is_brief=True)),
+                sessions_legend(),
+                *(Paragraph(f"{name}: {rule}.") for name, rule in acceptance_rules(document)),
             ]
             if sessions_table
             else [],
@@ -209,6 +199,21 @@ def formulas_part(documents: Sequence[Document]) -> ReportPart:
     return ReportPart("Formulas", [Facts(formulas(tuple(documents)))])
 
 
+def _results(every: Sequence[Section]) -> Iterator[Block]:
+    measured = [section for section in every if section.measured]
+    yield from (TableBlock(result_grid(section)) for section in measured)
+    if measured:
+        yield result_legend(measured)
+
+
+def _summary(every: Sequence[Section]) -> Iterator[Block]:
+    short = [main_rows(section) for section in every]
+    yield from _results(short)
+    num_rows = sum(len(section.cells) for section in every)
+    if left_out := num_rows - sum(len(section.cells) for section in short):
+        yield Paragraph(f"{plural(left_out, 'more row')}: with --verbose, or in the report.")
+
+
 def _part(title: str, blocks: Sequence[Block]) -> Iterator[ReportPart]:
     if blocks:
         yield ReportPart(title, blocks)
@@ -222,8 +227,8 @@ def _introduced(text: str, blocks: Sequence[ShownGeneration]) -> Iterator[Block]
 
 def _comparisons(document: Document) -> Iterator[Block]:
     yield from map(TableBlock, comparison_grids(document))
-    if document.forecasts:
-        yield Paragraph(forecast_legend(document), forecast_legend(document, brief=True))
+    if legend := forecast_legend(document):
+        yield legend
 
 
 def _provenance(document: Document) -> Iterator[Block]:

@@ -125,27 +125,28 @@ def _formed(cell: CellSummary, name: str, form: Callable[[float], str]) -> str |
 _K = CellColumn("K", "most tokens drafted per round; for auto the mean", k_of)
 _PROMPTS = CellColumn(
     "prompts",
-    "that the row is over; under a budget K that cannot win, or are not paid for, get fewer",
+    "prompts in the row; a time budget gives fewer to K that cannot win",
     lambda cell: str(cell.num_prompts),
 )
 _SPEEDUP = CellColumn(
-    "speed-up [95%]",
-    "decode seconds at K=0 / at K over the same prompts, with its "
-    "interval; with concurrent requests tokens per second over those at K=0; with arrivals "
-    "at a given rate decode seconds per token",
+    "speedup [95%]",
+    "decode seconds at K=0 / at K, same prompts, with 95% interval; of concurrent requests the "
+    "ratio of tokens per second, of arrivals at a rate the ratio of seconds per token",
     lambda cell: speedup_text(cell.speedup) if cell.speedup else None,
 )
-_DETECTABLE = CellColumn("MDE", "minimum detectable effect of this comparison", detectable)
+_DETECTABLE = CellColumn(
+    "min. detect. effect", "smallest effect that this comparison would detect", detectable
+)
 _RATE = CellColumn(
-    "rate",
-    "acceptance rate, accepted / drafted tokens",
+    "accept. rate",
+    "accepted / drafted tokens",
     lambda cell: None if _is_tree(cell) else _formed(cell, "acceptance_rate", "{:.0%}".format),
 )
 # A round accepts one path: the share of a large tree is small however well it drafts.
 _OF_NODES = CellColumn(
     "of nodes",
     "accepted / drafted nodes of a tree, of which a round accepts one path of at most K; compare "
-    "trees with other drafters by length",
+    "trees with other drafters by accept. length",
     lambda cell: _formed(cell, "acceptance_rate", "{:.1%}".format) if _is_tree(cell) else None,
 )
 _ALL = _metric("aggregate_tokens_per_s")
@@ -154,7 +155,7 @@ _ALL_IMPORTED = _ALL._replace(  # another tool gives no busy time
 )
 _WHOLE = CellColumn(
     "end to end",
-    "speed-up including prefill of target and drafter; with concurrent requests over whole passes",
+    "speedup including prefill of target and drafter; with concurrent requests over whole passes",
     lambda cell: speedup_text(cell.speedup_end_to_end) if cell.speedup_end_to_end else None,
 )
 _TOKENS_PER_S, _BUSY = _metric("decode_tokens_per_s"), _metric("busy_tokens_per_s")
@@ -215,7 +216,7 @@ PAGE_STREAM_COLUMNS = (
 
 
 def terminal_columns(section: Section) -> tuple[CellColumn, ...]:
-    """The columns of a section on a terminal: the prompts if they differ, else the MDE."""
+    """The columns of a section on a terminal: prompts if they differ, else what is detectable."""
     if section.is_stream:
         return TERMINAL_STREAM_COLUMNS
     is_alike = len({cell.num_prompts for cell in section.measured}) == 1

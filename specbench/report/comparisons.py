@@ -107,14 +107,14 @@ def adaptive_grid(document: Document) -> Grid | None:
 
 
 def crossover_grid(document: Document) -> Grid | None:
-    """Speed-up by concurrent requests, a row a K, and where it stops."""
+    """Speedup by concurrent requests, one row per K, and where it stops."""
     found = document.crossovers
     if not found:
         return None
     settings = [crossover.key.condition.without("concurrency") for crossover in found]
     rows = _places([crossover.points for crossover in found])
     return Grid(
-        title="Speed-up by concurrent requests, and where it is no longer shown",
+        title="Speedup by concurrent requests, and up to how many it is shown",
         headers=(
             "",
             "drafter",
@@ -139,14 +139,14 @@ def crossover_grid(document: Document) -> Grid | None:
 
 
 def context_grid(document: Document) -> Grid | None:
-    """Speed-up and KV cache by context length, a row a K."""
+    """Speedup and KV cache by context length, one row per K."""
     found = document.context_curves
     if not found:
         return None
     settings = [curve.key.condition.without("context") for curve in found]
     lengths = _places([curve.points for curve in found])
     return Grid(
-        title="Speed-up and KV cache by tokens of context",
+        title="Speedup and KV cache by tokens of context",
         headers=(
             "",
             "drafter",

@@ -6,19 +6,18 @@ from specbench.decide.explanation import speedup_text
 from specbench.forecast.forecast_check import CheckedForecast
 from specbench.records import Condition, ForecastPoint, ForecastRecord
 from specbench.report.document import Document
-from specbench.report.grids import Grid
+from specbench.report.grids import Grid, Legend
 from specbench.report.numbers import interval_text, ranges, value_text
 from specbench.report.sections import drafter_of
 
 _RULES = {"exact": "", "greedy_draft": "drafts greedily"}
-# By a word of the headers that need it.
-_LEGEND = {
-    "forecast": "Forecast: made before any K was measured, from traces of all prompts and round "
-    "costs. Measured: the first pass. AL: mean acceptance length. Brackets: 95% intervals over "
-    "prompts.",
-    "off": "Off: forecast / measured - 1, over the same prompts.",
-    "round costs": "Round costs: in steps at K=0.",
-    "there": "There: in the engine whose costs these are.",
+_LEGEND = {  # by a word of the headers that need it
+    "AL": "mean acceptance length",
+    "forecast": "made before any K was measured, from traces of all prompts and round costs",
+    "measured": "the first pass; in brackets 95% intervals over prompts",
+    "off": "forecast / measured - 1, over the same prompts",
+    "round costs": "in steps of K=0",
+    "there": "in the engine whose costs these are",
 }
 
 
@@ -80,16 +79,14 @@ def _there(points: Sequence[ForecastPoint]) -> dict[str, tuple[str, str]]:
     }
 
 
-def forecast_legend(document: Document, *, brief: bool = False) -> str:
-    """The meaning of the columns of `forecast_grid`, or of those on a terminal; empty without a
-    forecast.
-    """
+def forecast_legend(document: Document) -> Legend | None:
+    """The meaning of the columns of `forecast_grid`; None without a forecast."""
     grid = forecast_grid(document)
     if grid is None:
-        return ""
-    columns = grid.brief_columns if brief else range(len(grid.headers))
-    headers = " ".join(grid.headers[i] for i in columns)
-    return " ".join(text for word, text in _LEGEND.items() if word in headers)
+        return None
+    headers, brief = " ".join(grid.headers), " ".join(grid.headers[i] for i in grid.brief_columns)
+    entries = [entry for entry in _LEGEND.items() if entry[0] in headers]
+    return Legend(entries, frozenset(word for word in _LEGEND if word in brief))
 
 
 def forecast_lines(document: Document) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from specbench.decide.explanation import k_text
 from specbench.metrics.registry import all_metrics
@@ -40,6 +41,17 @@ class Grid:
         return column < self.num_names or not self.headers[column]
 
 
+class Legend(NamedTuple):
+    """Headers of tables and their meanings; a terminal shows those of its own columns."""
+
+    entries: Sequence[tuple[str, str]]
+    brief: frozenset[str]
+
+    def shown(self, *, is_brief: bool) -> Sequence[tuple[str, str]]:
+        """All entries, or those of a terminal."""
+        return [entry for entry in self.entries if not is_brief or entry[0] in self.brief]
+
+
 _POSITION_KINDS = {
     "all rounds": "acceptance_rate_per_position",
     "rounds that got this far": "conditional_acceptance_rate",
@@ -51,8 +63,8 @@ def result_grid(section: Section) -> Grid:
     columns = shown(page_columns(section), section.measured)
     k, *others = columns
     marks = tuple(note(section, cell) for cell in section.measured)
-    place = {column: i + (1 if column is k else 2) for i, column in enumerate(columns)}
-    brief = [place[column] for column in terminal_columns(section) if column in place]
+    place = {column.header: i + (1 if column is k else 2) for i, column in enumerate(columns)}
+    brief = [place[c.header] for c in shown(terminal_columns(section), section.measured)]
     return Grid(
         title=section.title,
         headers=("drafter", k.header, "", *(column.header for column in others)),
@@ -65,12 +77,12 @@ def result_grid(section: Section) -> Grid:
     )
 
 
-def result_legend(every: Sequence[Section]) -> tuple[list[tuple[str, str]], frozenset[str]]:
-    """Header and meaning of the columns of the result tables, and the headers on a terminal."""
+def result_legend(every: Sequence[Section]) -> Legend:
+    """Header and meaning of the columns of the result tables."""
     columns = union(shown(page_columns(section), section.measured) for section in every)
     grids = [result_grid(section) for section in every if section.measured]
     brief = frozenset(grid.headers[i] for grid in grids for i in grid.brief_columns)
-    return [(column.header, column.meaning) for column in columns if column.meaning], brief
+    return Legend([(c.header, c.meaning) for c in columns if c.meaning], brief)
 
 
 def position_grid(section: Section) -> Grid | None:

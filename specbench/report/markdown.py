@@ -8,7 +8,6 @@ from specbench.report.answers import SectionAnswer, without_workload
 from specbench.report.blocks import (
     Block,
     Facts,
-    Legend,
     Lines,
     Paragraph,
     ReportPart,
@@ -19,7 +18,7 @@ from specbench.report.blocks import (
 )
 from specbench.report.comparisons import answers_grid, differences_grid
 from specbench.report.document import Document
-from specbench.report.grids import Grid
+from specbench.report.grids import Grid, Legend
 from specbench.report.provenance import Fact
 
 _ESCAPES = str.maketrans(
@@ -83,7 +82,7 @@ def _block(block: Block, *, level: int) -> Iterator[str]:
         case Paragraph():
             yield from (escape(block.text), "")
         case Legend():
-            yield from (escape(block.text()), "")
+            yield from (*(f"- **{escape(h)}**: {escape(text)}" for h, text in block.entries), "")
         case Facts():
             yield from (*map(_fact, block.facts), "")
         case TableBlock():

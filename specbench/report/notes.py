@@ -92,7 +92,7 @@ def _cell_lines(document: Document, texts_of: Callable[[CellSummary], Iterable[s
 
 
 def _key_lines(texts: Iterable[tuple[str, CellKey, str]]) -> list[str]:
-    """`demo/draft K=2..4 on chat; code: text`: equal texts of keys and titles share a line."""
+    """`demo/draft K=2..4 on chat; code: text`: every text once."""
     keys: dict[tuple[str, str, str], list[CellKey]] = {}
     for title, key, text in texts:
         keys.setdefault((title, key.source, text), []).append(key)
@@ -100,10 +100,10 @@ def _key_lines(texts: Iterable[tuple[str, CellKey, str]]) -> list[str]:
     for (title, label, text), said_of in keys.items():
         ks = lengths([key.draft.length for key in said_of])
         titles.setdefault((label, ks, text), []).append(title)
-    return [
-        f"{label} K={ks} on {'; '.join(where)}: {text}"
-        for (label, ks, text), where in titles.items()
-    ]
+    cells: dict[str, list[str]] = {}
+    for (label, ks, text), where in titles.items():
+        cells.setdefault(text, []).append(f"{label} K={ks} on {'; '.join(where)}")
+    return [f"{'; '.join(where)}: {text}" for text, where in cells.items()]
 
 
 def _synthetic(document: Document) -> Iterator[str]:
@@ -130,16 +130,16 @@ def _unfinished(document: Document) -> Iterator[str]:
     run, missing = document.run, document.missing
     if not document.is_complete:
         yield (
-            "interrupted or still running: these are the results so far; resume an interrupted "
-            f"run with --resume {run.run_id}"
+            "incomplete: interrupted or still running, so answers may change. To continue: "
+            f"specbench {run.settings.command} --resume {run.run_id}"
         )
     unpaid = [key for key in missing if document.is_unpaid(key)]
     if lost := [key for key in missing if key not in unpaid]:
         names = ", ".join(
             dict.fromkeys(f"{key.pairing} on {key.condition.workload}" for key in lost)
         )
-        yield f"{len(lost)} of {len(run.cells)} planned cells were not measured: {names}"
-    text = "not measured: the budget went to other K"
+        yield f"not measured, so without an answer: {len(lost)} of {len(run.cells)} cells: {names}"
+    text = "not measured: the time budget went to other K of this drafter"
     yield from _key_lines((key.condition.workload, key, text) for key in unpaid)
 
 
@@ -151,7 +151,7 @@ def _few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
         num, planned, units = int(passes), plan.num_repeats, "passes"
     is_limited = document.run.settings.effort.budget_s is not None and cell.key.draft.k > 0
     if is_limited and num < min(MIN_UNITS, planned):
-        yield f"the budget paid for {num} of the {MIN_UNITS} {units} of an interval"
+        yield f"no interval: the time budget ended after {num} of the {MIN_UNITS} {units} it needs"
 
 
 def _unlike_prompts(document: Document) -> Iterator[str]:
@@ -160,9 +160,8 @@ def _unlike_prompts(document: Document) -> Iterator[str]:
         nums = sorted({cell.num_prompts for cell in section.measured})
         if len(nums) > 1:
             yield (
-                f"{section.title}: cells were measured on {nums[0]} to {nums[-1]} "
-                "prompts; each speed-up is over its own prompts, tok/s and rates of different "
-                "prompts do not compare"
+                f"{section.title}: cells have {nums[0]} to {nums[-1]} prompts. Compare their "
+                "speedups, which are over equal prompts, and not their tok/s or rates"
             )
 
 
@@ -172,8 +171,8 @@ def _resumed(document: Document) -> Iterator[str]:
         if changed:
             what = f"resumed {session.created_at}"
             if session.node is not None:
-                what = f"measured on node {session.node}, too,"
-            yield f"{what} under different conditions: {changed}"
+                what = f"also measured on node {session.node}"
+            yield f"{what} under different conditions, which the answers mix: {changed}"
 
 
 def _changes(first: Environment, later: Environment) -> Iterator[str]:

@@ -67,8 +67,8 @@ def which_pass(document: Document) -> str:
     if all(len(group) < 2 for group in by_question(document.cells)):
         return ""
     return (
-        "Tables and charts show the first pass over every K. A recommended K quotes a second "
-        "measurement on fresh repeats, because picking the best of many is biased upward."
+        "Tables and charts show the first pass, and an answer quotes the second measurement of "
+        "its K. Picking the best of many is biased upward."
     )
 
 

@@ -1,7 +1,7 @@
 """A document cut by condition: one target and workload, all its drafters."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specbench.decide.recommend import SpeedupVerdict, judge, lower_bound
 from specbench.forecast.forecast_check import CheckedForecast
@@ -110,6 +110,17 @@ def by_setting(all_sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], 
     for section in all_sections:
         groups.setdefault(section.condition.without("workload"), []).append(section)
     return tuple(map(tuple, groups.values()))
+
+
+def main_rows(section: Section) -> Section:
+    """The cells that an answer is about: each drafter's K, and the neighbors of the best one's."""
+    leaders = {decision.leader for decision in section.decisions}
+    kept = [cell for cell in section.cells if cell.key in leaders or not leaders]
+    if section.best is not None:
+        ks = section.of(section.best.leader.source)
+        place = next((i for i, cell in enumerate(ks) if cell.key == section.best.leader), 0)
+        kept += ks[max(place - 1, 0) : place + 2]
+    return replace(section, cells=tuple(cell for cell in section.cells if cell in kept))
 
 
 def drafter_of(label: str) -> str:

@@ -9,7 +9,7 @@ from specbench.metrics.aggregate import lost_sessions, usable_sessions
 from specbench.metrics.servers import least_kv_tokens
 from specbench.records import NO_DRAFTER, CellKey, ServerRecord, acceptance_rule
 from specbench.report.document import Document
-from specbench.report.grids import Grid
+from specbench.report.grids import Grid, Legend
 from specbench.report.numbers import ABSENT, measured, plural, significant
 
 # Header: what it means, where that is not plain.
@@ -17,12 +17,12 @@ _COLUMNS = {
     "engine": "",
     "drafter": "",
     "K": "",
-    "starts": "sessions that count, of those that were held",
+    "starts": "valid sessions, of all that were run",
     "start s": "mean time until healthy",
-    "KV tokens": "room for context",
-    "taken by K": "how much of it speculation takes",
-    "preempted": "requests put off for lack of room",
-    "queue s": "waited inside the server, summed",
+    "KV tokens": "capacity of the KV cache",
+    "taken by K": "part of the capacity that speculation takes",
+    "preempted": "requests preempted for lack of KV cache",
+    "queue s": "sum of waits inside the server",
     "power": "mean, of all visible GPUs",
     "memory": "peak, of all visible GPUs",
     "GPUs": "",
@@ -46,12 +46,10 @@ def sessions_grid(document: Document) -> Grid | None:
     )
 
 
-def sessions_legend(document: Document, *, is_brief: bool = False) -> str:
-    """The meaning of the headers, and the rule by which each engine accepts drafts."""
-    shown = list(_COLUMNS.items())[: _NUM_BRIEF if is_brief else None]
-    meanings = "; ".join(f"{header}: {meaning}" for header, meaning in shown if meaning)
-    rules = (f"{name}: {rule}." for name, rule in acceptance_rules(document))
-    return " ".join((f"{meanings}.", *rules))
+def sessions_legend() -> Legend:
+    """The meaning of the headers."""
+    explained = [(header, meaning) for header, meaning in _COLUMNS.items() if meaning]
+    return Legend(explained, frozenset(list(_COLUMNS)[:_NUM_BRIEF]))
 
 
 def deployment_facts(document: Document) -> Iterator[tuple[str, str]]:

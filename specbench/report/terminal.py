@@ -1,6 +1,7 @@
 """A run on a terminal of 80 columns: tables first, the notes and lines to read last."""
 
 from collections.abc import Collection, Iterator
+from textwrap import wrap
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -9,7 +10,6 @@ from rich.text import Text
 
 from specbench.report.blocks import (
     Block,
-    Legend,
     Lines,
     Paragraph,
     ReportPart,
@@ -17,19 +17,24 @@ from specbench.report.blocks import (
     run_report,
 )
 from specbench.report.document import Document
-from specbench.report.grids import Grid
+from specbench.report.grids import Grid, Legend
 
 _STYLES = {"chosen": "bold green", "invalid": "dim", "": ""}
 
 
-def terminal_report(document: Document, shown: Collection[str] = ()) -> Group:
-    """Tables, notes and shared K of a run, without the answer and the warnings already `shown`."""
+def terminal_report(
+    document: Document, shown: Collection[str] = (), *, is_verbose: bool = False
+) -> Group:
+    """Tables and notes of a run, without the answer and the warnings already `shown`: the rows
+    that the answer is about, or all of them and the sessions of servers.
+    """
     report = run_report(document)
-    parts = [report.results, ReportPart("", [report.which_pass] if report.which_pass else [])]
+    parts = [report.results if is_verbose else report.summary]
+    parts.append(ReportPart("", [report.which_pass] if report.which_pass else []))
+    parts += [report.comparisons, report.sessions] if is_verbose else [report.comparisons]
     rendered = [
-        *(text for part in (*parts, report.comparisons, report.sessions) for text in _part(part)),
+        *(text for part in parts for text in _part(part)),
         *(text for part in report.notes.blocks for text in _note(part, shown)),
-        *_lines(report.shared.lines, ""),
     ]
     return Group(*(piece for text in rendered for piece in (text, "")))
 
@@ -39,9 +44,18 @@ def _part(part: ReportPart) -> Iterator[RenderableType]:
         if isinstance(block, TableBlock):
             yield grid_table(block.grid)
         elif isinstance(block, Legend):
-            yield Text(block.text(is_brief=True), style="dim")
+            yield _legend_table(block.shown(is_brief=True))
         elif isinstance(block, Paragraph):
             yield Text(block.brief or block.text, style="dim")
+
+
+def _legend_table(entries: Collection[tuple[str, str]]) -> RichTable:
+    table = RichTable.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(style="dim")
+    for entry in entries:
+        table.add_row(*map(Text, entry))
+    return table
 
 
 def _note(part: Block, shown: Collection[str]) -> Iterator[Text]:
@@ -70,6 +84,15 @@ def titled_table(title: str) -> RichTable:
     )
 
 
+def _header(grid: Grid, column: int) -> str:
+    """Broken into lines if it is wider than what stands below it."""
+    header, widths = grid.headers[column], [len(row[column]) for row in grid.rows]
+    is_wide = not grid.is_words(column) and len(header) > max(widths, default=0)
+    if not is_wide:
+        return header
+    return "\n".join(wrap(header, max(*widths, *map(len, header.split()))))
+
+
 def grid_table(grid: Grid) -> RichTable:
     """The columns of a grid that fit a terminal; a name that repeats is left out."""
     table = titled_table(grid.title)
@@ -77,7 +100,7 @@ def grid_table(grid: Grid) -> RichTable:
     for i in columns:
         is_words = grid.is_words(i)
         table.add_column(
-            grid.headers[i],
+            _header(grid, i),
             justify="left" if is_words else "right",
             overflow="fold",
             no_wrap=not is_words or not grid.headers[i],

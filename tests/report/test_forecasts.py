@@ -10,7 +10,7 @@ from specbench.records import EngineCost
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
-from specbench.report.forecasts import forecast_grid, forecast_lines, forecast_text
+from specbench.report.forecasts import forecast_grid, forecast_legend, forecast_lines, forecast_text
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
@@ -71,7 +71,8 @@ def test_a_row_a_k_with_what_was_measured_beside_it(here):
 
 @pytest.mark.slow
 def test_every_format_shows_it(here):
-    for text in (to_markdown([here]), to_html([here]), printed(here)):
+    assert "Forecast against measured" in printed(here)
+    for text in (to_markdown([here]), to_html([here])):
         assert "Forecast against measured" in text
         assert "forecast K=4, 3.57x" in " ".join(text.split())
     assert "Forecast against measured" in [chart.title for chart in drawn(here).all]
@@ -82,12 +83,15 @@ def test_the_terminal_has_room_for_it(here):
 
 
 def test_the_legend_is_of_the_columns_that_are_there(here, there):
-    told = [word for word in ("Off:", "Round costs:", "There:") if word in to_markdown([here])]
-    assert told == ["Off:", "Round costs:"]
-    assert "There:" in to_markdown([there])
+    legend = forecast_legend(here)
+    assert [word for word, _ in legend.entries] == [
+        *("AL", "forecast", "measured", "off", "round costs")
+    ]
+    assert legend.brief == {"AL", "forecast", "measured"}
+    assert forecast_legend(there).entries[-1][0] == "there"
     terminal = printed(here)
-    assert "Forecast: made before" in terminal
-    assert not [word for word in ("Off:", "Round costs:", "There:") if word in terminal]
+    assert re.search("^forecast +made before", terminal, re.MULTILINE)
+    assert "in steps of K=0" not in terminal
 
 
 def test_a_sentence_says_what_was_chosen_and_saved(here):

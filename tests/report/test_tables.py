@@ -17,15 +17,15 @@ from specbench.report.columns import (
 )
 from specbench.report.document import Document, build_document
 from specbench.report.grids import result_grid, result_legend
-from specbench.report.sections import sections
+from specbench.report.sections import main_rows, sections
 from specbench.report.terminal import terminal_report
 from tests.report.stored_runs import SMALL, renamed, stored_run
 
 
 def printed(document: Document, width: int = 80) -> str:
-    """What a terminal without colour shows."""
+    """All that a terminal without color shows."""
     console = Console(file=io.StringIO(), width=width, no_color=True)
-    console.print(terminal_report(document))
+    console.print(terminal_report(document, is_verbose=True))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -44,12 +44,31 @@ def test_the_legend_explains_what_is_shown_and_nothing_else(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     text = printed(request.getfixturevalue(name))
-    headers = " ".join(line for line in text.splitlines() if line.startswith("drafter"))
+    tables = [result_grid(section) for section in sections(request.getfixturevalue(name))]
+    headers = {table.headers[i] for table in tables for i in table.brief_columns}
     words = " ".join(text.split())
     for column in {*TERMINAL_COLUMNS, *TERMINAL_STREAM_COLUMNS}:
         if column.meaning:
-            is_explained = f"{column.header}: {column.meaning}" in words
+            is_explained = f"{column.header} {column.meaning}" in words
             assert is_explained == (column.header in headers), column.header
+
+
+def test_an_answer_has_the_rows_that_it_is_about(cpu_document: Document) -> None:
+    (code, _) = sections(cpu_document)
+    assert [(c.key.draft.drafter, c.key.draft.k) for c in code.cells if c.key.draft.k != 3] == [
+        *(("draft", k) for k in (1, 2, 4)),
+        *(("poor", k) for k in (1, 2, 4)),
+    ]
+    assert code.best is not None
+    shown = [(cell.key.draft.drafter, cell.key.draft.k) for cell in main_rows(code).cells]
+    best, lost = code.best.leader.draft.k, code.decisions[1].leader.draft.k
+    assert (best, lost) == (4, 1)
+    assert shown == [("draft", 2), ("draft", 4), ("poor", 1)]
+    assert main_rows(replace(code, decisions=())).cells == code.cells
+    short = io.StringIO()
+    Console(file=short, width=80, no_color=True).print(terminal_report(cpu_document))
+    assert "6 more rows: with --verbose" in short.getvalue()
+    assert "more row" not in printed(cpu_document)
 
 
 def test_a_column_of_a_metric_is_labeled_and_explained_by_the_metric() -> None:
@@ -106,9 +125,9 @@ def test_a_row_shows_what_was_measured(cpu_document: Document) -> None:
 def test_columns_without_a_value_are_left_out(
     cpu_document: Document, baseline_document: Document
 ) -> None:
-    assert "MDE" in printed(cpu_document)
+    assert "min. detect. effect  smallest" in printed(cpu_document)
     assert "engine's" not in printed(cpu_document)
-    assert "speed-up" not in printed(baseline_document)
+    assert "speedup" not in printed(baseline_document)
 
 
 def test_failures_and_warnings_are_below_the_tables(interrupted_document: Document) -> None:
@@ -132,7 +151,7 @@ def test_a_trees_share_is_of_nodes_and_a_chains_is_a_rate(cpu_document: Document
     assert max(map(len, printed(mixed).splitlines())) <= 80
     for section in sections(mixed):
         shown = result_grid(section)
-        of_nodes, rate = shown.headers.index("of nodes"), shown.headers.index("rate")
+        of_nodes, rate = shown.headers.index("of nodes"), shown.headers.index("accept. rate")
         texts = {(row[0], row[1]): (row[of_nodes], row[rate]) for row in shown.rows}
         assert texts["draft", "4"] == ("1.2%", "-")
         assert texts["poor", "4"][0] == "-"
