@@ -112,7 +112,7 @@ def inspect_rounds(
 
 def _chosen(settings: RunSettings, pair: OwnPair) -> "Pairing":
     if pair.target is None and not pair.drafts and not settings.workload.pairings:
-        raise UsageError("watch: name one pairing, as in `specbench watch demo/draft`")
+        raise UsageError("name one pairing, as in `specbench inspect demo/draft`")
     pairings = pair.pairings(settings, ())
     if len(pairings) > 1:
         several = ", ".join(pairing.name for pairing in pairings)

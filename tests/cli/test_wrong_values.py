@@ -81,7 +81,7 @@ from tests.cli.calls import specbench
             "A_KEY in --engine-args or",
         ),
         (["--engine", "vllm", "--engine-args", "--hf-token=s"], "--hf-token in --engine-args or"),
-        (["--engine", "vllm", "--engine-args", "--port 99"], "says where a started server listens"),
+        (["--engine", "vllm", "--engine-args", "--port 99"], "the address of a started server"),
         (["--engine", "vllm", "--engine-python", "/nope/python"], "--engine-python: the program"),
         (["--engine", "vllm", "--engine-args", "'"], '--engine-args "\'": No closing quotation'),
         (
