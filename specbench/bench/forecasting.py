@@ -14,7 +14,7 @@ from specbench.bench.drafted_cells import DraftedCells, costed, effort, sharing_
 from specbench.bench.plan import TargetPlan
 from specbench.bench.progress import Reporter
 from specbench.bench.round_costs import TIME_SHARE, RoundCosts
-from specbench.bench.session import Session
+from specbench.bench.session import OpenTarget
 from specbench.bench.traces import Trace, Tracer
 from specbench.decide.rank import shortlist
 from specbench.engines.refusals import REFUSALS
@@ -46,7 +46,7 @@ class Forecasting:
         plan: TargetPlan,
         ledger: Ledger,
         reporter: Reporter,
-        session: Session,
+        session: OpenTarget,
         deadline: Deadline,
         trace: Trace,
         clock: Callable[[], float] = time.perf_counter,

@@ -14,7 +14,7 @@ from specbench.bench.loop import RunLoop
 from specbench.bench.plan import TargetPlan
 from specbench.bench.progress import Reporter
 from specbench.bench.pruning import BudgetPruner
-from specbench.bench.session import Session
+from specbench.bench.session import OpenTarget
 from specbench.decide.recommend import by_question, choose
 from specbench.engines.engine import Engine, Instrumented
 from specbench.engines.refusals import REFUSALS, failures_told
@@ -59,7 +59,7 @@ class Passes:
 
     def explore(
         self,
-        session: Session,
+        session: OpenTarget,
         engine: Engine,
         beside: Callable[[Block, BlockRecord], None] | None = None,
     ) -> None:
@@ -95,7 +95,7 @@ class Passes:
             yield block
 
     def _measure_limits(
-        self, session: Session, engine: Engine, block: Block, record: BlockRecord
+        self, session: OpenTarget, engine: Engine, block: Block, record: BlockRecord
     ) -> None:
         """What bounds one row's rounds, while the machine is as it was in them."""
         if block.condition.overlaps or not isinstance(engine, Instrumented):
@@ -119,7 +119,7 @@ class Passes:
         ):
             self._ledger.append(limit)
 
-    def confirm(self, session: Session) -> None:
+    def confirm(self, session: OpenTarget) -> None:
         """The winners and their baselines again, on fresh repeats."""
         ids = self._extensions.take("confirm", self._winners)
         # Repeats past all planned ones are fresh, and the same ones in every session.
@@ -135,7 +135,7 @@ class Passes:
     def _winners(self) -> frozenset[str]:
         return self._usable.intersection(winners(self._summaries(self._plan.all_cells)))
 
-    def _explored(self, session: Session | None = None) -> Iterator[Block]:
+    def _explored(self, session: OpenTarget | None = None) -> Iterator[Block]:
         """The blocks of the first pass without pruned cells; a `session` decides which those
         are."""
         pruner = BudgetPruner(

@@ -17,7 +17,7 @@ from specbench.bench.budget import EXPLORE_SHARE, Deadline, block_seconds
 from specbench.bench.extensions import Extensions
 from specbench.bench.plan import TargetPlan
 from specbench.bench.progress import Reporter
-from specbench.bench.session import Session
+from specbench.bench.session import OpenTarget
 from specbench.engines.refusals import REFUSALS
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import CellData, against
@@ -40,7 +40,7 @@ class BudgetPruner:
         deadline: Deadline,
         usable: frozenset[str],
         extensions: Extensions,
-        session: Session | None,
+        session: OpenTarget | None,
     ) -> None:
         self._ledger, self._reporter, self._deadline = ledger, reporter, deadline
         self._extensions, self._session = extensions, session

@@ -47,7 +47,7 @@ class _CellRecords(NamedTuple):
     samples: list[SamplesRecord]
 
 
-class Session:
+class OpenTarget:
     """One target's engines by name, the first of which decodes the references, with probe and
     run."""
 

@@ -18,7 +18,7 @@ from specbench.bench.memory import MemoryMeter
 from specbench.bench.passes import Passes
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.progress import Reporter
-from specbench.bench.session import Session
+from specbench.bench.session import OpenTarget
 from specbench.bench.traces import Trace
 from specbench.decode.adaptive_k import default_ks
 from specbench.engines.engine import Engine, InProcess, Load, Work
@@ -91,7 +91,7 @@ class TargetRun:
             self._fail(target, "load", error, self._plan.all_cells)
             return
         references = self._ledger.stored.references
-        session = Session(engines, self._probe, self._ledger, references, self._plan)
+        session = OpenTarget(engines, self._probe, self._ledger, references, self._plan)
         engine = session.engine
         self._plan, left_out = without_long_prompts(self._plan, engine)
         for failure in left_out:
@@ -127,12 +127,12 @@ class TargetRun:
         except REFUSALS as error:
             self._fail(target, "warm_up", error, self._plan.all_cells)
 
-    def _forecasting(self, session: Session, deadline: Deadline) -> Forecasting | None:
+    def _forecasting(self, session: OpenTarget, deadline: Deadline) -> Forecasting | None:
         if not self._plan.settings.forecasting.forecast:
             return None
         return Forecasting(self._plan, self._ledger, self._reporter, session, deadline, self._trace)
 
-    def _sample_prompt(self, engine: Engine, session: Session) -> tuple[int, ...]:
+    def _sample_prompt(self, engine: Engine, session: OpenTarget) -> tuple[int, ...]:
         """Token ids of the first prompt that the target can answer; the first error if none."""
         errors: list[Exception] = []
         for workload in self._plan.workloads:
@@ -147,7 +147,7 @@ class TargetRun:
         raise errors[0]
 
     def _drafters_that_fit(
-        self, session: Session, prompt_ids: tuple[int, ...]
+        self, session: OpenTarget, prompt_ids: tuple[int, ...]
     ) -> Iterator[tuple[frozenset[str], float]]:
         """Load drafters beside the target, as many at once as there is memory for.
 
@@ -167,7 +167,7 @@ class TargetRun:
                 session.remove_drafter(name)
 
     def _load(
-        self, session: Session, prompt_ids: tuple[int, ...], pairings: Sequence[Pairing]
+        self, session: OpenTarget, prompt_ids: tuple[int, ...], pairings: Sequence[Pairing]
     ) -> tuple[list[str], list[Pairing]]:
         """Names that were loaded, and the pairings that found no memory beside them."""
         loaded: list[str] = []
@@ -193,7 +193,7 @@ class TargetRun:
         return loaded, waiting
 
     def _load_and_run(
-        self, session: Session, drafter: DrafterSpec, prompt_ids: tuple[int, ...], k: int
+        self, session: OpenTarget, drafter: DrafterSpec, prompt_ids: tuple[int, ...], k: int
     ) -> None:
         """Load it in every engine that has such a method; try it in the first that has."""
         is_tried = False
@@ -318,7 +318,7 @@ class TargetRun:
         for drafter in drafters:
             engine.remove_drafter(drafter.name)
 
-    def _examine_differences(self, session: Session) -> None:
+    def _examine_differences(self, session: OpenTarget) -> None:
         """Store how far apart two logits of the target are where half precision left K = 0.
 
         One forward for each of up to `MOST_EXAMINED` outputs per cell, as far as the deadline lets.

@@ -9,7 +9,7 @@ from specbench.bench.blocks import Block
 from specbench.bench.budget import Deadline
 from specbench.bench.plan import TargetPlan
 from specbench.bench.progress import Reporter
-from specbench.bench.session import Session
+from specbench.bench.session import OpenTarget
 from specbench.engines.engine import Engine
 from specbench.engines.refusals import REFUSALS, failures_told
 from specbench.errors import DeviceError, UsageError, first_line
@@ -48,7 +48,7 @@ class Tracer:
         plan: TargetPlan,
         ledger: Ledger,
         reporter: Reporter,
-        session: Session,
+        session: OpenTarget,
         trace: Trace,
         drafting: Callable[[float], Drafting],
         clock: Callable[[], float] = time.perf_counter,

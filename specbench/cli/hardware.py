@@ -16,7 +16,7 @@ GIB = 2**30
 _GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
-class Machine(NamedTuple):
+class MachineSummary(NamedTuple):
     """A machine, what is free on it, and what to know of these figures."""
 
     name: str
@@ -31,7 +31,7 @@ def find_machine(
     gpu: str | None,
     gpu_memory: str | None,
     gpu_bandwidth: str | None,
-) -> Machine:
+) -> MachineSummary:
     """The named GPU without CUDA's own share, else this machine's GPU, else its memory;
     UsageError."""
     from dataclasses import replace
@@ -54,10 +54,10 @@ def find_machine(
     source = f"{known.source} of {known.name}" if known and not memory else "as given"
     notes = (_reserved(total, source),)
     placed = replace(place, device="cuda", memory_bytes=total - RESERVED_BYTES, bytes_per_s=speed)
-    return Machine(known.name if known else "GPU", placed, notes)
+    return MachineSummary(known.name if known else "GPU", placed, notes)
 
 
-def this_machine(place: "DeploymentSpec", device: str) -> Machine:
+def this_machine(place: "DeploymentSpec", device: str) -> MachineSummary:
     """The GPU or CPU that a run with `--device` would take, with what is free on it now.
 
     Nothing is said of the memory of a GPU that its driver does not let us see. Without torch.
@@ -81,12 +81,12 @@ def this_machine(place: "DeploymentSpec", device: str) -> Machine:
             placed = replace(
                 place, device="cuda", memory_bytes=free - RESERVED_BYTES, bytes_per_s=speed
             )
-            return Machine(name, placed, (_reserved(free, "free now, by NVML"),))
+            return MachineSummary(name, placed, (_reserved(free, "free now, by NVML"),))
         if has_gpu_driver():
-            return Machine("GPU", replace(place, device="cuda"), (probe.reason,))
+            return MachineSummary("GPU", replace(place, device="cuda"), (probe.reason,))
     placed = replace(place, device="cpu", memory_bytes=host_available_bytes())
     note = "headroom is against host memory free now; specbench itself takes about 0.5 GiB of that"
-    return Machine("CPU", placed, (note,))
+    return MachineSummary("CPU", placed, (note,))
 
 
 def has_gpu_driver() -> bool:

@@ -35,7 +35,7 @@ from specbench.settings.words import parse_contexts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specbench.cli.hardware import Machine
+    from specbench.cli.hardware import MachineSummary
     from specbench.files.model import ModelFiles
     from specbench.fit.candidates import DraftCandidate, Prepared
     from specbench.fit.weights import Weights
@@ -137,7 +137,7 @@ def _settings(call: PairOptions) -> RunSettings:
     )
 
 
-def _machine(call: PairOptions, settings: RunSettings, files: "ModelFiles") -> "Machine":
+def _machine(call: PairOptions, settings: RunSettings, files: "ModelFiles") -> "MachineSummary":
     from specbench.cli.hardware import find_machine
     from specbench.fit.memory_plan import DeploymentSpec
 
@@ -174,7 +174,7 @@ def _prepare(
     target: "Target",
     files: "ModelFiles",
     known: "Sequence[DrafterSpec]",
-    machine: "Machine",
+    machine: "MachineSummary",
     call: PairOptions,
 ) -> "Prepared":
     from specbench.fit.candidates import prepare
@@ -246,7 +246,7 @@ def _built_hybrid(files: "ModelFiles", dtype: str) -> "Weights | None":
 def _measure(
     word: str,
     prepared: "Prepared",
-    machine: "Machine",
+    machine: "MachineSummary",
     settings: RunSettings,
     call: PairOptions,
     stored: "StoredRun | None",
@@ -309,7 +309,7 @@ def _measure(
     require_decided(is_undecided(ranked))
 
 
-def _show(prepared: "Prepared", machine: "Machine", call: PairOptions) -> None:
+def _show(prepared: "Prepared", machine: "MachineSummary", call: PairOptions) -> None:
     from specbench.cli.pair_tables import pair_document, print_prepared
 
     if call.as_json:

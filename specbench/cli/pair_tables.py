@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from specbench.cli.console import WIDTH, open_console, say
-from specbench.cli.hardware import Machine
+from specbench.cli.hardware import MachineSummary
 from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.rank import Gain, Ranked, are_told_apart
 from specbench.decide.recommend import SpeedupVerdict, judge
@@ -24,7 +24,7 @@ from specbench.report.numbers import ABSENT, measured, plural, significant, valu
 _WHAT_DECIDES = "use more --num-prompts or a quieter machine"
 
 
-def print_prepared(prepared: Prepared, machine: Machine) -> None:
+def print_prepared(prepared: Prepared, machine: MachineSummary) -> None:
     """Refusals first, then warnings, then memory."""
     for line in _lines(prepared):
         say(line)
@@ -67,7 +67,7 @@ def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[
 
 
 def pair_document(
-    prepared: Prepared, machine: Machine, ranked: Sequence[Ranked], run_id: str | None
+    prepared: Prepared, machine: MachineSummary, ranked: Sequence[Ranked], run_id: str | None
 ) -> dict[str, Any]:
     """Everything as JSON; null if something is unknown."""
     return {
@@ -137,7 +137,7 @@ def _lines(prepared: Prepared) -> Iterator[str]:
         yield f"skipped  {skipped.source}: {skipped.reason}"
 
 
-def _print_memory(prepared: Prepared, machine: Machine) -> None:
+def _print_memory(prepared: Prepared, machine: MachineSummary) -> None:
     place, alone = machine.place, prepared.alone
     table = Table(box=None, pad_edge=False)
     table.add_column("memory", no_wrap=True, overflow="fold")

@@ -12,7 +12,7 @@ import yaml
 
 from specbench.errors import UsageError
 from specbench.inputs.address import Address
-from specbench.inputs.strict_yaml import Section, Value, number, one_of, read_yaml, whole
+from specbench.inputs.strict_yaml import Value, YamlMapping, number, one_of, read_yaml, whole
 from specbench.json_text import parse_json
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.registry import number_of
@@ -36,7 +36,7 @@ def read_table(path: Path) -> list[EngineCost]:
     return [_cost(row, path.name) for row in rows]
 
 
-def _yaml_rows(path: Path) -> Iterator[Section]:
+def _yaml_rows(path: Path) -> Iterator[YamlMapping]:
     """Rows of a list, or of `costs` with the other keys of the file added to each."""
     top = read_yaml(path, UsageError)
     shared: Mapping[str, Value] = {}
@@ -47,10 +47,10 @@ def _yaml_rows(path: Path) -> Iterator[Section]:
         rows = section.must("costs", lambda value: value)
     for row in rows.items():
         section = row.section(allowed=(*SHARED, *_OWN))
-        yield Section(value=row, entries={**shared, **section.entries})
+        yield YamlMapping(value=row, entries={**shared, **section.entries})
 
 
-def _csv_rows(path: Path) -> Iterator[Section]:
+def _csv_rows(path: Path) -> Iterator[YamlMapping]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -73,7 +73,7 @@ def _csv_rows(path: Path) -> Iterator[Section]:
         if len(cells) > len(names):
             place.fail(f"{len(cells)} values for {len(names)} columns")
         filled = {n: c.strip() for n, c in zip(names, cells, strict=False) if c.strip()}
-        yield Section(
+        yield YamlMapping(
             value=place,
             entries={n: replace(place, key=n, node=_scalar(text)) for n, text in filled.items()},
         )
@@ -85,7 +85,7 @@ def _scalar(text: str) -> yaml.ScalarNode:
     return yaml.ScalarNode(resolver.resolve(yaml.ScalarNode, text, (True, False)), text)  # type: ignore[no-untyped-call]
 
 
-def _cost(row: Section, source: str) -> EngineCost:
+def _cost(row: YamlMapping, source: str) -> EngineCost:
     if ("k" in row.entries) == ("tokens" in row.entries):
         row.value.fail("give `k` (drafts per round) or `tokens` (tokens per forward)")
     unit = row.may("unit", one_of(tuple(UNITS)), "s")

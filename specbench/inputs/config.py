@@ -39,7 +39,7 @@ from specbench.inputs.model_spec import (
     read_model_spec,
 )
 from specbench.inputs.pairing import DrafterSpec, Origin, Pairings, Target
-from specbench.inputs.strict_yaml import Section, Value, number, one_of, read_yaml, whole
+from specbench.inputs.strict_yaml import Value, YamlMapping, number, one_of, read_yaml, whole
 from specbench.methods import Method, Setting, all_methods
 from specbench.records import NO_DRAFTER, LossyRule
 from specbench.records.lossy import RULES
@@ -196,7 +196,7 @@ def _lossy(value: Value) -> LossyRule:
     return LossyRule(name=name, parameters={p: v for p, v in chosen.items() if v is not None})
 
 
-def _origin(keys: Section) -> Origin | None:
+def _origin(keys: YamlMapping) -> Origin | None:
     """The origin that a section gives; one without `source` and `checked` is an error."""
     given = [key for key in ORIGIN_KEYS if key in keys.entries]
     if not given:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specbench.errors import UsageError
 from specbench.files.model_spec import ModelSpec
-from specbench.inputs.strict_yaml import Section, Value, number, one_of, whole
+from specbench.inputs.strict_yaml import Value, YamlMapping, number, one_of, whole
 from specbench.settings.words import nearest
 from specbench.shipped import PACKAGE
 
@@ -79,7 +79,7 @@ def model_spec(source: str) -> ModelSpec:
     return ModelSpec(source=source)
 
 
-def read_model_spec(keys: Section, dtype: str, device_map: str | None) -> ModelSpec:
+def read_model_spec(keys: YamlMapping, dtype: str, device_map: str | None) -> ModelSpec:
     """The model that a section describes; dtype and device_map are its defaults."""
     return ModelSpec(
         source=keys.must("model", Value.text),

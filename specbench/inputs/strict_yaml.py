@@ -50,9 +50,9 @@ class Value:
         """Raise `file:line: key: reason`."""
         raise self.error(f"{self.file}:{self.line}: {self.key + ': ' if self.key else ''}{reason}")
 
-    def section(self, *, allowed: Sequence[str]) -> "Section":
+    def section(self, *, allowed: Sequence[str]) -> "YamlMapping":
         """The mapping behind this value; a key that is not in `allowed` is an error."""
-        section = Section(value=self, entries=self.entries())
+        section = YamlMapping(value=self, entries=self.entries())
         for name, entry in section.entries.items():
             if name not in allowed:
                 entry.fail(f"unknown key{nearest(name, allowed)}; allowed: {', '.join(allowed)}")
@@ -134,7 +134,7 @@ class Value:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Section:
+class YamlMapping:
     """A mapping whose keys are known to be allowed."""
 
     value: Value

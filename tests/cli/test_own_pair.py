@@ -45,7 +45,7 @@ def test_an_interrupted_run_of_it_is_resumed_without_naming_it_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("specbench.bench.session.Session.serve", interrupt)
+        patch.setattr("specbench.bench.session.OpenTarget.serve", interrupt)
         ran = specbench(
             *("run", "--target", "target", "--draft", "draft", "-w", "prompts.jsonl", "-k", "2"),
             *("--runs-dir", tmp_path / "out", *SMALL),
