@@ -110,7 +110,7 @@ def test_a_full_disk_does_not_lose_the_answer(
     assert ran.code == 2
     assert "Traceback" not in ran.err
     assert re.search("tiny/draft: lossless: .*K = 0 .*3 of 3 ", ran.err)
-    assert re.search("error: standard output .*: No space left .*make", ran.err)
+    assert re.search("error: standard output .*: No space left .*free space", ran.err)
 
 
 def iter_of(*streams: io.StringIO):  # type: ignore[no-untyped-def]

@@ -81,7 +81,7 @@ def test_tokens_that_add_nothing_are_not_in_common():
 def test_tokens_whose_text_is_not_told_are_not_in_common():
     told, untold = vocabulary("a", "b"), vocabulary("a", "b", spelling=None)
     assert common_tokens(told, untold).draft_ids == {}
-    with pytest.raises(CompatibilityError, match="does not tell"):
+    with pytest.raises(CompatibilityError, match="does not give the text"):
         require_common_tokens(untold, told)
 
 
