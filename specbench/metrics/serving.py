@@ -83,7 +83,7 @@ def padding_efficiency(cell: CellData) -> float | None:
 
 @metric(unit="s", better="lower", label="queue ms")
 def queue_s(cell: CellData) -> float | None:
-    """Median seconds from arrival to the start of prefill: over requests."""
+    """Median time from arrival to the start of prefill: over requests."""
     return median_of(request.queue_s for request in cell.finished)
 
 

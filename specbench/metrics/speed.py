@@ -16,7 +16,7 @@ def decode_tokens_per_s(cell: CellData) -> float | None:
 
 @metric(unit="s", better="lower", label="TTFT ms")
 def ttft_s(cell: CellData) -> float | None:
-    """Median seconds from start to first token: over requests, prefill of target and drafter
+    """Median time from start to first token: over requests, prefill of target and drafter
     included.
     """
     return median_of(request.ttft_s for request in cell.finished)
@@ -30,7 +30,7 @@ def tpot_s(cell: CellData) -> float | None:
 
 @metric(unit="s", better="lower", low=0, label="latency ms")
 def request_latency_s(cell: CellData) -> float | None:
-    """Median seconds from arrival to the last token: over requests."""
+    """Median time from arrival to the last token: over requests."""
     return median_of(request.total_s for request in cell.finished)
 
 
