@@ -76,8 +76,8 @@ def test_a_column_of_a_metric_is_labeled_and_explained_by_the_metric() -> None:
     columns = {column.header: column for column in (*PAGE_COLUMNS, *PAGE_STREAM_COLUMNS)}
     assert all(columns)
     assert known.keys() == columns.keys() & known.keys()
-    assert columns["latency ms"].meaning == "median seconds from arrival to the last token"
-    assert known["latency ms"].formula.startswith("Median seconds from arrival")
+    assert columns["latency ms"].meaning == "median time from arrival to the last token"
+    assert known["latency ms"].formula.startswith("Median time from arrival")
 
 
 def test_long_names_and_wide_numbers_still_fit() -> None:
