@@ -165,7 +165,7 @@ def test_without_a_command_it_says_what_to_do_next(tmp_path):
 
 
 def test_the_version_is_the_packages(tmp_path):
-    assert specbench("--version", cwd=tmp_path).out == f"specbench {version('specbench')}\n"
+    assert specbench("--version", cwd=tmp_path).out == f"specbench {version('specbench-llm')}\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
