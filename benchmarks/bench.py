@@ -19,7 +19,7 @@ from specbench.decide.comparisons import SideBySide, side_by_side
 from specbench.inputs.config import load_pairings
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.cell import CellData
-from specbench.metrics.summary import summarise
+from specbench.metrics.summary import summarize
 from specbench.records import ASSISTED_DEFAULT, CellSummary
 from specbench.runs import StoredRun
 from specbench.settings import (
@@ -82,7 +82,7 @@ def _results(stored: StoredRun) -> dict[str, Any]:
     return {
         "side_by_side": [_pair(pair, pairs) for pair in pairs],
         "cells": [
-            _cell(cell, summary) for cell, summary in zip(cells, summarise(cells), strict=True)
+            _cell(cell, summary) for cell, summary in zip(cells, summarize(cells), strict=True)
         ],
     }
 

@@ -28,7 +28,7 @@ from specbench.forecast.cost_curve import measured_here
 from specbench.forecast.forecast import forecast, replayed
 from specbench.forecast.forecast_check import CheckedForecast, check_forecasts, is_left_out
 from specbench.metrics.aggregate import aggregate_run
-from specbench.metrics.summary import summarise
+from specbench.metrics.summary import summarize
 from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe
 from specbench.records import NO_DRAFTER, CellKey, CellSummary
@@ -90,7 +90,7 @@ def forecast_again(stored: StoredRun) -> StoredRun:
 def results(stored: StoredRun) -> dict[str, Any]:
     """Every forecast beside what was measured, and the time of both ways to a choice."""
     cells = aggregate_run(stored)
-    summaries = summarise(cells)
+    summaries = summarize(cells)
     checked = check_forecasts(stored.forecasts, stored.traces, cells, summaries)
     told_s = sum(f.trace_s + f.costs_s for f in stored.forecasts)
     seconds = list(_cell_seconds(stored))

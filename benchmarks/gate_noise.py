@@ -20,7 +20,7 @@ from specbench.gate.baseline import Snapshot, SourceRun, pool
 from specbench.gate.figures import CellFigures, Figure, rounded
 from specbench.gate.fingerprint import Fingerprint
 from specbench.metrics.cell import CellData
-from specbench.records import CellKey, Condition, Draft, Fixed
+from specbench.records import CellKey, Condition, DraftConfig, Fixed
 from specbench.stats.acceptance import mean_length
 
 Floats = NDArray[np.float64]
@@ -208,7 +208,7 @@ def _figures(cell: CellNoise, i: int, drawn: Prompts) -> CellFigures:
             dtype="float32",
             engine="builtin",
         ),
-        draft=Draft(drafter="draft", method="draft_model", length=Fixed(1)),
+        draft=DraftConfig(drafter="draft", method="draft_model", length=Fixed(1)),
     )
     totals = Prompts(*(column.sum() for column in drawn))
     rest = Prompts(*(total - column for total, column in zip(totals, drawn, strict=True)))

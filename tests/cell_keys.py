@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from specbench.records import CellKey, Condition, Draft, Fixed
+from specbench.records import CellKey, Condition, DraftConfig, Fixed
 
 KEY = CellKey(
     condition=Condition(
@@ -13,19 +13,19 @@ KEY = CellKey(
         dtype="float32",
         engine="builtin",
     ),
-    draft=Draft(drafter="draft", method="draft_model", length=Fixed(4)),
+    draft=DraftConfig(drafter="draft", method="draft_model", length=Fixed(4)),
 )
-BASE_KEY = CellKey(condition=KEY.condition, draft=Draft.none)
+BASE_KEY = CellKey(condition=KEY.condition, draft=DraftConfig.none)
 
 
 def with_axes(key: CellKey, **axes: Any) -> CellKey:
     """The key with other axes, named as files name them; a pairing names its two models."""
     if "pairing" in axes:
         target, _, drafter = axes["pairing"].partition("/")
-        axes = {"target": target, "drafter": drafter or Draft.none.drafter, **axes}
+        axes = {"target": target, "drafter": drafter or DraftConfig.none.drafter, **axes}
     flat = {**key.flat, **axes}
     target, drafter = flat["target"], flat["drafter"]
-    flat["pairing"] = target if drafter == Draft.none.drafter else f"{target}/{drafter}"
+    flat["pairing"] = target if drafter == DraftConfig.none.drafter else f"{target}/{drafter}"
     return CellKey.of_flat(flat)
 
 

@@ -28,7 +28,7 @@ from specbench.settings.decoder import Kernels
 
 LIMIT_S = 420.0  # of the 8 minutes that a part may take
 NO_GPU = "no CUDA device"
-REFUSALS = (RuntimeError, ValueError, SpecbenchError)  # a CUDA error is a RuntimeError
+EXPECTED_ERRORS = (RuntimeError, ValueError, SpecbenchError)  # a CUDA error is a RuntimeError
 
 Json = dict[str, Any]
 
@@ -136,7 +136,7 @@ def _run(title: str, section: Section, machine: Machine, bugs: list[Exception]) 
         machine.synchronize()  # what went wrong on the device may be told only now
     except Exception as error:  # the sections after it are worth their time
         found = absent(in_a_line(error))
-        if not isinstance(error, REFUSALS):
+        if not isinstance(error, EXPECTED_ERRORS):
             bugs.append(error)
     machine.give_back()
     seconds = round(time.monotonic() - began_s, 1)

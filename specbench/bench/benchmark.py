@@ -129,22 +129,22 @@ def run_benchmark(
             pairing_sha256={pairing.name: pairing.sha256 for pairing in pairings},
             workload_prompts={w.name: len(w.prompts) for plan in plans for w in plan.workloads},
         )
-        ledger = create_run(root, run)
+        store = create_run(root, run)
     else:
-        ledger = resume_run(root, resume)
-    with ledger:
+        store = resume_run(root, resume)
+    with store:
         if resume is not None:
-            require_same_work(ledger.run, plans)
+            require_same_work(store.run, plans)
             others.insert(0, environment)
-            told = () if ledger.stored.engine_costs else engine_costs(settings, plans)
-        reporter.run_id(ledger.run.run_id)
+            told = () if store.stored.engine_costs else engine_costs(settings, plans)
+        reporter.run_id(store.run.run_id)
         for one in others:
-            ledger.append(one)
+            store.append(one)
         for cost in told:
-            ledger.append(cost)
-        machines.measure(plans, [server.address for server in running], ledger)
-        ledger.finish()
-        return ledger.stored
+            store.append(cost)
+        machines.measure(plans, [server.address for server in running], store)
+        store.finish()
+        return store.stored
 
 
 def plan_warnings(plan: TargetPlan) -> tuple[str, ...]:

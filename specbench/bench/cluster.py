@@ -28,7 +28,7 @@ from specbench.errors import SpecbenchError, UsageError
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing, Target
 from specbench.records import Environment
-from specbench.runs import Ledger
+from specbench.runs import RunStore
 from specbench.settings import RunSettings
 
 MAX_ATTEMPTS = 3  # at a unit whose workers are lost
@@ -154,32 +154,32 @@ class ClusterScheduler:
         return next(iter(self._nodes.values())).dtypes[target.name]
 
     def measure(
-        self, plans: Sequence[TargetPlan], running: Sequence[Address], ledger: Ledger
+        self, plans: Sequence[TargetPlan], running: Sequence[Address], store: RunStore
     ) -> None:
         """Everything planned that is not stored yet. SpecbenchError if no node is left."""
         sources: list[UnitSource] = []
         for plan in plans:
-            clock = partial(_stored_s, ledger, plan.target.name)
+            clock = partial(_stored_s, store, plan.target.name)
             deadline = Deadline(target_budget_s(plans), clock, spent_s=clock())
-            sources += unit_sources(plan, running, ledger, deadline)
-        self.keep_busy(sources, ledger, target_budget_s(plans))
+            sources += unit_sources(plan, running, store, deadline)
+        self.keep_busy(sources, store, target_budget_s(plans))
 
     def keep_busy(
-        self, sources: Sequence[UnitSource], ledger: Ledger, budget_s: float | None
+        self, sources: Sequence[UnitSource], store: RunStore, budget_s: float | None
     ) -> None:
         """All units, several at once. SpecbenchError if no node is left."""
         while True:
-            self._start_all(sources, ledger, budget_s)
+            self._start_all(sources, store, budget_s)
             if not self._running:
                 return
             event = self._cluster.next_event()
             node, attempt = self._running[event.task]
             if isinstance(event.message, TaskEnded | WorkerLost):
                 del self._running[event.task]
-            self._take(node, attempt, event.message, ledger)
+            self._take(node, attempt, event.message, store)
 
     def _start_all(
-        self, sources: Sequence[UnitSource], ledger: Ledger, budget_s: float | None
+        self, sources: Sequence[UnitSource], store: RunStore, budget_s: float | None
     ) -> None:
         """As many as there are free slots."""
         while True:
@@ -187,13 +187,13 @@ class ClusterScheduler:
             if node is None and not self._running:
                 raise SpecbenchError(
                     "no node of the cluster is left; everything measured so far is stored, "
-                    f"{ledger.resume_hint}"
+                    f"{store.resume_hint}"
                 )
             attempt = self._next(sources) if node is not None else None
             if node is None or attempt is None:
                 return
-            run = replace(ledger.run, environment=self._nodes[node].environment)
-            known = list(attempt.unit.known(ledger.records))
+            run = replace(store.run, environment=self._nodes[node].environment)
+            known = list(attempt.unit.known(store.records))
             task = partial(measure_unit, attempt.unit, run, known, budget_s)
             self._running[self._cluster.start(node, task)] = node, attempt
             self._reporter.stage(f"{attempt.unit.label} (node {node})")
@@ -222,16 +222,16 @@ class ClusterScheduler:
         node: str,
         attempt: _Attempt,
         message: Message | TaskEnded | WorkerLost,
-        ledger: Ledger,
+        store: RunStore,
     ) -> None:
         match message:
             case WorkerLost(reason):
-                self._again(attempt, f"its worker on node {node} was lost ({reason})", ledger)
+                self._again(attempt, f"its worker on node {node} was lost ({reason})", store)
             case TaskEnded():
                 self._num_done += 1
                 self._reporter.advance(self._num_done, self._num_done + len(self._running), None)
             case LogMessage(name, text):
-                path = ledger.folder / name
+                path = store.folder / name
                 path.parent.mkdir(exist_ok=True)
                 with path.open("ab") as file:
                     file.write(text)
@@ -244,9 +244,9 @@ class ClusterScheduler:
             case NodeInfo() | ReporterCall():
                 raise AssertionError(f"a unit sends no {message!r}")
             case record:
-                ledger.append(record)
+                store.append(record)
 
-    def _again(self, attempt: _Attempt, why: str, ledger: Ledger) -> None:
+    def _again(self, attempt: _Attempt, why: str, store: RunStore) -> None:
         label = attempt.unit.label
         if attempt.number < MAX_ATTEMPTS:
             self._reporter.warn(f"{label}: {why}; it begins again; what is stored stays")
@@ -254,10 +254,10 @@ class ClusterScheduler:
             return
         reason = f"given up after {MAX_ATTEMPTS} tries: {why}"
         self._reporter.warn(f"{label}: {reason}")
-        for record in attempt.unit.lost(ledger.stored, reason):
-            ledger.append(record)
+        for record in attempt.unit.lost(store.stored, reason):
+            store.append(record)
 
 
-def _stored_s(ledger: Ledger, target: str) -> float:
+def _stored_s(store: RunStore, target: str) -> float:
     """A clock of what all nodes have spent on a target, in seconds."""
-    return spent_s(ledger.stored, target)
+    return spent_s(store.stored, target)

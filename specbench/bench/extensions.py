@@ -7,16 +7,16 @@ from specbench.decide.comparisons import best_fixed
 from specbench.decide.recommend import by_question, choose
 from specbench.records import NO_DRAFTER, CellSummary, ExtensionRecord
 from specbench.records.provenance import ExtensionKind
-from specbench.runs import Ledger
+from specbench.runs import RunStore
 
 
 class Extensions:
     """Decisions about the cells of drafters that are loaded together."""
 
-    def __init__(self, ledger: Ledger, drafters: frozenset[str]) -> None:
-        self._ledger = ledger
+    def __init__(self, store: RunStore, drafters: frozenset[str]) -> None:
+        self._store = store
         self._drafters = tuple(sorted(drafters))
-        own = (e for e in ledger.stored.extensions if e.drafters == self._drafters)
+        own = (e for e in store.stored.extensions if e.drafters == self._drafters)
         self._taken = {(e.kind, e.question, e.num_prompts): e.cell_ids for e in own}
 
     def is_taken(
@@ -47,7 +47,7 @@ class Extensions:
                 num_prompts=num_prompts,
                 cell_ids=tuple(sorted(decided)),
             )
-            self._ledger.append(record)
+            self._store.append(record)
             self._taken[place] = record.cell_ids
         return frozenset(self._taken[place])
 

@@ -17,14 +17,14 @@ from specbench.bench.round_costs import TIME_SHARE, RoundCosts
 from specbench.bench.session import OpenTarget
 from specbench.bench.traces import Trace, Tracer
 from specbench.decide.rank import shortlist
-from specbench.engines.refusals import REFUSALS
+from specbench.engines.expected_errors import EXPECTED_ERRORS
 from specbench.errors import UsageError, first_line
 from specbench.forecast.cost_curve import CostCurve, curve_from, describe, left_out, measured_here
 from specbench.forecast.engine_costs import acceptance_rule
 from specbench.forecast.forecast import forecast, replayed
 from specbench.records import NO_DRAFTER, BlockRecord, CellKey, Condition, ForecastRecord
 from specbench.records.forecasts import Drafting
-from specbench.runs import Ledger
+from specbench.runs import RunStore
 from specbench.settings import BUILTIN, AcceptanceRule
 from specbench.tracing.text import TargetText
 
@@ -44,7 +44,7 @@ class Forecasting:
     def __init__(
         self,
         plan: TargetPlan,
-        ledger: Ledger,
+        store: RunStore,
         reporter: Reporter,
         session: OpenTarget,
         deadline: Deadline,
@@ -52,21 +52,21 @@ class Forecasting:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._plan = plan
-        self._ledger = ledger
+        self._store = store
         self._reporter = reporter
         self._session = session
         self._deadline = deadline
         self._clock = clock
-        self._told = self._ledger.stored.engine_costs
+        self._told = self._store.stored.engine_costs
         self._warned: set[str] = set()
         self._between: list[_Between] = []
         self._measured_s: defaultdict[Condition, float] = defaultdict(float)
-        self._tracer = Tracer(plan, ledger, reporter, session, trace, self._drafting, clock)
+        self._tracer = Tracer(plan, store, reporter, session, trace, self._drafting, clock)
 
     def trace(self, drafters: frozenset[str]) -> None:
         """Trace the named drafters. Rows and KV caches may grow: graphs are made afterwards."""
         loaded = [p for p in self._plan.pairings if p.drafter.name in drafters]
-        done = {(f.key.pairing, f.key.condition) for f in self._ledger.stored.forecasts}
+        done = {(f.key.pairing, f.key.condition) for f in self._store.stored.forecasts}
         keys = [self._plan.cells(condition)[0].key for condition in self._plan.conditions]
         waiting = [p for p in loaded if any((p.name, key.condition) not in done for key in keys)]
         if waiting:
@@ -79,7 +79,7 @@ class Forecasting:
         A drafter that cannot be forecast keeps all of its cells.
         """
         questions = list(self._drafted_cells(usable))
-        known = {record.key: record for record in self._ledger.stored.forecasts}
+        known = {record.key: record for record in self._store.stored.forecasts}
         groups = sharing_costs(q for q in questions if q.key not in known)
         asked = self._plan.settings.forecasting
         if asked.exhaustive:
@@ -91,7 +91,7 @@ class Forecasting:
             for record in self._forecasts(group, left)
         ]
         for record in shortlist(made, known.values(), asked.most_drafters):
-            self._ledger.append(record)
+            self._store.append(record)
             known[record.key] = record
         if self._told:
             return frozenset()
@@ -123,7 +123,7 @@ class Forecasting:
         """The forecasts of an exhaustive run: they knew nothing of what was measured."""
         for group, costs in self._between:
             for record in self._made(group, self._measured_curves(group, costs), costs.spent_s):
-                self._ledger.append(record)
+                self._store.append(record)
         self._between = []
 
     def _drafted_cells(self, usable: frozenset[str]) -> Iterator[DraftedCells]:
@@ -153,7 +153,7 @@ class Forecasting:
     def _visit(self, costs: RoundCosts) -> None:
         try:
             costs.visit()
-        except REFUSALS as error:
+        except EXPECTED_ERRORS as error:
             self._refuse(error)
             self._between = [one for one in self._between if one.costs is not costs]
 
@@ -219,11 +219,11 @@ class Forecasting:
         """The costs of each drafter beside one K = 0; none where a cell refuses its texts."""
         try:
             records = costs.finish(may_go_on)
-        except REFUSALS as error:
+        except EXPECTED_ERRORS as error:
             self._refuse(error)
             return {}
         for record in records:
-            self._ledger.append(record)
+            self._store.append(record)
         found = {}
         for drafted in group:
             own = [

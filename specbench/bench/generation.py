@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specbench.bench.hub import look_for_hub
+from specbench.bench.hub import download_missing
 from specbench.bench.progress import Reporter
 from specbench.bench.threads import autotune_threads, choose_threads, idle_threads
 from specbench.decode.clock import make_clock
@@ -109,7 +109,7 @@ def watched_generation(
     """
     device = find_device(settings.machine.device)
     torch.set_num_threads(settings.machine.threads or idle_threads())
-    look_for_hub(pairing.models, reporter.warn, weights=not settings.decoder.dummy_weights)
+    download_missing(pairing.models, reporter.warn, weights=not settings.decoder.dummy_weights)
     reporter.stage(f"{pairing.name}: loading")
     decoder_settings = settings.decoder
     pool = ModelPool(device, settings.machine.dtype, dummy=decoder_settings.dummy_weights)

@@ -22,7 +22,7 @@ PATIENCE_S = 5.0  # a hub that answers at all answers sooner
 _UNREACHABLE = cast("tuple[type[Exception], ...]", (*HfHubHTTPError.__bases__, ValueError))
 
 
-def look_for_hub(
+def download_missing(
     models: Iterable[ModelSpec], warn: Callable[[str], None], *, weights: bool = True
 ) -> None:
     """Download what is not here, weights if asked for, after saying how much it is.

@@ -7,7 +7,7 @@ from specbench.bench.blocks import Block
 from specbench.bench.budget import Deadline
 from specbench.bench.progress import Reporter
 from specbench.records import BlockRecord
-from specbench.runs import Ledger
+from specbench.runs import RunStore
 
 
 class BlockServer(Protocol):
@@ -22,9 +22,9 @@ class RunLoop:
     """Serves the blocks of one pass that are not stored yet; `num_blocks` are planned."""
 
     def __init__(
-        self, ledger: Ledger, reporter: Reporter, deadline: Deadline, num_blocks: int
+        self, store: RunStore, reporter: Reporter, deadline: Deadline, num_blocks: int
     ) -> None:
-        self._ledger, self._reporter, self._deadline = ledger, reporter, deadline
+        self._store, self._reporter, self._deadline = store, reporter, deadline
         self._num_done, self._num_blocks = 0, num_blocks
 
     def serve(
@@ -35,12 +35,12 @@ class RunLoop:
     ) -> None:
         """Serve them with one live engine; `after` is called after each one that was served."""
         for block in blocks:
-            if block.id not in self._ledger.finished_blocks:
+            if block.id not in self._store.finished_blocks:
                 # A session is not cut short: it would miss conditions that other K have.
                 if block.session is None and self._deadline.is_over(block.purpose):
                     return
                 record = live.serve(block)
-                self._ledger.append(record)
+                self._store.append(record)
                 self._reporter.measured(block, record)
                 after(block, record)
             self._num_done += 1

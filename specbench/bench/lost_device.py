@@ -8,21 +8,21 @@ from typing import Literal
 from specbench.bench.blocks import Cell
 from specbench.errors import DeviceLostError, ModelError, first_line
 from specbench.records import FailureRecord
-from specbench.runs import Ledger
+from specbench.runs import RunStore
 
 MOST_LOSSES = 2  # of a cell, in processes that end there
 
 
 @contextmanager
 def losses_kept(
-    ledger: Ledger, cells: Sequence[Cell], stage: Literal["load", "warm_up", "decode"]
+    store: RunStore, cells: Sequence[Cell], stage: Literal["load", "warm_up", "decode"]
 ) -> Iterator[None]:
     """Around work for cells of one pairing: if the device is lost, the run stops and has it stored.
 
     ModelError where that has happened to all of them too often.
     """
     losses = Counter(
-        cell_id for f in ledger.stored.failures if f.ended_process for cell_id in f.cell_ids
+        cell_id for f in store.stored.failures if f.ended_process for cell_id in f.cell_ids
     )
     if cells and all(losses[cell.key.id] >= MOST_LOSSES for cell in cells):
         raise ModelError(f"the device was lost at it {MOST_LOSSES} times; it is not tried again")
@@ -37,5 +37,5 @@ def losses_kept(
             cell_ids=tuple(cell.key.id for cell in cells),
             ended_process=True,
         )
-        ledger.append(failure)
+        store.append(failure)
         raise

@@ -18,7 +18,7 @@ from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe
 from specbench.probes.probe import NoProbe
 from specbench.records import Environment
-from specbench.runs import Ledger
+from specbench.runs import RunStore
 from specbench.settings import SERVED, RunSettings
 
 if TYPE_CHECKING:
@@ -67,29 +67,29 @@ class ThisMachine:
         return served_dtype(self._settings, target)
 
     def measure(
-        self, plans: Sequence[TargetPlan], running: Sequence[Address], ledger: Ledger
+        self, plans: Sequence[TargetPlan], running: Sequence[Address], store: RunStore
     ) -> None:
         """Everything planned that is not stored yet."""
         for plan in plans:  # a target's deadline begins when the target before has ended
-            spent = spent_s(ledger.stored, plan.target.name)
+            spent = spent_s(store.stored, plan.target.name)
             deadline = Deadline(target_budget_s(plans), time.monotonic, spent_s=spent)
-            for source in unit_sources(plan, running, ledger, deadline):
+            for source in unit_sources(plan, running, store, deadline):
                 while (unit := source.next_unit(0)) is not None:
-                    unit.measure(self, ledger, deadline)
+                    unit.measure(self, store, deadline)
 
-    def measure_target(self, plan: TargetPlan, ledger: Ledger, deadline: Deadline) -> None:
+    def measure_target(self, plan: TargetPlan, store: RunStore, deadline: Deadline) -> None:
         assert self._process is not None, "some engine is in this process"
-        self._process.measure(plan, ledger, self.reporter, deadline)
+        self._process.measure(plan, store, self.reporter, deadline)
 
 
 def unit_sources(
-    plan: TargetPlan, running: Sequence[Address], ledger: Ledger, deadline: Deadline
+    plan: TargetPlan, running: Sequence[Address], store: RunStore, deadline: Deadline
 ) -> Iterator[UnitSource]:
     """Where the units of a target come from: its engines in one process, and each one served."""
     if plan.in_process is not None:
         yield Once(WholeTarget(plan=plan.in_process))
     for engine in plan.served:
-        yield ServedRun(plan, engine, running, ledger, deadline)
+        yield ServedRun(plan, engine, running, store, deadline)
 
 
 def are_served(settings: RunSettings) -> bool:

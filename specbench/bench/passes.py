@@ -17,17 +17,17 @@ from specbench.bench.pruning import BudgetPruner
 from specbench.bench.session import OpenTarget
 from specbench.decide.recommend import by_question, choose
 from specbench.engines.engine import Engine, Instrumented
-from specbench.engines.refusals import REFUSALS, failures_told
+from specbench.engines.expected_errors import EXPECTED_ERRORS, errors_translated
 from specbench.errors import first_line
 from specbench.metrics.aggregate import aggregate_cells
-from specbench.metrics.summary import summarise
+from specbench.metrics.summary import summarize
 from specbench.probes.bandwidth import copy_bandwidth
 from specbench.records import (
     BlockRecord,
     CellKey,
     CellSummary,
 )
-from specbench.runs import Ledger
+from specbench.runs import RunStore
 from specbench.settings import BUILTIN
 
 
@@ -42,20 +42,20 @@ class Passes:
     def __init__(
         self,
         plan: TargetPlan,
-        ledger: Ledger,
+        store: RunStore,
         reporter: Reporter,
         deadline: Deadline,
         usable: frozenset[str],
     ) -> None:
         self._plan = plan
-        self._ledger = ledger
+        self._store = store
         self._reporter = reporter
         self._deadline = deadline
         self._usable = usable
-        self._device = torch.device(ledger.run.environment.device)
+        self._device = torch.device(store.run.environment.device)
         self._num_timed: Counter[CellKey] = Counter()  # blocks beside which they were measured
         drafters = (cell.drafter for cell in plan.all_cells if cell.key.id in usable)
-        self._extensions = Extensions(ledger, frozenset(drafters))
+        self._extensions = Extensions(store, frozenset(drafters))
 
     def explore(
         self,
@@ -70,19 +70,19 @@ class Passes:
 
         def after(block: Block, record: BlockRecord) -> None:
             try:
-                with failures_told():
+                with errors_translated():
                     self._measure_limits(session, engine, block, record)
-            except REFUSALS as error:  # the block is stored: what bounds it is not known
+            except EXPECTED_ERRORS as error:  # the block is stored: what bounds it is not known
                 self._reporter.warn(f"{block.condition.target}: {first_line(error)}")
             if beside is not None:
                 beside(block, record)
 
         num_blocks = sum(1 for _ in self._plan.explore_blocks())
-        loop = RunLoop(self._ledger, self._reporter, self._deadline, num_blocks)
+        loop = RunLoop(self._store, self._reporter, self._deadline, num_blocks)
         blocks = (
             block
             for block in self._with_stages(self._explored(session))
-            if block.id in self._ledger.finished_blocks
+            if block.id in self._store.finished_blocks
             or self._deadline.is_over("explore")
             or not self._is_precise(block)
         )
@@ -112,12 +112,12 @@ class Passes:
         few = tuple(cell for cell in cells if self._num_timed[cell.key] < BLOCKS)
         self._num_timed.update(cell.key for cell in few)
         for cost in measure_forwards(engine, few, lambda cell: session.request(block, cell)):
-            self._ledger.append(cost)
+            self._store.append(cost)
         speed = copy_bandwidth(self._device)
         for limit in measure_limits(
             engine, cells, record, device=self._device, copy_bytes_per_s=speed
         ):
-            self._ledger.append(limit)
+            self._store.append(limit)
 
     def confirm(self, session: OpenTarget) -> None:
         """The winners and their baselines again, on fresh repeats."""
@@ -126,10 +126,10 @@ class Passes:
         blocks = [
             confirm_block(block, cells, self._plan.repeats(block.condition))
             for block in self._explored()
-            if block.id in self._ledger.finished_blocks
+            if block.id in self._store.finished_blocks
             and (cells := with_baselines(block.cells, ids))
         ]
-        loop = RunLoop(self._ledger, self._reporter, self._deadline, len(blocks))
+        loop = RunLoop(self._store, self._reporter, self._deadline, len(blocks))
         loop.serve(self._with_stages(blocks, ", the winners again"), session)
 
     def _winners(self) -> frozenset[str]:
@@ -140,7 +140,7 @@ class Passes:
         are."""
         pruner = BudgetPruner(
             self._plan,
-            self._ledger,
+            self._store,
             self._reporter,
             self._deadline,
             self._usable,
@@ -165,8 +165,8 @@ class Passes:
 
     def _summaries(self, cells: Sequence[Cell]) -> tuple[CellSummary, ...]:
         """The first pass of some cells so far."""
-        keys, blocks = [cell.key for cell in cells], self._ledger.stored.blocks
-        return summarise(aggregate_cells(keys, blocks, slo=self._plan.settings.load.slo))
+        keys, blocks = [cell.key for cell in cells], self._store.stored.blocks
+        return summarize(aggregate_cells(keys, blocks, slo=self._plan.settings.load.slo))
 
 
 def _half_width(cell: CellSummary | None) -> float:

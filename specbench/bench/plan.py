@@ -16,7 +16,7 @@ from specbench.records import (
     CellKey,
     CellPlan,
     Condition,
-    Draft,
+    DraftConfig,
     Fixed,
     Length,
     Prompt,
@@ -193,7 +193,7 @@ class TargetPlan:
 
     def _builtin_cells(self, condition: Condition) -> Iterator[Cell]:
         condition = replace(condition, engine=BUILTIN)
-        yield self._cell(condition, Draft.none)
+        yield self._cell(condition, DraftConfig.none)
         for pairing in self.pairings:
             lengths: list[Length] = [Fixed(k) for k in self.ks(pairing) if k > 0]
             if self.settings.draft.adaptive:
@@ -204,7 +204,7 @@ class TargetPlan:
     def served_cells(self, condition: Condition) -> Iterator[Cell]:
         """K = 0 and every K of every pairing, of one serving engine."""
         if self.running_ks is None or 0 in self.running_ks:
-            yield self._cell(condition, Draft.none)
+            yield self._cell(condition, DraftConfig.none)
         for pairing in self.pairings:
             if (condition.engine, pairing.drafter.name) in self.refused:
                 continue
@@ -214,7 +214,7 @@ class TargetPlan:
 
     def _peer_cells(self, condition: Condition) -> Iterator[Cell]:
         for method in BASELINES:
-            yield self._cell(condition, replace(Draft.none, method=method))
+            yield self._cell(condition, replace(DraftConfig.none, method=method))
         for pairing in self.pairings:
             for method in peers_of(pairing.drafter):
                 own = method == ASSISTED_DEFAULT
@@ -223,7 +223,7 @@ class TargetPlan:
                         draft = _draft(pairing.drafter, Fixed(k))
                         yield self._cell(condition, replace(draft, method=method))
 
-    def _cell(self, condition: Condition, draft: Draft) -> Cell:
+    def _cell(self, condition: Condition, draft: DraftConfig) -> Cell:
         asked = self.settings.sampling
         sampling = Sampling(temperature=condition.temperature, top_k=asked.top_k, top_p=asked.top_p)
         return Cell(key=CellKey(condition=condition, draft=draft), sampling=sampling)
@@ -276,9 +276,9 @@ class TargetPlan:
         return tuple(plans)
 
 
-def _draft(drafter: DrafterSpec, length: Length) -> Draft:
+def _draft(drafter: DrafterSpec, length: Length) -> DraftConfig:
     lossy = str(drafter.lossy) if drafter.lossy else None
-    return Draft(drafter=drafter.name, method=drafter.method, length=length, lossy=lossy)
+    return DraftConfig(drafter=drafter.name, method=drafter.method, length=length, lossy=lossy)
 
 
 def peers_of(drafter: DrafterSpec) -> tuple[str, ...]:

@@ -18,12 +18,12 @@ from specbench.bench.extensions import Extensions
 from specbench.bench.plan import TargetPlan
 from specbench.bench.progress import Reporter
 from specbench.bench.session import OpenTarget
-from specbench.engines.refusals import REFUSALS
+from specbench.engines.expected_errors import EXPECTED_ERRORS
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import CellData, against
 from specbench.metrics.pairs import paired_decode
 from specbench.records import NO_DRAFTER, BlockRecord, Condition
-from specbench.runs import Ledger
+from specbench.runs import RunStore
 from specbench.stats.intervals import interval, speedup_ratio
 from specbench.stats.spread import MIN_UNITS
 
@@ -35,21 +35,21 @@ class BudgetPruner:
     def __init__(
         self,
         plan: TargetPlan,
-        ledger: Ledger,
+        store: RunStore,
         reporter: Reporter,
         deadline: Deadline,
         usable: frozenset[str],
         extensions: Extensions,
         session: OpenTarget | None,
     ) -> None:
-        self._ledger, self._reporter, self._deadline = ledger, reporter, deadline
+        self._store, self._reporter, self._deadline = store, reporter, deadline
         self._extensions, self._session = extensions, session
         self._has_budget = plan.settings.effort.budget_s is not None
         every = (block.only(usable) for block in plan.explore_blocks())
         self._blocks = [block for block in every if block.cells]  # no cells: no engine can run it
         self._num_blocks = Counter(block.condition for block in self._blocks)
         self._left_out: dict[Condition, frozenset[str]] = {}
-        self._began = deadline.spent_s, len(ledger.stored.blocks)
+        self._began = deadline.spent_s, len(store.stored.blocks)
 
     def blocks(self) -> Iterator[Block]:
         """The planned blocks without the cells that are left out of them."""
@@ -96,7 +96,7 @@ class BudgetPruner:
         ranked = sorted(left, key=lambda cell: behind[cell.key.id])
         others = [cell for cell in block.cells if cell not in _fixed(block.cells)]
         # What is not of cells: references and other measurements.
-        since = self._ledger.stored.blocks[self._began[1] :]
+        since = self._store.stored.blocks[self._began[1] :]
         in_blocks_s = sum(sum(block_seconds(stored).values()) for stored in since)
         around_s = max(self._deadline.spent_s - self._began[0] - in_blocks_s, 0.0)
         left_s = self._room_s(block) / num_more - (around_s / len(since) if since else 0.0)
@@ -122,7 +122,7 @@ class BudgetPruner:
         groups = _groups(_fixed(block.cells))
         try:
             cell_s = self._baseline_s(block)
-        except REFUSALS:
+        except EXPECTED_ERRORS:
             return None  # the block will record it
         if not groups or not cell_s:
             return None
@@ -144,11 +144,11 @@ class BudgetPruner:
     def _baseline_s(self, block: Block) -> float:
         """Seconds of a block at K = 0: as measured, else by the target's own first answer."""
         assert self._session is not None
-        if known := _mean_seconds(self._ledger.stored.blocks).get(block.baselines[0].key.id):
+        if known := _mean_seconds(self._store.stored.blocks).get(block.baselines[0].key.id):
             return known
-        before_s, num_known = self._deadline.spent_s, len(self._ledger.stored.references)
+        before_s, num_known = self._deadline.spent_s, len(self._store.stored.references)
         request = self._session.request(block, block.cells[0])
-        if len(self._ledger.stored.references) == num_known:  # another condition had it decoded
+        if len(self._store.stored.references) == num_known:  # another condition had it decoded
             self._session.engine.generate(request, self._session.engine.baseline)
         times = len(block.prompts) / block.condition.concurrency
         arriving_s = len(block.prompts) / (block.condition.request_rate or inf)
@@ -162,7 +162,7 @@ class BudgetPruner:
 
     def _share(self, block: Block) -> float:
         """The condition's part of the time left: as K = 0 takes there, once that is known."""
-        explored = (b for b in self._ledger.stored.blocks if b.purpose == "explore")
+        explored = (b for b in self._store.stored.blocks if b.purpose == "explore")
         means = _mean_seconds(explored)
         taken = {b.condition: means.get(b.baselines[0].key.id, 0.0) for b in self._blocks}
         if not all(taken.values()):
@@ -174,7 +174,7 @@ class BudgetPruner:
         drafted = {cell.key.id for cell in block.cells if cell.drafter != NO_DRAFTER}
         return [
             stored
-            for stored in self._ledger.stored.blocks
+            for stored in self._store.stored.blocks
             if stored.purpose == "explore" and drafted & set(stored.order)
         ]
 

@@ -6,7 +6,7 @@ from specbench.engines.engine import Engine
 from specbench.engines.pieces import text_pieces
 from specbench.errors import WorkloadError
 from specbench.records import Message, Prompt, ReferenceRecord, Request, Sampling
-from specbench.runs import Ledger
+from specbench.runs import RunStore
 
 GREEDY = Sampling()
 
@@ -18,13 +18,13 @@ class References:
         self,
         target: str,
         engine: Engine,
-        ledger: Ledger,
+        store: RunStore,
         known: Iterable[ReferenceRecord],
         max_new_tokens: Callable[[str], int],
     ) -> None:
         self._target = target
         self._engine = engine
-        self._ledger = ledger
+        self._store = store
         self._max_new_tokens = max_new_tokens
         self._known = {
             (r.workload, r.prompt_id, r.turn, r.context): r for r in known if r.target == target
@@ -45,7 +45,7 @@ class References:
             known = self._known.get((workload, prompt.id, turn, context))
             if known is None:
                 known = self._decoded(workload, prompt.id, turn, ids, context)
-                self._ledger.append(known)
+                self._store.append(known)
                 self._known[workload, prompt.id, turn, context] = known
             answers.append(known)
         return answers

@@ -17,7 +17,7 @@ from specbench.bench.recording import (
 )
 from specbench.bench.references import References
 from specbench.engines.engine import Engine, Load, ServedPass
-from specbench.engines.refusals import REFUSALS
+from specbench.engines.expected_errors import EXPECTED_ERRORS
 from specbench.errors import first_line
 from specbench.inputs.lengthening import TextSource, lengthen
 from specbench.probes.probe import Probe
@@ -33,7 +33,7 @@ from specbench.records import (
     Result,
     SamplesRecord,
 )
-from specbench.runs import Ledger
+from specbench.runs import RunStore
 from specbench.tracing.text import TargetText
 
 _FENCED = re.compile(r"^(```+|~~~+)[^\n]*\n.*?^\1[ \t]*$", re.MULTILINE | re.DOTALL)
@@ -55,7 +55,7 @@ class OpenTarget:
         self,
         engines: Mapping[str, Engine],
         probe: Probe,
-        ledger: Ledger,
+        store: RunStore,
         references: Iterable[ReferenceRecord],
         plan: TargetPlan,
     ) -> None:
@@ -63,11 +63,11 @@ class OpenTarget:
         self.engines = engines
         self.engine = next(iter(engines.values()))
         self._probe = probe
-        self._ledger = ledger
+        self._store = store
         self._plan = plan
         self._seed = plan.settings.seed
         self._references = References(
-            self.target, self.engine, ledger, references, plan.max_new_tokens
+            self.target, self.engine, store, references, plan.max_new_tokens
         )
         self._lengthened: dict[tuple[str, str, int], Prompt] = {}
 
@@ -87,7 +87,7 @@ class OpenTarget:
             list(chain.from_iterable(cell.passes for cell in cells)),
             list(chain.from_iterable(cell.samples for cell in cells)),
             started_at=started_at,
-            node=self._ledger.node,
+            node=self._store.node,
         )
 
     def first_turn(self, workload: str, prompt: Prompt) -> tuple[int, ...]:
@@ -151,10 +151,10 @@ class OpenTarget:
             for request in self._asked(block, cell):
                 requests.append(replace(request, is_sample=num_samples > 1))
             at_once = num_samples if num_samples > 1 else len(requests)
-            with losses_kept(self._ledger, [cell], "decode"):
+            with losses_kept(self._store, [cell], "decode"):
                 for i in range(0, len(requests), at_once):
                     self._serve_together(block, cell, requests[i : i + at_once], done)
-        except REFUSALS as error:
+        except EXPECTED_ERRORS as error:
             first = Request(prompt_id=block.prompts[0].id, repeat=block.repeat, max_new_tokens=0)
             failed = Result.failed(first_line(error))
             records = [RequestRecord.of(cell.key.id, own, failed) for own in requests or [first]]

@@ -22,7 +22,7 @@ from specbench.bench.session import OpenTarget
 from specbench.bench.traces import Trace
 from specbench.decode.adaptive_k import default_ks
 from specbench.engines.engine import Engine, InProcess, Load, Work
-from specbench.engines.refusals import REFUSALS, failures_told
+from specbench.engines.expected_errors import EXPECTED_ERRORS, errors_translated
 from specbench.errors import ModelMemoryError, first_line
 from specbench.forward.scoring import next_logits
 from specbench.inputs.pairing import DrafterSpec, Pairing
@@ -40,7 +40,7 @@ from specbench.records import (
     Request,
     Sampling,
 )
-from specbench.runs import Ledger
+from specbench.runs import RunStore
 from specbench.settings import BUILTIN
 from specbench.tracing.trace import Traceable, trace_conversation
 from specbench.verify.reference_model import rounding_step
@@ -63,7 +63,7 @@ class TargetRun:
     def __init__(
         self,
         plan: TargetPlan,
-        ledger: Ledger,
+        store: RunStore,
         probe: Probe,
         meter: MemoryMeter,
         reporter: Reporter,
@@ -71,7 +71,7 @@ class TargetRun:
         trace: Trace = trace_conversation,
     ) -> None:
         self._plan = plan
-        self._ledger = ledger
+        self._store = store
         self._probe = probe
         self._meter = meter
         self._reporter = reporter
@@ -85,18 +85,18 @@ class TargetRun:
         target = self._plan.target.name
         self._reporter.stage(f"{target}: loading")
         try:
-            with failures_told():
+            with errors_translated():
                 engines = open_engines()
-        except REFUSALS as error:
+        except EXPECTED_ERRORS as error:
             self._fail(target, "load", error, self._plan.all_cells)
             return
-        references = self._ledger.stored.references
-        session = OpenTarget(engines, self._probe, self._ledger, references, self._plan)
+        references = self._store.stored.references
+        session = OpenTarget(engines, self._probe, self._store, references, self._plan)
         engine = session.engine
         self._plan, left_out = without_long_prompts(self._plan, engine)
         for failure in left_out:
             self._keep_failure(failure, f"{failure.workload}: left out: {failure.reason}")
-        self._ledger.append(engine.identity)
+        self._store.append(engine.identity)
         self._reporter.stage(f"{target}: warming up")
         try:
             prompt_ids = self._sample_prompt(engine, session)
@@ -111,7 +111,7 @@ class TargetRun:
                 usable = self._warm_up(engines, prompt_ids, loaded)
                 self._keep_records(engines)
                 usable = forecasting.narrow(usable) if forecasting else usable
-                passes = Passes(self._plan, self._ledger, self._reporter, deadline, usable)
+                passes = Passes(self._plan, self._store, self._reporter, deadline, usable)
                 passes.explore(session, engine, forecasting.beside if forecasting else None)
                 if forecasting:
                     forecasting.conclude()
@@ -124,13 +124,13 @@ class TargetRun:
             self._examine_differences(session)
             for loaded, usable in unprofiled:
                 self._count_launches(engine, prompt_ids, usable, reload=loaded)
-        except REFUSALS as error:
+        except EXPECTED_ERRORS as error:
             self._fail(target, "warm_up", error, self._plan.all_cells)
 
     def _forecasting(self, session: OpenTarget, deadline: Deadline) -> Forecasting | None:
         if not self._plan.settings.forecasting.forecast:
             return None
-        return Forecasting(self._plan, self._ledger, self._reporter, session, deadline, self._trace)
+        return Forecasting(self._plan, self._store, self._reporter, session, deadline, self._trace)
 
     def _sample_prompt(self, engine: Engine, session: OpenTarget) -> tuple[int, ...]:
         """Token ids of the first prompt that the target can answer; the first error if none."""
@@ -140,7 +140,7 @@ class TargetRun:
                 try:
                     prompt_ids = session.first_turn(workload.name, prompt)
                     answer_shortly(engine, prompt_ids, engine.baseline)
-                except REFUSALS as error:
+                except EXPECTED_ERRORS as error:
                     errors.append(error)
                 else:
                     return prompt_ids
@@ -176,7 +176,7 @@ class TargetRun:
             drafter, k = pairing.drafter, self._plan.largest_k(pairing)
             load_and_run = partial(self._load_and_run, session, drafter, prompt_ids, k)
             try:
-                with losses_kept(self._ledger, self._cells_of(drafter.name), "load"):
+                with losses_kept(self._store, self._cells_of(drafter.name), "load"):
                     memory = self._meter.with_drafter(session.engine, drafter.name, load_and_run)
             except NO_MEMORY as error:
                 session.remove_drafter(drafter.name)
@@ -184,7 +184,7 @@ class TargetRun:
                     waiting.append(pairing)
                 else:
                     self._fail(pairing.name, "load", error, self._cells_of(drafter.name))
-            except REFUSALS as error:
+            except EXPECTED_ERRORS as error:
                 session.remove_drafter(drafter.name)
                 self._fail(pairing.name, "load", error, self._cells_of(drafter.name))
             else:
@@ -203,7 +203,7 @@ class TargetRun:
                 continue
             try:
                 identity = engine.add_drafter(drafter)
-            except REFUSALS as error:
+            except EXPECTED_ERRORS as error:
                 if engine is session.engine:
                     raise
                 self._left_out.add((name, drafter.name))
@@ -214,7 +214,7 @@ class TargetRun:
             if not is_tried:
                 is_tried = True
                 if identity is not None:
-                    self._ledger.append(identity)
+                    self._store.append(identity)
                 k = self._plan.within_reach(drafter.name, k)
                 answer_shortly(
                     engine, prompt_ids, Work(drafter=drafter.name, method=methods[0], k=k)
@@ -222,7 +222,7 @@ class TargetRun:
 
     def _keep_memory(self, memory: MemoryRecord | None) -> None:
         if memory is not None:
-            self._ledger.append(memory)
+            self._store.append(memory)
 
     def _keep_records(self, engines: Mapping[str, Engine]) -> None:
         """Store how the engines run, and tell what a user should know."""
@@ -230,8 +230,8 @@ class TargetRun:
             for note in engine.record.notes:
                 self._reporter.warn(note)
             record = replace(engine.record, threads=self.threads)
-            if record not in self._ledger.stored.engines:
-                self._ledger.append(record)
+            if record not in self._store.stored.engines:
+                self._store.append(record)
 
     def _warm_up(
         self,
@@ -265,11 +265,11 @@ class TargetRun:
             load = Load(concurrency=cell.key.condition.batch_size)
             engine = engines[cell.key.condition.engine]
             try:
-                with losses_kept(self._ledger, [cell, *others], "warm_up"):
+                with losses_kept(self._store, [cell, *others], "warm_up"):
                     for work in warm_up_works(cell, self._plan.depths.get(cell.drafter)):
                         served = engine.serve([request] * load.concurrency, work, load)
                         said = served.results[0].output_ids
-            except REFUSALS as error:
+            except EXPECTED_ERRORS as error:
                 k = cell.key.draft.k
                 is_own = engine is next(iter(engines.values()))
                 if is_own and work_of(cell) == engine.baseline and load.concurrency == 1:
@@ -291,7 +291,7 @@ class TargetRun:
 
         `reload` are drafters that made way for others and are loaded for this.
         """
-        device, stored = torch.device(self._ledger.run.environment.device), self._ledger.stored
+        device, stored = torch.device(self._store.run.environment.device), self._store.stored
         if device.type != "cuda" or not isinstance(engine, InProcess):
             return
         measured = {request.cell_id for block in stored.blocks for request in block.requests}
@@ -310,11 +310,11 @@ class TargetRun:
         )
         self._reporter.stage(f"{self._plan.target.name}: counting launches")
         drafters = [p.drafter for p in self._plan.pairings if p.drafter.name in reload]
-        with suppress(*REFUSALS):  # all is measured: what does not load again has no count
+        with suppress(*EXPECTED_ERRORS):  # all is measured: what does not load again has no count
             for drafter in drafters:
                 engine.add_drafter(drafter)
             for limit in count_launches(engine, cells, request, device):
-                self._ledger.append(limit)
+                self._store.append(limit)
         for drafter in drafters:
             engine.remove_drafter(drafter.name)
 
@@ -323,7 +323,7 @@ class TargetRun:
 
         One forward for each of up to `MOST_EXAMINED` outputs per cell, as far as the deadline lets.
         """
-        engine, stored = session.engine, self._ledger.stored
+        engine, stored = session.engine, self._store.stored
         cells = {
             cell.key: cell
             for cell in self._plan.all_cells
@@ -372,7 +372,7 @@ class TargetRun:
                     gap=abs(one - other),
                     spacing=float(rounding_step(logits_V[None])),
                 )
-                self._ledger.append(difference)
+                self._store.append(difference)
 
     def _cells_of(self, drafter: str) -> list[Cell]:
         return [cell for cell in self._plan.all_cells if cell.drafter == drafter]
@@ -394,8 +394,8 @@ class TargetRun:
     def _keep_failure(self, failure: FailureRecord, told: str) -> None:
         """Tell it, and store what no earlier session has stored."""
         self._reporter.warn(told)
-        if failure not in self._ledger.stored.failures:
-            self._ledger.append(failure)
+        if failure not in self._store.stored.failures:
+            self._store.append(failure)
 
 
 def answer_shortly(engine: Engine, prompt_ids: tuple[int, ...], work: Work) -> None:

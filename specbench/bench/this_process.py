@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from specbench.bench.budget import Deadline
-from specbench.bench.hub import look_for_hub
+from specbench.bench.hub import download_missing
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.plan import TargetPlan
 from specbench.bench.progress import Reporter
@@ -29,7 +29,7 @@ from specbench.probes.environment import describe_environment
 from specbench.probes.load import num_cores, physical_cores
 from specbench.probes.nvml import open_probe
 from specbench.records import Environment
-from specbench.runs import Ledger
+from specbench.runs import RunStore
 from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
 
 
@@ -55,7 +55,7 @@ class ThisProcess:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         models = [model for pairing in pairings for model in pairing.models]
-        look_for_hub(models, reporter.warn, weights=not settings.decoder.dummy_weights)
+        download_missing(models, reporter.warn, weights=not settings.decoder.dummy_weights)
         self._probe = open_probe(str(self._device), uuid=cuda_uuid(str(self._device)))
 
     def dtype_of(self, target: Target) -> str:
@@ -69,25 +69,25 @@ class ThisProcess:
         return describe_environment(str(self._device), self._threads, command, self._probe)
 
     def measure(
-        self, plan: TargetPlan, ledger: Ledger, reporter: Reporter, deadline: Deadline
+        self, plan: TargetPlan, store: RunStore, reporter: Reporter, deadline: Deadline
     ) -> None:
         """Load the target, and measure all its pairings."""
-        remember_choices(choice for engine in ledger.stored.engines for choice in engine.kernels)
+        remember_choices(choice for engine in store.stored.engines for choice in engine.kernels)
         meter = MemoryMeter(plan.target.name, str(self._device), self._probe)
-        target_run = TargetRun(plan, ledger, self._probe, meter, reporter, deadline)
-        target_run.measure(partial(self._open, plan, ledger, reporter, target_run))
+        target_run = TargetRun(plan, store, self._probe, meter, reporter, deadline)
+        target_run.measure(partial(self._open, plan, store, reporter, target_run))
 
     def _open(
-        self, plan: TargetPlan, ledger: Ledger, reporter: Reporter, target_run: TargetRun
+        self, plan: TargetPlan, store: RunStore, reporter: Reporter, target_run: TargetRun
     ) -> dict[str, Engine]:
         """The engines; their kernels are chosen with the threads that they run with."""
         settings = plan.settings
         machine, dummy = settings.machine, settings.decoder.dummy_weights
         pool = ModelPool(self._device, machine.dtype, dummy=dummy)
         opened = partial(open_engines, plan.target, self._device, settings, pool)
-        records = (one for one in ledger.stored.engines if one.target == plan.target.name)
+        records = (one for one in store.stored.engines if one.target == plan.target.name)
         earlier = next((one.threads for one in records if one.threads is not None), None)
-        if number := ledger.run.environment.threads or (earlier and int(earlier.chosen)):
+        if number := store.run.environment.threads or (earlier and int(earlier.chosen)):
             torch.set_num_threads(number)
             target_run.threads = earlier  # chosen by an earlier session of this run
             return opened()

@@ -11,7 +11,7 @@ import torch
 from specbench import __version__
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.engines.engine import Engine, Load, Work
-from specbench.engines.refusals import REFUSALS
+from specbench.engines.expected_errors import EXPECTED_ERRORS
 from specbench.forward.autotune import (
     KernelCandidate,
     Outcome,
@@ -90,7 +90,7 @@ def autotune_threads(
 
     able = []
     for work in works:
-        with suppress(*REFUSALS):
+        with suppress(*EXPECTED_ERRORS):
             seconds(work)
             able.append(work)
 
@@ -115,7 +115,7 @@ def autotune_for_plan(
             continue
         try:
             engine.add_drafter(drafter)
-        except REFUSALS:  # which the run reports when it loads the drafter
+        except EXPECTED_ERRORS:  # which the run reports when it loads the drafter
             engine.remove_drafter(drafter.name)
         else:
             works.append(Work(drafter=drafter.name, method=methods[0], k=k))

@@ -11,12 +11,12 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.progress import Reporter
 from specbench.bench.session import OpenTarget
 from specbench.engines.engine import Engine
-from specbench.engines.refusals import REFUSALS, failures_told
+from specbench.engines.expected_errors import EXPECTED_ERRORS, errors_translated
 from specbench.errors import DeviceError, UsageError, first_line
 from specbench.inputs.pairing import Pairing
 from specbench.records import Condition, Prompt, TraceRecord
 from specbench.records.forecasts import Drafting
-from specbench.runs import Ledger
+from specbench.runs import RunStore
 from specbench.stats.spread import MIN_UNITS
 from specbench.tracing.text import TargetText
 
@@ -46,7 +46,7 @@ class Tracer:
     def __init__(
         self,
         plan: TargetPlan,
-        ledger: Ledger,
+        store: RunStore,
         reporter: Reporter,
         session: OpenTarget,
         trace: Trace,
@@ -55,7 +55,7 @@ class Tracer:
     ) -> None:
         """`drafting` says how is drafted at a temperature."""
         self._plan = plan
-        self._ledger = ledger
+        self._store = store
         self._reporter = reporter
         self._session = session
         self._trace = trace
@@ -69,7 +69,7 @@ class Tracer:
         """Trace prompt after prompt through all workloads. A budget ends it after five prompts if
         they fit into half of the time, else earlier."""
         depths: dict[tuple[str, tuple[object, ...]], int] = {}
-        for trace in self._ledger.stored.traces:
+        for trace in self._store.stored.traces:
             if trace.target == self._target:
                 at = trace.drafter, _place(trace)
                 depths[at] = max(trace.num_speculative_tokens, depths.get(at, 0))
@@ -97,7 +97,7 @@ class Tracer:
         ground, drafting = ground_of(condition), self._drafting(condition.temperature)
         newest = {
             (_place(trace), trace.num_speculative_tokens): trace
-            for trace in self._ledger.stored.traces
+            for trace in self._store.stored.traces
             if trace.target == self._target
             and trace.drafter == pairing.drafter.name
             and Ground(trace.workload, trace.temperature, trace.context) == ground
@@ -139,7 +139,7 @@ class Tracer:
         began_s = self._clock()
         try:
             texts = self._session.texts(block, cell)
-        except REFUSALS as error:
+        except EXPECTED_ERRORS as error:
             self._reporter.warn(f"{ground.workload}, prompt {prompt.id}: {first_line(error)}")
             return []
         if ground.temperature > 0:  # at 0 they are the references, which every run needs
@@ -160,7 +160,7 @@ class Tracer:
             return
         drafting = self._drafting(temperature)
         try:
-            with failures_told():
+            with errors_translated():
                 traces = self._trace(
                     self._session.engine,
                     drafter.name,
@@ -174,7 +174,7 @@ class Tracer:
             self._reporter.warn(first_line(error))
             return
         for trace in traces:
-            self._ledger.append(trace)
+            self._store.append(trace)
 
     def _ks(self, pairing: Pairing) -> list[int]:
         """K > 0 as far as the drafter can draft ahead."""

@@ -8,7 +8,7 @@ from specbench.bench.budget import Deadline
 from specbench.bench.plan import TargetPlan
 from specbench.bench.progress import Reporter
 from specbench.records import BlockRecord, Environment, FailureRecord
-from specbench.runs import Ledger, StoredRecord, StoredRun
+from specbench.runs import RunStore, StoredRecord, StoredRun
 
 
 class Machine(Protocol):
@@ -17,7 +17,7 @@ class Machine(Protocol):
     @property
     def reporter(self) -> Reporter: ...
 
-    def measure_target(self, plan: TargetPlan, ledger: Ledger, deadline: Deadline) -> None:
+    def measure_target(self, plan: TargetPlan, store: RunStore, deadline: Deadline) -> None:
         """Measure a target with the engines of a process of that machine."""
 
 
@@ -30,7 +30,7 @@ class Unit(Protocol):
     @property
     def label(self) -> str: ...
 
-    def measure(self, machine: Machine, ledger: Ledger, deadline: Deadline) -> None:
+    def measure(self, machine: Machine, store: RunStore, deadline: Deadline) -> None:
         """Measure what is not stored yet, until the deadline; stored as it comes."""
 
     def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
@@ -60,8 +60,8 @@ class WholeTarget:
     def label(self) -> str:
         return self.plan.target.name
 
-    def measure(self, machine: Machine, ledger: Ledger, deadline: Deadline) -> None:
-        machine.measure_target(self.plan, ledger, deadline)
+    def measure(self, machine: Machine, store: RunStore, deadline: Deadline) -> None:
+        machine.measure_target(self.plan, store, deadline)
 
     def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
         """All but blocks of other targets and environments of other machines."""

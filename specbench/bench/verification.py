@@ -11,7 +11,7 @@ import torch
 from specbench.bench.benchmark import peer_warnings
 from specbench.bench.blocks import work_of
 from specbench.bench.budget import duration
-from specbench.bench.hub import look_for_hub
+from specbench.bench.hub import download_missing
 from specbench.bench.long_prompts import without_long_prompts
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_targets
@@ -20,8 +20,8 @@ from specbench.bench.sharding import Shard, run_sharded
 from specbench.bench.this_process import open_engines, read_shapes
 from specbench.bench.threads import autotune_for_plan, choose_threads, idle_threads
 from specbench.engines.engine import Engine, Load
+from specbench.engines.expected_errors import EXPECTED_ERRORS
 from specbench.engines.model_pool import ModelPool
-from specbench.engines.refusals import REFUSALS
 from specbench.engines.transformers import BASELINES
 from specbench.errors import ModelError, SpecbenchError, WorkloadError, first_line
 from specbench.files.model import open_model
@@ -102,7 +102,7 @@ def _collect(
         torch.cuda.set_device(device)
     is_small = _are_small(pairings)
     torch.set_num_threads(settings.machine.threads or (1 if is_small else idle_threads()))
-    look_for_hub([model for one in pairings for model in one.models], reporter.warn)
+    download_missing([model for one in pairings for model in one.models], reporter.warn)
     evidence: dict[tuple[int, int], Evidence] = {}
     plans = list(plan_targets(settings, pairings, lambda _: "", read_shapes))
     num_sampled = sum(job.sampling.temperature > 0 for plan in plans for job in _jobs(plan))
@@ -136,7 +136,7 @@ def _collect(
                 for sampling in {job.sampling for job in jobs if job.sampling.temperature > 0}:
                     needed = collector.tokens_for_control(who, sampling, level_of_call(num_sampled))
                     enough = max(enough, math.ceil(min(needed, MOST_TOKENS)))
-        except REFUSALS as error:
+        except EXPECTED_ERRORS as error:
             evidence |= {(number, i): jobs[i].refused(error) for i in own}
             continue
         limit_s = math.inf if budget_s is None else budget_s / len(plans)

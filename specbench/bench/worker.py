@@ -83,10 +83,10 @@ def measure_unit(
             send(record)
 
         try:
-            with create_run(folder, run, known, send_record) as ledger:
+            with create_run(folder, run, known, send_record) as store:
                 machine = ThisMachine(run.settings, unit.plan.pairings, _remote_reporter(send))
-                spent = spent_s(ledger.stored, unit.plan.target.name)
-                unit.measure(machine, ledger, Deadline(budget_s, time.monotonic, spent_s=spent))
+                spent = spent_s(store.stored, unit.plan.target.name)
+                unit.measure(machine, store, Deadline(budget_s, time.monotonic, spent_s=spent))
         except DeviceLostError:
             raise
         except SpecbenchError as error:

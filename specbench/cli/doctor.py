@@ -211,9 +211,9 @@ def _of_model(model: "ModelSpec | None", findings: "Iterable[FitFinding]") -> li
     try:
         files = open_model(model)
         if not is_proven(files):
-            from specbench.engines.family_trial import family_refusal
+            from specbench.engines.family_trial import why_family_fails
 
-            if refusal := family_refusal(model):
+            if refusal := why_family_fails(model):
                 return [refusal]
     except ModelError as error:
         return [f"files: {error}"]

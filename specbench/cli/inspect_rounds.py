@@ -19,7 +19,7 @@ from specbench.settings import (
     SamplingSettings,
     WorkloadSettings,
 )
-from specbench.settings.decoder import Forward
+from specbench.settings.decoder import ModelImplementation
 from specbench.settings.groups import (
     DEFAULT_K,
     DEFAULT_WORKLOADS,
@@ -54,7 +54,7 @@ class Inspected:
         default_factory=DraftSettings
     )
     max_new_tokens: MaxNewTokens = None
-    forward: Forward = "auto"
+    forward: ModelImplementation = "auto"
     machine: MachineSettings
     seed: Seed = 0
     pairings_file: PairingsFile = None

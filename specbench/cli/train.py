@@ -110,7 +110,7 @@ def train(
         watch.stage("starting")
         import torch
 
-        from specbench.bench.hub import look_for_hub
+        from specbench.bench.hub import download_missing
         from specbench.bench.threads import idle_threads
         from specbench.probes.device import find_device
         from specbench.training.settings import TrainSettings
@@ -138,7 +138,7 @@ def train(
             resume=resume,
         )
         try:
-            look_for_hub([spec], watch.warn)
+            download_missing([spec], watch.warn)
             card = train_head(settings, find_device(machine.device), tuple(sys.argv), watch)
         except KeyboardInterrupt:
             watch.close()

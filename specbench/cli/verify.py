@@ -26,7 +26,7 @@ from specbench.settings import (
     ServerSettings,
     WorkloadSettings,
 )
-from specbench.settings.decoder import Forward, Graph, Kernels
+from specbench.settings.decoder import AttentionBackend, CudaGraph, ModelImplementation
 from specbench.settings.groups import (
     PROMPTS,
     Engines,
@@ -106,9 +106,9 @@ class VerifyOptions:
     num_prompts: Annotated[int | None, replace(PROMPTS, shown="10")] = None
     engines: Engines = (BUILTIN,)
     servers: ServerSettings = field(default_factory=ServerSettings)
-    forward: Forward = "auto"
-    graph: Graph = "auto"
-    kernels: Kernels = "auto"
+    forward: ModelImplementation = "auto"
+    graph: CudaGraph = "auto"
+    kernels: AttentionBackend = "auto"
     machine: MachineSettings
     seed: Seed = 0
     pairings_file: PairingsFile = None

@@ -24,7 +24,7 @@ from specbench.metrics.serving import (
     mean_num_speculative_tokens,
 )
 from specbench.metrics.speed import decode_tokens_per_s, end_to_end_tokens_per_s
-from specbench.metrics.summary import summarise
+from specbench.metrics.summary import summarize
 from specbench.metrics.validity import judge_cell
 from specbench.records import ASSISTED_DEFAULT, CellKey, CellSummary, Interval, RequestRecord
 from specbench.records.doc import Doc
@@ -227,7 +227,7 @@ def compare_adaptive(
         return ()
     first = {cell.key: cell for cell in explored}
     again = {cell.key: cell for cell in confirmed}
-    fixed = summarise(cell for cell in explored if cell.key.draft.is_fixed)
+    fixed = summarize(cell for cell in explored if cell.key.draft.is_fixed)
     found = (
         _compare_lengths(cell, first[best], again)
         for cell in adaptive

@@ -29,11 +29,11 @@ from specbench.engines.engine import (
     Work,
     arriving,
 )
+from specbench.engines.expected_errors import errors_translated
 from specbench.engines.kernel_choices import KernelChoices
 from specbench.engines.loaded_drafters import LoadedDrafters, take
 from specbench.engines.model_forwards import Forwards, ModelForwards
 from specbench.engines.model_pool import ModelPool, bytes_read, identity
-from specbench.engines.refusals import failures_told
 from specbench.footprint import row_slots
 from specbench.forward.attention.backends import attention_backend
 from specbench.forward.attention.candidates import USUAL
@@ -200,7 +200,7 @@ class BuiltinEngine(Instrumented):
         served = self.serve([request], work, Load())
         return replace(served.results[0], cpu_s=served.cpu_s)
 
-    @failures_told()
+    @errors_translated()
     def serve(self, requests: Sequence[Request], work: Work, load: Load) -> ServedPass:
         if not work.adaptive:
             return self._serve(requests, work, load, FixedK(self._drafters.depth(work)))

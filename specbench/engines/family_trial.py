@@ -5,7 +5,7 @@ from copy import deepcopy
 import torch
 from transformers.quantizers.auto import get_hf_quantizer
 
-from specbench.engines.refusals import failures_told
+from specbench.engines.expected_errors import errors_translated
 from specbench.errors import ModelError
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.self_test import make_checked_runner
@@ -16,7 +16,7 @@ from specbench.models.quantization import named_format
 from specbench.models.small import small_config
 
 
-def family_refusal(spec: ModelSpec) -> str | None:
+def why_family_fails(spec: ModelSpec) -> str | None:
     """What loading would say against the model, from its config; None if it would run, or if no
     small model of it can be made."""
     try:
@@ -33,7 +33,7 @@ def family_refusal(spec: ModelSpec) -> str | None:
     except Exception:
         return None  # sizes that do not go together say nothing about the model's own
     try:
-        with failures_told():
+        with errors_translated():
             keep_text_part(model)
             make_checked_runner(model)
     except ModelError as error:

@@ -29,9 +29,10 @@ from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.kernels.availability import DEVICES, DRAWS, TOP_P, Switch, why_not
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import FUSED, FUSED_TRITON, STOCK, Runner, StockRunner
-from specbench.forward.self_test import TOLERANCE, Forward, check_layers, distance
+from specbench.forward.self_test import TOLERANCE, check_layers, distance
 from specbench.models.loading import LoadedModel
 from specbench.records import Contender, KernelChoice, Sampling
+from specbench.settings.decoder import ModelImplementation
 
 TRITON, TORCH = "triton", "torch"
 NAMES = (TRITON, TORCH)  # in the order that decides among equals
@@ -169,7 +170,7 @@ class KernelChoices:
         self.autotuner = Autotuner(round_timing(clock, graphs))
         self.notes: list[str] = []
 
-    def choose(self, runner: Runner, forward: Forward, name: str) -> Runner:
+    def choose(self, runner: Runner, forward: ModelImplementation, name: str) -> Runner:
         """The runner of the named model to decode with, its implementations chosen. ModelError.
 
         Transformers' own code takes torch's own attention.
@@ -186,7 +187,9 @@ class KernelChoices:
         self._attend(runner.layers, name)
         return self._chosen_forward(runner, forward, name)
 
-    def choose_for_layers(self, layers: LayerStack, forward: Forward, name: str) -> tuple[str, ...]:
+    def choose_for_layers(
+        self, layers: LayerStack, forward: ModelImplementation, name: str
+    ) -> tuple[str, ...]:
         """The same for a head, whose layers take their steps from the target; notes about it."""
         notes = check_layers(layers, forward, name)
         if layers.fused is not None:
@@ -232,7 +235,9 @@ class KernelChoices:
             KernelChoice(key=key, subject=subject, chosen=kernel.name, is_forced=True)
         )
 
-    def _chosen_forward(self, runner: FusedRunner, forward: Forward, name: str) -> Runner:
+    def _chosen_forward(
+        self, runner: FusedRunner, forward: ModelImplementation, name: str
+    ) -> Runner:
         names = tuple(name for name in FORWARDS if forward == "auto" or name.startswith(forward))
         sizes = (runner.num_layers, runner.hidden_size, runner.config.intermediate_size)
         facts = (names, runner.cases, sizes)

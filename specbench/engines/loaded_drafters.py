@@ -12,16 +12,16 @@ from specbench.decode.round import Verifier
 from specbench.decode.verifier import verify
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.engines.engine import Work
+from specbench.engines.expected_errors import errors_translated
 from specbench.engines.kernel_choices import KernelChoices, packed_notes
 from specbench.engines.model_forwards import Forwards
 from specbench.engines.model_pool import ModelPool, bytes_read, head_identity, identity, shown
-from specbench.engines.refusals import failures_told
 from specbench.errors import ModelError, UsageError
 from specbench.files.config import NO_TREES
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
-from specbench.forward.self_test import Forward, make_checked_runner
+from specbench.forward.self_test import make_checked_runner
 from specbench.inputs.pairing import DrafterSpec
 from specbench.json_text import parse_json
 from specbench.methods import find_method
@@ -30,6 +30,7 @@ from specbench.models.loading import LoadedModel, first_not_finite, not_finite_w
 from specbench.models.retokenizer import require_common_tokens
 from specbench.models.tokenizer import ChatTokenizer, require_same_vocabulary
 from specbench.records import NO_DRAFTER, LossyRule, ModelIdentity
+from specbench.settings.decoder import ModelImplementation
 
 FILE = "training.json"
 
@@ -56,14 +57,14 @@ class PooledModel(NamedTuple):
 def take(
     pool: ModelPool,
     spec: ModelSpec,
-    forward: Forward,
+    forward: ModelImplementation,
     kernels: KernelChoices,
     role: Literal["target", "draft"] = "target",
 ) -> PooledModel:
     """The model from the pool, its runner checked and its kernels chosen; ModelError."""
     loaded = pool.load(spec, role)
     try:
-        with failures_told():
+        with errors_translated():
             runner, notes = make_checked_runner(loaded.model, forward)
         runner = kernels.choose(runner, forward, shown(spec))
         notes = (*loaded.notes, *notes, *packed_notes(kernels.autotuner, loaded, shown(spec)))
@@ -82,7 +83,7 @@ class LoadedDrafters:
         target: PooledModel,
         tokenizer: ChatTokenizer,
         pool: ModelPool,
-        forward: Forward,
+        forward: ModelImplementation,
         kernels: KernelChoices,
     ) -> None:
         self._target = target
@@ -100,7 +101,7 @@ class LoadedDrafters:
     def __getitem__(self, name: str) -> Drafter:
         return self._methods[name]
 
-    @failures_told()
+    @errors_translated()
     def add(self, drafter: DrafterSpec) -> ModelIdentity | None:
         """Load it; the identity of its own model. UsageError, ModelError, CompatibilityError."""
         # A method that arrives later has files of another kind.

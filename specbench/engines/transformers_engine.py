@@ -12,9 +12,9 @@ from transformers import GenerationConfig
 from transformers.utils import is_sklearn_available
 
 from specbench.engines.engine import InProcess, Load, ServedPass, Work
+from specbench.engines.expected_errors import device_errors_translated
 from specbench.engines.generation_log import GenerationLog, timeline
 from specbench.engines.model_pool import ModelPool, identity
-from specbench.engines.refusals import device_errors_told
 from specbench.engines.transformers import ASSISTED, BASELINES, COUNTERPARTS, LOOKUP, STATIC
 from specbench.errors import CompatibilityError, ModelError, SpecbenchError, UsageError, first_line
 from specbench.files.model_spec import ModelSpec
@@ -76,13 +76,13 @@ def make_peer(model: Any) -> Any:
 
 
 @contextmanager
-def refusals_told(module: Any, method: str) -> Iterator[None]:
+def generate_errors_translated(module: Any, method: str) -> Iterator[None]:
     """ModelError where transformers refuses or cannot run a method; lack of memory stays as it is.
 
     Its refusals have no class of their own, so errors of its code are among them.
     """
     try:
-        with device_errors_told():
+        with device_errors_translated():
             yield
     except torch.OutOfMemoryError:
         raise
@@ -243,7 +243,7 @@ class TransformersEngine(InProcess):
             _seeded(request.seed, self._module.device),
             quiet(),  # it warns about the way in which it calls its own assistant
             self._fed_to(log, work),
-            refusals_told(self._module, work.method),
+            generate_errors_translated(self._module, work.method),
         ):
             if self._module.device.type == "cuda":
                 torch.cuda.synchronize()

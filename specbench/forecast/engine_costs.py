@@ -16,7 +16,7 @@ from specbench.inputs.strict_yaml import Value, YamlMapping, number, one_of, rea
 from specbench.json_text import parse_json
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.registry import number_of
-from specbench.metrics.summary import summarise
+from specbench.metrics.summary import summarize
 from specbench.records import EngineCost
 from specbench.runs import StoredRun, load_run
 from specbench.settings import SERVED, AcceptanceRule
@@ -257,7 +257,7 @@ def read_run(folder: Path) -> list[EngineCost]:
 
 def _costs(stored: StoredRun) -> Iterator[EngineCost]:
     versions = {server.engine: server.version for server in stored.servers if server.version}
-    for cell in summarise(aggregate_run(stored)):
+    for cell in summarize(aggregate_run(stored)):
         at, draft = cell.key.condition, cell.key.draft
         cost = number_of(cell.metrics, "round_s")
         is_served = at.engine in SERVED and at.request_rate is None

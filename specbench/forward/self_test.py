@@ -7,7 +7,7 @@ suffixes: B rows, T tokens, V vocabulary, F hidden size, W what the first layer'
 
 from collections.abc import Callable
 from inspect import signature
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +24,8 @@ from specbench.forward.runner import Runner, StockRunner
 from specbench.forward.state_layers import state_layers
 from specbench.forward.tree import Branches, ancestors_of
 from specbench.models.library_errors import failure_reason, model_failure
+from specbench.settings.decoder import ModelImplementation
 
-Forward = Literal["auto", "stock", "fused"]
 _Way = Callable[[Runner, Tensor], Tensor]  # feeds a runner rows of tokens; logits [B, T, V]
 
 _LENGTHS = (9, 6)  # ragged rows
@@ -38,7 +38,9 @@ TOLERANCE = {torch.float64: 3e-5, torch.float32: 3e-4, torch.float16: 0.02, torc
 
 
 @torch.inference_mode()
-def make_checked_runner(model: Any, forward: Forward = "auto") -> tuple[Runner, tuple[str, ...]]:
+def make_checked_runner(
+    model: Any, forward: ModelImplementation = "auto"
+) -> tuple[Runner, tuple[str, ...]]:
     """A runner whose logits equal the model's own, and what is to be said about it.
 
     Two rows are prefilled one by one and continue together with ragged lengths; a wrong token is
@@ -248,7 +250,7 @@ _PARENTS = (0, 0, 1)  # of a tree of three drafts
 
 
 @torch.inference_mode()
-def check_layers(layers: LayerStack, forward: Forward, name: str) -> tuple[str, ...]:
+def check_layers(layers: LayerStack, forward: ModelImplementation, name: str) -> tuple[str, ...]:
     """Have those of the named head run as `forward` asks for, and what is to be said about it.
 
     `auto` falls back from fused layers to transformers' own, and the notes say why. ModelError

@@ -30,7 +30,7 @@ from specbench.gate.fingerprint import (
 from specbench.json_text import parse_json
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.machine import LIMITED_CLOCKS, cpu_share, noise_facts, noise_signs
-from specbench.metrics.summary import summarise_imported
+from specbench.metrics.summary import summarize_imported
 from specbench.records import NO_DRAFTER, CellKey
 from specbench.runs import StoredRun
 from specbench.whole_file import write_whole
@@ -92,7 +92,7 @@ def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapsho
     noise = tuple(fact for fact in facts if not fact.startswith(LIMITED_CLOCKS))
     share = cpu_share((*cells, *confirmed))
     figures = [cell_figures(cell, names) for cell in cells]
-    figures += map(imported_figures, summarise_imported(keys, imported))
+    figures += map(imported_figures, summarize_imported(keys, imported))
     measured = {cell.key for cell in figures}
     return Snapshot(
         origins=(

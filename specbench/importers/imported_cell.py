@@ -10,7 +10,7 @@ from specbench.methods import METHODS
 from specbench.records import (
     CellKey,
     Condition,
-    Draft,
+    DraftConfig,
     Fixed,
     ImportedRecord,
     Request,
@@ -127,11 +127,11 @@ def to_cell(
             dtype=given.dtype or UNKNOWN,
             engine=parsed.engine,
         ),
-        draft=Draft(
+        draft=DraftConfig(
             drafter=given_drafter or UNKNOWN, method=given.method or UNKNOWN, length=Fixed(k)
         )
         if k
-        else Draft.none,
+        else DraftConfig.none,
     )
     figures = _known(parsed.figures)
     has_acceptance = any("accept" in name for name in figures)

@@ -25,12 +25,12 @@ from specbench.stats.intervals import (
 )
 
 
-def summarise(cells: Iterable[CellData]) -> tuple[CellSummary, ...]:
+def summarize(cells: Iterable[CellData]) -> tuple[CellSummary, ...]:
     """One summary a cell, in order; an invalid cell keeps its metrics and says why."""
-    return tuple(map(_summarise, cells))
+    return tuple(map(_summarize, cells))
 
 
-def _summarise(cell: CellData) -> CellSummary:
+def _summarize(cell: CellData) -> CellSummary:
     reasons = judge_cell(cell)
     decode = _speedup(cell, paired_decode(cell))
     end_to_end = _speedup(cell, paired_end_to_end(cell))
@@ -80,7 +80,7 @@ _SPEEDUPS = {
 _ROUNDING = 1e-6  # of figures that another tool rounded
 
 
-def summarise_imported(
+def summarize_imported(
     keys: Sequence[CellKey],
     records: Sequence[ImportedRecord],
     slo: Mapping[str, float] | None = None,
@@ -129,7 +129,7 @@ def _imported_summary(
         cell = replace(cell, requests=requests, baseline=baseline)
     reasons = tuple(_broken_figures(key, record))
     curve = record.figures.get("acceptance_rate_per_position")
-    (summary,) = summarise([cell])
+    (summary,) = summarize([cell])
     metrics = {**summary.metrics, **record.figures}
     for name, rate in _SPEEDUPS.items():
         before = number_of(base.figures, rate) if base else None

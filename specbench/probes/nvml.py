@@ -94,7 +94,7 @@ class NvmlProbe:
 
     def stop(self) -> DeviceSample | None:
         readings = self._sampler.stop()
-        return summarise(readings, self._sm_clock_default_mhz()) if readings else None
+        return summarize(readings, self._sm_clock_default_mhz()) if readings else None
 
     def energy_j(self) -> float | None:
         """The counter moves in steps of some 20 to 100 ms: short requests read coarsely."""
@@ -165,7 +165,7 @@ class NvmlProbe:
             return None
 
 
-def summarise(readings: list[GpuReading], sm_clock_default_mhz: int | None) -> DeviceSample:
+def summarize(readings: list[GpuReading], sm_clock_default_mhz: int | None) -> DeviceSample:
     """Peaks of memory and heat, mean power, lowest clock, and every reason to throttle.
 
     The clock of a moment in which the GPU idled says nothing about the work and is left out.

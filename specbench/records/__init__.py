@@ -20,7 +20,7 @@ from specbench.records.keys import (
     Auto,
     CellKey,
     Condition,
-    Draft,
+    DraftConfig,
     Fixed,
     Length,
 )
@@ -81,7 +81,7 @@ __all__ = [
     "Contender",
     "Decision",
     "DeviceSample",
-    "Draft",
+    "DraftConfig",
     "EngineCost",
     "EngineRecord",
     "Environment",

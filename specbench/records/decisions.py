@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from specbench.records.doc import Doc
-from specbench.records.keys import CellKey, Condition, Draft
+from specbench.records.keys import CellKey, Condition, DraftConfig
 from specbench.stats.interval import Interval
 
 
@@ -84,7 +84,7 @@ class Decision:
         CellKey, Doc("the cell that it is about, also if the answer is not to use it")
     ]
     draft: Annotated[
-        Draft, Doc("what to use: that of `leader`; of no method at K = 0 or if undecided")
+        DraftConfig, Doc("what to use: that of `leader`; of no method at K = 0 or if undecided")
     ]
     speedup: Annotated[
         Interval | None,

@@ -1,8 +1,8 @@
 """The key of a cell: a draft configuration under a condition, and the axes of both.
 
 In files and tables a key is flat, one entry per axis. Here it has two parts, because cells that
-are compared share their condition. A new axis is a field of `Condition` or `Draft` and a row of
-AXES: ids, files, columns, `check --allow-different` and sentences follow from it.
+are compared share their condition. A new axis is a field of `Condition` or `DraftConfig` and a
+row of AXES: ids, files, columns, `check --allow-different` and sentences follow from it.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -211,7 +211,7 @@ _LEFT_OUT: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Draft:
+class DraftConfig:
     """A draft configuration: drafter, method, number of draft tokens, and a lossy rule if any."""
 
     drafter: str
@@ -219,7 +219,7 @@ class Draft:
     length: Length
     lossy: str | None = None  # the rule that changes the target's distribution, as LossyRule says
 
-    none: ClassVar["Draft"]  # K = 0: the same for all drafters
+    none: ClassVar["DraftConfig"]  # K = 0: the same for all drafters
 
     @property
     def k(self) -> int:
@@ -256,7 +256,7 @@ class Draft:
         return self.length.order
 
 
-Draft.none = Draft(drafter=NO_DRAFTER, method=NO_DRAFTER, length=Fixed(0))
+DraftConfig.none = DraftConfig(drafter=NO_DRAFTER, method=NO_DRAFTER, length=Fixed(0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -345,7 +345,7 @@ class CellKey:
     """The key of a cell, the same in every run."""
 
     condition: Condition
-    draft: Draft
+    draft: DraftConfig
 
     # Records in JSON contain a key flat.
     __pydantic_serializer__: ClassVar[SchemaSerializer]
@@ -405,8 +405,10 @@ class CellKey:
         values = {name: flat.get(name, axis.default) for name, axis in AXES.items()}
         k, adaptive = values["num_speculative_tokens"], values["adaptive"]
         values["length"] = Auto(k) if adaptive else Fixed(k)
-        condition, draft = ({f.name: values[f.name] for f in fields(p)} for p in (Condition, Draft))
-        key = cls(condition=Condition(**condition), draft=Draft(**draft))
+        condition, draft = (
+            {f.name: values[f.name] for f in fields(p)} for p in (Condition, DraftConfig)
+        )
+        key = cls(condition=Condition(**condition), draft=DraftConfig(**draft))
         if key.pairing != values["pairing"]:
             raise ValueError(f"pairing {values['pairing']} is not {key.pairing}")
         return key
@@ -430,7 +432,7 @@ CellKey.__pydantic_serializer__ = SchemaSerializer(core_schema.any_schema(serial
 def _annotation(path: str) -> Any:
     """The type of the field or property of a key at a path."""
     part, _, name = path.rpartition(".")
-    owner: Any = {"": CellKey, "condition": Condition, "draft": Draft}[part]
+    owner: Any = {"": CellKey, "condition": Condition, "draft": DraftConfig}[part]
     getter = getattr(getattr(owner, name), "fget", None)
     return get_type_hints(getter)["return"] if getter else get_type_hints(owner)[name]
 

@@ -28,7 +28,7 @@ from specbench.metrics.cell import CellData
 from specbench.metrics.generation import DecodedRequest, generation_of
 from specbench.metrics.machine import Moment, moments, noise_signs
 from specbench.metrics.pairs import prompt_speedups
-from specbench.metrics.summary import summarise, summarise_imported
+from specbench.metrics.summary import summarize, summarize_imported
 from specbench.no_collection import no_collection
 from specbench.records import (
     CellKey,
@@ -118,9 +118,9 @@ def build_document(stored: StoredRun) -> Document:
     environment, *sessions = _with_threads(stored)
     explored = aggregate_run(stored)
     repeated = aggregate_run(stored, "confirm")
-    cells = summarise(explored)
-    confirmed = {cell.key: cell for cell in summarise(repeated)}
-    imported = summarise_imported(
+    cells = summarize(explored)
+    confirmed = {cell.key: cell for cell in summarize(repeated)}
+    imported = summarize_imported(
         [plan.key for plan in stored.run.cells], stored.imported, stored.run.settings.load.slo
     )
     made_up = stored.run.settings.decoder.is_synthetic

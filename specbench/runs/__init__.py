@@ -2,12 +2,11 @@
 
 run.json is written once, before the first measurement. records.jsonl only grows: one line per
 record, each on disk before `append` returns. One writer at a time; the kernel drops its
-lock when it dies, so a killed run can be resumed immediately. Open `ledger.py` first; `reader.py`
+lock when it dies, so a killed run can be resumed immediately. Open `store.py` first; `reader.py`
 reads a run back.
 """
 
 from specbench.runs.codec import SCHEMA_VERSION, StoredRecord, StoredRun
-from specbench.runs.ledger import Ledger, create_run, dated_later, new_run_id, resume_run
 from specbench.runs.reader import (
     LATEST,
     RunListing,
@@ -15,12 +14,13 @@ from specbench.runs.reader import (
     list_runs,
     load_run,
 )
+from specbench.runs.store import RunStore, create_run, dated_later, new_run_id, resume_run
 
 __all__ = [
     "LATEST",
     "SCHEMA_VERSION",
-    "Ledger",
     "RunListing",
+    "RunStore",
     "StoredRecord",
     "StoredRun",
     "create_run",

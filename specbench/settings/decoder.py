@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from specbench.settings.option import Option
 from specbench.settings.words import parse_acceptance
 
-Forward = Annotated[
+ModelImplementation = Annotated[
     Literal["auto", "stock", "fused"],
     Option(
         is_rare=True,
@@ -14,11 +14,11 @@ Forward = Annotated[
         help="Forward pass: auto, stock (transformers) or fused (dense Llama family).",
     ),
 ]
-Graph = Annotated[
+CudaGraph = Annotated[
     Literal["auto", "off", "step", "round"],
     Option(is_rare=True, names=("--cuda-graph",), help="CUDA graphs: auto, off, step or round."),
 ]
-Kernels = Annotated[
+AttentionBackend = Annotated[
     Literal["auto", "triton", "flash_attn", "flash", "efficient", "cudnn", "torch", "plain"],
     Option(
         is_rare=True,
@@ -33,9 +33,9 @@ Kernels = Annotated[
 class DecoderSettings:
     """The built-in decoder."""
 
-    forward: Forward = "auto"
-    graph: Graph = "auto"
-    kernels: Kernels = "auto"
+    forward: ModelImplementation = "auto"
+    graph: CudaGraph = "auto"
+    kernels: AttentionBackend = "auto"
     acceptance: Annotated[  # simulated, per position: the text means nothing
         tuple[float, ...] | None,
         Option(

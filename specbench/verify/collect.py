@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from specbench.engines.engine import Engine, Load, Work
-from specbench.engines.refusals import REFUSALS
+from specbench.engines.expected_errors import EXPECTED_ERRORS
 from specbench.errors import ModelError, first_line
 from specbench.inputs.pairing import DrafterSpec
 from specbench.records import Request, Result, Sampling
@@ -303,7 +303,7 @@ def examine(
             try:
                 if drafter is not None:
                     engines[name].add_drafter(drafter)
-            except REFUSALS as error:
+            except EXPECTED_ERRORS as error:
                 refused[name] = error
         for job in group:
             candidate = EngineUnderTest(
@@ -315,7 +315,7 @@ def examine(
                 if job.engine in refused:
                     raise refused[job.engine]
                 evidence.append(_evidence(collector, candidate, job, amount.num_tokens, baselines))
-            except REFUSALS as error:
+            except EXPECTED_ERRORS as error:
                 evidence.append(job.refused(error))
         if drafter is not None:
             for engine in engines.values():

@@ -85,9 +85,9 @@ def test_the_loop_serves_what_is_not_stored_until_the_deadline_or_the_end_of_a_s
         blocks = [replace(block, session=f"s{i}", cycle=0) for i, block in enumerate(blocks)]
     clock, watch, checked = FakeClock(), RecordingWatch(), []
     stored = []
-    ledger = SimpleNamespace(finished_blocks={blocks[0].id}, append=stored.append)
+    store = SimpleNamespace(finished_blocks={blocks[0].id}, append=stored.append)
     server = SlowServer(clock)
-    loop = RunLoop(ledger, watch, Deadline(100.0, clock), len(blocks))
+    loop = RunLoop(store, watch, Deadline(100.0, clock), len(blocks))
     loop.serve(blocks, server, lambda block, _: checked.append((block.id, len(stored))))
     ids = [block.id for block in blocks[1 : 1 + num_served]]
     assert server.served == watch.blocks == [record.block_id for record in stored] == ids

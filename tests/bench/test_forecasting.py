@@ -206,9 +206,9 @@ def test_a_run_killed_while_tracing_goes_on_where_it_was(tmp_path, whole, num_tr
 
 @pytest.mark.parametrize("kind", ["RoundCost", "ForecastRecord", "BlockRecord"])
 def test_a_run_killed_after_any_kind_of_record_ends_the_same(tmp_path, whole, kind, monkeypatch):
-    from specbench.runs.ledger import Ledger
+    from specbench.runs.store import RunStore
 
-    append = Ledger.append
+    append = RunStore.append
 
     def append_and_stop(self, record):
         append(self, record)
@@ -216,7 +216,7 @@ def test_a_run_killed_after_any_kind_of_record_ends_the_same(tmp_path, whole, ki
             raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "append", append_and_stop)
+        patch.setattr(RunStore, "append", append_and_stop)
         with pytest.raises(Stop):
             run(tmp_path)
     assert_the_same(run(tmp_path), whole)

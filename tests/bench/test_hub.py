@@ -67,7 +67,7 @@ def test_the_size_is_named_before_the_download_and_bytes_are_counted_to_the_last
     said: list[str],
 ) -> None:
     warnings: list[str] = []
-    hub.look_for_hub([BIG], warnings.append)
+    hub.download_missing([BIG], warnings.append)
     (line,) = warnings
     size = sum(file.stat().st_size for file in DEMO.iterdir())
     assert f"org/big ({size / 2**20:.1f} MiB)" in line
@@ -86,11 +86,11 @@ def test_with_a_config_in_the_cache_the_weights_are_still_named_and_fetched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hub, "has_weights", lambda _: False)
-    hub.look_for_hub([BIG], [].append, weights=False)
+    hub.download_missing([BIG], [].append, weights=False)
     assert kept("config.json")
     assert kept("model.safetensors") is None
     warnings: list[str] = []
-    hub.look_for_hub([BIG], warnings.append)
+    hub.download_missing([BIG], warnings.append)
     stored = (DEMO / "model.safetensors").stat().st_size
     assert f"org/big ({stored / 2**20:.1f} MiB)" in warnings[0]  # only what is still missing
     assert kept("model.safetensors")
@@ -100,7 +100,7 @@ def test_a_gated_model_gets_its_page_and_the_login_and_others_are_downloaded(
     address: str, said: list[str]
 ) -> None:
     warnings: list[str] = []
-    hub.look_for_hub([SHUT, BIG], warnings.append)
+    hub.download_missing([SHUT, BIG], warnings.append)
     (shut,) = (line for line in warnings if line.startswith("org/shut"))
     assert f"{address}/org/shut" in shut
     assert "hf auth login" in shut
@@ -124,7 +124,7 @@ def test_a_failed_download_is_warned_of_and_does_not_end_the_others(
     full = OSError(28, "No space left on device")
     monkeypatch.setattr(hub, "snapshot_download", lambda *_, **__: (_ for _ in ()).throw(full))
     warnings: list[str] = []
-    hub.look_for_hub([BIG, ModelSpec(source="org/nothing")], warnings.append)
+    hub.download_missing([BIG, ModelSpec(source="org/nothing")], warnings.append)
     failed = [line for line in warnings if "No space left" in line]
     assert [line.partition(":")[0] for line in failed] == ["org/big"]
     assert any(line.startswith("org/nothing: not on") for line in warnings)
@@ -135,7 +135,7 @@ def test_an_unreachable_hub_is_warned_of_and_tried_once(monkeypatch: pytest.Monk
     looks: list[int] = []
     warnings: list[str] = []
     monkeypatch.setattr(hub, "_is_reachable", lambda: looks.append(1))
-    hub.look_for_hub([FAR, model_spec("demo:target")], warnings.append)
+    hub.download_missing([FAR, model_spec("demo:target")], warnings.append)
     assert len(looks) == 1
     (line,) = warnings
     assert FAR.source in line
@@ -146,7 +146,7 @@ def test_an_unreachable_hub_is_warned_of_and_tried_once(monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("said")
 def test_what_is_here_needs_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "_is_reachable", lambda: pytest.fail("asked the hub"))
-    hub.look_for_hub([model_spec("demo:target")], pytest.fail)
+    hub.download_missing([model_spec("demo:target")], pytest.fail)
     assert not constants.is_offline_mode()
 
 

@@ -31,12 +31,12 @@ class Words:
         default_factory=lambda: SimpleNamespace(target=SimpleNamespace(name=""), pairings=())
     )
 
-    def measure(self, machine, ledger, deadline):  # noqa: ARG002
-        stored = {one.reason for one in ledger.stored.failures}
-        machine.reporter.stage(f"{self.label} at {ledger.node}")
+    def measure(self, machine, store, deadline):  # noqa: ARG002
+        stored = {one.reason for one in store.stored.failures}
+        machine.reporter.stage(f"{self.label} at {store.node}")
         for word in self.words:
             if word not in stored:
-                ledger.append(said(word))
+                store.append(said(word))
 
     def known(self, records):
         return [r for r in records if isinstance(r, FailureRecord) and r.reason in self.words]
@@ -51,7 +51,7 @@ class InTwoPasses:
     def __init__(self, first, second):
         self.passes = [list(first), list(second)]
         self.stored_at_second = None
-        self.ledger = None
+        self.store = None
 
     def next_unit(self, num_running):
         if self.passes[0]:
@@ -59,7 +59,7 @@ class InTwoPasses:
         if num_running and self.stored_at_second is None:
             return None
         if self.stored_at_second is None:
-            self.stored_at_second = len(self.ledger.records)
+            self.stored_at_second = len(self.store.records)
         return self.passes[1].pop(0) if self.passes[1] else None
 
 
@@ -76,11 +76,11 @@ def spread_over(cluster, tmp_path, engines):
         workload_sha256={},
         cells=(),
     )
-    with create_run(tmp_path, run) as ledger:
+    with create_run(tmp_path, run) as store:
         for engine in engines:
-            engine.ledger = ledger
-        spread.keep_busy(engines, ledger, None)
-        return [one.reason for one in ledger.records], watch
+            engine.store = store
+        spread.keep_busy(engines, store, None)
+        return [one.reason for one in store.records], watch
 
 
 def units(num, size=3):

@@ -69,9 +69,9 @@ def _main(
 
 
 def _hold_after(num_records: int) -> None:
-    from specbench.runs.ledger import Ledger
+    from specbench.runs.store import RunStore
 
-    append, left = Ledger.append, num_records
+    append, left = RunStore.append, num_records
 
     def held(self, record):
         nonlocal left
@@ -80,4 +80,4 @@ def _hold_after(num_records: int) -> None:
         left -= 1
         append(self, record)
 
-    Ledger.append = held
+    RunStore.append = held

@@ -38,11 +38,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         asked = replace(run(name), environment=later)
         if name == SHORT:
             asked = replace(asked, settings=changed(asked.settings, budget_s=3.0))
-        with create_run(folder / "reports", asked) as ledger:
+        with create_run(folder / "reports", asked) as store:
             for record in records:
-                ledger.append(record)
-            ledger.finish()
-            ledger.finish()  # says nothing new
+                store.append(record)
+            store.finish()
+            store.finish()  # says nothing new
     return folder
 
 
@@ -85,9 +85,9 @@ def test_named_it_is_refused_with_the_reason(folder: Path, name, command) -> Non
 
 
 def test_where_all_have_failed_latest_says_so(tmp_path: Path) -> None:
-    with create_run(tmp_path / "reports", run()) as ledger:
-        ledger.append(BROKEN)
-        ledger.finish()
+    with create_run(tmp_path / "reports", run()) as store:
+        store.append(BROKEN)
+        store.finish()
     ran = specbench("recommend", cwd=tmp_path)
     assert ran.code == 2
     assert "20261121-010203-a1b2 (failed)" in ran.err
@@ -95,8 +95,8 @@ def test_where_all_have_failed_latest_says_so(tmp_path: Path) -> None:
 
 def test_one_measured_request_is_enough_not_to_have_failed(tmp_path: Path) -> None:
     measured: BlockRecord = block("a")
-    with create_run(tmp_path / "reports", run()) as ledger:
-        ledger.append(replace(measured, requests=(FAILED_REQUEST, *measured.requests)))
-        ledger.finish()
+    with create_run(tmp_path / "reports", run()) as store:
+        store.append(replace(measured, requests=(FAILED_REQUEST, *measured.requests)))
+        store.finish()
     (row,) = json.loads(specbench("list", "runs", "--json", cwd=tmp_path).out)
     assert row["state"] == "complete"

@@ -7,7 +7,7 @@ import pytest
 from specbench.records import CellSummary, Interval
 from tests.cell_keys import BASE_KEY, KEY, with_axes
 
-Summarised = Callable[..., CellSummary]
+Summarized = Callable[..., CellSummary]
 
 
 def summary(
@@ -34,5 +34,5 @@ def summary(
 
 
 @pytest.fixture
-def summarised() -> Summarised:
+def summarized() -> Summarized:
     return summary

@@ -137,30 +137,30 @@ def test_without_an_adaptive_cell_there_is_nothing_to_compare():
     assert compare_adaptive(explored(2.0, 1.0, k4=1.5)[:2]) == ()
 
 
-def test_the_best_fixed_k_of_a_question_is_no_adaptive_one(summarised):
-    cells = [summarised(2, 1.1, 1.2, 1.3), summarised(4, 1.0, 1.5, 2.0)]
-    auto = summarised(8, 1.8, 1.9, 2.0)
+def test_the_best_fixed_k_of_a_question_is_no_adaptive_one(summarized):
+    cells = [summarized(2, 1.1, 1.2, 1.3), summarized(4, 1.0, 1.5, 2.0)]
+    auto = summarized(8, 1.8, 1.9, 2.0)
     auto = replace(auto, key=with_axes(auto.key, adaptive=True))
     assert best_fixed([*cells, auto]) == cells[1].key
     assert best_fixed([auto]) is None
 
 
-def test_the_best_fixed_k_is_0_where_every_other_slows_down(summarised):
-    plain, slow = summarised(0, None, 1.0, None), summarised(2, 0.8, 0.9, 1.0)
+def test_the_best_fixed_k_is_0_where_every_other_slows_down(summarized):
+    plain, slow = summarized(0, None, 1.0, None), summarized(2, 0.8, 0.9, 1.0)
     assert best_fixed([slow, plain]) == plain.key
     assert best_fixed([slow]) == slow.key
 
 
 @pytest.mark.parametrize("ks", [(2, 4), (4, 2)])
-def test_of_equally_fast_fixed_k_the_smaller_is_the_best(summarised, ks):
-    key = best_fixed([summarised(k, 1.1, 1.2, 1.3) for k in ks])
+def test_of_equally_fast_fixed_k_the_smaller_is_the_best(summarized, ks):
+    key = best_fixed([summarized(k, 1.1, 1.2, 1.3) for k in ks])
     assert key.draft.k == 2
 
 
-def test_invalid_cells_give_the_best_fixed_k_only_where_no_valid_one_does(summarised):
-    fast, faster = (summarised(k, 1.9, k / 2, 2.1, invalid=("throttled",)) for k in (4, 8))
-    valid = summarised(2, 1.0, 1.1, 1.2)
-    unmeasured = replace(summarised(3, 1.0, 9.0, 10.0), speedup=None)
+def test_invalid_cells_give_the_best_fixed_k_only_where_no_valid_one_does(summarized):
+    fast, faster = (summarized(k, 1.9, k / 2, 2.1, invalid=("throttled",)) for k in (4, 8))
+    valid = summarized(2, 1.0, 1.1, 1.2)
+    unmeasured = replace(summarized(3, 1.0, 9.0, 10.0), speedup=None)
     assert best_fixed([fast, faster, valid, unmeasured]) == valid.key
     assert best_fixed([faster, fast, unmeasured]) == faster.key
     assert best_fixed([unmeasured]) is None

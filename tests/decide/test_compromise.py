@@ -13,17 +13,17 @@ from specbench.decide.recommend import choose, decide
 from tests.cell_keys import with_axes
 
 
-def sweep(summarised, workload, **speedups):
+def sweep(summarized, workload, **speedups):
     """Cells of one workload, such as k2=1.5, with intervals of +- 0.1."""
     return [
-        summarised(int(k[1:]), s - 0.1, s, s + 0.1, workload=workload) for k, s in speedups.items()
+        summarized(int(k[1:]), s - 0.1, s, s + 0.1, workload=workload) for k, s in speedups.items()
     ]
 
 
-def test_the_k_with_the_least_worst_regret_is_the_compromise(summarised):
+def test_the_k_with_the_least_worst_regret_is_the_compromise(summarized):
     cells = [
-        *sweep(summarised, "code", k2=1.5, k4=1.8, k8=2.0),
-        *sweep(summarised, "chat", k2=1.2, k4=1.1, k8=0.6),
+        *sweep(summarized, "code", k2=1.5, k4=1.8, k8=2.0),
+        *sweep(summarized, "chat", k2=1.2, k4=1.1, k8=0.6),
     ]
     found = find_compromise(cells)
     assert found is not None
@@ -31,39 +31,39 @@ def test_the_k_with_the_least_worst_regret_is_the_compromise(summarised):
     assert found.regret == pytest.approx({"code": 1 - 1.8 / 2.0, "chat": 1 - 1.1 / 1.2})
 
 
-def test_an_answer_that_could_not_compete_is_named(summarised):
-    code = sweep(summarised, "code", k4=2.0, k8=1.8)
-    chat = [*sweep(summarised, "chat", k8=1.4), summarised(4, None, 1.5, None, workload="chat")]
+def test_an_answer_that_could_not_compete_is_named(summarized):
+    code = sweep(summarized, "code", k4=2.0, k8=1.8)
+    chat = [*sweep(summarized, "chat", k8=1.4), summarized(4, None, 1.5, None, workload="chat")]
     found = find_compromise([*code, *chat])
     assert found is not None
     assert (found.num_speculative_tokens, found.left_out) == (8, (4,))
     assert left_out_in_words(["K=4"]).endswith(" interval on every workload: K=4")
-    complete = find_compromise([*code, *sweep(summarised, "chat", k4=1.5, k8=1.4)])
+    complete = find_compromise([*code, *sweep(summarized, "chat", k4=1.5, k8=1.4)])
     assert complete is not None
     assert complete.left_out == ()
     assert left_out_in_words([]) == ""
 
 
-def test_no_workload_loses_at_the_k_of_its_own_answer(summarised):
+def test_no_workload_loses_at_the_k_of_its_own_answer(summarized):
     # On chat K = 7 has the highest lower bound and is the answer; K = 8 only looks faster.
     chat = [
-        summarised(7, 1.30, 1.38, 1.46, workload="chat"),
-        summarised(8, 1.05, 1.48, 2.08, workload="chat"),
+        summarized(7, 1.30, 1.38, 1.46, workload="chat"),
+        summarized(8, 1.05, 1.48, 2.08, workload="chat"),
     ]
-    code = sweep(summarised, "code", k7=2.0, k8=1.5)
+    code = sweep(summarized, "code", k7=2.0, k8=1.5)
     found = find_compromise([*chat, *code])
     assert found is not None
     assert (found.num_speculative_tokens, found.regret) == (7, {"chat": 0.0, "code": 0.0})
     assert losses_in_words(found.regret, other_ks(found.own, 7)) == ["nothing"]
 
 
-def test_a_workload_with_another_answer_is_named_although_it_loses_nothing(summarised):
+def test_a_workload_with_another_answer_is_named_although_it_loses_nothing(summarized):
     # On code K = 2 is the answer, proven to gain most; K = 4 is as fast by its estimate.
     code = [
-        summarised(2, 1.40, 1.45, 1.50, workload="code"),
-        summarised(4, 1.30, 1.46, 1.64, workload="code"),
+        summarized(2, 1.40, 1.45, 1.50, workload="code"),
+        summarized(4, 1.30, 1.46, 1.64, workload="code"),
     ]
-    chat = sweep(summarised, "chat", k2=1.3, k4=1.6)
+    chat = sweep(summarized, "chat", k2=1.3, k4=1.6)
     found = find_compromise([*code, *chat])
     assert found is not None
     assert (found.num_speculative_tokens, dict(found.own)) == (4, {"code": 2, "chat": 4})
@@ -71,34 +71,34 @@ def test_a_workload_with_another_answer_is_named_although_it_loses_nothing(summa
     assert re.fullmatch(r"nothing measurable .*code \(.*: K=2\)", loss)
 
 
-def test_an_answer_that_was_measured_again_counts(summarised):
-    code = sweep(summarised, "code", k2=1.3, k4=1.5)
-    lost = decide(choose(code), summarised(4, 0.90, 0.95, 1.00, workload="code"))
-    found = find_compromise([*code, *sweep(summarised, "chat", k2=1.3, k4=1.5)], [lost])
+def test_an_answer_that_was_measured_again_counts(summarized):
+    code = sweep(summarized, "code", k2=1.3, k4=1.5)
+    lost = decide(choose(code), summarized(4, 0.90, 0.95, 1.00, workload="code"))
+    found = find_compromise([*code, *sweep(summarized, "chat", k2=1.3, k4=1.5)], [lost])
     assert found is not None
     assert dict(found.own) == {"code": 0, "chat": 4}
 
 
-def test_where_nothing_is_decided_the_k_that_is_spoken_of_is_a_workloads_own(summarised):
-    code = sweep(summarised, "code", k2=1.01, k4=1.05)
+def test_where_nothing_is_decided_the_k_that_is_spoken_of_is_a_workloads_own(summarized):
+    code = sweep(summarized, "code", k2=1.01, k4=1.05)
     undecided = decide(choose(code))
     assert undecided.draft.k == 0
-    found = find_compromise([*code, *sweep(summarised, "chat", k2=1.5, k4=1.6)], [undecided])
+    found = find_compromise([*code, *sweep(summarized, "chat", k2=1.5, k4=1.6)], [undecided])
     assert found is not None
     assert dict(found.own) == {"code": 4, "chat": 4}
 
 
-def test_an_answer_without_interval_on_the_other_workload_is_not_said_to_lose_there(summarised):
+def test_an_answer_without_interval_on_the_other_workload_is_not_said_to_lose_there(summarized):
     # As under a budget: each workload has the prompts of an interval at its own K only.
-    code = [*sweep(summarised, "code", k5=2.4), summarised(7, None, 2.2, None, workload="code")]
-    chat = [*sweep(summarised, "chat", k7=2.0), summarised(5, None, 1.8, None, workload="chat")]
+    code = [*sweep(summarized, "code", k5=2.4), summarized(7, None, 2.2, None, workload="code")]
+    chat = [*sweep(summarized, "chat", k7=2.0), summarized(5, None, 1.8, None, workload="chat")]
     assert find_compromise([*code, *chat]) is None
 
 
-def test_not_speculating_takes_part(summarised):
+def test_not_speculating_takes_part(summarized):
     cells = [
-        *sweep(summarised, "code", k2=1.05),
-        *sweep(summarised, "creative", k2=0.5),
+        *sweep(summarized, "code", k2=1.05),
+        *sweep(summarized, "creative", k2=0.5),
     ]
     found = find_compromise(cells)
     assert found is not None
@@ -106,15 +106,15 @@ def test_not_speculating_takes_part(summarised):
     assert found.regret == pytest.approx({"code": 1 - 1 / 1.05, "creative": 0.0})
 
 
-def test_regrets_within_one_percent_go_to_the_smaller_k(summarised):
-    found = find_compromise(sweep(summarised, "code", k2=1.991, k4=2.0))
+def test_regrets_within_one_percent_go_to_the_smaller_k(summarized):
+    found = find_compromise(sweep(summarized, "code", k2=1.991, k4=2.0))
     assert found is not None
     assert found.num_speculative_tokens == 2
 
 
-def test_a_k_that_is_invalid_in_one_workload_does_not_compete(summarised):
-    code = sweep(summarised, "code", k2=1.5, k8=2.0)
-    chat = sweep(summarised, "chat", k2=1.5, k8=2.0)
+def test_a_k_that_is_invalid_in_one_workload_does_not_compete(summarized):
+    code = sweep(summarized, "code", k2=1.5, k8=2.0)
+    chat = sweep(summarized, "chat", k2=1.5, k8=2.0)
     chat[1] = replace(chat[1], valid=False, invalid_reasons=("throttled",))
     found = find_compromise([*code, *chat])
     assert found is not None
@@ -122,23 +122,23 @@ def test_a_k_that_is_invalid_in_one_workload_does_not_compete(summarised):
     assert found.regret == pytest.approx({"code": 0.25, "chat": 0.0})
 
 
-def test_a_pruned_k_is_not_the_one_for_all(summarised):
-    dropped = [summarised(8, None, 1.9, None, workload=name) for name in ("code", "chat")]
-    cells = [*sweep(summarised, "code", k10=1.3), *sweep(summarised, "chat", k10=1.3), *dropped]
+def test_a_pruned_k_is_not_the_one_for_all(summarized):
+    dropped = [summarized(8, None, 1.9, None, workload=name) for name in ("code", "chat")]
+    cells = [*sweep(summarized, "code", k10=1.3), *sweep(summarized, "chat", k10=1.3), *dropped]
     found = find_compromise(cells)
     assert found is not None
     assert (found.num_speculative_tokens, found.regret) == (10, {"code": 0.0, "chat": 0.0})
 
 
-def test_without_a_valid_cell_there_is_no_compromise(summarised):
-    assert find_compromise([summarised(2, 1.0, 1.1, 1.2, invalid=("throttled",))]) is None
+def test_without_a_valid_cell_there_is_no_compromise(summarized):
+    assert find_compromise([summarized(2, 1.0, 1.1, 1.2, invalid=("throttled",))]) is None
     assert find_compromise([]) is None
 
 
-def test_an_adaptive_k_is_no_k_for_all_workloads(summarised):
-    code = sweep(summarised, "code", k2=1.5)
+def test_an_adaptive_k_is_no_k_for_all_workloads(summarized):
+    code = sweep(summarized, "code", k2=1.5)
     auto = [
-        replace(c, key=with_axes(c.key, adaptive=True)) for c in sweep(summarised, "code", k8=3.0)
+        replace(c, key=with_axes(c.key, adaptive=True)) for c in sweep(summarized, "code", k8=3.0)
     ]
     found = find_compromise([*code, *auto])
     assert found is not None
@@ -146,8 +146,8 @@ def test_an_adaptive_k_is_no_k_for_all_workloads(summarised):
     assert find_compromise(auto) is None
 
 
-def test_pairings_are_not_mixed(summarised):
-    cell = summarised(2, 1.0, 1.1, 1.2)
+def test_pairings_are_not_mixed(summarized):
+    cell = summarized(2, 1.0, 1.1, 1.2)
     other = replace(cell, key=with_axes(cell.key, pairing="demo/poor"))
     with pytest.raises(ValueError, match="one pairing"):
         find_compromise([cell, other])

@@ -8,12 +8,12 @@ import pytest
 from specbench.decide.comparisons import side_by_side
 from specbench.decide.recommend import choose, decide
 from specbench.metrics.aggregate import aggregate_run
-from specbench.metrics.summary import summarise
+from specbench.metrics.summary import summarize
 from specbench.records import CellSummary
 from specbench.report.document import build_document
 from tests.cell_keys import with_axes
 from tests.decide import cells
-from tests.decide.conftest import Summarised
+from tests.decide.conftest import Summarized
 from tests.served_sessions import Sweep, key_of, served_sweep
 
 CYCLES_DIFFER = {"num_cycles": 4, "cycle_deviation": 0.08, "prompt_error": 0.005}
@@ -21,9 +21,9 @@ PROMPTS_DIFFER = {"num_cycles": 4, "cycle_deviation": 0.01, "prompt_error": 0.04
 
 
 def undecided(
-    summarised: Summarised, metrics: Mapping[str, float], estimate: float = 1.08
+    summarized: Summarized, metrics: Mapping[str, float], estimate: float = 1.08
 ) -> CellSummary:
-    cell = summarised(4, estimate - 0.1, estimate, estimate + 0.1, num_prompts=20, metrics=metrics)
+    cell = summarized(4, estimate - 0.1, estimate, estimate + 0.1, num_prompts=20, metrics=metrics)
     return replace(cell, key=with_axes(cell.key, engine="vllm"))
 
 
@@ -37,19 +37,19 @@ def undecided(
     ],
 )
 def test_more_of_what_makes_the_interval_wide_is_asked_for(
-    summarised, metrics, workload_prompts, more, less
+    summarized, metrics, workload_prompts, more, less
 ):
     sentence = decide(
-        choose([undecided(summarised, metrics)]), workload_prompts=workload_prompts
+        choose([undecided(summarized, metrics)]), workload_prompts=workload_prompts
     ).sentence
     assert {"undecided:", "0.98x", "1.18x", "K=4;"} <= set(sentence.split())
     assert more in sentence
     assert less not in sentence
 
 
-def test_requests_served_together_ask_for_cycles_alone(summarised):
+def test_requests_served_together_ask_for_cycles_alone(summarized):
     metrics = {"num_cycles": 4, "num_passes": 8, "cycle_deviation": 0.08, "prompt_error": 0.0}
-    cell = undecided(summarised, metrics)
+    cell = undecided(summarized, metrics)
     cell = replace(cell, key=with_axes(cell.key, concurrency=4))
     assert "--restart-cycles" in decide(choose([cell]), workload_prompts=20).sentence
 
@@ -125,7 +125,7 @@ def test_texts_are_not_called_different_where_one_side_tells_no_tokens():
 
 def test_a_cell_without_a_whole_cycle_decides_nothing():
     stored = served_sweep(Sweep(ks=(4,), cycles=1, rows=(1,), confirmed=None, lost=((4, 0, 1),)))
-    (_, four) = summarise(aggregate_run(stored))
+    (_, four) = summarize(aggregate_run(stored))
     assert four.speedup is None
     assert four.metrics["num_cycles"] == 0
     (decision,) = build_document(stored).decisions

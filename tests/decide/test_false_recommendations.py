@@ -26,7 +26,7 @@ PROMPT_SIGMA = 0.05  # some prompts are guessed better than others, at every K
 NOISE_SIGMA = 0.15  # of one request's time
 
 Floats = NDArray[np.float64]
-Summarised = Callable[..., CellSummary]
+Summarized = Callable[..., CellSummary]
 
 
 class Prompts(NamedTuple):
@@ -43,25 +43,25 @@ class Sweep(NamedTuple):
     again: CellSummary
 
 
-def simulate(rng: np.random.Generator, summarised: Summarised, true_speedup: float) -> Sweep:
+def simulate(rng: np.random.Generator, summarized: Summarized, true_speedup: float) -> Sweep:
     prompts = Prompts(
         lengths=rng.lognormal(0.0, 0.4, NUM_PROMPTS),
         slowness=_mean_one(rng, PROMPT_SIGMA) / true_speedup,
     )
-    choice = choose(_one_pass(rng, summarised, prompts, KS))
+    choice = choose(_one_pass(rng, summarized, prompts, KS))
     assert choice.leader is not None
     k = choice.leader.key.draft.k
-    return Sweep(choice, _one_pass(rng, summarised, prompts, [k])[0])
+    return Sweep(choice, _one_pass(rng, summarized, prompts, [k])[0])
 
 
 def _one_pass(
-    rng: np.random.Generator, summarised: Summarised, prompts: Prompts, ks: Iterable[int]
+    rng: np.random.Generator, summarized: Summarized, prompts: Prompts, ks: Iterable[int]
 ) -> list[CellSummary]:
     base = prompts.lengths * _mean_one(rng, NOISE_SIGMA)
     cells = []
     for k in ks:
         spec = prompts.lengths * prompts.slowness * _mean_one(rng, NOISE_SIGMA)
-        cell = summarised(k, None, 1.0, None, num_prompts=NUM_PROMPTS)
+        cell = summarized(k, None, 1.0, None, num_prompts=NUM_PROMPTS)
         cells.append(replace(cell, speedup=speedup_interval(base, spec)))
     return cells
 
@@ -70,9 +70,9 @@ def _mean_one(rng: np.random.Generator, sigma: float) -> Floats:
     return rng.lognormal(-(sigma**2) / 2, sigma, NUM_PROMPTS)
 
 
-def sweeps(summarised: Summarised, true_speedup: float) -> list[Sweep]:
+def sweeps(summarized: Summarized, true_speedup: float) -> list[Sweep]:
     rng = np.random.default_rng(1)
-    return [simulate(rng, summarised, true_speedup) for _ in range(SWEEPS)]
+    return [simulate(rng, summarized, true_speedup) for _ in range(SWEEPS)]
 
 
 def says_helps(sweep: Sweep) -> bool:
@@ -94,8 +94,8 @@ def log_error(cell: CellSummary, true_speedup: float) -> float:
     return math.log(cell.speedup.estimate / true_speedup)
 
 
-def test_nothing_is_recommended_where_nothing_is_gained(summarised):
-    null = sweeps(summarised, 1.0)
+def test_nothing_is_recommended_where_nothing_is_gained(summarized):
+    null = sweeps(summarized, 1.0)
     confirmed = np.mean([says_helps(sweep) for sweep in null])
     unconfirmed = np.mean([best_of_many_says_helps(sweep) for sweep in null])
     print(f"helps, though nothing is gained: {confirmed:.1%}; unconfirmed {unconfirmed:.1%}")
@@ -103,9 +103,9 @@ def test_nothing_is_recommended_where_nothing_is_gained(summarised):
     assert unconfirmed > 0.05
 
 
-def test_a_real_gain_is_found_and_quoted_without_flattery(summarised):
+def test_a_real_gain_is_found_and_quoted_without_flattery(summarized):
     """The first pass flatters its winner; the second measurement does not."""
-    real = sweeps(summarised, 1.3)
+    real = sweeps(summarized, 1.3)
     found = np.mean([says_helps(sweep) for sweep in real])
     flattered = np.mean([log_error(leader(sweep), 1.3) for sweep in real])
     quoted = np.mean([log_error(sweep.again, 1.3) for sweep in real])

@@ -16,13 +16,13 @@ COST = Objective(name="cost", price_per_hour=3.6)
 
 
 @pytest.fixture
-def measured(summarised):
+def measured(summarized):
     """Cells of one workload at some rows: tokens a second of one user, of all, a speed-up."""
 
     def cells(rows, user, every, ks, *, workload="code", ttft_s=0.1):
         found = []
         for k, (low, estimate, high) in {0: (None, 1.0, None), **ks}.items():
-            cell = summarised(
+            cell = summarized(
                 k,
                 low,
                 estimate,

@@ -10,14 +10,14 @@ from tests.decide.test_objective_choice import cells
 from tests.decide.test_winner import Selection, found, measured  # noqa: F401
 
 
-def test_a_winner_picked_from_several_is_measured_again_though_the_others_were_pruned(summarised):
-    won, left = summarised(4, 1.4, 1.5, 1.6), summarised(8, None, 1.2, None)
+def test_a_winner_picked_from_several_is_measured_again_though_the_others_were_pruned(summarized):
+    won, left = summarized(4, 1.4, 1.5, 1.6), summarized(8, None, 1.2, None)
     assert choose([won, left]).to_confirm == won.key
     assert choose([won]).to_confirm is None
 
 
-def test_a_pruned_k_of_a_higher_estimate_is_said_to_be_dropped(summarised):
-    won, left = summarised(4, 1.4, 1.5, 1.6), summarised(8, None, 1.9, None)
+def test_a_pruned_k_of_a_higher_estimate_is_said_to_be_dropped(summarized):
+    won, left = summarized(4, 1.4, 1.5, 1.6), summarized(8, None, 1.9, None)
     led, dropped = decide(choose([won, left]), won).reasons[-3:-1]
     assert re.match("first pass: K=4 .*K = 4, 8$", led)
     assert re.fullmatch("not measured: K = 8 .*", dropped)

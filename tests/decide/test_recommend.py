@@ -17,33 +17,33 @@ FAST = {
 }
 
 
-def test_the_highest_lower_bound_wins_and_not_the_highest_estimate(summarised):
-    cells = [summarised(2, 1.5, 1.6, 1.7), summarised(8, 1.2, 1.9, 3.0)]
+def test_the_highest_lower_bound_wins_and_not_the_highest_estimate(summarized):
+    cells = [summarized(2, 1.5, 1.6, 1.7), summarized(8, 1.2, 1.9, 3.0)]
     assert choose(cells).leader == cells[0]
 
 
-def test_ties_within_one_percent_go_to_the_smaller_k(summarised):
-    near = [summarised(4, 1.500, 1.6, 1.7), summarised(2, 1.486, 1.6, 1.7)]
-    far = [summarised(4, 1.500, 1.6, 1.7), summarised(2, 1.484, 1.6, 1.7)]
+def test_ties_within_one_percent_go_to_the_smaller_k(summarized):
+    near = [summarized(4, 1.500, 1.6, 1.7), summarized(2, 1.486, 1.6, 1.7)]
+    far = [summarized(4, 1.500, 1.6, 1.7), summarized(2, 1.484, 1.6, 1.7)]
     assert choose(near).leader == near[1]
     assert choose(far).leader == far[0]
 
 
-def test_k_0_takes_part_and_wins_the_tie_below_one_percent(summarised):
-    barely = [summarised(2, 1.009, 1.05, 1.09), summarised(4, 0.9, 1.0, 1.1)]
-    clearly = [summarised(2, 1.011, 1.05, 1.09), summarised(4, 0.9, 1.0, 1.1)]
+def test_k_0_takes_part_and_wins_the_tie_below_one_percent(summarized):
+    barely = [summarized(2, 1.009, 1.05, 1.09), summarized(4, 0.9, 1.0, 1.1)]
+    clearly = [summarized(2, 1.011, 1.05, 1.09), summarized(4, 0.9, 1.0, 1.1)]
     assert choose(barely).to_confirm is None
     assert decide(choose(barely)).draft.k == 0
     assert choose(clearly).to_confirm == clearly[0].key
 
 
-def test_the_winner_is_quoted_from_its_second_measurement(summarised):
+def test_the_winner_is_quoted_from_its_second_measurement(summarized):
     first = [
-        summarised(0, None, 1.0, None),
-        summarised(2, 1.4, 1.5, 1.6),
-        summarised(6, 1.9, 2.1, 2.3, metrics=FAST),
+        summarized(0, None, 1.0, None),
+        summarized(2, 1.4, 1.5, 1.6),
+        summarized(6, 1.9, 2.1, 2.3, metrics=FAST),
     ]
-    again = summarised(6, 1.80, 1.90, 2.00, num_prompts=12, metrics=FAST)
+    again = summarized(6, 1.80, 1.90, 2.00, num_prompts=12, metrics=FAST)
 
     decision = decide(choose(first), again)
 
@@ -67,68 +67,68 @@ def test_the_winner_is_quoted_from_its_second_measurement(summarised):
         assert re.search(value, reason)
 
 
-def test_a_winner_that_was_not_measured_again_is_not_quoted(summarised):
-    choice = choose([summarised(2, 1.4, 1.5, 1.6), summarised(6, 1.9, 2.1, 2.3)])
+def test_a_winner_that_was_not_measured_again_is_not_quoted(summarized):
+    choice = choose([summarized(2, 1.4, 1.5, 1.6), summarized(6, 1.9, 2.1, 2.3)])
     decision = decide(choice)
     assert re.fullmatch("code: undecided: K=6 .*no second measurement", decision.sentence)
     assert decision.draft.method == "none"
     assert decision.speedup is None
 
 
-def test_a_single_k_was_not_picked_from_many_and_needs_no_second_measurement(summarised):
-    choice = choose([summarised(0, None, 1.0, None), summarised(4, 1.8, 1.9, 2.0)])
+def test_a_single_k_was_not_picked_from_many_and_needs_no_second_measurement(summarized):
+    choice = choose([summarized(0, None, 1.0, None), summarized(4, 1.8, 1.9, 2.0)])
     assert choice.to_confirm is None
     assert decide(choice).sentence == "code: K=4, 1.90x faster [1.80, 2.00]"
 
 
-def test_a_win_that_does_not_repeat_is_taken_back(summarised):
-    choice = choose([summarised(2, 0.9, 1.0, 1.1), summarised(6, 1.1, 1.2, 1.3)])
-    lost = decide(choice, summarised(6, 0.90, 0.95, 1.00))
-    unclear = decide(choice, summarised(6, 0.98, 1.03, 1.08))
+def test_a_win_that_does_not_repeat_is_taken_back(summarized):
+    choice = choose([summarized(2, 0.9, 1.0, 1.1), summarized(6, 1.1, 1.2, 1.3)])
+    lost = decide(choice, summarized(6, 0.90, 0.95, 1.00))
+    unclear = decide(choice, summarized(6, 0.98, 1.03, 1.08))
     assert re.fullmatch(r"code: no speedup: K=6 .*0\.95x \[0\.90, 1\.00\]", lost.sentence)
     assert re.match(r"code: undecided: 0\.98x to 1\.08x at K=6", unclear.sentence)
     assert {lost.draft.method, unclear.draft.method} == {"none"}
 
 
-def test_no_gain_means_do_not_speculate(summarised):
-    cells = [summarised(1, 0.94, 0.97, 1.00), summarised(4, 0.7, 0.8, 0.9)]
+def test_no_gain_means_do_not_speculate(summarized):
+    cells = [summarized(1, 0.94, 0.97, 1.00), summarized(4, 0.7, 0.8, 0.9)]
     decision = decide(choose(cells))
     assert re.fullmatch(r"code: no speedup: K=1 .*0\.97x \[0\.94, 1\.00\]", decision.sentence)
     assert (decision.draft.method, decision.draft.k) == ("none", 0)
     assert decision.speedup == Interval(estimate=0.97, low=0.94, high=1.00)
 
 
-def test_do_not_speculate_is_not_said_while_one_k_is_undecided(summarised):
-    cells = [summarised(1, 0.98, 0.99, 1.00), summarised(8, 0.80, 0.95, 1.12)]
+def test_do_not_speculate_is_not_said_while_one_k_is_undecided(summarized):
+    cells = [summarized(1, 0.98, 0.99, 1.00), summarized(8, 0.80, 0.95, 1.12)]
     decision = decide(choose(cells))
     assert re.match(r"code: undecided: 0\.80x .*1\.12x at K=8", decision.sentence)
 
 
-def test_three_prompts_show_nothing_however_large_the_estimate(summarised):
-    cells = [summarised(k, None, 1 + k, None, num_prompts=3) for k in (1, 4)]
+def test_three_prompts_show_nothing_however_large_the_estimate(summarized):
+    cells = [summarized(k, None, 1 + k, None, num_prompts=3) for k in (1, 4)]
     decision = decide(choose(cells), workload_prompts=5)
     assert re.match("code: undecided: .*K=4 .*3 prompts", decision.sentence)
     assert "5.00" not in decision.sentence
     assert decision.draft.method == "none"
 
 
-def test_cells_without_an_interval_never_beat_those_with_one(summarised):
-    cells = [summarised(2, 1.2, 1.3, 1.4), summarised(4, None, 9.0, None, num_prompts=4)]
+def test_cells_without_an_interval_never_beat_those_with_one(summarized):
+    cells = [summarized(2, 1.2, 1.3, 1.4), summarized(4, None, 9.0, None, num_prompts=4)]
     assert choose(cells).leader == cells[0]
 
 
-def test_an_invalid_cell_is_named_and_never_used(summarised):
+def test_an_invalid_cell_is_named_and_never_used(summarized):
     cells = [
-        summarised(2, 1.2, 1.3, 1.4),
-        summarised(8, 3.0, 3.1, 3.2, invalid=("throttled", "29 rounds")),
+        summarized(2, 1.2, 1.3, 1.4),
+        summarized(8, 3.0, 3.1, 3.2, invalid=("throttled", "29 rounds")),
     ]
     decision = decide(choose(cells))
     assert decision.draft.k == 2
     assert decision.reasons == ("K=8 excluded: throttled; 29 rounds",)
 
 
-def test_when_every_cell_is_invalid_nothing_is_shown(summarised):
-    cells = [summarised(k, 1.5, 1.6, 1.7, invalid=("throttled",)) for k in (2, 4)]
+def test_when_every_cell_is_invalid_nothing_is_shown(summarized):
+    cells = [summarized(k, 1.5, 1.6, 1.7, invalid=("throttled",)) for k in (2, 4)]
     decision = decide(choose(cells))
     expected = r"code: undecided: .*\(K=2: throttled; 1 more .*\)"
     assert re.fullmatch(expected, decision.sentence)
@@ -139,23 +139,23 @@ def test_when_every_cell_is_invalid_nothing_is_shown(summarised):
     assert decision.speedup is None
 
 
-def test_a_second_measurement_that_is_invalid_shows_nothing(summarised):
-    choice = choose([summarised(2, 1.4, 1.5, 1.6), summarised(6, 1.9, 2.1, 2.3)])
-    decision = decide(choice, summarised(6, 1.9, 2.0, 2.1, invalid=("throttled",)))
+def test_a_second_measurement_that_is_invalid_shows_nothing(summarized):
+    choice = choose([summarized(2, 1.4, 1.5, 1.6), summarized(6, 1.9, 2.1, 2.3)])
+    decision = decide(choice, summarized(6, 1.9, 2.0, 2.1, invalid=("throttled",)))
     assert re.fullmatch("code: undecided: .*K=6 .*not valid", decision.sentence)
     assert any(re.fullmatch("second .*: throttled", reason) for reason in decision.reasons)
     assert decision.speedup is None
 
 
-def test_measuring_another_cell_again_is_a_mistake(summarised):
-    choice = choose([summarised(2, 1.4, 1.5, 1.6), summarised(6, 1.9, 2.1, 2.3)])
+def test_measuring_another_cell_again_is_a_mistake(summarized):
+    choice = choose([summarized(2, 1.4, 1.5, 1.6), summarized(6, 1.9, 2.1, 2.3)])
     with pytest.raises(ValueError, match="k2"):
-        decide(choice, summarised(2, 1.4, 1.5, 1.6))
+        decide(choice, summarized(2, 1.4, 1.5, 1.6))
 
 
-def test_what_could_have_been_detected_and_what_looks_odd_is_said(summarised):
+def test_what_could_have_been_detected_and_what_looks_odd_is_said(summarized):
     cell = replace(
-        summarised(4, 1.8, 1.9, 2.0),
+        summarized(4, 1.8, 1.9, 2.0),
         minimum_detectable_effect=0.0412,
         warnings=("position 1: 99.9%",),
     )
@@ -164,17 +164,17 @@ def test_what_could_have_been_detected_and_what_looks_odd_is_said(summarised):
     assert decision.warnings == ("position 1: 99.9%",)
 
 
-def test_a_drafter_that_took_no_memory_is_not_said_to_take_any(summarised):
-    cell = summarised(4, 1.8, 1.9, 2.0, metrics={"speculation_cost_bytes": -4096})
+def test_a_drafter_that_took_no_memory_is_not_said_to_take_any(summarized):
+    cell = summarized(4, 1.8, 1.9, 2.0, metrics={"speculation_cost_bytes": -4096})
     assert decide(choose([cell])).reasons == ()
 
 
-def test_a_question_is_one_pairing_workload_and_setting(summarised):
-    code, chat = summarised(4, 1.8, 1.9, 2.0), summarised(4, 1.8, 1.9, 2.0, workload="chat")
+def test_a_question_is_one_pairing_workload_and_setting(summarized):
+    code, chat = summarized(4, 1.8, 1.9, 2.0), summarized(4, 1.8, 1.9, 2.0, workload="chat")
     warm = replace(code, key=with_axes(code.key, temperature=1.0))
     poor = replace(code, key=with_axes(code.key, pairing="demo/poor"))
-    more = summarised(6, 1.8, 1.9, 2.0)
-    baseline = summarised(0, None, 1.0, None)
+    more = summarized(6, 1.8, 1.9, 2.0)
+    baseline = summarized(0, None, 1.0, None)
     cells = [baseline, code, chat, warm, poor, more]
     assert by_question(cells) == ((code, more), (chat,), (warm,), (poor,))
     for mixed in (cells, [baseline], []):
@@ -210,8 +210,8 @@ def auto(cell, mean_k=3.14):
     )
 
 
-def test_an_adaptive_k_takes_part_and_is_named_with_its_mean(summarised):
-    cells = [summarised(8, 1.5, 1.6, 1.7), auto(summarised(8, 1.8, 1.9, 2.0))]
+def test_an_adaptive_k_takes_part_and_is_named_with_its_mean(summarized):
+    cells = [summarized(8, 1.5, 1.6, 1.7), auto(summarized(8, 1.8, 1.9, 2.0))]
     assert by_question(cells) == (tuple(cells),)
     choice = choose(cells)
     assert choice.to_confirm == cells[1].key
@@ -222,25 +222,25 @@ def test_an_adaptive_k_takes_part_and_is_named_with_its_mean(summarised):
     assert led in decision.reasons
 
 
-def test_a_tie_goes_to_the_fixed_k(summarised):
-    cells = [auto(summarised(2, 1.500, 1.6, 1.7)), summarised(6, 1.495, 1.6, 1.7)]
+def test_a_tie_goes_to_the_fixed_k(summarized):
+    cells = [auto(summarized(2, 1.500, 1.6, 1.7)), summarized(6, 1.495, 1.6, 1.7)]
     assert choose(cells).leader == cells[1]
 
 
-def test_the_fixed_ks_can_be_chosen_among_alone(summarised):
-    cells = [summarised(4, 1.5, 1.6, 1.7), auto(summarised(8, 1.8, 1.9, 2.0))]
+def test_the_fixed_ks_can_be_chosen_among_alone(summarized):
+    cells = [summarized(4, 1.5, 1.6, 1.7), auto(summarized(8, 1.8, 1.9, 2.0))]
     fixed = [cell for cell in cells if not cell.key.draft.is_adaptive]
     assert choose(fixed).leader == cells[0]
 
 
-def test_an_adaptive_cell_is_not_taken_for_the_fixed_one_measured_again(summarised):
-    cells = [summarised(8, 1.5, 1.6, 1.7), auto(summarised(8, 1.8, 1.9, 2.0))]
+def test_an_adaptive_cell_is_not_taken_for_the_fixed_one_measured_again(summarized):
+    cells = [summarized(8, 1.5, 1.6, 1.7), auto(summarized(8, 1.8, 1.9, 2.0))]
     with pytest.raises(ValueError, match=r"k8.*kauto"):
         decide(choose(cells), cells[0])
 
 
 @pytest.mark.parametrize("change", [{"context": 512}, {"request_rate": 2.0}, {"concurrency": 4}])
-def test_context_and_load_are_part_of_the_question(summarised, change):
-    cell = summarised(4, 1.8, 1.9, 2.0)
+def test_context_and_load_are_part_of_the_question(summarized, change):
+    cell = summarized(4, 1.8, 1.9, 2.0)
     other = replace(cell, key=with_axes(cell.key, **change))
     assert by_question([cell, other]) == ((cell,), (other,))

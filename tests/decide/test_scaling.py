@@ -6,9 +6,9 @@ from specbench.decide.comparisons import context_curves, crossovers
 from tests.cell_keys import with_axes
 
 
-def at(summarised, concurrency, low, estimate, high, **rest):
+def at(summarized, concurrency, low, estimate, high, **rest):
     """Cell K = 4 with so many rows in flight."""
-    cell = summarised(4, low, estimate, high, **rest)
+    cell = summarized(4, low, estimate, high, **rest)
     return replace(cell, key=with_axes(cell.key, concurrency=concurrency))
 
 
@@ -17,11 +17,11 @@ def only(found):
     return one
 
 
-def test_the_crossover_is_the_least_concurrency_from_which_on_no_interval_is_above_1(summarised):
+def test_the_crossover_is_the_least_concurrency_from_which_on_no_interval_is_above_1(summarized):
     cells = [
-        at(summarised, 16, 0.7, 0.8, 0.9),
-        at(summarised, 1, 1.8, 2.0, 2.2),
-        at(summarised, 4, 0.99, 1.25, 1.5),  # not shown to pay, though the estimate is above 1
+        at(summarized, 16, 0.7, 0.8, 0.9),
+        at(summarized, 1, 1.8, 2.0, 2.2),
+        at(summarized, 4, 0.99, 1.25, 1.5),  # not shown to pay, though the estimate is above 1
     ]
     found = only(crossovers(cells))
     assert found.concurrency == 4
@@ -30,49 +30,49 @@ def test_the_crossover_is_the_least_concurrency_from_which_on_no_interval_is_abo
     assert found.estimated == pytest.approx(8.0)
 
 
-def test_the_nearer_point_draws_the_crossing_towards_it(summarised):
-    cells = [at(summarised, 4, 1.5, 1.5625, 1.6), at(summarised, 16, 0.7, 0.8, 0.9)]
+def test_the_nearer_point_draws_the_crossing_towards_it(summarized):
+    cells = [at(summarized, 4, 1.5, 1.5625, 1.6), at(summarized, 16, 0.7, 0.8, 0.9)]
     # log 1.5625 is twice as far from 0 as log 0.8: two thirds of the way from log 4 to log 16.
     assert only(crossovers(cells)).estimated == pytest.approx(4 * 4 ** (2 / 3))
 
 
-def test_speculation_that_pays_everywhere_has_no_crossover(summarised):
-    found = only(crossovers([at(summarised, c, 1.2, 1.5, 1.8) for c in (1, 4)]))
+def test_speculation_that_pays_everywhere_has_no_crossover(summarized):
+    found = only(crossovers([at(summarized, c, 1.2, 1.5, 1.8) for c in (1, 4)]))
     assert (found.concurrency, found.estimated) == (None, None)
 
 
-def test_speculation_that_never_paid_crosses_at_the_first(summarised):
-    found = only(crossovers([at(summarised, c, 0.5, 0.6, 0.7) for c in (1, 4)]))
+def test_speculation_that_never_paid_crosses_at_the_first(summarized):
+    found = only(crossovers([at(summarized, c, 0.5, 0.6, 0.7) for c in (1, 4)]))
     assert (found.concurrency, found.estimated) == (1, None)
 
 
-def test_a_gain_at_more_rows_is_one_whatever_fewer_show(summarised):
+def test_a_gain_at_more_rows_is_one_whatever_fewer_show(summarized):
     lows = {1: 0.97, 2: 1.1, 4: 0.99, 8: 0.8}
-    cells = [at(summarised, c, low, low + 0.1, low + 0.2) for c, low in lows.items()]
+    cells = [at(summarized, c, low, low + 0.1, low + 0.2) for c, low in lows.items()]
     assert only(crossovers(cells)).concurrency == 4
     assert only(crossovers(cells[:2])).concurrency is None
 
 
-def test_without_an_interval_nothing_is_said(summarised):
-    few = [at(summarised, 1, 1.2, 1.5, 1.8), at(summarised, 4, None, 0.5, None)]
+def test_without_an_interval_nothing_is_said(summarized):
+    few = [at(summarized, 1, 1.2, 1.5, 1.8), at(summarized, 4, None, 0.5, None)]
     assert only(crossovers(few)).concurrency is None
     # The point between is by the estimates, and is not an answer.
     assert only(crossovers(few)).estimated is not None
 
 
-def test_invalid_cells_are_points_and_cross_nothing(summarised):
+def test_invalid_cells_are_points_and_cross_nothing(summarized):
     cells = [
-        at(summarised, 1, 1.2, 1.5, 1.8),
-        at(summarised, 4, 0.5, 0.6, 0.7, invalid=("throttled",)),
+        at(summarized, 1, 1.2, 1.5, 1.8),
+        at(summarized, 4, 0.5, 0.6, 0.7, invalid=("throttled",)),
     ]
     found = only(crossovers(cells))
     assert [point.valid for point in found.points] == [True, False]
     assert (found.concurrency, found.estimated) == (None, None)
 
 
-def test_each_k_and_workload_has_its_own(summarised):
-    one = [at(summarised, c, 1.2, 1.5, 1.8) for c in (1, 4)]
-    chat = [at(summarised, c, 1.2, 1.5, 1.8, workload="chat") for c in (1, 4)]
+def test_each_k_and_workload_has_its_own(summarized):
+    one = [at(summarized, c, 1.2, 1.5, 1.8) for c in (1, 4)]
+    chat = [at(summarized, c, 1.2, 1.5, 1.8, workload="chat") for c in (1, 4)]
     auto = [replace(cell, key=with_axes(cell.key, adaptive=True)) for cell in one]
     found = crossovers([*one, *chat, *auto])
     assert [(c.key.condition.workload, c.key.draft.is_adaptive) for c in found] == [
@@ -81,17 +81,17 @@ def test_each_k_and_workload_has_its_own(summarised):
         ("code", True),
     ]
     assert crossovers(one[:1]) == ()
-    baseline = summarised(0, None, 1.0, None)
+    baseline = summarized(0, None, 1.0, None)
     rows = replace(baseline, key=with_axes(baseline.key, concurrency=4))
     assert crossovers([baseline, rows]) == ()
 
 
-def test_speedup_and_kv_against_the_length_of_prompts(summarised):
+def test_speedup_and_kv_against_the_length_of_prompts(summarized):
     def at_length(context, estimate, kv_bytes):
-        cell = summarised(4, None, estimate, None, metrics={"kv_bytes": kv_bytes})
+        cell = summarized(4, None, estimate, None, metrics={"kv_bytes": kv_bytes})
         return replace(cell, key=with_axes(cell.key, context=context))
 
     cells = [at_length(4096, 1.5, 80.0), at_length(512, 1.8, 10.0)]
     curve = only(context_curves(cells))
     assert [(p.at, p.kv_bytes) for p in curve.points] == [(512, 10.0), (4096, 80.0)]
-    assert context_curves([cells[0], summarised(4, None, 1.9, None)]) == ()
+    assert context_curves([cells[0], summarized(4, None, 1.9, None)]) == ()

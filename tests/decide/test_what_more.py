@@ -25,22 +25,22 @@ def numbers(text):
     return [int(number) for number in re.findall(r"\d+", text)]
 
 
-def test_the_range_comes_before_the_estimate_and_what_would_narrow_it(summarised):
-    sentence = decide(choose([summarised(4, 0.60, 2.01, 6.60, num_prompts=5)])).sentence
+def test_the_range_comes_before_the_estimate_and_what_would_narrow_it(summarized):
+    sentence = decide(choose([summarized(4, 0.60, 2.01, 6.60, num_prompts=5)])).sentence
     assert re.search(r"undecided: 0\.60x to 6\.60x at K=4", sentence)
     assert "2.01" not in sentence
 
 
-def test_above_a_doubling_no_number_of_prompts_is_promised(summarised):
-    cell = summarised(4, 0.60, 2.01, 6.60, num_prompts=5)
+def test_above_a_doubling_no_number_of_prompts_is_promised(summarized):
+    cell = summarized(4, 0.60, 2.01, 6.60, num_prompts=5)
     loud = advice(replace(cell, minimum_detectable_effect=1.01))
     assert numbers(loud) == []
     assert "noise" in loud
     assert numbers(advice(replace(cell, minimum_detectable_effect=1.0)))[0] == IN_ALL
 
 
-def test_the_number_named_is_what_the_workload_has_and_the_width_that_of_so_many(summarised):
-    cell = summarised(4, 0.9, 1.0, 1 / 0.9, num_prompts=8)
+def test_the_number_named_is_what_the_workload_has_and_the_width_that_of_so_many(summarized):
+    cell = summarized(4, 0.9, 1.0, 1 / 0.9, num_prompts=8)
     # Half width of the log: 10.5 % * sqrt(8 / 40) * t(39) / t(7) = 4.0 %.
     narrower = math.log(1 / 0.9) * math.sqrt(8 / 40) * student_t(39, UPPER) / student_t(7, UPPER)
     assert 0.035 < math.expm1(narrower) < 0.045
@@ -48,27 +48,27 @@ def test_the_number_named_is_what_the_workload_has_and_the_width_that_of_so_many
 
 
 @pytest.mark.parametrize("in_all", [0, 3, 8])
-def test_without_more_prompts_none_are_asked_for(summarised, in_all):
-    text = advice(summarised(4, 0.9, 1.0, 1.1, num_prompts=8), in_all)
+def test_without_more_prompts_none_are_asked_for(summarized, in_all):
+    text = advice(summarized(4, 0.9, 1.0, 1.1, num_prompts=8), in_all)
     assert numbers(text) == []
     assert "--repeats" in text
 
 
-def test_a_run_that_does_not_say_what_its_workload_has_asks_for_nothing(summarised):
-    assert advice(summarised(4, 0.9, 1.0, 1.1, num_prompts=8), None) == ""
+def test_a_run_that_does_not_say_what_its_workload_has_asks_for_nothing(summarized):
+    assert advice(summarized(4, 0.9, 1.0, 1.1, num_prompts=8), None) == ""
 
 
 @pytest.mark.parametrize(("in_all", "named"), [(40, [2]), (5, [2]), (4, [2, 1]), (3, [2])])
 def test_an_interval_takes_five_prompts_and_a_workload_with_fewer_is_named(
-    summarised, in_all, named
+    summarized, in_all, named
 ):
-    text = advice(summarised(4, None, 5.0, None, num_prompts=3), in_all)
+    text = advice(summarized(4, None, 5.0, None, num_prompts=3), in_all)
     assert numbers(text) == named
     assert ("add some" in text) == (in_all < 5)
 
 
-def test_passes_are_repeated_and_not_counted_beforehand(summarised):
-    cell = summarised(4, 1.0, 1.08, 1.166, num_prompts=40, metrics={"num_passes": 8})
+def test_passes_are_repeated_and_not_counted_beforehand(summarized):
+    cell = summarized(4, 1.0, 1.08, 1.166, num_prompts=40, metrics={"num_passes": 8})
     cell = replace(cell, key=with_axes(cell.key, concurrency=4))
     assert numbers(advice(cell)) == []
     assert "--repeats" in advice(cell)
@@ -96,7 +96,7 @@ def undecided_runs(rng, num_prompts, speedup, prompts_sd, noise):
     ("num_prompts", "speedup", "prompts_sd", "noise", "most"),
     [(5, 1.3, 0.15, 0.2, 3.5), (10, 1.1, 0.1, 0.1, 2.0), (20, 1.1, 0.15, 0.2, 2.0)],
 )
-def test_equal_runs_say_the_same(summarised, num_prompts, speedup, prompts_sd, noise, most):
+def test_equal_runs_say_the_same(summarized, num_prompts, speedup, prompts_sd, noise, most):
     """Four equal runs name one number of prompts, and widths within a factor of `most`.
 
     The control is the number of prompts that would decide: it varies by a factor of tens.
@@ -105,7 +105,7 @@ def test_equal_runs_say_the_same(summarised, num_prompts, speedup, prompts_sd, n
     named, widths, needed = set(), [], []
     for _ in range(RUNS):
         found, effect = next(runs)
-        cell = summarised(4, found.low, found.estimate, found.high, num_prompts=num_prompts)
+        cell = summarized(4, found.low, found.estimate, found.high, num_prompts=num_prompts)
         said = numbers(advice(replace(cell, minimum_detectable_effect=effect)))
         named.update(said[:1])
         widths += said[1:]

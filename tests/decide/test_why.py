@@ -63,47 +63,47 @@ def test_nothing_is_said_of_a_cell_that_does_not_tell():
     assert losses(metrics(), 0) is None
 
 
-def test_what_rolling_states_back_takes_is_named(summarised):
+def test_what_rolling_states_back_takes_is_named(summarized):
     states = metrics(state_bytes_per_row=3 * 2**20)
-    (line,) = [x for x in why(summarised(4, 1.4, 1.3, 1.5, metrics=states)) if "states" in x]
+    (line,) = [x for x in why(summarized(4, 1.4, 1.3, 1.5, metrics=states)) if "states" in x]
     assert re.match(r"recurrent layers: 3\.0 MiB .*1\.40 steps$", line)
-    assert not any("states" in x for x in why(summarised(4, 1.4, 1.3, 1.5, metrics=metrics())))
+    assert not any("states" in x for x in why(summarized(4, 1.4, 1.3, 1.5, metrics=metrics())))
 
 
-def test_a_mismatched_draft_is_called_so(summarised):
+def test_a_mismatched_draft_is_called_so(summarized):
     poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
-    bound, needed, mismatch = why(summarised(2, 0.8, 0.9, 1.0, metrics=poor))
+    bound, needed, mismatch = why(summarized(2, 0.8, 0.9, 1.0, metrics=poor))
     assert bound.startswith("acceptance-bound: ")
     assert re.search(r"30% .*62%\)$", needed)
     assert re.search("^mismatched.*30% ", mismatch)
     good = poor | {"acceptance_rate_per_position": (0.8, 0.5)}
-    assert not any("mismatched" in line for line in why(summarised(2, 0.8, 0.9, 1.0, metrics=good)))
+    assert not any("mismatched" in line for line in why(summarized(2, 0.8, 0.9, 1.0, metrics=good)))
 
 
-def test_made_up_acceptance_says_nothing_of_how_models_match(summarised):
+def test_made_up_acceptance_says_nothing_of_how_models_match(summarized):
     poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
-    cell = summarised(2, 0.8, 0.9, 1.0, metrics=poor)
+    cell = summarized(2, 0.8, 0.9, 1.0, metrics=poor)
     for is_synthetic in (False, True):
         reasons = decide(choose([cell]), is_synthetic=is_synthetic).reasons
         assert any("mismatched" in reason for reason in reasons) is not is_synthetic
         assert any("acceptance-bound" in reason for reason in reasons)
 
 
-def test_a_target_too_small_for_a_draft_model_is_called_so(summarised):
+def test_a_target_too_small_for_a_draft_model_is_called_so(summarized):
     dear = metrics(draft=0.45, break_even=2.4, verify=1.4)
-    lines = list(why(summarised(2, 0.8, 0.9, 1.0, metrics=dear)))
+    lines = list(why(summarized(2, 0.8, 0.9, 1.0, metrics=dear)))
     assert any("too small for" in line for line in lines)
 
 
-def test_a_round_dearer_than_its_tokens_loses_whatever_is_kept(summarised):
-    lines = list(why(summarised(2, 0.5, 0.6, 0.7, metrics=metrics(break_even=3.2, draft=0.9))))
+def test_a_round_dearer_than_its_tokens_loses_whatever_is_kept(summarized):
+    lines = list(why(summarized(2, 0.5, 0.6, 0.7, metrics=metrics(break_even=3.2, draft=0.9))))
     assert any(re.search(r"3\.20 steps; K=2 ", line) for line in lines)
 
 
-def test_greedy_drafts_of_an_open_text_are_not_called_mismatched(summarised):
+def test_greedy_drafts_of_an_open_text_are_not_called_mismatched(summarized):
     """Above temperature 0 they are kept with the target's own p, however good the head is."""
     poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
-    cell = summarised(2, 0.8, 0.9, 1.0, metrics=poor)
+    cell = summarized(2, 0.8, 0.9, 1.0, metrics=poor)
     warm = replace(cell, key=with_axes(cell.key, temperature=1.0, method="medusa"))
     assert not any("mismatched" in sentence for sentence in why(warm))
     drawn = replace(cell, key=with_axes(cell.key, temperature=1.0))

@@ -27,12 +27,12 @@ def at(cell: CellSummary, **changes: object) -> CellSummary:
 
 
 @pytest.fixture
-def measured(summarised):
+def measured(summarized):
     """Cells of K -> speed-up, and the decision on them, of one setting."""
 
     def build(speedups, workload="code", **changes):
         cells = [
-            at(summarised(k, s - 0.05, s, s + 0.05, workload=workload), **changes)
+            at(summarized(k, s - 0.05, s, s + 0.05, workload=workload), **changes)
             for k, s in speedups.items()
         ]
         choice = choose(cells)
@@ -155,9 +155,9 @@ def test_other_temperatures_of_the_run_are_named(measured):
         assert not any("choose with --temperature" in text for text in found(some, asked).basis)
 
 
-def test_an_adaptive_winner_is_served_with_the_best_fixed_k(measured, summarised):
+def test_an_adaptive_winner_is_served_with_the_best_fixed_k(measured, summarized):
     cells, _ = measured({2: 1.3, 4: 1.5})
-    auto = at(summarised(8, 1.7, 1.8, 1.9), adaptive=True)
+    auto = at(summarized(8, 1.7, 1.8, 1.9), adaptive=True)
     choice = choose([*cells, auto])
     decision = decide(choice, auto)
     assert decision.leader.draft.is_adaptive
@@ -166,10 +166,10 @@ def test_an_adaptive_winner_is_served_with_the_best_fixed_k(measured, summarised
     assert re.search("fixed .*K=4", made.basis[-2])
 
 
-def test_adaptive_winners_on_several_workloads_give_no_fixed_k(summarised):
+def test_adaptive_winners_on_several_workloads_give_no_fixed_k(summarized):
     parts = []
     for name in ("code", "chat"):
-        auto = at(summarised(8, 1.7, 1.8, 1.9, workload=name), adaptive=True)
+        auto = at(summarized(8, 1.7, 1.8, 1.9, workload=name), adaptive=True)
         parts.append(([auto], decide(choose([auto]))))
     made = found(parts)
     assert made.tiers == (Tier(None, 0),)
@@ -199,9 +199,9 @@ def test_a_winner_without_interval_does_not_help(measured):
     assert decision.draft.k == 4
 
 
-def test_where_only_an_adaptive_k_helps_none_is_exported(measured, summarised):
+def test_where_only_an_adaptive_k_helps_none_is_exported(measured, summarized):
     cells, _ = measured({2: 0.9, 4: 0.8})
-    auto = at(summarised(8, 1.15, 1.2, 1.25), adaptive=True)
+    auto = at(summarized(8, 1.15, 1.2, 1.25), adaptive=True)
     decision = decide(choose([*cells, auto]), auto)
     made = found([([*cells, auto], decision)])
     assert (made.k, made.is_undecided) == (0, False)

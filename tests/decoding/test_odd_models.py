@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from specbench.engines.refusals import failures_told
+from specbench.engines.expected_errors import errors_translated
 from specbench.errors import ModelError, UsageError
 from specbench.forward.attention.reach import Reach, field, reaches, reaches_beside_states
 from specbench.forward.attention.stock import slot_attention
@@ -141,14 +141,14 @@ def test_what_a_models_code_raises_is_a_refusal_in_words(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(model.model.layers[1].self_attn.q_proj, "forward", fail)
     words = "LlamaForCausalLM does not run on plain text: its code raises AssertionError: two; choo"
-    with pytest.raises(ModelError, match=words), failures_told():
+    with pytest.raises(ModelError, match=words), errors_translated():
         make_checked_runner(model)
     words = "AssertionError: two; measure it with --engine transformers"
-    with pytest.raises(ModelError, match=words), failures_told():
+    with pytest.raises(ModelError, match=words), errors_translated():
         model(input_ids=torch.ones(1, 2, dtype=torch.long))
 
 
 @pytest.mark.parametrize("error", [KeyError("ours"), UsageError("ours")])
 def test_errors_of_our_own_code_stay_what_they_are(error: Exception) -> None:
-    with pytest.raises(type(error), match="ours"), failures_told():
+    with pytest.raises(type(error), match="ours"), errors_translated():
         raise error

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specbench.engines.refusals import REFUSALS, device_errors_told
+from specbench.engines.expected_errors import EXPECTED_ERRORS, device_errors_translated
 from specbench.errors import DeviceError, DeviceLostError, ModelError
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ..."
@@ -11,7 +11,7 @@ REFUSED = "CUDA error: too many resources requested for launch"
 
 
 def told(error: Exception) -> None:
-    with device_errors_told():
+    with device_errors_translated():
         raise error
 
 
@@ -49,7 +49,7 @@ def test_an_error_of_cuda_is_a_refusal_where_the_device_goes_on(
 ) -> None:
     with pytest.raises(DeviceError) as raised:
         told(error)
-    assert isinstance(raised.value, REFUSALS)
+    assert isinstance(raised.value, EXPECTED_ERRORS)
     assert str(raised.value) == str(error)
     assert sound_device == ["synchronize"]
 
@@ -58,7 +58,7 @@ def test_an_error_of_cuda_is_a_refusal_where_the_device_goes_on(
 def test_an_error_that_stays_is_the_end_of_the_process_and_no_refusal() -> None:
     with pytest.raises(DeviceLostError) as raised:
         told(RuntimeError(ILLEGAL))
-    assert not isinstance(raised.value, REFUSALS)
+    assert not isinstance(raised.value, EXPECTED_ERRORS)
     assert str(raised.value).startswith("the GPU fails ")
     assert str(raised.value).endswith(": CUDA error: an illegal memory access was encountered")
 

@@ -28,4 +28,4 @@ def test_a_family_of_which_no_small_model_is_made_is_left_to_loading(
     LlamaConfig().save_pretrained(tmp_path)
     monkeypatch.setattr(family_trial, "small_config", fail)
 
-    assert family_trial.family_refusal(ModelSpec(source=str(tmp_path), folder=tmp_path)) is None
+    assert family_trial.why_family_fails(ModelSpec(source=str(tmp_path), folder=tmp_path)) is None

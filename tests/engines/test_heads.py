@@ -16,11 +16,11 @@ from specbench.engines.model_pool import ModelPool
 from specbench.errors import CompatibilityError, ModelError, UsageError
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.layer_stack import LayerStack
-from specbench.forward.self_test import Forward
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.records import Request, Sampling
 from specbench.settings import DecoderSettings
+from specbench.settings.decoder import ModelImplementation
 from specbench.topology import MC_SIM_7B_63
 from tests import tiny_models
 from tests.tiny_models import change_config, write_model
@@ -219,7 +219,9 @@ def test_a_head_that_was_trained_for_another_target_is_told(pair: Target) -> Non
 
 
 @pytest.mark.parametrize("forward", ["auto", "stock"])
-def test_a_heads_layers_run_as_the_forward_says(tmp_path: Path, forward: Forward) -> None:
+def test_a_heads_layers_run_as_the_forward_says(
+    tmp_path: Path, forward: ModelImplementation
+) -> None:
     files = write_model(tmp_path / "target")
     head = tiny_models.write_head(tmp_path / "head", "eagle", files)
     target = Target(name="tiny", model=files.spec, drafters=())

@@ -16,7 +16,7 @@ from specbench.forward.autotune import Autotuner, keep_choice, remember_choices
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import FUSED_TRITON, StockRunner
 from specbench.records import Contender
-from specbench.settings.decoder import Kernels
+from specbench.settings.decoder import AttentionBackend
 from tests.decoding.fake_graphs import FakeGraphs
 from tests.decoding.lossless import make_drafter
 from tests.decoding.models import ARCHITECTURES, build, tiny_llama
@@ -261,5 +261,5 @@ def test_what_no_cpu_runs_is_refused_with_what_it_runs():
 
 
 def test_the_option_has_every_implementation():
-    assert Kernels.__origin__.__args__ == ("auto", *BY_NAME)
+    assert AttentionBackend.__origin__.__args__ == ("auto", *BY_NAME)
     assert all(kernel.name == name for name, kernel in BY_NAME.items())

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM, StaticCache
 
 from specbench.engines.engine import Load
-from specbench.engines.transformers_engine import refusals_told
+from specbench.engines.transformers_engine import generate_errors_translated
 from specbench.errors import ModelError
 from specbench.forward.limits import check_context
 from tests.decoding.models import random_prompt, tiny_llama
@@ -98,7 +98,7 @@ def test_what_transformers_refuses_is_told_and_the_rest_goes_on(
 
 @pytest.mark.parametrize("kind", [ValueError, NotImplementedError, RuntimeError])
 def test_a_refusal_is_one_line_with_its_cause_behind_it(kind):
-    with pytest.raises(ModelError) as told, refusals_told(tiny_llama(), "assisted"):
+    with pytest.raises(ModelError) as told, generate_errors_translated(tiny_llama(), "assisted"):
         raise kind("no such cache\nand a page about it")
     assert re.fullmatch(
         "transformers .*assisted .*LlamaForCausalLM: no such cache; .*--engine", str(told.value)
@@ -108,7 +108,10 @@ def test_a_refusal_is_one_line_with_its_cause_behind_it(kind):
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, KeyError, ModelError])
 def test_a_lack_of_memory_a_bug_and_our_own_errors_stay_as_they_are(kind):
-    with pytest.raises(kind, match="as it was"), refusals_told(tiny_llama(), "assisted"):
+    with (
+        pytest.raises(kind, match="as it was"),
+        generate_errors_translated(tiny_llama(), "assisted"),
+    ):
         raise kind("as it was")
 
 

@@ -7,7 +7,7 @@ import pytest
 from specbench.forecast.forecast import forecast
 from specbench.forecast.forecast_check import check_forecasts, is_left_out
 from specbench.metrics.cell import CellData, against
-from specbench.metrics.summary import summarise
+from specbench.metrics.summary import summarize
 from tests.decide.cells import BASE, cell, draft
 from tests.forecast.traces import curve, trace
 
@@ -29,7 +29,7 @@ def checked(costs: Mapping[int, float], at_k_s: float):
     """The forecast for K = 1 with these costs, and a cell of `at_k_s` seconds a prompt."""
     cells = measured_cells(at_k_s)
     record = forecast(draft(1), traces(), curve(costs), (1,))
-    (found,) = check_forecasts([record], traces(), cells, summarise(cells))
+    (found,) = check_forecasts([record], traces(), cells, summarize(cells))
     return found
 
 
@@ -57,7 +57,7 @@ def test_a_forecast_is_held_to_the_prompts_that_were_measured():
     easy, hard = traces(), [trace(f"q{i}", [False] * 12, depth=2) for i in range(6)]
     record = forecast(draft(1), [*easy, *hard], curve({0: STEP_S, 1: 0.15}), (1,))
     assert record.points[1].speedup.estimate == pytest.approx(144 / 108 / 1.5)
-    (found,) = check_forecasts([record], [*easy, *hard], cells, summarise(cells))
+    (found,) = check_forecasts([record], [*easy, *hard], cells, summarize(cells))
     assert found.measured[1].length_error == pytest.approx(0)
     assert found.measured[1].speedup_error == pytest.approx(0)
 
@@ -67,7 +67,7 @@ def test_of_a_forecast_made_twice_the_last_one_counts():
     records = [
         forecast(draft(1), traces(), curve({0: STEP_S, 1: cost}), (1,)) for cost in (0.3, 0.15)
     ]
-    (found,) = check_forecasts(records, traces(), cells, summarise(cells))
+    (found,) = check_forecasts(records, traces(), cells, summarize(cells))
     assert found.forecast == records[1]
 
 

@@ -8,7 +8,7 @@ from specbench.errors import SpecbenchError, UsageError
 from specbench.forecast.cost_curve import curve_from
 from specbench.forecast.engine_costs import read_file
 from specbench.metrics.aggregate import aggregate_run
-from specbench.metrics.summary import summarise
+from specbench.metrics.summary import summarize
 from specbench.records import ClientLoad
 from specbench.runs import SCHEMA_VERSION, create_run
 from tests.cell_keys import KEY
@@ -21,16 +21,16 @@ def sweep():
 
 
 def kept(root, stored):
-    with create_run(root, replace(stored.run, schema_version=SCHEMA_VERSION)) as ledger:
+    with create_run(root, replace(stored.run, schema_version=SCHEMA_VERSION)) as store:
         for record in (*stored.blocks, *stored.servers):
-            ledger.append(record)
-        ledger.finish()
-        return ledger.folder
+            store.append(record)
+        store.finish()
+        return store.folder
 
 
 def test_each_cell_of_the_first_pass_is_a_cost_with_what_came_of_it(tmp_path, sweep):
     costs = read_file(kept(tmp_path, sweep))
-    cells = summarise(aggregate_run(sweep))
+    cells = summarize(aggregate_run(sweep))
     assert len(costs) == len(cells) == 6  # K = 0, 2, 4 at 1 and 4 requests at once
     for cost, cell in zip(costs, cells, strict=True):
         assert cost.cost == cell.metrics["round_s"]

@@ -9,7 +9,7 @@ from specbench.errors import UsageError
 from specbench.importers import formats, import_files
 from specbench.importers.imported_cell import ImportOverrides
 from specbench.metrics.registry import all_metrics
-from specbench.metrics.summary import summarise_imported
+from specbench.metrics.summary import summarize_imported
 
 FILES = Path(__file__).parent / "files"
 GREEDY = ImportOverrides(temperature=0.0, num_speculative_tokens=0)
@@ -97,7 +97,7 @@ def test_vllm_times_are_seconds():
 def test_detailed_files_give_the_decode_speed():
     found = cell("vllm_detailed.json")
     # 10 tokens in 0.2 s and 20 in 0.3 s; the request that failed is in neither.
-    (summary,) = summarise_imported([found.key], [found.record])
+    (summary,) = summarize_imported([found.key], [found.record])
     assert summary.metrics["decode_tokens_per_s"] == pytest.approx(30 / 0.5)
     assert summary.metrics["user_tokens_per_s"] == pytest.approx((50 + 200 / 3) / 2)
     assert (found.record.num_requests, found.record.num_failed) == (3, 1)

@@ -8,7 +8,7 @@ from specbench.decide.recommend import by_question, choose, decide
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.cell import num_within
 from specbench.metrics.registry import measure
-from specbench.metrics.summary import summarise
+from specbench.metrics.summary import summarize
 from specbench.records import RequestRecord
 from specbench.report.document import build_document
 from tests.made_records import made_request
@@ -69,7 +69,7 @@ def test_without_limits_there_is_no_goodput():
 def test_the_decision_goes_by_goodput_and_not_by_speed():
     """Whole requests take 0.53 s at K = 0, 0.41 s at K = 2 and 0.29 s at K = 4."""
     stored = under({"request_latency_s": 0.45}, rows=(1,), confirmed=None)
-    cells = summarise(aggregate_run(stored))
+    cells = summarize(aggregate_run(stored))
     by_k = {cell.key.draft.k: cell for cell in cells}
     assert by_k[2].speedup.low > 1
     assert by_k[2].goodput.limits == "request_latency=450ms"
@@ -93,7 +93,7 @@ def test_limits_that_nothing_keeps_choose_no_k():
 
 def test_limits_that_everything_keeps_leave_requests_per_second():
     stored = under({"ttft_s": 10.0})
-    for cell in summarise(aggregate_run(stored)):
+    for cell in summarize(aggregate_run(stored)):
         if cell.goodput is not None:
             ratio = cell.speedup_end_to_end.estimate
             assert cell.goodput.ratio.estimate == pytest.approx(ratio, rel=0.01)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specbench.metrics.cell import CellData, against
-from specbench.metrics.summary import summarise
+from specbench.metrics.summary import summarize
 from specbench.metrics.validity import judge_cell
 from specbench.stats.intervals import speedup_interval
 from tests.cell_keys import with_axes
@@ -41,7 +41,7 @@ def test_a_steady_cell_of_many_rows_is_valid(rows):
 
 
 def test_the_speedup_is_of_passes_with_an_interval_over_them(rows):
-    (summary,) = summarise([rows])
+    (summary,) = summarize([rows])
     assert summary.speedup is not None
     assert summary.speedup.estimate == pytest.approx(12.7 / 6.4)
     assert summary.speedup.low is not None
@@ -53,7 +53,7 @@ def test_the_speedup_is_of_passes_with_an_interval_over_them(rows):
 
 
 def test_four_passes_give_no_interval(rows):
-    (summary,) = summarise([replace(rows, passes=rows.passes[:4])])
+    (summary,) = summarize([replace(rows, passes=rows.passes[:4])])
     assert summary.speedup is not None
     assert (summary.speedup.low, summary.minimum_detectable_effect) == (None, None)
 

@@ -10,7 +10,7 @@ from specbench.metrics.acceptance import vllm_counts
 from specbench.metrics.cell import CellData
 from specbench.metrics.rounds import break_even_length, round_s
 from specbench.metrics.speed import decode_tokens_per_s
-from specbench.metrics.summary import summarise
+from specbench.metrics.summary import summarize
 from specbench.metrics.validity import cell_warnings, judge_cell
 from specbench.records import RequestCounts
 from tests.metrics.test_sessions import cell_of
@@ -161,7 +161,7 @@ def test_preemptions_are_summed_over_sessions(cell):
 
 
 def test_an_engine_of_ours_has_no_figures_of_a_server(steady):
-    (summary,) = summarise([steady])
+    (summary,) = summarize([steady])
     assert not {"num_cycles", "num_preemptions", "kv_capacity_tokens"} & set(summary.metrics)
 
 
@@ -192,7 +192,7 @@ def test_texts_are_compared_where_a_server_gives_no_ids(cell):
         return tuple(replace(r, output_ids=(), num_tokens=25) for r in requests)
 
     same = replace(cell, requests=untold(cell.requests), baseline=untold(cell.baseline))
-    assert summarise([same])[0].warnings == ()
+    assert summarize([same])[0].warnings == ()
     other = replace(same, requests=(replace(same.requests[0], text="else"), *same.requests[1:]))
-    told = [("1 of 48 outputs" in w, "K = 0 " in w) for w in summarise([other])[0].warnings]
+    told = [("1 of 48 outputs" in w, "K = 0 " in w) for w in summarize([other])[0].warnings]
     assert told == [(True, True)]

@@ -10,7 +10,7 @@ from specbench.metrics.aggregate import aggregate_run, lost_sessions, usable_ses
 from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import paired_decode, paired_end_to_end
 from specbench.metrics.serving import busy_tokens_per_s
-from specbench.metrics.summary import summarise
+from specbench.metrics.summary import summarize
 from specbench.metrics.validity import cell_warnings
 from specbench.runs import StoredRun
 from tests.served_sessions import TTFT_S, Sweep, key_of, served_sweep
@@ -46,7 +46,7 @@ def test_the_speedup_and_its_metric_are_the_geometric_mean_over_cycles():
     cell = cell_of(stored, 4)
     pairs = paired_decode(cell)
     of_cycles = np.log(pairs.base_s.sum(axis=1) / pairs.spec_s.sum(axis=1))
-    (summary,) = summarise([cell])
+    (summary,) = summarize([cell])
     assert summary.speedup.estimate == pytest.approx(math.exp(of_cycles.mean()))
     assert summary.metrics["decode_speedup"] == pytest.approx(summary.speedup.estimate)
     assert summary.metrics["num_cycles"] == 4
@@ -54,7 +54,7 @@ def test_the_speedup_and_its_metric_are_the_geometric_mean_over_cycles():
 
 def test_the_noise_between_sessions_widens_the_interval():
     quiet, noisy = (
-        summarise([cell_of(served_sweep(Sweep(wobble=w)), 4)])[0].speedup for w in (0.0, 0.2)
+        summarize([cell_of(served_sweep(Sweep(wobble=w)), 4)])[0].speedup for w in (0.0, 0.2)
     )
     assert noisy.high / noisy.low > 1.3 * quiet.high / quiet.low
 
@@ -62,14 +62,14 @@ def test_the_noise_between_sessions_widens_the_interval():
 def test_requests_served_together_are_one_figure_a_cycle_with_an_interval():
     cell = cell_of(served_sweep(), 4, rows=4)
     assert [column.shape for column in paired_decode(cell)] == [(4, 1)] * 4
-    (summary,) = summarise([cell])
+    (summary,) = summarize([cell])
     assert summary.speedup.low is not None
     assert summary.speedup_end_to_end.low is not None
     assert paired_end_to_end(cell).base_tokens.sum() == 4 * 2 * 12 * 25
 
 
 def test_one_prompt_alone_has_no_interval_however_many_cycles():
-    (summary,) = summarise([cell_of(served_sweep(Sweep(num_prompts=1, cycles=6)), 4)])
+    (summary,) = summarize([cell_of(served_sweep(Sweep(num_prompts=1, cycles=6)), 4)])
     assert summary.speedup.low is None
     assert summary.speedup_end_to_end.low is None
 
@@ -110,7 +110,7 @@ def test_a_second_attempt_counts_and_the_first_one_does_not():
     assert len(cell.requests) == 8 * 6
     assert set(cell.cycles.values()) == {0, 1, 2, 3}
     assert {s.session[-2:] for s in cell.servers if s.place.endswith("K4|explore|c3.1")} == {"#2"}
-    assert summarise([cell]) == summarise([cell_of(served_sweep(), 4)])
+    assert summarize([cell]) == summarize([cell_of(served_sweep(), 4)])
 
 
 def test_a_session_that_was_cut_off_counts_nothing():

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.metrics.summary import summarise
+from specbench.metrics.summary import summarize
 from specbench.stats.intervals import minimum_detectable_effect, speedup_ratio
 
 BASE_S = [1.2] * 6
@@ -10,7 +10,7 @@ SPEC_S = [0.60, 0.66, 0.72, 0.78, 0.84, 0.90]
 
 
 def test_a_cell_is_summed_up_with_its_metrics_validity_and_speedup(steady):
-    (summary,) = summarise([steady])
+    (summary,) = summarize([steady])
     assert summary.key == steady.key
     assert summary.valid
     assert (summary.num_prompts, summary.num_requests) == (6, 6)
@@ -25,7 +25,7 @@ def test_a_cell_is_summed_up_with_its_metrics_validity_and_speedup(steady):
 
 
 def test_the_metric_and_the_interval_agree_on_the_speedup(steady):
-    (summary,) = summarise([steady])
+    (summary,) = summarize([steady])
     assert summary.speedup is not None
     assert summary.metrics["decode_speedup"] == pytest.approx(summary.speedup.estimate)
 
@@ -37,7 +37,7 @@ def test_turns_and_repeats_of_a_prompt_are_one_unit(steady):
     twice = replace(
         steady, requests=(*steady.requests, *again), baseline=(*steady.baseline, *base_again)
     )
-    once, doubled = summarise([steady, twice])
+    once, doubled = summarize([steady, twice])
     assert once.speedup is not None
     assert doubled.speedup is not None
     assert doubled.speedup.low == pytest.approx(once.speedup.low)
@@ -45,14 +45,14 @@ def test_turns_and_repeats_of_a_prompt_are_one_unit(steady):
 
 
 def test_the_baseline_has_metrics_and_no_speedup(steady_baseline):
-    (summary,) = summarise([steady_baseline])
+    (summary,) = summarize([steady_baseline])
     assert summary.valid
     assert summary.speedup is None
     assert summary.metrics["decode_tokens_per_s"] == pytest.approx(10.0)
 
 
 def test_an_invalid_cell_keeps_its_metrics_and_says_why(steady):
-    (summary,) = summarise([replace(steady, requests=steady.requests[:4])])
+    (summary,) = summarize([replace(steady, requests=steady.requests[:4])])
     assert not summary.valid
     assert summary.invalid_reasons == ("24 rounds, fewer than 30",)
     assert summary.speedup is not None
@@ -64,7 +64,7 @@ def test_a_cell_where_everything_failed_has_counts_only(steady):
     failed = tuple(
         replace(r, finish_reason="failed", error="refused", output_ids=()) for r in steady.requests
     )
-    (summary,) = summarise([replace(steady, requests=failed)])
+    (summary,) = summarize([replace(steady, requests=failed)])
     assert not summary.valid
     assert dict(summary.metrics) == {"num_failed": 6, "num_output_tokens": 0}
     assert summary.speedup is None

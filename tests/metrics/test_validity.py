@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.metrics.cell import CellData
-from specbench.metrics.summary import summarise
+from specbench.metrics.summary import summarize
 from specbench.metrics.validity import cell_warnings, judge_cell
 from specbench.records import AnswerCheck, DeviceSample, FirstDifference, RequestRecord, RoundLog
 from tests.cell_keys import with_axes
@@ -217,7 +217,7 @@ def test_requests_that_a_check_completes_are_judged_without_rounds(steady):
     assert judge_cell(whole) == ()
     few = replace(whole, requests=done[:7])
     assert re.fullmatch("0 rounds .* 28, .* 30", only_reason(few))
-    (summary,) = summarise([whole])
+    (summary,) = summarize([whole])
     assert "mean_acceptance_length" not in summary.metrics
     assert summary.metrics["num_checked_at_once"] == 12
 

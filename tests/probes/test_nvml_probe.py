@@ -13,7 +13,7 @@ from specbench.probes.nvml import (
     THROTTLE_REASONS,
     GpuReading,
     NvmlProbe,
-    summarise,
+    summarize,
     throttle_names,
 )
 from specbench.probes.probe import GpuFacts
@@ -245,7 +245,7 @@ def test_a_sample_has_peaks_mean_power_lowest_clock_and_every_reason():
         reading(process_used_bytes=9, power_w=100.0, num_other_processes=2),
     ]
 
-    assert summarise(readings, 1_800) == DeviceSample(
+    assert summarize(readings, 1_800) == DeviceSample(
         num_samples=4,
         device_used_bytes=30,
         process_used_bytes=9,
@@ -262,8 +262,8 @@ def test_the_clock_of_an_idle_gpu_is_not_held_against_the_work():
     idle = reading(sm_clock_mhz=345, event_reasons=GPU_IDLE)
     busy = reading(sm_clock_mhz=1_700, event_reasons=0)
 
-    assert summarise([idle, busy, idle], 1_800).sm_clock_mhz == 1_700
-    assert summarise([idle, idle], 1_800).sm_clock_mhz is None
+    assert summarize([idle, busy, idle], 1_800).sm_clock_mhz == 1_700
+    assert summarize([idle, idle], 1_800).sm_clock_mhz is None
 
 
 @pytest.mark.parametrize(

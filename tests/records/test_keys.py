@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from specbench.records import Auto, CellKey, CellPlan, Condition, Draft, Fixed
+from specbench.records import Auto, CellKey, CellPlan, Condition, DraftConfig, Fixed
 from specbench.records.keys import AXES, REQUIRED
 from tests.cell_keys import BASE_KEY, KEY, cell_key, with_axes
 
@@ -51,7 +51,7 @@ def test_every_axis_is_in_the_id_and_is_read_back_from_a_file() -> None:
 
 def test_every_field_of_a_part_is_an_axis_of_its_name() -> None:
     paths = {axis.path: name for name, axis in AXES.items()}
-    for part, place in ((Condition, "condition"), (Draft, "draft")):
+    for part, place in ((Condition, "condition"), (DraftConfig, "draft")):
         names = {field.name for field in fields(part)} - {"length"}
         assert {paths[f"{place}.{name}"] for name in names} == names
         for field in fields(part):
@@ -76,7 +76,7 @@ def test_entries_that_do_not_fit_together_are_refused(wrong: dict[str, Any]) -> 
 
 
 def test_k_0_is_one_draft_for_all_drafters() -> None:
-    assert BASE_KEY.draft is Draft.none
+    assert BASE_KEY.draft is DraftConfig.none
     assert BASE_KEY.is_baseline
     assert with_axes(BASE_KEY, engine="transformers", method="generate").is_baseline
     assert not with_axes(BASE_KEY, engine="transformers", method="generate_static").is_baseline

@@ -23,8 +23,8 @@ def large_run(num_requests: int, wish: Wish = LARGE) -> StoredRun:
 def keep_large(root: Path, run_id: str, stored: StoredRun) -> Path:
     """Write it, without waiting for the disk after each of its lines; its folder."""
     run = replace(stored.run, run_id=run_id, schema_version=SCHEMA_VERSION)
-    with create_run(root, run) as ledger:
-        ledger.finish()
+    with create_run(root, run) as store:
+        store.finish()
     records = root / run_id / "records.jsonl"
     done = records.read_bytes()
     lines = (encode_line(one) for one in (*stored.memory, *stored.forwards, *stored.blocks))

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from specbench.records import CellPlan, CellSummary, Decision, Draft, Fixed, Interval
+from specbench.records import CellPlan, CellSummary, Decision, DraftConfig, Fixed, Interval
 from specbench.report.answers import answer_lines, compromise_lines
 from specbench.report.document import Document, build_document
 from tests.cell_keys import with_axes
@@ -19,7 +19,7 @@ def with_speedups(document: Document, speedups: dict[str, tuple[float, float]]) 
         helps = low > 1.01
         return replace(
             decision,
-            draft=decision.leader.at(Fixed(4)).draft if helps else Draft.none,
+            draft=decision.leader.at(Fixed(4)).draft if helps else DraftConfig.none,
             speedup=Interval(estimate=(low + high) / 2, low=low, high=high),
             sentence=f"{workload}: {'K=4' if helps else 'no'} [{low}, {high}]",
         )

@@ -23,8 +23,8 @@ CHILD = Path(__file__).with_name("writing_child.py")
 
 def test_a_second_writer_gets_the_id_of_the_writing_process(tmp_path: Path):
     message = f"process {os.getpid()} is writing this run"
-    with create_run(tmp_path, run()) as ledger:
-        ledger.append(block("a"))
+    with create_run(tmp_path, run()) as store:
+        store.append(block("a"))
         with pytest.raises(StoreError, match=message):
             resume_run(tmp_path, RUN_ID)
         other = subprocess.run(
@@ -32,7 +32,7 @@ def test_a_second_writer_gets_the_id_of_the_writing_process(tmp_path: Path):
             capture_output=True,
             text=True,
         )
-        ledger.append(block("b"))
+        store.append(block("b"))
 
     assert message in other.stderr
     assert [b.block_id for b in load_run(RUN_ID, tmp_path).blocks] == ["a", "b"]

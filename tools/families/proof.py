@@ -12,7 +12,7 @@ from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter, NoDrafter
 from specbench.decode.sampling import Sampler
 from specbench.drafters.registry import Parts, build_drafter
-from specbench.engines.refusals import failures_told
+from specbench.engines.expected_errors import errors_translated
 from specbench.errors import ModelError, first_line
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
@@ -54,7 +54,7 @@ def verdict(family: str) -> Verdict:
         return Verdict(NOT_BUILT, f"{type(error).__name__}: {first_line(error)}")
     texts = _texts(model)
     try:
-        with failures_told():
+        with errors_translated():
             target, other = (_runner(one) for one in (model, stranger))
     except ModelError as error:
         return Verdict(REFUSED, str(error))

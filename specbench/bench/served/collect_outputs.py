@@ -15,7 +15,7 @@ from specbench.bench.served.running import ServerHandle
 from specbench.bench.served.sessions import UP, Session, cycle_of, served_cells
 from specbench.engines.served_engine import find_served
 from specbench.errors import ServerError, SpecbenchError, first_line
-from specbench.records import Draft, Prompt, Request
+from specbench.records import DraftConfig, Prompt, Request
 from specbench.servers.silence import watch_for_stalls
 from specbench.servers.streamed import Streamed
 from specbench.verify.evidence import CONTROL
@@ -30,7 +30,7 @@ BEYOND_K = 4
 class ServerOutputs(NamedTuple):
     """What one server answered at one temperature, or why it did not."""
 
-    draft: Draft
+    draft: DraftConfig
     temperature: float
     texts: tuple[ServedText, ...] = ()
     colder: tuple[ServedText, ...] = ()  # of K = 0, at a lower temperature

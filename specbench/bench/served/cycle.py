@@ -29,13 +29,13 @@ from specbench.engines.served_engine import find_served
 from specbench.errors import LostError, ModelError, SpecbenchError
 from specbench.inputs.address import Address
 from specbench.probes.nvml import Gpus
-from specbench.records import BlockPurpose, BlockRecord, Draft, ServerRecord
-from specbench.runs import Ledger, StoredRecord, StoredRun
+from specbench.records import BlockPurpose, BlockRecord, DraftConfig, ServerRecord
+from specbench.runs import RunStore, StoredRecord, StoredRun
 from specbench.servers.page_cache import read_once
 from specbench.servers.server_log import EngineError
 from specbench.servers.silence import watch_for_stalls
 
-Failures = Mapping[Draft, Sequence[str]]  # why sessions in a row broke off
+Failures = Mapping[DraftConfig, Sequence[str]]  # why sessions in a row broke off
 LONGEST_REASON = 1_000  # characters of what is stored of a failure
 TRIES = 2  # sessions in a row that break off before a K is given up
 _NUMBER = re.compile(r"[\d.]+")
@@ -61,9 +61,9 @@ class Cycle:
     def label(self) -> str:
         return f"{self.plan.target.name}: {self.engine}, cycle {self.number + 1}"
 
-    def measure(self, machine: Machine, ledger: Ledger, deadline: Deadline) -> None:
-        host = host_of(self.plan, self.engine, self.running, ledger.folder)
-        CycleRun(self, host, ledger, machine.reporter, deadline).measure()
+    def measure(self, machine: Machine, store: RunStore, deadline: Deadline) -> None:
+        host = host_of(self.plan, self.engine, self.running, store.folder)
+        CycleRun(self, host, store, machine.reporter, deadline).measure()
 
     def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
         """All sessions, the blocks of this cycle, and the answers at K = 0."""
@@ -88,16 +88,16 @@ class CycleRun:
         self,
         cycle: Cycle,
         host: Host,
-        ledger: Ledger,
+        store: RunStore,
         reporter: Reporter,
         deadline: Deadline,
     ) -> None:
         self._cycle, self._plan, self._host = cycle, cycle.plan, host
-        self._ledger, self._reporter, self._deadline = ledger, reporter, deadline
+        self._store, self._reporter, self._deadline = store, reporter, deadline
         self._failures = dict(cycle.failures)
         self._gpus, self._answers = Gpus(), Answers()
         by_id = {cell.key.id: cell for cell in served_cells(cycle.plan, cycle.engine)}
-        for block in ledger.stored.blocks:
+        for block in store.stored.blocks:
             cell = by_id.get(block.order[0])
             if cell is not None and cell.key.draft.k == 0:
                 self._answers.learn(cell, block.requests)
@@ -106,7 +106,7 @@ class CycleRun:
         """Measure all sessions of the cycle, unless all are stored, until the deadline."""
         if self._plan.running_ks is None:
             self._read_models()
-        sessions, servers = self._cycle.sessions, self._ledger.stored.servers
+        sessions, servers = self._cycle.sessions, self._store.stored.servers
         # A K that is measured again needs its baseline from the same time, server and node.
         if not sessions_missing(sessions, servers):
             return
@@ -114,7 +114,7 @@ class CycleRun:
         drafts = {session.draft for session in sessions}
         attempt = 1 + max((s.attempt for s in servers if s.place in places), default=0)
         num_blocks = sum(len(session.cells) for session in sessions)
-        loop = RunLoop(self._ledger, self._reporter, self._deadline, num_blocks)
+        loop = RunLoop(self._store, self._reporter, self._deadline, num_blocks)
         for session in sessions:
             if self._deadline.is_over(session.purpose) or is_over(self._failures, drafts):
                 return
@@ -130,7 +130,7 @@ class CycleRun:
                 read_once(folder)
 
     def _measure_session(self, session: Session, attempt: int, loop: RunLoop) -> None:
-        name = next_name(session, self._ledger.stored)
+        name = next_name(session, self._store.stored)
         try:
             with asyncio.Runner() as runner, entered(runner, self._host.open(session)) as running:
                 try:
@@ -141,7 +141,7 @@ class CycleRun:
             record = unusable(session, name, (self._explain(session, error),))
             if isinstance(error, EngineError):
                 record = replace(record, log=f"{error.log.parent.name}/{error.log.name}")
-        self._ledger.append(replace(record, node=self._ledger.node, attempt=attempt))
+        self._store.append(replace(record, node=self._store.node, attempt=attempt))
         if was_held(record):
             self._failures[session.draft] = ()
             for text in (*record.problems, *record.warnings):
@@ -166,7 +166,7 @@ class CycleRun:
             lambda text: self._reporter.warn(f"{session.label}: {text}"),
         )
         server = OpenSession(
-            self._plan, session, name, running, runner, self._answers, self._ledger.node
+            self._plan, session, name, running, runner, self._answers, self._store.node
         )
         try:
             with entered(runner, stalls) as server.stalls:
@@ -189,13 +189,13 @@ class CycleRun:
         return reason
 
 
-def is_over(failures: Failures, drafts: Set[Draft]) -> bool:
+def is_over(failures: Failures, drafts: Set[DraftConfig]) -> bool:
     """Whether one reason was met twice, and kept K = 0 or every other K from being measured."""
     for reason in {row[-1] for row in failures.values() if row}:
         num = sum(_same(reason, one) for row in failures.values() for one in row)
         lasts = {draft: failures.get(draft, ())[-1:] for draft in drafts}
         failed = {draft for draft, last in lasts.items() if last and _same(reason, last[0])}
-        if num >= TRIES and (Draft.none in failed or failed >= drafts - {Draft.none}):
+        if num >= TRIES and (DraftConfig.none in failed or failed >= drafts - {DraftConfig.none}):
             return True
     return False
 

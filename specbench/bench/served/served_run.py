@@ -13,9 +13,9 @@ from specbench.inputs.address import Address
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import paired_decode
-from specbench.metrics.summary import summarise
-from specbench.records import BlockPurpose, Draft, ServerRecord
-from specbench.runs import Ledger
+from specbench.metrics.summary import summarize
+from specbench.records import BlockPurpose, DraftConfig, ServerRecord
+from specbench.runs import RunStore
 from specbench.stats.crossed import (
     FEWEST_PLANNED,
     MIN_CYCLES,
@@ -37,13 +37,13 @@ class ServedRun:
         plan: TargetPlan,
         engine: str,
         running: Sequence[Address],
-        ledger: Ledger,
+        store: RunStore,
         deadline: Deadline,
     ) -> None:
         self.plan, self.deadline = plan, deadline
-        self._engine, self._running, self._ledger = engine, tuple(running), ledger
+        self._engine, self._running, self._store = engine, tuple(running), store
         self._cells = served_cells(plan, engine)
-        self._first = len(ledger.stored.servers)  # of earlier runs: what failed is tried again
+        self._first = len(store.stored.servers)  # of earlier runs: what failed is tried again
         self._num_begun: Counter[BlockPurpose] = Counter()
         self._winners: tuple[Cell, ...] | None = None  # None: still to be found
 
@@ -77,7 +77,7 @@ class ServedRun:
             )
             sessions = cycle.sessions
             is_due = (
-                bool(sessions_missing(sessions, self._ledger.stored.servers))
+                bool(sessions_missing(sessions, self._store.stored.servers))
                 and not is_over(cycle.failures, {session.draft for session in sessions})
                 and any(len(cycle.failures[session.draft]) < TRIES for session in sessions)
             )
@@ -96,7 +96,7 @@ class ServedRun:
     def _failures(self) -> Failures:
         """Of this run."""
         drafts = {(d.drafter, d.k): d for d in (cell.key.draft for cell in self._cells)}
-        failures: dict[Draft, tuple[str, ...]] = dict.fromkeys(drafts.values(), ())
+        failures: dict[DraftConfig, tuple[str, ...]] = dict.fromkeys(drafts.values(), ())
         for server in self._servers(self._first):
             draft = drafts[server.drafter, server.num_speculative_tokens]
             failures[draft] = () if was_held(server) else (*failures[draft], *server.problems)
@@ -105,7 +105,7 @@ class ServedRun:
     def _servers(self, first: int = 0) -> list[ServerRecord]:
         """The sessions of this target and engine, from the `first` stored one on."""
         own = (self.plan.target.name, self._engine)
-        servers = self._ledger.stored.servers[first:]
+        servers = self._store.stored.servers[first:]
         return [server for server in servers if (server.target, server.engine) == own]
 
     def _num_cycles(self) -> int:
@@ -126,10 +126,10 @@ class ServedRun:
 
     def _find_winners(self) -> tuple[Cell, ...]:
         """The cells to measure again, with K = 0 beside them; empty where none was picked."""
-        return with_baselines(self._cells, set(winners(summarise(self._gathered()))))
+        return with_baselines(self._cells, set(winners(summarize(self._gathered()))))
 
     def _gathered(self) -> tuple[CellData, ...]:
-        stored = self._ledger.stored
+        stored = self._store.stored
         keys = [cell.key for cell in self._cells]
         slo = self.plan.settings.load.slo
         return aggregate_cells(keys, stored.blocks, servers=stored.servers, slo=slo)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from specbench.bench.blocks import Block, Cell
 from specbench.bench.plan import TargetPlan
 from specbench.metrics.aggregate import usable_sessions
-from specbench.records import SESSIONS_PER_K, BlockPurpose, Draft, ServerRecord
+from specbench.records import SESSIONS_PER_K, BlockPurpose, DraftConfig, ServerRecord
 from specbench.runs import StoredRun
 
 UP, DOWN = range(SESSIONS_PER_K)
@@ -19,7 +19,7 @@ class Session:
 
     engine: str
     target: str
-    draft: Draft
+    draft: DraftConfig
     temperature: float
     purpose: BlockPurpose
     cycle: int  # from 0; the second pass has numbers of its own
@@ -81,7 +81,7 @@ def cycle_of(
 
     A drift that is steady within a cycle slows all of them alike.
     """
-    starts: dict[tuple[Draft, float], list[Cell]] = {}
+    starts: dict[tuple[DraftConfig, float], list[Cell]] = {}
     for cell in cells:
         starts.setdefault((cell.key.draft, cell.key.condition.temperature), []).append(cell)
     way = sorted(starts.items(), key=lambda start: start[0][0].k > 0)  # K = 0 at both ends

@@ -109,13 +109,13 @@ class _Weighing:
         self._collector.reporter.stage(f"{self._plan.target.name}: looking at its logits")
         # Here alone, so that servers are asked without torch.
         from specbench.bench.served.reference_scorer import ReferenceScorer  # noqa: PLC0415
-        from specbench.engines.refusals import REFUSALS  # noqa: PLC0415
+        from specbench.engines.expected_errors import EXPECTED_ERRORS  # noqa: PLC0415
 
         asked, most_tokens = self._collector.requests, self._collector.most_tokens
         try:
             self._target = ReferenceScorer(self._plan, asked, most_tokens)
             return list(self._each())
-        except REFUSALS as error:
+        except EXPECTED_ERRORS as error:
             self._target, self._unseen = None, first_line(error)
         return list(self._each())
 

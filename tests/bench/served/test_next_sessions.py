@@ -12,7 +12,7 @@ from specbench.bench.served.recording import unusable
 from specbench.bench.served.served_run import ServedRun
 from specbench.bench.served.sessions import cycle_of, next_name, served_cells, was_held
 from specbench.errors import ServerError
-from specbench.records import BlockRecord, Draft, Fixed, RequestRecord, RunRecord
+from specbench.records import BlockRecord, DraftConfig, Fixed, RequestRecord, RunRecord
 from specbench.runs import SCHEMA_VERSION, create_run
 from specbench.stats.crossed import FEWEST_PLANNED, MOST_PLANNED
 from tests.bench.fake_runs import ENVIRONMENT, RUN_ID
@@ -28,7 +28,7 @@ class Stored:
 
     def __init__(self, folder, budget_s=None, **changes):
         self.plan = plan_of(folder, budget_s=budget_s, **changes)
-        self.ledger = create_run(
+        self.store = create_run(
             folder / "runs",
             RunRecord(
                 schema_version=SCHEMA_VERSION,
@@ -41,21 +41,21 @@ class Stored:
         )
         self.clock = FakeClock()
         self.deadline = Deadline(budget_s, self.clock)
-        self.run = ServedRun(self.plan, "vllm", (), self.ledger, self.deadline)
+        self.run = ServedRun(self.plan, "vllm", (), self.store, self.deadline)
 
     def hold(self, session, problems=(), wobble=0.0):
         """Store the session as one that took SESSION_S; K + 1 times as fast as K = 0."""
-        name = next_name(session, self.ledger.stored)
+        name = next_name(session, self.store.stored)
         server = unusable(session, name, problems)
         if not problems:
             server = replace(server, version="1", start_s=4.0, seconds=SESSION_S - 4.0)
-            self.ledger.append(_block(session, name, wobble))
-        self.ledger.append(server)
+            self.store.append(_block(session, name, wobble))
+        self.store.append(server)
         self.clock.now_s += SESSION_S
 
     def measure(self, cycle, host, watch=None):
         """Measure it at servers of the host."""
-        CycleRun(cycle, host, self.ledger, watch or RecordingWatch(), self.deadline).measure()
+        CycleRun(cycle, host, self.store, watch or RecordingWatch(), self.deadline).measure()
 
     def hold_cycle(self, wobble=0.0):
         unit = self.run.next_unit(0)
@@ -96,7 +96,7 @@ def _block(session, name, wobble):
 @pytest.fixture
 def stored(tmp_path):
     with_two = Stored(tmp_path)
-    with with_two.ledger:
+    with with_two.store:
         yield with_two
 
 
@@ -109,12 +109,12 @@ def test_a_cycle_goes_from_k_0_up_and_back(stored):
 
 def test_every_attempt_at_a_session_has_a_name_of_its_own(stored):
     first, *_ = cycle_of(served_cells(stored.plan, "vllm"), 0)
-    assert next_name(first, stored.ledger.stored).endswith("explore|c0.0#1")
+    assert next_name(first, stored.store.stored).endswith("explore|c0.0#1")
     # Killed before its record: a block of it is stored all the same.
-    stored.ledger.append(_block(first, next_name(first, stored.ledger.stored), 0.0))
-    assert next_name(first, stored.ledger.stored).endswith("c0.0#2")
+    stored.store.append(_block(first, next_name(first, stored.store.stored), 0.0))
+    assert next_name(first, stored.store.stored).endswith("c0.0#2")
     stored.hold(first, problems=("it did not start",))
-    assert next_name(first, stored.ledger.stored).endswith("c0.0#3")
+    assert next_name(first, stored.store.stored).endswith("c0.0#3")
 
 
 class Broken:
@@ -138,7 +138,7 @@ def test_a_k_is_given_up_after_two_starts_that_failed_one_after_the_other(stored
     # All have failed twice by now, so there is nothing left to try, and nothing to confirm.
     assert stored.run.next_unit(0) is None
     # A run that is resumed tries them again.
-    again = ServedRun(stored.plan, "vllm", (), stored.ledger, stored.deadline)
+    again = ServedRun(stored.plan, "vllm", (), stored.store, stored.deadline)
     assert again.next_unit(0).number == 0
 
 
@@ -163,11 +163,11 @@ def test_a_reason_met_twice_that_leaves_nothing_to_compare_ends_the_run(
 
 
 def test_a_k_that_alone_does_not_start_leaves_the_others_to_be_measured():
-    draft = {k: Draft(drafter="lookup", method="ngram", length=Fixed(k)) for k in (2, 4)}
+    draft = {k: DraftConfig(drafter="lookup", method="ngram", length=Fixed(k)) for k in (2, 4)}
     failures = {draft[4]: ["b", "b"]}
-    assert not is_over(failures, {Draft.none, draft[2], draft[4]})
-    assert is_over(failures, {Draft.none, draft[4]})
-    assert not is_over({draft[4]: ["a", "b"]}, {Draft.none, draft[4]})
+    assert not is_over(failures, {DraftConfig.none, draft[2], draft[4]})
+    assert is_over(failures, {DraftConfig.none, draft[4]})
+    assert not is_over({draft[4]: ["a", "b"]}, {DraftConfig.none, draft[4]})
 
 
 def test_a_start_between_two_failures_is_another_chance(stored):
@@ -208,14 +208,14 @@ def test_as_many_cycles_as_asked_and_the_winner_as_often_again(stored):
 
 def test_a_stored_cycle_is_not_held_again(stored):
     stored.hold_cycle()
-    resumed = ServedRun(stored.plan, "vllm", (), stored.ledger, stored.deadline)
+    resumed = ServedRun(stored.plan, "vllm", (), stored.store, stored.deadline)
     assert resumed.next_unit(0).number == 1
 
 
 @pytest.mark.parametrize(("wobble", "cycles"), [(0.001, FEWEST_PLANNED), (0.3, MOST_PLANNED)])
 def test_without_a_number_there_are_as_many_cycles_as_the_noise_asks_for(tmp_path, wobble, cycles):
     noisy = Stored(tmp_path, cycles=None)
-    with noisy.ledger:
+    with noisy.store:
         held = 0
         while noisy.hold_cycle(wobble=wobble).purpose == "explore":
             held += 1
@@ -225,7 +225,7 @@ def test_without_a_number_there_are_as_many_cycles_as_the_noise_asks_for(tmp_pat
 def test_a_budget_begins_no_cycle_that_would_not_end_in_time(tmp_path):
     """80 % of it explore: 160 s, cycles of six sessions of 10 s."""
     budget = Stored(tmp_path, budget_s=200.0, cycles=None)
-    with budget.ledger:
+    with budget.store:
         assert [budget.hold_cycle().number for _ in range(2)] == [0, 1]
         # 40 s are left to explore in, 80 s in all: enough for one cycle of K = 0 and the winner.
         again = budget.hold_cycle()
@@ -237,7 +237,7 @@ def test_a_budget_begins_no_cycle_that_would_not_end_in_time(tmp_path):
 def test_a_budget_counts_the_cycles_that_run_beside_it(tmp_path):
     """160 s to explore in, of which 60 are spent: one cycle more, not two at once."""
     budget = Stored(tmp_path, budget_s=200.0, cycles=None)
-    with budget.ledger:
+    with budget.store:
         budget.hold_cycle()
         assert budget.run.next_unit(1) is None
         assert budget.run.next_unit(0).number == 1
@@ -256,7 +256,7 @@ def test_a_cycle_that_was_begun_is_held_again_as_a_whole(stored):
         stored.hold(session)
     stored.measure(unit, host)
     assert host.opened == [0, 2, 4, 4, 2, 0]
-    whole = ServedRun(stored.plan, "vllm", (), stored.ledger, stored.deadline).next_unit(0)
+    whole = ServedRun(stored.plan, "vllm", (), stored.store, stored.deadline).next_unit(0)
     stored.hold(unit.sessions[-1])
     stored.measure(whole, host)
     assert len(host.opened) == 6
@@ -264,7 +264,7 @@ def test_a_cycle_that_was_begun_is_held_again_as_a_whole(stored):
 
 def test_a_cycle_ends_with_its_budget(tmp_path):
     late = Stored(tmp_path, budget_s=100.0)
-    with late.ledger:
+    with late.store:
         host, unit = Broken(), late.run.next_unit(0)
         late.clock.now_s = 80.0
         late.measure(unit, host)

@@ -5,7 +5,7 @@ import pytest
 from specbench.bench.planning import plan_targets
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
-from specbench.records import Draft
+from specbench.records import DraftConfig
 from tests.bench.served.served_runs import settings_for
 
 
@@ -18,7 +18,7 @@ def plan_of(folder, running_ks, **changes):
 
 def test_of_a_default_range_the_running_k_are_measured_and_nothing_is_said_of_the_others(tmp_path):
     plan = plan_of(tmp_path, (0, 4), is_default_range=True)
-    assert {cell.key.draft.k for cell in plan.all_cells} == {Draft.none.k, 4}
+    assert {cell.key.draft.k for cell in plan.all_cells} == {DraftConfig.none.k, 4}
     assert not list(plan.left_out)
 
 

@@ -11,7 +11,7 @@ import pytest
 from specbench.errors import StoreError
 from specbench.runs import (
     SCHEMA_VERSION,
-    Ledger,
+    RunStore,
     create_run,
     dated_later,
     load_run,
@@ -31,17 +31,17 @@ from tests.runs.stored_examples import (
 RUN_ID = run().run_id
 
 
-def records_file(ledger: Ledger) -> Path:
-    return ledger.folder / "records.jsonl"
+def records_file(store: RunStore) -> Path:
+    return store.folder / "records.jsonl"
 
 
 def test_the_run_is_on_disk_before_the_first_measurement(tmp_path: Path):
-    with create_run(tmp_path / "reports", run()) as ledger:
-        on_disk = json.loads((ledger.folder / "run.json").read_text())
+    with create_run(tmp_path / "reports", run()) as store:
+        on_disk = json.loads((store.folder / "run.json").read_text())
 
         assert on_disk["run_id"] == RUN_ID
-        assert ledger.folder == tmp_path / "reports" / RUN_ID
-        assert {file.name for file in ledger.folder.iterdir()} == {
+        assert store.folder == tmp_path / "reports" / RUN_ID
+        assert {file.name for file in store.folder.iterdir()} == {
             "run.json",
             "records.jsonl",
             "lock",
@@ -49,11 +49,11 @@ def test_the_run_is_on_disk_before_the_first_measurement(tmp_path: Path):
 
 
 def test_a_record_is_on_disk_when_append_returns(tmp_path: Path):
-    with create_run(tmp_path, run()) as ledger:
+    with create_run(tmp_path, run()) as store:
         for number, record in enumerate(EVERY_RECORD, start=1):
-            ledger.append(record)
+            store.append(record)
 
-            assert records_file(ledger).read_bytes().count(b"\n") == number
+            assert records_file(store).read_bytes().count(b"\n") == number
 
 
 def test_every_record_is_on_disk_before_append_returns(tmp_path: Path, monkeypatch):
@@ -66,25 +66,25 @@ def test_every_record_is_on_disk_before_append_returns(tmp_path: Path, monkeypat
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noted)
-    with create_run(tmp_path, run()) as ledger:
-        assert (ledger.folder / "run.json").stat().st_size in synced
+    with create_run(tmp_path, run()) as store:
+        assert (store.folder / "run.json").stat().st_size in synced
         for record in EVERY_RECORD:
             synced.clear()
-            ledger.append(record)
-            assert synced == [records_file(ledger).stat().st_size]
+            store.append(record)
+            assert synced == [records_file(store).stat().st_size]
 
 
 def test_a_resumed_run_knows_its_finished_blocks_and_continues(tmp_path: Path):
-    with create_run(tmp_path, run()) as ledger:
-        ledger.append(block("a"))
-        ledger.append(MEMORY)
+    with create_run(tmp_path, run()) as store:
+        store.append(block("a"))
+        store.append(MEMORY)
 
-    with resume_run(tmp_path, RUN_ID) as ledger:
-        assert ledger.run == run()
-        assert ledger.finished_blocks == {"a"}
-        ledger.append(ENVIRONMENT)
-        ledger.append(block("b"))
-        assert ledger.finished_blocks == {"a", "b"}
+    with resume_run(tmp_path, RUN_ID) as store:
+        assert store.run == run()
+        assert store.finished_blocks == {"a"}
+        store.append(ENVIRONMENT)
+        store.append(block("b"))
+        assert store.finished_blocks == {"a", "b"}
 
     stored = load_run(RUN_ID, tmp_path)
     assert stored.blocks == (block("a"), block("b"))
@@ -108,26 +108,26 @@ def test_a_run_that_was_begun_with_a_removed_setting_is_not_resumed(tmp_path: Pa
 
 def test_reference_answers_are_at_hand_before_and_after_a_resume(tmp_path: Path):
     later = dataclasses.replace(REFERENCE, turn=1)
-    with create_run(tmp_path, run()) as ledger:
-        ledger.append(REFERENCE)
-        assert ledger.stored.references == (REFERENCE,)
+    with create_run(tmp_path, run()) as store:
+        store.append(REFERENCE)
+        assert store.stored.references == (REFERENCE,)
 
-    with resume_run(tmp_path, RUN_ID) as ledger:
-        ledger.append(later)
-        assert ledger.stored.references == (REFERENCE, later)
+    with resume_run(tmp_path, RUN_ID) as store:
+        store.append(later)
+        assert store.stored.references == (REFERENCE, later)
 
 
 def test_memory_equals_the_disk_after_every_record(tmp_path: Path):
-    with create_run(tmp_path, run()) as ledger:
-        assert ledger.stored == load_run(RUN_ID, tmp_path)
+    with create_run(tmp_path, run()) as store:
+        assert store.stored == load_run(RUN_ID, tmp_path)
         for record in EVERY_RECORD:
-            ledger.append(record)
-            assert ledger.stored == load_run(RUN_ID, tmp_path)
-        ledger.finish()
-        assert ledger.stored.is_complete
+            store.append(record)
+            assert store.stored == load_run(RUN_ID, tmp_path)
+        store.finish()
+        assert store.stored.is_complete
 
-    with resume_run(tmp_path, RUN_ID) as ledger:
-        assert ledger.stored == load_run(RUN_ID, tmp_path)
+    with resume_run(tmp_path, RUN_ID) as store:
+        assert store.stored == load_run(RUN_ID, tmp_path)
 
 
 def test_nothing_that_the_disk_refused_is_in_memory(
@@ -136,51 +136,51 @@ def test_nothing_that_the_disk_refused_is_in_memory(
     def full(descriptor: int) -> None:  # noqa: ARG001
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with create_run(tmp_path, run()) as ledger:
-        ledger.append(block("a"))
+    with create_run(tmp_path, run()) as store:
+        store.append(block("a"))
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(StoreError, match="No space left"):
-            ledger.append(block("b"))
+            store.append(block("b"))
         monkeypatch.undo()
-        assert ledger.stored == load_run(RUN_ID, tmp_path)
-        assert ledger.finished_blocks == {"a"}
+        assert store.stored == load_run(RUN_ID, tmp_path)
+        assert store.finished_blocks == {"a"}
 
 
 def test_a_block_is_never_stored_twice(tmp_path: Path):
-    with create_run(tmp_path, run()) as ledger:
-        ledger.append(block("a"))
+    with create_run(tmp_path, run()) as store:
+        store.append(block("a"))
         with pytest.raises(ValueError, match="'a' is stored"):
-            ledger.append(block("a"))
+            store.append(block("a"))
     with (
-        resume_run(tmp_path, RUN_ID) as ledger,
+        resume_run(tmp_path, RUN_ID) as store,
         pytest.raises(ValueError, match="'a' is stored"),
     ):
-        ledger.append(block("a"))
+        store.append(block("a"))
 
     assert len(load_run(RUN_ID, tmp_path).blocks) == 1
 
 
 def test_a_finished_run_is_complete_until_it_continues(tmp_path: Path):
-    with create_run(tmp_path, run()) as ledger:
-        ledger.append(block("a"))
+    with create_run(tmp_path, run()) as store:
+        store.append(block("a"))
         assert not load_run(RUN_ID, tmp_path).is_complete
-        ledger.finish()
-        ledger.finish()  # says nothing new
+        store.finish()
+        store.finish()  # says nothing new
         assert load_run(RUN_ID, tmp_path).is_complete
-        assert records_file(ledger).read_bytes().count(b"\n") == 2
+        assert records_file(store).read_bytes().count(b"\n") == 2
 
-    with resume_run(tmp_path, RUN_ID) as ledger:
-        ledger.append(block("b"))
+    with resume_run(tmp_path, RUN_ID) as store:
+        store.append(block("b"))
         assert not load_run(RUN_ID, tmp_path).is_complete
-        ledger.finish()
+        store.finish()
     assert load_run(RUN_ID, tmp_path).is_complete
 
 
 def test_a_line_cut_at_any_byte_is_dropped_and_nothing_else(tmp_path: Path):
-    with create_run(tmp_path, run()) as ledger:
-        ledger.append(block("a"))
-        ledger.append(block("b"))
-        file = records_file(ledger)
+    with create_run(tmp_path, run()) as store:
+        store.append(block("a"))
+        store.append(block("b"))
+        file = records_file(store)
     whole = file.read_bytes()
     first_line = whole.index(b"\n") + 1
 
@@ -188,22 +188,22 @@ def test_a_line_cut_at_any_byte_is_dropped_and_nothing_else(tmp_path: Path):
         file.write_bytes(whole[:cut])
         assert load_run(RUN_ID, tmp_path).blocks == (block("a"),)
         assert file.stat().st_size == cut  # reading repairs nothing
-        with resume_run(tmp_path, RUN_ID) as ledger:
-            assert ledger.finished_blocks == {"a"}
-            ledger.append(block("b"))
+        with resume_run(tmp_path, RUN_ID) as store:
+            assert store.finished_blocks == {"a"}
+            store.append(block("b"))
         assert file.read_bytes() == whole
 
 
 @pytest.mark.parametrize("tail", [b'{"type":"blo\0\0\0\0\n', b"\0\0\0\0", b"\n"])
 def test_a_last_line_that_is_no_json_is_dropped(tmp_path: Path, tail: bytes):
-    with create_run(tmp_path, run()) as ledger:
-        ledger.append(block("a"))
-        file = records_file(ledger)
+    with create_run(tmp_path, run()) as store:
+        store.append(block("a"))
+        file = records_file(store)
     whole = file.read_bytes()
     file.write_bytes(whole + tail)
 
-    with resume_run(tmp_path, RUN_ID) as ledger:
-        assert ledger.finished_blocks == {"a"}
+    with resume_run(tmp_path, RUN_ID) as store:
+        assert store.finished_blocks == {"a"}
     assert file.read_bytes() == whole
 
 
@@ -220,10 +220,10 @@ def test_a_last_line_that_is_no_json_is_dropped(tmp_path: Path, tail: bytes):
 def test_damage_that_no_kill_can_cause_names_file_and_line(
     tmp_path: Path, lines: tuple[str | bytes, ...], damaged_line: int
 ):
-    with create_run(tmp_path, run()) as ledger:
+    with create_run(tmp_path, run()) as store:
         for name in ("a", "b"):
-            ledger.append(block(name))
-        file = records_file(ledger)
+            store.append(block(name))
+        file = records_file(store)
     first, second = file.read_bytes().splitlines(keepends=True)
     content = b"".join({"a": first, "b": second}.get(line, line) for line in lines)
     file.write_bytes(content)
@@ -270,10 +270,10 @@ def test_a_run_id_cannot_leave_its_root(tmp_path: Path, run_id: str):
 
 
 def test_a_record_that_would_not_read_back_is_not_written(tmp_path: Path):
-    with create_run(tmp_path, run()) as ledger:
+    with create_run(tmp_path, run()) as store:
         with pytest.raises(ValueError, match="cannot be stored"):
-            ledger.append(dataclasses.replace(MEMORY, weights_bytes=float("nan")))
-        ledger.append(BLOCK)
+            store.append(dataclasses.replace(MEMORY, weights_bytes=float("nan")))
+        store.append(BLOCK)
 
     assert load_run(RUN_ID, tmp_path).blocks == (BLOCK,)
     assert load_run(RUN_ID, tmp_path).memory == ()

@@ -17,16 +17,16 @@ from specbench.files.config import ELSEWHERE
 from specbench.models.library_errors import is_of_device, model_failure, raise_if_device_lost
 
 # A refusal is a stored result, and the rest of the run continues.
-REFUSALS = (
+EXPECTED_ERRORS = (
     *(ModelError, CompatibilityError, UsageError, WorkloadError, DeviceError),
     torch.OutOfMemoryError,
 )
 
 
 @contextmanager
-def failures_told() -> Iterator[None]:
-    """As `device_errors_told`, and ModelError where a model's own code fails at what is done."""
-    with device_errors_told():
+def errors_translated() -> Iterator[None]:
+    """Also raise ModelError if the model's own code fails inside the block."""
+    with device_errors_translated():
         try:
             yield
         except Exception as error:
@@ -36,7 +36,7 @@ def failures_told() -> Iterator[None]:
 
 
 @contextmanager
-def device_errors_told() -> Iterator[None]:
+def device_errors_translated() -> Iterator[None]:
     """DeviceError where the device fails at what is done inside.
 
     DeviceLostError where it fails at everything since. Lack of memory stays as it is, and so do

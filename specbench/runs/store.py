@@ -60,7 +60,7 @@ def create_run(
     run: RunRecord,
     known: Sequence[StoredRecord] = (),
     on_append: OnAppend | None = None,
-) -> "Ledger":
+) -> "RunStore":
     """Create the folder of a new run under `root`; its run.json is on disk on return.
 
     A shard of another run gets the records that are stored there as `known`, and calls
@@ -82,12 +82,12 @@ def create_run(
         undo.callback(rmtree, folder, ignore_errors=True)  # a full disk keeps no partial run
         lock = undo.enter_context(_lock(folder))
         _write_atomically(folder / RUN_FILE, text)
-        writer = Ledger(folder, run, Contents(tuple(known), 0), lock, on_append)
+        writer = RunStore(folder, run, Contents(tuple(known), 0), lock, on_append)
         undo.pop_all()
         return writer
 
 
-def resume_run(root: Path, run_id: str) -> "Ledger":
+def resume_run(root: Path, run_id: str) -> "RunStore":
     """Resume the run of an id (or `latest`); an incomplete last line is removed.
 
     StoreError if the run is unknown, being written, damaged, of another schema, or if a link in its
@@ -104,12 +104,12 @@ def resume_run(root: Path, run_id: str) -> "Ledger":
                 "has; start a new run"
             )
         contents = read_records(folder)
-        writer = Ledger(folder, run, contents, lock)
+        writer = RunStore(folder, run, contents, lock)
         undo.pop_all()
         return writer
 
 
-class Ledger:
+class RunStore:
     """The run in progress: it appends records on disk and keeps them in memory.
 
     A context manager that holds the lock of the run until closed. The file is not read again.
