@@ -24,7 +24,7 @@ from specbench.forward.attention.candidates import BY_NAME
 from specbench.probes.device import cuda_uuid
 from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe
-from specbench.settings.decoder import Kernels
+from specbench.settings.decoder import AttentionBackend
 
 LIMIT_S = 420.0  # of the 8 minutes that a part may take
 NO_GPU = "no CUDA device"
@@ -40,7 +40,7 @@ class Machine:
     device: torch.device
     small: bool
     ends_s: float  # by time.monotonic
-    kernels: Kernels = "auto"  # an implementation of attention that is forced, or auto
+    kernels: AttentionBackend = "auto"  # an implementation of attention that is forced, or auto
 
     @property
     def shows_nothing(self) -> str | None:
