@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from specbench.report.charts.canvas import INK, SERIES, Label, drawing, hover, spread, to_svg
+from specbench.report.charts.canvas import INK, SERIES, Label, drawing, hover, spaced, to_svg
 from specbench.stats.acceptance import expected_tokens_iid
 from specbench.stats.costs import break_even_acceptance
 
@@ -22,7 +22,7 @@ _DESCRIPTION = "Speedup at K = 4 against acceptance, a line per cost of a draft 
 
 
 def best(acceptance: float, cost: float) -> tuple[float, int]:
-    """The highest speed-up and its K; 1 and 0 where no K pays off."""
+    """The highest speedup and its K; 1 and 0 where no K pays off."""
     by_k = ((expected_tokens_iid(acceptance, k) / (1 + k * cost), k) for k in _KS)
     return max((1.0, 0), max(by_k, key=lambda pair: pair[0]), key=lambda pair: pair[0])
 
@@ -35,21 +35,21 @@ def chart() -> str:
         ax = figure.add_axes(_PLACE)
         ax.axhline(1, color=INK, alpha=0.6, linewidth=0.8, linestyle=(0, (4, 3)))
         ends = []
-        for cost, colour in zip(COSTS, SERIES, strict=True):
+        for cost, color in zip(COSTS, SERIES, strict=True):
             steps = 1 + _CHART_K * cost
             speedups = [expected_tokens_iid(alpha, _CHART_K) / steps for alpha in acceptances]
-            ax.plot(acceptances, speedups, color=colour)
+            ax.plot(acceptances, speedups, color=color)
             bound = break_even_acceptance(_CHART_K, steps)
-            (point,) = ax.plot(bound, 1, marker="o", markersize=6, color=colour, zorder=4)
+            (point,) = ax.plot(bound, 1, marker="o", markersize=6, color=color, zorder=4)
             hover(point, f"a draft token costs {cost:g} of a step: breaks even at {bound:.0%}")
-            ends.append(Label(speedups[-1], f"{cost:g} of a step", colour))
+            ends.append(Label(speedups[-1], f"{cost:g} of a step", color))
         ax.set_xlim(0, 0.96)
         ax.yaxis.set_major_formatter("{x:g}x")
         ax.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
         ax.set_xlabel("acceptance of a draft token", loc="left")
         ax.set_ylabel(f"speedup at K = {_CHART_K}")
-        for label in spread(ends, 0.25):
-            ax.text(0.97, label.y, "\u25cf", color=label.colour, va="center")
+        for label in spaced(ends, 0.25):
+            ax.text(0.97, label.y, "\u25cf", color=label.color, va="center")
             ax.text(1.0, label.y, label.text, va="center")
         return to_svg(figure, _DESCRIPTION)
 

@@ -131,7 +131,7 @@ def table(document: dict[str, Any]) -> list[str]:
         length, speed = row["worst_length_error"], row["worst_speedup_error"]
         lines.append(
             f"{row['pairing']:<16} {row['workload']:<9} T={row['temperature']:g}  "
-            f"AL {_share(length)}  speed-up {_share(speed)}  "
+            f"AL {_share(length)}  speedup {_share(speed)}  "
             f"choice K={row['choice']} of best K={row['fastest']}: {row['choice_ratio']:.3f}, "
             f"measured after it K={row['decided']}: {row['decided_ratio']:.3f}"
         )
@@ -140,7 +140,7 @@ def table(document: dict[str, Any]) -> list[str]:
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         lines.append(f"choices: worst {min(ratios):.3f}, geometric mean {mean:.3f}")
     within = (f"{n} within {float(bound):.0%}" for bound, n in document["num_within"].items())
-    lines.append(f"speed-ups: of {document['num_speedups']}, {', '.join(within)}")
+    lines.append(f"speedups: of {document['num_speedups']}, {', '.join(within)}")
     lines.append(
         f"time: traces and costs {document['share_to_choose']:.1%} of the sweep's, with what was "
         f"measured after them {document['share_of_time']:.1%}"

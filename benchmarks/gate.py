@@ -80,7 +80,7 @@ def real(runs: Sequence[Snapshot]) -> dict[str, Any]:
     splits = list(random_splits(runs, tolerances(TOLERANCES), *SPLIT))
     return {
         "every_pair": asdict(rates(pairs, num_independent=len(runs) // 2)),
-        "every_pair_verdicts": verdict_counts(j for gate in pairs for j in gate.judgements),
+        "every_pair_verdicts": verdict_counts(j for gate in pairs for j in gate.judgments),
         "recipe": asdict(rates(splits, num_independent=max(1, len(runs) // sum(SPLIT)))),
         "decode_speedup": losses(pairs, "decode_speedup"),
         "decode_tokens_per_s": losses(pairs, "decode_tokens_per_s"),
@@ -139,7 +139,7 @@ def faults(folder: Path, runs: Sequence[Snapshot]) -> Iterator[tuple[str, dict[s
             name,
             {
                 "verdict": gate.verdict.value,
-                "verdicts": verdict_counts(gate.judgements),
+                "verdicts": verdict_counts(gate.judgments),
                 "regressed": sorted({m for found in gate.attributions for m in found.metrics}),
                 "causes": sorted({c.value for a in gate.attributions for c in a.causes}),
                 "slower": sorted({s.name for a in gate.attributions for s in a.slower}),

@@ -13,7 +13,7 @@ from scipy.stats import beta
 from benchmarks.gate_noise import CellNoise, Change, Prompts, simulated_pair
 from specbench.gate.baseline import Snapshot, pool
 from specbench.gate.check import Gate, Tolerance, check
-from specbench.gate.judging import GateVerdict, Judgement
+from specbench.gate.judging import GateVerdict, Judgment
 from specbench.gate.tolerances import MetricKind
 from specbench.stats.acceptance import mean_length
 
@@ -38,12 +38,12 @@ def rates(gates: Iterable[Gate], num_independent: int | None = None) -> Rates:
     share = float(np.mean(alarms))
     n = num_independent or len(found)
     seen = round(share * n)
-    judgements = [judgement for gate in found for judgement in gate.judgements]
+    judgments = [judgment for gate in found for judgment in gate.judgments]
     return Rates(
         num_gates=len(found),
         alarms=share,
-        inconclusive_counts=_inconclusive(j for j in judgements if j.kind not in SECONDS),
-        inconclusive_seconds=_inconclusive(j for j in judgements if j.kind in SECONDS),
+        inconclusive_counts=_inconclusive(j for j in judgments if j.kind not in SECONDS),
+        inconclusive_seconds=_inconclusive(j for j in judgments if j.kind in SECONDS),
         alarms_at_most=1.0 if seen == n else float(beta.ppf(0.95, seen + 1, n - seen)),
     )
 
@@ -91,7 +91,7 @@ def simulated(
 
 @cache
 def slower(share: float) -> Change:
-    """A speed-up, and tokens a second, that lose a share: 0.1 is 10 %."""
+    """A speedup, and tokens a second, that lose a share: 0.1 is 10 %."""
 
     def change(drawn: Prompts) -> Prompts:
         return drawn._replace(spec_s=drawn.spec_s / (1 - share))
@@ -114,7 +114,7 @@ def losses(gates: Iterable[Gate], metric: str) -> dict[str, Any]:
     found = [
         j.change.estimate
         for gate in gates
-        for j in gate.judgements
+        for j in gate.judgments
         if j.metric == metric and j.change is not None
     ]
     return {
@@ -127,10 +127,10 @@ def losses(gates: Iterable[Gate], metric: str) -> dict[str, Any]:
     }
 
 
-def verdict_counts(judgements: Iterable[Judgement]) -> dict[str, int]:
-    return dict(Counter(judgement.verdict.value for judgement in judgements))
+def verdict_counts(judgments: Iterable[Judgment]) -> dict[str, int]:
+    return dict(Counter(judgment.verdict.value for judgment in judgments))
 
 
-def _inconclusive(judgements: Iterable[Judgement]) -> float:
-    verdicts = [judgement.verdict is GateVerdict.INCONCLUSIVE for judgement in judgements]
+def _inconclusive(judgments: Iterable[Judgment]) -> float:
+    verdicts = [judgment.verdict is GateVerdict.INCONCLUSIVE for judgment in judgments]
     return float(np.mean(verdicts)) if verdicts else 0.0

@@ -106,7 +106,7 @@ def answer_block(document: Mapping[str, Any]) -> str:
 
 
 def table_block(document: Mapping[str, Any]) -> str:
-    """Speed-up with its interval and mean acceptance length, per pairing, T, K and workload."""
+    """Speedup with its interval and mean acceptance length, per pairing, T, K and workload."""
     cells = [cell for cell in document["cells"] if cell["num_speculative_tokens"] > 0]
     parts = []
     for pairing in dict.fromkeys(cell["pairing"] for cell in cells):
@@ -120,7 +120,7 @@ def table_block(document: Mapping[str, Any]) -> str:
 
 
 def methods_block(document: Mapping[str, Any]) -> str:
-    """A line a drafter: speed-up with its interval and mean acceptance length by workload."""
+    """A line a drafter: speedup with its interval and mean acceptance length by workload."""
     cells = [cell for cell in document["cells"] if cell["num_speculative_tokens"] > 0]
     workloads = list(dict.fromkeys(cell["workload"] for cell in cells))
     by_place = {(cell["pairing"], cell["workload"]): cell for cell in cells}

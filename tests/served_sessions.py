@@ -49,7 +49,7 @@ class Sweep:
     num_prompts: int = 6
     rows: tuple[int, ...] = (1, 4)
     wobble: float = 0.02  # of the log speed of a session
-    differing: float = 0.05  # from prompt to prompt, of the log speed-up
+    differing: float = 0.05  # from prompt to prompt, of the log speedup
     confirmed: int | None = 4  # the K that was measured again
     lost: tuple[tuple[int, int, int], ...] = ()  # K, cycle and leg that were never held whole
     again: tuple[tuple[int, int, int], ...] = ()  # those that a second attempt held

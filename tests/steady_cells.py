@@ -33,7 +33,7 @@ def baseline(prompt: int) -> RequestRecord:
 
 @pytest.fixture
 def steady() -> CellData:
-    """K = 2, 6 prompts, 36 rounds: valid, speed-up 12 * 0.1 * 6 / (6 * 0.75) = 1.6."""
+    """K = 2, 6 prompts, 36 rounds: valid, speedup 12 * 0.1 * 6 / (6 * 0.75) = 1.6."""
     return CellData(
         key=key(2),
         requests=tuple(speculative(prompt) for prompt in range(NUM_PROMPTS)),

@@ -167,9 +167,9 @@ def test_the_table_of_forecasts_names_the_worst_k_the_choice_and_the_time() -> N
             "share_of_time": 0.295,
         }
     )
-    assert "AL +0.0%  speed-up -4.3%" in lines[1]
+    assert "AL +0.0%  speedup -4.3%" in lines[1]
     assert re.search(r"K=4 .*K=5: 0\.990, .*K=5: 1\.000", lines[1])
     assert "AL     -" in lines[2]
     assert re.fullmatch(r"choices: worst 0\.990, .*0\.995", lines[3])
-    assert re.fullmatch("speed-ups: .*16, 9 .*5%, 15 .*7%", lines[4])
+    assert re.fullmatch("speedups: .*16, 9 .*5%, 15 .*7%", lines[4])
     assert re.search(r"12\.0% .*29\.5%$", lines[5])

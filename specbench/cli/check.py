@@ -55,18 +55,20 @@ def check(
         gate_json,
         gate_junit,
         gate_markdown,
-        refusal_json,
-        refusal_junit,
-        refusal_markdown,
+        incomparable_json,
+        incomparable_junit,
+        incomparable_markdown,
     )
 
     try:
         gate = _judged(baseline, candidate, fail_on, allow_different, out)
     except SpecbenchError as error:
         reason = str(error)
-        _tell(_write_files(junit, refusal_junit(reason), markdown, refusal_markdown(reason)))
+        _tell(
+            _write_files(junit, incomparable_junit(reason), markdown, incomparable_markdown(reason))
+        )
         if as_json:
-            typer.echo(json.dumps(refusal_json(reason), indent=2))
+            typer.echo(json.dumps(incomparable_json(reason), indent=2))
         raise
     # Written before anything is printed, since a reader such as `| head` may go away.
     unwritten = _write_files(junit, gate_junit(gate), markdown, gate_markdown(gate))

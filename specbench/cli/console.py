@@ -14,7 +14,7 @@ WIDTH = 80  # columns that tables are made for
 
 
 class _PlainTexts(RenderHook):
-    """A hook of rich's: what stands in tables and lines is plain, colours and cursor remain."""
+    """A hook of rich's: what stands in tables and lines is plain, colors and cursor remain."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_Plain(renderable) for renderable in renderables]
@@ -59,7 +59,7 @@ def say(line: str) -> None:
 
 
 def _beneath(stream: TextIO) -> TextIO:
-    """Below what makes text plain, and what keeps it above a live view: colours stay colours."""
+    """Below what makes text plain, and what keeps it above a live view: colors stay colors."""
     while (below := getattr(stream, "rich_proxied_file", None)) is not None:
         stream = below
     return stream

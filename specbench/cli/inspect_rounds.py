@@ -136,13 +136,13 @@ def _k(settings: RunSettings, pairing: "Pairing") -> int:
 
 
 class _Shown:
-    """Prints rounds as they come: coloured text on a terminal, else a line of marks for each."""
+    """Prints rounds as they come: colored text on a terminal, else a line of marks for each."""
 
     def __init__(self, begin: Callable[[], None]) -> None:
         from specbench.cli.console import is_terminal, open_console
 
         self._console = open_console(soft_wrap=True)
-        self._is_coloured = is_terminal() and self._console.color_system is not None
+        self._is_colored = is_terminal() and self._console.color_system is not None
         self._begin: Callable[[], None] | None = begin
         self._known: list[int] = []
         self._number = 0
@@ -151,12 +151,10 @@ class _Shown:
         if self._begin is not None:
             self._begin()
             self._begin = None
-            self._print(
-                LEGEND_OF_COLOURS if self._is_coloured else LEGEND_OF_MARKS, _STYLES["round"]
-            )
+            self._print(LEGEND_OF_COLORS if self._is_colored else LEGEND_OF_MARKS, _STYLES["round"])
             self._print("\n", "")
         pieces = list(self._pieces(watched, text))
-        if self._is_coloured:
+        if self._is_colored:
             for kind, piece in pieces:
                 self._print(piece, _STYLES[kind])
             if self._number:
@@ -194,7 +192,7 @@ class _Shown:
         self._console.print(text, style=style or None, end="")
 
 
-LEGEND_OF_COLOURS = (
+LEGEND_OF_COLORS = (
     "green: accepted drafts, red: rejected ones, cyan: the target's own token that ends a round; "
     "[accepted/drafted]"
 )

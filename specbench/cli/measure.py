@@ -245,7 +245,7 @@ def require_measured(run: "StoredRun", again: Sequence[str] = ()) -> None:
 def require_complete(document: "Document") -> None:
     """Exit 4 if something failed, or was not measured for another reason than the budget."""
     has_failed = any(cell.metrics.get("num_failed") for cell in document.cells)
-    is_missing = any(not document.is_unpaid(key) for key in document.missing)
+    is_missing = any(not document.is_skipped_for_budget(key) for key in document.missing)
     has_failed |= any(failure.stage != "prompts" for failure in document.failures)
     if is_missing or has_failed:
         raise typer.Exit(ExitCode.INCOMPLETE)

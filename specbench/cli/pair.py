@@ -300,7 +300,7 @@ def _measure(
         for r in ranked
         if r.measured is not None and r.measured.num_speculative_tokens
     ]
-    why_none = "no drafter has a proven speed-up"
+    why_none = "no drafter has a proven speedup"
     if not has_evidence(ranked):
         why_none = "nothing valid was measured with drafts"
     comment = f"measured by specbench pair, run {run.run.run_id}"

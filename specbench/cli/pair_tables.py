@@ -36,7 +36,7 @@ def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[
     table = Table(box=None, pad_edge=False)
     for header in ("", "drafter", "method"):
         table.add_column(header, overflow="fold")
-    for header in ("K", "speed-up", "length"):
+    for header in ("K", "speedup", "length"):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("from", no_wrap=True)
     for place, entry in enumerate(ranked, 1):
@@ -55,7 +55,7 @@ def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[
     open_console(width=WIDTH).print(table)
     several = max((len(entry.gains) for entry in ranked), default=0)
     if several > 1:
-        say(f"speed-up: geometric mean over {several} settings; K with the largest gain")
+        say(f"speedup: geometric mean over {several} settings; K with the largest gain")
     for line in failure_lines(document):
         say(line)
     for path in paths:
@@ -245,7 +245,7 @@ def _where(entry: Ranked, gain: Gain) -> str:
 
 
 def has_evidence(ranked: Sequence[Ranked]) -> bool:
-    """Whether a speed-up was validly measured, of whatever size: no forecast is evidence."""
+    """Whether a speedup was validly measured, of whatever size: no forecast is evidence."""
     return any(
         gain.basis == "measured" and gain.speedup is not None
         for entry in ranked

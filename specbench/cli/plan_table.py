@@ -149,7 +149,7 @@ def _sessions_text(outlook: Outlook) -> str:
     ]
     if outlook.detectable is not None:
         lines.append(
-            f"such a sweep can show a speed-up of about {1 + outlook.detectable:.2f}x or more, if "
+            f"such a sweep can show a speedup of about {1 + outlook.detectable:.2f}x or more, if "
             "sessions differ as much as on a busy CPU; --restart-cycles N sets how many there are"
         )
     return "\n".join(lines)

@@ -11,7 +11,7 @@ _UP = "\x1b[A"  # a line up: progress bars of libraries write it, like a carriag
 
 
 class _PlainStream:
-    """A stream that writes plain text; rich, whose colours are its own, finds the stream itself.
+    """A stream that writes plain text; rich, whose colors are its own, finds the stream itself.
 
     Progress bars of libraries keep their way back to the beginning of a line.
     """

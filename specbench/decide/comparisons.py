@@ -41,7 +41,7 @@ from specbench.stats.intervals import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySide:
-    """How many times as fast as a peer's cell a cell of ours is, with 95 % intervals.
+    """How many times as fast as a peer's cell a cell of ours is, with 95% intervals.
 
     Beside a server there are estimates alone: nothing shows how another start of ours would do.
     """
@@ -237,10 +237,10 @@ def compare_adaptive(
 
 
 def best_fixed(cells: Sequence[CellSummary]) -> CellKey | None:
-    """The fixed K of the highest decode speed-up among one question's cells; K = 0 is at 1.
+    """The fixed K of the highest decode speedup among one question's cells; K = 0 is at 1.
 
-    An invalid cell is taken only where no valid one has a speed-up, and of equal ones the
-    smaller K. None where no fixed cell has a speed-up.
+    An invalid cell is taken only where no valid one has a speedup, and of equal ones the
+    smaller K. None where no fixed cell has a speedup.
     """
     ranked = [
         ((cell.valid, speedup, -cell.key.draft.k), cell.key)
@@ -427,7 +427,7 @@ class Crossover:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContextCurve:
-    """Speed-up and KV cache of one K against the length of the prompts."""
+    """Speedup and KV cache of one K against the length of the prompts."""
 
     key: Annotated[CellKey, Doc("the cell of the first point")]
     points: Annotated[tuple[Point, ...], Doc("by tokens of context")]
@@ -494,7 +494,7 @@ def _stops_paying(points: Sequence[Point]) -> int | None:
 
 
 def _passes_1(points: Sequence[Point]) -> float | None:
-    """The first fall below 1, on straight lines of log speed-up over log concurrency."""
+    """The first fall below 1, on straight lines of log speedup over log concurrency."""
     known = [
         (math.log(p.at), math.log(p.speedup.estimate)) for p in points if p.valid and p.speedup
     ]

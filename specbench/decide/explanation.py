@@ -22,7 +22,7 @@ TOO_SMALL = 0.3  # of a target's step for one drafted token, and K = 1 must be a
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Losses:
-    """log(K + 1) - log(speed-up), by what is to blame; the largest one bounds the cell."""
+    """log(K + 1) - log(speedup), by what is to blame; the largest one bounds the cell."""
 
     draft: float
     verify: float

@@ -26,7 +26,7 @@ from specbench.settings.words import REQUEST_LIMITS
 
 
 class LeastRegret(NamedTuple):
-    """Which option it is, and the share of the best rate that each case gives up (0.05: 5 %)."""
+    """Which option it is, and the share of the best rate that each case gives up (0.05: 5%)."""
 
     place: int
     regret: dict[str, float]
@@ -57,7 +57,7 @@ _SHOWN = 0.0005  # a regret below this prints as 0.0%
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedK:
-    """The K whose worst regret is least; regret is the share of the best speed-up given up."""
+    """The K whose worst regret is least; regret is the share of the best speedup given up."""
 
     key: CellKey  # of its cells, without workload and K
     num_speculative_tokens: Annotated[
@@ -77,11 +77,11 @@ class SharedK:
             high=1,
         ),
     ]
-    own: Mapping[str, int]  # the K that each workload would choose for itself; 0: none
-    left_out: tuple[int, ...]  # of those K the ones that have no say in every workload
+    best_k: Mapping[str, int]  # the K of each workload's answer; 0: none
+    left_out: tuple[int, ...]  # those of `best_k` that were not usable on every workload
 
 
-def find_compromise(
+def find_shared_k(
     cells: Sequence[CellSummary], decisions: Sequence[Decision] = ()
 ) -> SharedK | None:
     """One fixed K for the workloads of one pairing at one setting.
@@ -89,10 +89,10 @@ def find_compromise(
     None without a valid cell, and if K = 0 would be left because the K of an answer have no say
     in every workload: nothing is known against them there.
 
-    Speed-ups are the first pass's estimates; K = 0 takes part at 1. A workload's own K is that of
+    Speedups are the first pass's estimates; K = 0 takes part at 1. A workload's own K is that of
     its decision, so that none is said to lose at the K of its own answer; where nothing is decided,
     the K that `choose` speaks of, or 0 if that is slower. A K competes when it has a say in every
-    workload (`deciding`); worst regrets within 1 % are equal, and the smaller K wins. Raises
+    workload (`deciding`); worst regrets within 1% are equal, and the smaller K wins. Raises
     ValueError for several pairings or settings.
     """
     cells = [cell for cell in cells if cell.key.draft.is_fixed]
@@ -124,7 +124,7 @@ def find_compromise(
         key=groups.pop(),
         num_speculative_tokens=k,
         regret=found.regret,
-        own=own,
+        best_k=own,
         left_out=left_out,
     )
 
@@ -193,7 +193,7 @@ class Candidate:
     key: CellKey
     value: float
     rate: float
-    cautious_rate: float  # with the lower bound of the speed-up
+    cautious_rate: float  # with the lower bound of the speedup
     broken: tuple[str, ...]  # limits that it does not keep
 
 
@@ -222,7 +222,7 @@ def pick(
 ) -> tuple[Recommendation, ...]:
     """One answer a workload and setting; the batch size is part of the answer.
 
-    The highest rate by the lower bound of its speed-up wins; rates within 1 % are equal, and
+    The highest rate by the lower bound of its speedup wins; rates within 1% are equal, and
     not speculating, then fewer rows, then the smaller K go first. Latency is compared among
     the fewest rows measured: more of them are never faster for one user.
     """
@@ -243,9 +243,9 @@ def pick(
 def shared_pick(picks: Sequence[Recommendation]) -> JointRecommendation | None:
     """The way that gives up least where it gives up most, over picks of one target and setting.
 
-    Rates are the first pass's, as in `find_compromise`: no winner is quoted here. A workload gives
+    Rates are the first pass's, as in `find_shared_k`: no winner is quoted here. A workload gives
     up what its own answer is faster by, which is nothing at that very answer. A way competes when
-    it keeps the limits on every workload; ties within 1 % go to the plainer one. None for a single
+    it keeps the limits on every workload; ties within 1% go to the plainer one. None for a single
     workload, if no way serves all of them, and if only K = 0 does for lack of other intervals.
     """
     if len(picks) < 2:
@@ -317,7 +317,7 @@ def _helping(
     decisions: Sequence[Decision],
     objective: Objective,
 ) -> Iterator[Candidate]:
-    """What helps over `rate`, at the speed-up measured again: the first pass flatters winners."""
+    """What helps over `rate`, at the speedup measured again: the first pass flatters winners."""
     by_key = {cell.key: cell for cell in cells}
     for decision in decisions:
         cell, speedup = by_key.get(decision.leader), decision.speedup
@@ -372,7 +372,7 @@ def _rate(cell: CellSummary, objective: Objective) -> float | None:
 def _gain(cell: CellSummary, speedup: float, objective: Objective) -> float:
     """How many times the tokens a second: in open loop arrivals fix those of all users.
 
-    One row's speed-up leaves prefill out, which all users wait for: of it that share holds which
+    One row's speedup leaves prefill out, which all users wait for: of it that share holds which
     the first pass's whole requests kept.
     """
     if objective.name in ("latency", "goodput"):

@@ -17,11 +17,11 @@ class Gain(NamedTuple):
     speedup: Interval | None
     mean_acceptance_length: float | None
     basis: Literal["measured", "forecast"]
-    at: str = ""  # the K that the speed-up is about, such as `K=2`, also where it gains nothing
+    at: str = ""  # the K that the speedup is about, such as `K=2`, also where it gains nothing
 
     @property
     def value(self) -> float:
-        """The speed-up that counts: not speculating is always there to fall back to."""
+        """The speedup that counts: not speculating is always there to fall back to."""
         if self.speedup is None or not self.num_speculative_tokens:
             return 1.0
         return max(self.speedup.estimate, 1.0)
@@ -60,7 +60,7 @@ class Ranked:
 
     @property
     def interval(self) -> Interval | None:
-        """`potential` between the means of the bounds, at the widest; None: no speed-up known."""
+        """`potential` between the means of the bounds, at the widest; None: no speedup known."""
         speedups = [gain.speedup for gain in self.gains.values() if gain.speedup]
         if len(speedups) < len(self.gains):
             return None
@@ -86,7 +86,7 @@ def rank(
     cells: Iterable[CellSummary],
     forecasts: Iterable[ForecastRecord],
 ) -> tuple[Ranked, ...]:
-    """The best first: by the mean speed-up over the settings, then by how far it falls short.
+    """The best first: by the mean speedup over the settings, then by how far it falls short.
 
     A setting's gain is the decision's where the drafter was measured there, else the forecast's.
     """

@@ -40,13 +40,13 @@ class LeadingCell:
     """The leading cell of the first pass for one pairing, workload and setting."""
 
     cells: tuple[CellSummary, ...]  # every K > 0, also invalid ones, by K; then K = auto
-    leader: CellSummary | None  # the cell to speak of; None: no valid cell has a speed-up
+    leader: CellSummary | None  # the cell to speak of; None: no valid cell has a speedup
     to_confirm: CellKey | None  # to be measured again on fresh repeats before it is quoted
 
 
 def by_question(cells: Iterable[CellSummary]) -> tuple[tuple[CellSummary, ...], ...]:
     """The K > 0 cells grouped by what one decision is about, in order of appearance, with the
-    speed-up or the goodput ratio that it compares.
+    speedup or the goodput ratio that it compares.
     """
     groups: dict[tuple[object, ...], list[CellSummary]] = {}
     for cell in cells:
@@ -84,7 +84,7 @@ def choose(cells: Sequence[CellSummary]) -> LeadingCell:
 
 
 def deciding(cells: Sequence[CellSummary]) -> list[CellSummary]:
-    """The valid cells with a speed-up; one without an interval, as a pruned K, only if none has
+    """The valid cells with a speedup; one without an interval, as a pruned K, only if none has
     one."""
     usable = [cell for cell in cells if _is_usable(cell)]
     return [c for c in usable if c.speedup and c.speedup.low is not None] or usable
@@ -155,7 +155,7 @@ def _decide(
 
 
 def judge(speedup: Interval | None) -> SpeedupVerdict:
-    """Which of the three answers a speed-up's interval supports."""
+    """Which of the three answers a speedup's interval supports."""
     if speedup is None or speedup.low is None or speedup.high is None:
         return SpeedupVerdict.NOT_SHOWN
     if speedup.high <= GAINS_NOTHING:
@@ -169,7 +169,7 @@ def is_undecided(decision: Decision) -> bool:
 
 
 def lower_bound(of: CellSummary | Decision) -> float:
-    """Lower bound of its speed-up; 0, the worst a ratio can be, where too few prompts give none."""
+    """Lower bound of its speedup; 0, the worst a ratio can be, where too few prompts give none."""
     return of.speedup.low or 0.0 if of.speedup else 0.0
 
 

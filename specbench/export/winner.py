@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from specbench.decide.objective import (
-    find_compromise,
+    find_shared_k,
     left_out_in_words,
     losses_in_words,
     other_ks,
@@ -33,7 +33,7 @@ from specbench.records import (
     ServerRecord,
 )
 
-_NO_FIXED_K = "engines take a fixed K, and no fixed K has a proven speed-up"
+_NO_FIXED_K = "engines take a fixed K, and no fixed K has a proven speedup"
 _NO_SHARED_K = "no K has an interval on all of these workloads: export one of them with --workload"
 
 
@@ -171,11 +171,11 @@ def _at_rows(
             return tier, [*said, _NO_FIXED_K]
         k = leader.key.draft.k
         return Tier(rows, k), [*said, f"engines take a fixed K: the best fixed one is K={k}"]
-    shared = find_compromise(same, decisions)
+    shared = find_shared_k(same, decisions)
     if shared is None:
         return None, [*said, _NO_SHARED_K if same else _NO_FIXED_K]
     k = shared.num_speculative_tokens
-    losses = ", ".join(losses_in_words(shared.regret, other_ks(shared.own, k)))
+    losses = ", ".join(losses_in_words(shared.regret, other_ks(shared.best_k, k)))
     losses += left_out_in_words([f"K={own}" for own in shared.left_out])
     return Tier(rows, k), [*said, f"one K for these workloads: K={k}; loses {losses}"]
 

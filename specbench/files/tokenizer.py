@@ -155,7 +155,7 @@ class Overlap(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """`1,232 tokens in common, 60.2 % of the target's and 80.2 % of the draft's`."""
+        """`1,232 tokens in common, 60.2% of the target's and 80.2% of the draft's`."""
         number = len(self.draft_ids)
         of_draft = number / max(self.draft_size, 1)
         return (

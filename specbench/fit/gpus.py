@@ -20,7 +20,7 @@ class Gpu:
 
     name: str
     memory_bytes: int
-    bytes_per_s: float | None  # peak; 80 to 90 % of it are reached
+    bytes_per_s: float | None  # peak; 80 to 90% of it are reached
     source: str = "vendor datasheet"
 
 

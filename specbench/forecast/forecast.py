@@ -259,12 +259,12 @@ def _point(k: int, rounds: Rounds, curve: CostCurve, *, is_exact: bool) -> Forec
 
 
 def _fastest(speeds: Mapping[int, float]) -> int:
-    """The smallest K within 1 % of the highest speed."""
+    """The smallest K within 1% of the highest speed."""
     return min(near_best(speeds, speeds.__getitem__))
 
 
 def _doubt(ratio: LogRatio, is_exact: bool) -> float:
-    """The factor by which a forecast of two speeds' ratio may be too low, at 95 % one-sided."""
+    """The factor by which a forecast of two speeds' ratio may be too low, at 95% one-sided."""
     half = ratio.spread.margin(CONFIDENCE) if ratio.spread else 0.0
     return math.exp(math.hypot(half, 2 * _SHARED, 0.0 if is_exact else 2 * INEXACT))
 

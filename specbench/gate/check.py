@@ -23,7 +23,7 @@ from specbench.gate.judging import (
     CANDIDATE,
     NOISY,
     GateVerdict,
-    Judgement,
+    Judgment,
     MetricCase,
     cases_of,
     judge,
@@ -47,9 +47,9 @@ class Gate:
     baseline: Snapshot
     candidate: Snapshot
     tolerances: tuple[Tolerance, ...]
-    judgements: tuple[Judgement, ...]  # counts before seconds
+    judgments: tuple[Judgment, ...]  # counts before seconds
     attributions: tuple[Attribution, ...]  # of regressions, and of undecided cells that changed
-    num_tests: int  # judgements that noise could have failed
+    num_tests: int  # judgments that noise could have failed
     allowed: tuple[RunDifference, ...]  # differences that --allow-different permits
     changes: tuple[RunDifference, ...]  # other differences, which can explain a regression
     notes: tuple[str, ...]
@@ -57,7 +57,7 @@ class Gate:
     @property
     def verdict(self) -> GateVerdict:
         """The gravest verdict."""
-        return max((j.verdict for j in self.judgements), key=list(GateVerdict).index)
+        return max((j.verdict for j in self.judgments), key=list(GateVerdict).index)
 
 
 def check(
@@ -101,19 +101,19 @@ def check(
     ]
     texts = [judge_text(pair, is_binding=same_text) for pair in usable]
     unusable = [missing for _, missing in verdicts]
-    judgements = [*filter(None, unusable), *filter(None, texts), *_judged(cases)]
-    if not judgements:
+    judgments = [*filter(None, unusable), *filter(None, texts), *_judged(cases)]
+    if not judgments:
         raise UsageError(
             f"none of these metrics can be judged here: {', '.join(t.metric for t in chosen)}"
         )
-    judgements.sort(key=lambda judgement: list(MetricKind).index(judgement.kind))
+    judgments.sort(key=lambda judgment: list(MetricKind).index(judgment.kind))
     return Gate(
         baseline=baseline,
         candidate=candidate,
         tolerances=chosen,
-        judgements=tuple(judgements),
+        judgments=tuple(judgments),
         attributions=tuple(
-            _attributions(judgements, pairs, baseline, candidate, comparable.allowed)
+            _attributions(judgments, pairs, baseline, candidate, comparable.allowed)
         ),
         num_tests=sum(case.is_test for case in cases),
         allowed=comparable.allowed,
@@ -123,7 +123,7 @@ def check(
             *_not_judged(chosen, usable),
             *_notes(sides[BASELINE], sides[CANDIDATE], comparable.only_candidate),
             *dict.fromkeys(_clock_notes(usable)),
-            *_without_times(chosen, judgements),
+            *_without_times(chosen, judgments),
         ),
     )
 
@@ -203,8 +203,8 @@ def _without_seconds(
     return kept, [f"{numbers}: ratios and counts were compared{without}; {remedy}"]
 
 
-def _judged(cases: Sequence[MetricCase]) -> Iterator[Judgement]:
-    """Judgements, adjusted by Holm over the cases that vary; the others cannot fail by chance."""
+def _judged(cases: Sequence[MetricCase]) -> Iterator[Judgment]:
+    """Judgments, adjusted by Holm over the cases that vary; the others cannot fail by chance."""
     tests = [case for case in cases if case.is_test]
     adjusted = dict(zip(map(id, tests), holm([case.p_value for case in tests]), strict=True))
     for case in cases:
@@ -212,7 +212,7 @@ def _judged(cases: Sequence[MetricCase]) -> Iterator[Judgement]:
 
 
 def _attributions(
-    judgements: Sequence[Judgement],
+    judgments: Sequence[Judgment],
     pairs: Sequence[CellPair],
     baseline: Snapshot,
     candidate: Snapshot,
@@ -220,7 +220,7 @@ def _attributions(
 ) -> Iterator[Attribution]:
     same_hardware = baseline.fingerprint.hardware == candidate.fingerprint.hardware
     for before, after in pairs:
-        of_cell = [j for j in judgements if j.cell == before.key]
+        of_cell = [j for j in judgments if j.cell == before.key]
         failed = [j.metric for j in of_cell if j.verdict is GateVerdict.REGRESSION]
         is_undecided = any(j.verdict is GateVerdict.INCONCLUSIVE for j in of_cell)
         fingerprints = baseline.fingerprint, candidate.fingerprint
@@ -240,10 +240,8 @@ def _not_judged(tolerances: Sequence[Tolerance], usable: Sequence[CellPair]) -> 
             yield f"{tolerance.metric} is missing from the baseline and was not judged"
 
 
-def _without_times(
-    tolerances: Sequence[Tolerance], judgements: Sequence[Judgement]
-) -> Iterator[str]:
-    if any(judgement.reason.startswith(NOISY) for judgement in judgements):
+def _without_times(tolerances: Sequence[Tolerance], judgments: Sequence[Judgment]) -> Iterator[str]:
+    if any(judgment.reason.startswith(NOISY) for judgment in judgments):
         rest = [t for t in tolerances if kind_of(metric_of(t)) is not MetricKind.TIME]
         kept = ",".join(f"{t.metric}:{100 * t.share:g}%" for t in rest)
         judging = f", or judge only ratios and counts: --fail-on {kept}" if rest else ""

@@ -33,7 +33,7 @@ class GateVerdict(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judgement:
+class Judgment:
     """The verdict on one metric of one cell. Shares: 0.05 is 5%."""
 
     cell: CellKey  # the baseline's
@@ -133,7 +133,7 @@ def cases_of(
         )
 
 
-def judge(case: MetricCase, p_value: float | None, *, num_tests: int) -> Judgement:
+def judge(case: MetricCase, p_value: float | None, *, num_tests: int) -> Judgment:
     """The verdict on a case, from its p-value adjusted for all tests of the gate.
 
     - REGRESSION: the interval of the loss excludes the tolerance.
@@ -156,7 +156,7 @@ def judge(case: MetricCase, p_value: float | None, *, num_tests: int) -> Judgeme
         verdict, effect = GateVerdict.INCONCLUSIVE, None
         reason = f"{NOISY} while {' and '.join(case.noisy)} ran, so times cannot be compared"
     is_higher_better = case.metric.better == "higher"
-    return Judgement(
+    return Judgment(
         cell=before.key,
         metric=case.name,
         kind=kind_of(case.metric),
@@ -174,7 +174,7 @@ def judge(case: MetricCase, p_value: float | None, *, num_tests: int) -> Judgeme
     )
 
 
-def judge_unusable(pair: CellPair, *, is_complete: bool) -> Judgement | None:
+def judge_unusable(pair: CellPair, *, is_complete: bool) -> Judgment | None:
     """MISSING for a cell that is not valid on both sides, or not over all prompts in an incomplete
     candidate; None for a cell that can be judged.
     """
@@ -189,7 +189,7 @@ def judge_unusable(pair: CellPair, *, is_complete: bool) -> Judgement | None:
         reason = f"{len(after.units)} of {len(before.units)} prompts were measured"
     else:
         return None
-    return Judgement(
+    return Judgment(
         cell=before.key,
         metric=CELL,
         kind=MetricKind.COUNT,
@@ -199,7 +199,7 @@ def judge_unusable(pair: CellPair, *, is_complete: bool) -> Judgement | None:
     )
 
 
-def judge_text(pair: CellPair, *, is_binding: bool) -> Judgement | None:
+def judge_text(pair: CellPair, *, is_binding: bool) -> Judgment | None:
     """Whether greedy output is the same for equal prompts; None if it need not be.
 
     `is_binding`: device, torch and model are the same, so a difference is a regression.
@@ -229,7 +229,7 @@ def judge_text(pair: CellPair, *, is_binding: bool) -> Judgement | None:
         if not is_binding:
             reason += "; not a regression, because hardware, torch, dtype, engine or model differ"
     is_regression = bool(other) and is_binding
-    return Judgement(
+    return Judgment(
         cell=before.key,
         metric=OUTPUT_TOKENS,
         kind=MetricKind.COUNT,

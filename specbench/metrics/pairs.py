@@ -1,4 +1,4 @@
-"""Seconds of the same work by a cell and by its baseline: what speed-ups are made of."""
+"""Seconds of the same work by a cell and by its baseline: what speedups are made of."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping

@@ -72,7 +72,7 @@ def _speedup(cell: CellData, seconds: PairedSeconds | None) -> LogRatio | None:
     return replace(ratio, spread=None) if is_alone else ratio  # one prompt says nothing of others
 
 
-# A speed-up that follows from a rate on both sides.
+# A speedup that follows from a rate on both sides.
 _SPEEDUPS = {
     "decode_speedup": "decode_tokens_per_s",
     "end_to_end_speedup": "aggregate_tokens_per_s",
@@ -87,7 +87,7 @@ def summarize_imported(
 ) -> tuple[CellSummary, ...]:
     """One summary an imported cell, in the order of `keys`.
 
-    Speed-ups over a K = 0 of the same setting have an interval if both files have the times of
+    Speedups over a K = 0 of the same setting have an interval if both files have the times of
     requests that were sent one at a time; whether aggregates are of the same prompts is unknown.
     """
     by_id = {record.cell_id: record for record in records}

@@ -155,7 +155,7 @@ MAX_LENGTH_GAP = 0.10  # of mean output lengths at temperature > 0
 def judge_cell(cell: CellData) -> tuple[str, ...]:
     """Why the cell must not be used for a recommendation; empty: it is valid.
 
-    The device and the identities are judged over the cell and its baseline, since a speed-up
+    The device and the identities are judged over the cell and its baseline, since a speedup
     is made of both.
     """
     if not cell.finished:

@@ -1,4 +1,4 @@
-"""The answer in plain sentences, one for each question; every format begins or ends with it."""
+"""The answers of a run in plain sentences, one per question, for every format."""
 
 from dataclasses import dataclass
 
@@ -18,18 +18,18 @@ from specbench.report.sections import Section, sections, verdict_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SectionAnswer:
-    """The answer of one section; `others` are the drafters that the headline does not quote."""
+    """The answer of one section."""
 
     title: str
     verdict: SpeedupVerdict
-    headline: str  # without the title
+    headline: str  # the answer without the title
     reasons: tuple[str, ...]  # of the quoted decision
-    others: tuple[Decision, ...]
+    unquoted: tuple[Decision, ...]  # on drafters that the headline does not quote
 
     @property
     def explained(self) -> bool:
-        """Whether there are reasons for it, or for one of the others."""
-        return bool(self.reasons) or any(other.reasons for other in self.others)
+        """Whether some decision of the section has reasons."""
+        return bool(self.reasons) or any(decision.reasons for decision in self.unquoted)
 
 
 def answer(section: Section) -> SectionAnswer:
@@ -50,13 +50,12 @@ def answer(section: Section) -> SectionAnswer:
             _quote(section, quoted) if quoted else _no_winner(section, verdict) + section.mark
         ),
         reasons=quoted.reasons if quoted else (),
-        others=tuple(decision for decision in section.decisions if decision is not quoted),
+        unquoted=tuple(decision for decision in section.decisions if decision is not quoted),
     )
 
 
 def has_undecided(document: Document) -> bool:
-    """Whether an answer is undecided or has no valid K = 0; sections with only K = 0 ask for
-    none."""
+    """Whether an answer is undecided or has no valid K = 0, apart from sections with only K = 0."""
     return any(
         answer(section).verdict is SpeedupVerdict.NOT_SHOWN
         if section.decisions
@@ -66,39 +65,41 @@ def has_undecided(document: Document) -> bool:
 
 
 def answer_lines(document: Document) -> list[str]:
-    """A sentence for each question, and indented below it the drafters it does not quote.
+    """A sentence per question; below it, indented, the drafters that it does not quote.
 
     `code: K=6, 1.90x faster [1.80, 2.00]` with one drafter; with several the sentence names
     the best of them: `code: demo/draft, K=6, 1.90x faster [1.80, 2.00]`.
     """
     lines: list[str] = []
     for section in sections(document):
-        found = answer(section)
-        lines.append(f"{found.title}: {found.headline}")
-        lines += (f"  {other.leader.source}: {without_workload(other)}" for other in found.others)
+        section_answer = answer(section)
+        lines.append(f"{section_answer.title}: {section_answer.headline}")
+        lines += (f"  {d.leader.source}: {without_workload(d)}" for d in section_answer.unquoted)
     return lines
 
 
-def compromise_lines(document: Document) -> list[str]:
-    """For each pairing that helps somewhere the one K for all workloads, and what it gives up."""
+def shared_k_lines(document: Document) -> list[str]:
+    """One K for all workloads and what it loses, for each pairing that helps on some workload."""
     helping = {
         across_workloads(d.leader)
         for d in document.decisions
         if verdict_of(d) is SpeedupVerdict.HELPS
     }
-    settings = {shared.key.condition.without("target") for shared in document.compromises}
+    settings = {shared.key.condition.without("target") for shared in document.shared_k}
     lines = []
-    for shared in document.compromises:
+    for shared in document.shared_k:
         if across_workloads(shared.key) not in helping:
             continue
         setting = shared.key.condition.without("target")
         at = "".join(f", {part}" for part in setting.distinct_parts(settings))
         k = shared.num_speculative_tokens
-        what = f"K={k}" if k else "K=0 (do not speculate)"
-        losses = losses_in_words(shared.regret, other_ks(shared.own, k))
-        without = left_out_in_words([f"K={own}" for own in shared.left_out])
-        given_up = listed(losses) + without + document.mark
-        lines.append(f"{shared.key.source}{at}, one K for all workloads: {what}; loses {given_up}")
+        choice = f"K={k}" if k else "K=0 (do not speculate)"
+        losses = losses_in_words(shared.regret, other_ks(shared.best_k, k))
+        without = left_out_in_words([f"K={other_k}" for other_k in shared.left_out])
+        lines.append(
+            f"{shared.key.source}{at}, one K for all workloads: {choice}; "
+            f"loses {listed(losses)}{without}{document.mark}"
+        )
     return lines
 
 

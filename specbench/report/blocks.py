@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from specbench.report.answers import SectionAnswer, answer, compromise_lines
+from specbench.report.answers import SectionAnswer, answer, shared_k_lines
 from specbench.report.comparisons import comparison_grids
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_legend, forecast_lines
@@ -47,13 +47,13 @@ class Paragraph(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Names with their values."""
+    """A list of names with their values."""
 
     facts: Sequence[Fact]
 
 
 class TableBlock(NamedTuple):
-    """A grid below its title, or folded behind it if only a few readers need it."""
+    """A grid below its title, or folded if few readers need it."""
 
     grid: Grid
     has_title: bool = True
@@ -61,13 +61,13 @@ class TableBlock(NamedTuple):
 
 
 class Reasons(NamedTuple):
-    """Why: the facts behind the answer of one section."""
+    """The reasons of the answer of one section."""
 
     answer: SectionAnswer
 
 
 class Charts(NamedTuple):
-    """The charts of one kind; only a page draws them."""
+    """The charts of one kind, which only a page shows."""
 
     kind: Literal["costs", "evidence"]
 
@@ -94,20 +94,20 @@ Block = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
-    """The content of a report about one run, in the order of a reader."""
+    """The content of a report about one run, in reading order."""
 
     run_id: str
     question: str
     setup: str
     answers: Sequence[SectionAnswer]
-    shared: Lines  # one K for all workloads, and what forecasts said
-    note_counts: str  # what `notes` has; "" without one
+    shared: Lines  # one K for all workloads, and the forecasts
+    note_counts: str  # how many `notes` of each kind; "" without notes
     which_pass: Paragraph | None
     why: ReportPart
     costs: ReportPart
     notes: ReportPart
     results: ReportPart
-    summary: ReportPart  # of `results` the rows that the answers are about
+    summary: ReportPart  # the rows of `results` that the answers are about
     generations: ReportPart
     comparisons: ReportPart
     sessions: ReportPart
@@ -117,7 +117,7 @@ class RunReport:
 
     @property
     def evidence(self) -> ReportPart:
-        """Everything that the answers are based on."""
+        """The measurements that the answers are based on."""
         return ReportPart(
             "Evidence",
             (
@@ -128,15 +128,15 @@ class RunReport:
 
     @property
     def parts(self) -> tuple[ReportPart, ...]:
-        """All below the answers; a part without a block is not shown."""
+        """The parts below the answers; a part without a block is not shown."""
         return (self.why, self.costs, self.evidence)
 
 
 def run_report(document: Document) -> RunReport:
-    """The blocks of a run."""
+    """The report about a run."""
     every = sections(document)
     answers = tuple(map(answer, every))
-    found = notes(document)
+    run_notes = notes(document)
     memory = memory_grid(document)
     sessions_table = sessions_grid(document)
     text = which_pass(document)
@@ -145,10 +145,10 @@ def run_report(document: Document) -> RunReport:
         question=question(document),
         setup=setup(document),
         answers=answers,
-        shared=Lines((*compromise_lines(document), *forecast_lines(document))),
-        note_counts=_note_counts(found),
+        shared=Lines((*shared_k_lines(document), *forecast_lines(document))),
+        note_counts=_note_counts(run_notes),
         which_pass=Paragraph(text, text.partition(". ")[0] + ".") if text else None,
-        why=ReportPart("Why", [Reasons(one) for one in answers if one.explained]),
+        why=ReportPart("Why", [Reasons(a) for a in answers if a.explained]),
         costs=ReportPart(
             "What it costs",
             [
@@ -162,7 +162,7 @@ def run_report(document: Document) -> RunReport:
             ],
         ),
         notes=ReportPart(
-            "", [ReportPart(heading, [Lines(lines)]) for heading, lines in found.items()]
+            "", [ReportPart(heading, [Lines(lines)]) for heading, lines in run_notes.items()]
         ),
         results=ReportPart("Results", [*_results(every), Charts("evidence")]),
         summary=ReportPart("Results", [*_summary(every)]),
@@ -241,12 +241,12 @@ def _provenance(document: Document) -> Iterator[Block]:
 _ONE_NOTE = {"Invalid cells": "invalid-cell note", "Warnings": "warning"}
 
 
-def _note_counts(found: dict[str, list[str]]) -> str:
+def _note_counts(run_notes: dict[str, list[str]]) -> str:
     """`2 not measured, 1 invalid-cell note and 3 warnings`."""
     counts = [
         f"{len(lines)} not measured"
         if heading == "Not measured"
         else plural(len(lines), _ONE_NOTE[heading])
-        for heading, lines in found.items()
+        for heading, lines in run_notes.items()
     ]
     return listed(counts) if counts else ""

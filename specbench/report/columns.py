@@ -1,4 +1,4 @@
-"""The columns of the result tables: what a cell shows, and what the header means."""
+"""The columns of the result tables: header, meaning, and the text of a cell."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -58,7 +58,7 @@ def per_second(value: float) -> str:
 
 
 class CellColumn(NamedTuple):
-    """`text` gives None where a cell has no such value: it is absent, never zero."""
+    """A column of a result table; `text` returns None if a cell has no such value."""
 
     header: str
     meaning: str
@@ -66,18 +66,18 @@ class CellColumn(NamedTuple):
 
 
 def shown(columns: Sequence[CellColumn], cells: Iterable[CellSummary]) -> tuple[CellColumn, ...]:
-    """The columns that at least one of the cells can fill."""
+    """The columns for which at least one of the cells has a value."""
     known = tuple(cells)
     return tuple(c for c in columns if any(c.text(cell) is not None for cell in known))
 
 
 def row(columns: Sequence[CellColumn], cell: CellSummary) -> tuple[str, ...]:
-    """The cell's texts, with a mark where it has no value."""
+    """The cell's texts, with ABSENT for each missing value."""
     return tuple(ABSENT if text is None else text for text in (c.text(cell) for c in columns))
 
 
 def name_of(cell: CellSummary) -> str:
-    """The drafter, and in an engine with several methods for it the method, too."""
+    """The drafter with its method if the engine has several for it; the method if none is named."""
     key = cell.key
     if key.draft.drafter == NO_DRAFTER:
         return key.draft.method
@@ -85,7 +85,7 @@ def name_of(cell: CellSummary) -> str:
 
 
 def note(section: Section, cell: CellSummary) -> str:
-    """`chosen`, `invalid` or nothing: in words what colour and weight only underline."""
+    """`chosen`, `invalid` or nothing, so that color and weight are not the only signs."""
     if not cell.valid:
         return "invalid"
     return "chosen" if section.is_chosen(cell.key) else ""
@@ -111,7 +111,7 @@ _FORMS: Mapping[str, Callable[[float], str]] = {
 
 @cache
 def _metric(name: str) -> CellColumn:
-    """A metric as it declares itself: its label, its meaning, and the form of its unit."""
+    """The column of a metric, with its declared label and meaning and the format of its unit."""
     known = all_metrics()[name]
     form = _FORMS.get(known.unit, "{:g}".format)
     return CellColumn(known.label, known.meaning, lambda cell: _formed(cell, name, form))
@@ -122,7 +122,7 @@ def _formed(cell: CellSummary, name: str, form: Callable[[float], str]) -> str |
     return None if value is None else form(value)
 
 
-_K = CellColumn("K", "most tokens drafted per round; for auto the mean", k_of)
+_K = CellColumn("K", "maximum draft tokens per round; for auto the mean", k_of)
 _PROMPTS = CellColumn(
     "prompts",
     "prompts in the row; a time budget gives fewer to K that cannot win",
@@ -130,8 +130,8 @@ _PROMPTS = CellColumn(
 )
 _SPEEDUP = CellColumn(
     "speedup [95%]",
-    "decode seconds at K=0 / at K, same prompts, with 95% interval; of concurrent requests the "
-    "ratio of tokens per second, of arrivals at a rate the ratio of seconds per token",
+    "decode seconds at K=0 / at K, same prompts, with 95% interval; for concurrent requests the "
+    "ratio of tokens per second, for arrivals at a rate the ratio of seconds per token",
     lambda cell: speedup_text(cell.speedup) if cell.speedup else None,
 )
 _DETECTABLE = CellColumn(
@@ -142,15 +142,15 @@ _RATE = CellColumn(
     "accepted / drafted tokens",
     lambda cell: None if _is_tree(cell) else _formed(cell, "acceptance_rate", "{:.0%}".format),
 )
-# A round accepts one path: the share of a large tree is small however well it drafts.
+# A round accepts one path, so the accepted share of a large tree is always small.
 _OF_NODES = CellColumn(
     "of nodes",
-    "accepted / drafted nodes of a tree, of which a round accepts one path of at most K; compare "
+    "accepted / drafted nodes of a tree; a round accepts one path of at most K nodes, so compare "
     "trees with other drafters by accept. length",
     lambda cell: _formed(cell, "acceptance_rate", "{:.1%}".format) if _is_tree(cell) else None,
 )
 _ALL = _metric("aggregate_tokens_per_s")
-_ALL_IMPORTED = _ALL._replace(  # another tool gives no busy time
+_ALL_IMPORTED = _ALL._replace(  # imported results have no busy time
     text=lambda cell: None if "busy_tokens_per_s" in cell.metrics else _ALL.text(cell),
 )
 _WHOLE = CellColumn(
@@ -216,7 +216,7 @@ PAGE_STREAM_COLUMNS = (
 
 
 def terminal_columns(section: Section) -> tuple[CellColumn, ...]:
-    """The columns of a section on a terminal: prompts if they differ, else what is detectable."""
+    """A section's columns on a terminal; prompts if they differ, else the detectable effect."""
     if section.is_stream:
         return TERMINAL_STREAM_COLUMNS
     is_alike = len({cell.num_prompts for cell in section.measured}) == 1
@@ -230,5 +230,5 @@ def page_columns(section: Section) -> tuple[CellColumn, ...]:
 
 
 def union(columns: Iterable[Sequence[CellColumn]]) -> tuple[CellColumn, ...]:
-    """Every column once, as it first appears."""
+    """Every column once, in the order of first appearance."""
     return tuple(dict.fromkeys(column for some in columns for column in some))

@@ -16,7 +16,7 @@ from specbench.settings import BUILTIN
 
 
 def comparison_grids(document: Document) -> tuple[Grid, ...]:
-    """The tables for which there is something to compare."""
+    """The tables of a run that have rows."""
     grids = (
         forecast_grid(document),
         side_by_side_grid(document),
@@ -29,7 +29,7 @@ def comparison_grids(document: Document) -> tuple[Grid, ...]:
 
 
 def side_by_side_grid(document: Document) -> Grid | None:
-    """The built-in decoder beside other engines, a row a pair of cells."""
+    """The built-in decoder compared with other engines, one row per pair of cells."""
     pairs = document.side_by_side
     if not pairs:
         return None
@@ -51,7 +51,7 @@ def side_by_side_grid(document: Document) -> Grid | None:
         ),
         rows=tuple(
             (
-                _where(setting, settings),
+                _setting_name(setting, settings),
                 work_of(pair.own),
                 f"{pair.peer.condition.engine} {work_of(pair.peer)}"
                 if several
@@ -72,15 +72,15 @@ def side_by_side_grid(document: Document) -> Grid | None:
 
 
 def adaptive_grid(document: Document) -> Grid | None:
-    """K = auto against the best fixed K, a row a question."""
-    found = document.adaptive
-    if not found:
+    """K = auto compared with the best fixed K, one row per question."""
+    comparisons = document.adaptive
+    if not comparisons:
         return None
-    settings = [comparison.adaptive.condition for comparison in found]
-    together = pooled(found)
+    settings = [comparison.adaptive.condition for comparison in comparisons]
+    together = pooled(comparisons)
     mean = (
         f", {together.ratio:.3f}x geometric mean over "
-        f"{plural(together.num_settings, 'setting')} measured again"
+        f"{plural(together.num_settings, 'setting')} of the confirmation run"
         if together
         else ""
     )
@@ -89,7 +89,7 @@ def adaptive_grid(document: Document) -> Grid | None:
         headers=("", "drafter", "best K", "decode [95%]", "mean K", "whole", "over", ""),
         rows=tuple(
             (
-                _where(setting, settings),
+                _setting_name(setting, settings),
                 drafter_of(c.adaptive.source),
                 str(c.best_fixed.draft.k),
                 speedup_text(c.decode),
@@ -98,41 +98,41 @@ def adaptive_grid(document: Document) -> Grid | None:
                 f"{c.num_units} {'passes' if c.adaptive.condition.is_stream else 'prompts'}",
                 "" if c.valid else "invalid",
             )
-            for setting, c in zip(settings, found, strict=True)
+            for setting, c in zip(settings, comparisons, strict=True)
         ),
         num_names=2,
         brief=range(5),
-        marks=tuple("" if c.valid else "invalid" for c in found),
+        marks=tuple("" if c.valid else "invalid" for c in comparisons),
     )
 
 
 def crossover_grid(document: Document) -> Grid | None:
-    """Speedup by concurrent requests, one row per K, and where it stops."""
-    found = document.crossovers
-    if not found:
+    """Speedup by concurrent requests, and the number at which it stops; one row per K."""
+    curves = document.crossovers
+    if not curves:
         return None
-    settings = [crossover.key.condition.without("concurrency") for crossover in found]
-    rows = _places([crossover.points for crossover in found])
+    settings = [crossover.key.condition.without("concurrency") for crossover in curves]
+    levels = _x_values([crossover.points for crossover in curves])
     return Grid(
         title="Speedup by concurrent requests, and up to how many it is shown",
         headers=(
             "",
             "drafter",
             "K",
-            *(plural(n, "request") for n in rows),
+            *(plural(n, "request") for n in levels),
             "stops at",
             "drops to 1 at",
         ),
         rows=tuple(
             (
-                _where(setting, settings),
+                _setting_name(setting, settings),
                 drafter_of(crossover.key.source),
                 crossover.key.draft.length.label,
-                *(_at(crossover.points, n) for n in rows),
+                *(_at(crossover.points, n) for n in levels),
                 _stops(crossover),
                 value_text(crossover.estimated, "{:.1f}"),
             )
-            for setting, crossover in zip(settings, found, strict=True)
+            for setting, crossover in zip(settings, curves, strict=True)
         ),
         num_names=2,
     )
@@ -140,11 +140,11 @@ def crossover_grid(document: Document) -> Grid | None:
 
 def context_grid(document: Document) -> Grid | None:
     """Speedup and KV cache by context length, one row per K."""
-    found = document.context_curves
-    if not found:
+    curves = document.context_curves
+    if not curves:
         return None
-    settings = [curve.key.condition.without("context") for curve in found]
-    lengths = _places([curve.points for curve in found])
+    settings = [curve.key.condition.without("context") for curve in curves]
+    lengths = _x_values([curve.points for curve in curves])
     return Grid(
         title="Speedup and KV cache by tokens of context",
         headers=(
@@ -156,13 +156,13 @@ def context_grid(document: Document) -> Grid | None:
         ),
         rows=tuple(
             (
-                _where(setting, settings),
+                _setting_name(setting, settings),
                 drafter_of(curve.key.source),
                 curve.key.draft.length.label,
                 *(_at(curve.points, n) for n in lengths),
                 *(_kv(curve.points, n) for n in lengths),
             )
-            for setting, curve in zip(settings, found, strict=True)
+            for setting, curve in zip(settings, curves, strict=True)
         ),
         num_names=2,
         brief=range(3 + len(lengths)),
@@ -170,18 +170,16 @@ def context_grid(document: Document) -> Grid | None:
 
 
 def best_of_grid(document: Document) -> Grid | None:
-    """Cost and gain of several samples per prompt, a row per cell."""
-    found = document.best_of
-    if not found:
+    """Cost and gain of several samples per prompt, one row per cell."""
+    cells = document.best_of
+    if not cells:
         return None
-    settings = [best.key.condition for best in found]
-    counts = listed(
-        [str(n) for n in dict.fromkeys(best.key.condition.num_samples for best in found)]
-    )
+    settings = [best.key.condition for best in cells]
+    counts = listed([str(n) for n in dict.fromkeys(setting.num_samples for setting in settings)])
     return Grid(
         title=(
-            f"Best of {counts}: speed relative to no drafts, time relative to "
-            "one answer, gain of the pick over the first in nats per token"
+            f"Best of {counts}: speed relative to no drafts, time relative to one output, "
+            "gain of the picked output over the first in nats per token"
         ),
         headers=(
             "",
@@ -197,7 +195,7 @@ def best_of_grid(document: Document) -> Grid | None:
         ),
         rows=tuple(
             (
-                _where(setting, settings),
+                _setting_name(setting, settings),
                 work_of(best.key),
                 interval_text(best.speedup),
                 interval_text(best.cost),
@@ -208,43 +206,43 @@ def best_of_grid(document: Document) -> Grid | None:
                 str(best.num_prompts),
                 "" if best.valid else "invalid",
             )
-            for setting, best in zip(settings, found, strict=True)
+            for setting, best in zip(settings, cells, strict=True)
         ),
         num_names=2,
         brief=range(5),
-        marks=tuple("" if best.valid else "invalid" for best in found),
+        marks=tuple("" if best.valid else "invalid" for best in cells),
     )
 
 
 def work_of(key: CellKey) -> str:
-    """A name such as `K=0`, `draft K=4`, `draft auto`; of a peer `generate`, `assisted K=4`."""
+    """A name such as `K=0`, `draft K=4`, `draft auto`; for a peer `generate`, `assisted K=4`."""
     if key.condition.engine == BUILTIN:
         return key.draft.label
     return f"{key.draft.method} {key.draft.length.named}" if key.draft.k else key.draft.method
 
 
-def _where(setting: Condition, among: Sequence[Condition]) -> str:
+def _setting_name(setting: Condition, among: Sequence[Condition]) -> str:
     return ", ".join(setting.distinct_parts(among, also="workload"))
 
 
-def _places(curves: Sequence[Sequence[Point]]) -> list[int]:
+def _x_values(curves: Sequence[Sequence[Point]]) -> list[int]:
     return sorted({point.at for points in curves for point in points})
 
 
-def _found(points: Sequence[Point], at: int) -> Iterator[Point]:
+def _points_at(points: Sequence[Point], at: int) -> Iterator[Point]:
     return (point for point in points if point.at == at)
 
 
 def _at(points: Sequence[Point], at: int) -> str:
-    """The estimate; its interval is in the results."""
-    for point in _found(points, at):
+    """The estimate at an x value, without its interval, which is in the results."""
+    for point in _points_at(points, at):
         if point.speedup is not None:
             return f"{point.speedup.estimate:.2f}x{'' if point.valid else ' invalid'}"
     return ABSENT
 
 
 def _kv(points: Sequence[Point], at: int) -> str:
-    known = [p.kv_bytes for p in _found(points, at) if p.kv_bytes is not None]
+    known = [p.kv_bytes for p in _points_at(points, at) if p.kv_bytes is not None]
     return measured(known[0], "bytes") if known else ABSENT
 
 
@@ -262,54 +260,51 @@ def _difference(interval: Interval) -> str:
 
 
 def answers_grid(documents: Sequence[Document]) -> Grid | None:
-    """A row a question and drafter, a column a run; None for a single run."""
+    """One row per question and drafter, one column per run; None for a single run."""
     if len(documents) < 2:
         return None
-    every = decided_cells(documents)
-    settings = [key.condition for key in every]
+    keys = decided_cells(documents)
+    settings = [key.condition for key in keys]
     return Grid(
         title="Answers of the runs",
         headers=("question", "drafter", *(f"run {i + 1}" for i in range(len(documents)))),
         rows=tuple(
             (
-                ", ".join(key.condition.distinct_parts(settings, also="workload")),
+                _setting_name(key.condition, settings),
                 drafter_of(key.source),
-                *(
-                    _verdict_text(found) + document.mark
-                    for found, document in by_run(documents, key)
-                ),
+                *(_verdict_text(d) + document.mark for d, document in by_run(documents, key)),
             )
-            for key in every
+            for key in keys
         ),
         num_names=2 + len(documents),
     )
 
 
 def differences_grid(documents: Sequence[Document]) -> Grid | None:
-    """The facts in which the runs differ, a column a run; None for a single run."""
+    """The facts in which the runs differ, one column per run; None for a single run."""
     if len(documents) < 2:
         return None
     facts = [{fact.name: fact.value for fact in provenance(document)} for document in documents]
-    names = dict.fromkeys(name for own in facts for name in own)
+    names = dict.fromkeys(name for run_facts in facts for name in run_facts)
     return Grid(
         title="Where the runs differ",
         headers=("", *(f"run {i + 1}" for i in range(len(documents)))),
         rows=tuple(
-            (name, *(own.get(name, ABSENT) for own in facts))
+            (name, *(run_facts.get(name, ABSENT) for run_facts in facts))
             for name in names
-            if len({own.get(name) for own in facts}) > 1
+            if len({run_facts.get(name) for run_facts in facts}) > 1
         ),
         num_names=1 + len(documents),
     )
 
 
 def decided_cells(documents: Sequence[Document]) -> list[CellKey]:
-    """A cell for every question and drafter that some run decided."""
-    found: dict[tuple[object, ...], CellKey] = {}
+    """The first decision's cell for each question and drafter."""
+    cells: dict[tuple[object, ...], CellKey] = {}
     for document in documents:
         for decision in document.decisions:
-            found.setdefault(_question(decision), decision.leader)
-    return list(found.values())
+            cells.setdefault(_question(decision), decision.leader)
+    return list(cells.values())
 
 
 def _question(decision: Decision) -> tuple[object, ...]:
@@ -319,19 +314,21 @@ def _question(decision: Decision) -> tuple[object, ...]:
 def by_run(
     documents: Sequence[Document], key: CellKey
 ) -> Iterator[tuple[Decision | None, Document]]:
-    """Each run with what it decided for that question and drafter; None where it did not."""
+    """Each run's decision for that question and drafter, or None, with the run."""
     for document in documents:
-        own = (d for d in document.decisions if _question(d) == (key.condition, key.draft.way))
-        yield next(own, None), document
+        decisions = (
+            d for d in document.decisions if _question(d) == (key.condition, key.draft.way)
+        )
+        yield next(decisions, None), document
 
 
-def _verdict_text(found: Decision | None) -> str:
-    if found is None:
+def _verdict_text(decision: Decision | None) -> str:
+    if decision is None:
         return ABSENT
-    if found.speedup is None:
+    if decision.speedup is None:
         return "undecided"
-    k, verdict = found.leader.draft.length.named, verdict_of(found)
+    k, verdict = decision.leader.draft.length.named, verdict_of(decision)
     if verdict is SpeedupVerdict.NOT_SHOWN:
-        return f"undecided: {k}, {range_text(found.speedup)}"
+        return f"undecided: {k}, {range_text(decision.speedup)}"
     answer = "no speedup: " if verdict is SpeedupVerdict.GAINS_NOTHING else ""
-    return f"{answer}{k}, {speedup_text(found.speedup)}"
+    return f"{answer}{k}, {speedup_text(decision.speedup)}"

@@ -1,4 +1,4 @@
-"""Everything a stored run says, analysed once; each report format only renders it."""
+"""The analysis of a stored run, which every report format renders."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +15,9 @@ from specbench.decide.comparisons import (
     crossovers,
     side_by_side,
 )
-from specbench.decide.objective import SharedK, across_workloads, find_compromise
+from specbench.decide.objective import SharedK, across_workloads, find_shared_k
 from specbench.decide.recommend import by_question, choose, decide
-from specbench.forecast.forecast_check import (
-    CheckedForecast,
-    check_forecasts,
-    is_left_out,
-)
+from specbench.forecast.forecast_check import CheckedForecast, check_forecasts, is_left_out
 from specbench.metrics.acceptance import VllmCounts, vllm_counts
 from specbench.metrics.aggregate import aggregate_run, lost_sessions
 from specbench.metrics.cell import CellData
@@ -57,50 +53,50 @@ class Document:
 
     run: RunRecord
     is_complete: bool  # False: interrupted, or still running
-    cells: tuple[CellSummary, ...]  # the first pass, in the order of the plan
-    missing: tuple[CellKey, ...]  # planned, yet without a single request
-    decisions: tuple[Decision, ...]  # quoting the second measurement of each winner
-    compromises: tuple[SharedK, ...]  # where a pairing ran on several workloads
-    side_by_side: tuple[SideBySide, ...]  # where several engines ran
-    adaptive: tuple[AdaptiveComparison, ...]  # where K = auto ran beside fixed ones
-    crossovers: tuple[Crossover, ...]  # where several concurrencies ran
-    context_curves: tuple[ContextCurve, ...]  # where several context lengths ran
-    best_of: tuple[BestOf, ...]  # where the best of several samples was picked
-    forecasts: tuple[CheckedForecast, ...]  # made before K were measured, with what came of them
-    time_lines: Mapping[CellKey, PassRecord]  # the first pass of every adaptive cell
-    prompts: Mapping[CellKey, Mapping[str, float]]  # of each decision's cell: speed-up by prompt
-    generations: Mapping[CellKey, DecodedRequest]  # by decision's cell: one of it, round by round
-    moments: tuple[Moment, ...]  # what the machine did over the run
+    cells: tuple[CellSummary, ...]  # of the exploration phase, in the order of the plan
+    missing: tuple[CellKey, ...]  # planned cells without a request
+    decisions: tuple[Decision, ...]  # with the confirmation run of each winner
+    shared_k: tuple[SharedK, ...]  # of pairings that ran on several workloads
+    side_by_side: tuple[SideBySide, ...]  # of runs with several engines
+    adaptive: tuple[AdaptiveComparison, ...]  # of runs with K = auto and fixed K
+    crossovers: tuple[Crossover, ...]  # of runs with several concurrencies
+    context_curves: tuple[ContextCurve, ...]  # of runs with several context lengths
+    best_of: tuple[BestOf, ...]  # of cells with several samples per prompt
+    forecasts: tuple[CheckedForecast, ...]  # with the measurements that followed
+    time_lines: Mapping[CellKey, PassRecord]  # the first pass of each adaptive cell
+    prompts: Mapping[CellKey, Mapping[str, float]]  # speedup by prompt of each decision's cell
+    generations: Mapping[CellKey, DecodedRequest]  # one request per decision, round by round
+    moments: tuple[Moment, ...]  # state of the machine over the run
     engines: tuple[EngineRecord, ...]
     failures: tuple[FailureRecord, ...]
     models: tuple[ModelIdentity, ...]
     memory: tuple[MemoryRecord, ...]
-    longest_context: Mapping[str, int]  # per target, tokens of prompt and output together
-    servers: tuple[ServerRecord, ...]  # sessions, in the order they were held
+    longest_context: Mapping[str, int]  # tokens of prompt and output, by target
+    servers: tuple[ServerRecord, ...]  # sessions in order of time
     sessions: tuple[Environment, ...]
     vllm: Mapping[CellKey, VllmCounts]
-    noise: tuple[str, ...]  # what shows that the machine did not keep its speed
-    imported: tuple[ImportedRecord, ...]  # cells that another tool measured
+    noise: tuple[str, ...]  # signs that the machine's speed changed
+    imported: tuple[ImportedRecord, ...]  # cells measured by another tool
 
     @property
     def mark(self) -> str:
-        """The end of every answer of a synthetic run; empty for a real one."""
+        """The suffix of every answer of a synthetic run; empty for a real one."""
         return _mark(self.run.settings.decoder)
 
-    def is_unpaid(self, key: CellKey) -> bool:
-        """Whether a missing cell is a K in whose place a budget paid for others of its drafter."""
+    def is_skipped_for_budget(self, key: CellKey) -> bool:
+        """Whether the time budget went to other K of this missing cell's drafter."""
         return (
             self.run.settings.effort.budget_s is not None
             and self.is_complete
             and any(
-                one.key.condition == key.condition and one.key.draft.drafter == key.draft.drafter
-                for one in self.cells
+                cell.key.condition == key.condition and cell.key.draft.drafter == key.draft.drafter
+                for cell in self.cells
             )
         )
 
 
 def num_usable(stored: StoredRun, condition: Condition) -> int | None:
-    """Prompts that a workload has for the target; None in runs that did not say it."""
+    """How many prompts of a workload fit the target; None if the run does not record it."""
     in_file = stored.run.workload_prompts.get(condition.workload)
     if in_file is None:
         return None
@@ -114,22 +110,21 @@ def num_usable(stored: StoredRun, condition: Condition) -> int | None:
 
 @no_collection()
 def build_document(stored: StoredRun) -> Document:
-    """Metrics, intervals and decisions of a stored run, finished or not."""
+    """The analysis of a stored run, complete or not."""
     environment, *sessions = _with_threads(stored)
     explored = aggregate_run(stored)
-    repeated = aggregate_run(stored, "confirm")
+    confirmation = aggregate_run(stored, "confirm")
     cells = summarize(explored)
-    confirmed = {cell.key: cell for cell in summarize(repeated)}
+    confirmed = {cell.key: cell for cell in summarize(confirmation)}
     imported = summarize_imported(
         [plan.key for plan in stored.run.cells], stored.imported, stored.run.settings.load.slo
     )
-    made_up = stored.run.settings.decoder.is_synthetic
     decisions = [
         decide(
             choice,
             confirmed.get(choice.to_confirm) if choice.to_confirm else None,
             workload_prompts=num_usable(stored, choice.cells[0].key.condition),
-            is_synthetic=made_up,
+            is_synthetic=stored.run.settings.decoder.is_synthetic,
             is_imported=bool(stored.imported),
         )
         for choice in map(choose, by_question((*cells, *(c for c in imported if c.speedup))))
@@ -146,9 +141,9 @@ def build_document(stored: StoredRun) -> Document:
             replace(decision, sentence=decision.sentence + _mark(stored.run.settings.decoder))
             for decision in decisions
         ),
-        compromises=tuple(_compromises(cells, decisions)),
+        shared_k=tuple(_shared_k(cells, decisions)),
         side_by_side=side_by_side(explored),
-        adaptive=compare_adaptive(explored, repeated),
+        adaptive=compare_adaptive(explored, confirmation),
         crossovers=crossovers(cells),
         context_curves=context_curves(cells),
         best_of=compare_best_of(explored),
@@ -156,7 +151,7 @@ def build_document(stored: StoredRun) -> Document:
         time_lines={
             c.key: c.passes[0].record for c in explored if c.key.draft.is_adaptive and c.passes
         },
-        prompts=_by_prompt(decisions, explored, repeated),
+        prompts=_speedups_of_prompts(decisions, explored, confirmation),
         generations=_generations(decisions, explored, stored.references),
         moments=moments(
             stored.blocks, stored.run.keys, [cell.key for cell in cells if not cell.valid]
@@ -166,7 +161,7 @@ def build_document(stored: StoredRun) -> Document:
         ),
         failures=(*stored.failures, *lost_sessions(stored.servers)),
         servers=stored.servers,
-        models=tuple(dict.fromkeys(stored.models)),  # each session of a run states them again
+        models=tuple(dict.fromkeys(stored.models)),  # each session of a run stores them again
         memory=tuple(
             {(record.target, record.drafter): record for record in stored.memory}.values()
         ),
@@ -174,17 +169,17 @@ def build_document(stored: StoredRun) -> Document:
         sessions=tuple(sessions),
         vllm={cell.key: counts for cell in explored if (counts := vllm_counts(cell))},
         noise=noise_signs(
-            (*explored, *repeated), device=environment.device, threads=environment.threads
+            (*explored, *confirmation), device=environment.device, threads=environment.threads
         ),
         imported=stored.imported,
     )
 
 
-def _by_prompt(
-    decisions: Iterable[Decision], explored: Iterable[CellData], repeated: Iterable[CellData]
+def _speedups_of_prompts(
+    decisions: Iterable[Decision], explored: Iterable[CellData], confirmation: Iterable[CellData]
 ) -> dict[CellKey, dict[str, float]]:
-    """From the measurement that a decision quotes: the second one where there is one."""
-    cells = {cell.key: cell for cell in (*explored, *repeated)}
+    """Speedup by prompt of each decision's cell, from its confirmation run if it has one."""
+    cells = {cell.key: cell for cell in (*explored, *confirmation)}
     return {d.leader: prompt_speedups(cells[d.leader]) for d in decisions if d.leader in cells}
 
 
@@ -195,25 +190,23 @@ def _generations(
 ) -> dict[CellKey, DecodedRequest]:
     cells = {cell.key: cell for cell in explored}
     leaders = (cells[d.leader] for d in decisions if d.leader in cells)
-    found = (generation_of(cell, references) for cell in leaders)
-    return {one.key: one for one in found if one is not None}
+    requests = (generation_of(cell, references) for cell in leaders)
+    return {request.key: request for request in requests if request is not None}
 
 
-def _compromises(
-    cells: tuple[CellSummary, ...], decisions: Sequence[Decision]
-) -> Iterator[SharedK]:
+def _shared_k(cells: tuple[CellSummary, ...], decisions: Sequence[Decision]) -> Iterator[SharedK]:
     groups: dict[CellKey, list[CellSummary]] = {}
     for cell in cells:
         if cell.key.draft.k > 0 and cell.key.draft.is_fixed:
             groups.setdefault(across_workloads(cell.key), []).append(cell)
     for group in groups.values():
-        found = find_compromise(group, decisions)
-        if found is not None and len(found.regret) > 1:
-            yield found
+        shared = find_shared_k(group, decisions)
+        if shared is not None and len(shared.regret) > 1:
+            yield shared
 
 
 def _with_threads(stored: StoredRun) -> Iterator[Environment]:
-    """The machine of every session, with the number of threads that all its targets had."""
+    """The environment of every session, with the thread count that its targets had in common."""
     chosen = chosen_threads(stored.engines)
     threads = chosen[0] if len(chosen) == 1 else stored.run.environment.threads
     for environment in (stored.run.environment, *stored.sessions):

@@ -1,7 +1,7 @@
-"""The machine document: what `run --json`, `sweep-k --json` and `report --json` print.
+"""The JSON document of `run --json`, `sweep-k --json` and `report --json`.
 
-Its keys are declared here, and the fields of its records where the records are; report/schema.json
-and the tables of docs/json.md are generated from both (`make docs`).
+This module declares its keys and records/ their fields; `make docs` generates report/schema.json
+and the tables of docs/json.md from both.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -40,30 +40,30 @@ from specbench.report.notes import run_warnings
 from specbench.settings import RunSettings, StoredSettings
 from specbench.settings.option import leaves
 
-JSON_VERSION = 1  # of the machine document; keys are added without a new version
+JSON_VERSION = 1  # new keys do not change the version
 
-# What a decision begins with; every other axis follows at its end.
+# The first keys of a decision; the other axes are at its end.
 _DECISION = (
     *("target", "pairing", "workload", "engine", "concurrency", "temperature", "dtype"),
     *("method", "num_speculative_tokens"),
 )
-# What is not in JSON: of a shared K the axes in which its cells differ.
-_NOT_IN_COMPROMISE = ("target", "drafter", "workload", "num_speculative_tokens", "adaptive")
+# Fields that JSON omits: for a shared K the axes in which its cells differ.
+_NOT_IN_SHARED_K = ("target", "drafter", "workload", "num_speculative_tokens", "adaptive")
 _NOT_IN_DECISION = ("leader", "draft", "warnings")
 _NOT_IN_FAILURE = ("cell_ids", "ended_process")
 _NOT_IN_IMPORTED = ("requests",)
 
 
 class Key(NamedTuple):
-    """A key of the document: the type of its JSON, what it means, and how a run fills it."""
+    """A key of the document: its JSON type, its meaning, and the function that fills it."""
 
     type: Any
     meaning: str
-    value: Callable[[Document], Any] | None = None  # None: the document has it under this name
+    value: Callable[[Document], Any] | None = None  # None: the field of this name
 
 
 def to_json(document: Document) -> dict[str, Any]:
-    """A run as JSON values."""
+    """A run as a JSON object."""
     return {
         name: key.value(document) if key.value else to_jsonable_python(getattr(document, name))
         for name, key in KEYS.items()
@@ -82,10 +82,10 @@ def _decision_json(decision: Decision) -> dict[str, Any]:
     return {**{name: key.pop(name) for name in _DECISION}, **json, **key}
 
 
-def _compromise_json(shared: SharedK) -> dict[str, Any]:
-    json: dict[str, Any] = to_jsonable_python(shared, exclude={"own", "left_out"})
+def _shared_k_json(shared: SharedK) -> dict[str, Any]:
+    json: dict[str, Any] = to_jsonable_python(shared, exclude={"best_k", "left_out"})
     key = json.pop("key")
-    return {**{name: key[name] for name in key if name not in _NOT_IN_COMPROMISE}, **json}
+    return {**{name: key[name] for name in key if name not in _NOT_IN_SHARED_K}, **json}
 
 
 def _forecast_json(checked: CheckedForecast) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _forecast_json(checked: CheckedForecast) -> dict[str, Any]:
 
 
 def _type(name: str, doc: str, *parts: tuple[type, Collection[str]], **more: Any) -> Any:
-    """The JSON of records in one object: their fields apart from those named, then `more`."""
+    """A type with the fields of several records except the named ones, and with `more` fields."""
     entries: dict[str, Any] = {}
     for record, left_out in parts:
         hints = get_type_hints(record, include_extras=True)
@@ -108,17 +108,17 @@ def _type(name: str, doc: str, *parts: tuple[type, Collection[str]], **more: Any
 
 
 def _several(kind: Any) -> Any:
-    """The type of a list, of a type that was made here."""
+    """The type of a list of a type that `_type` made."""
     return GenericAlias(tuple, (kind, ...))
 
 
 _CELL = _type(
     "Cell",
-    "One method at one K on one workload under one setting, as measured in the first pass.",
+    "One method at one K on one workload under one setting, measured in the exploration phase.",
     (FlatKey, ()),
     (CellSummary, ("key",)),
     vllm=Annotated[
-        VllmCounts, Doc("the counts under vLLM's names; not there without counts of rounds")
+        VllmCounts, Doc("the counts under vLLM's names; missing without counts of rounds")
     ],
 )
 _DECISION_TYPE = _type(
@@ -127,18 +127,18 @@ _DECISION_TYPE = _type(
     (FlatKey, ("drafter",)),
     (Decision, _NOT_IN_DECISION),
 )
-_COMPROMISE = _type(
-    "Compromise",
+_SHARED_K = _type(
+    "SharedK",
     "One K for all workloads of a pairing.",
-    (FlatKey, _NOT_IN_COMPROMISE),
-    (SharedK, ("key", "own", "left_out")),
+    (FlatKey, _NOT_IN_SHARED_K),
+    (SharedK, ("key", "best_k", "left_out")),
 )
 _FORECAST_POINT = _type(
     "ForecastPoint",
     "One K of a forecast.",
     (ForecastPoint, ()),
     measured=Annotated[
-        MeasuredPoint | None, Doc("its measurement in the first pass; absent: not measured")
+        MeasuredPoint | None, Doc("its measurement in the exploration phase; absent: not measured")
     ],
 )
 _FORECAST = _type(
@@ -151,10 +151,8 @@ _FORECAST = _type(
         Doc("1 - (`trace_s` + `costs_s` + `measure_s`) / `sweep_s`", "fraction", high=1),
     ],
 )
-_FAILURE = _type("Failure", "What could not be measured.", (FailureRecord, _NOT_IN_FAILURE))
-_IMPORTED = _type(
-    "Imported", "Where an imported cell comes from.", (ImportedRecord, _NOT_IN_IMPORTED)
-)
+_FAILURE = _type("Failure", "A measurement that failed.", (FailureRecord, _NOT_IN_FAILURE))
+_IMPORTED = _type("Imported", "The source of an imported cell.", (ImportedRecord, _NOT_IN_IMPORTED))
 
 _SETTINGS = _type(
     "RunSettings",
@@ -177,13 +175,13 @@ KEYS: Mapping[str, Key] = {
     ),
     "complete": Key(
         bool,
-        "`false`: interrupted or still running, with everything measured so far",
+        "`false`: interrupted or still running; the document has the results so far",
         lambda document: document.is_complete,
     ),
     "synthetic": Key(
         bool,
-        "`true`: acceptance was simulated or the weights are dummies; the times are real, "
-        "the text and its acceptance are not, and every sentence ends with `[synthetic]`",
+        "`true`: acceptance was simulated or the weights are dummies; only the times are real, "
+        "and every sentence ends with `[synthetic]`",
         lambda document: document.run.settings.decoder.is_synthetic,
     ),
     "environment": Key(
@@ -196,26 +194,26 @@ KEYS: Mapping[str, Key] = {
         "the options of the command",
         lambda document: to_jsonable_python(document.run.settings.stored),
     ),
-    "models": Key(tuple[ModelIdentity, ...], "which weights and tokenizers the numbers belong to"),
+    "models": Key(tuple[ModelIdentity, ...], "the weights and tokenizers of the run"),
     "cells": Key(
         _several(_CELL),
-        "what was measured: one method at one K on one workload under one setting",
+        "measured cells: one method at one K on one workload under one setting",
         lambda document: [_cell_json(cell, document.vllm.get(cell.key)) for cell in document.cells],
     ),
     "decisions": Key(
         _several(_DECISION_TYPE),
-        "the answer for each pairing, workload and setting",
+        "the decision for each pairing, workload and setting",
         lambda document: [_decision_json(decision) for decision in document.decisions],
     ),
     "shared_k": Key(
-        _several(_COMPROMISE),
+        _several(_SHARED_K),
         "one K for all workloads of a pairing that ran on several",
-        lambda document: [_compromise_json(shared) for shared in document.compromises],
+        lambda document: [_shared_k_json(shared) for shared in document.shared_k],
     ),
     "side_by_side": Key(tuple[SideBySide, ...], "the built-in decoder compared with other engines"),
     "adaptive_comparisons": Key(
         tuple[AdaptiveComparison, ...],
-        "K picked round by round against the best fixed K",
+        "K = auto compared with the best fixed K",
         lambda document: to_jsonable_python(document.adaptive),
     ),
     "crossovers": Key(
@@ -227,21 +225,21 @@ KEYS: Mapping[str, Key] = {
     ),
     "best_of": Key(
         tuple[BestOf, ...],
-        "what several outputs per prompt cost, and what picking the likeliest gains",
+        "cost of several outputs per prompt, and gain of picking the likeliest",
     ),
     "forecasts": Key(
         _several(_FORECAST),
-        "the speedup of each K that was forecast before measuring, and the measured one",
+        "the forecast speedup of each K, and the measured one",
         lambda document: [_forecast_json(checked) for checked in document.forecasts],
     ),
     "engines": Key(tuple[EngineRecord, ...], "how each engine ran each target"),
     "servers": Key(
         tuple[ServerRecord, ...],
-        "sessions of serving engines: every start, or visit to one that was running",
+        "sessions of serving engines: each start, or each use of a running server",
     ),
     "failures": Key(
         _several(_FAILURE),
-        "what could not be measured; also sessions that no attempt at their cycle gave",
+        "failed measurements, and sessions that every attempt at their cycle lost",
         lambda document: to_jsonable_python(
             document.failures, exclude={"__all__": {*_NOT_IN_FAILURE}}
         ),
@@ -253,30 +251,28 @@ KEYS: Mapping[str, Key] = {
             document.imported, exclude={"__all__": {*_NOT_IN_IMPORTED}}
         ),
     ),
-    "warnings": Key(
-        tuple[str, ...], "what a reader should know about the run as a whole", run_warnings
-    ),
+    "warnings": Key(tuple[str, ...], "warnings about the run as a whole", run_warnings),
 }
 
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of the document: report/schema.json."""
-    from pydantic import TypeAdapter  # noqa: PLC0415 - no document needs it
+    from pydantic import TypeAdapter  # noqa: PLC0415 - only the schema needs it
 
     keys = [(name, Annotated[key.type, Doc(key.meaning)], field()) for name, key in KEYS.items()]
     made = make_dataclass("Document", keys)
     made.__doc__ = (
-        "What `specbench run --json`, `sweep-k --json` and `report --json` print; docs/json.md "
+        "The output of `specbench run --json`, `sweep-k --json` and `report --json`; docs/json.md "
         "explains it."
     )
     schema = _closed(TypeAdapter(made).json_schema(mode="serialization"))
     schema["$defs"]["Cell"]["required"].remove("vllm")
     draft = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": draft, "title": "specbench machine document", **schema}
+    return {"$schema": draft, "title": "specbench JSON document", **schema}
 
 
 def _closed(schema: Any) -> Any:
-    """Objects have all of the keys that they name, and no other; without titles and defaults."""
+    """The schema without titles and defaults, in which objects have exactly the keys they name."""
     if isinstance(schema, list):
         return [_closed(part) for part in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Forecasts in words and tables, beside what was measured after them."""
+"""Forecasts in words and tables, with the measurements that followed."""
 
 from collections.abc import Sequence
 
@@ -11,43 +11,43 @@ from specbench.report.numbers import interval_text, ranges, value_text
 from specbench.report.sections import drafter_of
 
 _RULES = {"exact": "", "greedy_draft": "drafts greedily"}
-_LEGEND = {  # by a word of the headers that need it
+_LEGEND = {  # meanings, by a word of the headers that need them
     "AL": "mean acceptance length",
-    "forecast": "made before any K was measured, from traces of all prompts and round costs",
-    "measured": "the first pass; in brackets 95% intervals over prompts",
+    "forecast": "made before any K was measured, from traces of all prompts and step times",
+    "measured": "in the exploration phase; in brackets 95% intervals over prompts",
     "off": "forecast / measured - 1, over the same prompts",
     "round costs": "in steps of K=0",
-    "there": "in the engine whose costs these are",
+    "there": "measured by the engine of the step times",
 }
 
 
 def forecast_grid(document: Document) -> Grid | None:
-    """Forecast against measured, a row a K; None without a forecast."""
-    found = document.forecasts
-    if not found:
+    """Forecast against measured, one row per K; None without a forecast."""
+    checks = document.forecasts
+    if not checks:
         return None
-    settings = [one.forecast.key.condition for one in found]
+    settings = [check.forecast.key.condition for check in checks]
     rows = [
-        (one, point, _row(one, point, _where(setting, settings)))
-        for setting, one in zip(settings, found, strict=True)
-        for point in one.forecast.points
+        (check, point, _row(check, point, _setting_name(setting, settings)))
+        for setting, check in zip(settings, checks, strict=True)
+        for point in check.forecast.points
         if point.num_speculative_tokens
     ]
     there = _there([point for _, point, _ in rows])
-    costs = [text for one in found if (text := whose_costs(one.forecast))]
-    whose = f", with the costs of {'; '.join(dict.fromkeys(costs))}" if costs else ""
+    origins = [text for check in checks if (text := origin_of_costs(check.forecast))]
+    costs = f", with the step times of {'; '.join(dict.fromkeys(origins))}" if origins else ""
     return Grid(
-        title=f"Forecast against measured{whose}",
+        title=f"Forecast against measured{costs}",
         headers=(
             "",
             "drafter",
             "K",
             "AL forecast",
             "measured",
-            "speed-up forecast",
+            "speedup forecast",
             "measured",
             "AL off",
-            "speed-up off",
+            "speedup off",
             "round costs",
             *there,
             "",
@@ -56,21 +56,21 @@ def forecast_grid(document: Document) -> Grid | None:
             (
                 *cells,
                 *(value_text(getattr(point, name), text) for name, text in there.values()),
-                ("forecast's choice" if _is_best(one.forecast, point) else ""),
+                ("forecast's choice" if _is_best(check.forecast, point) else ""),
             )
-            for one, point, cells in rows
+            for check, point, cells in rows
         ),
         num_names=2,
         brief=range(7),
-        marks=tuple("chosen" if _is_best(one.forecast, point) else "" for one, point, _ in rows),
+        marks=tuple("chosen" if _is_best(c.forecast, point) else "" for c, point, _ in rows),
     )
 
 
 def _there(points: Sequence[ForecastPoint]) -> dict[str, tuple[str, str]]:
-    """Field and format by header, of what the engine of the costs came to itself."""
+    """Field and format by header of the results of the engine that the step times come from."""
     fields = {
         "AL there": ("length_there", "{:.2f}"),
-        "speed-up there": ("speedup_there", "{:.2f}x"),
+        "speedup there": ("speedup_there", "{:.2f}x"),
     }
     return {
         header: field
@@ -90,53 +90,55 @@ def forecast_legend(document: Document) -> Legend | None:
 
 
 def forecast_lines(document: Document) -> list[str]:
-    """The choice of each forecast and the time it saved, a sentence each."""
-    settings = [one.forecast.key.condition for one in document.forecasts]
+    """One sentence per forecast: its choice and the time it saved."""
+    settings = [check.forecast.key.condition for check in document.forecasts]
     return [
-        f"{one.forecast.key.source} on {_where(setting, settings)}: {forecast_text(one)}"
+        f"{check.forecast.key.source} on {_setting_name(setting, settings)}: {forecast_text(check)}"
         + document.mark
-        for setting, one in zip(settings, document.forecasts, strict=True)
+        for setting, check in zip(settings, document.forecasts, strict=True)
     ]
 
 
-def forecast_text(one: CheckedForecast, *, names_pairing: bool = False) -> str:
+def forecast_text(check: CheckedForecast, *, names_pairing: bool = False) -> str:
     """A sentence such as `forecast K=4, 1.90x [1.80, 2.00]; of K=1..8 measured 4, about 70% of
     ...`.
     """
-    record = one.forecast
-    best = one.best
+    record = check.forecast
+    best = check.best
     name = f"{record.key.source}, " if names_pairing else ""
-    what = f"{name}K={record.best}" if record.best else "do not speculate"
+    choice = f"{name}K={record.best}" if record.best else "do not speculate"
     speed = "" if best.speedup is None else f", {speedup_text(best.speedup)}"
     about = "" if record.is_exact else ", approximate here"
-    said = f"forecast {what}{speed}{about}"
+    text = f"forecast {choice}{speed}{about}"
     if record.costs_of is not None:
-        return f"{said}, with the costs of {whose_costs(record)}"
+        return f"{text}, with the step times of {origin_of_costs(record)}"
     ks = [p.num_speculative_tokens for p in record.points if p.num_speculative_tokens]
-    few, got = set(record.to_measure), set(one.measured)
-    if not few:
-        return f"{said}; skipped: other drafters forecast higher"
-    word = "measured" if got == few else "would measure" if got > few else "chose to measure"
-    return f"{said}; of K = {ranges(ks)} {word} {ranges(sorted(few))}{_time(record)}"
+    chosen, done = set(record.to_measure), set(check.measured)
+    if not chosen:
+        return f"{text}; skipped: the forecast of another drafter is higher"
+    verb = (
+        "measured" if done == chosen else "would measure" if done > chosen else "chose to measure"
+    )
+    return f"{text}; of K = {ranges(ks)} {verb} {ranges(sorted(chosen))}{_time_saved(record)}"
 
 
-def _time(record: ForecastRecord) -> str:
-    """The forecast's own estimate of what it saves; empty where there is none."""
+def _time_saved(record: ForecastRecord) -> str:
+    """The time that the forecast saves by its own estimate; empty without one."""
     saved = record.share_saved
     if saved is None:
         return ""
     share = f"{saved:.0%} of the sweep's time saved"
-    if saved < 0:  # so short a sweep has little to save
+    if saved < 0:  # as in short sweeps
         share = f"{-saved:.0%} more time than the sweep"
     return f", {share} by its own estimate"
 
 
-def best_forecast(found: Sequence[CheckedForecast]) -> CheckedForecast | None:
+def best_forecast(checks: Sequence[CheckedForecast]) -> CheckedForecast | None:
     """The drafter whose choice has the highest lower bound; None without one."""
-    return max(found, key=lambda one: _low(one.best), default=None)
+    return max(checks, key=lambda check: _low(check.best), default=None)
 
 
-def whose_costs(record: ForecastRecord) -> str:
+def origin_of_costs(record: ForecastRecord) -> str:
     """A source such as `vllm 0.32.0 (costs.csv), which drafts greedily`; empty if measured here."""
     if record.costs_of is None:
         return ""
@@ -144,13 +146,13 @@ def whose_costs(record: ForecastRecord) -> str:
     return f"{record.costs_of}, which {rule}" if rule else record.costs_of
 
 
-def _row(one: CheckedForecast, point: ForecastPoint, where: str) -> tuple[str, ...]:
+def _row(check: CheckedForecast, point: ForecastPoint, setting: str) -> tuple[str, ...]:
     k = point.num_speculative_tokens
-    measured = one.measured.get(k)
+    measured = check.measured.get(k)
     error = "" if point.cost_error is None else f" ±{point.cost_error:.1%}"
     return (
-        where,
-        drafter_of(one.forecast.key.source),
+        setting,
+        drafter_of(check.forecast.key.source),
         str(k),
         f"{point.mean_acceptance_length:.2f}",
         value_text(measured.mean_acceptance_length if measured else None, "{:.2f}"),
@@ -166,11 +168,11 @@ def _is_best(record: ForecastRecord, point: ForecastPoint) -> bool:
     return point.num_speculative_tokens == record.best
 
 
-def _where(setting: Condition, among: list[Condition]) -> str:
+def _setting_name(setting: Condition, among: list[Condition]) -> str:
     return ", ".join(setting.distinct_parts(among, also="workload"))
 
 
 def _low(point: ForecastPoint) -> float:
-    """K = 0 is at 1; without a bound the estimate counts."""
+    """The lower bound of the speedup, or else its estimate; 1 for K = 0."""
     speedup = point.speedup
     return 1.0 if speedup is None else speedup.low or speedup.estimate

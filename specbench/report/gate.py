@@ -14,7 +14,7 @@ from specbench.gate.attribution import Attribution, Cause, Shift
 from specbench.gate.baseline import Snapshot
 from specbench.gate.check import Gate
 from specbench.gate.fingerprint import THREADS
-from specbench.gate.judging import CELL, FALSE_ALARM, GateVerdict, Judgement
+from specbench.gate.judging import CELL, FALSE_ALARM, GateVerdict, Judgment
 from specbench.gate.tolerances import MetricKind, default_tolerances, deviation_floor
 from specbench.metrics.registry import all_metrics
 from specbench.records import NO_DRAFTER, Interval
@@ -32,18 +32,18 @@ from specbench.report.terminal import titled_table
 
 
 def baseline_lines(baseline: Snapshot) -> Iterator[str]:
-    """A line a cell that speculates, or where none does a line a cell."""
+    """One line per cell that speculates, or per cell if none does."""
     device = baseline.fingerprint.device
     drafting = [cell for cell in baseline.cells if cell.key.draft.drafter != NO_DRAFTER]
     for cell in drafting or baseline.cells:
-        told = []
+        metrics = []
         for name in (tolerance.metric for tolerance in default_tolerances(device)):
             figure = cell.figures.get(name)
             if figure is not None:
                 metric = all_metrics()[name]
                 spread = "" if figure.deviation is None else f" +- {figure.deviation:.2%}"
-                told.append(f"{name} {measured(figure.value, metric.unit)}{spread}")
-        yield f"{cell.key.label}: {', '.join(told)}"
+                metrics.append(f"{name} {measured(figure.value, metric.unit)}{spread}")
+        yield f"{cell.key.label}: {', '.join(metrics)}"
     for run in baseline.noise:
         yield (
             f"measured on a busy machine: {run}. `check` cannot judge absolute times against this "
@@ -64,16 +64,16 @@ def baseline_lines(baseline: Snapshot) -> Iterator[str]:
         )
 
 
-HEADERS = ("metric", "before", "after", "change +- 95 %", "limit", "MDE", "verdict")
-REFUSED = "refused"  # stands for a verdict where the two sides must not be compared
+HEADERS = ("metric", "before", "after", "change +- 95%", "limit", "MDE", "verdict")
+REFUSED = "refused"  # the verdict of sides that cannot be compared
 LEGEND = (
     "before, after: baseline and candidate; limit: tolerated change; MDE: minimum detectable "
-    "loss beyond the limit, at 80 % power."
+    "loss beyond the limit, at 80% power."
 )
 
 
-class JudgementRow(NamedTuple):
-    """A judgement as a table shows it, in the order of HEADERS."""
+class JudgmentRow(NamedTuple):
+    """The row of a judgment in a table, in the order of HEADERS."""
 
     metric: str
     before: str
@@ -84,18 +84,18 @@ class JudgementRow(NamedTuple):
     verdict: str
 
 
-def row(judgement: Judgement) -> JudgementRow:
-    unit, effect = judgement.unit, judgement.minimum_detectable_effect
-    return JudgementRow(
-        judgement.metric,
-        _value(judgement.baseline, unit),
-        _value(judgement.candidate, unit),
-        _change(judgement.change),
-        _limit(judgement),
+def row(judgment: Judgment) -> JudgmentRow:
+    unit, effect = judgment.unit, judgment.minimum_detectable_effect
+    return JudgmentRow(
+        judgment.metric,
+        _value(judgment.baseline, unit),
+        _value(judgment.candidate, unit),
+        _change(judgment.change),
+        _limit(judgment),
         ABSENT if effect is None else effect_text(effect),
-        judgement.verdict.value
-        if judgement.verdict is GateVerdict.PASS
-        else judgement.verdict.upper(),
+        judgment.verdict.value
+        if judgment.verdict is GateVerdict.PASS
+        else judgment.verdict.upper(),
     )
 
 
@@ -108,31 +108,33 @@ def title(gate: Gate) -> str:
 
 def headline(gate: Gate) -> str:
     """The answer in one sentence."""
-    by_verdict = {v: [j for j in gate.judgements if j.verdict is v] for v in GateVerdict}
-    cells = len({judgement.cell for judgement in gate.judgements})
-    count = f"{plural(len(gate.judgements), 'comparison')} of {plural(cells, 'cell')}"
+    by_verdict = {v: [j for j in gate.judgments if j.verdict is v] for v in GateVerdict}
+    cells = len({judgment.cell for judgment in gate.judgments})
+    count = f"{plural(len(gate.judgments), 'comparison')} of {plural(cells, 'cell')}"
     worst = by_verdict[gate.verdict]
     if gate.verdict is GateVerdict.PASS:
         tolerated = ", ".join(f"{t.metric} {100 * t.share:.3g}%" for t in gate.tolerances)
         return f"PASS: {count}, none worse than tolerated ({tolerated})"
-    return f"{gate.verdict.upper()}: {_first(worst, count)}{first_cause(gate, worst[0])}"
+    return f"{gate.verdict.upper()}: {_judgment_text(worst, count)}{first_cause(gate, worst[0])}"
 
 
-def first_cause(gate: Gate, judgement: Judgement) -> str:
-    """`; cause: changed weights` of a regression, else what changed; empty if it is unknown."""
-    found = next((a for a in gate.attributions if a.cell == judgement.cell and a.causes), None)
-    if found is None:
+def first_cause(gate: Gate, judgment: Judgment) -> str:
+    """`; cause: changed weights` for a regression, else a possible cause; empty if unknown."""
+    of_cell = (a for a in gate.attributions if a.cell == judgment.cell and a.causes)
+    attribution = next(of_cell, None)
+    if attribution is None:
         return ""
-    if judgement.verdict is GateVerdict.REGRESSION:
-        return f"; cause: {found.causes[0].value}"
-    return f"; possible cause: {found.causes[0].value}" if found.changes else ""
+    cause = attribution.causes[0].value
+    if judgment.verdict is GateVerdict.REGRESSION:
+        return f"; cause: {cause}"
+    return f"; possible cause: {cause}" if attribution.changes else ""
 
 
 def detail_lines(gate: Gate) -> tuple[str, ...]:
-    """Causes first, then what the table's numbers do not say, then what else changed."""
+    """The causes, the reasons of verdicts, other changes, and notes."""
     return (
-        *(cause_text(found) for found in gate.attributions),
-        *_reasons(gate.judgements),
+        *map(cause_text, gate.attributions),
+        *_reasons(gate.judgments),
         *(
             f"allowed to differ: {d.name}: {d.baseline} in the baseline, {d.candidate} now"
             for d in gate.allowed
@@ -143,8 +145,8 @@ def detail_lines(gate: Gate) -> tuple[str, ...]:
 
 
 def chance_note(gate: Gate) -> str:
-    """How far a verdict could be due to chance; empty if none could."""
-    compared = {j.verdict for j in gate.judgements} - {GateVerdict.MISSING}
+    """The probability that a verdict is due to chance; empty if none can be."""
+    compared = {j.verdict for j in gate.judgments} - {GateVerdict.MISSING}
     if not gate.num_tests:
         if not compared or GateVerdict.INCONCLUSIVE in compared:  # nothing compared, or no interval
             return ""
@@ -155,53 +157,56 @@ def chance_note(gate: Gate) -> str:
     )
 
 
-def cause_text(found: Attribution) -> str:
-    """`demo/draft K=5 on code: acceptance: fell from 3.1 to 2.2 tokens a round ...`."""
-    name = found.cell.label
-    if not found.causes:
-        return f"{name}: cause unknown: {', '.join(found.metrics)} regressed"
-    possible = "" if found.metrics else "possible cause: "
-    return f"{name}: {possible}{listed([cause.value for cause in found.causes])}: {_why(found)}"
+def cause_text(attribution: Attribution) -> str:
+    """`demo/draft K=5 on code: acceptance: fewer drafts are accepted, 3.1 -> 2.2 tokens ...`."""
+    name = attribution.cell.label
+    if not attribution.causes:
+        return f"{name}: cause unknown: {', '.join(attribution.metrics)} regressed"
+    possible = "" if attribution.metrics else "possible cause: "
+    causes = listed([cause.value for cause in attribution.causes])
+    return f"{name}: {possible}{causes}: {_evidence(attribution)}"
 
 
-def _why(found: Attribution) -> str:
+def _evidence(attribution: Attribution) -> str:
     """The evidence for each cause, in the order of `Cause`."""
-    causes = set(found.causes)
+    causes = set(attribution.causes)
     is_longer = bool(causes & {Cause.DRAFT_COST, Cause.VERIFICATION, Cause.ROUND_TIME})
-    told = [f"{d.name} {d.baseline} -> {d.candidate}" for d in found.changes]
-    if found.acceptance and (is_longer or Cause.ACCEPTANCE in causes):
-        told.append(_acceptance(found, found.acceptance))
+    texts = [f"{d.name} {d.baseline} -> {d.candidate}" for d in attribution.changes]
+    if attribution.acceptance and (is_longer or Cause.ACCEPTANCE in causes):
+        texts.append(_acceptance(attribution, attribution.acceptance))
     if Cause.TEXT in causes:
-        told.append("greedy output changed")
-    if is_longer and found.round:
-        told.append(_round_time(found, found.round))
-    elif Cause.ACCEPTANCE in causes and found.round:
-        told.append(f"round time {_moved(found.round)}")
+        texts.append("greedy output changed")
+    round_time, step = attribution.round, attribution.step
+    if is_longer and round_time:
+        texts.append(_round_time(attribution, round_time))
+    elif Cause.ACCEPTANCE in causes and round_time:
+        texts.append(f"round time {_moved(round_time)}")
     if causes & {Cause.MEMORY, Cause.PREFILL}:
-        told.append(f"{', '.join(found.metrics)} rose")
-    is_in_steps = found.metrics and found.round is not None and found.round.unit == "steps"
-    if is_in_steps and found.step and found.step.log > 0:
-        told.append(
-            f"K = 0 is slower too, {_moved(found.step)} per step: driver, clocks, packages or the "
+        texts.append(f"{', '.join(attribution.metrics)} rose")
+    is_in_steps = attribution.metrics and round_time is not None and round_time.unit == "steps"
+    if is_in_steps and step and step.log > 0:
+        texts.append(
+            f"K = 0 is also slower, {_moved(step)} per step: driver, clocks, packages or the "
             "machine"
         )
-    return "; ".join(told)
+    return "; ".join(texts)
 
 
-def _acceptance(found: Attribution, shift: Shift) -> str:
-    if Cause.ACCEPTANCE not in found.causes:
-        return f"acceptance held ({_moved(shift)})"
-    curve = " -> ".join(" ".join(f"{rate:.0%}" for rate in rates) for rates in found.curve if rates)
+def _acceptance(attribution: Attribution, shift: Shift) -> str:
+    if Cause.ACCEPTANCE not in attribution.causes:
+        return f"acceptance did not change ({_moved(shift)})"
+    curves = (" ".join(f"{rate:.0%}" for rate in rates) for rates in attribution.curve if rates)
+    curve = " -> ".join(curves)
     positions = f", by position {curve}" if curve else ""
     return f"fewer drafts are accepted, {_moved(shift)}{positions}"
 
 
-def _round_time(found: Attribution, shift: Shift) -> str:
-    parts = [f"{part.name} {_moved(part)}" for part in found.slower]
-    told = f"a round takes longer, {_moved(shift)}"
-    if shift.unit == "s" and shift.log <= 0 and found.step:
-        told = f"a round takes {_moved(shift)}, and a K = 0 step got faster, {_moved(found.step)}"
-    return f"{told}: {', '.join(parts)}" if parts else told
+def _round_time(attribution: Attribution, shift: Shift) -> str:
+    parts = [f"{part.name} {_moved(part)}" for part in attribution.slower]
+    text, step = f"a round takes longer, {_moved(shift)}", attribution.step
+    if shift.unit == "s" and shift.log <= 0 and step:
+        text = f"a round takes {_moved(shift)}, and a K = 0 step got faster, {_moved(step)}"
+    return f"{text}: {', '.join(parts)}" if parts else text
 
 
 def _moved(shift: Shift) -> str:
@@ -210,29 +215,29 @@ def _moved(shift: Shift) -> str:
     return f"{' -> '.join(ends)} {scale.unit}"
 
 
-def _first(worst: Sequence[Judgement], count: str) -> str:
+def _judgment_text(worst: Sequence[Judgment], count: str) -> str:
     first = worst[0]
-    told = f"{first.cell.label}: {'' if first.metric == CELL else first.metric}"
+    text = f"{first.cell.label}: {'' if first.metric == CELL else first.metric}"
     if first.change is not None and first.baseline is not None and first.candidate is not None:
         values = (
             f"{measured(first.baseline, first.unit)} -> {measured(first.candidate, first.unit)}"
         )
-        told += f" {values}, {first.change.estimate:+.1%} where {_limit(first)} is tolerated"
+        text += f" {values}, {first.change.estimate:+.1%} ({_limit(first)} is tolerated)"
     if first.reason:
-        told = f"{told.removesuffix(': ')}: {first.reason}"
-    return f"{told} ({len(worst)} of {count})"
+        text = f"{text.removesuffix(': ')}: {first.reason}"
+    return f"{text} ({len(worst)} of {count})"
 
 
-def _reasons(judgements: Sequence[Judgement]) -> Iterator[str]:
-    for judgement in judgements:
-        effect = judgement.minimum_detectable_effect
-        if judgement.verdict is GateVerdict.INCONCLUSIVE and effect is not None:
-            seen = f"; minimum detectable loss: {effect_text(effect)} beyond it"
+def _reasons(judgments: Sequence[Judgment]) -> Iterator[str]:
+    for judgment in judgments:
+        effect = judgment.minimum_detectable_effect
+        if judgment.verdict is GateVerdict.INCONCLUSIVE and effect is not None:
+            detectable = f"; minimum detectable loss: {effect_text(effect)} beyond it"
         else:
-            seen = ""
-        if judgement.reason:
-            metric = "" if judgement.metric == CELL else f"{judgement.metric}: "
-            yield f"{judgement.cell.label}: {metric}{judgement.reason}{seen}"
+            detectable = ""
+        if judgment.reason:
+            metric = "" if judgment.metric == CELL else f"{judgment.metric}: "
+            yield f"{judgment.cell.label}: {metric}{judgment.reason}{detectable}"
 
 
 def _value(value: float | None, unit: str) -> str:
@@ -254,11 +259,11 @@ def _change(change: Interval | None) -> str:
     return f"{change.estimate:+.1%} +- {100 * (change.high - change.low) / 2:.1f}"
 
 
-def _limit(judgement: Judgement) -> str:
-    if judgement.tolerance is None:
+def _limit(judgment: Judgment) -> str:
+    if judgment.tolerance is None:
         return ABSENT
-    metric = all_metrics()[judgement.metric.partition("[")[0]]
-    return f"{'-' if metric.better == 'higher' else '+'}{100 * judgement.tolerance:.3g}%"
+    metric = all_metrics()[judgment.metric.partition("[")[0]]
+    return f"{'-' if metric.better == 'higher' else '+'}{100 * judgment.tolerance:.3g}%"
 
 
 _STYLES = {
@@ -270,35 +275,35 @@ _STYLES = {
 
 
 def gate_table(gate: Gate) -> Group:
-    """All but the answer itself, which is `gate_words.headline`."""
+    """The title, one table per cell, and the details, without the headline."""
     parts: list[RenderableType] = [Text(title(gate)), ""]
-    ordered = sorted(gate.judgements, key=lambda j: j.cell.id)
-    for cell, judgements in groupby(ordered, key=lambda j: j.cell):
-        parts += [_terminal_table(cell.label, list(judgements)), ""]
+    ordered = sorted(gate.judgments, key=lambda j: j.cell.id)
+    for cell, judgments in groupby(ordered, key=lambda j: j.cell):
+        parts += [_terminal_table(cell.label, list(judgments)), ""]
     parts += [Text(line) for line in detail_lines(gate)]
     parts += [Text(f"{LEGEND} {chance_note(gate)}".rstrip(), style="dim"), ""]
     return Group(*parts)
 
 
-def _terminal_table(name: str, judgements: list[Judgement]) -> Table:
+def _terminal_table(name: str, judgments: list[Judgment]) -> Table:
     table = titled_table(name)
     for i, header in enumerate(HEADERS):
         is_words = i in (0, len(HEADERS) - 1)
         table.add_column(
             header, justify="left" if is_words else "right", overflow="fold", no_wrap=i > 0
         )
-    for judgement in judgements:
-        table.add_row(*row(judgement), style=_STYLES[judgement.verdict])
+    for judgment in judgments:
+        table.add_row(*row(judgment), style=_STYLES[judgment.verdict])
     return table
 
 
 def gate_markdown(gate: Gate) -> str:
-    """The answer, why, and a table; whole lines, so that it can be appended to a file."""
+    """The headline, the details and a table; it ends with a line end, so it can be appended."""
     return "\n".join(_lines(gate)) + "\n"
 
 
-def refusal_markdown(reason: str) -> str:
-    """The same where the two sides must not be compared: why."""
+def incomparable_markdown(reason: str) -> str:
+    """The Markdown of two sides that cannot be compared, with the reason."""
     first, *rest = reason.splitlines() or [""]
     lines = (f"## specbench check: {REFUSED}", "", f"**{escape(first)}**", "")
     return "\n".join((*lines, *(f"- {escape(line.strip())}" for line in rest), "")) + "\n"
@@ -311,17 +316,17 @@ def _lines(gate: Gate) -> Iterator[str]:
     yield from ("", f"{escape(title(gate))}.", "")
     yield f"| cell | {' | '.join(HEADERS)} |"
     yield f"| --- | --- | {'---: | ' * (len(HEADERS) - 2)}--- |"
-    ordered = sorted(gate.judgements, key=lambda j: j.cell.id)
-    for _, judgements in groupby(ordered, key=lambda j: j.cell):
-        for i, judgement in enumerate(judgements):
-            yield _markdown_row(judgement, is_first=i == 0)
+    ordered = sorted(gate.judgments, key=lambda j: j.cell.id)
+    for _, judgments in groupby(ordered, key=lambda j: j.cell):
+        for i, judgment in enumerate(judgments):
+            yield _markdown_row(judgment, is_first=i == 0)
     yield from ("", escape(f"{LEGEND} {chance_note(gate)}".rstrip()), "")
 
 
-def _markdown_row(judgement: Judgement, *, is_first: bool) -> str:
-    mark = "**" if judgement.verdict is GateVerdict.REGRESSION else ""
-    *values, verdict = (escape(text) for text in row(judgement))
-    name = escape(judgement.cell.label) if is_first else ""
+def _markdown_row(judgment: Judgment, *, is_first: bool) -> str:
+    mark = "**" if judgment.verdict is GateVerdict.REGRESSION else ""
+    *values, verdict = (escape(text) for text in row(judgment))
+    name = escape(judgment.cell.label) if is_first else ""
     return f"| {' | '.join((name, *values))} | {mark}{verdict}{mark} |"
 
 
@@ -329,7 +334,7 @@ JSON_VERSION = 1
 
 
 def gate_json(gate: Gate) -> dict[str, Any]:
-    """One document; keys are added without a new version."""
+    """The gate as a JSON document; new keys do not change its version."""
     return {
         "schema_version": JSON_VERSION,
         "verdict": gate.verdict.value,
@@ -339,40 +344,40 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "baseline": _side_json(gate.baseline),
         "candidate": _side_json(gate.candidate),
         "tolerances": {t.metric: t.share for t in gate.tolerances},
-        "judgements": [_judgement_json(judgement) for judgement in gate.judgements],
-        "attributions": [_attribution_json(found) for found in gate.attributions],
+        "judgements": [_judgment_json(judgment) for judgment in gate.judgments],
+        "attributions": [_attribution_json(attribution) for attribution in gate.attributions],
         "allowed": [d._asdict() for d in gate.allowed],
         "changes": [d._asdict() for d in gate.changes],
         "notes": list(gate.notes),
     }
 
 
-def refusal_json(reason: str) -> dict[str, Any]:
-    """The document where the two sides must not be compared, or one of them cannot be read."""
+def incomparable_json(reason: str) -> dict[str, Any]:
+    """The document of two sides that cannot be compared, or cannot both be read."""
     return {"schema_version": JSON_VERSION, "verdict": REFUSED, "sentence": reason}
 
 
 def _side_json(side: Snapshot) -> dict[str, Any]:
-    found: dict[str, Any] = to_jsonable_python(
+    document: dict[str, Any] = to_jsonable_python(
         {"runs": side.origins, "fingerprint": side.fingerprint}
     )
-    return found
+    return document
 
 
-def _judgement_json(judgement: Judgement) -> dict[str, Any]:
-    found: dict[str, Any] = to_jsonable_python(judgement)
-    return {**found, "cell": judgement.cell.id}
+def _judgment_json(judgment: Judgment) -> dict[str, Any]:
+    document: dict[str, Any] = to_jsonable_python(judgment)
+    return {**document, "cell": judgment.cell.id}
 
 
-def _attribution_json(found: Attribution) -> dict[str, Any]:
-    document: dict[str, Any] = to_jsonable_python(found)
-    before, after = found.curve
+def _attribution_json(attribution: Attribution) -> dict[str, Any]:
+    document: dict[str, Any] = to_jsonable_python(attribution)
+    before, after = attribution.curve
     return {
         **document,
-        "cell": found.cell.id,
-        "changes": [d._asdict() for d in found.changes],
+        "cell": attribution.cell.id,
+        "changes": [d._asdict() for d in attribution.changes],
         "curve": {"before": list(before), "after": list(after)},
-        "sentence": cause_text(found),
+        "sentence": cause_text(attribution),
     }
 
 
@@ -386,9 +391,9 @@ _NAME = "specbench check"
 
 def gate_junit(gate: Gate) -> str:
     """An XML document with one test suite."""
-    count = {v: sum(j.verdict is v for j in gate.judgements) for v in GateVerdict}
+    count = {v: sum(j.verdict is v for j in gate.judgments) for v in GateVerdict}
     numbers = {
-        "tests": str(len(gate.judgements)),
+        "tests": str(len(gate.judgments)),
         "failures": str(count[GateVerdict.REGRESSION]),
         "errors": str(count[GateVerdict.MISSING]),
     }
@@ -403,36 +408,36 @@ def gate_junit(gate: Gate) -> str:
             "timestamp": gate.candidate.origins[0].created_at,
         },
     )
-    causes = {found.cell: cause_text(found) for found in gate.attributions}
-    for judgement in gate.judgements:
+    causes = {a.cell: cause_text(a) for a in gate.attributions}
+    for judgment in gate.judgments:
         case = ET.SubElement(
             suite,
             "testcase",
             {
-                "classname": _printable(judgement.cell.label),
-                "name": judgement.metric,
+                "classname": _printable(judgment.cell.label),
+                "name": judgment.metric,
                 "time": "0",
             },
         )
-        if judgement.verdict in _ELEMENTS:
-            found = ET.SubElement(
-                case, _ELEMENTS[judgement.verdict], {"message": _message(gate, judgement)}
+        if judgment.verdict in _ELEMENTS:
+            element = ET.SubElement(
+                case, _ELEMENTS[judgment.verdict], {"message": _message(gate, judgment)}
             )
-            found.text = _printable(causes.get(judgement.cell, ""))
+            element.text = _printable(causes.get(judgment.cell, ""))
     ET.SubElement(suite, "system-out").text = _printable(
         f"{headline(gate)}\n{chance_note(gate)}".rstrip()
     )
     return _document(root)
 
 
-def refusal_junit(reason: str) -> str:
-    """The same where the two sides must not be compared: one test case that is an error."""
+def incomparable_junit(reason: str) -> str:
+    """The XML of two sides that cannot be compared: one test case that is an error."""
     numbers = {"name": _NAME, "tests": "1", "failures": "0", "errors": "1"}
     root = ET.Element("testsuites", numbers)
     suite = ET.SubElement(root, "testsuite", {**numbers, "skipped": "0"})
     case = ET.SubElement(suite, "testcase", {"classname": _NAME, "name": REFUSED, "time": "0"})
-    first, *others = map(str.strip, reason.splitlines())
-    message = _printable(" ".join(filter(None, [first, "; ".join(others)])))
+    first, *rest = map(str.strip, reason.splitlines())
+    message = _printable(" ".join(filter(None, [first, "; ".join(rest)])))
     ET.SubElement(case, "error", {"message": message}).text = _printable(reason)
     return _document(root)
 
@@ -442,13 +447,13 @@ def _document(root: ET.Element) -> str:
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _message(gate: Gate, judgement: Judgement) -> str:
-    shown = row(judgement)
+def _message(gate: Gate, judgment: Judgment) -> str:
+    shown = row(judgment)
     values = f"{shown.before} -> {shown.after}, {shown.change}, limit {shown.limit}"
-    whole = "; ".join(filter(None, (values, judgement.reason)))
-    return _printable(f"{whole}{first_cause(gate, judgement)}")
+    whole = "; ".join(filter(None, (values, judgment.reason)))
+    return _printable(f"{whole}{first_cause(gate, judgment)}")
 
 
 def _printable(text: str) -> str:
-    """XML 1.0 has no control characters, escaped or not."""
+    """The text without control characters, which XML 1.0 forbids."""
     return "".join(c for c in text if c in "\t\n" or ord(c) >= 32)

@@ -15,7 +15,7 @@ from specbench.report.numbers import Scale, scale_of
 
 _FITTING = 27  # characters above a panel
 _CAPTION = (
-    "One point per run, oldest on the left, with its 95 % interval if it has one. Lines are the "
+    "One point per run, oldest on the left, with its 95% interval if it has one. Lines are the "
     "levels between change points; a dashed line marks a change point, a slanted line is a trend."
 )
 _STYLE = """

@@ -62,7 +62,7 @@ def _answer(answer: SectionAnswer) -> Iterator[str]:
     mark = "**" if answer.verdict is SpeedupVerdict.HELPS else ""
     yield f"- {mark}{escape(answer.title)}: {escape(answer.headline)}{mark}"
     yield from (f"  - {escape(reason)}" for reason in answer.reasons)
-    for other in answer.others:
+    for other in answer.unquoted:
         yield f"  - {escape(other.leader.source)}: {escape(without_workload(other))}"
         yield from (f"    - {escape(reason)}" for reason in other.reasons)
     yield ""

@@ -133,7 +133,7 @@ def _unfinished(document: Document) -> Iterator[str]:
             "incomplete: interrupted or still running, so answers may change. To continue: "
             f"specbench {run.settings.command} --resume {run.run_id}"
         )
-    unpaid = [key for key in missing if document.is_unpaid(key)]
+    unpaid = [key for key in missing if document.is_skipped_for_budget(key)]
     if lost := [key for key in missing if key not in unpaid]:
         names = ", ".join(
             dict.fromkeys(f"{key.pairing} on {key.condition.workload}" for key in lost)

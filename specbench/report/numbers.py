@@ -65,7 +65,7 @@ def value_text(value: float | None, form: str) -> str:
 
 
 def interval_text(speedup: Interval | None) -> str:
-    """A speed-up with its interval."""
+    """A speedup with its interval."""
     return ABSENT if speedup is None else speedup_text(speedup)
 
 

@@ -1,4 +1,4 @@
-"""The charts of a run by what they are for: the proof of the answer, its costs, other evidence."""
+"""The charts of a run by purpose: proof of the answer, costs, other evidence."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -29,21 +29,21 @@ from specbench.report.sections import Section, by_setting, sections
 class Pictures(NamedTuple):
     """The charts for which there is data; equal documents give equal bytes."""
 
-    proof: tuple[Chart, ...]  # one at most: the first question's speed-up, else its forecast
+    proof: tuple[Chart, ...]  # one at most: the first question's speedup, else its forecast
     costs: tuple[Chart, ...]
     evidence: tuple[Chart, ...]
 
     @property
     def all(self) -> tuple[Chart, ...]:
-        """In the order of a reader."""
+        """All charts, in reading order."""
         return (*self.proof, *self.costs, *self.evidence)
 
 
 def pictures(document: Document) -> Pictures:
-    """Draw them."""
-    every = sections(document)
-    settings, styles = by_setting(every), _styles(document)
-    fewest = _fewest_rows(settings)
+    """Draws the charts of a run."""
+    all_sections = sections(document)
+    settings, styles = by_setting(all_sections), _styles(document)
+    at_lowest = _at_lowest_concurrency(settings)
     with drawing():
         answering = _known(
             (speedup_chart(group, styles) for group in settings),
@@ -51,17 +51,17 @@ def pictures(document: Document) -> Pictures:
         )
         return Pictures(
             proof=answering[:1],
-            costs=_known(_costs(document, settings, fewest, styles)),
+            costs=_known(_costs(document, settings, at_lowest, styles)),
             evidence=(
                 *answering[1:],
                 *_known(prompts_chart(group, styles, document.prompts) for group in settings),
                 *side_by_side_charts(document.side_by_side, document.cells),
                 *crossover_charts(document.crossovers),
                 *context_charts(document.context_curves),
-                *rows_pareto_charts(every, styles),
+                *rows_pareto_charts(all_sections, styles),
                 *time_line_charts(document.time_lines),
                 *_known([machine_chart(document.moments, document.run.environment.device)]),
-                *_known(acceptance_chart(group, styles) for group in fewest),
+                *_known(acceptance_chart(group, styles) for group in at_lowest),
             ),
         )
 
@@ -69,10 +69,10 @@ def pictures(document: Document) -> Pictures:
 def _costs(
     document: Document,
     settings: Sequence[tuple[Section, ...]],
-    fewest: Sequence[tuple[Section, ...]],
+    at_lowest: Sequence[tuple[Section, ...]],
     styles: Mapping[str, SeriesStyle],
 ) -> Iterator[Chart | None]:
-    for group in fewest:
+    for group in at_lowest:
         for label in dict.fromkeys(label for section in group for label in section.series):
             yield round_time_chart(group, label)
     rows = memory_rows(document)
@@ -85,7 +85,9 @@ def _known(*charts: Iterable[Chart | None]) -> tuple[Chart, ...]:
     return tuple(chart for chart in chain(*charts) if chart is not None)
 
 
-def _fewest_rows(settings: Sequence[tuple[Section, ...]]) -> tuple[tuple[Section, ...], ...]:
+def _at_lowest_concurrency(
+    settings: Sequence[tuple[Section, ...]],
+) -> tuple[tuple[Section, ...], ...]:
     """The groups with the lowest concurrency, for charts that do not depend on it, such as
     acceptance.
     """
@@ -97,9 +99,9 @@ def _fewest_rows(settings: Sequence[tuple[Section, ...]]) -> tuple[tuple[Section
 
 
 def _styles(document: Document) -> Mapping[str, SeriesStyle]:
-    """Colours by the order of the plan, so that a label keeps its own from run to run."""
+    """Colors in the order of the plan, so that a label has the same color in every run."""
     keys = [plan.key for plan in document.run.cells if plan.key.draft.k > 0]
     return {
-        label: SeriesStyle(colour=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)])
+        label: SeriesStyle(color=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)])
         for i, label in enumerate(dict.fromkeys(key.source for key in keys))
     }

@@ -173,7 +173,7 @@ def _lost(document: Document, plain: CellKey) -> Iterator[str]:
 
 
 def _beside(document: Document, plain: CellKey) -> Iterator[tuple[Interval, Decision]]:
-    """The decisions for no drafts beside a K = 0, with the speed-ups that they are about."""
+    """The decisions for no drafts beside a K = 0, with the speedups that they are about."""
     first_pass = {cell.key: cell.speedup for cell in document.cells}
     for decision in document.decisions:
         if not decision.draft.k and decision.condition == plain.condition:

@@ -1,4 +1,4 @@
-"""One generation per question, round by round, in words for a page."""
+"""One generation per question, round by round, for the HTML page."""
 
 from dataclasses import dataclass
 
@@ -9,78 +9,78 @@ from specbench.report.numbers import measured, plural
 from specbench.report.sections import Section, sections
 
 STEPS_LEGEND = (
-    "Each box is a round: underlined text was drafted and accepted, bold text is the target's own "
-    "next token, a number after a minus sign counts the drafted tokens that were not accepted. The "
-    "text before the first box came from prefill, or from checking a predicted output at once."
+    "Each box is one round. Underlined text was drafted and accepted, bold text is the target's "
+    "next token, and a number after a minus sign counts rejected draft tokens. The text before "
+    "the first box came from prefill, or from verifying a predicted output in one pass."
 )
-_MOST_ROUNDS = 150  # a reader has seen enough
+_MOST_ROUNDS = 150  # more are tiring to read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownRound:
-    """A round as the page shows it."""
+    """A round on the page."""
 
-    says: str  # in full, under the pointer
+    hover_text: str
     accepted: str
     bonus: str
     num_rejected: int
-    after: str  # a line end that closes the round's text stands behind the box
+    after: str  # the line end at the end of the round's text, which follows the box
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownGeneration:
-    """A generation as the page shows it."""
+    """A generation on the page."""
 
     title: str
-    before: str  # the text that no round emitted
+    before: str  # the text before the first round
     steps: tuple[ShownRound, ...]
-    more: str  # what is left out; "" where nothing is
+    more: str  # how many rounds are left out; "" if none
 
 
 def steps(document: Document) -> tuple[ShownGeneration, ...]:
-    """For each section the drafter of its answer, if the text of a request is stored."""
-    found = ((section, _shown(section, document)) for section in sections(document))
-    return tuple(_steps(section, one) for section, one in found if one is not None)
+    """A generation of each section's answer, if the text of a request is stored."""
+    shown = ((section, _request_of(section, document)) for section in sections(document))
+    return tuple(_steps(section, request) for section, request in shown if request is not None)
 
 
-def _shown(section: Section, document: Document) -> DecodedRequest | None:
+def _request_of(section: Section, document: Document) -> DecodedRequest | None:
     quoted = section.best or max(section.decisions, key=lower_bound, default=None)
     return document.generations.get(quoted.leader) if quoted else None
 
 
-def _steps(section: Section, one: DecodedRequest) -> ShownGeneration:
-    left_out = len(one.rounds) - _MOST_ROUNDS
+def _steps(section: Section, request: DecodedRequest) -> ShownGeneration:
+    key, left_out = request.key, len(request.rounds) - _MOST_ROUNDS
     return ShownGeneration(
-        title=f"{section.title}: {one.key.source}, {one.key.draft.length.named}, {one.prompt_id}",
-        before="".join(_visible(piece) for piece in (one.first, *one.checked)),
-        steps=tuple(_step(i + 1, own) for i, own in enumerate(one.rounds[:_MOST_ROUNDS])),
+        title=f"{section.title}: {key.source}, {key.draft.length.named}, {request.prompt_id}",
+        before="".join(_visible(piece) for piece in (request.first, *request.checked)),
+        steps=tuple(_step(i + 1, part) for i, part in enumerate(request.rounds[:_MOST_ROUNDS])),
         more=f"and {plural(left_out, 'more round')}" if left_out > 0 else "",
     )
 
 
-def _step(number: int, one: DecodedRound) -> ShownRound:
-    accepted, bonus = "".join(map(_visible, one.accepted)), _visible(one.bonus or "")
+def _step(number: int, part: DecodedRound) -> ShownRound:
+    accepted, bonus = "".join(map(_visible, part.accepted)), _visible(part.bonus or "")
     after = "\n" if (bonus or accepted).endswith("\n") else ""
     if after:
         accepted, bonus = (accepted, bonus[:-1]) if bonus else (accepted[:-1], "")
     return ShownRound(
-        says=(
-            f"Round {number}: {one.num_drafted} drafted, {len(one.accepted)} accepted, "
-            f"{measured(one.seconds, 's')}"
+        hover_text=(
+            f"Round {number}: {part.num_drafted} drafted, {len(part.accepted)} accepted, "
+            f"{measured(part.seconds, 's')}"
         ),
         accepted=_unbroken(accepted),
         bonus=bonus if accepted else _unbroken(bonus),
-        num_rejected=one.num_rejected,
+        num_rejected=part.num_rejected,
         after=after,
     )
 
 
 def _unbroken(text: str) -> str:
-    """A leading space as one at which no line ends: a box would be torn between it and its word."""
+    """The text with a no-break space for a leading space, so that no line ends within the box."""
     return f"\u00a0{text[1:]}" if text.startswith(" ") else text
 
 
 def _visible(piece: str) -> str:
-    """Line ends with a sign of their own; other control characters as pictures of themselves."""
+    """The text with \u21b5 before line ends and control pictures for other control characters."""
     shown = (chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else c for c in piece)
     return "".join(shown).replace("\n", "\u21b5\n")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """A point estimate with its 95 % interval; low and high are None below 5 prompts."""
+    """A point estimate with its 95% interval; low and high are None below 5 prompts."""
 
     estimate: float
     low: float | None

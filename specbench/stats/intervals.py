@@ -52,7 +52,7 @@ def log_ratio(numerators: Sequence[ArrayLike], denominators: Sequence[ArrayLike]
 
 
 def interval(ratio: LogRatio) -> Interval:
-    """The ratio with its two-sided 95 % interval; low and high are None without a spread."""
+    """The ratio with its two-sided 95% interval; low and high are None without a spread."""
     estimate = math.exp(ratio.log)
     if ratio.spread is None:
         return Interval(estimate=estimate, low=None, high=None)
@@ -98,7 +98,7 @@ def with_count_noise(ratio: LogRatio, *counts: NDArray[np.float64]) -> LogRatio:
 
 
 def mean_interval(values: ArrayLike) -> Interval:
-    """The mean of one value a prompt with its 95 % interval by Student's t, as for differences."""
+    """The mean of one value a prompt with its 95% interval by Student's t, as for differences."""
     mean, spread = float(np.asarray(values, dtype=np.float64).mean()), of_mean(values)
     if spread is None:
         return Interval(estimate=mean, low=None, high=None)
@@ -107,7 +107,7 @@ def mean_interval(values: ArrayLike) -> Interval:
 
 
 def minimum_detectable_effect(ratio: LogRatio) -> float | None:
-    """The relative effect (0.03 = 3 %) whose interval would exclude 1 in 80 % of the runs."""
+    """The relative effect (0.03 = 3%) whose interval would exclude 1 in 80% of the runs."""
     return None if ratio.spread is None else math.expm1(ratio.spread.detectable())
 
 
@@ -133,7 +133,7 @@ def speedup_interval(
     base_tokens: ArrayLike | None = None,
     spec_tokens: ArrayLike | None = None,
 ) -> Interval:
-    """The 95 % interval of `speedup_ratio`."""
+    """The 95% interval of `speedup_ratio`."""
     return interval(speedup_ratio(base_s, spec_s, base_tokens, spec_tokens))
 
 
@@ -142,7 +142,7 @@ _NEAR = math.log(1.1)  # and no pair within a tenth is far off
 
 
 def paired_log_ratio(numerators: ArrayLike, denominators: ArrayLike) -> LogRatio:
-    """log(mean cost / other mean cost): of sums, as the speed-up of a sweep is, not of ratios.
+    """log(mean cost / other mean cost): of sums, as the speedup of a sweep is, not of ratios.
 
     Pairs whose ratio is far off are left out: something else ran then (Hampel 1974, The influence
     curve and its role in robust estimation). Standard error: of the ratio's linear part (delta

@@ -1,4 +1,4 @@
-"""Made-up speed-up curves for the fake engine: K, prompts and single requests differ by noise."""
+"""Made-up speedup curves for the fake engine: K, prompts and single requests differ by noise."""
 
 import math
 import random
@@ -47,7 +47,7 @@ class CurveEngine(FakeEngine):
 
 
 def curve(seed: int, num: int = 8) -> dict[int, float]:
-    """Speed-ups of K = 1 to `num`: one smooth top of 0.9 to 1.5 somewhere in the range."""
+    """Speedups of K = 1 to `num`: one smooth top of 0.9 to 1.5 somewhere in the range."""
     draw = random.Random(f"curve {seed}")
     top, height, width = draw.uniform(0.5, num + 1), draw.uniform(0.9, 1.5), draw.uniform(2, 6)
     return {k: height * math.exp(-(((k - top) / width) ** 2) / 2) for k in range(1, num + 1)}

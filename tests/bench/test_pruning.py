@@ -1,4 +1,4 @@
-"""Which K a budget keeps, over made-up speed-up curves with noise; seeded."""
+"""Which K a budget keeps, over made-up speedup curves with noise; seeded."""
 
 import re
 

@@ -197,7 +197,7 @@ def test_tables_sort_by_keyboard_and_come_back(chromium: Tab, page: Path) -> Non
         "window.table = [...document.querySelectorAll('table.data')].find((one) =>"
         " one.parentElement.ariaLabel === 'Results: code');"
         "window.column = [...table.tHead.rows[0].cells].findIndex((one) =>"
-        " one.textContent.startsWith('speed-up'));"
+        " one.textContent.startsWith('speedup'));"
         "table.tHead.rows[0].cells[column].querySelector('button').focus()"
     )
     shown = "[...table.tBodies[0].rows].map((row) => row.cells[column].textContent)"

@@ -11,7 +11,7 @@ Bounds = tuple[float | None, float, float | None]
 
 
 def ranked(drafter: str, *found: Bounds, basis: str = "measured") -> Ranked:
-    """A drafter with a speed-up on each of so many workloads."""
+    """A drafter with a speedup on each of so many workloads."""
     gains = {}
     for i, (low, estimate, high) in enumerate(found):
         setting = summary(4, low, estimate, high, workload=f"w{i}").key.condition

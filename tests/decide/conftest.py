@@ -21,7 +21,7 @@ def summary(
     invalid: tuple[str, ...] = (),
     metrics: Mapping[str, float | tuple[float, ...]] | None = None,
 ) -> CellSummary:
-    """One cell of demo/draft; K = 0 is the bare target's and has no speed-up."""
+    """One cell of demo/draft; K = 0 is the bare target's and has no speedup."""
     return CellSummary(
         key=with_axes(KEY if k else BASE_KEY, workload=workload, num_speculative_tokens=k),
         valid=not invalid,

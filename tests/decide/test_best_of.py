@@ -1,4 +1,4 @@
-"""Cost, speed-up and gain of the best of two answers, worked out by hand from stored blocks."""
+"""Cost, speedup and gain of the best of two answers, worked out by hand from stored blocks."""
 
 from collections.abc import Sequence
 from dataclasses import replace

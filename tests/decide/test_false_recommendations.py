@@ -1,6 +1,6 @@
 """How often the rule says `helps` where speculation changes nothing, simulated.
 
-1,000 sweeps over K = 1..8 with 10 prompts each and a true speed-up of exactly 1. Allowed: 5 %.
+1,000 sweeps over K = 1..8 with 10 prompts each and a true speedup of exactly 1. Allowed: 5 %.
 The rule says it in about 2 %, and would exceed 5 % in fewer than 1 of 100,000 seeds.
 """
 

@@ -17,7 +17,7 @@ COST = Objective(name="cost", price_per_hour=3.6)
 
 @pytest.fixture
 def measured(summarized):
-    """Cells of one workload at some rows: tokens a second of one user, of all, a speed-up."""
+    """Cells of one workload at some rows: tokens a second of one user, of all, a speedup."""
 
     def cells(rows, user, every, ks, *, workload="code", ttft_s=0.1):
         found = []

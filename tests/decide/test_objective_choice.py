@@ -16,7 +16,7 @@ LATENCY, THROUGHPUT = Objective(), Objective(name="throughput")
 
 
 def cells(rows, user, every, ks, *, drafter="draft", workload="code"):
-    """K = 0 and other K at some rows: tokens a second of one user and of all, speed-ups."""
+    """K = 0 and other K at some rows: tokens a second of one user and of all, speedups."""
     found = []
     for k, (low, estimate, high) in {0: (None, 1.0, None), **ks}.items():
         metrics = {"tpot_s": 1 / (user * estimate), "ttft_s": 0.1, "busy_tokens_per_s": every}
@@ -130,7 +130,7 @@ def test_nothing_bounds_an_adaptive_k():
 
 @pytest.mark.parametrize(("again", "broken"), [(2.0, True), (2.5, False)])
 def test_a_limit_on_a_token_is_held_against_what_was_measured_again(again, broken):
-    """The first pass says 4.4 ms at 2.2x; the second one, which is quoted, another speed-up."""
+    """The first pass says 4.4 ms at 2.2x; the second one, which is quoted, another speedup."""
     found = cells(1, 100, 100, {4: (2.1, 2.2, 2.3)})
     found[1] = replace(found[1], metrics={**found[1].metrics, "tpot_s": 0.0044})
     winner = replace(found[1], speedup=Interval(estimate=again, low=again - 0.1, high=again + 0.1))

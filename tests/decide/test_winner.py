@@ -28,7 +28,7 @@ def at(cell: CellSummary, **changes: object) -> CellSummary:
 
 @pytest.fixture
 def measured(summarized):
-    """Cells of K -> speed-up, and the decision on them, of one setting."""
+    """Cells of K -> speedup, and the decision on them, of one setting."""
 
     def build(speedups, workload="code", **changes):
         cells = [

@@ -37,11 +37,11 @@ def sides(speed: float, speedup: float = 2.0, *, noisy: str = "") -> tuple[Snaps
 
 
 def verdicts(gate: Gate) -> dict[str, GateVerdict]:
-    return {judgement.metric: judgement.verdict for judgement in gate.judgements}
+    return {judgment.metric: judgment.verdict for judgment in gate.judgments}
 
 
 def reasons(gate: Gate) -> dict[str, str]:
-    return {judgement.metric: judgement.reason for judgement in gate.judgements}
+    return {judgment.metric: judgment.reason for judgment in gate.judgments}
 
 
 @pytest.mark.parametrize("noisy", ["baseline", "candidate", "baseline and candidate"])
@@ -151,7 +151,7 @@ POWER = 0.80
 def simulated(
     slower: float, speedup_lost: float, rng: np.random.Generator, share: float | None
 ) -> GateVerdict:
-    """The verdict on a run whose K = 0 and drafts are `slower`, and whose drafts lose a speed-up.
+    """The verdict on a run whose K = 0 and drafts are `slower`, and whose drafts lose a speedup.
 
     `share`: for how much of the time the candidate's process got the CPU; None: unknown.
     """

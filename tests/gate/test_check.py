@@ -1,6 +1,6 @@
 """Every verdict, with numbers worked out by hand.
 
-On a GPU the speed-up of a single run is taken to be known to 1 %, so the difference of two to
+On a GPU the speedup of a single run is taken to be known to 1 %, so the difference of two to
 sqrt(2) %: normal quantiles, 1.645 for 5 % and 0.842 for 80 %.
 """
 
@@ -12,7 +12,7 @@ import pytest
 from specbench.errors import UsageError
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.figures import Figure
-from specbench.gate.judging import GateVerdict, Judgement
+from specbench.gate.judging import GateVerdict, Judgment
 from specbench.gate.tolerances import MetricKind
 from tests.gate.gate_sides import cell, figure, key, side
 
@@ -28,13 +28,13 @@ def judged(
     tolerance: float = 0.05,
     deviation: float | None = None,
     num_runs: int = 1,
-) -> Judgement:
+) -> Judgment:
     """One metric of one cell; `error` is the jackknife's of the ratio."""
     baseline = side(cell({metric: figure(before, 0.0, deviation)}), num_runs=num_runs)
     candidate = side(cell({metric: figure(after, error)}), name="b")
     gate = check(baseline, candidate, [Tolerance(metric=metric, share=tolerance)])
-    (judgement,) = gate.judgements
-    return judgement
+    (judgment,) = gate.judgments
+    return judgment
 
 
 def test_a_loss_whose_interval_excludes_the_tolerance_is_a_regression():
@@ -97,7 +97,7 @@ def test_figures_that_vary_are_undecided_below_five_prompts():
     three = ("p1", "p2", "p3")
     varied = cell({"decode_speedup": Figure(value=2.0, without=(1.9, 2.0, 2.1))}, units=three)
     same = cell({"decode_speedup": Figure(value=2.0, without=(2.0,) * 3)}, units=three)
-    (found,) = check(side(same), side(varied, name="b"), SPEEDUP).judgements
+    (found,) = check(side(same), side(varied, name="b"), SPEEDUP).judgments
     assert found.verdict is GateVerdict.INCONCLUSIVE
     assert "an interval needs 5" in found.reason
 
@@ -115,7 +115,7 @@ def test_runs_on_both_sides_pool_their_deviations():
     # sqrt((3 * 0.03^2 + 1 * 0.05^2) / 4) = 0.0361; * sqrt(1 / 4 + 1 / 2) = 0.03125; 4 degrees.
     baseline = side(cell({"decode_speedup": figure(2.0, 0.0, 0.03)}), num_runs=4)
     candidate = side(cell({"decode_speedup": figure(1.7, 0.0, 0.05)}), name="b", num_runs=2)
-    (found,) = check(baseline, candidate, SPEEDUP).judgements
+    (found,) = check(baseline, candidate, SPEEDUP).judgments
     # ln(2 / 1.7) = 0.16252, 0.11123 beyond, / 0.03125 = 3.559.
     assert found.p_value == pytest.approx(0.0118, abs=0.0001)
 
@@ -132,7 +132,7 @@ def test_two_cells_share_the_false_alarms_of_one_gate():
     # 7.4 %: 0.02559 / 0.01414 = 1.809, p = 0.035 alone, 0.070 for the first of two (Holm).
     assert judged("decode_speedup", 2.0, 1.852).verdict is GateVerdict.REGRESSION
     gate = two_cells(0.074)
-    assert [j.p_value for j in gate.judgements] == pytest.approx([0.0704, 0.0704], abs=0.0005)
+    assert [j.p_value for j in gate.judgments] == pytest.approx([0.0704, 0.0704], abs=0.0005)
     assert gate.verdict is not GateVerdict.REGRESSION
     assert gate.num_tests == 2
 
@@ -149,7 +149,7 @@ def test_the_gate_has_the_gravest_verdict_and_lists_counts_first():
     figures = {"decode_speedup": figure(2.0), "mean_acceptance_length": figure(3.0)}
     after = {"decode_speedup": figure(1.0), "mean_acceptance_length": figure(3.0)}
     gate = check(side(cell(figures)), side(cell(after), name="b"), (*SPEEDUP, *LENGTH))
-    assert [j.metric for j in gate.judgements] == ["mean_acceptance_length", "decode_speedup"]
+    assert [j.metric for j in gate.judgments] == ["mean_acceptance_length", "decode_speedup"]
     assert gate.verdict is GateVerdict.REGRESSION
 
 
@@ -171,8 +171,8 @@ def test_all_entries_of_a_list_are_judged_or_the_one_that_is_named():
     sides = side(cell(before)), side(cell(after), name="b")
     whole = check(*sides, [Tolerance(metric="acceptance_rate_per_position", share=0.05)])
     first = check(*sides, [Tolerance(metric="acceptance_rate_per_position[1]", share=0.05)])
-    assert [j.verdict for j in whole.judgements] == [GateVerdict.PASS, GateVerdict.REGRESSION]
-    assert [j.verdict for j in first.judgements] == [GateVerdict.PASS]
+    assert [j.verdict for j in whole.judgments] == [GateVerdict.PASS, GateVerdict.REGRESSION]
+    assert [j.verdict for j in first.judgments] == [GateVerdict.PASS]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_metric_that_the_candidate_lost_is_missing():
         side(cell({"decode_speedup": figure(2.0)}), name="b"),
         [Tolerance(metric="round_s", share=0.05)],
     )
-    assert [j.verdict for j in gate.judgements] == [GateVerdict.MISSING]
+    assert [j.verdict for j in gate.judgments] == [GateVerdict.MISSING]
 
 
 def test_figures_of_another_tool_need_several_runs():
@@ -207,7 +207,7 @@ def test_figures_of_another_tool_need_several_runs():
         return cell({"decode_tokens_per_s": only}, units=())
 
     asked = [Tolerance(metric="decode_tokens_per_s", share=0.10)]
-    (alone,) = check(side(imported(100.0)), side(imported(50.0), name="b"), asked).judgements
+    (alone,) = check(side(imported(100.0)), side(imported(50.0), name="b"), asked).judgments
     assert alone.verdict is GateVerdict.INCONCLUSIVE
     assert "several runs" in alone.reason
     several = side(imported(100.0, 0.02), num_runs=4)
@@ -221,7 +221,7 @@ def test_counts_of_an_adaptive_k_are_not_judged():
     both = {"mean_acceptance_length": figure(3.0), "decode_speedup": figure(2.0)}
     auto = cell(both, of=key(8, adaptive=True))
     gate = check(side(auto), side(auto, name="b"), (*LENGTH, *SPEEDUP))
-    assert [j.metric for j in gate.judgements] == ["decode_speedup"]
+    assert [j.metric for j in gate.judgments] == ["decode_speedup"]
     assert any("K = auto" in note for note in gate.notes)
 
 
@@ -230,7 +230,7 @@ def test_unpaired_prompts_add_their_spreads():
     names = ("q1", "q2", "q3", "q4", "q5")
     before = side(cell({"decode_speedup": figure(2.0, 0.02)}))
     after = cell({"decode_speedup": figure(1.7, 0.02)}, units=names)
-    (found,) = check(before, side(after, name="b"), SPEEDUP, {"prompts"}).judgements
+    (found,) = check(before, side(after, name="b"), SPEEDUP, {"prompts"}).judgments
     # 0.11123 / 0.02828 = 3.933; t(8).
     assert found.p_value == pytest.approx(0.00217, abs=0.00003)
 
@@ -242,7 +242,7 @@ def test_a_speed_up_that_fell_since_everything_got_faster_is_an_improvement(spee
     # The cell's own speed is known to 2 % * sqrt(2): 30 % more is faster for sure, 1 % is not.
     before = {"decode_speedup": figure(4.0), "decode_tokens_per_s": figure(100.0)}
     after = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(speed)}
-    (found,) = check(side(cell(before)), side(cell(after), name="b"), SPEEDUP).judgements
+    (found,) = check(side(cell(before)), side(cell(after), name="b"), SPEEDUP).judgments
     assert found.verdict is verdict
     assert ("K = 0 got faster" in found.reason) is (verdict is GateVerdict.PASS)
 
@@ -254,7 +254,7 @@ def test_nor_does_a_speed_up_whose_fall_is_uncertain_hold_up_an_improvement(spee
     before = {"decode_speedup": figure(4.0, 0.2), "decode_tokens_per_s": figure(100.0)}
     after = {"decode_speedup": figure(2.6, 0.2), "decode_tokens_per_s": figure(speed)}
     others = cell(after, units=("q1", "q2", "q3", "q4", "q5"))
-    (found,) = check(side(cell(before)), side(others, name="b"), SPEEDUP, {"prompts"}).judgements
+    (found,) = check(side(cell(before)), side(others, name="b"), SPEEDUP, {"prompts"}).judgments
     assert found.verdict is verdict
     assert found.minimum_detectable_effect > found.tolerance
     assert found.reason.startswith("this cell got") is (verdict is GateVerdict.PASS)
@@ -273,7 +273,7 @@ def test_only_a_decode_speed_up_is_excused_by_a_faster_k_0(metric):
     before = {metric: figure(1.0), "decode_tokens_per_s": figure(100.0)}
     after = {metric: figure(worse), "decode_tokens_per_s": figure(130.0)}
     tolerance = (Tolerance(metric=metric, share=0.1),)
-    (found,) = check(side(cell(before)), side(cell(after), name="b"), tolerance).judgements
+    (found,) = check(side(cell(before)), side(cell(after), name="b"), tolerance).judgments
     assert (found.verdict, found.reason) == (GateVerdict.REGRESSION, "")
 
 
@@ -282,7 +282,7 @@ def test_tokens_that_a_request_checks_at_once_are_a_count():
     fewer = {"num_checked_at_once": Figure(value=10.0, without=(10.0,) * 5)}
     tolerance = (Tolerance(metric="num_checked_at_once", share=0.05),)
     gate = check(side(cell(figures)), side(cell(fewer), name="b"), tolerance)
-    (found,) = gate.judgements
+    (found,) = gate.judgments
     assert (found.verdict, found.kind, gate.num_tests) == (
         GateVerdict.REGRESSION,
         MetricKind.COUNT,
@@ -296,7 +296,7 @@ def test_the_side_with_too_few_prompts_is_named():
     gate = check(
         side(cell({"decode_speedup": figure(2.0)})), side(few, name="b"), SPEEDUP, {"prompts"}
     )
-    assert re.fullmatch("3 prompts .*; .*5", gate.judgements[-1].reason)
+    assert re.fullmatch("3 prompts .*; .*5", gate.judgments[-1].reason)
 
 
 def test_counts_of_an_adaptive_k_are_not_reported_as_missing():

@@ -97,7 +97,7 @@ def test_answers_to_other_prompts_need_not_be_the_same():
         side(cell(FIGURES, texts=t, prompt_sha256=i), name=n)
         for t, i, n in zip(texts, ids, "ab", strict=True)
     ]
-    (found,) = (j for j in check(*sides, allowed={"prompts"}).judgements if j.unit == "texts")
+    (found,) = (j for j in check(*sides, allowed={"prompts"}).judgments if j.unit == "texts")
     assert (found.verdict, found.baseline, found.candidate) == (GateVerdict.PASS, 1, 1)
     unknown = side(cell(FIGURES, texts=texts[1]), name="b")
     assert check(sides[0], unknown).verdict is GateVerdict.REGRESSION
@@ -224,25 +224,25 @@ def test_greedy_text_must_stay_the_same_if_the_arithmetic_does():
     before = cell(FIGURES, texts={"p1": "aaa bbb ccc", "p2": "ddd"})
     after = cell(FIGURES, texts={"p1": "aaa xxx yyy", "p2": "ddd"})
     tolerances = [Tolerance(metric="decode_speedup", share=0.05)]
-    first, *_ = check(side(before), side(after, name="b"), tolerances).judgements
+    first, *_ = check(side(before), side(after, name="b"), tolerances).judgments
     assert (first.metric, first.verdict) == ("output_tokens", GateVerdict.REGRESSION)
     assert (first.baseline, first.candidate) == (2, 1)
     assert re.search("1 of 2 .*p1 .*17 to 32", first.reason)
 
     for other in ({"torch": "2.14.0"}, OTHER_MACHINE):
         gate = check(side(before), side(after, name="b", **other), tolerances)
-        assert gate.judgements[0].verdict is GateVerdict.PASS
-        assert "not a regression" in gate.judgements[0].reason
+        assert gate.judgments[0].verdict is GateVerdict.PASS
+        assert "not a regression" in gate.judgments[0].reason
 
 
 def test_a_missing_or_invalid_cell_is_reported():
     one = side(cell(FIGURES))
     gate = check(one, side(name="b", unmeasured=(key(),)))
-    assert [(j.verdict, j.reason) for j in gate.judgements] == [
+    assert [(j.verdict, j.reason) for j in gate.judgments] == [
         (GateVerdict.MISSING, "not measured")
     ]
     throttled = side(cell(FIGURES, problems=("throttled",)), name="b")
-    (found,) = check(one, throttled).judgements
+    (found,) = check(one, throttled).judgments
     assert (found.verdict, found.reason) == (GateVerdict.MISSING, "not valid: throttled")
 
 
@@ -250,7 +250,7 @@ def test_prompts_that_an_interrupted_run_did_not_reach_are_missing():
     some = cell(FIGURES, units=("p1", "p2", "p3"))
     gate = check(side(cell(FIGURES)), side(some, name="b", is_complete=False))
     assert gate.verdict is GateVerdict.MISSING
-    assert gate.judgements[0].reason.startswith("3 of 5 prompts ")
+    assert gate.judgments[0].reason.startswith("3 of 5 prompts ")
 
 
 def test_fewer_prompts_that_are_allowed_are_judged():
@@ -278,8 +278,8 @@ def test_runs_of_other_numbers_of_threads_are_compared_without_seconds():
     baseline = side(cell(FIGURES), **THREADS)
     gate = check(baseline, side(cell(SLOWER), name="b", **FEWER))
     assert gate.verdict is not GateVerdict.REGRESSION
-    assert [j.metric for j in gate.judgements if "tokens_per_s" in j.metric] == []
-    assert "decode_speedup" in [j.metric for j in gate.judgements]
+    assert [j.metric for j in gate.judgments if "tokens_per_s" in j.metric] == []
+    assert "decode_speedup" in [j.metric for j in gate.judgments]
     (note,) = [note for note in gate.notes if note.startswith("threads: ")]
     assert all(word in note for word in ("2", "1", "decode_tokens_per_s", "--threads 2"))
     worse = {**SLOWER, "decode_speedup": figure(0.2)}
@@ -317,7 +317,7 @@ def test_runs_of_other_numbers_of_threads_are_pooled_and_have_no_seconds_to_comp
     assert pooled.fingerprint.hardware["threads"] == "2 | 1"
     assert any("--threads" in line for line in baseline_lines(pooled))
     gate = check(pooled, side(cell(SLOWER), name="c", **FEWER))
-    assert "decode_tokens_per_s" not in [j.metric for j in gate.judgements]
+    assert "decode_tokens_per_s" not in [j.metric for j in gate.judgments]
     assert not have_same_arithmetic(
         *(side(cell(FIGURES), **x).fingerprint for x in (THREADS, FEWER))
     )

@@ -25,7 +25,7 @@ def test_too_few_prompts_of_the_baseline_are_named_as_well():
     few = cell({"decode_speedup": Figure(value=2.0, without=(1.9, 2.0, 2.1))}, units=three)
     many = side(cell({"decode_speedup": figure(2.0)}), name="b")
     gate = check(side(few), many, SPEEDUP, {"prompts"})
-    assert re.fullmatch("3 prompts .*; .*5", gate.judgements[-1].reason)
+    assert re.fullmatch("3 prompts .*; .*5", gate.judgments[-1].reason)
 
 
 def test_a_small_share_is_not_named_if_k_0_hides_most_of_the_loss():
@@ -79,7 +79,7 @@ def test_a_figure_that_only_one_prompt_has_is_compared_as_a_share():
         for run, v in (("a", 0.2), ("b", 0.1))
     )
     asked = [Tolerance(metric="acceptance_rate_per_position", share=0.05)]
-    (found,) = check(before, after, asked).judgements
+    (found,) = check(before, after, asked).judgments
     assert found.change.estimate == pytest.approx(-0.5)
 
 

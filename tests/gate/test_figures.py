@@ -77,7 +77,7 @@ def test_a_new_metric_is_judged_without_a_line_more(steady, monkeypatch):
 
     one = side(cell_figures(steady, {"longest_request_s"}))
     gate = check(one, one, [Tolerance(metric=longest_request_s.__name__, share=0.05)])
-    assert gate.judgements[-1].baseline == pytest.approx(0.9)
+    assert gate.judgments[-1].baseline == pytest.approx(0.9)
 
 
 def test_lists_have_a_figure_an_entry(steady):

@@ -18,7 +18,7 @@ from tests.gate.gate_sides import cell, figure, key, side
 
 
 def verdict(loss: float, tolerance: float) -> GateVerdict:
-    """Of one speed-up that lost a share."""
+    """Of one speedup that lost a share."""
     before = side(cell({"decode_speedup": figure(2.0)}))
     after = side(cell({"decode_speedup": figure(2.0 * (1 - loss))}), name="b")
     return check(before, after, [Tolerance(metric="decode_speedup", share=tolerance)]).verdict
@@ -43,7 +43,7 @@ def test_a_loss_beyond_the_tolerance_never_passes_however_noisy_the_machine():
     before = side(cell({"decode_tokens_per_s": figure(100.0)}), **cpu)
     after = side(cell({"decode_tokens_per_s": figure(49.0)}), name="b", **cpu)
     asked = [Tolerance(metric="decode_tokens_per_s", share=0.40)]
-    (found,) = check(before, after, asked).judgements
+    (found,) = check(before, after, asked).judgments
     assert found.verdict is GateVerdict.INCONCLUSIVE
     assert re.match("undecided .*: lost more", found.reason)
     slightly = side(cell({"decode_tokens_per_s": figure(65.0)}), name="b", **cpu)
@@ -64,7 +64,7 @@ def test_the_detectable_effect_is_that_of_the_whole_gate():
     gate = check(
         side(*sides[0]), side(*sides[1], name="b"), [Tolerance(metric="decode_speedup", share=0.1)]
     )
-    found = [j.minimum_detectable_effect for j in gate.judgements]
+    found = [j.minimum_detectable_effect for j in gate.judgments]
     assert found == pytest.approx([1 - math.exp(-0.03962)] * 2, abs=1e-4)
 
 
@@ -77,7 +77,7 @@ def test_text_of_another_dtype_or_target_need_not_be_the_same(changed):
     words = {"dtype", "target"}
     first, *_ = check(
         before, after, [Tolerance(metric="decode_speedup", share=0.05)], words
-    ).judgements
+    ).judgments
     assert (first.metric, first.verdict) == ("output_tokens", GateVerdict.PASS)
     assert "not a regression" in first.reason
 
@@ -114,9 +114,9 @@ def test_runs_of_a_drafter_with_other_parameters_are_no_one_baseline():
 
 
 def lost(before, after, tolerance: float = 0.05, allowed=()):
-    """The judgement on a speed-up."""
+    """The judgment on a speedup."""
     asked = [Tolerance(metric="decode_speedup", share=tolerance)]
-    (found,) = check(side(before), side(after, name="b"), asked, allowed).judgements
+    (found,) = check(side(before), side(after, name="b"), asked, allowed).judgments
     return found
 
 
@@ -142,7 +142,7 @@ def test_a_long_prompt_is_not_taken_for_many_on_either_side():
 def test_the_interval_of_a_metric_that_should_be_low_has_its_ends_in_order():
     before, after = (cell({"round_s": figure(0.01, error)}) for error in (0.0, 0.05))
     asked = [Tolerance(metric="round_s", share=0.05)]
-    (found,) = check(side(before), side(after, name="b"), asked).judgements
+    (found,) = check(side(before), side(after, name="b"), asked).judgments
     # t(4) = 2.776: exp(+-0.1388) - 1.
     assert (found.change.low, found.change.high) == pytest.approx((-0.1296, 0.1489), abs=1e-4)
 
@@ -180,7 +180,7 @@ def test_the_spread_that_leaves_more_open_counts_and_not_the_larger_error():
 def test_five_percent_more_of_a_metric_that_should_be_low_is_a_factor_of_1_05():
     before, after = (cell({"round_s": figure(v)}) for v in (0.010, 0.011))
     asked = [Tolerance(metric="round_s", share=0.05)]
-    (found,) = check(side(before), side(after, name="b"), asked).judgements
+    (found,) = check(side(before), side(after, name="b"), asked).judgments
     # ln(1.1 / 1.05) / (0.02 * sqrt(2)) = 1.6447.
     assert found.p_value == pytest.approx(norm.sf(1.6447), rel=1e-3)
 
@@ -234,5 +234,5 @@ def test_missing_is_graver_than_inconclusive():
     before = side(cell(figures), cell(figures, of=other))
     after = side(cell({"decode_speedup": figure(2.0, 0.05)}), name="b", unmeasured=(other,))
     gate = check(before, after, [Tolerance(metric="decode_speedup", share=0.05)])
-    assert {j.verdict for j in gate.judgements} == {GateVerdict.MISSING, GateVerdict.INCONCLUSIVE}
+    assert {j.verdict for j in gate.judgments} == {GateVerdict.MISSING, GateVerdict.INCONCLUSIVE}
     assert gate.verdict is GateVerdict.MISSING

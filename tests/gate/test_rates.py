@@ -81,7 +81,7 @@ def run_gates(name, noise, asked, change=None, runs=(1, 1), num_pairs=PAIRS) -> 
 
 
 def between_runs(noise: tuple[CellNoise, ...], *, of_ratio: bool = True) -> float:
-    """How far speed-ups of identical runs are apart, or their seconds, relative, on the mean over
+    """How far speedups of identical runs are apart, or their seconds, relative, on the mean over
     cells."""
     spec = [np.log(cell.columns.spec_s.sum(axis=1)) for cell in noise]
     base = [np.log(cell.columns.base_s.sum(axis=1)) for cell in noise]
@@ -176,7 +176,7 @@ def test_without_holm_alarms_rise(greedy, monkeypatch):
 
 
 def test_simulated_figures_are_those_of_the_metrics(greedy):
-    """Of a recorded run as it was: its own speed-up and acceptance, from its sums."""
+    """Of a recorded run as it was: its own speedup and acceptance, from its sums."""
     twice = Prompts(*(np.repeat(column[:1], 2, axis=0) for column in greedy[0].columns))
     still = CellNoise(greedy[0].workload, 0.0, twice)
     (cell,) = simulated_run([still], np.random.default_rng(0), "a").cells

@@ -53,7 +53,7 @@ def test_a_date_that_the_server_printed_is_a_note_and_its_answers_are_not_compar
     runs = [of_prompts(told(served_sweep(ONE_ROW), template_clock=clock), day) for day in "ab"]
     found = gate(*runs, SPEEDUP)
     assert found.verdict is GateVerdict.PASS
-    assert OUTPUT_TOKENS not in {j.metric for j in found.judgements}
+    assert OUTPUT_TOKENS not in {j.metric for j in found.judgments}
     (note,) = (note for note in found.notes if "own date" in note)
     assert re.match("vllm: 6 of 6 .*code ", note)
     assert [n for n in gate(runs[0], runs[0], SPEEDUP).notes if "own date" in n] == []
@@ -100,7 +100,7 @@ def test_a_cell_of_the_builtin_engine_has_no_cycles(steady):
 def test_the_interval_has_the_noise_between_processes():
     """Two runs of 4 cycles: variances of both, 3 degrees of freedom each."""
     runs = [served_sweep(replace(ONE_ROW, wobble=0.3, differing=d)) for d in (0.05, 0.051)]
-    (found,) = (j for j in gate(*runs, SPEEDUP).judgements if j.cell == key_of(4) and j.unit == "x")
+    (found,) = (j for j in gate(*runs, SPEEDUP).judgments if j.cell == key_of(4) and j.unit == "x")
     logs = []
     for run in runs:
         cell = cell_of(run, 4)
@@ -133,15 +133,15 @@ def test_a_slower_engine_is_a_regression_and_the_same_one_is_not():
     slow = served_sweep(replace(ONE_ROW, slower={4: 2.5}))
     found = gate(served_sweep(ONE_ROW), slow, SPEEDUP)
     assert found.verdict is GateVerdict.REGRESSION
-    (judgement,) = (j for j in found.judgements if j.verdict is GateVerdict.REGRESSION)
-    assert judgement.cell == key_of(4)
+    (judgment,) = (j for j in found.judgments if j.verdict is GateVerdict.REGRESSION)
+    assert judgment.cell == key_of(4)
     assert gate(served_sweep(ONE_ROW), served_sweep(ONE_ROW)).verdict is GateVerdict.PASS
 
 
 def test_one_cycle_is_too_few_for_an_interval():
     one = served_sweep(replace(ONE_ROW, cycles=1))
     found = gate(one, one, SPEEDUP)
-    (reason,) = {j.reason for j in found.judgements if j.metric == "decode_speedup"}
+    (reason,) = {j.reason for j in found.judgments if j.metric == "decode_speedup"}
     assert re.fullmatch("1 .* 2", reason)
 
 
@@ -164,7 +164,7 @@ def without_ids(stored: StoredRun, words: str = "", repeat: int | None = None) -
 
 
 def text_of(found: Gate):
-    return next(j for j in found.judgements if j.metric == OUTPUT_TOKENS and j.cell == key_of(4))
+    return next(j for j in found.judgments if j.metric == OUTPUT_TOKENS and j.cell == key_of(4))
 
 
 def test_texts_without_tokens_are_compared_by_words():
@@ -177,7 +177,7 @@ def test_texts_without_tokens_are_compared_by_words():
 
 def test_words_are_not_compared_with_tokens():
     found = gate(served_sweep(ONE_ROW), without_ids(served_sweep(ONE_ROW)))
-    assert not [j for j in found.judgements if j.metric == OUTPUT_TOKENS]
+    assert not [j for j in found.judgments if j.metric == OUTPUT_TOKENS]
 
 
 def test_text_that_differs_between_cycles_is_not_compared():

@@ -116,7 +116,7 @@ def test_two_cycles_that_are_left_still_count():
 
 def test_a_fast_cycle_is_not_left_out_for_being_fast():
     """One limit for all cycles: else those would go in which the server was fast, and the
-    speed-up of the rest would be too low."""
+    speedup of the rest would be too low."""
     stored = served_sweep(Sweep(wobble=0.0, differing=0.0))
     own = cell_of(stored, 4).key.id
     twice = tuple(

@@ -80,7 +80,7 @@ def test_a_session_with_a_problem_is_left_out_and_its_cycle_of_speedups_too():
     assert len(before.requests) - len(after.requests) == 6
     assert len(after.servers) == 7
     assert set(after.cycles.values()) == {0, 1, 2}
-    # Of its cycle's other session nothing goes into the speed-up of another cycle.
+    # Of its cycle's other session nothing goes into the speedup of another cycle.
     for left, all_of_them in zip(paired_decode(after), paired_decode(before), strict=True):
         assert left.tolist() == all_of_them[:3].tolist()
     # What its cycle's other session accepted counts all the same.

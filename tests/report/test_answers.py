@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from specbench.records import CellPlan, CellSummary, Decision, DraftConfig, Fixed, Interval
-from specbench.report.answers import answer_lines, compromise_lines
+from specbench.report.answers import answer_lines, shared_k_lines
 from specbench.report.document import Document, build_document
 from tests.cell_keys import with_axes
 from tests.report.stored_runs import SMALL, stored_run
@@ -100,8 +100,8 @@ def test_a_question_that_was_not_reached_is_named() -> None:
 
 
 def test_one_k_for_all_is_said_only_of_pairings_that_help(cpu_document: Document) -> None:
-    (line,) = compromise_lines(cpu_document)
-    (shared, _) = cpu_document.compromises
+    (line,) = shared_k_lines(cpu_document)
+    (shared, _) = cpu_document.shared_k
     assert shared.key.pairing == "demo/draft"
     assert re.match(f"demo/draft, one K .*: K={shared.num_speculative_tokens}; ", line)
     assert " 0.0%" not in line

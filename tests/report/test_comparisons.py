@@ -59,7 +59,7 @@ def test_the_adaptive_table_says_how_many_settings_its_mean_is_over(served: Docu
     again = replace(served, adaptive=(replace(first, is_confirmed=True), *others))
     grid = adaptive_grid(again)
     assert grid is not None
-    assert re.search(r"0\.923x .*1 setting measured again$", grid.title)
+    assert re.search(r"0\.923x .*1 setting of the confirmation run$", grid.title)
 
 
 def test_the_side_by_side_table_pairs_what_does_the_same_work(served: Document) -> None:

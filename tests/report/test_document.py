@@ -120,13 +120,13 @@ def test_a_k_that_a_budget_did_not_pay_for_is_told_and_is_no_gap(stored: StoredR
     for one, gap in ((paid, True), (replace(paid, run=run), False)):
         document = build_document(one)
         assert document.missing == (key,)
-        assert document.is_unpaid(key) is not gap
+        assert document.is_skipped_for_budget(key) is not gap
         told = "\n".join(run_warnings(document))
         assert ("demo/draft K=4 on code: " in told) is not gap
         assert ("1 of 14 cells" in told) is gap
         with pytest.raises(typer.Exit) if gap else nullcontext():
             require_complete(document)
-    assert not build_document(replace(paid, run=run, is_complete=False)).is_unpaid(key)
+    assert not build_document(replace(paid, run=run, is_complete=False)).is_skipped_for_budget(key)
     of_poor = {key.id for key in stored.run.keys if key.pairing == "demo/poor"}
     rest = tuple(
         replace(block, requests=tuple(r for r in block.requests if r.cell_id not in of_poor))
@@ -134,7 +134,7 @@ def test_a_k_that_a_budget_did_not_pay_for_is_told_and_is_no_gap(stored: StoredR
         if block.workload == "code"
     )
     document = build_document(replace(paid, run=run, blocks=rest))
-    lost = {key for key in document.missing if not document.is_unpaid(key)}
+    lost = {key for key in document.missing if not document.is_skipped_for_budget(key)}
     assert {(key.pairing, key.condition.workload) for key in lost} == {
         ("demo/poor", "code"),
         *((name, "creative") for name in ("demo", "demo/draft", "demo/poor")),
@@ -160,11 +160,11 @@ def test_what_a_resume_states_again_is_listed_once(stored: StoredRun) -> None:
     assert document.memory == newer
 
 
-def test_a_compromise_needs_several_workloads(cpu_document: Document) -> None:
-    assert [c.key.pairing for c in cpu_document.compromises] == ["demo/draft", "demo/poor"]
-    assert set(cpu_document.compromises[0].regret) == {"code", "creative"}
+def test_a_shared_k_needs_several_workloads(cpu_document: Document) -> None:
+    assert [c.key.pairing for c in cpu_document.shared_k] == ["demo/draft", "demo/poor"]
+    assert set(cpu_document.shared_k[0].regret) == {"code", "creative"}
     alone = build_document(stored_run(Wish(ks=(0, 1), workloads=("code",), num_prompts=5)))
-    assert alone.compromises == ()
+    assert alone.shared_k == ()
 
 
 def test_the_longest_context_is_prompt_and_output_together(cpu_document: Document) -> None:

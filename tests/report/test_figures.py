@@ -16,8 +16,8 @@ from specbench.report.charts.canvas import (
     VERIFY,
     Chart,
     Label,
-    fitting,
-    spread,
+    shorten,
+    spaced,
 )
 from specbench.report.charts.speedups import dots
 from specbench.report.document import Document, build_document
@@ -25,15 +25,15 @@ from specbench.report.pictures import pictures
 from tests.report.conftest import drawn
 from tests.report.stored_runs import SMALL, renamed, stored_run
 
-COST = "Speed-up against added memory"
+COST = "Speedup against added memory"
 SPEEDUP, ACCEPTANCE, TIME = (
-    "Speed-up against K",
+    "Speedup against K",
     "Acceptance per position",
     "Where the round time goes",
 )
-PROMPTS = "Speed-up of each prompt"
+PROMPTS = "Speedup of each prompt"
 MACHINE = "The machine over the run"
-MEMORY = "Memory of the target alone and with each drafter"
+MEMORY = "Memory of the target, and with each drafter"
 
 
 @pytest.fixture(scope="module")
@@ -101,21 +101,21 @@ def test_a_round_that_cannot_be_told_apart_is_one_part(
 
 def test_names_that_would_overlap_are_moved_apart_and_keep_their_order() -> None:
     labels = [Label(y, name, "") for y, name in [(1.0, "a"), (1.1, "b"), (5.0, "c"), (1.05, "d")]]
-    placed = spread(labels, gap=0.5)
+    placed = spaced(labels, gap=0.5)
     assert [label.text for label in placed] == ["a", "d", "b", "c"]
     assert all(high.y - low.y >= 0.5 - 1e-9 for low, high in pairwise(placed))
     assert placed[1].y == pytest.approx(1.05)  # the crowd stays around its middle
     assert placed[3].y == 5.0
 
 
-def test_colours_hold_on_white_and_on_near_black() -> None:
-    for colour in {*SERIES, DRAFT, VERIFY, REST}:
-        assert contrast(colour, "#ffffff") >= 3
-        assert contrast(colour, "#16181c") >= 3
+def test_colors_hold_on_white_and_on_near_black() -> None:
+    for color in {*SERIES, DRAFT, VERIFY, REST}:
+        assert contrast(color, "#ffffff") >= 3
+        assert contrast(color, "#16181c") >= 3
     assert contrast("#ffee00", "#ffffff") < 3  # the check can fail
 
 
-def test_text_takes_the_page_colour_and_every_reference_is_answered(
+def test_text_takes_the_page_color_and_every_reference_is_answered(
     cpu_charts: tuple[Chart, ...],
 ) -> None:
     svg = "".join(panel for chart in cpu_charts for panel in chart.panels)
@@ -135,9 +135,9 @@ def test_a_chart_is_no_wider_than_a_phone(cpu_charts: tuple[Chart, ...]) -> None
 
 
 def test_a_long_name_loses_its_middle_and_no_figure() -> None:
-    assert fitting("demo/draft", 1.0) == "demo/draft"
-    assert fitting("a-long-name (step: 9 ms)", 1.0) == "a-long\u2026 9 ms)"
-    assert fitting("x" * 99, 0.0) == "x\u2026x"
+    assert shorten("demo/draft", 1.0) == "demo/draft"
+    assert shorten("a-long-name (step: 9 ms)", 1.0) == "a-long\u2026 9 ms)"
+    assert shorten("x" * 99, 0.0) == "x\u2026x"
     long = renamed(stored_run(replace(SMALL, drafters=("draft",))), "demo", "d" * 60)
     every = [text for chart in drawn(build_document(long)).all for text in texts(chart)]
     (told,) = (text for text in every if "speculation costs" in text)
@@ -226,12 +226,12 @@ def test_names_are_text_whatever_they_hold() -> None:
 
 
 def contrast(first: str, second: str) -> float:
-    """WCAG 2 contrast ratio of two #rrggbb colours."""
+    """WCAG 2 contrast ratio of two #rrggbb colors."""
     light, dark = sorted((luminance(first), luminance(second)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
 
-def luminance(colour: str) -> float:
-    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+def luminance(color: str) -> float:
+    channels = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -19,7 +19,7 @@ from specbench.report.gate import (
     gate_markdown,
     gate_table,
     headline,
-    refusal_junit,
+    incomparable_junit,
     row,
 )
 from specbench.report.numbers import effect_text
@@ -34,7 +34,7 @@ TOLERANCES = [
 
 @pytest.fixture
 def gate() -> Gate:
-    """A lost speed-up, counts that hold, a cell that throttled, a draft of another name."""
+    """A lost speedup, counts that hold, a cell that throttled, a draft of another name."""
     figures = {"mean_acceptance_length": figure(3.0), "decode_speedup": figure(2.0)}
     other = key(workload=HOSTILE)
     before = side(cell(figures), cell(figures, of=other))
@@ -104,7 +104,7 @@ def test_a_pass_says_what_it_tolerates():
 
 
 def test_a_row_shows_what_was_decided_and_by_what(gate):
-    shown = {judgement.metric: row(judgement) for judgement in gate.judgements}
+    shown = {judgment.metric: row(judgment) for judgment in gate.judgments}
     assert shown["decode_speedup"] == (
         "decode_speedup", "2.00x", "1.50x", "-25.0% +- 2.1", "-5%", "3.5%", "REGRESSION"
     )  # fmt: skip
@@ -150,7 +150,7 @@ def test_junit_is_well_formed_and_counts_what_it_holds(gate):
 def test_a_refusal_names_what_differs_in_the_attribute_that_ci_shows():
     parts = ("K: 4 in one, 5 in the other", "prompts: a, b", "use --allow-different K")
     reason = "\n  ".join(("different work:", *parts))
-    (error,) = ET.fromstring(refusal_junit(reason)).iter("error")
+    (error,) = ET.fromstring(incomparable_junit(reason)).iter("error")
     assert error.text == reason
     assert all(part in error.get("message") for part in parts)
 
@@ -159,10 +159,10 @@ def test_an_effect_beyond_a_doubling_has_no_size():
     assert (effect_text(0.476), effect_text(17391.403)) == ("47.6%", ">100%")
 
 
-def test_markdown_has_a_row_a_judgement_and_no_markup_of_names(gate):
+def test_markdown_has_a_row_a_judgment_and_no_markup_of_names(gate):
     text = gate_markdown(gate)
     rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len(rows) == 2 + len(gate.judgements)
+    assert len(rows) == 2 + len(gate.judgments)
     assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
     assert "<i>" not in text
 

@@ -68,7 +68,7 @@ def two_runs(cpu_document: Document, gpu_document: Document) -> str:
 def test_it_is_in_the_order_of_a_reader(html: str, cpu_document: Document) -> None:
     text = Page(html).text
     headline = answer_lines(cpu_document)[0].split(": ", 1)[1]
-    parts = (headline, "Speed-up against K", "Why", "What it costs", "Evidence", "Not measured")
+    parts = (headline, "Speedup against K", "Why", "What it costs", "Evidence", "Not measured")
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
     assert "quotes the second measurement" in text

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.records import RoundTimeline
-from specbench.report.answers import answer_lines, compromise_lines
+from specbench.report.answers import answer_lines, shared_k_lines
 from specbench.report.charts.canvas import Chart
 from specbench.report.charts.lines import changes
 from specbench.report.document import Document
@@ -89,7 +89,7 @@ def test_the_answer_names_rows_engine_and_method(served: Document) -> None:
 
 def test_one_k_for_all_workloads_is_said_for_each_load(served: Document) -> None:
     """Only where a decision helps; nothing was measured again here, so single Ks alone do."""
-    assisted, usual = compromise_lines(served)
+    assisted, usual = shared_k_lines(served)
     assert re.fullmatch("demo/draft, assisted, one .*transformers, .*K=4; loses nothing", assisted)
     assert re.match("demo/draft, assisted_default, one .*transformers, .*K=20; loses", usual)
 
@@ -113,7 +113,7 @@ def test_charts_of_rows_context_engines_and_the_time_line(
 ) -> None:
     by_title = {chart.title: chart for chart in served_charts}
     assert "K=auto over time" in by_title
-    rows = by_title["Speed-up against concurrent requests"]
+    rows = by_title["Speedup against concurrent requests"]
     assert {"K=2", "K=4", "K=auto", "concurrent requests"} <= set(texts(rows))
     assert "one request" not in rows.setting
     peers = by_title["Side by side with other engines"]
@@ -121,7 +121,7 @@ def test_charts_of_rows_context_engines_and_the_time_line(
     assert "10  transformers assisted K=4" in texts(peers)
     everybody = by_title["Speed of one user against all users"]
     assert {"1", "2", "4", "draft", "no speculation"} <= set(texts(everybody))
-    assert "Speed-up against context" in [chart.title for chart in drawn(lengths).all]
+    assert "Speedup against context" in [chart.title for chart in drawn(lengths).all]
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_an_adaptive_cell_is_chosen_and_not_the_fixed_k_of_its_size(served: Docu
 
 
 def test_the_speed_up_chart_says_what_it_draws(served_charts: tuple[Chart, ...]) -> None:
-    drawn = [chart for chart in served_charts if chart.title == "Speed-up against K"]
+    drawn = [chart for chart in served_charts if chart.title == "Speedup against K"]
     said = {"one request at a time" in c.setting: c.caption.partition(".")[0] for c in drawn}
     assert re.match("Decode seconds .*K=0 / .* K, ", said[True])
     assert re.match("Tokens per second .*K / .*K=0 ", said[False])

@@ -137,10 +137,10 @@ def test_a_drafter_of_a_server_is_called_by_its_pairing(plain: Document) -> None
 def test_charts_are_drawn_and_say_what_their_intervals_are_over(plain: Document) -> None:
     found = drawn(plain).all
     titles = [chart.title for chart in found]
-    assert titles.count("Speed-up against K") == 2
-    assert "Speed-up against concurrent requests" in titles
+    assert titles.count("Speedup against K") == 2
+    assert "Speedup against concurrent requests" in titles
     assert "Where the round time goes" in titles
-    one, many = (c.caption for c in found if c.title == "Speed-up against K")
+    one, many = (c.caption for c in found if c.title == "Speedup against K")
     assert re.search("95% .*over prompts and cycles", one)
     assert re.search("95% [a-z]+ over cycles", many)
 

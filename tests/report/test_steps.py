@@ -49,7 +49,7 @@ def test_every_question_shows_the_generation_of_the_drafter_it_answers_with() ->
     assert code.before == " word"
     assert shown(code) == " word" * 49
     assert any(step.num_rejected for step in creative.steps)
-    assert code.steps[0].says.startswith("Round 1: 4 drafted, ")
+    assert code.steps[0].hover_text.startswith("Round 1: 4 drafted, ")
     told = re.findall("<del>\u2212(\\d+)</del>", to_html([document]))
     every = (*code.steps, *creative.steps)
     assert list(map(int, told)) == [step.num_rejected for step in every if step.num_rejected]
@@ -111,11 +111,11 @@ def test_the_page_marks_every_part_of_a_round_and_says_it_under_the_pointer() ->
         assert written.startswith(f"{one.before}<span")
         assert written.endswith(f'<span class="muted">{one.more}</span>')
         assert box.findall(written) == [
-            (step.says, step.accepted, step.bonus, str(step.num_rejected or ""), step.after)
+            (step.hover_text, step.accepted, step.bonus, str(step.num_rejected or ""), step.after)
             for step in one.steps
         ]
     assert any(step.accepted and step.bonus and step.num_rejected for step in told[0].steps)
     for i, step in enumerate(told[0].steps):
-        number, drafted, accepted = map(int, re.findall(r"\d+", step.says)[:3])
+        number, drafted, accepted = map(int, re.findall(r"\d+", step.hover_text)[:3])
         assert (number, drafted - accepted) == (i + 1, step.num_rejected)
     assert STEPS_LEGEND.split(",")[0] in page

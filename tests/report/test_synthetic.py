@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from specbench.frames.tables import cells_csv
-from specbench.report.answers import answer_lines, compromise_lines
+from specbench.report.answers import answer_lines, shared_k_lines
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
 from specbench.report.html import to_html
@@ -51,7 +51,7 @@ def test_every_answer_ends_with_the_mark(wish: Wish, settings: dict[str, object]
     document = document_of(wish, **settings)
 
     assert all(d.sentence.endswith(" [synthetic]") for d in document.decisions)
-    for line in (*answer_lines(document), *compromise_lines(document)):
+    for line in (*answer_lines(document), *shared_k_lines(document)):
         assert line.endswith(" [synthetic]")
         assert line.count("[synthetic]") == 1
 

@@ -136,7 +136,7 @@ def test_failures_and_warnings_are_below_the_tables(interrupted_document: Docume
 
 
 def test_nothing_measured_prints_no_table(cpu_document: Document) -> None:
-    empty = replace(cpu_document, cells=(), decisions=(), compromises=(), failures=())
+    empty = replace(cpu_document, cells=(), decisions=(), shared_k=(), failures=())
     assert printed(empty).strip() == ""
 
 

@@ -23,7 +23,7 @@ HEAVY_TAILS = 4.0  # degrees of freedom of Student's t
 
 
 class Cells(NamedTuple):
-    """[..., cycles, prompts], as `crossed_speedup` takes them; the true speed-up is 1."""
+    """[..., cycles, prompts], as `crossed_speedup` takes them; the true speedup is 1."""
 
     base_s: Floats
     spec_s: Floats
@@ -42,7 +42,7 @@ class Noise:
     """Standard deviations of logarithms."""
 
     session: float
-    prompt: float  # of true speed-ups
+    prompt: float  # of true speedups
     request: float | None  # None: recorded remainders
     drift: float = 0.0  # from session to session: one step for the whole sweep, and one at random
     session_has_heavy_tails: bool = False

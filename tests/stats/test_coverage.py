@@ -129,7 +129,7 @@ def test_an_effect_of_the_minimum_detectable_size_is_found_in_four_of_five_runs(
     found = 0
     for _ in range(RUNS):
         base, spec = seconds(rng, n)
-        # From TRUE_SPEEDUP to a true speed-up of 1 + effect.
+        # From TRUE_SPEEDUP to a true speedup of 1 + effect.
         found += speedup_interval(base, spec * TRUE_SPEEDUP / (1 + effect)).low > 1
     assert found / RUNS == pytest.approx(0.80, abs=0.04)
 

@@ -1,4 +1,4 @@
-"""Speed-ups of sessions: figures by hand, and how often intervals cover what they claim.
+"""Speedups of sessions: figures by hand, and how often intervals cover what they claim.
 
 2,000 simulated sweeps a case (simulated_sweeps.py says of what noise); pytest -s prints the rates.
 From 4 cycles on 93 to 97 % must cover the truth; of 2 cycles, whose variance nobody knows, 93 %
@@ -182,7 +182,7 @@ def test_where_prompts_differ_too_much_cycles_are_not_wasted_on_it():
 
 
 def rates(ratios: Iterable[LogRatio]) -> tuple[float, float]:
-    """How often intervals cover the true speed-up, 1, and how often they are above it."""
+    """How often intervals cover the true speedup, 1, and how often they are above it."""
     found = [interval(ratio) for ratio in ratios]
     covered = [run.low <= 1 <= run.high for run in found]
     return float(np.mean(covered)), float(np.mean([run.low > 1 for run in found]))
@@ -236,7 +236,7 @@ def test_two_cycles_need_the_cautious_quantile():
 
 
 def of_needed_length(sweep: Sequence[Cells]) -> LogRatio:
-    """The first K's speed-up after as many cycles as the first four of all K say are needed."""
+    """The first K's speedup after as many cycles as the first four of all K say are needed."""
     first = [cells.first(FEWEST_PLANNED) for cells in sweep]
     effect = math.expm1(abs(crossed_speedup(*first[0]).log))
     num_cycles = cycles_needed([session_noise(*cells) for cells in first], effect)

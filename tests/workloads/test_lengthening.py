@@ -150,7 +150,7 @@ def test_another_seed_gives_another_context():
 
 
 def test_no_two_prompts_of_a_workload_begin_with_the_same_text():
-    workload = load_workload("summarise", folder=GENERAL)
+    workload = load_workload("summarize", folder=GENERAL)
     source = TextSource.starting_with(workload, seed=3)
     starts = {next(source.texts(prompt)) for prompt in workload.prompts}
     assert len(starts) == len(workload.prompts)

@@ -8,7 +8,7 @@ import pytest
 from specbench.inputs.workloads import find_workloads, load_workload
 from specbench.shipped import PACKAGE, shipped
 
-GENERAL = ("chat", "code", "creative", "edit", "qa", "summarise", "tools")
+GENERAL = ("chat", "code", "creative", "edit", "qa", "summarize", "tools")
 EMBEDDED = ("chat", "code", "creative", "edit", "qa")
 SPEC_BENCH = Path(
     os.environ.get(

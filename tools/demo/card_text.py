@@ -12,7 +12,7 @@ empty folder, on a CPU, without a download.
 
 - The text is synthetic and **easier than life**. Acceptance is therefore higher than with real
   models on real text. Use the pair to learn what the numbers mean, not to predict your own.
-- On a CPU the speed-up comes from the **overhead of a layer**: the target has {target_layers}
+- On a CPU the speedup comes from the **overhead of a layer**: the target has {target_layers}
   layers and the draft {draft_layers}, of equal width. It does not come from memory bandwidth,
   which is where it comes from with large models on a GPU.
 - Shipped in bfloat16, run in float32 on a CPU. Trained on rows of at most 512 tokens (most are

@@ -1,4 +1,4 @@
-"""Bar charts: where the round time goes, memory by purpose, and speed next to other engines."""
+"""Bar charts: round time by part, memory by purpose, and speed next to other engines."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -18,8 +18,8 @@ from specbench.report.charts.canvas import (
     Label,
     Panels,
     chart,
-    fitting,
     hover,
+    shorten,
     text_inches,
 )
 from specbench.report.comparisons import work_of
@@ -29,9 +29,9 @@ from specbench.report.sections import Section
 from specbench.settings import BUILTIN
 
 _ROUND_TIME = (
-    "Bars: cost of a round, in steps of the target alone (dashed: one step, the round at K=0). "
-    "Line across each bar: tokens per round. Speculation pays off where the line is above the "
-    "bar, by the ratio of the two. Pale bars are invalid."
+    "Bars: cost of a round, in steps of the target without drafts (dashed: one step, K=0). "
+    "Line across each bar: tokens per round. Speculation pays off if the line is above the "
+    "bar: the speedup is tokens / cost. Pale bars are invalid."
 )
 _BAR_WIDTH = 0.66
 _YIELD = "tokens"
@@ -42,11 +42,11 @@ class RoundPart(NamedTuple):
 
     name: str
     steps: float
-    colour: str
+    color: str
 
 
 def round_time_chart(group: Sequence[Section], label: str) -> Chart | None:
-    """A panel a workload, a bar a K; None where rounds are not timed."""
+    """One panel per workload and one bar per K; None if rounds are not timed."""
     drawn = [section for section in group if any(map(parts, section.fixed(label)))]
     if not drawn:
         return None
@@ -66,7 +66,7 @@ def round_time_chart(group: Sequence[Section], label: str) -> Chart | None:
 
 
 def parts(cell: CellSummary) -> tuple[RoundPart, ...]:
-    """A round from its start to its end; one part where it cannot be told apart, or none."""
+    """The parts of a round in order; one part if only the round is timed, or none."""
     whole = scalar(cell.metrics.get("break_even_length"))
     draft = scalar(cell.metrics.get("draft_cost_ratio"))
     verify = scalar(cell.metrics.get("verify_cost_ratio"))
@@ -90,7 +90,7 @@ def _draw_bar(ax: Axes, cell: CellSummary) -> None:
             part.steps,
             bottom=bottom,
             width=_BAR_WIDTH,
-            color=part.colour,
+            color=part.color,
             alpha=1.0 if cell.valid else 0.35,
         )
         hover(bar, f"K={k}, {part.name}: {part.steps:.2f} baseline steps")
@@ -103,13 +103,13 @@ def _draw_bar(ax: Axes, cell: CellSummary) -> None:
 
 
 def _part_names(cells: Sequence[CellSummary]) -> list[Label]:
-    """The parts of the last bar, and what its round yields."""
+    """The names of the last bar's parts and of its line."""
     last = [cell for cell in cells if parts(cell)][-1]
     tokens = scalar(last.metrics.get("mean_acceptance_length"))
     labels = [] if tokens is None else [Label(tokens, _YIELD, INK)]
     bottom = 0.0
     for part in parts(last):
-        labels.append(Label(bottom + part.steps / 2, part.name, part.colour))
+        labels.append(Label(bottom + part.steps / 2, part.name, part.color))
         bottom += part.steps
     return labels
 
@@ -120,7 +120,7 @@ def _panel_title(section: Section) -> str:
     return name if step is None else f"{name} (step: {measured(step, 's')})"
 
 
-# As wide as a phone: names stand above their bars, not beside them.
+# As wide as a phone, so names are above their bars.
 _PLOT_INCHES, _SIDE_INCHES = 3.5, 0.1
 _TEXT_INCHES = 3.9  # digits are narrower than letters
 _BAR_INCHES, _TOP_INCHES, _BOTTOM_INCHES = 0.48, 0.35, 0.5
@@ -131,7 +131,7 @@ _MEMORY = (
 
 
 def memory_chart(rows: Sequence[MemoryRow]) -> Chart | None:
-    """A stacked bar for one target alone and one for each drafter; None without a row."""
+    """A stacked bar for the target and one for each drafter; None without a row."""
     if not rows:
         return None
     bars = _BAR_INCHES * len(rows)
@@ -153,17 +153,17 @@ def memory_chart(rows: Sequence[MemoryRow]) -> Chart | None:
         ("KV cache", DRAFT, [row.need.kv_cache for row in rows]),
         ("everything else", REST, [row.need.rest or 0 for row in rows]),
     )
-    for name, colour, sizes in parts:
+    for name, color, sizes in parts:
         if not any(sizes):
             continue
         widths = [size / scale for size in sizes]
-        drawn = ax.barh(range(len(rows)), widths, left=left, height=0.42, color=colour, label=name)
+        drawn = ax.barh(range(len(rows)), widths, left=left, height=0.42, color=color, label=name)
         for bar, row, num_bytes in zip(drawn, rows, sizes, strict=True):
             hover(bar, f"{row.name}, {name}: {measured(num_bytes, 'bytes')}")
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    for place, row in enumerate(rows):
+    for i, row in enumerate(rows):
         ax.annotate(
-            _memory_text(row), (0, place - 0.21), (0, 2), textcoords="offset points", va="bottom"
+            _memory_text(row), (0, i - 0.21), (0, 2), textcoords="offset points", va="bottom"
         )
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
@@ -182,16 +182,16 @@ def memory_chart(rows: Sequence[MemoryRow]) -> Chart | None:
     )
     first = rows[0]
     setting = f"{first.record.target}, one request of {first.context:,} tokens"
-    title = "Memory of the target alone and with each drafter"
+    title = "Memory of the target, and with each drafter"
     return chart([figure], title, setting, _MEMORY)
 
 
 def _memory_text(row: MemoryRow) -> str:
-    """The name and the table's figures."""
+    """The name, the total, and the cost of speculation."""
     figures = f": {measured(row.need.total, 'bytes')}"
     if row.cost_bytes is not None:
         figures += f", speculation costs {measured(row.cost_bytes, 'bytes')}"
-    return fitting(row.name, _TEXT_INCHES - text_inches([figures])) + figures
+    return shorten(row.name, _TEXT_INCHES - text_inches([figures])) + figures
 
 
 _SIDE_BY_SIDE = (
@@ -204,7 +204,7 @@ _SIDE_BY_SIDE = (
 def side_by_side_charts(
     pairs: Sequence[SideBySide], cells: Sequence[CellSummary]
 ) -> Iterator[Chart]:
-    """A chart a setting, a panel a workload; none without another engine."""
+    """One chart per setting with one panel per workload; none without another engine."""
     known = {cell.key: cell for cell in cells}
     groups: dict[Condition, dict[str, list[SideBySide]]] = {}
     for pair in pairs:
@@ -212,7 +212,7 @@ def side_by_side_charts(
         across = setting.without("workload", "engine")
         groups.setdefault(across, {}).setdefault(setting.workload, []).append(pair)
     for setting, workloads in groups.items():
-        bars = {name: bars_of(own, known) for name, own in workloads.items()}
+        bars = {name: bars_of(pairs, known) for name, pairs in workloads.items()}
         drawn = {name: cells for name, cells in bars.items() if cells}
         if drawn:
             yield _side_by_side_chart(setting, drawn)
@@ -221,12 +221,12 @@ def side_by_side_charts(
 def bars_of(
     pairs: Sequence[SideBySide], known: dict[CellKey, CellSummary]
 ) -> tuple[CellSummary, ...]:
-    """Both sides without drafts; then of each pairing our fastest K and its counterparts."""
+    """Both sides without drafts, then each pairing's fastest built-in K and its counterparts."""
     fastest: dict[str, CellKey] = {}
-    for own in dict.fromkeys(pair.own for pair in pairs if pair.own in known):
-        best = fastest.get(own.pairing)
-        if best is None or _speed(known[own]) > _speed(known[best]):
-            fastest[own.pairing] = own
+    for key in dict.fromkeys(pair.own for pair in pairs if pair.own in known):
+        best = fastest.get(key.pairing)
+        if best is None or _speed(known[key]) > _speed(known[best]):
+            fastest[key.pairing] = key
     keys = dict.fromkeys(
         key for pair in pairs if pair.own in fastest.values() for key in (pair.own, pair.peer)
     )
@@ -243,7 +243,7 @@ def _side_by_side_chart(setting: Condition, bars: dict[str, tuple[CellSummary, .
                 -row,
                 _speed(cell),
                 height=0.66,
-                color=_colour(cell),
+                color=_color(cell),
                 alpha=1.0 if cell.valid else 0.35,
             )
             hover(bar, _name(cell))
@@ -257,7 +257,7 @@ def _side_by_side_chart(setting: Condition, bars: dict[str, tuple[CellSummary, .
                 Label(
                     -row,
                     _name(cell),
-                    _colour(cell) if cell.key.condition.engine == BUILTIN else INK,
+                    _color(cell) if cell.key.condition.engine == BUILTIN else INK,
                 )
                 for row, cell in enumerate(cells)
             ]
@@ -271,7 +271,7 @@ def _name(cell: CellSummary) -> str:
     return f"{_speed(cell):,.0f}  {cell.key.condition.engine} {work_of(cell.key)}"
 
 
-def _colour(cell: CellSummary) -> str:
+def _color(cell: CellSummary) -> str:
     return SERIES[0] if cell.key.condition.engine == BUILTIN else REST
 
 

@@ -25,7 +25,7 @@ from matplotlib.ticker import MaxNLocator
 from specbench.decide.explanation import speedup_text
 from specbench.records import Interval
 
-INK = "#010203"  # stands for the page's text colour
+INK = "#010203"  # replaced by the page's text color
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: readable by machines, set in the page's font
     "svg.hashsalt": "specbench",  # equal data, equal bytes
@@ -33,7 +33,7 @@ STYLE: dict[Any, Any] = {
 
 _HOVER = "hover:"
 _HOVERED = re.compile(rf'<g id="{_HOVER}([^"]*)">(.*?)</g>', re.DOTALL)
-_PLACES = re.compile(r' (?:d|x|y)="[^"]*"')
+_COORDINATES = re.compile(r' (?:d|x|y)="[^"]*"')
 _TOO_FINE = re.compile(r"(\.\d\d)\d+")  # below a hundredth of 1/72 inch
 
 
@@ -43,10 +43,10 @@ def hover(artist: Artist, *texts: str) -> None:
 
 
 def to_svg(figure: Figure, description: str) -> str:
-    """The figure for use inside an HTML page; `description` is what a screen reader says."""
+    """The figure for use inside an HTML page; screen readers read out the `description`."""
     buffer = io.StringIO()
-    unstated = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(buffer, format="svg", transparent=True, metadata=unstated)
+    omitted = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(buffer, format="svg", transparent=True, metadata=omitted)
     return _inline(buffer.getvalue(), description)
 
 
@@ -59,53 +59,52 @@ def _inline(svg: str, description: str) -> str:
     body = re.sub(r'<(g|path|text) id="[a-zA-Z.]+\d*_\d+"', r"<\1", body)
     body = re.sub(r"font-family: [^;\"]*;", "", body)
     body = re.sub(r"\s*\n\s*", " ", body)
-    body = _PLACES.sub(lambda places: _TOO_FINE.sub(r"\1", places[0]), body)
+    body = _COORDINATES.sub(lambda match: _TOO_FINE.sub(r"\1", match[0]), body)
     body = body.replace(INK, "currentColor").replace("xlink:href", "href")
-    body = _HOVERED.sub(_told, body)
+    body = _HOVERED.sub(_with_titles, body)
     name = escape(description, {'"': "&quot;"})
     width = f"--width: {view_box[1]}pt"
-    return f'<svg {view_box[0]} style="{width}" role="img" aria-label="{name}">' + _own_ids(
+    return f'<svg {view_box[0]} style="{width}" role="img" aria-label="{name}">' + _unique_ids(
         body.strip(), description
     )
 
 
-def _told(group: re.Match[str]) -> str:
-    """The group with its titles: one a marker, else one for the whole of it."""
+def _with_titles(group: re.Match[str]) -> str:
+    """The group with one title per marker, or else one title for the whole group."""
     texts = [escape(unquote(text)) for text in group[1].split(",")]
     markers = re.findall(r"<use ", group[2])
     if len(markers) == len(texts):
-        return f"<g>{''.join(_each_told(group[2], texts))}</g>"
+        return f"<g>{''.join(_title_markers(group[2], texts))}</g>"
     return f"<g><title>{texts[0]}</title>{group[2]}</g>"
 
 
-def _each_told(body: str, texts: Sequence[str]) -> Iterator[str]:
+def _title_markers(body: str, texts: Sequence[str]) -> Iterator[str]:
     pieces = re.split(r"(<use [^>]*)/>", body)
     remaining = iter(texts)
     for i, piece in enumerate(pieces):
         yield f"{piece}><title>{next(remaining)}</title></use>" if i % 2 else piece
 
 
-def _own_ids(body: str, description: str) -> str:
-    """Ids that no other picture of the page has."""
-    own = hashlib.sha256(description.encode()).hexdigest()[:6]
-    body = re.sub(r' id="', rf' id="{own}-', body)
-    return re.sub(r'(href="|url\()#', rf"\1#{own}-", body)
+def _unique_ids(body: str, description: str) -> str:
+    """The picture with ids that no other picture of the page has."""
+    prefix = hashlib.sha256(description.encode()).hexdigest()[:6]
+    body = re.sub(r' id="', rf' id="{prefix}-', body)
+    return re.sub(r'(href="|url\()#', rf"\1#{prefix}-", body)
 
 
 # Mid-tones of well separated hues (after Okabe and Ito): at least 3:1 on white and near-black.
 SERIES = ("#2f7fd1", "#d9622b", "#1f9e78", "#a06cc9", "#b5851b", "#d1588f")
-MARKERS = ("o", "s", "^", "D", "v", "P")  # a second cue beside colour
+MARKERS = ("o", "s", "^", "D", "v", "P")  # a second cue in addition to color
 DRAFT, VERIFY, REST = "#b5851b", "#1a8fa8", "#7d8590"
 
-# Places are fixed in inches, not fitted to the text: a layout engine took three quarters of
-# the time of a chart.
-_PLOT_INCHES = (2.1, 1.7)  # where the data are drawn
+# Positions are fixed in inches: matplotlib's layout engine took three quarters of a chart's time.
+_PLOT_INCHES = (2.1, 1.7)  # the area of the data
 _LEFT_INCHES, _BOTTOM_INCHES, _TOP_INCHES = 0.75, 0.5, 0.3  # for the axis and the title
 _CHARACTER_INCHES = 0.072
-_GAP_INCHES = 0.1  # between the plot and what stands at its right end
+_GAP_INCHES = 0.1  # between the plot and the labels at its right
 _FONT_SIZE = 9.0
-_REACH = 11.0  # points: how close to an interval a pointer has to be
-_MARGIN = 0.45  # of the x axis, left of the first and right of the last number
+_HOVER_POINTS = 11.0  # width of the area around an interval that shows its hover text
+_MARGIN = 0.45  # in units of the x axis, left of the first number and right of the last
 
 _STYLE: dict[Any, Any] = {
     **STYLE,
@@ -133,33 +132,33 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """One picture with its words, in panels that a page sets side by side or one a row."""
+    """One chart with its title and caption; a page sets its panels next to each other."""
 
     title: str
-    setting: str  # which target, temperature, number of requests: a chart may travel alone
+    setting: str  # target, temperature, number of requests: a chart may be copied without its page
     caption: str
     panels: tuple[str, ...]  # SVG for use inside an HTML page
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeriesStyle:
-    """A pairing's colour and marker, the same in every chart."""
+    """A pairing's color and marker, the same in every chart."""
 
-    colour: str
+    color: str
     marker: str
 
 
 class Label(NamedTuple):
-    """A text at the height of what it names."""
+    """A name at the height of its line or bar."""
 
     y: float
     text: str
-    colour: str
+    color: str
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """The look of every chart; matplotlib's own settings are as before afterwards."""
+    """Applies the style of every chart; restores matplotlib's settings afterwards."""
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
         # A name in a script that the measuring font lacks is still shown by the browser.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
@@ -167,16 +166,18 @@ def drawing() -> Iterator[None]:
 
 
 class Panels:
-    """Small pictures with the same axes, each with room at its right for labels.
+    """Small pictures with the same axes and space for labels at the right.
 
     Each is as wide as a phone, so that a page never has to shrink one.
     """
 
     def __init__(self, titles: Sequence[str], labels: Sequence[str]) -> None:
         plot_width = _PLOT_INCHES[0] + text_inches(labels)
-        self._share = _PLOT_INCHES[0] / plot_width  # of a panel's width, left of the labels
+        self._data_share = (
+            _PLOT_INCHES[0] / plot_width
+        )  # of the axes' width; the rest is for labels
         width, height = _LEFT_INCHES + plot_width, _BOTTOM_INCHES + _PLOT_INCHES[1] + _TOP_INCHES
-        place = (
+        position = (
             _LEFT_INCHES / width,
             _BOTTOM_INCHES / height,
             plot_width / width,
@@ -188,8 +189,8 @@ class Panels:
         for title in titles:
             first = self.axes[0] if self.axes else None
             figure = Figure(figsize=(width, height))
-            ax = figure.add_axes(place, sharex=first, sharey=first)
-            ax.set_title(fitting(title, plot_width))
+            ax = figure.add_axes(position, sharex=first, sharey=first)
+            ax.set_title(shorten(title, plot_width))
             ax.grid(axis="y", color=INK, alpha=0.12, linewidth=0.6)
             ax.tick_params(length=2.5, width=0.6)
             self._figures.append(figure)
@@ -205,49 +206,49 @@ class Panels:
             self.axes[0].yaxis.set_major_formatter(form)
 
     def set_x(self, first: int, last: int, meaning: str) -> None:
-        """Whole numbers from first to last, left of the room for labels."""
+        """Sets the x axis to whole numbers from `first` to `last`."""
         ticks = MaxNLocator(nbins=9, integer=True).tick_values(first, last)
         inside = [tick for tick in ticks if first <= tick <= last]
         self._set_x(first - _MARGIN, last + _MARGIN, inside, meaning)
 
-    def set_places(self, names: Sequence[str], meaning: str) -> None:
-        """One place after the other, the first at 0, left of the room for labels."""
+    def set_categories(self, names: Sequence[str], meaning: str) -> None:
+        """Sets the x axis to named categories at 0, 1, ..."""
         last = len(names) - 1
         self._set_x(-_MARGIN, last + _MARGIN, range(len(names)), meaning)
         for ax in self.axes:
             ax.set_xticks(range(len(names)), names)
 
     def set_amount(self, last: float, meaning: str) -> None:
-        """From 0 to `last` of something, left of the room for labels."""
+        """Sets the x axis to amounts from 0 to `last`."""
         ticks = MaxNLocator(nbins=4).tick_values(0, last)
         self._set_x(0, last, [tick for tick in ticks if 0 <= tick <= last], meaning)
 
     def _set_x(self, low: float, high: float, ticks: Sequence[float], meaning: str) -> None:
         for ax in self.axes:
-            ax.set_xlim(low, low + (high - low) / self._share)
+            ax.set_xlim(low, low + (high - low) / self._data_share)
             ax.set_xticks(ticks)
             ax.spines["bottom"].set_bounds(low, high)
             ax.set_xlabel(meaning, loc="left")
         self._labels_x = high + 0.03 * (high - low)
 
     def hide_y(self) -> None:
-        """Rows that are named at their right end need no axis."""
+        """Hides the y axis, for bars that are named at their right end."""
         for ax in self.axes:
             ax.set_yticks([])
             ax.spines["left"].set_visible(False)
 
     def label_ends(self, labels_of_panels: Sequence[Sequence[Label]]) -> None:
-        """Name lines and bars at their right end, moved apart where the names would overlap."""
+        """Names lines and bars at their right end, moved apart if the names would overlap."""
         for ax, labels in zip(self.axes, labels_of_panels, strict=True):
             low, high = ax.get_ylim()
             gap = (high - low) * 1.2 * _FONT_SIZE / 72 / _PLOT_INCHES[1]
-            for label in spread(labels, gap):
-                # A dot has the colour: letters in it would be too pale on one of the papers.
-                place = self._labels_x, label.y
-                ax.text(*place, "\u25cf", color=label.colour, va="center")
+            for label in spaced(labels, gap):
+                # Colored letters would be too pale on white or on black, so a dot has the color.
+                position = self._labels_x, label.y
+                ax.text(*position, "\u25cf", color=label.color, va="center")
                 ax.annotate(
                     label.text,
-                    place,
+                    position,
                     (_FONT_SIZE, 0),
                     textcoords="offset points",
                     va="center",
@@ -255,10 +256,10 @@ class Panels:
                 )
 
     def reference_line(self, ax: Axes) -> None:
-        """The dashed line of K = 0, where everything is 1."""
+        """Draws the dashed line of K = 0, at 1."""
         ax.axhline(
             1.0,
-            xmax=self._share,
+            xmax=self._data_share,
             color=INK,
             alpha=0.6,
             linewidth=0.8,
@@ -268,7 +269,7 @@ class Panels:
     def chart(self, title: str, setting: str, caption: str) -> Chart:
         for ax in self.axes:
             for tick in ax.yaxis.get_major_ticks():
-                tick.gridline.set_xdata([0, self._share])
+                tick.gridline.set_xdata([0, self._data_share])
         return chart(self._figures, title, setting, caption, self._titles)
 
 
@@ -280,36 +281,38 @@ def draw_speedup(
     *,
     size: float,
     valid: bool,
-    says: str,
+    name: str,
     alpha: float = 1.0,
     marker: str | None = None,
 ) -> None:
-    """A point with its interval, hollow where it is invalid; `marker`: instead of the style's.
+    """Draws a point with its interval, hollow if it is invalid; `marker` replaces the style's.
 
-    `says`: what it is called under the pointer, before its figures.
+    Its hover text is `name` and the speedup.
     """
-    told = f"{says}: {speedup_text(speedup)}{'' if valid else ', invalid'}"
+    text = f"{name}: {speedup_text(speedup)}{'' if valid else ', invalid'}"
     if speedup.low is not None and speedup.high is not None:
-        ax.vlines(x, speedup.low, speedup.high, color=style.colour, linewidth=1.0, alpha=alpha)
-        reach = ax.vlines(x, speedup.low, speedup.high, color=INK, alpha=0, linewidth=_REACH)
-        hover(reach, told)
+        ax.vlines(x, speedup.low, speedup.high, color=style.color, linewidth=1.0, alpha=alpha)
+        hover_area = ax.vlines(
+            x, speedup.low, speedup.high, color=INK, alpha=0, linewidth=_HOVER_POINTS
+        )
+        hover(hover_area, text)
     (point,) = ax.plot(
         x,
         speedup.estimate,
         marker=marker or style.marker,
         markersize=size,
-        color=style.colour,
-        markerfacecolor=style.colour if valid else "none",
+        color=style.color,
+        markerfacecolor=style.color if valid else "none",
         alpha=alpha,
         zorder=4,
     )
-    hover(point, told)
+    hover(point, text)
 
 
 def chart(
     figures: Sequence[Figure], title: str, setting: str, caption: str, names: Sequence[str] = ()
 ) -> Chart:
-    """Finished figures with their words; `names` tell them apart."""
+    """The chart of finished figures; `names` has one name per figure."""
     described = [f"{title}: {', '.join((setting, name))}" for name in names] or [
         f"{title}: {setting}"
     ]
@@ -317,18 +320,18 @@ def chart(
         title=title,
         setting=setting,
         caption=caption,
-        panels=tuple(to_svg(*one) for one in zip(figures, described, strict=True)),
+        panels=tuple(to_svg(figure, text) for figure, text in zip(figures, described, strict=True)),
     )
 
 
 def text_inches(texts: Sequence[str]) -> float:
-    """Room that the longest of the texts takes with its dot, generously."""
+    """An upper estimate of the width of the longest text with its dot."""
     longest = max(map(len, texts), default=0)
     return _GAP_INCHES + _FONT_SIZE / 72 + longest * _CHARACTER_INCHES if longest else 0.0
 
 
-def fitting(text: str, inches: float) -> str:
-    """The text, without its middle where it would take more room than this."""
+def shorten(text: str, inches: float) -> str:
+    """The text; an ellipsis replaces its middle if it is wider than `inches`."""
     most = max(int(inches / _CHARACTER_INCHES), 3)
     if len(text) <= most:
         return text
@@ -336,8 +339,8 @@ def fitting(text: str, inches: float) -> str:
     return f"{text[: most - 1 - end]}\u2026{text[len(text) - end :]}"
 
 
-def spread(labels: Sequence[Label], gap: float) -> list[Label]:
-    """The labels from low to high, at least `gap` apart, each crowd around its own middle."""
+def spaced(labels: Sequence[Label], gap: float) -> list[Label]:
+    """The labels from low to high, moved at least `gap` apart; a crowd keeps its middle."""
     crowds: list[list[Label]] = []
     for label in sorted(reversed(labels), key=lambda label: label.y):  # of equals the first on top
         crowds.append([label])
@@ -354,6 +357,6 @@ def spread(labels: Sequence[Label], gap: float) -> list[Label]:
 
 
 def _heights(crowd: Sequence[Label], gap: float) -> list[float]:
-    """Where the labels of a crowd go: `gap` apart around the mean of what they name."""
+    """The heights of a crowd's labels: `gap` apart around the mean of their original heights."""
     bottom = sum(label.y for label in crowd) / len(crowd) - gap * (len(crowd) - 1) / 2
     return [bottom + gap * i for i in range(len(crowd))]

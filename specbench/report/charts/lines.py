@@ -15,15 +15,15 @@ from specbench.report.sections import Section, drafter_of
 
 _ENOUGH_ROUNDS = 20  # fewer make a conditional rate jump
 _ACCEPTANCE = (
-    "Solid: share of all rounds that accept at least this many drafted tokens. Dotted: share "
-    f"among rounds that accepted the previous position, where at least {_ENOUGH_ROUNDS} rounds "
-    "got that far. Each drafter at its largest valid K."
+    "Solid: share of all rounds that accept at least this many draft tokens. Dotted: share "
+    f"of the rounds that accepted the previous position, if these are at least {_ENOUGH_ROUNDS}. "
+    "Each drafter at its largest valid K."
 )
 _DOTTED = (0, (1, 1.8))
 
 
 def acceptance_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -> Chart | None:
-    """Joint and conditional rates of each pairing; None where no rounds are known."""
+    """Joint and conditional rates of each pairing; None if no rounds are known."""
     drawn = [section for section in group if section.deepest]
     if not drawn:
         return None
@@ -46,11 +46,11 @@ def acceptance_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]
 def _draw_lines(ax: Axes, cell: CellSummary, style: SeriesStyle) -> None:
     joint, conditional = _joint(cell), _conditional(cell)
     positions = range(1, len(joint) + 1)
-    ax.plot(positions, joint, color=style.colour, marker=style.marker, markersize=4)
+    ax.plot(positions, joint, color=style.color, marker=style.marker, markersize=4)
     ax.plot(
         positions[: len(conditional)],
         conditional,
-        color=style.colour,
+        color=style.color,
         linestyle=_DOTTED,
         linewidth=1.2,
     )
@@ -58,7 +58,7 @@ def _draw_lines(ax: Axes, cell: CellSummary, style: SeriesStyle) -> None:
 
 def _acceptance_names(section: Section, styles: Mapping[str, SeriesStyle]) -> list[Label]:
     return [
-        Label(_joint(cell)[-1], drafter_of(label), styles[label].colour)
+        Label(_joint(cell)[-1], drafter_of(label), styles[label].color)
         for cell in section.deepest
         for label in [cell.key.source]
     ]
@@ -76,57 +76,56 @@ def _conditional(cell: CellSummary) -> tuple[float, ...]:
 
 
 _MEMORY = (
-    "Decode speed-up of each drafter's best valid K against the memory it adds to the target's "
-    "own peak. Bars: 95% intervals. The step line joins the Pareto front; where there are many "
-    "points, only these are named."
+    "Decode speedup of each drafter's best valid K against the memory it adds to the target's "
+    "peak. Bars: 95% intervals. The step line is the Pareto front; in a chart of many points only "
+    "its points are named."
 )
 _ROWS = (
-    "Tokens per second over all users against those of one user; each point is a batch size, "
-    "written beside it. Up and to the right is better. A drafter's point is its best valid K at "
-    "that batch size; grey is no speculation."
+    "Tokens per second of all users against those of one user. Each point is a batch size, with "
+    "its number. Up and to the right is better. A drafter's point is its best valid K at that "
+    "batch size; gray means no speculation."
 )
 _PLAIN = "no speculation"
-_NAMED = 6  # drafters that a panel has room to name
+_NAMED = 6  # drafters whose names fit in a panel
 
-Points = list[tuple[float, float, int]]  # one user's speed, all users' speed, rows
+Points = list[tuple[float, float, int]]  # one user's speed, all users' speed, concurrency
 
 
 def memory_pareto_charts(
     groups: Sequence[tuple[Section, ...]], styles: Mapping[str, SeriesStyle]
 ) -> Iterator[Chart]:
-    """Speed-up against memory, a panel a workload, where two drafters or more are known."""
+    """Speedup against memory: one panel per workload with at least two known drafters."""
     for group in groups:
         drawn = [section for section in group if len(_costed(section)) > 1]
         if not drawn:
             continue
-        named = (one for section in drawn for one in _costed(section).items())
-        names = [_cost_name(label, cell) for label, (cell, _) in named]
+        names = [_cost_name(name, cell) for s in drawn for name, (cell, _) in _costed(s).items()]
         panels = Panels([section.condition.workload for section in drawn], names)
         largest = max(cost for s in drawn for _, cost in _costed(s).values())
         unit, scale = ("GiB", 2**30) if largest >= 2**30 else ("MiB", 2**20)
         for ax, section in zip(panels.axes, drawn, strict=True):
             panels.reference_line(ax)
             _draw_costs(ax, _costed(section), styles, scale)
-        panels.set_amount(max(largest / scale, 1.0), f"{unit} more than the target alone")
-        panels.name_y("decode speed-up", "{x:g}x")
+        panels.set_amount(max(largest / scale, 1.0), f"{unit} in addition to the target")
+        panels.name_y("decode speedup", "{x:g}x")
         panels.label_ends([_cost_labels(_costed(section), styles) for section in drawn])
-        title = "Speed-up against added memory"
+        title = "Speedup against added memory"
         yield panels.chart(title, drawn[0].condition.label, _MEMORY)
 
 
 def rows_pareto_charts(
     every: Sequence[Section], styles: Mapping[str, SeriesStyle]
 ) -> Iterator[Chart]:
-    """All users against one user, a panel a workload, where several concurrencies ran."""
+    """All users against one user: one panel per workload that ran at several concurrencies."""
     groups: dict[Condition, dict[str, list[Section]]] = {}
     for section in every:
         across = section.condition.without("workload", "concurrency")
         groups.setdefault(across, {}).setdefault(section.condition.workload, []).append(section)
     for setting, by_workload in groups.items():
-        found = {name: _curves(own) for name, own in by_workload.items()}
+        curves_by_workload = {name: _curves(part) for name, part in by_workload.items()}
         drawn = {
-            n: curves
-            for n, curves in found.items()
+            name: curves
+            for name, curves in curves_by_workload.items()
             if max(map(len, curves.values()), default=0) > 1
         }
         if not drawn:
@@ -143,13 +142,12 @@ def rows_pareto_charts(
         panels.name_y("tokens/s of all users")
         panels.axes[0].set_ylim(bottom=0)
         panels.label_ends([_curve_labels(curves, styles) for curves in drawn.values()])
-        where = setting.label
-        yield panels.chart("Speed of one user against all users", where, _ROWS)
+        yield panels.chart("Speed of one user against all users", setting.label, _ROWS)
 
 
 def _costed(section: Section) -> dict[str, tuple[CellSummary, float]]:
     """Each label's fastest valid cell with the bytes it adds."""
-    found = {}
+    fastest = {}
     for label in section.series:
         known = [
             (cell, max(cost, 0.0))
@@ -159,8 +157,8 @@ def _costed(section: Section) -> dict[str, tuple[CellSummary, float]]:
             and (cost := scalar(cell.metrics.get("speculation_cost_bytes"))) is not None
         ]
         if known:
-            found[label] = max(known, key=lambda one: one[0].speedup.estimate)  # type: ignore[union-attr]
-    return found
+            fastest[label] = max(known, key=lambda pair: pair[0].speedup.estimate)  # type: ignore[union-attr]
+    return fastest
 
 
 def _draw_costs(
@@ -174,9 +172,9 @@ def _draw_costs(
         assert cell.speedup is not None
         x, speedup, style = cost / scale, cell.speedup, styles[label]
         if speedup.low is not None and speedup.high is not None:
-            ax.vlines(x, speedup.low, speedup.high, color=style.colour, linewidth=1.0)
+            ax.vlines(x, speedup.low, speedup.high, color=style.color, linewidth=1.0)
         (point,) = ax.plot(
-            x, speedup.estimate, marker=style.marker, markersize=5, color=style.colour
+            x, speedup.estimate, marker=style.marker, markersize=5, color=style.color
         )
         hover(
             point, f"{_cost_name(label, cell)}: {speedup_text(speedup)}, {measured(cost, 'bytes')}"
@@ -187,7 +185,7 @@ def _draw_costs(
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The (cost, gain) that no other beats in both, by rising cost."""
+    """The (cost, gain) points that no other point beats in both, by rising cost."""
     front: list[tuple[float, float]] = []
     for cost, gain in sorted(points, key=lambda point: (point[0], -point[1])):
         if not front or gain > front[-1][1]:
@@ -204,7 +202,7 @@ def _cost_labels(
         Label(
             cell.speedup.estimate,
             _cost_name(label, cell),
-            styles[label].colour,
+            styles[label].color,
         )
         for label, (cell, _) in costed.items()
         if cell.speedup is not None and (len(points) <= _NAMED or points[label] in front)
@@ -215,61 +213,61 @@ def _cost_name(label: str, cell: CellSummary) -> str:
     return f"{drafter_of(label)} K={cell.key.draft.length.label}"
 
 
-def _curves(own: Sequence[Section]) -> dict[str, Points]:
+def _curves(sections: Sequence[Section]) -> dict[str, Points]:
     """Points of rising concurrency by label, "no speculation" first."""
     curves: dict[str, Points] = {}
-    for section in sorted(own, key=lambda section: section.condition.concurrency):
-        rows = section.condition.concurrency
+    for section in sorted(sections, key=lambda section: section.condition.concurrency):
+        concurrency = section.condition.concurrency
         best: dict[str, CellSummary | None] = {_PLAIN: section.baseline}
         for label in section.series:
             usable = [c for c in section.of(label) if c.valid and c.speedup is not None]
             best[label] = max(usable, key=lambda c: c.speedup.estimate, default=None)  # type: ignore[union-attr]
         for label, cell in best.items():
             user = scalar(cell.metrics.get("user_tokens_per_s")) if cell else None
-            every = _all_users(cell) if cell else None
-            if user is not None and every is not None:
-                curves.setdefault(label, []).append((user, every, rows))
+            total = _all_users(cell) if cell else None
+            if user is not None and total is not None:
+                curves.setdefault(label, []).append((user, total, concurrency))
     return curves
 
 
 def _all_users(cell: CellSummary) -> float | None:
     names = ("busy_tokens_per_s", "aggregate_tokens_per_s", "end_to_end_tokens_per_s")
-    found = (scalar(cell.metrics.get(name)) for name in names)
-    return next((speed for speed in found if speed is not None), None)
+    speeds = (scalar(cell.metrics.get(name)) for name in names)
+    return next((speed for speed in speeds if speed is not None), None)
 
 
 def _draw_curve(ax: Axes, points: Points, style: SeriesStyle | None) -> None:
-    colour, marker = (style.colour, style.marker) if style else (INK, "o")
-    users, every, rows = zip(*points, strict=True)
+    color, marker = (style.color, style.marker) if style else (INK, "o")
+    users, totals, concurrencies = zip(*points, strict=True)
     alpha = 1 if style else 0.5
-    (line,) = ax.plot(users, every, marker=marker, markersize=4, color=colour, alpha=alpha)
+    (line,) = ax.plot(users, totals, marker=marker, markersize=4, color=color, alpha=alpha)
     hover(
         line,
         *(
-            f"{plural(count, 'request')} at a time: {one:,.1f} tokens/s each, {total:,.1f} in all"
-            for one, total, count in points
+            f"{plural(count, 'concurrent request')}: {user:,.1f} tokens/s each, {total:,.1f} in all"
+            for user, total, count in points
         ),
     )
-    for user, all_users, count in zip(users, every, rows, strict=True):
-        ax.annotate(f"{count}", (user, all_users), (3, 3), textcoords="offset points", color=colour)
+    for user, total, count in zip(users, totals, concurrencies, strict=True):
+        ax.annotate(f"{count}", (user, total), (3, 3), textcoords="offset points", color=color)
 
 
 def _curve_labels(curves: Mapping[str, Points], styles: Mapping[str, SeriesStyle]) -> list[Label]:
-    """At the height of each curve's end with the fewest rows, the rightmost one."""
+    """Names at the height of each curve's rightmost point, the one of the lowest concurrency."""
     return [
-        Label(points[0][1], drafter_of(label), styles[label].colour if label in styles else INK)
+        Label(points[0][1], drafter_of(label), styles[label].color if label in styles else INK)
         for label, points in curves.items()
     ]
 
 
 _ADAPTIVE_K = (
-    "K of every round in the first pass, picked from measured step times and the acceptance so "
-    "far. At 0 it does not speculate; spikes from 0 probe whether speculation would pay off again."
+    "K of every round of the exploration phase, chosen from measured step times and the acceptance "
+    "so far. At 0 it does not speculate; spikes from 0 probe whether speculation pays off again."
 )
 
 
 def time_line_charts(time_lines: Mapping[CellKey, PassRecord]) -> Iterator[Chart]:
-    """A chart a pairing and setting, a panel a workload; none without a round."""
+    """One chart per pairing and setting with one panel per workload; none without a round."""
     groups: dict[tuple[str, Condition], dict[str, RoundTimeline]] = {}
     for key, record in time_lines.items():
         if record.rounds:
@@ -277,20 +275,19 @@ def time_line_charts(time_lines: Mapping[CellKey, PassRecord]) -> Iterator[Chart
             groups.setdefault(group, {})[key.condition.workload] = record.rounds
     for (label, setting), rounds in groups.items():
         panels = Panels(list(rounds), [])
-        for ax, one in zip(panels.axes, rounds.values(), strict=True):
-            at_s, ks = changes(one)
+        for ax, timeline in zip(panels.axes, rounds.values(), strict=True):
+            at_s, ks = changes(timeline)
             ax.step(at_s, ks, where="post", color=SERIES[0], linewidth=1.2)
-        highest = max(max(one.num_speculative_tokens) for one in rounds.values())
+        highest = max(max(timeline.num_speculative_tokens) for timeline in rounds.values())
         panels.axes[0].set_ylim(-0.3, highest + 0.5)
         panels.axes[0].yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         panels.name_y("K")
-        panels.set_amount(max(_end_s(one) for one in rounds.values()), "seconds")
-        where = f"{label}: {setting.label}"
-        yield panels.chart("K=auto over time", where, _ADAPTIVE_K)
+        panels.set_amount(max(map(_end_s, rounds.values())), "seconds")
+        yield panels.chart("K=auto over time", f"{label}: {setting.label}", _ADAPTIVE_K)
 
 
 def changes(rounds: RoundTimeline) -> tuple[list[float], list[int]]:
-    """When K changed and to what, and the end of the last round: a step's corners only."""
+    """The times at which K changed and its new values, with the end of the last round."""
     at_s, ks = [rounds.at_s[0]], [rounds.num_speculative_tokens[0]]
     for began_s, k in zip(rounds.at_s, rounds.num_speculative_tokens, strict=True):
         if k != ks[-1]:
@@ -304,9 +301,9 @@ def _end_s(rounds: RoundTimeline) -> float:
 
 
 _MACHINE = (
-    "On a quiet machine these lines are level. Clock and CPU: the lowest of the requests of each "
-    "moment. K=0: its speed over its median, which is the same work all the time. Triangles: "
-    "cells that were judged invalid ran then."
+    "On a quiet machine these lines are level. Clock and CPU: the lowest value among the requests "
+    "of each moment. K=0: its speed over its median, always for the same work. Triangles mark when "
+    "invalid cells ran."
 )
 _MEASURES: Sequence[tuple[str, str, Callable[[Moment], float | None]]] = (
     ("SM clock", "MHz", lambda moment: moment.sm_clock_mhz),
@@ -315,24 +312,24 @@ _MEASURES: Sequence[tuple[str, str, Callable[[Moment], float | None]]] = (
 )
 
 
-def machine_chart(found: Sequence[Moment], device: str) -> Chart | None:
-    """A panel a measure; None where nothing is known of two moments."""
-    charts = list(_machine_charts(found, device))
+def machine_chart(moments: Sequence[Moment], device: str) -> Chart | None:
+    """One panel per measure that is known at two moments; None without one."""
+    charts = list(_machine_charts(moments, device))
     if not charts:
         return None
-    return replace(charts[0], panels=tuple(panel for one in charts for panel in one.panels))
+    return replace(charts[0], panels=tuple(panel for chart in charts for panel in chart.panels))
 
 
-def _machine_charts(found: Sequence[Moment], device: str) -> Iterator[Chart]:
+def _machine_charts(moments: Sequence[Moment], device: str) -> Iterator[Chart]:
     for title, meaning, value in _MEASURES:
-        known = [(moment.at_s, y) for moment in found if (y := value(moment)) is not None]
+        known = [(moment.at_s, y) for moment in moments if (y := value(moment)) is not None]
         if len(known) < 2:
             continue
         panels = Panels([title], [])
         (ax,) = panels.axes
         ax.plot(*zip(*known, strict=True), color=SERIES[0], linewidth=1.0)
         low, high = 0.0, 1.08 * max(y for _, y in known) or 1.0
-        marked = [moment for moment in found if moment.invalid]
+        marked = [moment for moment in moments if moment.invalid]
         if marked:
             (line,) = ax.plot(
                 [moment.at_s for moment in marked],
@@ -346,5 +343,5 @@ def _machine_charts(found: Sequence[Moment], device: str) -> Iterator[Chart]:
         ax.set_ylim(low, high)
         ax.axhline(0, color=INK, linewidth=0.6)
         panels.name_y(meaning)
-        panels.set_amount(max(moment.at_s for moment in found), "seconds since the first block")
+        panels.set_amount(max(moment.at_s for moment in moments), "seconds since the first block")
         yield panels.chart("The machine over the run", device, _MACHINE)

@@ -1,5 +1,5 @@
-"""Charts of speedups with their intervals: against K, concurrency, context, as forecast, over runs,
-and of every prompt.
+"""Charts of speedups with intervals, against K, concurrency and context, and against forecasts,
+over runs and over prompts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from specbench.report.charts.canvas import (
 )
 from specbench.report.comparisons import by_run, decided_cells
 from specbench.report.document import Document
-from specbench.report.forecasts import whose_costs
+from specbench.report.forecasts import origin_of_costs
 from specbench.report.numbers import scalar
 from specbench.report.sections import Section, drafter_of, verdict_of
 from specbench.stats.spread import MIN_UNITS
@@ -36,13 +36,13 @@ _OF_ARRIVALS = "Seconds per token of each request at K=0 / at K, with the same a
 _MARKS = (
     "Dashed: no speculation. The large point is the chosen K; hollow points are invalid and not "
     "used; pale ones have fewer prompts than an interval needs. A star is an adaptive K, at its "
-    "mean. All points are from the first pass."
+    "mean. All points are from the exploration phase."
 )
 _PALE = 0.35
 
 
 def speedup_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -> Chart | None:
-    """One line a pairing, with its intervals; None without a speed-up."""
+    """One line per pairing, with its intervals; None without a speedup."""
     drawn = [section for section in group if any(cell.speedup for cell in section.cells)]
     if not drawn:
         return None
@@ -55,22 +55,22 @@ def speedup_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -
             _draw_line(ax, section, label, styles[label], shift)
     last = max(c.key.draft.k for s in drawn for c in s.cells)
     panels.set_x(0, last, "K, drafted tokens per round")
-    panels.name_y("decode speed-up")
-    panels.axes[0].margins(y=0.12)  # room for the mark of the chosen K
+    panels.name_y("decode speedup")
+    panels.axes[0].margins(y=0.12)  # space for the label of the chosen K
     panels.axes[0].yaxis.set_major_formatter("{x:g}x")
     panels.label_ends([_speedup_names(section, styles) for section in drawn])
-    return panels.chart("Speed-up against K", drawn[0].condition.label, _caption(drawn))
+    return panels.chart("Speedup against K", drawn[0].condition.label, _caption(drawn))
 
 
 def _caption(drawn: Sequence[Section]) -> str:
-    question = drawn[0].condition
-    what = _OF_PASSES if question.concurrency > 1 else _OF_REQUESTS
-    if question.request_rate is not None:
-        what = _OF_ARRIVALS
-    over = "passes" if question.is_stream else "prompts"
+    setting = drawn[0].condition
+    definition = _OF_PASSES if setting.concurrency > 1 else _OF_REQUESTS
+    if setting.request_rate is not None:
+        definition = _OF_ARRIVALS
+    over = "passes" if setting.is_stream else "prompts"
     if any(units_of(cell).are_cycles for section in drawn for cell in section.cells):
-        over = "cycles of sessions" if question.is_stream else "prompts and cycles of sessions"
-    return f"{what} Bars: 95% intervals over {over}. {_MARKS}"
+        over = "cycles of sessions" if setting.is_stream else "prompts and cycles of sessions"
+    return f"{definition} Bars: 95% intervals over {over}. {_MARKS}"
 
 
 def _draw_line(ax: Axes, section: Section, label: str, style: SeriesStyle, shift: float) -> None:
@@ -82,7 +82,7 @@ def _draw_line(ax: Axes, section: Section, label: str, style: SeriesStyle, shift
             if c.valid and c.speedup
         ),
     ]
-    ax.plot(*zip(*points, strict=True), color=style.colour, zorder=3)
+    ax.plot(*zip(*points, strict=True), color=style.color, zorder=3)
     for cell in section.of(label):
         if cell.speedup is None:
             continue
@@ -96,7 +96,7 @@ def _draw_line(ax: Axes, section: Section, label: str, style: SeriesStyle, shift
             style,
             size=size,
             valid=cell.valid,
-            says=f"{drafter_of(label)}, {k_text(cell)}",
+            name=f"{drafter_of(label)}, {k_text(cell)}",
             alpha=1.0 if section.is_stream or cell.num_prompts >= MIN_UNITS else _PALE,
             marker=star,
         )
@@ -108,7 +108,7 @@ def _draw_line(ax: Axes, section: Section, label: str, style: SeriesStyle, shift
                 textcoords="offset points",
                 ha="center",
                 va="bottom",
-                color=style.colour,
+                color=style.color,
                 fontweight="bold",
             )
 
@@ -120,16 +120,16 @@ def _speedup_names(section: Section, styles: Mapping[str, SeriesStyle]) -> list[
         for cell in sorted(section.of(label), key=_from_star_to_end)
         if cell.speedup
     }
-    return [Label(y, drafter_of(label), styles[label].colour) for label, y in ends.items()]
+    return [Label(y, drafter_of(label), styles[label].color) for label, y in ends.items()]
 
 
 def _from_star_to_end(cell: CellSummary) -> tuple[bool, int]:
-    """The order in which the last one is where the line ends."""
+    """A sort key: adaptive cells first, then fixed ones by K, so that the line's end is last."""
     return cell.key.draft.is_fixed, cell.key.draft.k
 
 
 def _k(cell: CellSummary) -> float:
-    """Where on the axis a cell stands."""
+    """The position of a cell on the axis of K: an adaptive cell is at its mean K."""
     mean_k = scalar(cell.metrics.get("mean_num_speculative_tokens"))
     return cell.key.draft.k if mean_k is None else mean_k
 
@@ -143,60 +143,60 @@ _ROWS = (
     "hardware idle, so speculation has less to gain. "
 )
 _CONTEXT = (
-    "Decode speed-up over prompts lengthened to this many tokens. The longer the context, the "
+    "Decode speedup over prompts lengthened to this many tokens. The longer the context, the "
     "larger the share of a step spent reading the KV cache of target and drafter. "
 )
 
 
 def crossover_charts(crossovers: Sequence[Crossover]) -> Iterator[Chart]:
-    """A chart a pairing and setting, a panel a workload."""
+    """One chart per pairing and setting, with one panel per workload."""
     groups: dict[tuple[str, Condition], list[Curve]] = {}
     for curve in crossovers:
         setting = curve.key.condition.without("workload", "concurrency")
         groups.setdefault((curve.key.source, setting), []).append(curve)
     for (label, setting), group in groups.items():
         panels = _curve_panels(group, "concurrent requests")
-        where = f"{label}: {setting.label}"
+        named = f"{label}: {setting.label}"
         if setting.request_rate is not None:
-            where += f", {setting.request_rate:g} requests per second"
-        yield panels.chart("Speed-up against concurrent requests", where, _ROWS + _BARS)
+            named += f", {setting.request_rate:g} requests per second"
+        yield panels.chart("Speedup against concurrent requests", named, _ROWS + _BARS)
 
 
 def context_charts(curves: Sequence[ContextCurve]) -> Iterator[Chart]:
-    """A chart a pairing and setting, a panel a workload."""
+    """One chart per pairing and setting, with one panel per workload."""
     groups: dict[tuple[str, Condition], list[Curve]] = {}
     for curve in curves:
         setting = curve.key.condition.without("workload", "context")
         groups.setdefault((curve.key.source, setting), []).append(curve)
     for (label, setting), group in groups.items():
         panels = _curve_panels(group, "tokens of context")
-        where = f"{label}: {setting.label}"
-        yield panels.chart("Speed-up against context", where, _CONTEXT + _BARS)
+        title = f"{label}: {setting.label}"
+        yield panels.chart("Speedup against context", title, _CONTEXT + _BARS)
 
 
 def _curve_panels(group: Sequence[Curve], meaning: str) -> Panels:
     workloads = list(dict.fromkeys(curve.key.condition.workload for curve in group))
-    places = sorted({point.at for curve in group for point in curve.points})
+    values = sorted({point.at for curve in group for point in curve.points})
     styles = _curve_styles(group)
     panels = Panels(workloads, list(styles))
     names: list[list[Label]] = []
     for ax, workload in zip(panels.axes, workloads, strict=True):
         panels.reference_line(ax)
-        own = [curve for curve in group if curve.key.condition.workload == workload]
-        for i, curve in enumerate(own):
-            shift = 0.06 * (i - (len(own) - 1) / 2)  # intervals stay apart
-            _draw_curve(ax, curve, places, styles[_curve_name(curve)], shift)
-        names.append([label for curve in own for label in _curve_label(curve, styles)])
-    panels.set_places([f"{place:,}" for place in places], meaning)
-    panels.name_y("speed-up", "{x:g}x")
+        curves = [curve for curve in group if curve.key.condition.workload == workload]
+        for i, curve in enumerate(curves):
+            shift = 0.06 * (i - (len(curves) - 1) / 2)  # intervals stay apart
+            _draw_curve(ax, curve, values, styles[_curve_name(curve)], shift)
+        names.append([label for curve in curves for label in _curve_label(curve, styles)])
+    panels.set_categories([f"{value:,}" for value in values], meaning)
+    panels.name_y("speedup", "{x:g}x")
     panels.label_ends(names)
     return panels
 
 
 def _curve_styles(group: Sequence[Curve]) -> dict[str, SeriesStyle]:
     names = dict.fromkeys(map(_curve_name, group))
-    looks = zip(names, cycle(SERIES), cycle(MARKERS), strict=False)
-    return {name: SeriesStyle(colour=colour, marker=marker) for name, colour, marker in looks}
+    styles = zip(names, cycle(SERIES), cycle(MARKERS), strict=False)
+    return {name: SeriesStyle(color=color, marker=marker) for name, color, marker in styles}
 
 
 def _curve_name(curve: Curve) -> str:
@@ -204,18 +204,18 @@ def _curve_name(curve: Curve) -> str:
 
 
 def _draw_curve(
-    ax: Axes, curve: Curve, places: Sequence[int], style: SeriesStyle, shift: float
+    ax: Axes, curve: Curve, values: Sequence[int], style: SeriesStyle, shift: float
 ) -> None:
     line = [
-        (places.index(p.at) + shift, p.speedup.estimate)
+        (values.index(p.at) + shift, p.speedup.estimate)
         for p in curve.points
         if p.valid and p.speedup
     ]
     if line:
-        ax.plot(*zip(*line, strict=True), color=style.colour, zorder=3)
+        ax.plot(*zip(*line, strict=True), color=style.color, zorder=3)
     for point in curve.points:
         if point.speedup is not None:
-            x = places.index(point.at) + shift
+            x = values.index(point.at) + shift
             draw_speedup(
                 ax,
                 x,
@@ -223,52 +223,52 @@ def _draw_curve(
                 style,
                 size=4,
                 valid=point.valid,
-                says=f"{_curve_name(curve)} at {point.at:,}",
+                name=f"{_curve_name(curve)} at {point.at:,}",
             )
 
 
 def _curve_label(curve: Curve, styles: dict[str, SeriesStyle]) -> list[Label]:
-    """The line's name at its end; none where it has no point."""
+    """The line's name at its end; none for a line without a point."""
     ends = [point.speedup.estimate for point in curve.points if point.speedup]
-    return [Label(y, _curve_name(curve), styles[_curve_name(curve)].colour) for y in ends[-1:]]
+    return [Label(y, _curve_name(curve), styles[_curve_name(curve)].color) for y in ends[-1:]]
 
 
 _FORECAST = (
-    "Lines: speed-up forecast before any K was measured; bands: 95% intervals over prompts, "
-    "including the error of the step times. Points with bars: measured afterwards, in the first "
-    "pass. Dashed: no speculation."
+    "Lines: speedup forecast before any K was measured; bands: 95% intervals over prompts, "
+    "including the error of the step times. Points with bars: measured afterwards, in the "
+    "exploration phase. Dashed: no speculation."
 )
 
 
 def forecast_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -> Chart | None:
-    """One line a drafter with what was measured of it; None without a forecast."""
+    """One forecast line per drafter, with its measured points; None without a forecast."""
     drawn = [section for section in group if section.forecasts]
     if not drawn:
         return None
-    checked = [one for section in drawn for one in section.forecasts]
-    names = [_forecast_name(one) for one in checked]
+    checked = [check for section in drawn for check in section.forecasts]
+    names = [_forecast_name(check) for check in checked]
     panels = Panels([section.condition.workload for section in drawn], names)
     for ax, section in zip(panels.axes, drawn, strict=True):
         panels.reference_line(ax)
-        for one in section.forecasts:
-            _draw_forecast(ax, one, styles[one.forecast.key.source])
-    last = max(one.forecast.points[-1].num_speculative_tokens for one in checked)
+        for check in section.forecasts:
+            _draw_forecast(ax, check, styles[check.forecast.key.source])
+    last = max(check.forecast.points[-1].num_speculative_tokens for check in checked)
     panels.set_x(0, last, "K, drafted tokens per round")
-    panels.name_y("decode speed-up", "{x:g}x")
+    panels.name_y("decode speedup", "{x:g}x")
     panels.label_ends([list(_forecast_labels(section, styles)) for section in drawn])
-    whose = dict.fromkeys(text for one in checked if (text := whose_costs(one.forecast)))
-    costs = f", with the costs of {'; '.join(whose)}" if whose else ""
+    origins = dict.fromkeys(text for check in checked if (text := origin_of_costs(check.forecast)))
+    costs = f", with the step times of {'; '.join(origins)}" if origins else ""
     setting = checked[0].forecast.key.condition
     return panels.chart("Forecast against measured", f"{setting.label}{costs}", _FORECAST)
 
 
-def _draw_forecast(ax: Axes, one: CheckedForecast, style: SeriesStyle) -> None:
-    points = [p for p in one.forecast.points if p.speedup is not None]
+def _draw_forecast(ax: Axes, check: CheckedForecast, style: SeriesStyle) -> None:
+    points = [p for p in check.forecast.points if p.speedup is not None]
     ks = [p.num_speculative_tokens for p in points]
     ax.plot(
         [0, *ks],
         [1.0, *(p.speedup.estimate for p in points if p.speedup)],
-        color=style.colour,
+        color=style.color,
         zorder=2,
     )
     band = [
@@ -277,9 +277,9 @@ def _draw_forecast(ax: Axes, one: CheckedForecast, style: SeriesStyle) -> None:
         if p.speedup and p.speedup.low is not None and p.speedup.high is not None
     ]
     if band:
-        places, lows, highs = zip(*band, strict=True)
-        ax.fill_between(places, lows, highs, color=style.colour, alpha=0.18, linewidth=0)
-    for k, measured in one.measured.items():
+        ks_with_band, lows, highs = zip(*band, strict=True)
+        ax.fill_between(ks_with_band, lows, highs, color=style.color, alpha=0.18, linewidth=0)
+    for k, measured in check.measured.items():
         if measured.speedup is not None:
             draw_speedup(
                 ax,
@@ -288,29 +288,30 @@ def _draw_forecast(ax: Axes, one: CheckedForecast, style: SeriesStyle) -> None:
                 style,
                 size=6,
                 valid=measured.valid,
-                says=f"{_forecast_name(one)} K={k}, measured",
+                name=f"{_forecast_name(check)} K={k}, measured",
             )
 
 
 def _forecast_labels(section: Section, styles: Mapping[str, SeriesStyle]) -> Iterator[Label]:
-    for one in section.forecasts:
-        last = one.forecast.points[-1].speedup
+    for check in section.forecasts:
+        last = check.forecast.points[-1].speedup
         if last is not None:
-            yield Label(last.estimate, _forecast_name(one), styles[one.forecast.key.source].colour)
+            color = styles[check.forecast.key.source].color
+            yield Label(last.estimate, _forecast_name(check), color)
 
 
-def _forecast_name(one: CheckedForecast) -> str:
-    return drafter_of(one.forecast.key.source)
+def _forecast_name(check: CheckedForecast) -> str:
+    return drafter_of(check.forecast.key.source)
 
 
 _SEVERAL_RUNS = (
-    "What each run answers for a drafter, at the K that its answer is about. Bars: 95% intervals. "
-    "Dashed: no speculation. Hollow points are of answers not to speculate, or of none."
+    "The decision of each run for a drafter, at the K that it is about. Bars: 95% intervals. "
+    "Dashed: no speculation. Hollow points are undecided or decisions not to speculate."
 )
 
 
 def answers_charts(documents: Sequence[Document]) -> Iterator[Chart]:
-    """A chart a setting, a panel a workload, a point a run; none for a single run."""
+    """One chart per setting, one panel per workload, one point per run; none for a single run."""
     if len(documents) < 2:
         return
     groups: dict[object, dict[str, list[CellKey]]] = {}
@@ -327,7 +328,7 @@ def _answers_chart(
     keys = [key for group in workloads.values() for key in group]
     sources = list(dict.fromkeys(key.source for key in keys))
     styles = {
-        source: SeriesStyle(colour=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)])
+        source: SeriesStyle(color=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)])
         for i, source in enumerate(sources)
     }
     panels = Panels(list(workloads), [drafter_of(source) for source in sources])
@@ -338,83 +339,85 @@ def _answers_chart(
         for i, key in enumerate(group):
             style, name = styles[key.source], drafter_of(key.source)
             shift = 0.12 * (i - (len(group) - 1) / 2)  # intervals stay apart
-            for run, (found, _) in enumerate(by_run(documents, key)):
-                if found is None or found.speedup is None:
+            for run, (decision, _) in enumerate(by_run(documents, key)):
+                if decision is None or decision.speedup is None:
                     continue
                 draw_speedup(
                     ax,
                     run + shift,
-                    found.speedup,
+                    decision.speedup,
                     style,
                     size=6,
-                    valid=verdict_of(found) is SpeedupVerdict.HELPS,
-                    says=f"run {run + 1}, {name}, {found.leader.draft.length.named}",
+                    valid=verdict_of(decision) is SpeedupVerdict.HELPS,
+                    name=f"run {run + 1}, {name}, {decision.leader.draft.length.named}",
                 )
                 ends = [end for end in ends if end.text != name]
-                ends.append(Label(found.speedup.estimate, name, style.colour))
+                ends.append(Label(decision.speedup.estimate, name, style.color))
         names.append(ends)
     if any(names):
-        panels.set_places([str(i + 1) for i in range(len(documents))], "run")
-        panels.name_y("decode speed-up", "{x:g}x")
+        panels.set_categories([str(i + 1) for i in range(len(documents))], "run")
+        panels.name_y("decode speedup", "{x:g}x")
         panels.label_ends(names)
-        where = keys[0].condition.without("workload").label
-        yield panels.chart("Answers of the runs", where, _SEVERAL_RUNS)
+        setting = keys[0].condition.without("workload").label
+        yield panels.chart("Answers of the runs", setting, _SEVERAL_RUNS)
 
 
 _EACH_PROMPT = (
-    "Each dot is a prompt: its decode seconds at K=0 / at the K that the answer is about, from the "
-    "measurement that the answer quotes. Bar: 95% interval over prompts. Dashed: no speculation."
+    "Each dot is one prompt: its decode seconds at K=0 / at the K that the decision is about, from "
+    "the phase that the decision quotes. Bar: 95% interval over prompts. Dashed: no speculation."
 )
-_MOST_DOTS = 300  # of a row: more only make a longer smear
-_SWARM = (0.0, 0.16, -0.08, 0.08, -0.16)  # heights of neighbours, so that they do not hide another
+_MOST_DOTS = 300  # per drafter: more cannot be distinguished
+_SWARM = (0.0, 0.16, -0.08, 0.08, -0.16)  # heights of successive dots, against overlap
 
-Prompts = Mapping[CellKey, Mapping[str, float]]  # of a decision's cell: speed-up by prompt
+Prompts = Mapping[CellKey, Mapping[str, float]]  # speedup by prompt of each decision's cell
 
 
 def prompts_chart(
-    group: Sequence[Section], styles: Mapping[str, SeriesStyle], found: Prompts
+    group: Sequence[Section], styles: Mapping[str, SeriesStyle], prompts: Prompts
 ) -> Chart | None:
-    """A panel a workload; None where no prompt is known by itself, as where requests overlap."""
+    """One panel per workload; None without speedups of prompts, as for overlapping requests."""
     rows = {
-        section.title: [decision for decision in section.decisions if found.get(decision.leader)]
+        section.title: [decision for decision in section.decisions if prompts.get(decision.leader)]
         for section in group
     }
     drawn = [section for section in group if rows[section.title]]
     if not drawn:
         return None
-    every = [one for section in drawn for one in rows[section.title]]
-    panels = Panels([section.condition.workload for section in drawn], [*map(_prompts_name, every)])
+    decisions = [decision for section in drawn for decision in rows[section.title]]
+    panels = Panels(
+        [section.condition.workload for section in drawn], [*map(_prompts_name, decisions)]
+    )
     for ax, section in zip(panels.axes, drawn, strict=True):
         ax.axvline(1.0, color=INK, alpha=0.6, linewidth=0.8, linestyle=(0, (4, 3)))
         for row, decision in enumerate(rows[section.title]):
             style = styles[decision.leader.source]
-            _draw_prompts(ax, -row, decision, found[decision.leader], style)
+            _draw_prompts(ax, -row, decision, prompts[decision.leader], style)
     most = max(len(rows[section.title]) for section in drawn)
     panels.axes[0].set_ylim(-most + 0.4, 0.6)
     panels.hide_y()
-    fastest = max(max(found[decision.leader].values()) for decision in every)
-    panels.set_amount(max(fastest, 1.0) * 1.02, "decode speed-up")
+    fastest = max(max(prompts[decision.leader].values()) for decision in decisions)
+    panels.set_amount(max(fastest, 1.0) * 1.02, "decode speedup")
     panels.label_ends(
         [
             [
-                Label(-row, _prompts_name(decision), styles[decision.leader.source].colour)
+                Label(-row, _prompts_name(decision), styles[decision.leader.source].color)
                 for row, decision in enumerate(rows[section.title])
             ]
             for section in drawn
         ]
     )
-    over = any(len(found[decision.leader]) > _MOST_DOTS for decision in every)
+    over = any(len(prompts[decision.leader]) > _MOST_DOTS for decision in decisions)
     caption = (
-        f"{_EACH_PROMPT} Of more than {_MOST_DOTS} prompts every n-th is drawn."
+        f"{_EACH_PROMPT} If there are more than {_MOST_DOTS} prompts, every n-th is drawn."
         if over
         else _EACH_PROMPT
     )
-    return panels.chart("Speed-up of each prompt", drawn[0].condition.label, caption)
+    return panels.chart("Speedup of each prompt", drawn[0].condition.label, caption)
 
 
 def dots(speedups: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-    """Prompts with their speed-ups from low to high, evenly picked where there are very many."""
-    ranked = sorted(speedups.items(), key=lambda one: one[1])
+    """Prompts with their speedups from low to high; of very many, every n-th."""
+    ranked = sorted(speedups.items(), key=lambda item: item[1])
     step = max(1, -(-len(ranked) // _MOST_DOTS))
     yield from ranked[::step]
 
@@ -434,7 +437,7 @@ def _draw_prompts(
         linestyle="none",
         marker=style.marker,
         markersize=4,
-        color=style.colour,
+        color=style.color,
         alpha=0.75,
     )
     hover(line, *(f"{prompt}: {speedup:.2f}x" for prompt, speedup in shown))

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.decide.objective import (
-    find_compromise,
+    find_shared_k,
     left_out_in_words,
     losses_in_words,
     other_ks,
@@ -20,12 +20,12 @@ def sweep(summarized, workload, **speedups):
     ]
 
 
-def test_the_k_with_the_least_worst_regret_is_the_compromise(summarized):
+def test_the_k_with_the_least_worst_regret_is_the_shared_k(summarized):
     cells = [
         *sweep(summarized, "code", k2=1.5, k4=1.8, k8=2.0),
         *sweep(summarized, "chat", k2=1.2, k4=1.1, k8=0.6),
     ]
-    found = find_compromise(cells)
+    found = find_shared_k(cells)
     assert found is not None
     assert found.num_speculative_tokens == 4
     assert found.regret == pytest.approx({"code": 1 - 1.8 / 2.0, "chat": 1 - 1.1 / 1.2})
@@ -34,11 +34,11 @@ def test_the_k_with_the_least_worst_regret_is_the_compromise(summarized):
 def test_an_answer_that_could_not_compete_is_named(summarized):
     code = sweep(summarized, "code", k4=2.0, k8=1.8)
     chat = [*sweep(summarized, "chat", k8=1.4), summarized(4, None, 1.5, None, workload="chat")]
-    found = find_compromise([*code, *chat])
+    found = find_shared_k([*code, *chat])
     assert found is not None
     assert (found.num_speculative_tokens, found.left_out) == (8, (4,))
     assert left_out_in_words(["K=4"]).endswith(" interval on every workload: K=4")
-    complete = find_compromise([*code, *sweep(summarized, "chat", k4=1.5, k8=1.4)])
+    complete = find_shared_k([*code, *sweep(summarized, "chat", k4=1.5, k8=1.4)])
     assert complete is not None
     assert complete.left_out == ()
     assert left_out_in_words([]) == ""
@@ -51,10 +51,10 @@ def test_no_workload_loses_at_the_k_of_its_own_answer(summarized):
         summarized(8, 1.05, 1.48, 2.08, workload="chat"),
     ]
     code = sweep(summarized, "code", k7=2.0, k8=1.5)
-    found = find_compromise([*chat, *code])
+    found = find_shared_k([*chat, *code])
     assert found is not None
     assert (found.num_speculative_tokens, found.regret) == (7, {"chat": 0.0, "code": 0.0})
-    assert losses_in_words(found.regret, other_ks(found.own, 7)) == ["nothing"]
+    assert losses_in_words(found.regret, other_ks(found.best_k, 7)) == ["nothing"]
 
 
 def test_a_workload_with_another_answer_is_named_although_it_loses_nothing(summarized):
@@ -64,35 +64,35 @@ def test_a_workload_with_another_answer_is_named_although_it_loses_nothing(summa
         summarized(4, 1.30, 1.46, 1.64, workload="code"),
     ]
     chat = sweep(summarized, "chat", k2=1.3, k4=1.6)
-    found = find_compromise([*code, *chat])
+    found = find_shared_k([*code, *chat])
     assert found is not None
-    assert (found.num_speculative_tokens, dict(found.own)) == (4, {"code": 2, "chat": 4})
-    (loss,) = losses_in_words(found.regret, other_ks(found.own, 4))
+    assert (found.num_speculative_tokens, dict(found.best_k)) == (4, {"code": 2, "chat": 4})
+    (loss,) = losses_in_words(found.regret, other_ks(found.best_k, 4))
     assert re.fullmatch(r"nothing measurable .*code \(.*: K=2\)", loss)
 
 
 def test_an_answer_that_was_measured_again_counts(summarized):
     code = sweep(summarized, "code", k2=1.3, k4=1.5)
     lost = decide(choose(code), summarized(4, 0.90, 0.95, 1.00, workload="code"))
-    found = find_compromise([*code, *sweep(summarized, "chat", k2=1.3, k4=1.5)], [lost])
+    found = find_shared_k([*code, *sweep(summarized, "chat", k2=1.3, k4=1.5)], [lost])
     assert found is not None
-    assert dict(found.own) == {"code": 0, "chat": 4}
+    assert dict(found.best_k) == {"code": 0, "chat": 4}
 
 
 def test_where_nothing_is_decided_the_k_that_is_spoken_of_is_a_workloads_own(summarized):
     code = sweep(summarized, "code", k2=1.01, k4=1.05)
     undecided = decide(choose(code))
     assert undecided.draft.k == 0
-    found = find_compromise([*code, *sweep(summarized, "chat", k2=1.5, k4=1.6)], [undecided])
+    found = find_shared_k([*code, *sweep(summarized, "chat", k2=1.5, k4=1.6)], [undecided])
     assert found is not None
-    assert dict(found.own) == {"code": 4, "chat": 4}
+    assert dict(found.best_k) == {"code": 4, "chat": 4}
 
 
 def test_an_answer_without_interval_on_the_other_workload_is_not_said_to_lose_there(summarized):
     # As under a budget: each workload has the prompts of an interval at its own K only.
     code = [*sweep(summarized, "code", k5=2.4), summarized(7, None, 2.2, None, workload="code")]
     chat = [*sweep(summarized, "chat", k7=2.0), summarized(5, None, 1.8, None, workload="chat")]
-    assert find_compromise([*code, *chat]) is None
+    assert find_shared_k([*code, *chat]) is None
 
 
 def test_not_speculating_takes_part(summarized):
@@ -100,14 +100,14 @@ def test_not_speculating_takes_part(summarized):
         *sweep(summarized, "code", k2=1.05),
         *sweep(summarized, "creative", k2=0.5),
     ]
-    found = find_compromise(cells)
+    found = find_shared_k(cells)
     assert found is not None
     assert found.num_speculative_tokens == 0
     assert found.regret == pytest.approx({"code": 1 - 1 / 1.05, "creative": 0.0})
 
 
 def test_regrets_within_one_percent_go_to_the_smaller_k(summarized):
-    found = find_compromise(sweep(summarized, "code", k2=1.991, k4=2.0))
+    found = find_shared_k(sweep(summarized, "code", k2=1.991, k4=2.0))
     assert found is not None
     assert found.num_speculative_tokens == 2
 
@@ -116,7 +116,7 @@ def test_a_k_that_is_invalid_in_one_workload_does_not_compete(summarized):
     code = sweep(summarized, "code", k2=1.5, k8=2.0)
     chat = sweep(summarized, "chat", k2=1.5, k8=2.0)
     chat[1] = replace(chat[1], valid=False, invalid_reasons=("throttled",))
-    found = find_compromise([*code, *chat])
+    found = find_shared_k([*code, *chat])
     assert found is not None
     assert found.num_speculative_tokens == 2
     assert found.regret == pytest.approx({"code": 0.25, "chat": 0.0})
@@ -125,14 +125,14 @@ def test_a_k_that_is_invalid_in_one_workload_does_not_compete(summarized):
 def test_a_pruned_k_is_not_the_one_for_all(summarized):
     dropped = [summarized(8, None, 1.9, None, workload=name) for name in ("code", "chat")]
     cells = [*sweep(summarized, "code", k10=1.3), *sweep(summarized, "chat", k10=1.3), *dropped]
-    found = find_compromise(cells)
+    found = find_shared_k(cells)
     assert found is not None
     assert (found.num_speculative_tokens, found.regret) == (10, {"code": 0.0, "chat": 0.0})
 
 
-def test_without_a_valid_cell_there_is_no_compromise(summarized):
-    assert find_compromise([summarized(2, 1.0, 1.1, 1.2, invalid=("throttled",))]) is None
-    assert find_compromise([]) is None
+def test_without_a_valid_cell_there_is_no_shared_k(summarized):
+    assert find_shared_k([summarized(2, 1.0, 1.1, 1.2, invalid=("throttled",))]) is None
+    assert find_shared_k([]) is None
 
 
 def test_an_adaptive_k_is_no_k_for_all_workloads(summarized):
@@ -140,14 +140,14 @@ def test_an_adaptive_k_is_no_k_for_all_workloads(summarized):
     auto = [
         replace(c, key=with_axes(c.key, adaptive=True)) for c in sweep(summarized, "code", k8=3.0)
     ]
-    found = find_compromise([*code, *auto])
+    found = find_shared_k([*code, *auto])
     assert found is not None
     assert found.num_speculative_tokens == 2
-    assert find_compromise(auto) is None
+    assert find_shared_k(auto) is None
 
 
 def test_pairings_are_not_mixed(summarized):
     cell = summarized(2, 1.0, 1.1, 1.2)
     other = replace(cell, key=with_axes(cell.key, pairing="demo/poor"))
     with pytest.raises(ValueError, match="one pairing"):
-        find_compromise([cell, other])
+        find_shared_k([cell, other])
