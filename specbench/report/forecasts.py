@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from specbench.decide.explanation import speedup_text
+from specbench.decide.explanation import range_text, speedup_text
+from specbench.decide.recommend import SpeedupVerdict, judge
 from specbench.forecast.forecast_check import CheckedForecast
 from specbench.records import Condition, ForecastPoint, ForecastRecord
 from specbench.report.document import Document
@@ -100,16 +101,13 @@ def forecast_lines(document: Document) -> list[str]:
 
 
 def forecast_text(check: CheckedForecast, *, names_pairing: bool = False) -> str:
-    """A sentence such as `forecast K=4, 1.90x [1.80, 2.00]; of K=1..8 measured 4, about 70% of
-    ...`.
+    """The verdict of a forecast, such as `forecast: K=4, 1.90x faster [1.80, 2.00]; of K = 1..8
+    measured 4, about 70% of ...`.
     """
     record = check.forecast
-    best = check.best
     name = f"{record.key.source}, " if names_pairing else ""
-    choice = f"{name}K={record.best}" if record.best else "do not speculate"
-    speed = "" if best.speedup is None else f", {speedup_text(best.speedup)}"
     about = "" if record.is_exact else ", approximate here"
-    text = f"forecast {choice}{speed}{about}"
+    text = f"forecast: {name}{_verdict_text(check.leader)}{about}"
     if record.costs_of is not None:
         return f"{text}, with the step times of {origin_of_costs(record)}"
     ks = [p.num_speculative_tokens for p in record.points if p.num_speculative_tokens]
@@ -120,6 +118,17 @@ def forecast_text(check: CheckedForecast, *, names_pairing: bool = False) -> str
         "measured" if done == chosen else "would measure" if done > chosen else "chose to measure"
     )
     return f"{text}; of K = {ranges(ks)} {verb} {ranges(sorted(chosen))}{_time_saved(record)}"
+
+
+def _verdict_text(point: ForecastPoint) -> str:
+    """The words of a measured answer."""
+    at, speedup = f"K={point.num_speculative_tokens}", point.speedup
+    verdict = judge(speedup)
+    if speedup is None or verdict is SpeedupVerdict.NOT_SHOWN:
+        return f"undecided: {range_text(speedup) if speedup else 'no interval'} at {at}"
+    if verdict is SpeedupVerdict.GAINS_NOTHING:
+        return f"no speedup: {at}, {speedup_text(speedup)}"
+    return f"{at}, {speedup_text(speedup, ' faster')}"
 
 
 def _time_saved(record: ForecastRecord) -> str:

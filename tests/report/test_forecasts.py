@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.records import EngineCost
+from specbench.records import EngineCost, Interval
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
@@ -74,7 +74,7 @@ def test_every_format_shows_it(here):
     assert "Forecast against measured" in printed(here)
     for text in (to_markdown([here]), to_html([here])):
         assert "Forecast against measured" in text
-        assert "forecast K=4, 3.57x" in " ".join(text.split())
+        assert "forecast: K=4, 3.57x faster" in " ".join(text.split())
     assert "Forecast against measured" in [chart.title for chart in drawn(here).all]
 
 
@@ -97,11 +97,19 @@ def test_the_legend_is_of_the_columns_that_are_there(here, there):
 def test_a_sentence_says_what_was_chosen_and_saved(here):
     good, bad = forecast_lines(here)
     assert re.match(
-        r"big/good .*own\.jsonl: .*K=4, 3\.57x \[3\.57, 3\.57\]; of K = 1\.\.2, 4 ", good
+        r"big/good .*own\.jsonl: .*K=4, 3\.57x .*\[3\.57, 3\.57\]; of K = 1\.\.2, 4 ", good
     )
     assert "measured 4, " in good
     assert "time saved" in good
-    assert re.match(r"big/bad .*own\.jsonl: .*not speculate; ", bad)
+    assert re.match(r"big/bad .*own\.jsonl: .*no speedup: K=1, 0\.\d\dx ", bad)
+
+
+def test_a_forecast_whose_interval_contains_one_is_undecided(here):
+    (good, _) = here.forecasts
+    open_ = Interval(estimate=1.1, low=0.9, high=1.3)
+    points = [replace(p, speedup=p.speedup and open_) for p in good.forecast.points]
+    unsure = replace(good, forecast=replace(good.forecast, points=tuple(points)))
+    assert "undecided: 0.90x to 1.30x at K=4" in forecast_text(unsure)
 
 
 def test_machines_get_all_of_it(here, there):
@@ -120,7 +128,7 @@ def test_figures_of_another_engine_say_whose_costs_they_are(there):
     (answer,) = answer_lines(there)
     # 40 tokens in 14 rounds of 1.1 steps.
     expected = (
-        rf"own\.jsonl: forecast big/good, K=2, 2\.60x \[2\.60, 2\.60\], .*{re.escape(whose)}$"
+        rf"own\.jsonl: .*big/good, K=2, 2\.60x faster \[2\.60, 2\.60\], .*{re.escape(whose)}$"
     )
     assert re.match(expected, answer)
     assert all(whose in line for line in forecast_lines(there))
