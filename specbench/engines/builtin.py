@@ -1,4 +1,4 @@
-"""The built-in decoder as an engine: one target on one device, drafters beside it."""
+"""The built-in decoder as an engine: one target and its drafters on one device."""
 
 import time
 from collections import Counter
@@ -47,26 +47,26 @@ from specbench.settings import BUILTIN, DecoderSettings
 from specbench.stats.costs import bytes_per_forward
 
 MOST_CAPTURING_PASSES = 3
-_UNTOLD = DecoderSettings()
+_DEFAULTS = DecoderSettings()
 
 
-DrafterLaunchers = Sequence[tuple[str, Launcher]]  # a drafter's name, and what launched its rounds
+DrafterLaunchers = Sequence[tuple[str, Launcher]]  # drafter names with their launchers
 
 
 def graph_kind(launched: DrafterLaunchers) -> GraphKind:
-    """The kind at K = 0; where only drafters ran, that of one that got what was asked for.
+    """The kind at K = 0; if only drafters ran, that of one with the requested kind, if any.
 
-    A drafter may have less: why is one of the notes.
+    `graph_notes` has the reasons of drafters with another kind.
     """
     plain = [launcher for name, launcher in launched if name == NO_DRAFTER]
-    others = sorted((la for _, la in launched), key=lambda la: la.reason is not None)
-    return next((launcher.graph for launcher in (*plain, *others)), "off")
+    drafting = sorted((la for _, la in launched), key=lambda la: la.reason is not None)
+    return next((launcher.graph for launcher in (*plain, *drafting)), "off")
 
 
 def graph_facts(
     launched: DrafterLaunchers, graphs: Graphs | None, device: torch.device
 ) -> dict[str, Any]:
-    """Fields of an EngineRecord: how rounds are started, and what was spent on that."""
+    """Fields of an EngineRecord: the kind of graphs, and the number and seconds of captures."""
     return {
         "graph": graph_kind(launched) if device.type == "cuda" else "off",
         "num_captures": graphs.num_captures if graphs else None,
@@ -75,18 +75,19 @@ def graph_facts(
 
 
 def graph_notes(launched: DrafterLaunchers) -> Iterator[str]:
-    """Why rounds are not the graphs that were asked for; whose, where it is not all of them."""
+    """The reasons why rounds do not run as the requested graphs, by drafter unless all agree."""
     names: dict[tuple[str, str], dict[str, None]] = {}
     for name, launcher in launched:
         if launcher.reason is not None:
             names.setdefault((launcher.graph, launcher.reason), {})[name] = None
-    for (graph, reason), whose in names.items():
-        is_all = len(whose) == len(dict(launched))
-        yield f"graphs: {reason}" if is_all else f"graphs of {', '.join(whose)}: {graph}, {reason}"
+    for (graph, reason), drafters in names.items():
+        is_all = len(drafters) == len(dict(launched))
+        listed = ", ".join(drafters)
+        yield f"graphs: {reason}" if is_all else f"graphs of {listed}: {graph}, {reason}"
 
 
 class _Setting(NamedTuple):
-    """What round costs depend on."""
+    """The facts that round costs depend on."""
 
     drafter: str
     max_k: int
@@ -96,7 +97,7 @@ class _Setting(NamedTuple):
 
 
 class Controllers:
-    """Made when first asked for, and followed from pass to pass."""
+    """The controllers of adaptive K, which keep their statistics from pass to pass."""
 
     def __init__(self) -> None:
         self._costs: dict[_Setting, RoundCostModel] = {}
@@ -112,8 +113,8 @@ class Controllers:
     ) -> tuple[Controller, float]:
         """The workload's controller, and the seconds spent on measuring round costs first.
 
-        They are measured once for all workloads, by a decoder that does not stop early: a short
-        answer shows few rounds.
+        Costs are measured once for all workloads, by a decoder that does not stop at EOS: a short
+        answer has few rounds.
         """
         setting = _Setting(work.drafter, max_k, work.context, load.concurrency, request.sampling)
         ks, seconds = default_ks(max_k), 0.0
@@ -127,7 +128,7 @@ class Controllers:
         return self._known[known], seconds
 
     def forget(self, drafter: str) -> None:
-        """What was learnt of a drafter that is gone."""
+        """Remove the costs and statistics of a drafter."""
         self._costs = {key: costs for key, costs in self._costs.items() if key.drafter != drafter}
         self._known = {key: c for key, c in self._known.items() if key[1].drafter != drafter}
 
@@ -138,7 +139,9 @@ class BuiltinEngine(Instrumented):
     name = BUILTIN
     baseline = Work(drafter=NO_DRAFTER, method=NO_DRAFTER, k=0)
 
-    def __init__(self, target: Target, pool: ModelPool, options: DecoderSettings = _UNTOLD) -> None:
+    def __init__(
+        self, target: Target, pool: ModelPool, options: DecoderSettings = _DEFAULTS
+    ) -> None:
         self._pool = pool
         self._options = options
         self._clock = make_clock(pool.device)
@@ -173,7 +176,7 @@ class BuiltinEngine(Instrumented):
         )
 
     def _attention(self) -> str:
-        """What computes the target's attention; where that is torch's own, the kernel it picks."""
+        """The implementation of the target's attention; for torch's, the kernel that it chooses."""
         runner = self._runner
         if isinstance(runner, FusedRunner):
             names = {runner.kernels[case.window, case.is_tree].name for case in runner.cases}
@@ -221,14 +224,14 @@ class BuiltinEngine(Instrumented):
         sampler = Sampler(requests[0].sampling)
         decoder = self._decoder(work.drafter, requests[0].stop_at_eos)
         k = policy.max_k
-        asked = list(arriving(requests, load))
+        timed = list(arriving(requests, load))
         for _ in range(MOST_CAPTURING_PASSES):
-            made, cpu_s = decoder.num_captures, time.process_time()
-            served = decoder.serve(asked, sampler, policy, num_rows=load.concurrency)
-            if decoder.num_captures == made:
-                break  # else the time of making graphs is in it: the same texts once more
-        longest = max(request.num_tokens for request in asked)
-        scores = self._score(requests[0].prompt_ids, served.results) if asked[0].is_sample else None
+            num_captures, cpu_s = decoder.num_captures, time.process_time()
+            served = decoder.serve(timed, sampler, policy, num_rows=load.concurrency)
+            if decoder.num_captures == num_captures:
+                break  # otherwise the pass includes the capture of graphs and is repeated
+        longest = max(request.num_tokens for request in timed)
+        scores = self._score(requests[0].prompt_ids, served.results) if timed[0].is_sample else None
         return ServedPass(
             results=tuple(map(self._ended, served.results)),
             seconds=served.seconds,
@@ -246,20 +249,20 @@ class BuiltinEngine(Instrumented):
 
     @property
     def runner(self) -> Runner:
-        """The target's own forwards."""
+        """The target's runner."""
         return self._runner
 
     def drafting(self, drafter: str) -> Drafter:
-        """How the named drafter drafts, over rows of its own."""
+        """The named drafter."""
         return self._drafters[drafter]
 
     def verifier(self, drafter: str) -> Verifier:
-        """What accepts the named drafter's drafts."""
+        """The verifier of the named drafter's drafts."""
         drawn = self._options.acceptance
         return self._drafters.verifier(drafter) if drawn is None else SyntheticVerifier(drawn)
 
     def lossy_option(self, work: Work) -> str | None:
-        """The rule that changes the text of `work`; None where it is the target's own."""
+        """The lossy rule of the drafter of `work`; None if verification is lossless."""
         rule = self._drafters.lossy_rule(work.drafter)
         return None if rule is None else str(rule)
 
@@ -274,28 +277,28 @@ class BuiltinEngine(Instrumented):
         return bytes_per_forward(weights, rows, context, kv)
 
     def kv_bytes_per_token(self, drafter: str) -> int:
-        own = self._drafters[drafter].resources.kv_bytes_per_token
-        return self._runner.cache.bytes_per_token + own
+        drafter_bytes = self._drafters[drafter].resources.kv_bytes_per_token
+        return self._runner.cache.bytes_per_token + drafter_bytes
 
     def state_bytes_per_row(self, drafter: str) -> int:
-        own = self._drafters[drafter].resources.state_bytes_per_row
-        return self._runner.cache.state_bytes_per_row + own
+        drafter_bytes = self._drafters[drafter].resources.state_bytes_per_row
+        return self._runner.cache.state_bytes_per_row + drafter_bytes
 
     def _row_bytes(self, drafter: str, num_tokens: int, k: int) -> int:
-        """Bytes of keys, values and states that a row of so many tokens has room for."""
+        """Bytes of keys, values and states that are allocated for a row of `num_tokens` tokens."""
         method = self._drafters[drafter]
         num_drafts = method.num_drafts(k) if k else 0
         slots = row_slots(num_tokens + num_drafts + 1, self._pool.device.type)
-        own = method.resources
-        spare = own.spare_slots * own.kv_bytes_per_token
+        resources = method.resources
+        spare = resources.spare_slots * resources.kv_bytes_per_token
         return slots * self.kv_bytes_per_token(drafter) + spare + self.state_bytes_per_row(drafter)
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
         method, times = self._drafters[drafter], Counter[tuple[int, str]]()
-        for own in method.resources.forwards(k) if k else ():
-            times[own.num_tokens, own.part] += own.times
+        for forward in method.resources.forwards(k) if k else ():
+            times[forward.num_tokens, forward.part] += forward.times
         if k and method.resources.weights and not times:
-            return ()  # a head that does not tell them: without them the bound would be too low
+            return ()  # the head does not list its forwards, and the bound would be too low
         num_nodes = method.num_drafts(k) + 1 if k else 1
         drafting = (
             RoundForward(role="drafter", num_tokens=num_tokens, times=count, part=part)
@@ -307,14 +310,14 @@ class BuiltinEngine(Instrumented):
         forwards = self.forwards(work.drafter, work.k)
         if not forwards:
             return None
-        # A text that is checked before the first round would move the row unseen.
+        # The check of a prediction before the first round would emit unobserved tokens.
         request = replace(request, prediction_ids=())
         is_captured = self._launchers.graphs is not None
         if is_captured:
-            self.generate(request, work)  # else a pass that captures is done over
+            self.generate(request, work)  # otherwise a capture would repeat the timed pass
         seconds: dict[RoundForward, list[float]] = {forward: [] for forward in forwards}
         in_order = sorted(forwards, key=lambda forward: forward.role == "target")
-        # Slots that no round has committed to, a round under way included, are free to write.
+        # The forwards may overwrite only slots after the tokens of a round in progress.
         length = len(request.prompt_ids) + (work.k + 1 if is_captured else 0)
 
         def between(num_emitted: int) -> None:
@@ -331,11 +334,11 @@ class BuiltinEngine(Instrumented):
         return TimedForwards(result=result, forward_s=last)
 
     def forward_seconds(self, drafter: str, forward: RoundForward, context: int) -> float:
-        """Seconds of that forward alone, after `context` tokens."""
-        whose: Forwards = self._runner
+        """Seconds of the single forward after `context` tokens."""
+        runner: Forwards = self._runner
         if forward.role == "drafter":
-            whose = self._drafters.forwards(drafter, forward.part)
-        return self._model_forwards.seconds(whose, forward.num_tokens, context)
+            runner = self._drafters.forwards(drafter, forward.part)
+        return self._model_forwards.seconds(runner, forward.num_tokens, context)
 
     def _decoder(self, drafter: str, stop_at_eos: bool) -> Decoder:
         known = self._decoders.get((drafter, stop_at_eos))
@@ -351,6 +354,7 @@ class BuiltinEngine(Instrumented):
         return known
 
     def _ended(self, result: Result) -> Result:
-        """With its end as the target's own token says it, also if no request stops there."""
+        """The result with finish_reason "eos" if its last token is EOS, even if decoding does not
+        stop at EOS."""
         is_ended = result.output_ids[-1] in self.eos_ids
         return replace(result, finish_reason="eos" if is_ended else "length")

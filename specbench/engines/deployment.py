@@ -1,7 +1,7 @@
-"""A deployment, which engines export as their own commands, and what their exports share.
+"""A deployment, which engines export as commands, and code that their exports share.
 
-A deployment is a pairing with K for each batch size. The file of an engine that can be exported to
-is an `Exporter`: engines/served/NAME.py, and engines/transformers.py.
+A deployment is a pairing with K for each batch size. The file of an engine with an export is an
+`Exporter`: engines/served/NAME.py, and engines/transformers.py.
 """
 
 import re
@@ -50,7 +50,7 @@ class Deployment:
     dtype: str | None = None  # as it was measured; None: the checkpoint's
     basis: tuple[str, ...] = ()  # where K comes from, in sentences
     measured_with: str | None = None  # the engine; None: K was set by hand
-    is_undecided: bool = False  # K = 0 for want of evidence, not because nothing is gained
+    is_undecided: bool = False  # K = 0 for lack of evidence, not because drafts do not help
 
     @property
     def k(self) -> int:
@@ -86,11 +86,11 @@ class Deployment:
 
     @property
     def drafter(self) -> ModelSpec | None:
-        """The drafter's own model; None where it has none."""
+        """The drafter's model; None for a method without one."""
         return self.pairing.drafter.model
 
     def setting(self, name: str) -> Setting:
-        """A parameter of the drafter, its default where pairings.yaml leaves it out."""
+        """A parameter of the drafter; its default if pairings.yaml does not set it."""
         setting: Setting = self.row.settings(self.pairing.drafter.parameters)[name]
         return setting
 
@@ -102,7 +102,7 @@ class Deployment:
 
     @property
     def tree(self) -> str | None:
-        """The kind of token tree that is drafted; None: a chain, or no tokens at all."""
+        """The kind of token tree that is drafted; None: a chain, or no draft tokens."""
         return self.row.tree(self.row.settings(self.pairing.drafter.parameters))
 
     @property
@@ -112,13 +112,13 @@ class Deployment:
 
     @property
     def acceptance_rule(self) -> str:
-        """The rule that the measured figures hold for."""
+        """The acceptance rule of the measurement."""
         rule = self.pairing.drafter.lossy
         return acceptance_rule(rule, self.temperature, draws=self.draws_drafts)
 
     @property
     def head(self) -> ModelSpec:
-        """The drafter's model, of a method that cannot do without."""
+        """The drafter's model; only for methods that need one."""
         assert self.drafter is not None
         return self.drafter
 
@@ -186,7 +186,7 @@ class Deployment:
 
     @property
     def flat(self) -> "Deployment":
-        """For an engine that takes one K for any batch: that of the fewest requests at once."""
+        """The deployment for an engine with one K for all batch sizes: the K of one request."""
         return self.at(1) if self.is_tiered else self
 
     @property
@@ -198,8 +198,8 @@ class Deployment:
             f"K={tier.num_speculative_tokens} for up to {tier.num_rows}" for tier in self.tiers
         )
         return [
-            f"K by batch size ({by_rows}): K={self.flat.k} is used for any; --concurrency N takes "
-            "that of N requests at once"
+            f"K by batch size ({by_rows}): K={self.flat.k} is used for all; --concurrency N uses "
+            "that of N concurrent requests"
         ]
 
     @property
@@ -213,9 +213,9 @@ class Deployment:
         ]
 
     def at(self, num_rows: int) -> "Deployment":
-        """The deployment with the K of `num_rows` concurrent requests for any number of them.
+        """The deployment with the K of `num_rows` concurrent requests for all batch sizes.
 
-        Beyond what was measured it is the last K.
+        Beyond the measured batch sizes it is the last K.
         """
         fits = (t for t in self.tiers if t.num_rows is None or num_rows <= t.num_rows)
         tier = next(fits, self.tiers[-1])
@@ -231,14 +231,14 @@ class ConfigFile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
-    """An engine's command line, and what a reader of the measured figures must know."""
+    """An engine's command line, with notes on its differences from the measured configuration."""
 
     engine: str
     written_for: str  # the engine's version
     command: tuple[str, ...]
     config: ConfigFile | None
-    acceptance_rule: str | None  # None: nothing is drafted
-    not_expressed: tuple[str, ...]  # what the engine cannot be told
+    acceptance_rule: str | None  # None: no drafts
+    not_expressed: tuple[str, ...]  # settings that the engine does not have
     basis: tuple[str, ...]
 
     @property
@@ -257,8 +257,8 @@ def exported(
     *,
     hybrids: str = ROLLBACK,
 ) -> Export:
-    """The export of a deployment; `lost` lists what the engine cannot express, `hybrids` is what is
-    known of its drafts for a target with recurrent layers."""
+    """The export of a deployment; `lost` lists settings that the engine does not have, `hybrids`
+    describes its drafts for a target with recurrent layers."""
     return Export(
         engine=engine,
         written_for=written_for,
@@ -271,7 +271,7 @@ def exported(
 
 
 def _unknown(deployment: Deployment, hybrids: str) -> Iterator[str]:
-    """Doubts about these models."""
+    """Notes on what is not known of these models."""
     if recurrent_type(deployment.target) is not None:
         yield (
             f"{deployment.target.source} has recurrent layers, whose state is rolled back after a "
@@ -279,33 +279,34 @@ def _unknown(deployment: Deployment, hybrids: str) -> Iterator[str]:
         )
     if deployment.row.shares_tokens and deployment.vocab_sizes is None:
         yield (
-            f"vocab_size of {deployment.target.source} and {deployment.head.source}, which is not "
-            "known here: if they differ, this command may not start; download both and export again"
+            f"vocab_size of {deployment.target.source} and {deployment.head.source}: unknown; if "
+            "they differ, this command may not start; download both and export again"
         )
 
 
 class Exporter(Protocol):
-    """The file of an engine that can be exported to."""
+    """The file of an engine with an export."""
 
-    CONFIG_NAME: str | None  # of the file beside the command, if it may have one
+    CONFIG_NAME: str | None  # name of the file that the command refers to, if it may have one
 
     def vocabulary_notes(self, deployment: Deployment) -> list[str]:
         """Notes on a draft model whose vocabulary is not the target's.
 
-        UsageError if it does not start, or serves without drafts. The docstrings name its source.
+        UsageError if the engine does not start, or serves without drafts. The docstrings name the
+        source file in the engine.
         """
         ...
 
     def export(self, deployment: Deployment, version: str | None, config_name: str) -> Export:
         """The command that serves the deployment; UsageError if the engine cannot.
 
-        `version` None means the newest one known here.
+        `version` None means the newest known release.
         """
         ...
 
 
 def find_exporter(engine: str) -> Exporter:
-    """The exporter of that engine; UsageError names the engines that can be exported to."""
+    """The exporter of an engine; UsageError lists the engines with an export."""
     if engine not in EXPORTED:
         raise UsageError(f"--engine {engine!r}: allowed are {', '.join(EXPORTED)}")
     package = "specbench.engines.served" if engine in SERVED else "specbench.engines"
@@ -313,7 +314,7 @@ def find_exporter(engine: str) -> Exporter:
 
 
 def vocabulary_notes(engine: str, pairing: Pairing, temperature: float) -> list[str]:
-    """The engine's notes on the draft model's vocabulary, or why it cannot draft with it."""
+    """The engine's notes on the draft model's vocabulary, or the error if it cannot draft."""
     deployment = Deployment(pairing=pairing, tiers=(Tier(None, 1),), temperature=temperature)
     try:
         return find_exporter(engine).vocabulary_notes(deployment)
@@ -324,7 +325,7 @@ def vocabulary_notes(engine: str, pairing: Pairing, temperature: float) -> list[
 def read_release(engine: str, text: str | None, *, oldest: Release, newest: Release) -> Release:
     """`0.30`, `v0.30.1` -> (0, 30), (0, 30, 1); UsageError below `oldest`, whose flags differed.
 
-    None is the newest. A later one is read as it is: what is known of the newest is written for it.
+    None is the newest. A later release is accepted, and exported like the newest known one.
     """
     if text is None:
         return newest
@@ -334,8 +335,8 @@ def read_release(engine: str, text: str | None, *, oldest: Release, newest: Rele
     release = tuple(map(int, match[1].split(".")))
     if release < oldest:
         raise UsageError(
-            f"--engine-version {text!r}: {engine} before {dotted(oldest)} took other flags; "
-            f"{dotted(oldest)} to {dotted(newest)} are known"
+            f"--engine-version {text!r}: {engine} before {dotted(oldest)} had other flags; "
+            f"{dotted(oldest)} to {dotted(newest)} are supported"
         )
     return release
 
@@ -346,15 +347,15 @@ def dotted(release: Release) -> str:
 
 
 def newer_release_note(release: Release, newest: Release) -> list[str]:
-    """A note for a release that is newer than all that are known."""
+    """A note for a release that is newer than all known ones."""
     if release[: len(newest)] <= newest:
         return []
     return [f"{dotted(release)} is newer than {dotted(newest)}, for which this is written"]
 
 
 def recurrent_type(spec: ModelSpec) -> str | None:
-    """The model type of one with recurrent layers, by its config; None for others, and for those
-    that are not on this machine or cannot be read."""
+    """The model type of a model with recurrent layers, by its config; None for other models, and
+    if the model is not on this machine or cannot be read."""
     try:
         files = open_model(spec)
         return str(files.field("model_type")) if is_hybrid(files.field) else None
@@ -363,13 +364,13 @@ def recurrent_type(spec: ModelSpec) -> str | None:
 
 
 def model_name(spec: ModelSpec) -> str:
-    """The model's name in pairings.yaml, or its whole path if other tools would not find it.
+    """The model's name in pairings.yaml, or its absolute path if other tools would not find it.
 
-    UsageError for a shape."""
+    UsageError for a shape without weights."""
     if spec.is_shape:
         raise UsageError(f"{spec.source} has no weights; only a real model can be served")
-    is_found = spec.folder is None or Path(spec.source).resolve() == spec.folder.resolve()
-    return spec.source if is_found else spec.location
+    is_usable = spec.folder is None or Path(spec.source).resolve() == spec.folder.resolve()
+    return spec.source if is_usable else spec.location
 
 
 def server_flags(deployment: Deployment) -> list[str]:
@@ -382,14 +383,14 @@ def server_flags(deployment: Deployment) -> list[str]:
 
 
 def settings_lost(deployment: Deployment, *, keeps_lossy: bool = False) -> list[str]:
-    """Settings of pairings.yaml that no engine takes as specbench does; `keeps_lossy`: this one has
-    the rule."""
+    """Notes on settings of pairings.yaml that other engines do not have; `keeps_lossy`: this engine
+    has the lossy rule."""
     lost = []
     rule = deployment.pairing.drafter.lossy
     if rule is not None and deployment.k and not keeps_lossy:
         lost.append(
             f"the lossy rule {rule}: without it fewer drafts are accepted, so the measured "
-            "speed-up is not this engine's"
+            "speedup does not apply to this engine"
         )
     for role, spec in (("target", deployment.target), ("drafter", deployment.drafter)):
         if spec is None:

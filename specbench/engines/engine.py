@@ -1,7 +1,7 @@
-"""The protocol of an engine: it takes requests and yields what happened.
+"""The protocol of an engine: it takes requests and returns results.
 
-What only an engine in this process can tell comes in protocols of their own, which a caller asks
-for with isinstance. No torch here: an engine may as well be a server.
+`InProcess` and `Instrumented` are the protocols of engines in this process, which a caller checks
+with isinstance. No torch here, since an engine may be a server.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,11 +29,11 @@ class Tokenizer(Protocol):
         tools: Sequence[Mapping[str, object]] = (),
         template_args: Mapping[str, object] | None = None,
     ) -> tuple[int, ...]:
-        """The ids that the model sees before it answers; WorkloadError if a template refuses."""
+        """The token ids of a prompt; WorkloadError if the chat template raises an error."""
         ...
 
     def ids(self, text: str) -> tuple[int, ...]:
-        """The ids of a text within an answer: nothing is put before or after it."""
+        """The token ids of a text within an answer, without special tokens around it."""
         ...
 
     def text(self, ids: Sequence[int]) -> str:
@@ -43,16 +43,16 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """How requests come in. Closed loop: the next one starts when a row is free."""
+    """The arrival of requests. Closed loop: the next one starts when a row is free."""
 
     concurrency: int = 1
-    request_rate: float | None = None  # open loop: Poisson arrivals a second, of first turns
+    request_rate: float | None = None  # open loop: Poisson arrivals of first turns per second
     seed: int = 0  # of the arrivals
 
 
 def arriving(requests: Sequence[Request], load: Load) -> Iterator[Request]:
-    """Each with the time at which it arrives: at Poisson times drawn from the load's seed, or as
-    soon as one before it has ended.
+    """The requests with their arrival times: Poisson times drawn from the load's seed, or None to
+    start as soon as a row is free.
 
     The rate counts first turns; a later turn arrives when its user has the previous output.
     """
@@ -68,7 +68,7 @@ def arriving(requests: Sequence[Request], load: Load) -> Iterator[Request]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """How likely the target finds each of a pass's answers, and the seconds it took to say so."""
+    """The target's log-probability of each answer of a pass, and the seconds of the scoring."""
 
     log_probs: tuple[float, ...]  # mean of an answer's tokens, nats, at temperature 1
     seconds: float
@@ -76,7 +76,7 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedPass:
-    """All requests of a pass, in the order they were given, and the rounds that served them."""
+    """The results of a pass's requests, in their order, and the rounds that served them."""
 
     results: tuple[Result, ...]
     seconds: float
@@ -89,7 +89,7 @@ class ServedPass:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundForward:
-    """A forward over `num_tokens` tokens a row that a round runs `times` times."""
+    """A forward over `num_tokens` tokens per row that a round runs `times` times."""
 
     role: Literal["target", "drafter"]
     num_tokens: int
@@ -99,7 +99,7 @@ class RoundForward:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedForwards:
-    """Rounds and the model forwards in them, measured in turns; seconds of each, in order."""
+    """Rounds and their model forwards, timed alternately; seconds of each, in order."""
 
     result: Result
     forward_s: Mapping[RoundForward, tuple[float, ...]]
@@ -111,10 +111,10 @@ class TimedForwards:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """Which method at which K. The baseline is the engine's own method without drafts.
+    """A drafting method and K. The baseline is the engine's method without drafts.
 
-    With `adaptive` the engine picks K round by round, from 0 to `k`, and goes on from what it
-    learnt in earlier passes over the same `workload` and `context`.
+    With `adaptive` the engine chooses K round by round, from 0 to `k`, and continues from the
+    statistics of earlier passes over the same `workload` and `context`.
     """
 
     drafter: str
@@ -126,17 +126,17 @@ class Work:
 
 
 class Engine(Protocol):
-    """A loaded target; drafters are added to it one after the other, so that each one's memory
-    can be told."""
+    """A loaded target; drafters are added one after the other, so that the memory of each can be
+    measured."""
 
     name: str
     eos_ids: tuple[int, ...]
-    baseline: Work  # its method without drafts, which its speed-ups are over
+    baseline: Work  # the method without drafts, which speedups are relative to
     identity: ModelIdentity  # the target's
 
     @property
     def context(self) -> int | None:
-        """Tokens that the target was made for; None: as many as there is memory for."""
+        """The target's longest context in tokens; None: limited only by memory."""
         ...
 
     @property
@@ -144,58 +144,58 @@ class Engine(Protocol):
 
     @property
     def record(self) -> EngineRecord:
-        """How it runs, with what a reader of the results should know."""
+        """The configuration it runs in, with notes for readers of the results."""
         ...
 
     def add_drafter(self, drafter: DrafterSpec) -> ModelIdentity | None:
-        """Load it; its model's identity, None for a method without a model."""
+        """Load the drafter; its model's identity, None for a method without a model."""
 
     def remove_drafter(self, name: str) -> None:
-        """Give its memory back; a name that was never loaded is no mistake."""
+        """Free the drafter's memory; does nothing if it is not loaded."""
 
     def generate(self, request: Request, work: Work) -> Result:
-        """Decode one request alone."""
+        """Decode one request, with no other running."""
         ...
 
     def serve(self, requests: Sequence[Request], work: Work, load: Load) -> ServedPass:
-        """Decode all of them, up to `load.concurrency` at once; UsageError if it cannot."""
+        """Decode the requests, up to `load.concurrency` concurrently; UsageError if it cannot."""
         ...
 
 
 @runtime_checkable
 class InProcess(Protocol):
-    """An engine whose weights and launches are this process's own, so that they can be counted."""
+    """An engine with its weights and launches in this process, where they can be counted."""
 
     def weights_bytes(self, drafter: str) -> int:
-        """Weights of the target and the named drafter together (NO_DRAFTER: the target's)."""
+        """Bytes of the target's and the drafter's weights (NO_DRAFTER: only the target's)."""
         ...
 
     def kv_bytes_per_token(self, drafter: str) -> int:
-        """KV-cache bytes a token of context takes in target and drafter, after a request."""
+        """KV-cache bytes per token of context in target and drafter, after a request."""
         ...
 
     def state_bytes_per_row(self, drafter: str) -> int:
-        """Bytes of recurrent state that a request takes in both, however long it is."""
+        """Bytes of recurrent state per request in target and drafter, whatever its length."""
         ...
 
 
 @runtime_checkable
 class Instrumented(InProcess, Protocol):
-    """One whose rounds can be taken apart into forwards, each of which also runs alone."""
+    """An engine that can also run and time each model forward of a round separately."""
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
-        """The model forwards that one round at K = k contains; none where not all are known."""
+        """The model forwards of one round at K = k; empty if not all of them are known."""
         ...
 
     def time_forwards(self, request: Request, work: Work) -> TimedForwards | None:
-        """Decode one request at a fixed K with every model forward measured alone after each
-        round; None where `forwards` names none."""
+        """Decode one request at a fixed K, and time every model forward separately after each
+        round; None if `forwards` is empty."""
         ...
 
     def bytes_read(self, drafter: str, forward: RoundForward, rows: int, context: int) -> int:
-        """What that forward must read from memory for so many rows of `context` tokens: weights,
-        and keys and values in use.
+        """Bytes that the forward reads from memory for `rows` rows of `context` tokens: weights,
+        keys and values.
 
-        An input embedding is none of it, for only the looked-up rows are touched.
+        An input embedding is not counted, since only the looked-up rows are read.
         """
         ...

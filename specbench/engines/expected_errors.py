@@ -1,4 +1,4 @@
-"""What an engine, a machine or a model may refuse, and whose errors are taken for a refusal."""
+"""Errors that are stored as a result, and the translation of library errors into them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from specbench.errors import (
 from specbench.files.config import ELSEWHERE
 from specbench.models.library_errors import is_of_device, model_failure, raise_if_device_lost
 
-# A refusal is a stored result, and the rest of the run continues.
+# Each is stored as a failure, and the rest of the run continues.
 EXPECTED_ERRORS = (
     *(ModelError, CompatibilityError, UsageError, WorkloadError, DeviceError),
     torch.OutOfMemoryError,
@@ -25,7 +25,7 @@ EXPECTED_ERRORS = (
 
 @contextmanager
 def errors_translated() -> Iterator[None]:
-    """Also raise ModelError if the model's own code fails inside the block."""
+    """The same as `device_errors_translated`, and ModelError if a model's own code fails."""
     with device_errors_translated():
         try:
             yield
@@ -37,10 +37,10 @@ def errors_translated() -> Iterator[None]:
 
 @contextmanager
 def device_errors_translated() -> Iterator[None]:
-    """DeviceError where the device fails at what is done inside.
+    """Raise DeviceError if the device fails inside the block.
 
-    DeviceLostError where it fails at everything since. Lack of memory stays as it is, and so do
-    errors of our own.
+    DeviceLostError if the device then fails at everything else. Lack of memory and specbench's
+    errors pass unchanged.
     """
     try:
         yield

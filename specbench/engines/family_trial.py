@@ -1,4 +1,4 @@
-"""Would the decoder run such a model? A small one of its family, with random weights, is asked."""
+"""Tests whether the decoder runs a model's family, on a small model with random weights."""
 
 from copy import deepcopy
 
@@ -17,8 +17,8 @@ from specbench.models.small import small_config
 
 
 def why_family_fails(spec: ModelSpec) -> str | None:
-    """What loading would say against the model, from its config; None if it would run, or if no
-    small model of it can be made."""
+    """The error that loading the model would raise, by its config; None if it would run, or if no
+    small model of its family can be built."""
     try:
         config = load_config(spec)
         with refusing(spec, "cpu", named_format(config)), quiet():
@@ -31,7 +31,7 @@ def why_family_fails(spec: ModelSpec) -> str | None:
             torch.manual_seed(0)
             model = auto.from_config(small_config(config)).eval()
     except Exception:
-        return None  # sizes that do not go together say nothing about the model's own
+        return None  # an inconsistent small config proves nothing about the real one
     try:
         with errors_translated():
             keep_text_part(model)

@@ -1,4 +1,4 @@
-"""What `generate` fed to the target and handed out, and when: its rounds, told exactly."""
+"""Reconstructs the rounds of `generate` from the tokens it fed to the target and streamed."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,10 @@ from specbench.records import Result, RoundLog, RoundTimeline
 
 
 class GenerationLog:
-    """A streamer: transformers puts the prompt into it, then the tokens of every round.
+    """A streamer for transformers, which calls `put` with the prompt, then with each round's
+    tokens.
 
-    They are on the host by then, so the device has finished them.
+    The tokens are on the host by then, so the device has finished them.
     """
 
     def __init__(self, num_prompt_tokens: int) -> None:
@@ -26,15 +27,15 @@ class GenerationLog:
         self._num_put.append(tokens.numel())
 
     def end(self) -> None:
-        """Called after the last token; there is nothing left to do."""
+        """Part of the streamer protocol; does nothing."""
 
     def feed(self, _module: nn.Module, _args: tuple[Any, ...], inputs: Mapping[str, Any]) -> None:
-        """A forward hook of the target: the tokens it is given, drafts last."""
+        """A forward hook of the target that records its input tokens, drafts last."""
         self._fed.append(inputs["input_ids"])
 
     @property
     def first_token_s(self) -> float:
-        """`perf_counter` when the first token was there."""
+        """The `perf_counter` reading when the first token arrived."""
         return self._put_s[1]
 
     @property
@@ -45,8 +46,8 @@ class GenerationLog:
         """The rounds after the first token; None if one drafted more than K.
 
         A first verification that was merged with the prompt is split in two: its first token
-        is prefill's, and what it emitted beyond is a round of one draft less. That round takes
-        no time of its own. A round cut by EOS or the budget counts the drafts in the text.
+        belongs to the prefill, and its other tokens form a round with one draft less and 0
+        seconds. A round cut by EOS or the token limit counts the drafts in the text.
         """
         num_drafted, num_accepted, num_emitted, round_s = [], [], [], []
         at = 0
@@ -80,7 +81,7 @@ class GenerationLog:
 
 
 def timeline(results: Sequence[Result], k: int) -> RoundTimeline:
-    """The rounds of requests served one after the other, as far as they were told."""
+    """The rounds of requests served one after the other, without requests of unknown rounds."""
     at_s, seconds, num_emitted = [], [], []
     for result in results:
         now_s = result.first_token_s
@@ -103,7 +104,7 @@ def timeline(results: Sequence[Result], k: int) -> RoundTimeline:
 
 
 def _num_equal(drafts: Sequence[int], emitted: Sequence[int]) -> int:
-    """How many drafts the text begins with."""
+    """The number of leading drafts that equal the emitted tokens."""
     num = 0
     for draft, token in zip(drafts, emitted, strict=False):
         if draft != token:

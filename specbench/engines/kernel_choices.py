@@ -1,4 +1,5 @@
-"""What a loaded model's forward, attention and draws run on: the fastest, or what was asked for.
+"""Chooses the implementations of a model's forward, attention and draws: the fastest, or the
+requested ones.
 
 Candidates of draws are right if they give the same numbers and tokens but for rounding. Packed
 layers are timed against plain ones: a kernel that writes unpacked weights to memory before it
@@ -50,7 +51,7 @@ class _Numbers(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """What is drawn with our kernels or without them, and what is wrong with it."""
+    """A kind of draw with its switch for our kernels, and the check of its results."""
 
     name: str
     switch: Switch
@@ -62,7 +63,7 @@ class Drawing(NamedTuple):
 def autotune_draws(
     drawing: Drawing, vocab_size: int, dtype: torch.dtype, device: torch.device, timing: Timing
 ) -> Outcome:
-    """Our kernels if they are right and the faster, else torch."""
+    """Our kernels if they are correct and faster, else torch."""
     numbers = _random_numbers(vocab_size, dtype, device)
 
     def drawn(name: str) -> Results:
@@ -101,19 +102,20 @@ def _draws(numbers: _Numbers) -> Results:
 
 
 def _wrong_draws(numbers: _Numbers, drawn: Results, expected: Results) -> str | None:
-    """Uniform numbers to the last bit, noise but for rounding, tokens but for near-ties."""
-    (chances_BT, noise_BTV, *tokens), (own_BT, own_BTV, *_) = drawn, expected
-    if not torch.equal(chances_BT, own_BT):
-        return "its uniform numbers are others"
-    if not torch.allclose(noise_BTV, own_BTV, rtol=_NEAR, atol=0.0):
-        return "its noise is another"
-    scores_BTV = numbers.probs_BTV.double().log() - own_BTV.double().log()
+    """The first difference: uniform numbers must be equal, noise up to rounding, tokens up to
+    near-ties."""
+    (uniform_BT, noise_BTV, *tokens), (expected_BT, expected_BTV, *_) = drawn, expected
+    if not torch.equal(uniform_BT, expected_BT):
+        return "its uniform numbers differ"
+    if not torch.allclose(noise_BTV, expected_BTV, rtol=_NEAR, atol=0.0):
+        return "its noise differs"
+    scores_BTV = numbers.probs_BTV.double().log() - expected_BTV.double().log()
     best_BT = scores_BTV.amax(-1)
     for tokens_BT in tokens:
         if not bool(((tokens_BT >= 0) & (tokens_BT < scores_BTV.shape[-1])).all()):
             return "its tokens are out of bounds"
         if not bool((best_BT - scores_BTV.gather(-1, tokens_BT[..., None])[..., 0] < _NEAR).all()):
-            return "its tokens are others"
+            return "its tokens differ"
     return None
 
 
@@ -145,7 +147,7 @@ FORWARDS: dict[str, Callable[[FusedRunner], Runner]] = {
 
 
 def round_timing(clock: Clock, graphs: Graphs | None) -> Timing:
-    """As rounds are timed and, if there are graphs, captured."""
+    """The timing of rounds, with the capture of graphs if there are any."""
     return Timing(
         seconds=partial(_seconds, clock),
         captured=None if graphs is None else lambda run: graphs.capture(run).replay,
@@ -160,9 +162,9 @@ def _seconds(clock: Clock, run: Run) -> float:
 
 
 class KernelChoices:
-    """Sets what runners run on: `name`, or the fastest if it is auto.
+    """Sets the implementations that runners use: `name`, or the fastest if it is auto.
 
-    `notes` say for which models the name has no effect, and why.
+    `notes` list the models on which the name has no effect, and the reasons.
     """
 
     def __init__(self, name: str, clock: Clock, graphs: Graphs | None) -> None:
@@ -171,9 +173,9 @@ class KernelChoices:
         self.notes: list[str] = []
 
     def choose(self, runner: Runner, forward: ModelImplementation, name: str) -> Runner:
-        """The runner of the named model to decode with, its implementations chosen. ModelError.
+        """The runner to decode the named model with, its implementations chosen; ModelError.
 
-        Transformers' own code takes torch's own attention.
+        Models in transformers' own code use torch's attention.
         """
         self._choose_draws(runner, name)
         if not isinstance(runner, FusedRunner):
@@ -190,7 +192,7 @@ class KernelChoices:
     def choose_for_layers(
         self, layers: LayerStack, forward: ModelImplementation, name: str
     ) -> tuple[str, ...]:
-        """The same for a head, whose layers take their steps from the target; notes about it."""
+        """The same for a head, whose layers run within the target's steps; notes about it."""
         notes = check_layers(layers, forward, name)
         if layers.fused is not None:
             self._attend(layers.fused, name)
@@ -202,7 +204,7 @@ class KernelChoices:
             layers.kernels[case.window, case.is_tree] = BY_NAME[chosen]
 
     def _choose_draws(self, runner: Runner, name: str) -> None:
-        """Let our kernels draw over such a vocabulary if they are right and the faster."""
+        """Let our kernels draw over the vocabulary if they are correct and faster."""
         if runner.device.type not in DEVICES:
             return
         vocab_size, device = runner.vocab_size, runner.device
@@ -245,14 +247,14 @@ class KernelChoices:
         choice = self.autotuner.choose(f"forward of {name}", runner.device, facts, names, tune)
         try:
             return FORWARDS[choice.chosen](runner)
-        except ModelError as error:  # Triton, say, is gone since it was chosen
+        except ModelError as error:  # e.g. Triton was uninstalled after it was chosen
             choice = self.autotuner.choose_again(choice, first_line(error), tune)
             return FORWARDS[choice.chosen](runner)
 
 
 @torch.inference_mode()
 def autotune_forward(runner: FusedRunner, names: tuple[str, ...], timing: Timing) -> Outcome:
-    """The fastest of the named forwards whose logits are those of a runner that was checked."""
+    """The fastest of the named forwards with the same logits as the checked runner."""
 
     def works(name: str) -> list[Work]:
         candidate = FORWARDS[name](runner)
@@ -278,7 +280,7 @@ def _logits(runner: Runner, T: int) -> Results:
 
 
 def require_kernel(name: str, device: torch.device) -> None:
-    """UsageError where the implementation asked for runs on no such device."""
+    """Raise UsageError if the requested implementation does not run on the device."""
     usual = AttentionShape(
         device=device,
         dtype=torch.bfloat16,
@@ -302,7 +304,7 @@ _SLOWER = 1.05
 
 
 def packed_notes(autotuner: Autotuner, loaded: LoadedModel, name: str) -> tuple[str, ...]:
-    """A note if the named model's are slower, timed against plain ones of the same shape."""
+    """A note if the packed layers of a model are slower than plain ones of the same shape."""
     layers = packed_layers(loaded.model)
     if not layers or loaded.quantization is None:
         return ()
@@ -321,7 +323,7 @@ def packed_notes(autotuner: Autotuner, loaded: LoadedModel, name: str) -> tuple[
 
 
 def packed_layers(model: Any) -> list[nn.Linear]:
-    """The largest packed linear layers, all of one shape; none if nothing is packed."""
+    """The largest packed linear layers, all of one shape; empty if no layer is packed."""
     packed = [
         module
         for module in model.modules()
@@ -335,9 +337,9 @@ def packed_layers(model: Any) -> list[nn.Linear]:
 def time_packed(layers: list[nn.Linear], num_tokens: int, scheme: str, timing: Timing) -> Outcome:
     """Seconds of the packed layers, and of plain ones with their shape, dtype and device.
 
-    The requested scheme runs, whichever is faster, and plain weights are random: there is nothing
-    to compare results with. If either cannot run, for lack of memory for instance, there is a
-    reason instead of seconds.
+    The requested scheme is used even if it is slower, and the plain weights are random, so results
+    are not compared. If either cannot run, e.g. for lack of memory, its reason replaces its
+    seconds.
     """
     first = layers[0].weight
     x_TF = torch.rand(num_tokens, first.shape[1], dtype=first.dtype, device=first.device)
@@ -366,7 +368,7 @@ def times_as_long(contenders: tuple[Contender, ...]) -> float | None:
 
 
 def slower_note(scheme: str, dtype: str, ratios: dict[int, float]) -> str | None:
-    """Says that packed weights are slower, by the number of tokens; None if they are not."""
+    """A note that packed weights are slower, by the number of tokens; None if they are not."""
     if max(ratios.values(), default=0.0) <= _SLOWER:
         return None
     shown = " and ".join(f"{ratio:.2f} times as long for T = {T}" for T, ratio in ratios.items())

@@ -36,17 +36,17 @@ FILE = "training.json"
 
 
 def trained_for(spec: ModelSpec) -> str | None:
-    """Content hash of the target that a head was trained for; None where nobody says."""
+    """Content hash of the target that a head was trained for; None if training.json is missing."""
     try:
-        said = parse_json((Path(spec.location) / FILE).read_bytes())
-        sha256 = said["target"]["sha256"]
+        training = parse_json((Path(spec.location) / FILE).read_bytes())
+        sha256 = training["target"]["sha256"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return sha256 if isinstance(sha256, str) else None
 
 
 class PooledModel(NamedTuple):
-    """A model of the pool that is in use, with the runner over it."""
+    """A model in use from the pool, with its runner."""
 
     spec: ModelSpec
     loaded: LoadedModel
@@ -71,12 +71,12 @@ def take(
     except (ModelError, torch.OutOfMemoryError):
         pool.release(spec)
         raise
-    pool.give_back()  # a layer's parts, of which joined matrices were made
+    pool.give_back()  # the matrices that were joined into larger ones
     return PooledModel(spec, loaded, runner, tuple(f"{shown(spec)}: {note}" for note in notes))
 
 
 class LoadedDrafters:
-    """Adds and removes drafters by name; the baseline's is always there."""
+    """The loaded drafters by name; the baseline's is always loaded."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class LoadedDrafters:
         self._methods: dict[str, Drafter] = {NO_DRAFTER: NoDrafter()}
         self._models: dict[str, PooledModel] = {}
         self._rules: dict[str, LossyRule] = {}
-        self._trees: dict[str, str] = {}  # of drafters with a limit: which tree sets it
-        self.max_ks: dict[str, int] = {}  # of every drafter that ever was here and has a limit
+        self._trees: dict[str, str] = {}  # the tree that limits K, by drafter
+        self.max_ks: dict[str, int] = {}  # the limit of K by drafter, also of removed drafters
         self.notes = target.notes
 
     def __getitem__(self, name: str) -> Drafter:
@@ -103,19 +103,18 @@ class LoadedDrafters:
 
     @errors_translated()
     def add(self, drafter: DrafterSpec) -> ModelIdentity | None:
-        """Load it; the identity of its own model. UsageError, ModelError, CompatibilityError."""
-        # A method that arrives later has files of another kind.
-        means, spec = find_method(drafter.method), drafter.model
-        is_head = means.is_head
+        """Load the drafter; its model's identity. UsageError, ModelError, CompatibilityError."""
+        method_row, spec = find_method(drafter.method), drafter.model
+        is_head = method_row.is_head
         tokenizer, head = self._tokenizer, cache(partial(self._head, drafter))
         if is_head:
             head()
         if spec is not None and (not is_head or self._pool.has_tokenizer(spec)):
-            # Vocabularies are compared before the weights go anywhere near the device.
+            # Vocabularies are compared before the weights are loaded.
             tokenizer = self._pool.tokenizer(spec)
-            if means.retokenizes:
-                found = require_common_tokens(self._tokenizer.vocabulary, tokenizer.vocabulary)
-                self._note(f"{drafter.name}: {found.in_words}")
+            if method_row.retokenizes:
+                common = require_common_tokens(self._tokenizer.vocabulary, tokenizer.vocabulary)
+                self._note(f"{drafter.name}: {common.in_words}")
             else:
                 difference = require_same_vocabulary(self._tokenizer, tokenizer)
                 if renamed := difference.renamed:
@@ -138,7 +137,7 @@ class LoadedDrafters:
             raise ModelError(not_finite_words(f"the head {drafter.name}", name))
         if isinstance(layers := method.resources.keeps, LayerStack):
             self._note(*self._kernels.choose_for_layers(layers, self._forward, drafter.name))
-            self._pool.give_back()  # parts of which joined matrices were made
+            self._pool.give_back()  # the matrices that were joined into larger ones
         self._methods[drafter.name] = method
         if drafter.lossy is not None:
             self._rules[drafter.name] = drafter.lossy
@@ -148,14 +147,14 @@ class LoadedDrafters:
         if spec is None:
             return None
         if is_head:
-            self._say_if_of_another_target(drafter.name, spec)
+            self._note_other_target(drafter.name, spec)
             sha256 = self._pool.checkpoint_sha256(spec, head())
             weights = method.resources.weights
             return head_identity(drafter.name, spec, head(), sha256, weights, tokenizer)
         return identity(drafter.name, spec, self._models[drafter.name].loaded, tokenizer)
 
-    def _say_if_of_another_target(self, name: str, spec: ModelSpec) -> None:
-        """A head of the same shape runs with any target, and drafts well for its own alone."""
+    def _note_other_target(self, name: str, spec: ModelSpec) -> None:
+        """Note a head that was trained for another target: it runs, but drafts poorly."""
         made_for, target = trained_for(spec), self._target.loaded.content_sha256
         if made_for is not None and not target.endswith(made_for):
             self._note(
@@ -165,7 +164,7 @@ class LoadedDrafters:
             )
 
     def remove(self, name: str) -> None:
-        """Give its memory back once nobody else has the drafter any more."""
+        """Remove the drafter, and free its model's memory unless it is used elsewhere."""
         self._methods.pop(name, None)
         self._rules.pop(name, None)
         if held := self._models.pop(name, None):
@@ -176,16 +175,16 @@ class LoadedDrafters:
             self._pool.collect()
 
     def lossy_rule(self, name: str) -> LossyRule | None:
-        """What judges its drafts in the lossless verifier's place; None: nothing does."""
+        """The rule that replaces the lossless verifier; None if there is none."""
         return self._rules.get(name)
 
     def verifier(self, name: str) -> Verifier:
-        """What judges its drafts."""
+        """The verifier of the named drafter."""
         rule = self._rules.get(name)
         return verify if rule is None else make_lossy_verifier(rule)
 
     def depth(self, work: Work) -> int:
-        """The work's K; an adaptive one picks at most what the drafter can. UsageError."""
+        """The work's K; with adaptive K at most the drafter's limit. UsageError beyond it."""
         most = self._methods[work.drafter].capabilities.max_k
         if most is None or work.k <= most:
             return work.k
@@ -197,28 +196,28 @@ class LoadedDrafters:
         return most
 
     def weights_bytes(self, name: str) -> int:
-        """Bytes of its own model or head."""
+        """Bytes of the drafter's model or head."""
         held = self._models.get(name)
         return held.loaded.weights_bytes if held else self._head_bytes(name)
 
     def forwards(self, name: str, part: str) -> Forwards:
-        """What runs that part of its head, or its model."""
-        own = self._methods[name].resources
+        """The runner of a part of the drafter's head, or of its model."""
+        resources = self._methods[name].resources
         if part:
-            return own.head_parts[part]
-        assert own.runner is not None, f"{name} counts forwards and names no runner"
-        return own.runner
+            return resources.head_parts[part]
+        assert resources.runner is not None, f"{name} counts forwards and has no runner"
+        return resources.runner
 
     def bytes_read(self, name: str, part: str) -> tuple[int, int]:
-        """What a forward reads of weights, and for each token of context."""
-        own = self._methods[name].resources
+        """Bytes of weights that a forward reads, and bytes per token of context."""
+        resources = self._methods[name].resources
         if part:
-            of_head = own.head_parts[part]
-            return of_head.weights_bytes, of_head.kv_bytes_per_token
+            head_part = resources.head_parts[part]
+            return head_part.weights_bytes, head_part.kv_bytes_per_token
         if held := self._models.get(name):
-            return bytes_read(held.loaded), own.kv_bytes_per_token
-        first, whole = own.runner, self._target.runner
-        assert first is not None, f"{name} counts forwards and names no runner"
+            return bytes_read(held.loaded), resources.kv_bytes_per_token
+        first, whole = resources.runner, self._target.runner
+        assert first is not None, f"{name} counts forwards and has no runner"
         kv = whole.cache.bytes_per_token * first.num_layers // whole.num_layers
         return bytes_read(self._target.loaded, first.num_layers), kv
 
@@ -226,13 +225,13 @@ class LoadedDrafters:
         return sum(tensor.nbytes for tensor in self._methods[name].resources.weights)
 
     def _head(self, drafter: DrafterSpec) -> Checkpoint:
-        """A head's files, which may be the target's own; made up where weights are."""
+        """A head's files, which may be part of the target's; random ones for dummy weights."""
         spec = drafter.model or self._target.spec
         if not self._pool.is_dummy(spec):
             return self._pool.checkpoint(spec)
         config = self._target.loaded.model.config
-        made: Checkpoint = drafter_class(drafter.method).new_checkpoint(config, seed=0)
-        return made
+        checkpoint: Checkpoint = drafter_class(drafter.method).new_checkpoint(config, seed=0)
+        return checkpoint
 
     def _draft_runner(self, drafter: DrafterSpec) -> Runner:
         if drafter.model is None:
@@ -247,7 +246,7 @@ class LoadedDrafters:
 
 
 def _refuse_trees(name: str, method: Drafter, target: Runner) -> None:
-    """ModelError where drafts form a tree and a state would have to take all of its branches."""
+    """Raise ModelError if drafts form a tree and a model's recurrent state allows only chains."""
     is_chain = all(method.num_drafts(k) == k for k in (1, method.capabilities.max_k or 4))
     for runner in (target, method.resources.runner):
         if runner is not None and runner.most_drafts is not None and not is_chain:
@@ -255,7 +254,7 @@ def _refuse_trees(name: str, method: Drafter, target: Runner) -> None:
 
 
 def _in_tree(drafter: DrafterSpec) -> str:
-    """` in its tree (`tree: auto`)` where it drafts one by name, else nothing."""
+    """` in its tree (`tree: auto`)` if it drafts a named tree, else empty."""
     for parameter in find_method(drafter.method).parameters:
         if parameter.name == "tree":
             tree = drafter.parameters.get("tree", parameter.default)

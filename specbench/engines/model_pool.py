@@ -1,4 +1,4 @@
-"""The models of a run, each loaded once: engines measured side by side share their weights."""
+"""The models of a run, each loaded once: engines that are measured together share weights."""
 
 import gc
 import hashlib
@@ -29,10 +29,10 @@ from specbench.records import ModelIdentity
 
 
 class ModelPool:
-    """Loads a model when it is first asked for and keeps it until its last holder is done.
+    """Loads a model on its first `load` and keeps it until its last `release`.
 
-    `dtype` is for every model, whatever its entry in pairings.yaml says; None: as it says.
-    `dummy` makes up the weights of all of them.
+    `dtype` overrides the dtypes of pairings.yaml; None: no override. `dummy`: all weights are
+    random.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ModelPool:
         self._tokenizers: dict[ModelSpec, ChatTokenizer] = {}
 
     def load(self, spec: ModelSpec, role: Literal["target", "draft"] = "target") -> LoadedModel:
-        """The model, the same one for everybody; each call needs a `release`. ModelError."""
+        """The model, shared by all callers; each call needs a `release`. ModelError."""
         if spec not in self._models:
             wanted = replace(spec, dtype=self._dtype or spec.dtype)
             loaded = load_model(wanted, self.device, dummy=self._dummy)
@@ -60,14 +60,14 @@ class ModelPool:
         return self._models[spec]
 
     def release(self, spec: ModelSpec) -> None:
-        """Drop one holder, after your own reference; after the last, free the model's memory."""
+        """Release a `load`; frees the memory after the last one. Drop your reference before."""
         self._num_holders[spec] -= 1
         if self._num_holders[spec] == 0:
             del self._models[spec], self._num_holders[spec]
             self.collect()
 
     def collect(self) -> None:
-        """Free what nobody holds any more, models whose parts refer to each other included."""
+        """Free unused memory, including models with reference cycles."""
         gc.collect()
         self.give_back()
 
@@ -79,7 +79,7 @@ class ModelPool:
             give_back_host_memory()
 
     def is_dummy(self, spec: ModelSpec) -> bool:
-        """Whether its weights are to be made up."""
+        """Whether the model gets random weights."""
         return self._dummy or spec.is_shape
 
     def checkpoint(self, spec: ModelSpec) -> Checkpoint:
@@ -92,14 +92,14 @@ class ModelPool:
         return read_checkpoint(spec.location, spec.revision)
 
     def checkpoint_sha256(self, spec: ModelSpec, checkpoint: Checkpoint) -> str:
-        """A hash that changes with a head's weights; of made-up ones with what they follow from."""
+        """A hash of a head's weights; for random weights, of the config that they depend on."""
         if self.is_dummy(spec):
             facts = json.dumps(dict(checkpoint.config), sort_keys=True, default=str)
             return "dummy:" + hashlib.sha256(facts.encode()).hexdigest()
         return weights_sha256(spec.location, checkpoint.revision, WEIGHT_KINDS)
 
     def has_tokenizer(self, spec: ModelSpec) -> bool:
-        """Whether a head has a tokenizer of its own; else it speaks its target's tokens."""
+        """Whether a head has its own tokenizer; otherwise it uses the target's."""
         return not self.is_dummy(spec) and has_tokenizer(spec.location, spec.revision)
 
     def tokenizer(self, spec: ModelSpec) -> ChatTokenizer:
@@ -114,8 +114,8 @@ class ModelPool:
 
 
 def bytes_read(loaded: LoadedModel, num_layers: int | None = None) -> int:
-    """Weights that a forward reads, of `num_layers` if given: all but an input embedding that is
-    not also the head."""
+    """Bytes of weights that a forward reads, of the first `num_layers` layers if given: all but an
+    input embedding that is not also the LM head."""
     embedding = loaded.model.get_input_embeddings().weight
     head = loaded.model.get_output_embeddings().weight
     is_tied = embedding.data_ptr() == head.data_ptr()
@@ -127,7 +127,7 @@ def bytes_read(loaded: LoadedModel, num_layers: int | None = None) -> int:
 def identity(
     name: str, spec: ModelSpec, loaded: LoadedModel, tokenizer: ChatTokenizer
 ) -> ModelIdentity:
-    """Which weights and tokenizer a result belongs to."""
+    """The identity of the weights and the tokenizer that a result belongs to."""
     return ModelIdentity(
         name=name,
         source=shown(spec),
@@ -149,7 +149,7 @@ def head_identity(
     weights: Sequence[Tensor],
     tokenizer: ChatTokenizer,
 ) -> ModelIdentity:
-    """Which head a result belongs to; `weights` are those of its tensors that are used."""
+    """The identity of the head that a result belongs to; `weights`: its tensors in use."""
     return ModelIdentity(
         name=name,
         source=shown(spec),
@@ -162,5 +162,5 @@ def head_identity(
 
 
 def shown(spec: ModelSpec) -> str:
-    """Never a folder above the model's own."""
+    """The model's name for people, without the folders above its own."""
     return spec.folder.name if spec.folder else spec.source

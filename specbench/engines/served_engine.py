@@ -1,7 +1,7 @@
-"""The base of serving engines: the protocol of their files, and what several of them share.
+"""The base of serving engines: the protocol of their files, and code that several of them share.
 
-`served/` has one file per engine, found by its name: how it is started, asked and read, what it
-calls each method, and its commands for a deployment. None needs torch.
+`served/` has one file per engine, found by its name: its start, its requests and responses, its
+names of the methods, and its commands for a deployment. The files need no torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from specbench.settings import SERVED
 if TYPE_CHECKING:
     from specbench.servers.client import Client
 
-# For engines that stream no ids: every event then says how many tokens have come so far.
+# For engines that stream no ids: every event then contains the number of tokens so far.
 COUNTED_STREAM = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 Fields = TypeVar("Fields", bound=Payload)
@@ -31,61 +31,61 @@ Fields = TypeVar("Fields", bound=Payload)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartOptions:
-    """Options of a server's start; the engine's `export` turns pairing and K into `exported`."""
+    """Options of a server's start."""
 
-    exported: tuple[str, ...]  # the engine's command line for the model, drafter and K
+    exported: tuple[str, ...]  # the command line that `export` made for the model, drafter and K
     config: Path | None = None  # the file that `exported` refers to
     folder: Path  # for files that the command of `launch` refers to
     models: tuple[Path, ...] = ()  # folders of the target and the drafter that are on this disk
-    # Of the engine's environment, or the program of an engine that has none; None: on the PATH.
+    # The Python of the engine's environment, or the engine's program; None: on the PATH.
     python: Path | None = None
     host: str = "127.0.0.1"
     port: int
     most_at_once: int  # concurrent requests
-    context: int | None = None  # tokens of a request and its answer at most; None: the engine's own
+    context: int | None = None  # most tokens of a request with its answer; None: engine's default
     keeps_prefixes: bool = False  # of earlier prompts, in its cache
     seed: int = 0
-    arguments: tuple[str, ...] = ()  # the user's own: the last word
+    arguments: tuple[str, ...] = ()  # the user's, which override the others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartCommand:
-    """The command that starts a server; `environment` is added to ours."""
+    """The command that starts a server; `environment` is added to this process's."""
 
     command: tuple[str, ...]
-    num_program: int = 1  # first words of it, which the user's --engine-command replaces
+    num_program: int = 1  # first words, which --engine-command replaces
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerFacts:
-    """Facts that a running server reports; None or empty: it does not report it."""
+    """Facts that a running server reports; None or empty: not reported."""
 
     version: str
-    model: str  # what requests must call it
+    model: str  # the name that requests must use
     k: int | None = None  # 0: without speculation
     drafts: bool = False  # whether it reports speculation; not every engine reports K
     kv_tokens: int | None = None  # capacity of its KV cache
     context: int | None = None  # tokens of a request and its output at most
     settings: Mapping[str, str] = field(default_factory=dict)  # effective ones, for provenance
-    prefix_cache: str = "unknown"  # off, on, unknown, or "by request": each asks for it or not
+    prefix_cache: str = "unknown"  # off, on, unknown, or "by request"
 
 
 class ServedEngine(Protocol):
-    """A file of engines/served/, named as the engine. It also is an `Exporter` (deployment.py),
+    """A file of engines/served/, named after the engine. It also is an `Exporter` (deployment.py),
     unless the engine cannot be started."""
 
-    MODULE: str | None  # that its Python must have, which reads model folders; None: a program
-    DISTRIBUTIONS: tuple[str, ...]  # names under which it is installed, other builds included
-    START_S: float  # a guess, until it has served the target
+    MODULE: str | None  # its Python module; None: it is a program
+    DISTRIBUTIONS: tuple[str, ...]  # names of its packages, other builds included
+    START_S: float  # an estimate until it has served the target
     LOG: LogFormat
-    HEALTH: str  # the path that answers 200 once requests are taken
-    COUNTERS: CounterPage | None  # which has the tokens of all clients
+    HEALTH: str  # the path that returns 200 once requests are accepted
+    COUNTERS: CounterPage | None  # with the tokens of all clients
 
     def launch(self, start: StartOptions) -> StartCommand:
-        """The command that starts it; UsageError if something that it needs is missing.
+        """The command that starts it; UsageError if a requirement is missing.
 
-        The user's own arguments come last, so that they have the last word.
+        The user's arguments come last, so that they override the others.
         """
         ...
 
@@ -94,31 +94,31 @@ class ServedEngine(Protocol):
         ...
 
     async def answer(self, client: "Client", model: str, request: Request) -> Streamed:
-        """Ask, and stream the answer with whatever the engine can count of it; ServerError."""
+        """Send the request and stream the answer, with the engine's counts of it; ServerError."""
         ...
 
     def counts(self, answer: Streamed, k: int) -> RequestCounts | None:
         """The rounds of one answer at K; None at K = 0, or if the engine does not count them.
 
-        ServerError if its counts cannot be those of this answer.
+        ServerError if the counts do not fit the answer.
         """
         ...
 
 
 def find_served(name: str) -> ServedEngine:
-    """The engine of that name, which is one of `settings.SERVED`."""
+    """The engine of a name in `settings.SERVED`."""
     return cast(ServedEngine, import_module(f"specbench.engines.served.{name}"))
 
 
 def counter_pages() -> list[CounterPage]:
-    """The pages of all engines, for a server whose engine is not known."""
+    """The metrics pages of all engines, to recognize a server's engine."""
     pages = (find_served(name).COUNTERS for name in SERVED)
     return [page for page in pages if page is not None]
 
 
 def request_fields(model: str, request: Request) -> dict[str, Any]:
-    """A request in the words of the OpenAI-compatible API, without the conversation and the top-k,
-    whose value for "off" differs by engine."""
+    """The fields of a request in the OpenAI-compatible API, without the conversation and without
+    top-k, whose value for "off" differs by engine."""
     return {
         "model": model,
         "max_tokens": request.max_new_tokens,
@@ -129,7 +129,7 @@ def request_fields(model: str, request: Request) -> dict[str, Any]:
 
 
 def conversation_fields(request: Request) -> dict[str, Any]:
-    """The conversation, from which a chat template makes a prompt."""
+    """The fields of a request that the chat template renders into the prompt."""
     messages = [{"role": m.role, "content": m.content, **m.extra} for m in request.messages]
     fields: dict[str, Any] = {"messages": messages}
     if request.tools:
@@ -140,22 +140,22 @@ def conversation_fields(request: Request) -> dict[str, Any]:
 
 
 def neutral_sampling(request: Request) -> dict[str, Any]:
-    """For servers that otherwise take these from the model's generation_config.json."""
+    """Fields for servers that would otherwise use the model's generation_config.json."""
     return {"top_k": request.sampling.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def private_prefix(request: Request) -> Mapping[str, str]:
-    """Salt that no other request has, so that a prefix cache finds nothing for this one."""
+    """A unique salt, so that the prefix cache has no entry for this request."""
     return {} if request.keeps_prefixes else {"cache_salt": uuid4().hex}
 
 
 def result_of(engine: ServedEngine, answer: Streamed, k: int) -> Result:
-    """An answer as a result; failed if it has no token, or counts that cannot be its own."""
+    """An answer as a result; failed if it has no token, or counts that do not fit it."""
     if answer.error or answer.first_s is None or answer.last_s is None:
         return Result.failed(answer.error or "the answer has no token")
     num_tokens = len(answer.token_ids) or answer.num_tokens
     if num_tokens is None:
-        return Result.failed("it tells no usage, so its tokens cannot be counted")
+        return Result.failed("the response has no `usage`, so its tokens cannot be counted")
     try:
         counts = engine.counts(answer, k)
     except ServerError as error:
@@ -177,23 +177,23 @@ def result_of(engine: ServedEngine, answer: Streamed, k: int) -> Result:
     )
 
 
-# Counts of an answer are cut at its end, as those of our decoder are. Every round emits what it
-# accepts and one token more. What the rounds that drafted would have emitted beyond the answer is
-# what the last of them accepted past the end; what they did not emit came from rounds that drafted
-# nothing. If both happen, each hides the other, unless the engine reports more. A draft that ends
-# the text also goes past the end: of an answer that is known, as that of a greedy cell is, our
-# decoder drafts all but the last token.
+# Counts of an answer are cut at its end, as those of our decoder are. Every round emits its
+# accepted tokens and one more. If the rounds with drafts would have emitted more tokens than the
+# answer has, the last of them accepted tokens past the end; if fewer, the others came from rounds
+# without drafts. If both happen, they cancel, unless the engine reports more. A draft that ends
+# the text also counts as past the end: for an answer of known length, as in a greedy cell, our
+# decoder drafts all tokens but the last.
 
 
 class DraftedRound(NamedTuple):
-    """A round that drafted something."""
+    """A round with draft tokens."""
 
     num_drafted: int
     num_accepted: int
 
 
 def read_counts(form: type[Fields], reported: object) -> Fields:
-    """The counts of one answer, as `form` reads them; ServerError names what is wrong."""
+    """The counts of one answer, validated as `form`; ServerError names a wrong field."""
     try:
         return form.model_validate(reported)
     except ValidationError as error:
@@ -207,7 +207,7 @@ def counts_of_rounds(
     *,
     num_overshot: int | None = None,
 ) -> RequestCounts:
-    """Counts from the rounds that drafted, in order; ServerError if they do not fit the answer."""
+    """Counts from the rounds with drafts, in order; ServerError if they do not fit the answer."""
     accepted = [drafted.num_accepted for drafted in rounds]
     num_accepted = sum(accepted)
     if not all(0 <= r.num_accepted <= min(r.num_drafted, MOST_POSITIONS) for r in rounds):
@@ -235,7 +235,7 @@ def counts_of_rounds(
 def counts_of_sums(
     answer: Streamed, *, num_accepted: int, num_drafted: int | None, num_drafting: int | None = None
 ) -> RequestCounts:
-    """Counts from sums, without rejections and positions. ServerError as above."""
+    """Counts from sums, without rejections and positions; ServerError if they do not fit."""
     num_rounds, num_overshot = _cut(answer, num_accepted, num_drafting or 0)
     return RequestCounts(
         num_rounds=num_rounds,

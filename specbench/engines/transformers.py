@@ -1,8 +1,8 @@
-"""transformers without torch: its methods beside ours, and its export, a program that calls
-`generate` with an assistant. transformers_engine.py runs it.
+"""The methods of transformers, and its export: a program that calls `generate`. No torch.
 
-Facts: generation/configuration_utils.py and candidate_generator.py of 5.17 to 5.23. One request
-at a time; the assistant reads its K from its own generation config.
+Sources: generation/configuration_utils.py and candidate_generator.py of 5.17 to 5.23. It decodes
+one request at a time; the assistant reads K from its generation config. transformers_engine.py
+runs it.
 """
 
 from collections.abc import Mapping
@@ -25,15 +25,15 @@ from specbench.files.model_spec import ModelSpec
 from specbench.records import ASSISTED_DEFAULT
 from specbench.records.keys import GENERATE
 
-# Its own methods without drafts, at K = 0; the first is the baseline of the others.
+# Methods without drafts, at K = 0; the first is the baseline of the others.
 STATIC = "generate_static"
 BASELINES = (GENERATE, STATIC)
 
-# Tokens a round that `assisted_default` drafts at most, unless the draft's checkpoint names
-# another number; the engine's record tells what it was.
+# The most tokens per round that `assisted_default` drafts, unless the draft model's checkpoint has
+# another number; the engine's record contains the number used.
 ASSISTED_DEFAULT_K = 20
 
-# Our drafting methods that it also has, and what it calls them.
+# Our drafting methods that it also has, with its names for them.
 ASSISTED, LOOKUP = "assisted", "prompt_lookup"
 COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
     "draft_model": (ASSISTED, ASSISTED_DEFAULT),
@@ -43,8 +43,8 @@ COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
 CONFIG_NAME = "generate.py"
 
 _OLDEST, _NEWEST = (5, 17), (5, 23)
-_SHORT_CONVOLUTIONS = ("lfm2", "lfm2_moe", "lfm3")  # seen to give the text of plain generate
-# Between different tokenizers: the one way at temperature 0, the other above.
+_SHORT_CONVOLUTIONS = ("lfm2", "lfm2_moe", "lfm3")  # tested: same text as without drafts
+# Between different tokenizers: the first at temperature 0, the second above.
 _RETOKENIZING = ("string_match", "token_intersection")
 # Arguments of `generate` that draft.
 _MODEL, _LOOKUP = "assistant_model", "prompt_lookup_num_tokens"
@@ -86,9 +86,10 @@ assistant_tokenizer = AutoTokenizer.from_pretrained({source})
 
 
 def vocabulary_notes(deployment: Deployment) -> list[str]:
-    """generation/utils.py takes unequal sizes for different tokenizers, and asks for these."""
+    """A note that the draft model is resized: generation/utils.py takes unequal vocabulary sizes
+    for different tokenizers."""
     if sizes := deployment.unequal_vocab_sizes:
-        return [f"{sizes}: transformers asks that they are equal, so the draft model is resized"]
+        return [f"{sizes}: transformers requires equal sizes, so the draft model is resized"]
     return []
 
 
@@ -117,12 +118,12 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
 
 
 def _refuse_states(target: ModelSpec) -> None:
-    """UsageError where `generate` takes no drafts: its cache can forget tokens of attention and
-    of short convolutions alone."""
+    """Raise UsageError if `generate` cannot verify drafts: its cache can remove tokens only from
+    attention and short convolutions."""
     if recurrent_type(target) not in (None, *_SHORT_CONVOLUTIONS):
         raise UsageError(
-            f"transformers does not check drafts with {target.source}: it has recurrent layers, "
-            "whose state generate() cannot take back; export it for vllm, or with -k 0"
+            f"transformers cannot verify drafts with {target.source}: it has recurrent layers, "
+            "whose state generate() cannot roll back; export it for vllm, or with -k 0"
         )
 
 
@@ -133,11 +134,11 @@ def _program(deployment: Deployment) -> str:
     drafting: dict[str, Any] = {
         "num_assistant_tokens": deployment.k,
         "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,  # no draft is given up for being unlikely
+        "assistant_confidence_threshold": 0.0,  # unlikely drafts are also kept
     }
     assistant, arguments = "", ""
-    way = deployment.named("transformers", _ARGUMENTS) if deployment.k else None
-    if way == _MODEL:
+    argument = deployment.named("transformers", _ARGUMENTS) if deployment.k else None
+    if argument == _MODEL:
         model = _loading(deployment, is_drafter=True)
         assistant = _ASSISTANT.format(model=model, settings=_keywords(drafting))
         if deployment.vocab_sizes and deployment.unequal_vocab_sizes:
@@ -148,12 +149,12 @@ def _program(deployment: Deployment) -> str:
             arguments += ", tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer"
         if deployment.method == "dflash":
             settings["speculation_type"] = "dflash"
-    elif way == _LOOKUP:
+    elif argument == _LOOKUP:
         settings[_LOOKUP] = deployment.k
         settings["max_matching_ngram_size"] = deployment.setting("max_ngram")
-    elif way == _MTP:
+    elif argument == _MTP:
         settings |= {_MTP: True, "num_assistant_tokens": deployment.k}
-    elif way == _LAYERS:
+    elif argument == _LAYERS:
         settings |= {_LAYERS: _early_exit(deployment), **drafting}
     return _PROGRAM.format(
         tokenizer=f"from_pretrained({_source(deployment.target, {})})",
@@ -165,12 +166,11 @@ def _program(deployment: Deployment) -> str:
 
 
 def _retokenized(deployment: Deployment) -> str:
-    """Where the assistant's tokenizer is; UsageError where transformers would draft otherwise."""
+    """The source of the assistant's tokenizer; UsageError if transformers uses another method."""
     if deployment.method != _RETOKENIZING[deployment.temperature > 0]:
         deployment.refuse(
             "transformers",
-            "string_match at temperature 0 and token_intersection above it, which are what "
-            "generate does there",
+            "string_match at temperature 0 and token_intersection above it",
         )
     return _source(deployment.head, {})
 
@@ -179,14 +179,14 @@ def _early_exit(deployment: Deployment) -> int:
     num_layers = deployment.whole("num_layers")
     if num_layers == 0:
         raise UsageError(
-            f"{deployment.pairing.name}: transformers needs the number of layers that draft; give "
-            "the drafter num_layers under parameters:"
+            f"{deployment.pairing.name}: transformers needs the number of layers that draft; add "
+            "num_layers under the drafter's `parameters:`"
         )
     return num_layers
 
 
 def _loading(deployment: Deployment, *, is_drafter: bool) -> str:
-    """The call that loads a model, onto one device unless pairings.yaml places it."""
+    """The call that loads a model, onto one device unless pairings.yaml has a device_map."""
     spec = deployment.head if is_drafter else deployment.target
     keywords: dict[str, Any] = {"dtype": deployment.dtype or spec.dtype}
     if spec.device_map:
@@ -196,7 +196,7 @@ def _loading(deployment: Deployment, *, is_drafter: bool) -> str:
 
 
 def _source(spec: ModelSpec, keywords: dict[str, Any]) -> str:
-    """Arguments that name the files of a model, its tokenizer's likewise."""
+    """Arguments that locate the files of a model or of its tokenizer."""
     named: dict[str, Any] = {"revision": spec.revision} if spec.revision else {}
     if spec.trust_remote_code:
         named["trust_remote_code"] = True
@@ -212,8 +212,8 @@ def _lost(deployment: Deployment) -> list[str]:
     lost += deployment.tree_lost
     if deployment.method in _RETOKENIZING:
         lost.append(
-            "models of equal vocab_size with different tokenizers: transformers takes their "
-            "tokenizers for equal and stops"
+            "models of equal vocab_size with different tokenizers: transformers assumes equal "
+            "tokenizers and stops"
         )
     if deployment.method == "ngram":
         lost.append(

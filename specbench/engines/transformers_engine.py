@@ -1,4 +1,4 @@
-"""transformers' own generation as an engine: the peer everyone has, over the same weights."""
+"""transformers' `generate` as an engine, over the same weights as the built-in decoder."""
 
 import copy
 import time
@@ -40,31 +40,31 @@ _MERGED = (
     "part of ttft_s, and the tokens cost no decoding time"
 )
 _WHOLE_HISTORY = (
-    "every turn of a conversation prefills the turns before it again, which builtin keeps: "
-    "that is in ttft_s and total_s"
+    "every turn of a conversation prefills the earlier turns again, which builtin keeps in its "
+    "cache: this time is part of ttft_s and total_s"
 )
 _FEW_TOKENS = 4  # a prefill and enough forwards to compile the next and run it again
 
 
 def twin(model: Any) -> Any:
-    """A module of the same architecture over the same tensors, with a config of its own.
+    """A module of the same architecture over the same tensors, with a separate config.
 
-    A deep copy that finds every parameter and buffer already copied, rotary frequencies and
-    tied or quantized weights included. They are the same objects, so what is done to the data
-    of one is done to both: matrices may be fused before or after.
+    A deep copy in which every parameter and buffer is the original object, including rotary
+    frequencies and tied or quantized weights. Changes to the data of one affect both, so matrices
+    may be fused before or after.
     """
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, tensors)
 
 
 def make_peer(model: Any) -> Any:
-    """A twin with the attention that a user of transformers gets, and no generation settings.
+    """A twin with transformers' default attention, and no generation settings.
 
-    Those of the checkpoint (temperature, penalties) are left out: every engine decodes what the
-    request asks for.
+    The checkpoint's settings (temperature, penalties) are left out: every engine uses only the
+    settings of the request.
     """
     module = twin(model)
-    # The kernel knows no soft-capping: some versions refuse it there, others forget it.
+    # The kernel has no soft-capping: some versions raise an error, others ignore it.
     config = module.config.get_text_config()
     has_cap = getattr(config, "attn_logit_softcapping", None) is not None
     try:
@@ -77,9 +77,9 @@ def make_peer(model: Any) -> Any:
 
 @contextmanager
 def generate_errors_translated(module: Any, method: str) -> Iterator[None]:
-    """ModelError where transformers refuses or cannot run a method; lack of memory stays as it is.
+    """Raise ModelError if transformers cannot run a method; lack of memory passes unchanged.
 
-    Its refusals have no class of their own, so errors of its code are among them.
+    transformers raises plain ValueErrors and RuntimeErrors, so bugs of its code are included.
     """
     try:
         with device_errors_translated():
@@ -87,8 +87,8 @@ def generate_errors_translated(module: Any, method: str) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        is_refusal = isinstance(error, ValueError | RuntimeError)
-        if isinstance(error, SpecbenchError) or not (is_refusal or model_failure(error)):
+        is_plain = isinstance(error, ValueError | RuntimeError)
+        if isinstance(error, SpecbenchError) or not (is_plain or model_failure(error)):
             raise
         raise ModelError(
             f"transformers cannot run {method} on {type(module).__name__}: {first_line(error)}; "
@@ -104,7 +104,7 @@ _KEYS = (
 
 
 class Assistant:
-    """A draft model and how it drafts when nothing is asked for."""
+    """A draft model with its default drafting settings."""
 
     def __init__(self, spec: ModelSpec, loaded: LoadedModel) -> None:
         self.spec = spec
@@ -113,7 +113,7 @@ class Assistant:
         self._defaults = _library_defaults(loaded.model.generation_config)
 
     def drafting(self, k: int) -> Any:
-        """Its module, told to draft exactly `k` tokens a round."""
+        """The module, set to draft exactly `k` tokens per round."""
         self._module.generation_config = GenerationConfig(
             num_assistant_tokens=k,
             num_assistant_tokens_schedule="constant",
@@ -122,7 +122,7 @@ class Assistant:
         return self._module
 
     def drafting_by_default(self) -> Any:
-        """Its module, left to the library's own settings."""
+        """The module with the library's default settings."""
         self._module.generation_config = self._defaults
         return self._module
 
@@ -137,9 +137,9 @@ class Assistant:
 
 
 def require_same_width(target: LoadedModel, draft: LoadedModel, name: str) -> None:
-    """CompatibilityError unless the configs, padding included, name equally many tokens.
+    """Raise CompatibilityError unless the configs have the same vocab_size, padding included.
 
-    transformers takes another number for another tokenizer.
+    transformers takes unequal sizes for different tokenizers.
     """
     target_width, draft_width = (
         loaded.model.config.get_text_config().vocab_size for loaded in (target, draft)
@@ -147,25 +147,25 @@ def require_same_width(target: LoadedModel, draft: LoadedModel, name: str) -> No
     if target_width != draft_width:
         raise CompatibilityError(
             f"{name}: transformers drafts only between models of equal vocab_size; the target "
-            f"has {target_width}, the draft {draft_width}. The engine builtin takes this pair; "
-            "for both engines choose a draft of the target's size"
+            f"has {target_width}, the draft model {draft_width}. Use --engine builtin, or a draft "
+            "model of the target's size"
         )
 
 
 def _library_defaults(checkpoint: GenerationConfig) -> GenerationConfig:
-    own = {key: getattr(checkpoint, key) for key in _KEYS}
-    # No public name gives the numbers that stand in for None.
+    values = {key: getattr(checkpoint, key) for key in _KEYS}
+    # The defaults that replace None have no public name.
     library = GenerationConfig._get_default_generation_params()
     return GenerationConfig(
-        **{key: library[key] if value is None else value for key, value in own.items()}
+        **{key: library[key] if value is None else value for key, value in values.items()}
     )
 
 
 class TransformersEngine(InProcess):
-    """`generate`, alone or with an assistant, in this process.
+    """`generate`, with or without an assistant, in this process.
 
-    Its modules are twins of the loaded ones (`twin`), so neither side's attention or
-    settings reach the other. One request at a time. The model forwards of these weights are
+    Its modules are twins of the loaded ones (`twin`), so attention and settings of either do not
+    affect the other. It decodes one request at a time. The model forwards of these weights are
     measured in the built-in decoder.
     """
 
@@ -180,7 +180,7 @@ class TransformersEngine(InProcess):
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
         self._module = make_peer(self._target.model)
         self.context = context_limit(self._module.config.get_text_config())
-        self._static_tokens = 0  # the longest request that generate_static was made ready for
+        self._static_tokens = 0  # of the longest request that generate_static was compiled for
         self._assistants: dict[str, Assistant] = {}
         self._ngrams: dict[str, int | None] = {}  # longest suffix looked up; None: the library's
         self.record = EngineRecord(
@@ -192,21 +192,21 @@ class TransformersEngine(InProcess):
         )
 
     def add_drafter(self, drafter: DrafterSpec) -> ModelIdentity | None:
-        """As in the protocol; CompatibilityError where transformers cannot pair the two."""
+        """Load the drafter; CompatibilityError if transformers cannot pair the two models."""
         if drafter.lossy is not None:
             raise UsageError(
-                f"{drafter.name}: the rule {drafter.lossy} is the built-in decoder's; "
+                f"{drafter.name}: only the built-in decoder has the rule {drafter.lossy}; "
                 "use --engine builtin, or a drafter without `lossy`"
             )
         if drafter.method not in COUNTERPARTS:
             raise UsageError(
-                f"{drafter.name}: transformers has nothing like method {drafter.method}; it has "
-                f"a counterpart of: {', '.join(COUNTERPARTS)}"
+                f"{drafter.name}: transformers has no method like {drafter.method}, only like: "
+                f"{', '.join(COUNTERPARTS)}"
             )
         if drafter.model is None:
             self._add_lookup(drafter)
             return None
-        # Vocabularies are compared before the weights go anywhere near the device.
+        # Vocabularies are compared before the weights are loaded.
         tokenizer = self._pool.tokenizer(drafter.model)
         require_same_vocabulary(self.tokenizer, tokenizer)
         loaded = self._pool.load(drafter.model, "draft")
@@ -225,23 +225,22 @@ class TransformersEngine(InProcess):
         if name in self._assistants:
             self._pool.release(self._assistants.pop(name).spec)
 
-    @torch.inference_mode()  # cheaper than the no_grad of its own
+    @torch.inference_mode()  # cheaper than the no_grad of `generate`
     def generate(self, request: Request, work: Work) -> Result:
-        """Decode one request alone; ModelError where it is too long or transformers refuses.
+        """Decode one request; ModelError if it is too long or transformers raises an error.
 
-        Where drafts are verified together with the prompt, the first token comes with others:
-        ttft_s is when they all are there, and decode_s, first token to last, does not contain
-        the time of those n - 1 further ones. That flatters the peer's decode_s by a round at
-        most; total_s holds everything.
+        If drafts are verified together with the prompt, the first token arrives with n - 1 others:
+        ttft_s includes them all, and decode_s, first token to last, does not contain their time.
+        This shortens decode_s by at most one round; total_s includes everything.
         """
         _require_known(work)
-        self._make_room([request], work)
+        self._prepare([request], work)
         settings = self._settings(request, work)
         ids_1T = torch.tensor([request.prompt_ids], device=self._module.device)
         log = GenerationLog(num_prompt_tokens=len(request.prompt_ids))
         with (
             _seeded(request.seed, self._module.device),
-            quiet(),  # it warns about the way in which it calls its own assistant
+            quiet(),  # it warns about its own call of the assistant
             self._fed_to(log, work),
             generate_errors_translated(self._module, work.method),
         ):
@@ -275,7 +274,7 @@ class TransformersEngine(InProcess):
                 "transformers drafts for one request at a time; run it with --concurrency 1 and "
                 "without --request-rate, or leave it out of --engine"
             )
-        self._make_room(requests, work)
+        self._prepare(requests, work)
         began_s, cpu_s = time.perf_counter(), time.process_time()
         results = []
         for request in requests:
@@ -292,10 +291,11 @@ class TransformersEngine(InProcess):
         return sum(loaded.weights_bytes for loaded in set(self._loaded(drafter)))
 
     def kv_bytes_per_token(self, drafter: str) -> int:
-        return sum(_kv_bytes_per_token(make_peer(one.model)) for one in self._loaded(drafter))
+        models = (loaded.model for loaded in self._loaded(drafter))
+        return sum(_kv_bytes_per_token(make_peer(model)) for model in models)
 
     def state_bytes_per_row(self, drafter: str) -> int:  # noqa: ARG002
-        """Its states are transformers' own, and nobody counts them."""
+        """0: transformers' recurrent states are not counted."""
         return 0
 
     def _add_lookup(self, drafter: DrafterSpec) -> None:
@@ -307,8 +307,8 @@ class TransformersEngine(InProcess):
     def _note(self, note: str) -> None:
         self.record = replace(self.record, notes=(*self.record.notes, note))
 
-    def _make_room(self, requests: Sequence[Request], work: Work) -> None:
-        """Refuse what is too long; compile for a longer static cache now, not under the clock."""
+    def _prepare(self, requests: Sequence[Request], work: Work) -> None:
+        """Raise ModelError if one is too long; compile for a longer static cache before timing."""
         longest = max(requests, key=lambda request: request.num_tokens)
         num_tokens = longest.num_tokens
         check_context(self.context, num_tokens)
@@ -318,7 +318,7 @@ class TransformersEngine(InProcess):
             self.generate(replace(longest, max_new_tokens=few, stop_at_eos=False), work)
 
     def _drafting(self, work: Work) -> Any:
-        """The module that drafts, told how; None for a method without one."""
+        """The assistant with its settings for `work`; None for a method without an assistant."""
         if work.method == ASSISTED:
             return self._assistants[work.drafter].drafting(work.k)
         if work.method == ASSISTED_DEFAULT:
@@ -335,7 +335,7 @@ class TransformersEngine(InProcess):
             settings.top_p = sampling.top_p
         if request.stop_at_eos and self.eos_ids:
             settings.eos_token_id = list(self.eos_ids)
-            settings.pad_token_id = self.eos_ids[0]  # unused by one row; unset, it is warned about
+            settings.pad_token_id = self.eos_ids[0]  # unused with one row; avoids a warning
         if work.method == STATIC:
             settings.cache_implementation = "static"
             settings.max_cache_len = self._static_tokens
@@ -346,8 +346,8 @@ class TransformersEngine(InProcess):
 
     @contextmanager
     def _fed_to(self, log: GenerationLog, work: Work) -> Iterator[None]:
-        """Log what the target is fed: the one place where the drafts can be seen."""
-        if work.k == 0:  # nothing is drafted, and a hook would break up a compiled forward
+        """Log the target's input tokens, which include the drafts."""
+        if work.k == 0:  # no drafts, and a hook would break up a compiled forward
             yield
             return
         hook = self._module.register_forward_pre_hook(log.feed, with_kwargs=True)
@@ -370,7 +370,7 @@ def _require_known(work: Work) -> None:
 
 @torch.inference_mode()
 def _kv_bytes_per_token(model: Any) -> int:
-    """What the library's own cache holds for a token: sizes may differ from layer to layer."""
+    """Bytes of the library's cache per token, summed over layers of possibly different sizes."""
     token_11 = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     cache = model(input_ids=token_11, use_cache=True).past_key_values
     kept = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
@@ -379,7 +379,7 @@ def _kv_bytes_per_token(model: Any) -> int:
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """The generators start from `seed` and are then put back as the caller had them."""
+    """Seed the random generators inside the block, and restore them afterwards."""
     devices = range(torch.cuda.device_count()) if device.type == "cuda" else ()
     with torch.random.fork_rng(devices):
         torch.default_generator.manual_seed(seed)

@@ -1,6 +1,6 @@
-"""How is a server started, asked and stopped? HTTP, streams, counter pages, processes; no torch.
+"""How is a server started, queried and stopped? HTTP, streams, counter pages; no torch.
 
-In: an address and what to ask, or a command that starts a server. Out: when each answer's tokens
-came, and what the server counted. Open `client.py` first, `process.py` for servers of our own.
-Nothing but the given address is ever contacted.
+In: an address and requests, or a command that starts a server. Out: the times at which tokens
+arrived, and the server's counters. Open `client.py` first, `process.py` for servers that specbench
+starts. Only the given address is contacted.
 """

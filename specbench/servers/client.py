@@ -1,6 +1,6 @@
 """An asynchronous client of one server with an OpenAI-compatible API.
 
-Whatever a server does, from another protocol to silence, is an answer or a ServerError.
+Every fault of a server, from another protocol to silence, is raised as a ServerError.
 """
 
 import asyncio
@@ -20,28 +20,28 @@ from specbench.servers.streamed import EventData, Payload, Streamed, invalid_fie
 
 CONNECT_S, SILENCE_S = 10.0, 120.0  # how long a server may take to answer, and between two chunks
 HEALTH_S = 3.0  # how long its health check may take
-LONGEST_REASON = 200  # characters of what a server says of a refusal
-LARGEST_PAGE = 2**26  # bytes; no engine has so much to say
+LONGEST_REASON = 200  # characters of a server's error message
+LARGEST_PAGE = 2**26  # bytes, more than any engine's page has
 STRANGE = "streams events that are not those of an OpenAI-compatible server"
 
 Fields = TypeVar("Fields", bound=Payload)
 
 
 class Client:
-    """Asks one server, and no other host whatever it answers: redirects are refused.
+    """Sends requests to one server and to no other host: redirects are refused.
 
     Proxies and .netrc of the environment are not used. Certificates are verified.
     """
 
     def __init__(self, address: Address, *, silence_s: float = SILENCE_S) -> None:
         self.address = address
-        self.num_events = 0  # streamed to it so far
-        self.num_open = self.num_closed = 0  # requests under way, and those that have ended
+        self.num_events = 0  # received so far
+        self.num_open = self.num_closed = 0  # requests
         self._key = address.key()
-        self._has_template = True  # until the server says that its model has none
+        self._has_template = True  # until the server reports that its model has none
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-            transport=Connections(connect_s=CONNECT_S, silence_s=silence_s),  # and by no proxy
+            transport=Connections(connect_s=CONNECT_S, silence_s=silence_s),
             follow_redirects=False,
         )
 
@@ -53,7 +53,7 @@ class Client:
         await self._http.__aexit__(*error)
 
     async def json(self, url: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The JSON object at a URL of the server, or its answer to what is posted; ServerError."""
+        """The JSON object at a URL of the server, or its response to a posted body; ServerError."""
         try:
             page = from_json(await self._page(url, body), allow_inf_nan=False)
         except ValueError:
@@ -63,14 +63,14 @@ class Client:
     async def parsed(
         self, url: str, form: type[Fields], body: Mapping[str, Any] | None = None
     ) -> Fields:
-        """The same as `form` reads it; ServerError also names a field of another type."""
+        """The same, validated as `form`; ServerError also names a field of another type."""
         try:
             return form.model_validate(await self.json(url, body))
         except ValidationError as error:
             self.fail(f"{_path(url)}: {invalid_field(error)}")
 
     async def is_healthy(self, path: str) -> bool:
-        """Whether it answers a path, such as /health, with 200."""
+        """Whether a GET of a path, such as /health, returns 200."""
         try:
             response = await self._http.get(f"{self.address.root}{path}")
         except httpx.HTTPError:
@@ -78,7 +78,7 @@ class Client:
         return response.status_code == 200
 
     async def why_unhealthy(self, path: str) -> str:
-        """The fault of its health check; empty if it answers, as a proxy without one does."""
+        """The fault of the health check; empty if it responds, even with 404 as a proxy does."""
         try:
             async with asyncio.timeout(HEALTH_S):
                 response = await self._http.get(f"{self.address.root}{path}")
@@ -101,10 +101,10 @@ class Client:
         return first
 
     async def version(self) -> str:
-        """Its version; empty if it reports none."""
+        """The server's version; empty if it reports none."""
         try:
             return str((await self.json(f"{self.address.root}/version")).get("version", ""))
-        except ServerError:  # many have no such page, or one for browsers
+        except ServerError:  # many servers have no such page, or an HTML one
             return ""
 
     async def page(self, path: str) -> str:
@@ -115,11 +115,11 @@ class Client:
             return ""
 
     async def counters(self, path: str, pages: Sequence[CounterPage]) -> Counters:
-        """The counters at a path, of no engine if it has no page; ServerError."""
+        """The counters at a path, with engine None if there is no page; ServerError."""
         return (await self.counter_page(path, pages))[0]
 
     async def counter_page(self, path: str, pages: Sequence[CounterPage]) -> tuple[Counters, str]:
-        """The same, and the page, for what only one engine's has. ServerError."""
+        """The same, and the page itself, for metrics that only one engine has; ServerError."""
         text = await self.page(path)
         try:
             return read_counters(text, pages), text
@@ -127,15 +127,15 @@ class Client:
             self.fail(f"{path} is not a page of counters: {self._quoted(str(error))}")
 
     async def stream(
-        self, path: str, asked: Mapping[str, Any], answer: Streamed | None = None
+        self, path: str, body: Mapping[str, Any], answer: Streamed | None = None
     ) -> Streamed:
         """The answer to a request, which asks for a stream and its usage; ServerError.
 
-        A path from / is the server's own, any other is of its API. `answer` takes in the events of
-        an engine that says more in them than others do.
+        A path that begins with / is below the server's root, any other below its API. `answer`:
+        collects the events, if the engine's have more fields than `Streamed` reads.
         """
         root = self.address.root if path.startswith("/") else f"{self.address.api}/"
-        body = {"stream": True, "stream_options": {"include_usage": True}, **asked}
+        body = {"stream": True, "stream_options": {"include_usage": True}, **body}
         answer, data = answer or Streamed(), EventData()
         await self._read(f"{root}{path}", body, lambda piece: self._take(data, piece, answer))
         self._take(data, b"\n", answer)
@@ -145,23 +145,23 @@ class Client:
 
     async def chat(
         self,
-        asked: Mapping[str, Any],
+        options: Mapping[str, Any],
         conversation: Mapping[str, Any],
         answer: Streamed | None = None,
     ) -> Streamed:
-        """The answer to a conversation (`messages`, `tools` ..); ServerError.
+        """The answer to a conversation (`messages`, `tools`, ...); ServerError.
 
-        A model without a chat template gets their text, with empty lines in between.
+        A model without a chat template gets the text of the messages, joined by empty lines.
         """
         if self._has_template:
             try:
-                return await self.stream("chat/completions", {**asked, **conversation}, answer)
+                return await self.stream("chat/completions", {**options, **conversation}, answer)
             except RefusedError as error:
                 self._has_template = not _has_no_chat(error)
                 if self._has_template:
                     raise
         text = "\n\n".join(message["content"] for message in conversation["messages"])
-        return await self.stream("completions", {**asked, "prompt": text}, answer)
+        return await self.stream("completions", {**options, "prompt": text}, answer)
 
     def _take(self, stream: EventData, piece: bytes, answer: Streamed) -> None:
         """Add the events that end in a piece of the stream to the answer; ServerError."""
@@ -197,7 +197,7 @@ class Client:
     async def _read(
         self, url: str, body: Mapping[str, Any] | None, take: Callable[[bytes], None]
     ) -> None:
-        """Pass on what is answered, to a body if there is one, as it comes in; ServerError."""
+        """Pass the pieces of the response to `take` as they arrive; ServerError."""
         method = "GET" if body is None else "POST"
         self.num_open += 1
         try:
@@ -215,7 +215,7 @@ class Client:
         if response.is_success:
             return
         if response.has_redirect_location:
-            self.fail("it redirects elsewhere, and only the given address is asked; give that one")
+            self.fail("it redirects to another address, which is refused; give that one instead")
         reason = self._quoted(_reason_of_page(await response.aread()) or response.reason_phrase)
         text = f"{_path(str(response.url))} answered {response.status_code}: {reason}"
         if response.status_code in (401, 403):
@@ -246,13 +246,13 @@ def _has_no_chat(error: RefusedError) -> bool:
 
 
 def _reason_of_page(page: bytes) -> str:
-    """The reason on the page of a refusal; empty for a page that is made for browsers."""
+    """The reason in an error response; empty for an HTML page."""
     try:
-        found = parse_json(page)
+        content = parse_json(page)
     except ValueError:
         text = page.decode("utf-8", "replace")
         return "" if "<html" in text.lower() else " ".join(text.split())
-    return _reason(found.get("error", found) if isinstance(found, dict) else found)
+    return _reason(content.get("error", content) if isinstance(content, dict) else content)
 
 
 def _reason(error: object) -> str:

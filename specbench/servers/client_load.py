@@ -1,4 +1,4 @@
-"""How busy this process was while it asked servers: a busy client measures itself."""
+"""How busy this process was while it sent requests: a busy client measures itself."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -12,9 +12,9 @@ from typing import Any
 from specbench.servers.client import Client
 
 TICK_S = 0.01
-TIMER_S = 0.001  # a thread's timer is late by less than this where it is not kept from running
+TIMER_S = 0.001  # a thread's timer is late by less than this unless the thread was kept waiting
 
-See = Callable[[float], None]  # is told when a tick was sent
+OnTick = Callable[[float], None]  # gets the time at which the tick was sent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,19 +22,19 @@ class ProcessLoad:
     """The load that requests put on this process."""
 
     wall_s: float
-    cpu_s: float  # of all its threads
-    num_events: int  # streamed to it
-    mean_lag_s: float  # how long an event that comes in at any time waits until it is read
+    cpu_s: float  # of all threads
+    num_events: int  # received
+    mean_lag_s: float  # mean time from an event's arrival to its reading
 
 
 async def load_of(work: Coroutine[Any, Any, None], clients: Sequence[Client]) -> ProcessLoad:
-    """Do the work of these clients, and measure this process meanwhile; raises what it raises."""
+    """Run the work of these clients and measure this process meanwhile."""
     num_events = sum(client.num_events for client in clients)
     start_s, cpu_start_s = perf_counter(), process_time()
     lags_s: list[float] = []  # of the ticks
     with ticking(lambda sent_s: lags_s.append(perf_counter() - sent_s)):
         await work
-    await asyncio.sleep(0)  # what was sent during a pause at the end is also seen
+    await asyncio.sleep(0)  # also handle the ticks that were sent during a pause at the end
     return ProcessLoad(
         wall_s=perf_counter() - start_s,
         cpu_s=process_time() - cpu_start_s,
@@ -44,13 +44,14 @@ async def load_of(work: Coroutine[Any, Any, None], clients: Sequence[Client]) ->
 
 
 @contextmanager
-def ticking(see: See) -> Iterator[None]:
-    """Ticks reach the loop from outside, as a server's events do: its own timers are a millisecond
-    late on an idle machine, and events are not.
+def ticking(on_tick: OnTick) -> Iterator[None]:
+    """Send ticks to the event loop from a thread while the block runs.
 
-    All ticks that become due while the loop stands still are late, each by its own time: a long
-    pause counts for as much as comes in during it. That is so of events that come at any time; of
-    those that come together, as the tokens of a batch do, the last one waits for all others.
+    They reach the loop from outside, as a server's events do: the loop's own timers are a
+    millisecond late on an idle machine, and events are not. Each tick that becomes due while the
+    loop is blocked is late by its own time, so a long pause counts in proportion to the events
+    that arrive during it. Events that arrive together, as the tokens of a batch do, wait longer
+    than that: the last one waits for all others.
     """
     loop, ended = asyncio.get_running_loop(), Event()
 
@@ -60,8 +61,8 @@ def ticking(see: See) -> Iterator[None]:
         while not is_over:
             is_over = ended.wait(due_s - perf_counter())
             while due_s <= (now_s := perf_counter()):
-                # Whatever kept this thread from running keeps events from being read as well.
-                loop.call_soon_threadsafe(see, due_s if now_s - due_s > TIMER_S else now_s)
+                # A pause that delayed this thread has also delayed the reading of events.
+                loop.call_soon_threadsafe(on_tick, due_s if now_s - due_s > TIMER_S else now_s)
                 due_s += TICK_S
 
     thread = Thread(target=send, name="ticks", daemon=True)

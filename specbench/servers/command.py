@@ -13,10 +13,10 @@ _PLACEHOLDER = re.compile(r"\{\w+\}")  # the braces of JSON have quotes within
 def command_line(
     template: str | None, default: Sequence[str], args: Sequence[str], *, port: int
 ) -> list[str]:
-    """The default with the flags at its end, or a template with them in the place of {args}.
+    """The default with the flags at its end, or the template with the flags at {args}.
 
-    `docker run --network host image {args}`, split as a shell would, is such a template.
-    UsageError for one that cannot be read.
+    Example of a template: `docker run --network host image {args}`, split as a shell would.
+    UsageError if it cannot be parsed.
     """
     if template is None:
         return [*default, *args]
@@ -31,8 +31,8 @@ def command_line(
         unknown = set(_PLACEHOLDER.findall(word)) - {PORT}
         if unknown and word != ARGS:
             raise UsageError(
-                f"--engine-command {template}: {min(unknown)} in {word!r} is not known there; "
-                f"{PORT} may stand anywhere, and {ARGS} for all flags as a word of its own"
+                f"--engine-command {template}: unknown placeholder {min(unknown)} in {word!r}; "
+                f"write {PORT} anywhere, and {ARGS}, as a separate word, for all flags"
             )
         command += args if word == ARGS else [word.replace(PORT, str(port))]
     return command

@@ -1,8 +1,7 @@
-"""The connections of a client to its server: HTTP/1.1, one for each request under way.
+"""The connections of a client to its server: HTTP/1.1, one for each open request.
 
-In place of httpx's own, which looks through all of its connections for each request and passes
-each read through many hands: among 256 streams it takes several times as long for an event, and
-so could follow fewer of them.
+They replace httpx's own transport, which searches all of its connections for each request and
+passes each read through many layers: with 256 streams it takes several times as long per event.
 """
 
 import asyncio
@@ -16,22 +15,22 @@ import h11
 import httpx
 
 # A request that is sent while the server closes the connection is lost. uvicorn, which most engines
-# use, closes an idle one after 5 s; llama.cpp's server at once, though it says that it keeps it.
+# use, closes an idle one after 5 s; llama.cpp's server immediately, despite its keep-alive header.
 SETTLED_S, STALE_S = 0.02, 2.0
 READ_BYTES = 65_536
 HEAD_BYTES = 100_000  # a longer one is refused
 
 
 class Connections(httpx.AsyncBaseTransport):
-    """Opens a connection where none is idle, within `connect_s`.
+    """A pool that opens a connection, within `connect_s`, if none is idle.
 
-    A server may be silent for `silence_s` before and within an answer.
+    A server may be silent for `silence_s` before and within a response.
     """
 
     def __init__(self, *, connect_s: float, silence_s: float) -> None:
         self._connect_s = connect_s
         self._silence_s = silence_s
-        self._idle: deque[_Connection] = deque()  # the one that is idle for longest first
+        self._idle: deque[_Connection] = deque()  # idle for longest first
 
     @cached_property
     def _ssl_context(self) -> SSLContext:
@@ -39,7 +38,7 @@ class Connections(httpx.AsyncBaseTransport):
         return httpx.create_ssl_context(trust_env=False)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        connection = await self._idle_one() or await self._open(request.url)
+        connection = await self._take_idle() or await self._open(request.url)
         try:
             await connection.send(request)
             head = await connection.head()
@@ -53,7 +52,7 @@ class Connections(httpx.AsyncBaseTransport):
             extensions={"reason_phrase": head.reason},
         )
 
-    async def _idle_one(self) -> "_Connection | None":
+    async def _take_idle(self) -> "_Connection | None":
         while self._idle and self._idle[0].idle_s >= SETTLED_S:
             connection = self._idle.popleft()
             if connection.idle_s < STALE_S and not connection.is_closed:
@@ -82,7 +81,7 @@ class Connections(httpx.AsyncBaseTransport):
 
 
 class _Connection:
-    """Bytes to and from the server, and the protocol's state of both sides."""
+    """One TCP connection, and the HTTP state of both sides."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, silence_s: float
@@ -114,7 +113,7 @@ class _Connection:
         except TimeoutError as error:
             raise httpx.WriteTimeout(f"it read nothing for {self._silence_s:g} s") from error
         except OSError:
-            pass  # it may have answered before it read all
+            pass  # the response may have begun before the server read the whole request
 
     async def head(self) -> h11.Response:
         while isinstance(event := await self.event(), h11.InformationalResponse):
@@ -123,7 +122,7 @@ class _Connection:
         return event
 
     async def event(self) -> object:
-        """The next data from the server, as an event of h11."""
+        """The next h11 event from the server."""
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 async with asyncio.timeout(self._silence_s):
@@ -141,7 +140,7 @@ class _Connection:
 
     @property
     def is_done(self) -> bool:
-        """Whether the answer was read to its end, and another request can follow it."""
+        """Whether the response was read to its end, so that another request can be sent."""
         states = (self._http.our_state, self._http.their_state)
         return states == (h11.DONE, h11.DONE) and not self._http.trailing_data[0]
 
@@ -156,7 +155,7 @@ class _Connection:
 
 
 class _Body(httpx.AsyncByteStream):
-    """A response's bytes; once they are read to the end its connection can be used again."""
+    """A response body; once it is read to the end, its connection is reused."""
 
     def __init__(self, connection: _Connection, give_back: Callable[[_Connection], None]) -> None:
         self._connection = connection

@@ -1,4 +1,4 @@
-"""The counters of a serving engine's Prometheus page, whatever the engine calls them."""
+"""The counters of a serving engine's Prometheus page, under names that all engines share."""
 
 import math
 from collections import defaultdict
@@ -13,20 +13,20 @@ from prometheus_client.samples import Sample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CounterPage:
-    """Where an engine counts, and its name for each counter: in its file in engines/served/."""
+    """The metrics page of an engine, and its name for each counter: see engines/served/."""
 
     engine: str
     path: str
     prefix: str
     counters: Mapping[str, str]  # field of Counters, by the engine's name of it
-    # Gauges of the requests that run, and that wait. Empty for engines that set them only while
-    # they compute: idle, they show requests that have ended.
+    # Gauges of running and waiting requests. Empty for engines that set them only while they
+    # compute: when idle, they show requests that have ended.
     in_progress: tuple[str, ...] = ()
-    k_gauge: str = ""  # set now and then, and 0 before
-    counts_all_rounds: bool = False  # else only rounds in which something was drafted
+    k_gauge: str = ""  # set from time to time; 0 at first
+    counts_all_rounds: bool = False  # else only rounds with draft tokens
 
 
-# Names that several engines have for counters of drafts.
+# Names of draft counters that several engines share.
 DRAFT_COUNTERS = {
     "spec_decode_num_draft_tokens": "num_draft_tokens",
     "spec_decode_num_accepted_tokens": "num_accepted",
@@ -36,9 +36,9 @@ _SUMS = (
     *("num_draft_tokens", "num_accepted", "num_rounds", "num_tokens", "num_prompt_tokens"),
     *("num_requests", "num_preemptions", "queue_s", "num_cached_tokens"),
 )
-MOST_POSITIONS = 1_000  # no server drafts so many tokens in a round
+MOST_POSITIONS = 1_000  # more than any server drafts per round
 _STARTED = "process_start_time_seconds"
-_CREATED = "_created"  # ends the name of a series that says when a counter began, in Unix seconds
+_CREATED = "_created"  # suffix of the series with a counter's start time, in Unix seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,14 +46,14 @@ class Counters:
     """The counts of a server since it started, summed over labels; None: not reported."""
 
     engine: str | None
-    counts_all_rounds: bool = False  # in num_rounds; else those that drafted something
+    counts_all_rounds: bool = False  # in num_rounds; else only rounds with draft tokens
     num_rounds: float | None = None
     num_draft_tokens: float | None = None
     num_accepted: float | None = None
-    num_tokens: float | None = None  # emitted, for whatever client
-    num_prompt_tokens: float | None = None  # prefilled, for whatever client
-    num_requests: float | None = None  # finished, for whatever client
-    num_preemptions: float | None = None  # requests put off for lack of room
+    num_tokens: float | None = None  # emitted, for all clients
+    num_prompt_tokens: float | None = None  # prefilled, for all clients
+    num_requests: float | None = None  # finished, for all clients
+    num_preemptions: float | None = None  # requests evicted for lack of KV cache
     queue_s: float | None = None  # summed over requests
     num_cached_tokens: float | None = None  # of prompts, found in its prefix cache
     num_accepted_at: tuple[float, ...] = ()  # drafts accepted at position 1, 2 .. K
@@ -68,7 +68,7 @@ class Counters:
         return {name: getattr(self, name) for name in _SUMS if getattr(self, name) is not None}
 
     def since(self, before: "Counters") -> "Counters":
-        """The counts in between; a counter that began to exist in between began at 0."""
+        """The difference to an earlier reading; a counter that did not exist yet was 0."""
         counted: dict[str, Any] = {
             name: now - (getattr(before, name) or 0.0) for name, now in self.sums.items()
         }
@@ -84,7 +84,7 @@ class Counters:
         )
 
     def __add__(self, other: "Counters") -> "Counters":
-        """The counts of two servers together; a counter that one of them lacks is not known."""
+        """The counts of two servers together; a counter that one of them lacks is None."""
         both = self.sums.keys() & other.sums.keys()
         summed: dict[str, Any] = dict.fromkeys(_SUMS)
         summed |= {name: self.sums[name] + other.sums[name] for name in both}
@@ -100,9 +100,9 @@ class Counters:
 
 
 def read_counters(text: str, pages: Sequence[CounterPage]) -> Counters:
-    """The counters of a page, whose engine is one of those of `pages`, or None.
+    """The counters of a page, and which of the engines in `pages` it is from, if any.
 
-    ValueError if it is not a page of counters.
+    ValueError if the text is not a Prometheus page.
     """
     sums: dict[str, Any] = defaultdict(float)
     accepted: dict[int, float] = defaultdict(float)
@@ -129,7 +129,7 @@ def read_counters(text: str, pages: Sequence[CounterPage]) -> Counters:
                 raise ValueError(
                     f"{sample.name} is {sample.value:g}; allowed are 0 to {MOST_POSITIONS}"
                 )
-            k_gauge = max(k_gauge, sample.value)  # of every rank the same
+            k_gauge = max(k_gauge, sample.value)  # the same on every rank
     num_positions = max(accepted, default=-1) + 1
     return Counters(
         engine=page.engine if page else None,
@@ -152,7 +152,7 @@ def _position(sample: Sample) -> int:
 
 
 def labels_of(text: str, name: str) -> list[dict[str, str]]:
-    """The labels of each series of a metric, such as one that only tells a configuration."""
+    """The labels of each series of a metric, such as one whose labels are a configuration."""
     return [sample.labels for sample in _samples(text) if sample.name == name]
 
 
@@ -162,7 +162,7 @@ def gauge_of(text: str, name: str) -> float | None:
 
 
 def count_of(label: str | None) -> int | None:
-    """A label that tells a count; None where it tells something else."""
+    """The count in a label; None if the label is not a count."""
     is_count = label is not None and label.isascii() and label.isdecimal() and len(label) < 16
     return int(label or "") if is_count else None
 

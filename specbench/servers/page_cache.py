@@ -1,4 +1,4 @@
-"""A model's weights in the system's page cache, so that the first start is like the later ones."""
+"""Loads a model's weights into the system's page cache, so that all server starts are alike."""
 
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,7 @@ CHUNK_BYTES = 2**24
 
 @cache
 def read_once(model: Path) -> int:
-    """Read the weights of a folder, or one file, once per process; how many bytes. ModelError."""
+    """Read the weights of a folder, or one file, once per process; the bytes read. ModelError."""
     chunk = bytearray(CHUNK_BYTES)
     num_bytes = 0
     try:

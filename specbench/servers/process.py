@@ -1,7 +1,7 @@
 """A serving engine as a child process: started, watched, and stopped with all its children.
 
-Between it and us stands a supervisor (`supervisor.py`), which ends everything below it when a
-pipe closes that we hold open: when we leave, and when we are killed.
+Its parent is a supervisor (`supervisor.py`), which ends all processes below it when a pipe from
+this process closes: on exit, and when this process is killed.
 """
 
 import asyncio
@@ -21,33 +21,33 @@ from specbench.servers.client import Client
 from specbench.servers.server_log import PLAIN, LogFormat, ServerLog, how_it_ended
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
-LOOPBACK = "127.0.0.1"  # a started server listens here alone
-GRACE_S = 20.0  # to end when asked to; a container whose client is killed sooner would stay
-KILL_S = 20.0  # for the system to end what was killed
+LOOPBACK = "127.0.0.1"  # the only interface that a started server listens on
+GRACE_S = 20.0  # from SIGTERM to SIGKILL; a container whose client is killed sooner would stay
+KILL_S = 20.0  # for the system to end killed processes
 PATIENCE_S = 15.0  # with a server that broke a connection; its children have 10 s to end
 POLL_S = 0.05  # between two health checks
 
 
 class ServerProcess:
-    """A started server. `supervisor` is our child; the engine and all its children are below it."""
+    """A started server: the supervisor is our child, the engine's processes are below it."""
 
     def __init__(self, supervisor: subprocess.Popen[bytes], log: ServerLog, grace_s: float) -> None:
         self._supervisor, self._log, self._grace_s = supervisor, log, grace_s
 
     async def wait_until_healthy(self, client: Client, path: str, timeout_s: float) -> None:
-        """Until the path answers with 200; EngineError if the server ends or time runs out."""
+        """Wait until the path returns 200; EngineError if the server ends or time runs out."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not await client.is_healthy(path):
                     self.require_running(0.0)
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
-            what = f"the started server was not healthy ({path}) after {timeout_s:g} s"
-            raise self._log.explain(what) from None
-        self.require_running(0.0)  # else another one answered
+            event = f"the started server was not healthy ({path}) after {timeout_s:g} s"
+            raise self._log.explain(event) from None
+        self.require_running(0.0)  # else another server responded
 
     def require_running(self, patience_s: float = PATIENCE_S) -> None:
-        """EngineError, which says why as far as is known, if the server ends within that time.
+        """Raise EngineError, with the cause if known, if the server ends within that time.
 
         Connections break a moment before the last of its processes has ended.
         """
@@ -55,13 +55,13 @@ class ServerProcess:
             status = self._supervisor.wait(patience_s)
         except subprocess.TimeoutExpired:
             return
-        # Below 0 is the supervisor's own: a signal that no program can defend itself against.
+        # Below 0: the supervisor itself was killed by a signal that it cannot handle.
         status = status if status >= 0 else 128 - status
-        what = f"the started server ended {how_it_ended(status)}"
-        raise self._log.explain(what, status)
+        event = f"the started server ended {how_it_ended(status)}"
+        raise self._log.explain(event, status)
 
     def stop(self) -> None:
-        """End it with all its children; ServerError names those that do not end."""
+        """End the server with all its children; ServerError names those that do not end."""
         assert self._supervisor.stdin is not None
         self._supervisor.stdin.close()
         try:
@@ -73,7 +73,7 @@ class ServerProcess:
             names = ", ".join(str(process.pid) for process in left)
             raise ServerError(
                 f"processes of the started server do not end, though they were killed: {names}; "
-                "look at them with ps, and at the system's log; they may hold the GPU"
+                "they may hold the GPU; see `ps` and the system's log"
             ) from None
 
 
@@ -86,21 +86,22 @@ def started(
     log_format: LogFormat = PLAIN,
     grace_s: float = GRACE_S,
 ) -> Iterator[ServerProcess]:
-    """The command in our environment and the one given; what it prints is added to the log.
+    """Run the command in this environment plus the given one, with its output added to the log.
 
-    No process of it is left when the block is left. If this process is killed instead, the
-    supervisor sees to that; so does a second Ctrl-C, at which nobody waits for it any more.
+    All its processes have ended when the block is left. If this process is killed, or interrupted
+    by a second Ctrl-C, the supervisor still ends them.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    environ = {**os.environ, **environment}  # with keys of servers, which only we may know
+    environ = {**os.environ, **environment}
     with log.open("ab") as stream:
         start = stream.tell()
         supervisor = subprocess.Popen(
-            # Neither the environment nor installed packages of the engine are the supervisor's.
+            # The supervisor ignores the engine's PYTHON* variables and installed packages.
             [sys.executable, "-I", "-S", SUPERVISOR, str(grace_s), *command],
             stdin=subprocess.PIPE,
             stdout=stream,
             stderr=stream,
+            # API keys of servers are secret.
             env={name: environ[name] for name in environ if not name.startswith(KEY)},
             start_new_session=True,
         )
@@ -112,7 +113,7 @@ def started(
 
 
 def free_port() -> int:
-    """A port of this machine's loopback that nothing listens on."""
+    """An unused port of this machine's loopback interface."""
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
         return int(listener.getsockname()[1])

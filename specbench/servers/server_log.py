@@ -1,4 +1,4 @@
-"""The log of a started server, and the root cause of its end that it shows."""
+"""Finds in a started server's log the root cause of its end."""
 
 import re
 import signal
@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 from specbench.errors import ServerError
 
-READ_BYTES = 2**18  # of the end of a log: the cause often stands far above its last lines
+READ_BYTES = 2**18  # of the end of a log: the cause is often far above its last lines
 LONGEST_LINE = 300  # characters of a cause
 
 
 @dataclass(frozen=True, slots=True)
 class LogFormat:
-    """An engine's log: how its lines begin, and the failures that only this engine prints.
+    """The format of an engine's log lines, and the failures that only this engine prints.
 
-    The prefix may name the groups `process` and `level`. `known`: what the user can do, by a
-    pattern of the line that is printed, whatever its case.
+    The prefix may have the groups `process` and `level`. `known`: the remedy, by a
+    case-insensitive pattern of the printed line.
     """
 
     prefix: re.Pattern[str] = re.compile(r"(?P<level>DEBUG|INFO|WARNING)\b")
@@ -33,7 +33,7 @@ MEMORY = (
     "with --engine-args (a shorter context, a smaller share of the GPU)"
 )
 PORT = "its port is taken: put {port} in --engine-command in place of a number, for a free one"
-FILE = "a file is missing: if it is a model's, look at its place in pairings.yaml"
+FILE = "a file is missing: if it is a model's, correct its path in pairings.yaml"
 DOWNLOAD = "download the whole model again, or correct its `model:` in pairings.yaml"
 COMMAND = (
     "name the engine's own Python with --engine-python, or its whole command with --engine-command"
@@ -61,23 +61,23 @@ COMMON = {
 }
 # Exit statuses that say it themselves, as shells and Docker have them.
 ADVICE_BY_STATUS = {
-    0: "if its command left it in the background, it cannot be watched: keep it in front",
+    0: "if its command left it in the background, run it in the foreground",
     126: f"its command cannot be run: {COMMAND}",
     127: f"its command, or a part of it, is not found: {COMMAND}",
-    128 + signal.SIGKILL: f"if nobody killed it, the system did for want of memory, and {MEMORY}",
+    128 + signal.SIGKILL: f"if you did not kill it, the system did, for lack of memory; {MEMORY}",
 }
 
 
 class EngineError(ServerError):
     """A started server has ended, or does not come up.
 
-    `reason` is on one line, and without the log: equal if the cause is.
+    `reason` is one line without the log's path, so that equal causes have equal reasons.
     """
 
-    def __init__(self, what: str, cause: str, advice: str, log: Path) -> None:
-        first = f"{what}:" if cause else what
+    def __init__(self, event: str, cause: str, advice: str, log: Path) -> None:
+        first = f"{event}:" if cause else event
         super().__init__("\n  ".join(filter(None, (first, cause, advice, f"log: {log}"))))
-        self.reason = "; ".join(filter(None, (f"{what}: {cause}" if cause else what, advice)))
+        self.reason = "; ".join(filter(None, (f"{event}: {cause}" if cause else event, advice)))
         self.log = log
 
 
@@ -91,17 +91,17 @@ class _LogLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServerLog:
-    """A log from the byte on at which this server's part begins."""
+    """A log file, and the byte at which this server's part begins."""
 
     path: Path
     start: int
     format: LogFormat = LogFormat()
 
-    def explain(self, what: str, status: int | None = None) -> EngineError:
-        """What happened, its root cause, and the remedy if one is known."""
+    def explain(self, event: str, status: int | None = None) -> EngineError:
+        """The event with its root cause, and the remedy if one is known."""
         cause, advice = _root_cause(self._lines(), {**self.format.known, **COMMON})
         advice = ADVICE_BY_STATUS.get(status, advice) if status is not None else advice
-        return EngineError(what, cause[:LONGEST_LINE], advice, self.path)
+        return EngineError(event, cause[:LONGEST_LINE], advice, self.path)
 
     def _lines(self) -> list[_LogLine]:
         with self.path.open("rb") as stream:
@@ -119,16 +119,16 @@ class ServerLog:
 
 
 def how_it_ended(status: int) -> str:
-    """An exit status in words; 128 and a signal's number is how a shell tells that one."""
+    """An exit status in words; 128 plus a signal's number means that signal, as in a shell."""
     with suppress(ValueError):
         return f"by {signal.Signals(status - 128).name}"
     return f"with exit status {status}"
 
 
 def _root_cause(lines: Sequence[_LogLine], known: Mapping[str, str]) -> tuple[str, str]:
-    """The cause and the advice; "" for what is not known.
+    """The cause and the advice, each "" if unknown.
 
-    A known exception goes first, then any line that is known, the first exception, the last line.
+    The first of these that exists: a known exception, a known line, an exception, the last line.
     """
     lines = [line for line in lines if not line.is_harmless]
     exceptions = list(_exceptions(lines))
@@ -145,8 +145,8 @@ def _exceptions(lines: Sequence[_LogLine]) -> Iterator[str]:
     """The exceptions of all tracebacks, in order: the deepest process fails first."""
     for i, line in enumerate(lines, start=1):
         if line.text.endswith(_TRACEBACK) and not line.text[0].isspace():
-            own = (one.text for one in lines[i:] if one.process == lines[i].process)
-            after = dropwhile(lambda text: text[0].isspace(), own)
+            same = (later.text for later in lines[i:] if later.process == lines[i].process)
+            after = dropwhile(lambda text: text[0].isspace(), same)
             text = _MODULE.sub("", next(after, ""))
             if "validation error" in text:  # Pydantic's: the field, if it is one, and what is wrong
                 more = takewhile(lambda text: "For further information" not in text, after)

@@ -1,6 +1,6 @@
-"""One streamed answer: what the events of its stream say, and when its tokens came.
+"""One streamed answer: the contents of its events, and the times of its tokens.
 
-Tokens are counted by usage and token ids, never by events: with speculation an event holds
+Tokens are counted by usage and token ids, never by events: with speculation an event contains
 several, and servers merge events and hold back pieces of characters.
 """
 
@@ -18,14 +18,14 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class Payload(BaseModel):
-    """A part of what a server says: these fields are of these types, or absent; any other is
-    passed over."""
+    """A part of a server's response: its fields have these types or are absent; unknown fields are
+    ignored."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 def invalid_field(error: ValidationError) -> str:
-    """The first field of another type, and what it should be."""
+    """The first field of a wrong type, and the type that it should have."""
     first = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
@@ -46,9 +46,9 @@ class _ChatChoice(Payload):
     finish_reason: str | None = None
 
     @property
-    def said(self) -> str:
-        said = self.delta or _NOTHING
-        return said.reasoning_content or said.reasoning or said.content or self.text or ""
+    def new_text(self) -> str:
+        delta = self.delta or _NOTHING
+        return delta.reasoning_content or delta.reasoning or delta.content or self.text or ""
 
 
 class _TokenUsage(Payload):
@@ -69,66 +69,66 @@ class _ChatEvent(Payload):
 
 
 class EventData:
-    """The data of server-sent events, out of bytes in whatever pieces they come.
+    """Extracts the data of server-sent events from pieces of bytes.
 
-    Lines end with a newline alone: other separators of lines are characters of the answer.
+    Only a newline ends a line: other line separators are characters of the answer.
     """
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of all lines that end in this piece; ValueError where one has no end."""
+        """The data of all lines that end in this piece; ValueError for a line without an end."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > LONGEST_EVENT:
             raise ValueError(f"a line of more than {LONGEST_EVENT >> 20} MiB")
-        data = (line[5:].strip() for line in lines if line.startswith(b"data:"))
-        return [one for one in data if one]
+        contents = (line[5:].strip() for line in lines if line.startswith(b"data:"))
+        return [content for content in contents if content]
 
 
 @dataclass(kw_only=True, slots=True)
 class Streamed:
-    """One streamed answer, or why there is none.
+    """One streamed answer, or the error in its place.
 
-    Times are of `perf_counter`, when what they name came in.
+    Times are readings of `perf_counter`.
     """
 
-    tells_all_ids: ClassVar[bool] = True  # where it tells any
+    reports_all_ids: ClassVar[bool] = True  # if it reports any
 
-    sent_s: float = 0.0  # when the request was
-    error: str | None = None  # why there is no answer
+    sent_s: float = 0.0  # of the request
+    error: str | None = None
     is_lost: bool = False  # whether the same request may be answered another time
     text: str = ""
-    token_ids: "array[int]" = field(default_factory=lambda: array("i"))  # where the server tells
+    token_ids: "array[int]" = field(default_factory=lambda: array("i"))  # empty: not reported
     num_tokens: int | None = None  # of the whole answer
     num_prompt_tokens: int | None = None
-    prompt_ids: Sequence[int] | None = None  # where the server tells
+    prompt_ids: Sequence[int] | None = None  # None: not reported
     finish_reason: str | None = None
     is_done: bool = False  # [DONE] came
-    metrics: Mapping[str, Any] | None = None  # what the server says of this request
+    metrics: Mapping[str, Any] | None = None  # the server's own, of this request
     num_events: int = 0  # with tokens
-    first_s: float | None = None  # when the first token came, and those that came with it
+    first_s: float | None = None  # when the first event with tokens came
     last_s: float | None = None  # when the last token came; an end-of-text token is one
-    num_first: int | None = None  # tokens of the first event, where the server tells
+    num_first: int | None = None  # tokens of the first event; None: not reported
     chunk_s: "array[float]" = field(default_factory=lambda: array("d"))  # between those events
 
-    def add(self, said_in_event: Mapping[str, Any]) -> None:
-        """Take in what one event of the stream says; pydantic's ValidationError for nonsense.
+    def add(self, content: Mapping[str, Any]) -> None:
+        """Add one event of the stream; pydantic's ValidationError for fields of other types.
 
-        An engine that says more, or says it in other words, has an answer of its own.
+        Engines with other or additional fields have a subclass.
         """
-        event = _ChatEvent.model_validate(said_in_event)
+        event = _ChatEvent.model_validate(content)
         choice = event.choices[0] if event.choices else _NO_CHOICE
         usage = event.usage or _NO_USAGE
-        said, ids = choice.said, choice.token_ids or ()
-        self.text += said
+        text, ids = choice.new_text, choice.token_ids or ()
+        self.text += text
         self.token_ids.extend(ids)
         self.finish_reason = choice.finish_reason or self.finish_reason
         self.metrics = event.metrics or self.metrics
         self.prompt_ids = event.prompt_token_ids or self.prompt_ids
         if usage.completion_tokens is not None:
             self.num_tokens, self.num_prompt_tokens = usage.completion_tokens, usage.prompt_tokens
-        if said or ids or (choice.finish_reason and self.num_events):
+        if text or ids or (choice.finish_reason and self.num_events):
             now_s = perf_counter()
             if self.last_s is None:
                 self.first_s = now_s
@@ -153,11 +153,11 @@ class Streamed:
             )
         if (
             self.token_ids
-            and self.tells_all_ids
+            and self.reports_all_ids
             and self.num_tokens not in (None, len(self.token_ids))
         ):
             return (
-                f"counts differ: its usage says {self.num_tokens} completion tokens, and "
-                f"{len(self.token_ids)} token ids came"
+                f"token counts differ: {self.num_tokens} completion tokens in `usage`, "
+                f"{len(self.token_ids)} token ids in the stream"
             )
         return None

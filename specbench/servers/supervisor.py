@@ -1,9 +1,8 @@
 """Runs a command, and ends it with all its descendants when its own standard input ends.
 
-Run as a file of its own by our Python, on the standard library alone:
-`supervisor.py GRACE_S COMMAND...`. Standard input is a pipe whose other end only specbench holds,
-and the system closes that however specbench ends. It ends as the command did: with its exit
-status, or as a shell tells a signal, 128 more than its number.
+A separate program that uses only the standard library: `supervisor.py GRACE_S COMMAND...`. Its
+standard input is a pipe from specbench, which the system closes however specbench ends. Its exit
+status is the command's, or 128 plus the number of the signal that ended the command.
 """
 
 import ctypes
@@ -16,22 +15,22 @@ from contextlib import suppress
 from pathlib import Path
 from select import select
 
-POLL_S = 0.02  # while the tree is being ended; before, nothing is polled
-LEFTOVER_S = 10.0  # to end, for the rest of a tree whose root has ended by itself
+POLL_S = 0.02  # while the tree is being ended; before that there is no polling
+LEFTOVER_S = 10.0  # from SIGTERM to SIGKILL for a tree whose root has ended by itself
 NOT_STARTED = 127  # a shell's exit status for a command that it cannot find
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 IS_LINUX = sys.platform == "linux"
 
 
 class ProcessTree:
-    """The processes of a command. On Linux none gets out: orphans become our own children."""
+    """The processes of a command. On Linux they include orphans, which become our children."""
 
     def __init__(self, root: int) -> None:
         self._root = root
         self.status: int | None = None  # the root's exit status, once it has ended
 
     def reap(self) -> bool:
-        """Take leave of those that have ended; whether any is left."""
+        """Wait for the processes that have ended; whether any is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -44,7 +43,7 @@ class ProcessTree:
                 self.status = code if code >= 0 else 128 - code
 
     def end(self, grace_s: float) -> None:
-        """Ask all of them to end, kill those that have not after a while, until none is left."""
+        """Send SIGTERM to all, and SIGKILL after `grace_s`, until none is left."""
         self._signal(signal.SIGTERM)
         kill_at = time.monotonic() + grace_s
         while self.reap():
@@ -53,22 +52,22 @@ class ProcessTree:
             time.sleep(POLL_S)
 
     def _signal(self, number: int) -> None:
-        for pid in _descendants() or [-self._root]:  # elsewhere than on Linux, its group
+        for pid in _descendants() or [-self._root]:  # without /proc: the process group
             with suppress(OSError):
                 os.kill(pid, number)
 
 
 def main(grace_s: float, command: list[str]) -> int:
-    """The exit status of the command, when no process of it is left."""
+    """Run the command; its exit status once all of its processes have ended."""
     if IS_LINUX:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
     signals = _signals()
     try:
-        # Held while it runs: an object that is let go of would take the exit status.
+        # Kept in a variable: a Popen object that is freed would take the exit status.
         root = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # engines kill their own group now and then
+            start_new_session=True,  # engines sometimes kill their own group
             preexec_fn=_die_with_supervisor if IS_LINUX else None,
         )
     except OSError as error:
@@ -84,7 +83,7 @@ def main(grace_s: float, command: list[str]) -> int:
 
 
 def _signals() -> int:
-    """A pipe with a byte for each signal that comes: that a child ended, or a wish that we end."""
+    """A pipe with a byte per received signal: SIGCHLD, or a request to end."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)
@@ -94,7 +93,7 @@ def _signals() -> int:
 
 
 def _descendants() -> list[int]:
-    """All processes below this one; none where there is no /proc."""
+    """All processes below this one; empty on systems without /proc."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has just ended
@@ -109,7 +108,7 @@ def _descendants() -> list[int]:
 
 
 def _die_with_supervisor() -> None:
-    """Tell the root to end if the supervisor is killed; no other descendant can be told."""
+    """Have the system kill the root, but no other descendant, if the supervisor is killed."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -1,7 +1,7 @@
-"""Requests sent to servers as users send them; each is answered or failed, none is lost.
+"""Sends requests to servers as users would; every request ends with an answer or an error.
 
-A conversation is a user: its requests follow one another, each with the answers before, and all
-go to the same server, which may have kept their prefix.
+The requests of a conversation are sent one after the other, each with the answers before it, all
+to the same server, which may have their prefix in its cache.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from specbench.servers.client import Client
 from specbench.servers.client_load import ProcessLoad, load_of
 from specbench.servers.streamed import Streamed
 
-# Sends a request, given the answers to the earlier requests of its conversation.
+# Takes a request and the answers to the earlier requests of its conversation.
 Send = Callable[[Client, Request, Sequence[Streamed]], Awaitable[Streamed]]
 
 
@@ -27,7 +27,7 @@ class Traffic(NamedTuple):
     load: ProcessLoad
 
     def require_no_loss(self) -> None:
-        """LostError, with how many were answered, if a request was lost."""
+        """Raise LostError, with the number of answered requests, if a request was lost."""
         num = sum(answer.error is None for answer in self.answers)
         for lost in (answer for answer in self.answers if answer.is_lost):
             raise LostError(f"{lost.error}; {num} of {len(self.answers)} requests were answered")
@@ -43,13 +43,14 @@ async def send_all(
     seed: int = 0,
     ends_at_loss: bool = False,
 ) -> Traffic:
-    """`concurrency` users at once; each begins a new conversation when the last one is answered.
+    """Send the requests of `concurrency` concurrent users.
 
-    With a `request_rate`, that many conversations per second begin at Poisson times, answered or
-    not. With `ends_at_loss` none begins once a request is lost: the server is gone, hung or full.
+    Each begins a new conversation when the last one is answered. With a `request_rate`, that many
+    conversations per second begin at Poisson times instead. With `ends_at_loss` none begins after
+    a request is lost, because the server has ended, hangs or is full.
     """
     if concurrency < 1:
-        raise ValueError(f"{concurrency} users cannot ask anything")
+        raise ValueError(f"concurrency is {concurrency}; it must be at least 1")
     users = _Users(requests, clients, send, ends_at_loss=ends_at_loss)
     if request_rate is None:
         return await users.traffic(users.take_turns(concurrency))
@@ -57,7 +58,7 @@ async def send_all(
 
 
 class _Users:
-    """Users with their conversations, and the answers so far."""
+    """The users' conversations, and the answers so far."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class _Users:
         self._conversations = list(conversations.values())
 
     async def take_turns(self, concurrency: int) -> None:
-        """Closed loop: as many conversations at once as there are users."""
+        """Closed loop: each user has one conversation at a time."""
         waiting = iter(self._conversations)
 
         async def user() -> None:
@@ -92,7 +93,7 @@ class _Users:
                 users.create_task(user())
 
     async def arrive(self, request_rate: float, seed: int) -> None:
-        """Open loop: each conversation begins at its time."""
+        """Open loop: each conversation begins at its Poisson time."""
         start_s = perf_counter()
         times_s = poisson_arrivals(request_rate, seed)
         async with asyncio.TaskGroup() as arrived:
@@ -103,7 +104,7 @@ class _Users:
                 arrived.create_task(self._converse(conversation))
 
     async def _converse(self, conversation: Sequence[int]) -> None:
-        """Send the requests of a conversation one after the other, to the next server in turn."""
+        """Send the requests of a conversation one after the other; servers take turns."""
         client = self._clients[self._num_begun % len(self._clients)]
         self._num_begun += 1
         answers: list[Streamed] = []

@@ -75,7 +75,7 @@ def in_virtual_time(work: Coroutine[Any, Any, Found]) -> Found:
 
 
 @contextmanager
-def _ticking(see: client_load.See) -> Iterator[None]:
+def _ticking(on_tick: client_load.OnTick) -> Iterator[None]:
     """No thread knows this time: the loop's own timers, which are exact here."""
     loop = asyncio.get_running_loop()
     due_s = loop.time()
@@ -83,7 +83,7 @@ def _ticking(see: client_load.See) -> Iterator[None]:
     def send() -> None:
         nonlocal due_s, timer
         while due_s <= loop.time():
-            loop.call_soon(see, due_s)
+            loop.call_soon(on_tick, due_s)
             due_s += client_load.TICK_S
         timer = loop.call_at(due_s, send)
 

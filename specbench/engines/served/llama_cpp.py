@@ -174,7 +174,7 @@ class _LlamaEvent(Payload):
 class _LlamaStream(Streamed):
     """A stream of its own events, each of one token."""
 
-    tells_all_ids: ClassVar[bool] = False
+    reports_all_ids: ClassVar[bool] = False
 
     steps: list[_TokenStep] = field(default_factory=list)
 
