@@ -11,7 +11,7 @@ from rich.table import Table
 from specbench.cli.console import WIDTH, open_console, say
 from specbench.cli.hardware import MachineSummary
 from specbench.decide.explanation import range_text, speedup_text
-from specbench.decide.rank import Gain, Ranked, are_told_apart
+from specbench.decide.rank import Gain, Ranked, are_distinct
 from specbench.decide.recommend import SpeedupVerdict, judge
 from specbench.fit.candidates import Prepared
 from specbench.fit.memory_plan import MemoryPlan
@@ -229,7 +229,7 @@ def _rival(best: Ranked, ranked: Sequence[Ranked]) -> str:
     """The first other drafter whose interval overlaps with the best one's, and what decides."""
     for entry in ranked:
         interval, speedup = best.interval, entry.interval
-        if entry is not best and interval and speedup and not are_told_apart(interval, speedup):
+        if entry is not best and interval and speedup and not are_distinct(interval, speedup):
             figure = f"{speedup_text(speedup)}{'' if entry.is_measured else ' (forecast)'}"
             return f"; {entry.drafter} may be as fast, {figure}: {_WHAT_DECIDES}"
     return ""

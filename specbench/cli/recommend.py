@@ -81,13 +81,12 @@ def recommend(
     from specbench.report.document import build_document
     from specbench.report.notes import noise_warnings
     from specbench.report.recommendation import (
-        is_untried,
-        open_question,
-        pick_grid,
-        pick_lines,
-        picks_of,
+        candidate_grid,
+        is_open,
         recommendation_json,
-        unanswered,
+        recommendation_lines,
+        recommendations_of,
+        without_recommendation,
     )
     from specbench.report.terminal import grid_table
     from specbench.runs import LATEST, load_run
@@ -108,7 +107,7 @@ def recommend(
     )
     rows = sorted({cell.key.condition.concurrency for cell in document.cells})
     _require_measured("--concurrency", () if concurrency is None else (concurrency,), rows)
-    picks = picks_of(document, wanted, concurrency=concurrency, workloads=workload or ())
+    picks = recommendations_of(document, wanted, concurrency=concurrency, workloads=workload or ())
     if not picks:
         text = (
             f"run {document.run.run_id} has no valid K = 0 to compare with; see `specbench "
@@ -131,13 +130,14 @@ def recommend(
     else:
         console = open_console(width=WIDTH)
         for pick in picks:
-            console.print(grid_table(pick_grid(document, pick, wanted, picks)))
-        for line in pick_lines(document, picks, wanted, workloads=workload or ()):
+            console.print(grid_table(candidate_grid(document, pick, wanted, picks)))
+        for line in recommendation_lines(document, picks, wanted, workloads=workload or ()):
             say(line)
     if any(pick.best is None for pick in picks):
         raise typer.Exit(ExitCode.FAILED)
-    is_open = any(is_untried(document, pick) or open_question(document, pick) for pick in picks)
-    if is_open or unanswered(document, picks, workload or ()):
+    if any(is_open(document, pick) for pick in picks) or without_recommendation(
+        document, picks, workload or ()
+    ):
         raise typer.Exit(ExitCode.INCONCLUSIVE)
 
 

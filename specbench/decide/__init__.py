@@ -1,5 +1,5 @@
-"""Which draft, which K, or none, and why? Summaries of cells in, one decision per question out.
+"""Decisions: which drafter, which K, or none, from the summaries of cells.
 
-Open `recommend.py` first: the rule. `objective.py` and `compromise.py` weigh several workloads,
-`why.py` explains.
+Read `recommend.py`, the rule, first. `objective.py` weighs several workloads, `explanation.py` has
+the reasons.
 """

@@ -41,9 +41,9 @@ from specbench.stats.intervals import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySide:
-    """How many times as fast as a peer's cell a cell of ours is, with 95% intervals.
+    """The speed of a built-in cell relative to a cell of another engine, with 95% intervals.
 
-    Beside a server there are estimates alone: nothing shows how another start of ours would do.
+    Next to a server there are only estimates, since the built-in decoder was started only once.
     """
 
     own: Annotated[CellKey, Doc("the cell of the built-in decoder")]
@@ -73,53 +73,53 @@ class SideBySide:
 
 
 def side_by_side(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
-    """Every built-in cell beside the cells of other engines that do the same work.
+    """Each built-in cell compared with the cells of other engines that do the same work.
 
-    The same work: the same target, workload and setting; and no drafts, or the same drafter
-    at the same K, or on the peer's side the same drafter at its own defaults.
+    The same work means the same target, workload and setting, and no drafts, or the same drafter
+    at the same K or at the other engine's defaults.
     """
-    found = (
-        _compare_engines(own, peer)
-        for own in cells
+    pairs = (
+        _compare_engines(cell, peer)
+        for cell in cells
         for peer in cells
-        if own.key.condition.engine == BUILTIN and _do_the_same(own.key, peer.key)
+        if cell.key.condition.engine == BUILTIN and _do_the_same(cell.key, peer.key)
     )
-    return tuple(pair for pair in found if pair is not None)
+    return tuple(pair for pair in pairs if pair is not None)
 
 
-def _do_the_same(own: CellKey, peer: CellKey) -> bool:
-    if peer.condition.engine == BUILTIN or own.draft.drafter != peer.draft.drafter:
+def _do_the_same(key: CellKey, peer: CellKey) -> bool:
+    if peer.condition.engine == BUILTIN or key.draft.drafter != peer.draft.drafter:
         return False
-    if own.condition.without("engine") != peer.condition.without("engine"):
+    if key.condition.without("engine") != peer.condition.without("engine"):
         return False
-    return peer.draft.method == ASSISTED_DEFAULT or own.draft.length == peer.draft.length
+    return peer.draft.method == ASSISTED_DEFAULT or key.draft.length == peer.draft.length
 
 
-def _compare_engines(own: CellData, peer: CellData) -> SideBySide | None:
+def _compare_engines(builtin: CellData, peer: CellData) -> SideBySide | None:
     """The comparison; None if no request finished on both sides."""
     if peer.servers:
-        return _beside_a_server(own, peer)
-    both = against(own, peer)
+        return _compare_with_server(builtin, peer)
+    both = against(builtin, peer)
     decode = paired_decode(both)
     if decode is None:
         return None
     return SideBySide(
-        own=own.key,
+        own=builtin.key,
         peer=peer.key,
         decode=speedup_interval(*decode),
         end_to_end=_interval(paired_end_to_end(both)),
         cpu=_interval(paired_cpu(both)),
         num_prompts=len(decode.base_s),
         equal_text=_equal_text(both.pairs),
-        valid=not judge_cell(own) and not judge_cell(peer),
+        valid=not judge_cell(builtin) and not judge_cell(peer),
     )
 
 
-def _beside_a_server(own: CellData, peer: CellData) -> SideBySide | None:
+def _compare_with_server(builtin: CellData, peer: CellData) -> SideBySide | None:
     """The comparison by the rates of all requests of prompts that both served."""
-    common = _prompts(own) & _prompts(peer)
-    ours, theirs = _only(own, common), _only(peer, common)
-    at = own.key.condition
+    common = _prompts(builtin) & _prompts(peer)
+    ours, theirs = _only(builtin, common), _only(peer, common)
+    at = builtin.key.condition
     rates = (
         (busy_tokens_per_s, aggregate_tokens_per_s)
         if at.is_stream and at.request_rate is None
@@ -131,14 +131,14 @@ def _beside_a_server(own: CellData, peer: CellData) -> SideBySide | None:
     first = {_turn(request): request for request in reversed(theirs.finished)}
     pairs = [Pair(first[_turn(r)], r) for r in ours.finished if _turn(r) in first]
     return SideBySide(
-        own=own.key,
+        own=builtin.key,
         peer=peer.key,
         decode=decode,
         end_to_end=end_to_end,
         cpu=None,
         num_prompts=len(common),
         equal_text=_equal_text(pairs),
-        valid=not judge_cell(own) and not judge_cell(peer),
+        valid=not judge_cell(builtin) and not judge_cell(peer),
     )
 
 
@@ -151,20 +151,18 @@ def _prompts(cell: CellData) -> set[str]:
 
 
 def _only(cell: CellData, prompts: Collection[str]) -> CellData:
-    """Passes are of all prompts together."""
+    """The cell with only the requests of these prompts; its passes are unchanged."""
     return replace(cell, requests=tuple(r for r in cell.finished if r.prompt_id in prompts))
 
 
-def _ratio(own: float | None, peer: float | None) -> Interval | None:
-    return Interval(estimate=own / peer, low=None, high=None) if own and peer else None
+def _ratio(ours: float | None, theirs: float | None) -> Interval | None:
+    return Interval(estimate=ours / theirs, low=None, high=None) if ours and theirs else None
 
 
 def _equal_text(pairs: Sequence[Pair[RequestRecord]]) -> float | None:
-    """Share of pairs with equal text, of those in which both sides report token ids or neither
-    does.
-    """
-    told = [pair for pair in pairs if bool(pair.base.output_ids) == bool(pair.spec.output_ids)]
-    return sum(have_same_text(*pair) for pair in told) / len(told) if told else None
+    """The share of pairs with equal text, of those that both report token ids or both do not."""
+    known = [pair for pair in pairs if bool(pair.base.output_ids) == bool(pair.spec.output_ids)]
+    return sum(have_same_text(*pair) for pair in known) / len(known) if known else None
 
 
 def _interval(seconds: PairedSeconds | None) -> Interval | None:
@@ -173,17 +171,17 @@ def _interval(seconds: PairedSeconds | None) -> Interval | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdaptiveComparison:
-    """How many times as fast as the best fixed K, K = 0 among them, an adaptive K is."""
+    """The speed of an adaptive K relative to the best fixed K, which may be K = 0."""
 
     adaptive: Annotated[CellKey, Doc("the cell with K = auto")]
     best_fixed: Annotated[
         CellKey,
         Doc(
-            "the cell with the best fixed K: the highest speedup in the first pass, of the "
+            "the cell with the best fixed K: the highest speedup in the exploration phase, of the "
             "valid cells if there are any"
         ),
     ]
-    decode: Annotated[Interval, Doc("how many times as fast K = auto is", "x")]
+    decode: Annotated[Interval, Doc("speed of K = auto / speed of the best fixed K", "x")]
     minimum_detectable_effect: Annotated[
         float | None,
         Doc(
@@ -195,7 +193,7 @@ class AdaptiveComparison:
     ]
     end_to_end: Annotated[Interval | None, Doc("the same for whole requests", "x")]
     mean_num_speculative_tokens: Annotated[
-        float | None, Doc("the K it picked, mean over rounds", "tokens/round")
+        float | None, Doc("mean over rounds of the chosen K", "tokens/round")
     ]
     num_units: Annotated[
         int, Doc("prompts, or passes if requests overlap, that the interval is over", low=1)
@@ -203,15 +201,15 @@ class AdaptiveComparison:
     is_confirmed: Annotated[
         bool,
         Doc(
-            "`true`: from the confirmation run of both; `false`: from the first pass, which "
-            "favors the fixed K"
+            "`true`: from the confirmation run of both; `false`: from the exploration phase, "
+            "which favors the fixed K"
         ),
     ]
     valid: Annotated[bool, Doc("`false`: one of the cells is invalid, and nothing follows")]
 
 
 class Pooled(NamedTuple):
-    """One ratio for several settings, and how many of them it is over."""
+    """The mean ratio of several settings, and their number."""
 
     ratio: float
     num_settings: int
@@ -220,27 +218,26 @@ class Pooled(NamedTuple):
 def compare_adaptive(
     explored: Sequence[CellData], confirmed: Sequence[CellData] = ()
 ) -> tuple[AdaptiveComparison, ...]:
-    """Each adaptive cell against the first pass's best fixed K, over fresh repeats if both have
-    them."""
+    """Each adaptive cell compared with the best fixed K, by confirmation runs if both have one."""
     adaptive = [cell for cell in explored if cell.key.draft.is_adaptive]
     if not adaptive:
         return ()
-    first = {cell.key: cell for cell in explored}
-    again = {cell.key: cell for cell in confirmed}
+    by_key = {cell.key: cell for cell in explored}
+    confirmed_by_key = {cell.key: cell for cell in confirmed}
     fixed = summarize(cell for cell in explored if cell.key.draft.is_fixed)
-    found = (
-        _compare_lengths(cell, first[best], again)
+    comparisons = (
+        _compare_lengths(cell, by_key[best], confirmed_by_key)
         for cell in adaptive
-        if (best := best_fixed([one for one in fixed if _competes(one.key, cell.key)])) is not None
+        if (best := best_fixed([c for c in fixed if _competes(c.key, cell.key)])) is not None
     )
-    return tuple(comparison for comparison in found if comparison is not None)
+    return tuple(comparison for comparison in comparisons if comparison is not None)
 
 
 def best_fixed(cells: Sequence[CellSummary]) -> CellKey | None:
-    """The fixed K of the highest decode speedup among one question's cells; K = 0 is at 1.
+    """The fixed K with the highest decode speedup among one question's cells; K = 0 is at 1.
 
-    An invalid cell is taken only where no valid one has a speedup, and of equal ones the
-    smaller K. None where no fixed cell has a speedup.
+    Valid cells win over invalid ones, then the smaller K over a larger one of equal speedup. None
+    without a speedup of a fixed K.
     """
     ranked = [
         ((cell.valid, speedup, -cell.key.draft.k), cell.key)
@@ -251,10 +248,9 @@ def best_fixed(cells: Sequence[CellSummary]) -> CellKey | None:
 
 
 def pooled(comparisons: Iterable[AdaptiveComparison]) -> Pooled | None:
-    """Geometric mean of the estimates of valid comparisons over fresh repeats.
+    """The geometric mean of the estimates of valid comparisons of confirmation runs; None without.
 
-    Those of the first pass are left out: they favour the fixed K, which was picked by the same
-    figures. None where nothing is left.
+    Those of the exploration phase favor the fixed K, which was chosen by the same figures.
     """
     estimates = [c.decode.estimate for c in comparisons if c.valid and c.is_confirmed]
     return Pooled(geometric_mean(estimates), len(estimates)) if estimates else None
@@ -272,12 +268,12 @@ def _speedup(cell: CellSummary) -> float | None:
 
 
 def _compare_lengths(
-    adaptive: CellData, best: CellData, again: Mapping[CellKey, CellData]
+    adaptive: CellData, best: CellData, confirmed: Mapping[CellKey, CellData]
 ) -> AdaptiveComparison | None:
     """The comparison; None if no unit finished on both sides."""
-    is_confirmed = adaptive.key in again and best.key in again
+    is_confirmed = adaptive.key in confirmed and best.key in confirmed
     if is_confirmed:
-        adaptive, best = again[adaptive.key], again[best.key]
+        adaptive, best = confirmed[adaptive.key], confirmed[best.key]
     both = against(adaptive, best)
     decode, end_to_end = paired_decode(both), paired_end_to_end(both)
     if decode is None:
@@ -338,17 +334,17 @@ class BestOf:
 
 
 def compare_best_of(cells: Sequence[CellData]) -> tuple[BestOf, ...]:
-    """One for each cell with several samples; the cost where one sample alone was measured."""
+    """One comparison per cell with several samples; it has a cost if one sample was measured."""
     by_key = {cell.key: cell for cell in cells}
-    found = (_compare_samples(cell, by_key.get(_alone(cell.key))) for cell in cells)
-    return tuple(one for one in found if one is not None)
+    comparisons = (_compare_samples(cell, by_key.get(_single(cell.key))) for cell in cells)
+    return tuple(comparison for comparison in comparisons if comparison is not None)
 
 
-def _alone(key: CellKey) -> CellKey:
+def _single(key: CellKey) -> CellKey:
     return replace(key, condition=replace(key.condition, num_samples=1))
 
 
-def _compare_samples(cell: CellData, alone: CellData | None) -> BestOf | None:
+def _compare_samples(cell: CellData, single: CellData | None) -> BestOf | None:
     """The comparison; None for one sample, and if none was picked."""
     first, picked = first_log_prob(cell), picked_log_prob(cell)
     if first is None or picked is None:
@@ -359,35 +355,35 @@ def _compare_samples(cell: CellData, alone: CellData | None) -> BestOf | None:
     return BestOf(
         key=cell.key,
         speedup=speedup_interval(*seconds) if seconds else None,
-        cost=_cost(cell, alone) if alone else None,
+        cost=_cost(cell, single) if single else None,
         scoring_share=sum(choice.scoring_s for choice in cell.choices) / whole_s,
         first_log_prob=first,
         picked_log_prob=picked,
         gain=mean_interval(gains),
         num_prompts=len(gains),
-        valid=not judge_cell(cell) and (alone is None or not judge_cell(alone)),
+        valid=not judge_cell(cell) and (single is None or not judge_cell(single)),
     )
 
 
-def _cost(cell: CellData, alone: CellData) -> Interval | None:
+def _cost(cell: CellData, single: CellData) -> Interval | None:
     """The cost ratio; None if the two have no turn in common."""
     sums: dict[str, tuple[float, float]] = {}
-    for prompt_id, many_s, one_s in _seconds(cell, alone):
-        many_sum, one_sum = sums.get(prompt_id, (0.0, 0.0))
-        sums[prompt_id] = many_sum + many_s, one_sum + one_s
+    for prompt_id, many_s, single_s in _seconds(cell, single):
+        many_sum, single_sum = sums.get(prompt_id, (0.0, 0.0))
+        sums[prompt_id] = many_sum + many_s, single_sum + single_s
     if not sums:
         return None
-    many, one = zip(*sums.values(), strict=True)
-    return interval(log_ratio([many], [one]))
+    many_sums, single_sums = zip(*sums.values(), strict=True)
+    return interval(log_ratio([many_sums], [single_sums]))
 
 
-def _seconds(cell: CellData, alone: CellData) -> Iterator[tuple[str, float, float]]:
-    """Prompt, seconds of all samples, seconds of one; the same turns and repeats."""
-    known = {turn_of(r): r.total_s for r in alone.finished if r.total_s}
+def _seconds(cell: CellData, single: CellData) -> Iterator[tuple[str, float, float]]:
+    """Prompt, seconds of all samples and seconds of a single one, of the same turn and repeat."""
+    known = {turn_of(r): r.total_s for r in single.finished if r.total_s}
     for choice in cell.choices:
-        one_s = known.get(turn_of(choice))
-        if one_s is not None:
-            yield choice.prompt_id, choice.seconds, one_s
+        single_s = known.get(turn_of(choice))
+        if single_s is not None:
+            yield choice.prompt_id, choice.seconds, single_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -397,12 +393,12 @@ class Point:
     at: Annotated[int, Doc("concurrent requests, or tokens of context", low=1)]
     speedup: Annotated[Interval | None, Doc("over K = 0 at the same point", "x")]
     kv_bytes: Annotated[float | None, Doc("KV cache; absent if unknown", "bytes")]
-    valid: Annotated[bool, Doc("whether the cell is")]
+    valid: Annotated[bool, Doc("whether the cell is valid")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crossover:
-    """Where larger batches make speculation stop paying."""
+    """The batch size from which speculation no longer pays off."""
 
     key: Annotated[CellKey, Doc("the cell of the first point")]
     points: Annotated[tuple[Point, ...], Doc("by concurrent requests")]
@@ -434,37 +430,37 @@ class ContextCurve:
 
 
 def crossovers(cells: Sequence[CellSummary]) -> tuple[Crossover, ...]:
-    """One for each K > 0 that was measured at two concurrencies or more."""
+    """One crossover for each K > 0 that was measured at two concurrencies or more."""
     groups: dict[CellKey, list[CellSummary]] = {}
     for cell in _drafting(cells):
         groups.setdefault(cell.key.without("concurrency"), []).append(cell)
-    found = []
+    curves = []
     for group in _of_two_or_more(groups):
         group.sort(key=lambda cell: cell.key.condition.order)
         points = tuple(_point(cell, cell.key.condition.concurrency) for cell in group)
-        found.append(
+        curves.append(
             Crossover(
                 key=group[0].key,
                 points=points,
-                concurrency=_stops_paying(points),
-                estimated=_passes_1(points),
+                concurrency=_end_of_speedup(points),
+                estimated=_crossing_of_1(points),
             )
         )
-    return tuple(found)
+    return tuple(curves)
 
 
 def context_curves(cells: Sequence[CellSummary]) -> tuple[ContextCurve, ...]:
-    """One for each K > 0 that was measured at two context lengths or more."""
+    """One curve for each K > 0 that was measured at two context lengths or more."""
     groups: dict[CellKey, list[CellSummary]] = {}
     for cell in _drafting(cells):
         if cell.key.condition.context is not None:
             groups.setdefault(cell.key.without("context"), []).append(cell)
-    found = []
+    curves = []
     for group in _of_two_or_more(groups):
         points = (_point(cell, cell.key.condition.context or 0) for cell in group)
         by_length = tuple(sorted(points, key=lambda point: point.at))
-        found.append(ContextCurve(key=group[0].key, points=by_length))
-    return tuple(found)
+        curves.append(ContextCurve(key=group[0].key, points=by_length))
+    return tuple(curves)
 
 
 def _drafting(cells: Sequence[CellSummary]) -> Iterator[CellSummary]:
@@ -485,16 +481,16 @@ def _point(cell: CellSummary, at: int) -> Point:
     )
 
 
-def _stops_paying(points: Sequence[Point]) -> int | None:
-    """Points without an interval show nothing; a gain at more rows is one, whatever fewer show."""
+def _end_of_speedup(points: Sequence[Point]) -> int | None:
+    """The lowest concurrency from which no interval is above 1; points without one are ignored."""
     lows = [(p.at, p.speedup.low) for p in points if p.valid and p.speedup]
-    shown = [(at, low) for at, low in lows if low is not None]
-    lost = list(takewhile(lambda one: one[1] <= 1, reversed(shown)))
+    known = [(at, low) for at, low in lows if low is not None]
+    lost = list(takewhile(lambda pair: pair[1] <= 1, reversed(known)))
     return lost[-1][0] if lost else None
 
 
-def _passes_1(points: Sequence[Point]) -> float | None:
-    """The first fall below 1, on straight lines of log speedup over log concurrency."""
+def _crossing_of_1(points: Sequence[Point]) -> float | None:
+    """The concurrency at which a line of log speedup over log concurrency first falls below 1."""
     known = [
         (math.log(p.at), math.log(p.speedup.estimate)) for p in points if p.valid and p.speedup
     ]

@@ -1,5 +1,5 @@
-"""The facts behind a decision, a short sentence each: what bounds it, its figures, and how many
-prompts would decide it.
+"""The reasons of a decision in short sentences: its bottleneck, its figures, and how many prompts
+would decide it.
 """
 
 import math
@@ -17,12 +17,12 @@ from specbench.stats.spread import MIN_UNITS, UPPER, student_t
 Bound = Literal["draft", "verify", "acceptance", "overhead"]
 
 MISMATCHED = 0.5  # the first draft is accepted less often
-TOO_SMALL = 0.3  # of a target's step for one drafted token, and K = 1 must be accepted so often
+TOO_SMALL = 0.3  # cost of a draft token in target steps, above which the target is too small
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Losses:
-    """log(K + 1) - log(speedup), by what is to blame; the largest one bounds the cell."""
+    """log(K + 1) - log(speedup) by cause; the largest part is the bottleneck."""
 
     draft: float
     verify: float
@@ -42,10 +42,10 @@ class Losses:
 
 
 def losses(metrics: Mapping[str, float | tuple[float, ...]], k: int) -> Losses | None:
-    """Where the K + 1 times of a perfect draft go; None where a cell does not tell.
+    """The losses from the speedup K + 1 of a free and perfect draft; None if a metric is missing.
 
-    Overhead is what overhead_ratio says of the whole round, else what is neither drafting nor
-    verifying. A verification cheaper than a step counts as nothing lost.
+    Overhead follows from overhead_ratio, or else is the time of a round that is neither drafting
+    nor verifying. A verification that is cheaper than a step loses nothing.
     """
     length, break_even = number_of(metrics, "mean_acceptance_length"), _break_even(metrics)
     draft, verify = number_of(metrics, "draft_cost_ratio"), number_of(metrics, "verify_cost_ratio")
@@ -68,14 +68,14 @@ def losses(metrics: Mapping[str, float | tuple[float, ...]], k: int) -> Losses |
 
 
 def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
-    """Short sentences: the bottleneck of the cell, its break-even point, what does not fit.
+    """Sentences on the bottleneck of the cell, its break-even point and unsuitable models.
 
-    `is_synthetic`: acceptance or weights were made up, so how the models match is not known.
+    `is_synthetic`: acceptance or weights are synthetic, so the match of the models is unknown.
     """
     k, metrics = cell.key.draft.k, cell.metrics
-    lost, break_even = losses(metrics, k), _break_even(metrics)
-    if lost is not None and not cell.key.draft.is_adaptive:
-        yield _BOUND[lost.bound]
+    parts, break_even = losses(metrics, k), _break_even(metrics)
+    if parts is not None and not cell.key.draft.is_adaptive:
+        yield _BOUND[parts.bound]
     if break_even is not None and not cell.key.draft.is_adaptive:
         needed, alpha = break_even_acceptance(k, break_even), number_of(metrics, "alpha")
         if needed is None:
@@ -119,9 +119,9 @@ _BOUND: Mapping[Bound, str] = {
 
 
 def _shows_match(cell: CellSummary) -> bool:
-    """Whether a perfect drafter would be accepted: above temperature 0 one that draws its drafts.
+    """Whether acceptance measures the match of the models: a perfect drafter would be accepted.
 
-    Others are accepted with the target's own p, which is low where the text is open.
+    Above temperature 0 that needs sampled drafts: a greedy one is accepted with the target's p.
     """
     method = METHODS.get(cell.key.draft.method)
     if method is None or method.model == "refused":
@@ -166,7 +166,7 @@ def units_of(cell: CellSummary) -> Units:
 
 
 def k_text(cell: CellSummary) -> str:
-    """`K=5`, or `auto (mean K 3.1)` of an adaptive cell."""
+    """`K=5`, or `auto (mean K 3.1)` for an adaptive cell."""
     named = cell.key.draft.length.named
     mean_k = number_of(cell.metrics, "mean_num_speculative_tokens")
     return named if mean_k is None else f"{named} (mean K {mean_k:.1f})"
@@ -180,9 +180,9 @@ def reasons_for(
     standing: Sequence[str] = (),
     is_synthetic: bool = False,
 ) -> tuple[str, ...]:
-    """Why the leader won or lost, what it costs, how it was measured, what was left out.
+    """Why the leader won or lost, its costs, its evidence and the invalid cells.
 
-    `standing`: why it is the one to speak of.
+    `standing`: why it is the leader.
     """
     facts: list[str] = []
     if leader is not None:
@@ -238,27 +238,24 @@ def _costs(cell: CellSummary) -> Iterator[str]:
 
 def _evidence(leader: CellSummary, confirmed: CellSummary | None) -> Iterator[str]:
     if confirmed is not None and not confirmed.valid:
-        yield f"second measurement excluded: {'; '.join(confirmed.invalid_reasons)}"
+        yield f"confirmation run excluded: {'; '.join(confirmed.invalid_reasons)}"
     elif confirmed is not None and confirmed.speedup is not None:
         units = units_of(confirmed)
         yield (
-            f"second measurement: {speedup_text(confirmed.speedup)} "
+            f"confirmation run: {speedup_text(confirmed.speedup)} "
             f"over {units.count} {units.noun(units.count)}"
         )
     effect = (confirmed or leader).minimum_detectable_effect
     if effect is not None:
-        # Beyond a doubling its size says nothing more.
         text = f"{effect:.1%}" if effect <= 1 else "more than 100%: the noise hides any speedup"
         yield f"minimum detectable effect: {text}"
 
 
-LARGEST_EFFECT = 1.0  # a minimum detectable effect above this: prompts alone decide nothing
+LARGEST_EFFECT = 1.0  # above this minimum detectable effect, more prompts do not help
 
 
 def what_would_narrow(cell: CellSummary, workload_prompts: int | None) -> str:
-    """The next thing to measure; empty if unknown. `workload_prompts`: how many the workload has
-    for this target.
-    """
+    """What to measure next; empty if unknown. `workload_prompts`: how many the target can take."""
     if cell.speedup is None:
         return ""
     units, prompts = units_of(cell), Units(count=cell.num_prompts, name="prompt")
@@ -279,7 +276,7 @@ def what_would_narrow(cell: CellSummary, workload_prompts: int | None) -> str:
     text = f"to narrow it: all {prompts.count + left:,} prompts of the workload"
     if units.are_cycles:
         return text
-    # The half width of the log over all prompts, if their spread is that of those measured.
+    # The half width of the log over all prompts, if the rest varies as the measured ones do.
     num, total = prompts.count, prompts.count + left
     narrower = math.sqrt(num / total) * student_t(total - 1, UPPER) / student_t(num - 1, UPPER)
     width = math.expm1(math.log(high / low) / 2 * narrower)
@@ -300,7 +297,7 @@ def _for_an_interval(units: Units, prompts: Units, left: int | None) -> str:
 
 
 def _is_noise_of_prompts(cell: CellSummary, num_cycles: int) -> bool:
-    """Whether prompts, and not cycles, have the larger share in a server's interval."""
+    """Whether prompts contribute more to a server's interval than cycles."""
     of_cycles = number_of(cell.metrics, "cycle_deviation")
     of_prompts = number_of(cell.metrics, "prompt_error")
     if of_cycles is None or of_prompts is None:

@@ -1,4 +1,4 @@
-"""Drafters of one target in order of what they gain, measured where they were, else forecast."""
+"""Drafters of one target ranked by their gain, measured or else forecast."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,11 +17,11 @@ class Gain(NamedTuple):
     speedup: Interval | None
     mean_acceptance_length: float | None
     basis: Literal["measured", "forecast"]
-    at: str = ""  # the K that the speedup is about, such as `K=2`, also where it gains nothing
+    at: str = ""  # the K that the speedup is about, such as `K=2`, even if it gains nothing
 
     @property
     def value(self) -> float:
-        """The speedup that counts: not speculating is always there to fall back to."""
+        """The speedup, but at least 1, since not speculating is always possible."""
         if self.speedup is None or not self.num_speculative_tokens:
             return 1.0
         return max(self.speedup.estimate, 1.0)
@@ -29,7 +29,7 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranked:
-    """A drafter's place. Gains go by setting: a workload at one temperature and concurrency."""
+    """A ranked drafter with its gains by setting: a workload, temperature and concurrency."""
 
     pairing: str
     drafter: str
@@ -38,29 +38,29 @@ class Ranked:
 
     @property
     def is_measured(self) -> bool:
-        """Whether a figure of it was measured for real."""
+        """Whether some gain was measured."""
         return self.measured is not None
 
     @property
     def measured(self) -> Gain | None:
-        """Where it gains most of what was measured: no forecast is quoted as a result."""
-        found = [gain for gain in self.gains.values() if gain.basis == "measured"]
-        return max(found, key=lambda gain: gain.value, default=None)
+        """The largest measured gain, since no forecast is quoted as a result; None without one."""
+        gains = [gain for gain in self.gains.values() if gain.basis == "measured"]
+        return max(gains, key=lambda gain: gain.value, default=None)
 
     @property
     def speedup(self) -> float:
-        """The geometric mean over the settings."""
+        """The geometric mean of the gains over the settings."""
         return geometric_mean(gain.value for gain in self.gains.values())
 
     @property
     def potential(self) -> float:
-        """As `speedup`, of those that gain nothing too: how far they fall short."""
+        """The geometric mean of the speedups over the settings, which may be below 1."""
         values = [g.speedup.estimate if g.speedup else 1.0 for g in self.gains.values()]
         return geometric_mean(values)
 
     @property
     def interval(self) -> Interval | None:
-        """`potential` between the means of the bounds, at the widest; None: no speedup known."""
+        """`potential` with the geometric means of the bounds; None if a speedup is unknown."""
         speedups = [gain.speedup for gain in self.gains.values() if gain.speedup]
         if len(speedups) < len(self.gains):
             return None
@@ -74,10 +74,10 @@ class Ranked:
         return max(self.gains.values(), key=lambda gain: gain.value).num_speculative_tokens
 
 
-def are_told_apart(one: Interval, other: Interval) -> bool:
-    """Whether the intervals share no value; one without bounds is told from nothing."""
-    return (one.low or 0.0) > (other.high or math.inf) or (other.low or 0.0) > (
-        one.high or math.inf
+def are_distinct(first: Interval, second: Interval) -> bool:
+    """Whether the intervals do not overlap; a missing bound is 0 or infinite."""
+    return (first.low or 0.0) > (second.high or math.inf) or (second.low or 0.0) > (
+        first.high or math.inf
     )
 
 
@@ -86,9 +86,9 @@ def rank(
     cells: Iterable[CellSummary],
     forecasts: Iterable[ForecastRecord],
 ) -> tuple[Ranked, ...]:
-    """The best first: by the mean speedup over the settings, then by how far it falls short.
+    """The drafters, the best first, by `speedup` and then `potential`.
 
-    A setting's gain is the decision's where the drafter was measured there, else the forecast's.
+    A setting's gain comes from its decision if the drafter was measured, else from its forecast.
     """
     gains: dict[str, dict[Condition, Gain]] = {}
     keys: dict[str, CellKey] = {}
@@ -114,25 +114,24 @@ def rank(
             pairing=name,
             drafter=keys[name].draft.drafter,
             method=keys[name].draft.method,
-            gains=found,
+            gains=by_setting,
         )
-        for name, found in gains.items()
+        for name, by_setting in gains.items()
     ]
     return tuple(sorted(ranked, key=lambda r: (-r.speedup, -r.potential, r.pairing)))
 
 
 def shortlist(
-    forecasts: Sequence[ForecastRecord], others: Iterable[ForecastRecord], most: int | None
+    forecasts: Sequence[ForecastRecord], earlier: Iterable[ForecastRecord], most: int | None
 ) -> tuple[ForecastRecord, ...]:
-    """The forecasts, with nothing to measure of those that are not promising.
+    """The forecasts; those that are not promising lose their K to measure.
 
-    In every setting the `most` drafters of the highest forecast are, `others` among them, which
-    were made before; None: all.
+    Promising are the `most` highest of each setting, `earlier` forecasts included; None: all.
     """
     if most is None:
         return tuple(forecasts)
     by_setting: dict[Condition, list[ForecastRecord]] = {}
-    for record in (*others, *forecasts):
+    for record in (*earlier, *forecasts):
         by_setting.setdefault(record.key.condition, []).append(record)
     chosen = {
         record.key
@@ -143,9 +142,9 @@ def shortlist(
 
 
 def _forecast(record: ForecastRecord) -> Gain:
-    """At the best K; where that is 0, the figures of the K that comes nearest.
+    """The gain that a forecast predicts, judged by its interval as a measurement is.
 
-    Judged as a measurement is, by its interval: an uncertain forecast goes before no measurement.
+    If its best K is 0, the figures are those of the best K > 0.
     """
     k = record.best or _nearest(record)
     point = next(p for p in record.points if p.num_speculative_tokens == k)
@@ -168,6 +167,6 @@ def _promise(record: ForecastRecord) -> float:
 
 
 def _mean(bounds: Sequence[float | None]) -> float | None:
-    """The geometric mean; None where one of them is not known."""
+    """The geometric mean; None if a bound is unknown."""
     known = [bound for bound in bounds if bound is not None]
     return geometric_mean(known) if len(known) == len(bounds) else None

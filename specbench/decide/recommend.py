@@ -1,7 +1,7 @@
-"""The choosing rule: which K, or none at all, and in which words.
+"""The decision rule: which K to use, or none.
 
-Two stages, because the best of many is biased upward: `choose` picks from the first pass what
-to measure again, `decide` quotes only that second measurement.
+It has two stages because the best of many is biased upward: `choose` picks a leader from the
+exploration phase, and `decide` quotes only the leader's confirmation run.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -22,13 +22,13 @@ from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision, Fixed,
 from specbench.stats.spread import MIN_UNITS
 
 TIE = 0.01  # lower bounds this close are equal, and the smaller K wins
-BEATS_BASELINE = 1 + TIE  # K = 0 takes part with a lower bound of exactly 1
+BEATS_BASELINE = 1 + TIE  # the lower bound of K = 0 is 1
 GAINS_NOTHING = 1.02  # an upper bound up to here: do not speculate
 Option = TypeVar("Option")
 
 
 class SpeedupVerdict(Enum):
-    """The three answers."""
+    """The answer for one drafter."""
 
     HELPS = "helps"
     GAINS_NOTHING = "hurts or gains nothing"
@@ -37,16 +37,17 @@ class SpeedupVerdict(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeadingCell:
-    """The leading cell of the first pass for one pairing, workload and setting."""
+    """The leading cell of the exploration phase for one pairing, workload and setting."""
 
     cells: tuple[CellSummary, ...]  # every K > 0, also invalid ones, by K; then K = auto
-    leader: CellSummary | None  # the cell to speak of; None: no valid cell has a speedup
-    to_confirm: CellKey | None  # to be measured again on fresh repeats before it is quoted
+    leader: CellSummary | None  # the cell that the answer is about; None without a valid speedup
+    to_confirm: CellKey | None  # the leader, if its answer needs a confirmation run
 
 
 def by_question(cells: Iterable[CellSummary]) -> tuple[tuple[CellSummary, ...], ...]:
-    """The K > 0 cells grouped by what one decision is about, in order of appearance, with the
-    speedup or the goodput ratio that it compares.
+    """The K > 0 cells, one group per decision in order of appearance.
+
+    Their speedup is the ratio that the decision compares: of speeds, or of goodput.
     """
     groups: dict[tuple[object, ...], list[CellSummary]] = {}
     for cell in cells:
@@ -56,11 +57,10 @@ def by_question(cells: Iterable[CellSummary]) -> tuple[tuple[CellSummary, ...], 
 
 
 def choose(cells: Sequence[CellSummary]) -> LeadingCell:
-    """Apply the rule to the first pass of one question; only valid cells take part.
+    """The leader of the exploration phase of one question, among valid cells.
 
-    An adaptive K takes part like any other; leave its cell out to choose among the fixed ones.
-    A single K needs no second measurement: it was not picked from many. Raises ValueError
-    without a K > 0 and for several questions at once.
+    A single K was not picked from many, so it needs no confirmation run. Raises ValueError without
+    a K > 0 and for several questions.
     """
     groups = by_question(cells)
     if len(groups) != 1:
@@ -69,10 +69,10 @@ def choose(cells: Sequence[CellSummary]) -> LeadingCell:
     judged = deciding(candidates)
     if not judged:
         return LeadingCell(cells=candidates, leader=None, to_confirm=None)
-    # "Do not speculate" is only said when no K is left undecided.
+    # The answer is "do not speculate" only if no K is undecided.
     promising = [cell for cell in judged if judge(cell.speedup) is not SpeedupVerdict.GAINS_NOTHING]
     wins = any(lower_bound(cell) > BEATS_BASELINE for cell in promising)
-    # Without a winner the best estimate is spoken of: a narrow interval alone makes no K better.
+    # Without a winner the best estimate leads: a narrow interval does not make a K better.
     leader = min(
         near_best((promising or judged), (lower_bound if wins else _estimate)), key=_plainness
     )
@@ -84,8 +84,7 @@ def choose(cells: Sequence[CellSummary]) -> LeadingCell:
 
 
 def deciding(cells: Sequence[CellSummary]) -> list[CellSummary]:
-    """The valid cells with a speedup; one without an interval, as a pruned K, only if none has
-    one."""
+    """The valid cells with an interval, or without one in the group all with a speedup."""
     usable = [cell for cell in cells if _is_usable(cell)]
     return [c for c in usable if c.speedup and c.speedup.low is not None] or usable
 
@@ -102,12 +101,11 @@ def decide(
     is_synthetic: bool = False,
     is_imported: bool = False,
 ) -> Decision:
-    """The answer, quoting `confirmed`: the cell `choice.to_confirm` over fresh repeats.
+    """The decision, which quotes `confirmed`, the confirmation run of `choice.to_confirm`.
 
-    Without it a winner that needs it is not shown to help. Raises ValueError when `confirmed`
-    is another cell than the leader. `workload_prompts` is how many prompts the workload has,
-    None where the run does not say; `is_synthetic` as in `why`; `is_imported`: measured by
-    another tool.
+    A winner that needs one and has none is undecided. Raises ValueError if `confirmed` is another
+    cell than the leader. `workload_prompts`: how many prompts the workload has, None if unknown;
+    `is_synthetic` as in `why`; `is_imported`: measured by another tool.
     """
     confirmed = confirmed and confirmed.as_decided
     decision = _decide(choice, confirmed, workload_prompts, is_imported=is_imported)
@@ -135,13 +133,13 @@ def _decide(
             choice, SpeedupVerdict.NOT_SHOWN, f"undecided: {_nothing_valid(choice.cells)}"
         )
     if confirmed is not None and confirmed.key != leader.key:
-        raise ValueError(f"{confirmed.key.id} was measured again, not {leader.key.id}")
+        raise ValueError(f"the confirmation run is of {confirmed.key.id}, not {leader.key.id}")
     if choice.to_confirm is not None and confirmed is None:
-        text = f"undecided: {k_text(leader)} led the first pass, but has no second measurement"
+        text = f"undecided: {k_text(leader)} led the exploration phase, but has no confirmation run"
         return _decision(choice, SpeedupVerdict.NOT_SHOWN, text)
     evidence = confirmed or leader
     if not evidence.valid or evidence.speedup is None:
-        text = f"undecided: the second measurement of {k_text(evidence)} is not valid"
+        text = f"undecided: the confirmation run of {k_text(evidence)} is not valid"
         return _decision(choice, SpeedupVerdict.NOT_SHOWN, text)
     if is_imported and evidence.speedup.low is None:
         text = (
@@ -155,7 +153,7 @@ def _decide(
 
 
 def judge(speedup: Interval | None) -> SpeedupVerdict:
-    """Which of the three answers a speedup's interval supports."""
+    """The verdict that a speedup's interval supports."""
     if speedup is None or speedup.low is None or speedup.high is None:
         return SpeedupVerdict.NOT_SHOWN
     if speedup.high <= GAINS_NOTHING:
@@ -164,12 +162,12 @@ def judge(speedup: Interval | None) -> SpeedupVerdict:
 
 
 def is_undecided(decision: Decision) -> bool:
-    """Whether the measurements say neither to speculate nor to leave it."""
+    """Whether the interval allows both a gain and a loss."""
     return judge(decision.speedup) is SpeedupVerdict.NOT_SHOWN
 
 
 def lower_bound(of: CellSummary | Decision) -> float:
-    """Lower bound of its speedup; 0, the worst a ratio can be, where too few prompts give none."""
+    """The lower bound of the speedup; 0, the lowest ratio, without an interval."""
     return of.speedup.low or 0.0 if of.speedup else 0.0
 
 
@@ -178,24 +176,24 @@ def _estimate(cell: CellSummary) -> float:
 
 
 def _nothing_valid(cells: Sequence[CellSummary]) -> str:
-    """What is missing; the reasons have all of it."""
+    """Why no cell is valid, with the reasons of the first one."""
     invalid = [cell for cell in cells if not cell.valid]
     if not invalid:
         return "no valid measurement"
-    first, *others = invalid
-    more = f"; {len(others)} more excluded" if others else ""
+    first, *rest = invalid
+    more = f"; {len(rest)} more excluded" if rest else ""
     return f"no valid measurement ({k_text(first)}: {'; '.join(first.invalid_reasons)}{more})"
 
 
 def _standing(choice: LeadingCell) -> Iterator[str]:
-    """Why the leader is the one to report, if there was a choice."""
+    """Why this cell is the leader, if there was a choice."""
     leader, usable = choice.leader, [cell for cell in choice.cells if _is_usable(cell)]
     if leader is None or len(usable) < 2:
         return
     tried = ", ".join(cell.key.draft.length.label for cell in usable)
     judged = deciding(choice.cells)
     if choice.to_confirm is not None:
-        yield f"first pass: {k_text(leader)} had the highest lower bound of K = {tried}"
+        yield f"exploration phase: {k_text(leader)} had the highest lower bound of K = {tried}"
         if pruned := [cell for cell in usable if cell not in judged]:
             left = ", ".join(cell.key.draft.length.label for cell in pruned)
             yield f"not measured: K = {left} (dropped before it had an interval)"
@@ -259,5 +257,5 @@ def _decision(
 
 
 def lossy_mark(key: CellKey) -> str:
-    """The end of every sentence about a lossy cell; empty for a lossless one."""
+    """The suffix of every sentence about a lossy cell; empty for a lossless one."""
     return "" if key.draft.lossy is None else f" [lossy: {key.draft.lossy}]"

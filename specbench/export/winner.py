@@ -1,4 +1,4 @@
-"""What a measured run says should be served: the pairing, and K for each number of requests."""
+"""The pairing to deploy after a measured run, and its K for each number of requests."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,69 +38,74 @@ _NO_SHARED_K = "no K has an interval on all of these workloads: export one of th
 
 
 class Selection(NamedTuple):
-    """The decisions of a run that count; None: whatever was measured."""
+    """The decisions of a run to export; None: all."""
 
     workload: str | None = None
     temperature: float | None = None
-    num_rows: int | None = None
-    engine: str | None = None  # that is exported to: its own decisions go first
+    concurrency: int | None = None
+    engine: str | None = None  # the engine to export to, whose own decisions are preferred
 
 
 def winner(
     pairings: Sequence[Pairing],
     decisions: Iterable[Decision],
     cells: Iterable[CellSummary],
-    asked: Selection,
+    selection: Selection,
 ) -> Deployment:
-    """The best of `pairings` (those of one target) with its K, as the decisions have it.
+    """The best of `pairings` (those of one target) with its K, by the decisions of `selection`.
 
-    K is that of the decision; with several workloads the one whose worst regret is least, as
-    long as it helps somewhere. Of several engines the one that is exported to goes first, then our
-    own. Of several temperatures the lowest, of several contexts the
-    prompts unchanged, unless `asked` says. UsageError where nothing was measured.
+    K is that of the decision, or for several workloads the K with the least worst regret. The
+    decisions are of one engine, the one to export to or else the built-in one, and by default of
+    the lowest temperature and of unchanged prompts. Raises UsageError without a decision.
     """
     decisions = tuple(decisions)
     by_name = {pairing.name: pairing for pairing in pairings}
-    meant = _meant([d for d in decisions if d.leader.pairing in by_name], asked)
-    if not meant:
+    selected = _select([d for d in decisions if d.leader.pairing in by_name], selection)
+    if not selected:
         raise UsageError(
-            f"the run has no decision for {', '.join(by_name)}{_in_words(asked)}; measure it with "
-            "`specbench sweep-k`, or give K by hand: -k 4"
+            f"the run has no decision for {', '.join(by_name)}{_in_words(selection)}; measure it "
+            "with `specbench sweep-k`, or give K by hand: -k 4"
         )
-    name = _best(meant)
-    own = [d for d in meant if d.leader.pairing == name]
+    name = _best(selected)
+    chosen = [d for d in selected if d.leader.pairing == name]
+    condition = chosen[0].condition
     temperatures = {
         d.condition.temperature
         for d in decisions
-        if (d.leader.pairing, d.condition.engine) == (name, own[0].condition.engine)
+        if (d.leader.pairing, d.condition.engine) == (name, condition.engine)
     }
     known = [cell for cell in cells if cell.key.pairing == name]
-    found = [(rows, *_at_rows(list(group), known)) for rows, group in groupby(own, _rows)]
-    basis = tuple(sentence for *_, sentences in found for sentence in sentences)
-    if asked.temperature is None and len(temperatures) > 1:
-        others = ", ".join(f"{t:g}" for t in sorted(temperatures - {own[0].condition.temperature}))
-        here = f"at temperature {own[0].condition.temperature:g}"
-        basis = (f"{here}; also measured at {others}: choose with --temperature", *basis)
-    tiers = _merged([tier or Tier(rows, 0) for rows, tier, _ in found])
-    is_open = asked.num_rows is None and len(tiers) == 1  # engines' words for tiers say it
-    if is_open and tiers[0].num_speculative_tokens:
-        most = own[-1].condition.concurrency
-        at_once = "1 request" if most == 1 else f"{most} requests"
-        basis = (*basis, f"beyond {at_once} at once nothing was measured: see --concurrency")
+    by_concurrency = [
+        (concurrency, *_at_concurrency(list(group), known))
+        for concurrency, group in groupby(chosen, _concurrency)
+    ]
+    basis = tuple(sentence for *_, sentences in by_concurrency for sentence in sentences)
+    if selection.temperature is None and len(temperatures) > 1:
+        rest = ", ".join(f"{t:g}" for t in sorted(temperatures - {condition.temperature}))
+        here = f"at temperature {condition.temperature:g}"
+        basis = (f"{here}; also measured at {rest}: choose with --temperature", *basis)
+    tiers = _merged([tier or Tier(concurrency, 0) for concurrency, tier, _ in by_concurrency])
+    # Engines name the limit of several tiers themselves.
+    if selection.concurrency is None and len(tiers) == 1 and tiers[0].num_speculative_tokens:
+        most = chosen[-1].condition.concurrency
+        requests = "1 request" if most == 1 else f"{most} concurrent requests"
+        basis = (*basis, f"not measured beyond {requests}: see --concurrency")
     return Deployment(
         pairing=by_name[name],
         tiers=tiers,
-        temperature=own[0].condition.temperature,
-        dtype=own[0].condition.dtype,
+        temperature=condition.temperature,
+        dtype=condition.dtype,
         basis=basis,
-        measured_with=own[0].condition.engine,
+        measured_with=condition.engine,
         is_undecided=not any(tier.num_speculative_tokens for tier in tiers)
-        and (any(map(is_undecided, meant)) or any(tier is None for _, tier, _ in found)),
+        and (
+            any(map(is_undecided, selected)) or any(tier is None for _, tier, _ in by_concurrency)
+        ),
     )
 
 
-def _meant(decisions: list[Decision], asked: Selection) -> list[Decision]:
-    """Those of one engine, temperature and context, by rows; streams in open loop left out."""
+def _select(decisions: list[Decision], selection: Selection) -> list[Decision]:
+    """The decisions of one engine, temperature and context by concurrency, without open loop."""
     left = [
         d
         for d in decisions
@@ -108,29 +113,29 @@ def _meant(decisions: list[Decision], asked: Selection) -> list[Decision]:
         and d.condition.num_samples == 1
         and d.leader.draft.method != ASSISTED_DEFAULT  # whose K is the engine's own
     ]
-    if asked.workload is not None:
-        left = [d for d in left if d.condition.workload == asked.workload]
-    if asked.temperature is not None:
-        left = [d for d in left if d.condition.temperature == asked.temperature]
-    if asked.num_rows is not None:
-        left = [d for d in left if d.condition.concurrency == asked.num_rows]
+    if selection.workload is not None:
+        left = [d for d in left if d.condition.workload == selection.workload]
+    if selection.temperature is not None:
+        left = [d for d in left if d.condition.temperature == selection.temperature]
+    if selection.concurrency is not None:
+        left = [d for d in left if d.condition.concurrency == selection.concurrency]
     if not left:
         return []
-    left = [d for d in left if d.condition.engine == asked.engine] or left
+    left = [d for d in left if d.condition.engine == selection.engine] or left
     first = _across(min(left, key=lambda d: d.condition.order))
     alike = [d for d in left if _across(d) == first]
-    return sorted(alike, key=_rows)
+    return sorted(alike, key=_concurrency)
 
 
 def _best(decisions: Sequence[Decision]) -> str:
-    """The pairing whose worst lower bound, at the fewest rows, is highest: over the workloads that
-    all of them were measured on, or without such among those with the most workloads.
+    """The pairing with the highest worst lower bound at the lowest concurrency.
 
-    Where worst ones are equal, as where none helps on some workload, the mean decides.
+    Compared are the workloads that all pairings share, or else the pairings with the most
+    workloads. The mean decides between equal worst bounds.
     """
     lows: dict[str, dict[str, float]] = {}
     for decision in decisions:
-        if _rows(decision) == _rows(decisions[0]):
+        if _concurrency(decision) == _concurrency(decisions[0]):
             low = lower_bound(decision) if decision.draft.k else 0.0
             lows.setdefault(decision.leader.pairing, {})[decision.condition.workload] = low
     shared = set.intersection(*map(set, lows.values()))
@@ -143,41 +148,39 @@ def _best(decisions: Sequence[Decision]) -> str:
     return max(compared, key=lambda name: (min(compared[name]), fmean(compared[name])))
 
 
-def _at_rows(
+def _at_concurrency(
     decisions: list[Decision], cells: Sequence[CellSummary]
 ) -> tuple[Tier | None, list[str]]:
-    """K for one number of rows, with the sentences that it rests on; None without enough evidence
-    for any K although one helps.
-    """
-    rows = decisions[0].condition.concurrency
-    said = [
-        d.sentence if rows == 1 else f"{rows} requests at once: {d.sentence}" for d in decisions
-    ]
+    """The tier of one concurrency with its reasons; None without enough evidence for any K."""
+    concurrency = decisions[0].condition.concurrency
+    prefix = "" if concurrency == 1 else f"{concurrency} concurrent requests: "
+    reasons = [f"{prefix}{d.sentence}" for d in decisions]
     if not any(d.draft.k for d in decisions):
-        return Tier(rows, 0), said
-    meant = {(d.condition, d.leader.draft.way) for d in decisions}
+        return Tier(concurrency, 0), reasons
+    questions = {(d.condition, d.leader.draft.way) for d in decisions}
     same = [
         cell
         for cell in cells
-        if cell.key.draft.is_fixed and (cell.key.condition, cell.key.draft.way) in meant
+        if cell.key.draft.is_fixed and (cell.key.condition, cell.key.draft.way) in questions
     ]
     if len(decisions) == 1 and decisions[0].leader.draft.is_fixed:
-        return Tier(rows, decisions[0].draft.k), said
+        return Tier(concurrency, decisions[0].draft.k), reasons
     if len(decisions) == 1:
         leader = next((choose(group).leader for group in by_question(same)), None)
         verdict = judge(leader.speedup) if leader else SpeedupVerdict.NOT_SHOWN
         if leader is None or verdict is not SpeedupVerdict.HELPS:
-            tier = None if verdict is SpeedupVerdict.NOT_SHOWN else Tier(rows, 0)
-            return tier, [*said, _NO_FIXED_K]
+            tier = None if verdict is SpeedupVerdict.NOT_SHOWN else Tier(concurrency, 0)
+            return tier, [*reasons, _NO_FIXED_K]
         k = leader.key.draft.k
-        return Tier(rows, k), [*said, f"engines take a fixed K: the best fixed one is K={k}"]
+        best = f"engines take a fixed K: the best fixed one is K={k}"
+        return Tier(concurrency, k), [*reasons, best]
     shared = find_shared_k(same, decisions)
     if shared is None:
-        return None, [*said, _NO_SHARED_K if same else _NO_FIXED_K]
+        return None, [*reasons, _NO_SHARED_K if same else _NO_FIXED_K]
     k = shared.num_speculative_tokens
     losses = ", ".join(losses_in_words(shared.regret, other_ks(shared.best_k, k)))
-    losses += left_out_in_words([f"K={own}" for own in shared.left_out])
-    return Tier(rows, k), [*said, f"one K for these workloads: K={k}; loses {losses}"]
+    losses += left_out_in_words([f"K={other_k}" for other_k in shared.left_out])
+    return Tier(concurrency, k), [*reasons, f"one K for these workloads: K={k}; loses {losses}"]
 
 
 def _across(decision: Decision) -> Condition:
@@ -185,7 +188,7 @@ def _across(decision: Decision) -> Condition:
 
 
 def _merged(tiers: Sequence[Tier]) -> tuple[Tier, ...]:
-    """Neighbours with the same K become one; a K that holds everywhere has no limit."""
+    """The tiers with adjacent ones of equal K joined; a single tier has no limit."""
     merged: list[Tier] = []
     for tier in tiers:
         if merged and merged[-1].num_speculative_tokens == tier.num_speculative_tokens:
@@ -194,15 +197,15 @@ def _merged(tiers: Sequence[Tier]) -> tuple[Tier, ...]:
     return tuple(merged) if len(merged) > 1 else (Tier(None, merged[0].num_speculative_tokens),)
 
 
-def _rows(decision: Decision) -> int:
+def _concurrency(decision: Decision) -> int:
     return decision.condition.concurrency
 
 
-def _in_words(asked: Selection) -> str:
+def _in_words(selection: Selection) -> str:
     parts = [
-        f"on {asked.workload}" if asked.workload else "",
-        f"at temperature {asked.temperature:g}" if asked.temperature is not None else "",
-        f"with {asked.num_rows} requests at once" if asked.num_rows else "",
+        f"on {selection.workload}" if selection.workload else "",
+        f"at temperature {selection.temperature:g}" if selection.temperature is not None else "",
+        f"with {selection.concurrency} concurrent requests" if selection.concurrency else "",
     ]
     return "".join(f" {part}" for part in parts if part)
 
@@ -210,7 +213,7 @@ def _in_words(asked: Selection) -> str:
 def export_as_measured(
     exporter: Exporter, deployment: Deployment, version: str | None, config_name: str
 ) -> Export:
-    """For the measured release, or the newest that the exporter knows; UsageError."""
+    """The export for the measured release, or the newest that the exporter knows; UsageError."""
     releases = [] if version is None else [version, version.partition("-")[0]]
     for release in dict.fromkeys(releases):  # llama.cpp's have a commit behind the build
         try:
@@ -223,25 +226,25 @@ def export_as_measured(
 def version_there(
     deployment: Deployment, engine: str, servers: Sequence[ServerRecord]
 ) -> str | None:
-    """The engine's version in the sessions that the deployment rests on, the newest if several."""
-    found = [server.version for server in _sessions(deployment, engine, servers)]
-    return found[-1] if found else None
+    """The engine's version in the deployment's sessions, the newest of several; None without."""
+    versions = [server.version for server in _sessions(deployment, engine, servers)]
+    return versions[-1] if versions else None
 
 
 def basis_there(
     deployment: Deployment, engine: str, servers: Sequence[ServerRecord], arguments: Sequence[str]
 ) -> Iterator[str]:
-    """That the figures are this engine's own, and what else it was told: the user's `arguments`."""
-    own = list(_sessions(deployment, engine, servers))
-    if not own:
+    """Notes if this engine was measured itself, with the user's additional `arguments`."""
+    sessions = list(_sessions(deployment, engine, servers))
+    if not sessions:
         return
-    versions = ", ".join(dict.fromkeys(server.version for server in own))
-    if all(server.command for server in own):
+    versions = ", ".join(dict.fromkeys(server.version for server in sessions))
+    if all(server.command for server in sessions):
         yield f"measured with {engine} {versions} itself, started with these flags"
     else:
         yield f"measured with {engine} {versions} itself, which was running: flags not known"
     if arguments:
-        yield f"it was also told: {shlex.join(arguments)}"
+        yield f"its additional arguments: {shlex.join(arguments)}"
 
 
 def _sessions(
@@ -251,7 +254,11 @@ def _sessions(
         return
     ks = {tier.num_speculative_tokens for tier in deployment.tiers}
     for server in usable_sessions(servers).values():
-        is_meant = (server.engine, server.target) == (engine, deployment.pairing.target.name)
+        is_exported = (server.engine, server.target) == (engine, deployment.pairing.target.name)
         is_used = server.num_speculative_tokens in ks
-        if is_meant and is_used and server.drafter in (deployment.pairing.drafter.name, NO_DRAFTER):
+        if (
+            is_exported
+            and is_used
+            and server.drafter in (deployment.pairing.drafter.name, NO_DRAFTER)
+        ):
             yield server

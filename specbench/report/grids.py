@@ -1,4 +1,4 @@
-"""Tables of text: Markdown and HTML print the same ones."""
+"""Tables of text, which every report format prints."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,33 +22,33 @@ from specbench.report.sections import Section
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """A titled table of words and numbers."""
+    """A table of words and numbers with a title."""
 
     title: str
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     num_names: int = 1  # leading columns of words
-    brief: Sequence[int] | None = None  # columns that a terminal has room for; None: all
-    marks: tuple[str, ...] = ()  # a row each, where rows differ in standing: chosen, invalid
+    brief: Sequence[int] | None = None  # columns that fit a terminal; None: all
+    marks: tuple[str, ...] = ()  # per row: chosen, invalid or ""; empty if rows have no marks
 
     @property
     def brief_columns(self) -> Sequence[int]:
-        """The columns that a terminal shows, in its order."""
+        """The columns that a terminal shows, in order."""
         return range(len(self.headers)) if self.brief is None else self.brief
 
     def is_words(self, column: int) -> bool:
-        """Whether a column holds words: a leading one, or the remarks, which have no header."""
+        """Whether a column contains words: the leading ones, and remarks, which have no header."""
         return column < self.num_names or not self.headers[column]
 
 
 class Legend(NamedTuple):
-    """Headers of tables and their meanings; a terminal shows those of its own columns."""
+    """Headers and their meanings; a terminal shows those of `brief`."""
 
     entries: Sequence[tuple[str, str]]
     brief: frozenset[str]
 
     def shown(self, *, is_brief: bool) -> Sequence[tuple[str, str]]:
-        """All entries, or those of a terminal."""
+        """All entries, or only those that a terminal shows."""
         return [entry for entry in self.entries if not is_brief or entry[0] in self.brief]
 
 
@@ -61,15 +61,15 @@ _POSITION_KINDS = {
 def result_grid(section: Section) -> Grid:
     """A row per cell; the remarks after K mark the chosen and the invalid ones."""
     columns = shown(page_columns(section), section.measured)
-    k, *others = columns
+    k, *more = columns
     marks = tuple(note(section, cell) for cell in section.measured)
-    place = {column.header: i + (1 if column is k else 2) for i, column in enumerate(columns)}
-    brief = [place[c.header] for c in shown(terminal_columns(section), section.measured)]
+    index = {column.header: i + (1 if column is k else 2) for i, column in enumerate(columns)}
+    brief = [index[c.header] for c in shown(terminal_columns(section), section.measured)]
     return Grid(
         title=section.title,
-        headers=("drafter", k.header, "", *(column.header for column in others)),
+        headers=("drafter", k.header, "", *(column.header for column in more)),
         rows=tuple(
-            (name_of(cell), *row([k], cell), mark, *row(others, cell))
+            (name_of(cell), *row([k], cell), mark, *row(more, cell))
             for cell, mark in zip(section.measured, marks, strict=True)
         ),
         brief=(0, *brief, 2),
@@ -78,7 +78,7 @@ def result_grid(section: Section) -> Grid:
 
 
 def result_legend(every: Sequence[Section]) -> Legend:
-    """Header and meaning of the columns of the result tables."""
+    """Headers and meanings of the columns of the result tables."""
     columns = union(shown(page_columns(section), section.measured) for section in every)
     grids = [result_grid(section) for section in every if section.measured]
     brief = frozenset(grid.headers[i] for grid in grids for i in grid.brief_columns)
@@ -86,7 +86,7 @@ def result_legend(every: Sequence[Section]) -> Legend:
 
 
 def position_grid(section: Section) -> Grid | None:
-    """Joint and conditional acceptance at each position; None where no rounds are known."""
+    """Joint and conditional acceptance at each position; None if no rounds are known."""
     rows = [
         (cell, kind, series(cell.metrics.get(name)))
         for cell in section.deepest
@@ -113,7 +113,7 @@ def position_grid(section: Section) -> Grid | None:
 
 
 def metric_grids(section: Section) -> Iterator[Grid]:
-    """Every metric of one number by K, a table a pairing; then the other lists."""
+    """One table per pairing of all scalar metrics by K, and one table of metrics that are lists."""
     for label in section.series:
         cells = (*section.undrafted, *section.of(label))
         yield Grid(
@@ -160,6 +160,6 @@ def _list_rows(cell: CellSummary) -> Iterator[tuple[str, ...]]:
 
 
 def _column_title(cell: CellSummary) -> str:
-    """K; of several methods without drafts, which are all of K = 0, the method."""
+    """K; the method for cells of K = 0 that have one."""
     is_named = cell.key.draft.k == 0 and cell.key.draft.method != NO_DRAFTER
     return cell.key.draft.method if is_named else k_text(cell)

@@ -10,7 +10,7 @@ _MOST_BARS = 24
 
 
 def history_grid(history: History) -> Grid:
-    """A row a series: how many runs, where it is, how it got there."""
+    """One row per series: number of runs, newest value, course and finding."""
     return Grid(
         title="History",
         headers=("cell", "metric", "runs", "newest", "course", "finding"),
@@ -31,7 +31,7 @@ def history_grid(history: History) -> Grid:
 
 
 def change_lines(history: History) -> list[str]:
-    """A sentence for each step and each trend."""
+    """One sentence per step and per trend."""
     lines = []
     for series in history.series:
         name = f"{series.metric} of {series.key.label}"
@@ -52,7 +52,7 @@ def change_lines(history: History) -> list[str]:
 
 
 def left_out_lines(history: History) -> list[str]:
-    """Runs that are left out, and why."""
+    """One line per run that is left out, with the reason."""
     return [
         f"{run.run_id} left out: "
         + "; ".join(f"{d.name}: {d.candidate}, here {d.baseline}" for d in run.differences)
@@ -61,7 +61,7 @@ def left_out_lines(history: History) -> list[str]:
 
 
 def brief(series: Series) -> list[str]:
-    """Steps or a trend, such as `+5.1% at run 9`."""
+    """The steps or the trend of a series, such as `+5.1% at run 9`."""
     steps = [f"{_size(step)} at run {step.run_index + 1}" for step in series.steps]
     return steps if series.trend is None else [f"trend {series.trend.slope:+.2g} per run"]
 

@@ -1,4 +1,4 @@
-"""A history as one HTML page that needs nothing beside it. Imports matplotlib."""
+"""A history as one self-contained HTML page. Imports matplotlib."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -29,7 +29,7 @@ figcaption { opacity: .75; }
 
 
 def to_page(history: History) -> str:
-    """Equal histories give equal bytes."""
+    """The page of a history; equal histories give equal bytes."""
     return plain("\n".join(_lines(history))) + "\n"
 
 
@@ -60,7 +60,7 @@ def _cells(tag: str, texts: tuple[str, ...]) -> str:
 
 
 def history_charts(history: History) -> tuple[Chart, ...]:
-    """A chart a metric, a panel a cell; none of a series of one run."""
+    """One chart per metric with one panel per cell; none for a series of one run."""
     drawn = [series for series in history.series if len(series.points) > 1]
     with drawing():
         return tuple(_charts(drawn))
@@ -70,7 +70,7 @@ def _charts(drawn: Sequence[Series]) -> Iterator[Chart]:
     for metric in dict.fromkeys(series.metric for series in drawn):
         group = [series for series in drawn if series.metric == metric]
         names = [series.key.label for series in group]
-        # Names stand above their panel, which is widened for those that are longer.
+        # A name is above its panel, which is widened for long names.
         panels = Panels(names, [" " * max(3, max(map(len, names)) - _FITTING)])
         largest = max(max(series.values) for series in group)
         scale = scale_of(group[0].unit, largest)

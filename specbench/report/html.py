@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs no network and no other file, and no script to be read."""
+"""The report as one self-contained HTML page, which is readable without scripts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ _CHIPS = {
 
 
 def to_html(documents: Sequence[Document]) -> str:
-    """One page for one or more runs, several side by side first; all text is escaped."""
+    """One page for one or more runs, a comparison of several first; all text is escaped."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["without_workload"] = without_workload
     environment.filters["kind"] = lambda block: type(block).__name__

@@ -1,4 +1,4 @@
-"""The report as Markdown: for a pull request, a job summary, a design review."""
+"""The report as Markdown, for pull requests and job summaries."""
 
 from collections.abc import Iterator, Sequence
 
@@ -35,7 +35,7 @@ _ESCAPES = str.maketrans(
 
 
 def to_markdown(documents: Sequence[Document]) -> str:
-    """One text for one or more runs, each beginning with its answer; formulas at the end."""
+    """The report of one or more runs: the answers of each run first, formulas at the end."""
     lines: list[str] = []
     for grid in (answers_grid(documents), differences_grid(documents)):
         lines += _grid(grid, level=2) if grid else ()
@@ -46,7 +46,7 @@ def to_markdown(documents: Sequence[Document]) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that Markdown shows as it is: no markup, no HTML, no link, no new table cell."""
+    """Text escaped so that Markdown shows it as it is."""
     return plain(text).translate(_ESCAPES).replace("](", "]\\(")
 
 
@@ -62,14 +62,14 @@ def _answer(answer: SectionAnswer) -> Iterator[str]:
     mark = "**" if answer.verdict is SpeedupVerdict.HELPS else ""
     yield f"- {mark}{escape(answer.title)}: {escape(answer.headline)}{mark}"
     yield from (f"  - {escape(reason)}" for reason in answer.reasons)
-    for other in answer.unquoted:
-        yield f"  - {escape(other.leader.source)}: {escape(without_workload(other))}"
-        yield from (f"    - {escape(reason)}" for reason in other.reasons)
+    for decision in answer.unquoted:
+        yield f"  - {escape(decision.leader.source)}: {escape(without_workload(decision))}"
+        yield from (f"    - {escape(reason)}" for reason in decision.reasons)
     yield ""
 
 
 def _block(block: Block, *, level: int) -> Iterator[str]:
-    """Charts and rounds need a page; the reasons are below their answers."""
+    """The lines of a block; empty for charts and rounds, which need a page, and for reasons."""
     match block:
         case ReportPart():
             below = level + 1 if block.title else level

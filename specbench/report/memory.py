@@ -1,4 +1,4 @@
-"""Memory of a target alone and with each drafter: the figures of table and chart."""
+"""Memory of a target without drafter and with each drafter, for the table and the chart."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from specbench.report.numbers import ABSENT, measured, plural
 
 
 class Need(NamedTuple):
-    """Bytes by purpose; `rest` is None where no peak was measured."""
+    """Bytes by purpose; `rest` is None if no peak was measured."""
 
     weights: int
     kv_cache: int
@@ -20,24 +20,24 @@ class Need(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All that is known."""
+        """The sum of the known parts."""
         return self.weights + self.kv_cache + (self.rest or 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryRow:
-    """Memory of a target on its own or with one drafter; costs are None if unknown."""
+    """Memory of a target without drafter or with one; costs are None if unknown."""
 
     record: MemoryRecord
     name: str  # the target, or the pairing
-    context: int  # tokens of the one request that `need` is for
+    context: int  # tokens of the request that `need` is for
     need: Need
-    cost_bytes: float | None  # measured peak with the drafter - alone, as reasons quote it
+    cost_bytes: float | None  # measured peak with the drafter - without it
     cost_tokens: float | None  # the same in tokens of the target's KV cache
 
 
 def memory_rows(document: Document) -> tuple[MemoryRow, ...]:
-    """One for each record, in their order; a request as long as the target's longest."""
+    """One row per record, for a request as long as the longest of its target."""
     costs = {cell.key.pairing: cell.metrics for cell in document.cells if cell.key.draft.k}
     rows = []
     for record in document.memory:
@@ -57,9 +57,9 @@ def memory_rows(document: Document) -> tuple[MemoryRow, ...]:
 
 
 def need(record: MemoryRecord, context: int) -> Need:
-    """The memory that `record` needs for `context` tokens of one request.
+    """The memory that `record` needs for one request of `context` tokens.
 
-    The peak is of a short pass, so the KV cache of the whole context comes on top of it.
+    The peak is of a short pass, so the KV cache of the whole context is added to it.
     """
     peak = _peak_bytes(record)
     return Need(
@@ -79,7 +79,7 @@ _PEAKS: Mapping[str, Callable[[MemoryRecord], int | None]] = {
 
 
 def memory_grid(document: Document) -> Grid | None:
-    """Each target alone and with each drafter; None where no memory was recorded."""
+    """The memory of each target, and with each drafter; None if no memory was recorded."""
     rows = memory_rows(document)
     if not rows:
         return None
@@ -122,25 +122,24 @@ def memory_legend(document: Document) -> str:
     return (
         f"KV cache: computed, for one request of {longest}, the longest of this run. Everything "
         "else: the measured peak of a short pass minus the weights. Together: the sum of these "
-        "three. Speculation costs: the measured peak with the drafter minus that of the target "
-        "alone."
+        "three. Speculation costs: the measured peak with the drafter minus that without it."
     )
 
 
 def _peak_bytes(record: MemoryRecord) -> int | None:
-    """Torch's own peak, else the process's: what the program itself holds."""
+    """The peak of torch's tensors, or else of the process."""
     if record.peak_allocated_bytes is not None:
         return record.peak_allocated_bytes
     return record.process_peak_bytes
 
 
 def _owner(record: MemoryRecord) -> str:
-    """The pairing, or the target where it is alone."""
+    """The pairing, or the target if it has no drafter."""
     return record.target if record.drafter == NO_DRAFTER else f"{record.target}/{record.drafter}"
 
 
 def _label(record: MemoryRecord, keys: Iterable[CellKey]) -> str:
-    """The owner as cells of these keys are labelled: marked where its text is not the target's."""
+    """The owner with the mark of a lossy pairing, as its cells are labeled."""
     name = _owner(record)
     return next((key.draft.marked(name) for key in keys if key.pairing == name), name)
 

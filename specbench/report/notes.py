@@ -1,9 +1,6 @@
-"""All warnings and hints of a run, each once: the terminal, every report and notebooks show these.
+"""The warnings and failures of a run as lines, each once, for every format and notebooks."""
 
-Other files find out what is wrong with what they know; here it is collected and put into lines.
-"""
-
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import partial
 
@@ -24,18 +21,18 @@ _STAGES = {
 }
 
 
-def notes(document: Document, told: Collection[str] = ()) -> dict[str, list[str]]:
-    """Lines by heading, the gravest first, without those already told; no heading is empty."""
+def notes(document: Document) -> dict[str, list[str]]:
+    """Lines by heading, the most severe heading first; no heading is empty."""
     lines = {
         "Not measured": failure_lines(document),
         "Invalid cells": _cell_lines(document, lambda cell: cell.invalid_reasons),
-        "Warnings": [line for line in warning_lines(document) if line not in told],
+        "Warnings": warning_lines(document),
     }
     return {heading: some for heading, some in lines.items() if some}
 
 
 def failure_lines(document: Document) -> list[str]:
-    """Everything that could not be measured, and why."""
+    """Failed measurements with their reasons."""
     return [
         f"{', '.join(filter(None, (failure.pairing, failure.workload)))}: "
         f"{_STAGES[failure.stage]}: {failure.reason}"
@@ -44,7 +41,7 @@ def failure_lines(document: Document) -> list[str]:
 
 
 def warning_lines(document: Document) -> list[str]:
-    """Warnings about the run, then those about single cells, of both measurements of a winner."""
+    """Warnings about the run, then about its cells, those of confirmation runs included."""
     confirmed = {decision.leader: decision.warnings for decision in document.decisions}
     return list(
         dict.fromkeys(
@@ -78,7 +75,7 @@ def run_warnings(document: Document) -> list[str]:
 
 
 def noise_warnings(document: Document) -> list[str]:
-    """The run warning about a noisy machine, if there is one: it goes before any advice."""
+    """The warning about a noisy machine, if there is one."""
     return [warning for warning in run_warnings(document) if is_noise(warning)]
 
 
@@ -92,29 +89,29 @@ def _cell_lines(document: Document, texts_of: Callable[[CellSummary], Iterable[s
 
 
 def _key_lines(texts: Iterable[tuple[str, CellKey, str]]) -> list[str]:
-    """`demo/draft K=2..4 on chat; code: text`: every text once."""
+    """Lines such as `demo/draft K=2..4 on chat; code: text`, one per text."""
     keys: dict[tuple[str, str, str], list[CellKey]] = {}
     for title, key, text in texts:
         keys.setdefault((title, key.source, text), []).append(key)
     titles: dict[tuple[str, str, str], list[str]] = {}
-    for (title, label, text), said_of in keys.items():
-        ks = lengths([key.draft.length for key in said_of])
+    for (title, label, text), keys_of_text in keys.items():
+        ks = lengths([key.draft.length for key in keys_of_text])
         titles.setdefault((label, ks, text), []).append(title)
     cells: dict[str, list[str]] = {}
-    for (label, ks, text), where in titles.items():
-        cells.setdefault(text, []).append(f"{label} K={ks} on {'; '.join(where)}")
-    return [f"{'; '.join(where)}: {text}" for text, where in cells.items()]
+    for (label, ks, text), names in titles.items():
+        cells.setdefault(text, []).append(f"{label} K={ks} on {'; '.join(names)}")
+    return [f"{'; '.join(names)}: {text}" for text, names in cells.items()]
 
 
 def _synthetic(document: Document) -> Iterator[str]:
     decoder = document.run.settings.decoder
-    made_up = []
+    synthetic = []
     if decoder.acceptance is not None:
-        made_up.append(f"simulated acceptance {', '.join(f'{a:g}' for a in decoder.acceptance)}")
+        synthetic.append(f"simulated acceptance {', '.join(f'{a:g}' for a in decoder.acceptance)}")
     if decoder.dummy_weights:
-        made_up.append("dummy weights")
-    if made_up:
-        yield f"{', '.join(made_up)}: timings are real; text and acceptance are not"
+        synthetic.append("dummy weights")
+    if synthetic:
+        yield f"{', '.join(synthetic)}: timings are real; text and acceptance are not"
 
 
 def _lossy(document: Document) -> Iterator[str]:
@@ -133,14 +130,14 @@ def _unfinished(document: Document) -> Iterator[str]:
             "incomplete: interrupted or still running, so answers may change. To continue: "
             f"specbench {run.settings.command} --resume {run.run_id}"
         )
-    unpaid = [key for key in missing if document.is_skipped_for_budget(key)]
-    if lost := [key for key in missing if key not in unpaid]:
+    unbudgeted = [key for key in missing if document.is_skipped_for_budget(key)]
+    if lost := [key for key in missing if key not in unbudgeted]:
         names = ", ".join(
             dict.fromkeys(f"{key.pairing} on {key.condition.workload}" for key in lost)
         )
         yield f"not measured, so without an answer: {len(lost)} of {len(run.cells)} cells: {names}"
     text = "not measured: the time budget went to other K of this drafter"
-    yield from _key_lines((key.condition.workload, key, text) for key in unpaid)
+    yield from _key_lines((key.condition.workload, key, text) for key in unbudgeted)
 
 
 def _few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
@@ -169,10 +166,10 @@ def _resumed(document: Document) -> Iterator[str]:
     for session in document.sessions:
         changed = ", ".join(_changes(document.run.environment, session))
         if changed:
-            what = f"resumed {session.created_at}"
+            event = f"resumed {session.created_at}"
             if session.node is not None:
-                what = f"also measured on node {session.node}"
-            yield f"{what} under different conditions, which the answers mix: {changed}"
+                event = f"also measured on node {session.node}"
+            yield f"{event} under different conditions, which the answers mix: {changed}"
 
 
 def _changes(first: Environment, later: Environment) -> Iterator[str]:

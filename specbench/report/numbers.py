@@ -15,19 +15,19 @@ _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 class Scale(NamedTuple):
-    """The unit on the screen and what a stored value is multiplied by."""
+    """The displayed unit and the factor from a stored value to it."""
 
     unit: str
     factor: float
 
 
 def effect_text(effect: float) -> str:
-    """A minimum detectable effect: beyond 100% its size says nothing more."""
+    """A minimum detectable effect; above 100% it is only said to be larger."""
     return f"{effect:.1%}" if effect <= LARGEST_EFFECT else f">{LARGEST_EFFECT:.0%}"
 
 
 def scale_of(unit: str, largest: float) -> Scale:
-    """The screen's unit for values of a metric's unit, of which `largest` is the largest."""
+    """The displayed unit for values of a metric's unit up to `largest`."""
     if unit.startswith("bytes"):
         size, name = next((s for s in _SIZES if abs(largest) >= s[0]), (1, "bytes"))
         return Scale(unit.replace("bytes", name), 1 / size)
@@ -37,7 +37,7 @@ def scale_of(unit: str, largest: float) -> Scale:
 
 
 def number(value: float, unit: str, scale: Scale) -> str:
-    """A stored value of a metric's unit on a scale, without the unit."""
+    """A stored value on a scale, without its unit."""
     return f"{value:,.0f}" if unit in _COUNTS else significant(value * scale.factor)
 
 
@@ -49,9 +49,9 @@ def measured(value: float, unit: str) -> str:
 
 
 def significant(value: float) -> str:
-    """Three digits, and every digit before the point: 0.0123, 1.23, 123, 12,345.
+    """At least three significant digits: 0.0123, 1.23, 123, 12,345.
 
-    What is left of a difference of equal numbers is 0.
+    The rounding error of a difference of equal numbers is 0.
     """
     if abs(value) < _NOTHING:
         return "0"
@@ -60,7 +60,7 @@ def significant(value: float) -> str:
 
 
 def value_text(value: float | None, form: str) -> str:
-    """A value in the form of a `str.format`."""
+    """A value formatted with `form`, a template of `str.format`; ABSENT for None."""
     return ABSENT if value is None else form.format(value)
 
 
@@ -91,7 +91,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Runs of neighbours joined: 1, 3..5, 8."""
+    """Numbers with consecutive ones joined: 1, 3..5, 8."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -101,9 +101,9 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
 
 
-def lengths(found: Iterable[Length]) -> str:
+def lengths(all_lengths: Iterable[Length]) -> str:
     """Draft lengths, each once: `0..4, 8, auto`."""
-    known = sorted(set(found), key=lambda length: length.order)
-    fixed = ranges([length.most for length in known if isinstance(length, Fixed)])
-    others = (length.label for length in known if not isinstance(length, Fixed))
-    return ", ".join(filter(None, dict.fromkeys((fixed, *others))))
+    ordered = sorted(set(all_lengths), key=lambda length: length.order)
+    fixed = ranges([length.most for length in ordered if isinstance(length, Fixed)])
+    adaptive = (length.label for length in ordered if not isinstance(length, Fixed))
+    return ", ".join(filter(None, dict.fromkeys((fixed, *adaptive))))

@@ -1,4 +1,4 @@
-"""A run as a whole: what it set out to answer, and where its numbers come from."""
+"""A run as a whole: its question, its setup and its provenance."""
 
 import shlex
 from typing import NamedTuple
@@ -14,21 +14,19 @@ from specbench.settings import SamplingSettings
 
 
 def question(document: Document) -> str:
-    """The title: what the run set out to answer."""
+    """The title of a report: the question of the run."""
     targets = dict.fromkeys(plan.key.condition.target for plan in document.run.cells)
     return f"Does speculation pay off for {listed(list(targets))}?"
 
 
 def setup(document: Document) -> str:
-    """Models, settings and machine in one line: concurrency and temperature belong to every
-    headline.
-    """
+    """Models, settings and machine in one line, which qualifies every headline."""
     keys = [plan.key for plan in document.run.cells]
     drafting = (key for key in keys if key.draft.k > 0)
     drafters = list(dict.fromkeys(key.draft.marked(key.pairing) for key in drafting))
     workloads = list(dict.fromkeys(key.condition.workload for key in keys))
     temperatures = [f"{t:g}" for t in dict.fromkeys(key.condition.temperature for key in keys)]
-    rows = list(dict.fromkeys(key.condition.requests for key in keys))
+    requests = list(dict.fromkeys(key.condition.requests for key in keys))
     contexts = list(
         dict.fromkeys(
             f"{key.condition.context:,}" for key in keys if key.condition.context is not None
@@ -40,7 +38,7 @@ def setup(document: Document) -> str:
             f"{listed(drafters)} on {listed(workloads)}" if drafters else listed(workloads),
             f"K = {lengths([key.draft.length for key in keys])}",
             f"temperature {listed(temperatures)}",
-            listed(rows),
+            listed(requests),
             *([f"{listed(contexts)} tokens of context"] if contexts else []),
             listed(
                 list(
@@ -63,12 +61,12 @@ def _processor(machine: Environment) -> str:
 
 
 def which_pass(document: Document) -> str:
-    """Why the answer and the tables may quote different numbers; empty for a K a question."""
+    """Why answers and tables may quote different numbers; empty if each question has one K."""
     if all(len(group) < 2 for group in by_question(document.cells)):
         return ""
     return (
-        "Tables and charts show the first pass, and an answer quotes the second measurement of "
-        "its K. Picking the best of many is biased upward."
+        "Tables and charts show the exploration phase, and an answer quotes the confirmation run "
+        "of its K. Picking the best of many is biased upward."
     )
 
 
@@ -78,11 +76,11 @@ def _prompts(document: Document) -> str:
     return f"{plural(many, 'prompt') if few == many else f'{few} to {many} prompts'} per workload"
 
 
-_SHOWN_DIGITS = 12  # of a hash; the machine document has them all
+_SHOWN_DIGITS = 12  # of a hash; JSON has all of them
 
 
 class Fact(NamedTuple):
-    """A name and what it is: a line of the provenance, or the formula of a metric."""
+    """A name with its value: a line of the provenance, or the formula of a metric."""
 
     name: str
     value: str
@@ -90,11 +88,11 @@ class Fact(NamedTuple):
 
 
 def provenance(document: Document) -> tuple[Fact, ...]:
-    """Run, command, versions, machine, settings and texts; what is not known is left out."""
+    """Run, command, versions, machine, settings and texts, without unknown values."""
     run, machine, settings = document.run, document.run.environment, document.run.settings
     gpu_memory = machine.gpu_memory_bytes
     commit = f"commit {machine.git_commit[:_SHOWN_DIGITS]}" if machine.git_commit else None
-    is_own = settings.command != "import"
+    is_measured = settings.command != "import"
     facts = (
         ("run", run.run_id),
         ("started", machine.created_at),
@@ -126,8 +124,8 @@ def provenance(document: Document) -> tuple[Fact, ...]:
             for model in document.models
             if model.template_clock and any(k.condition.target == model.name for k in run.keys)
         ),
-        ("seed", str(settings.seed) if is_own else None),
-        ("sampling", _sampling(settings.sampling) if is_own else None),
+        ("seed", str(settings.seed) if is_measured else None),
+        ("sampling", _sampling(settings.sampling) if is_measured else None),
         *(
             (
                 f"imported {record.file}",
@@ -144,7 +142,7 @@ def provenance(document: Document) -> tuple[Fact, ...]:
 
 
 def engine_text(record: EngineRecord) -> str:
-    """How an engine ran a target: what was chosen, and what should be known about it."""
+    """How an engine ran a target: its choices and its notes."""
     chosen = (
         record.target,
         f"{record.forward} forward" if record.forward else None,
@@ -157,25 +155,25 @@ def engine_text(record: EngineRecord) -> str:
 
 
 def kernel_text(choice: KernelChoice) -> str:
-    """The kernel that runs, how much longer others take, and why the rest was refused."""
+    """The chosen kernel, how much longer others take, and why the rest cannot run."""
     if choice.is_forced:
-        return f"{choice.chosen} (as asked for)"
-    took = {one.name: one.seconds for one in choice.contenders if one.seconds}
+        return f"{choice.chosen} (as requested)"
+    took = {kernel.name: kernel.seconds for kernel in choice.contenders if kernel.seconds}
     slower = (
         f"{name} takes {seconds / took[choice.chosen]:.2g} times as long"
         for name, seconds in took.items()
         if name != choice.chosen and choice.chosen in took
     )
-    why: dict[str, list[str]] = {}
-    for one in choice.contenders:
-        if one.refusal is not None:
-            why.setdefault(one.refusal, []).append(one.name)
-    refused = (f"not {' or '.join(names)}: {reason}" for reason, names in why.items())
-    return "; ".join((choice.chosen, *slower, *refused))
+    unsupported: dict[str, list[str]] = {}
+    for kernel in choice.contenders:
+        if kernel.refusal is not None:
+            unsupported.setdefault(kernel.refusal, []).append(kernel.name)
+    left_out = (f"not {' or '.join(names)}: {reason}" for reason, names in unsupported.items())
+    return "; ".join((choice.chosen, *slower, *left_out))
 
 
 def model_grid(document: Document) -> Grid | None:
-    """The models that were loaded; None where none was."""
+    """The models that were loaded; None if there are none."""
     if not document.models:
         return None
     return Grid(
@@ -198,7 +196,7 @@ def model_grid(document: Document) -> Grid | None:
 
 
 def formulas(documents: tuple[Document, ...]) -> tuple[Fact, ...]:
-    """The metrics that some cell has, as the registry explains them."""
+    """The formulas of the metrics that some cell has."""
     present = {name for d in documents for cell in d.cells for name in cell.metrics}
     return tuple(
         Fact(metric.name, metric.formula, metric.unit)
@@ -221,5 +219,5 @@ def _cores(count: int | None) -> str | None:
     return None if count is None else plural(count, "core")
 
 
-def _sampling(asked: SamplingSettings) -> str:
-    return f"top-k {asked.top_k or 'off'}, top-p {asked.top_p:g}"
+def _sampling(settings: SamplingSettings) -> str:
+    return f"top-k {settings.top_k or 'off'}, top-p {settings.top_p:g}"

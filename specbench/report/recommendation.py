@@ -1,4 +1,4 @@
-"""What to run for an objective: a sentence per workload, the candidates, and why; also as JSON."""
+"""Recommendations for an objective as sentences, tables and JSON."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
@@ -13,10 +13,10 @@ from specbench.decide.objective import (
     JointRecommendation,
     Objective,
     Recommendation,
+    joint_recommendation,
     left_out_in_words,
     losses_in_words,
-    pick,
-    shared_pick,
+    recommend_for,
 )
 from specbench.decide.recommend import SpeedupVerdict, is_undecided, judge
 from specbench.records import NO_DRAFTER, CellKey, Condition, Decision, Interval
@@ -25,94 +25,94 @@ from specbench.report.grids import Grid
 from specbench.report.numbers import listed, measured, plural
 
 
-def picks_of(
+def recommendations_of(
     document: Document,
     objective: Objective,
     *,
     concurrency: int | None = None,
     workloads: Sequence[str] = (),
 ) -> tuple[Recommendation, ...]:
-    """The document's answers for an objective, for so many concurrent requests or any."""
+    """The recommendations of a document, at one concurrency or at any."""
     cells = [
         cell
         for cell in document.cells
         if (concurrency is None or cell.key.condition.concurrency == concurrency)
         and (not workloads or cell.key.condition.workload in workloads)
     ]
-    return pick(cells, document.decisions, objective)
+    return recommend_for(cells, document.decisions, objective)
 
 
-def pick_lines(
+def recommendation_lines(
     document: Document,
     picks: Sequence[Recommendation],
     objective: Objective,
     *,
     workloads: Sequence[str] = (),
 ) -> list[str]:
-    """The answers, each with its reasons indented below; also workloads that have none."""
+    """The recommendations, each with its reasons indented below, and workloads without one."""
     lines = []
-    for one in picks:
-        lines.append(f"{title(one, picks)}: {headline(document, one, objective)}{document.mark}")
-        lines += (f"  {reason}" for reason in reasons(document, one))
-    questions = [one.condition.without("workload") for one in picks]
-    open_ones = [
-        one.condition.workload
-        for one in picks
-        if is_untried(document, one) or open_question(document, one)
-    ]
-    for shared in shared_picks(picks) if len(open_ones) < len(picks) else ():
-        setting = shared.key.condition.without("workload", "concurrency")
-        where = "".join(f", {part}" for part in setting.distinct_parts(questions))
+    for pick in picks:
+        lines.append(f"{title(pick, picks)}: {headline(document, pick, objective)}{document.mark}")
+        lines += (f"  {reason}" for reason in reasons(document, pick))
+    settings = [pick.condition.without("workload") for pick in picks]
+    undecided = [pick.condition.workload for pick in picks if is_open(document, pick)]
+    for joint in joint_recommendations(picks) if len(undecided) < len(picks) else ():
+        setting = joint.key.condition.without("workload", "concurrency")
+        parts = "".join(f", {part}" for part in setting.distinct_parts(settings))
         lines.append(
-            f"one configuration for all workloads{where}: {_way(shared.key)}; loses "
-            f"{_given_up(shared, open_ones)}"
+            f"one configuration for all workloads{parts}: {_configuration(joint.key)}; loses "
+            f"{_losses(joint, undecided)}"
         )
-    lines += (f"{name}: {why}" for name, why in unanswered(document, picks, workloads).items())
-    return lines
+    missing = without_recommendation(document, picks, workloads)
+    return [*lines, *(f"{name}: {reason}" for name, reason in missing.items())]
 
 
-def title(one: Recommendation, picks: Sequence[Recommendation]) -> str:
-    """The workload, and what else tells the pick from the others."""
-    questions = [other.condition for other in picks]
-    return ", ".join(one.condition.distinct_parts(questions, also="workload"))
+def is_open(document: Document, pick: Recommendation) -> bool:
+    """Whether K = 0 was recommended without a decision against drafts."""
+    return no_valid_speculative_run(document, pick) or best_undecided(document, pick) is not None
 
 
-def unanswered(
+def title(pick: Recommendation, picks: Sequence[Recommendation]) -> str:
+    """The workload, and what else distinguishes the pick from the others."""
+    conditions = [other.condition for other in picks]
+    return ", ".join(pick.condition.distinct_parts(conditions, also="workload"))
+
+
+def without_recommendation(
     document: Document, picks: Sequence[Recommendation], workloads: Sequence[str]
 ) -> dict[str, str]:
-    """Workloads of the run without an answer, and why; of `workloads` where they are given."""
-    answered = {one.condition.workload for one in picks}
-    measured_ones = {cell.key.condition.workload for cell in document.cells}
+    """Workloads of the run without a recommendation, and why; only `workloads` if given."""
+    answered = {pick.condition.workload for pick in picks}
+    with_cells = {cell.key.condition.workload for cell in document.cells}
     planned = dict.fromkeys(plan.key.condition.workload for plan in document.run.cells)
     return {
         name: "no answer: no valid K = 0 was measured"
-        if name in measured_ones
+        if name in with_cells
         else "no answer: not measured"
         for name in planned
         if name not in answered and (not workloads or name in workloads)
     }
 
 
-def shared_picks(picks: Sequence[Recommendation]) -> tuple[JointRecommendation, ...]:
-    """One for every target and setting that was measured on several workloads."""
+def joint_recommendations(picks: Sequence[Recommendation]) -> tuple[JointRecommendation, ...]:
+    """One for each target and setting with several workloads."""
     groups: dict[object, list[Recommendation]] = {}
-    for one in picks:
-        groups.setdefault(one.condition.without("workload"), []).append(one)
-    found = (shared_pick(group) for group in groups.values())
-    return tuple(shared for shared in found if shared is not None)
+    for pick in picks:
+        groups.setdefault(pick.condition.without("workload"), []).append(pick)
+    return tuple(filter(None, map(joint_recommendation, groups.values())))
 
 
-def pick_grid(
+def candidate_grid(
     document: Document,
-    one: Recommendation,
+    pick: Recommendation,
     objective: Objective,
     picks: Sequence[Recommendation] = (),
 ) -> Grid:
-    """The ways it was chosen from, best first; `picks` are those that its title tells it from."""
+    """The candidates of a pick, best first; its title distinguishes it from the other `picks`."""
     chosen = "chosen"
-    if is_untried(document, one):
+    if no_valid_speculative_run(document, pick):
         chosen = "not compared"
-    elif open_question(document, one) is not None:
+    elif best_undecided(document, pick) is not None:
         chosen = "undecided"
     units = {
         "latency": "per token",
@@ -121,7 +121,7 @@ def pick_grid(
         "cost": "per million tokens",
     }
     return Grid(
-        title=title(one, picks),
+        title=title(pick, picks),
         headers=("configuration", "requests", units[objective.name], "lower bound", ""),
         rows=tuple(
             (
@@ -131,40 +131,40 @@ def pick_grid(
                 measured(candidate.cautious_rate, objective.unit)
                 if objective.name == "goodput"
                 else f"{candidate.cautious_rate:,.0f} tok/s",
-                chosen if candidate is one.best else "; ".join(candidate.broken),
+                chosen if candidate is pick.best else "; ".join(candidate.broken),
             )
-            for candidate in one.candidates
+            for candidate in pick.candidates
         ),
         marks=tuple(
-            "chosen" if c is one.best and chosen == "chosen" else "" for c in one.candidates
+            "chosen" if c is pick.best and chosen == "chosen" else "" for c in pick.candidates
         ),
     )
 
 
-def reasons(document: Document, one: Recommendation) -> Iterator[str]:
-    """Why, for the chosen way: what its decision says, where it saturates, what memory is left.
+def reasons(document: Document, pick: Recommendation) -> Iterator[str]:
+    """The reasons of the chosen configuration, the concurrency at which it stops, and memory left.
 
-    Of not speculating what is said of the best way beside it, or why nothing was beside it.
+    For K = 0 the reasons are those of the best configuration with drafts, or why none is valid.
     """
-    if one.best is None:
+    if pick.best is None:
         return
-    key = one.best.key
+    key = pick.best.key
     if key.draft.k:
         yield from next((d.reasons_and_warnings for d in document.decisions if d.leader == key), ())
-    elif is_untried(document, one):
+    elif no_valid_speculative_run(document, pick):
         yield from _not_valid(document, key)
     else:
-        yield from _lost(document, key)
-    yield from _saturation(document.crossovers, one)
-    yield from _room(document, key)
+        yield from _runner_up(document, key)
+    yield from _saturation(document.crossovers, pick)
+    yield from _memory_left(document, key)
 
 
-def _lost(document: Document, plain: CellKey) -> Iterator[str]:
-    """Why the best of what was tried beside a K = 0 does not help."""
-    every = list(_beside(document, plain))
-    if every:
-        undecided = [found for found in every if is_undecided(found[1])]
-        speedup, best = _most_promising(document, undecided or every)
+def _runner_up(document: Document, plain: CellKey) -> Iterator[str]:
+    """Why the best configuration with drafts at the setting of a K = 0 does not help."""
+    decisions = list(_no_draft_decisions(document, plain))
+    if decisions:
+        undecided = [pair for pair in decisions if is_undecided(pair[1])]
+        speedup, best = _most_promising(document, undecided or decisions)
         is_lost = speedup.estimate <= 1 or judge(speedup) is SpeedupVerdict.GAINS_NOTHING
         which = "runner-up" if is_lost else "best undecided"
         figure = range_text(speedup) if undecided else speedup_text(speedup)
@@ -172,8 +172,8 @@ def _lost(document: Document, plain: CellKey) -> Iterator[str]:
         yield from best.reasons_and_warnings
 
 
-def _beside(document: Document, plain: CellKey) -> Iterator[tuple[Interval, Decision]]:
-    """The decisions for no drafts beside a K = 0, with the speedups that they are about."""
+def _no_draft_decisions(document: Document, plain: CellKey) -> Iterator[tuple[Interval, Decision]]:
+    """The decisions for K = 0 at the setting of `plain`, with the speedups that they are about."""
     first_pass = {cell.key: cell.speedup for cell in document.cells}
     for decision in document.decisions:
         if not decision.draft.k and decision.condition == plain.condition:
@@ -182,28 +182,28 @@ def _beside(document: Document, plain: CellKey) -> Iterator[tuple[Interval, Deci
                 yield speedup, decision
 
 
-def open_question(document: Document, one: Recommendation) -> Decision | None:
-    """The most promising undecided way beside a K = 0 that was chosen for want of evidence."""
-    if one.best is None or one.best.key.draft.k:
+def best_undecided(document: Document, pick: Recommendation) -> Decision | None:
+    """The most promising undecided decision at the setting of a recommended K = 0."""
+    if pick.best is None or pick.best.key.draft.k:
         return None
-    beside = _beside(document, one.best.key)
-    undecided = [found for found in beside if is_undecided(found[1])]
+    decisions = _no_draft_decisions(document, pick.best.key)
+    undecided = [pair for pair in decisions if is_undecided(pair[1])]
     return _most_promising(document, undecided)[1] if undecided else None
 
 
 def _most_promising(
-    document: Document, found: Sequence[tuple[Interval, Decision]]
+    document: Document, decisions: Sequence[tuple[Interval, Decision]]
 ) -> tuple[Interval, Decision]:
-    """The highest estimate of a valid cell; only where none is valid, of any."""
+    """The highest estimate of a valid cell, or of any if none is valid."""
     valid = {cell.key for cell in document.cells if cell.valid}
-    return max(found, key=lambda one: (one[1].leader in valid, one[0].estimate))
+    return max(decisions, key=lambda pair: (pair[1].leader in valid, pair[0].estimate))
 
 
-def is_untried(document: Document, one: Recommendation) -> bool:
-    """Whether K = 0 was chosen because nothing valid with drafts is there to compare it with."""
-    if one.best is None or one.best.key.draft.k:
+def no_valid_speculative_run(document: Document, pick: Recommendation) -> bool:
+    """Whether K = 0 was chosen because no valid cell with drafts can be compared with it."""
+    if pick.best is None or pick.best.key.draft.k:
         return False
-    setting = one.best.key.condition
+    setting = pick.best.key.condition
     return not any(
         cell.key.draft.k and cell.valid and cell.speedup is not None
         for cell in document.cells
@@ -212,7 +212,7 @@ def is_untried(document: Document, one: Recommendation) -> bool:
 
 
 def _not_valid(document: Document, plain: CellKey) -> Iterator[str]:
-    """The outcome of the configurations with drafts next to a K = 0."""
+    """Why no cell with drafts at the setting of a K = 0 is valid."""
     setting = plain.condition
     for decision in document.decisions:
         if decision.condition == setting:
@@ -228,24 +228,23 @@ def _not_valid(document: Document, plain: CellKey) -> Iterator[str]:
         yield f"planned but not measured: {'; '.join(cells)}"
 
 
-def headline(document: Document, one: Recommendation, objective: Objective) -> str:
-    """The answer for one workload, without its name."""
-    if one.best is None:
-        broken = "; ".join(one.candidates[0].broken) if one.candidates else "nothing was measured"
+def headline(document: Document, pick: Recommendation, objective: Objective) -> str:
+    """The recommendation for one workload, without its name."""
+    if pick.best is None:
+        broken = "; ".join(pick.candidates[0].broken) if pick.candidates else "nothing was measured"
         return f"no configuration meets the limits. Fastest: {broken}"
     unit = f" {objective.unit}" if objective.name == "cost" else ""
-    value = f"{_value(one.best.value, objective)}{unit}"
-    if is_untried(document, one):
-        rows = one.best.key.condition.requests
-        return f"undecided: no valid measurement with drafts. K=0, {rows}: {value}"
-    if (undecided := open_question(document, one)) is not None:
-        _, _, said = undecided.sentence.partition("undecided: ")
-        rows = one.best.key.condition.requests
-        return f"undecided: {undecided.leader.source}, {said}. K=0, {rows}: {value}"
-    return f"{_way(one.best.key)}, {value}"
+    value = f"{_value(pick.best.value, objective)}{unit}"
+    requests = pick.best.key.condition.requests
+    if no_valid_speculative_run(document, pick):
+        return f"undecided: no valid measurement with drafts. K=0, {requests}: {value}"
+    if (undecided := best_undecided(document, pick)) is not None:
+        _, _, text = undecided.sentence.partition("undecided: ")
+        return f"undecided: {undecided.leader.source}, {text}. K=0, {requests}: {value}"
+    return f"{_configuration(pick.best.key)}, {value}"
 
 
-def _way(key: CellKey) -> str:
+def _configuration(key: CellKey) -> str:
     return f"{_method(key)}, {key.condition.requests}"
 
 
@@ -261,36 +260,36 @@ def _value(value: float, objective: Objective) -> str:
     return measured(value, objective.unit)
 
 
-def _given_up(shared: JointRecommendation, undecided: Collection[str]) -> str:
-    """`undecided`: workloads on which nothing is decided, so nothing is known to be lost."""
-    regret = {name: loss for name, loss in shared.regret.items() if name not in undecided}
-    others = {name: _method(key) for name, key in shared.others.items()}
-    left_out = left_out_in_words([_method(key) for key in shared.left_out])
-    open_ones = f"; undecided on {listed(sorted(undecided))}" if undecided else ""
-    return listed(losses_in_words(regret, others)) + left_out + open_ones
+def _losses(joint: JointRecommendation, undecided: Collection[str]) -> str:
+    """The losses by workload; on `undecided` workloads a loss is unknown."""
+    regret = {name: loss for name, loss in joint.regret.items() if name not in undecided}
+    best = {name: _method(key) for name, key in joint.best_by_workload.items()}
+    left_out = left_out_in_words([_method(key) for key in joint.left_out])
+    unknown = f"; undecided on {listed(sorted(undecided))}" if undecided else ""
+    return listed(losses_in_words(regret, best)) + left_out + unknown
 
 
-def _saturation(crossovers: Sequence[Crossover], one: Recommendation) -> Iterator[str]:
-    """Where more users make speculation stop paying, for the pairings at hand."""
-    for found in crossovers:
-        key = found.key
-        if key.condition.without("concurrency") != one.condition:
+def _saturation(crossovers: Sequence[Crossover], pick: Recommendation) -> Iterator[str]:
+    """The concurrency at which each pairing stops to speed up."""
+    for crossover in crossovers:
+        key, points, stop = crossover.key, crossover.points, crossover.concurrency
+        if key.condition.without("concurrency") != pick.condition:
             continue
-        # A point without an interval does not say that it still paid there.
-        known = [p.at for p in found.points if p.valid and p.speedup and p.speedup.low is not None]
-        if found.concurrency is not None and found.concurrency > known[0]:
-            below = max(at for at in known if at < found.concurrency)
-            at = next(p.speedup for p in found.points if p.at == found.concurrency)
-            is_lost = at is not None and at.estimate <= 1
+        # A point without an interval does not prove a speedup.
+        known = [p.at for p in points if p.valid and p.speedup and p.speedup.low is not None]
+        if stop is not None and stop > known[0]:
+            below = max(at for at in known if at < stop)
+            speedup = next(p.speedup for p in points if p.at == stop)
+            is_lost = speedup is not None and speedup.estimate <= 1
             gain = "no speedup" if is_lost else "undecided"
             yield (
                 f"{key.source}, K={key.draft.length.label}: speedup up to {plural(below, 'user')}; "
-                f"{gain} at {found.concurrency}"
+                f"{gain} at {stop}"
             )
 
 
-def _room(document: Document, key: CellKey) -> Iterator[str]:
-    """Tokens of context for which this GPU has memory left beside the chosen pair."""
+def _memory_left(document: Document, key: CellKey) -> Iterator[str]:
+    """Tokens of context for which this GPU has memory left, next to the chosen pair."""
     total = document.run.environment.gpu_memory_bytes
     drafter = key.draft.drafter if key.draft.k else NO_DRAFTER
     memory = next(
@@ -327,28 +326,28 @@ def recommendation_json(
             "objective": asdict(objective) | {"unit": objective.unit},
             "picks": [
                 {
-                    "workload": one.condition.workload,
-                    "target": one.condition.target,
-                    **_setting_json(one.condition),
-                    "sentence": headline(document, one, objective) + document.mark,
-                    "no_valid_speculative_run": is_untried(document, one),
-                    "is_undecided": open_question(document, one) is not None,
-                    "best": _candidate_json(one.best, objective) if one.best else None,
-                    "candidates": [_candidate_json(c, objective) for c in one.candidates],
-                    "reasons": list(reasons(document, one)),
+                    "workload": pick.condition.workload,
+                    "target": pick.condition.target,
+                    **_setting_json(pick.condition),
+                    "sentence": headline(document, pick, objective) + document.mark,
+                    "no_valid_speculative_run": no_valid_speculative_run(document, pick),
+                    "is_undecided": best_undecided(document, pick) is not None,
+                    "best": _candidate_json(pick.best, objective) if pick.best else None,
+                    "candidates": [_candidate_json(c, objective) for c in pick.candidates],
+                    "reasons": list(reasons(document, pick)),
                 }
-                for one in picks
+                for pick in picks
             ],
             "shared": [
                 {
-                    "target": shared.key.condition.target,
-                    **_setting_json(shared.key.condition),
-                    "best": _key_json(shared.key),
-                    "regret": dict(shared.regret),
+                    "target": joint.key.condition.target,
+                    **_setting_json(joint.key.condition),
+                    "best": _key_json(joint.key),
+                    "regret": dict(joint.regret),
                 }
-                for shared in shared_picks(picks)
+                for joint in joint_recommendations(picks)
             ],
-            "without_recommendation": unanswered(document, picks, workloads),
+            "without_recommendation": without_recommendation(document, picks, workloads),
         }
     )
     return document_json
@@ -366,9 +365,9 @@ def _candidate_json(candidate: Candidate, objective: Objective) -> dict[str, Any
 
 
 def _setting_json(at: Condition) -> dict[str, Any]:
-    """The axes that distinguish the picks of one workload; the batch size is part of the answer."""
-    answered = ("target", "workload", "concurrency")
-    return {name: value for name, value in at.flat.items() if name not in answered}
+    """The axes that distinguish the picks of one workload, without the concurrency."""
+    left_out = ("target", "workload", "concurrency")
+    return {name: value for name, value in at.flat.items() if name not in left_out}
 
 
 def _key_json(key: CellKey) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A document cut by condition: one target and workload, all its drafters."""
+"""A document in sections, one per condition with all its drafters."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -13,20 +13,20 @@ _PER_POSITION = "acceptance_rate_per_position"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """One condition and what was measured under it."""
+    """One condition with its measured cells."""
 
     condition: Condition
-    title: str  # the workload and whatever else tells it from the other sections
+    title: str  # the workload and what else distinguishes it from the other sections
     undrafted: tuple[CellSummary, ...]  # every K = 0 that was measured
     cells: tuple[CellSummary, ...]  # every K > 0, by pairing in the order of the plan, then by K
-    decisions: tuple[Decision, ...]  # one for each pairing that was measured
+    decisions: tuple[Decision, ...]  # one per measured pairing
     forecasts: tuple[CheckedForecast, ...]
     names_pairings: bool  # whether an answer must say which pairing it is about
-    mark: str = ""  # what an answer ends with where nothing real was decoded
+    mark: str = ""  # the suffix of every answer of a synthetic run
 
     @property
     def baseline(self) -> CellSummary | None:
-        """The cell that the others are compared with; None where it was not measured."""
+        """The cell that the others are compared with; None if it was not measured."""
         return next((cell for cell in self.undrafted if cell.key.is_baseline), None)
 
     @property
@@ -38,7 +38,7 @@ class Section:
     def best(self) -> Decision | None:
         """The helping drafter with the highest lower bound; None if none helps.
 
-        A lossy one is only taken where no lossless one helps.
+        A lossy drafter counts only if no lossless one helps.
         """
         helping = [d for d in self.decisions if verdict_of(d) is SpeedupVerdict.HELPS]
         lossless = [d for d in helping if d.leader.draft.lossy is None]
@@ -46,7 +46,7 @@ class Section:
 
     @property
     def measured(self) -> tuple[CellSummary, ...]:
-        """K = 0, where it was measured, and every other cell."""
+        """All measured cells, K = 0 first."""
         return (*self.undrafted, *self.cells)
 
     @property
@@ -78,7 +78,7 @@ class Section:
 
 
 def sections(document: Document) -> tuple[Section, ...]:
-    """Every question the run set out to answer, in the order of the plan."""
+    """One section per planned condition, in the order of the plan."""
     planned = [plan.key for plan in document.run.cells]
     conditions = tuple(dict.fromkeys(key.condition for key in planned))
     labels = {(k.condition.target, k.source) for k in planned if k.draft.k > 0}
@@ -105,7 +105,7 @@ def _section(
 
 
 def by_setting(all_sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], ...]:
-    """Sections that differ in the workload alone, which share a figure."""
+    """The sections in groups that differ only in the workload, which share a chart."""
     groups: dict[Condition, list[Section]] = {}
     for section in all_sections:
         groups.setdefault(section.condition.without("workload"), []).append(section)
@@ -113,21 +113,21 @@ def by_setting(all_sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], 
 
 
 def main_rows(section: Section) -> Section:
-    """The cells that an answer is about: each drafter's K, and the neighbors of the best one's."""
+    """The section with only each drafter's decided K, and the K next to the best one."""
     leaders = {decision.leader for decision in section.decisions}
     kept = [cell for cell in section.cells if cell.key in leaders or not leaders]
     if section.best is not None:
         ks = section.of(section.best.leader.source)
-        place = next((i for i, cell in enumerate(ks) if cell.key == section.best.leader), 0)
-        kept += ks[max(place - 1, 0) : place + 2]
+        index = next((i for i, cell in enumerate(ks) if cell.key == section.best.leader), 0)
+        kept += ks[max(index - 1, 0) : index + 2]
     return replace(section, cells=tuple(cell for cell in section.cells if cell in kept))
 
 
 def drafter_of(label: str) -> str:
-    """A label without the target, which is enough where the target is known."""
+    """A label without its target."""
     return label.rsplit("/", 1)[-1]
 
 
 def verdict_of(decision: Decision) -> SpeedupVerdict:
-    """Which of the three answers a decision gives."""
+    """The verdict of a decision."""
     return judge(decision.speedup)

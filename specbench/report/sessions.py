@@ -1,4 +1,4 @@
-"""Sessions of serving engines: what they started with, took and counted, and by which rule."""
+"""Sessions of serving engines: settings, resources, counters and acceptance rules."""
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,12 +12,12 @@ from specbench.report.document import Document
 from specbench.report.grids import Grid, Legend
 from specbench.report.numbers import ABSENT, measured, plural, significant
 
-# Header: what it means, where that is not plain.
+# Headers with the meanings of those that need one.
 _COLUMNS = {
     "engine": "",
     "drafter": "",
     "K": "",
-    "starts": "valid sessions, of all that were run",
+    "starts": "valid sessions of all sessions",
     "start s": "mean time until healthy",
     "KV tokens": "capacity of the KV cache",
     "taken by K": "part of the capacity that speculation takes",
@@ -26,14 +26,14 @@ _COLUMNS = {
     "power": "mean, of all visible GPUs",
     "memory": "peak, of all visible GPUs",
     "GPUs": "",
-    "prefixes": "whether the cache kept those of earlier prompts",
-    "sees others": "whether another client's requests would have been noticed",
+    "prefixes": "whether the cache kept prefixes of earlier prompts",
+    "sees others": "whether requests of another client would be noticed",
 }
 _NUM_BRIEF = 9  # columns that a terminal shows
 
 
 def sessions_grid(document: Document) -> Grid | None:
-    """One row per engine and K; None where nothing was served."""
+    """One row per engine and K; None without a serving engine."""
     groups, usable = _by_deployment(document.servers), usable_sessions(document.servers)
     if not groups:
         return None
@@ -47,7 +47,7 @@ def sessions_grid(document: Document) -> Grid | None:
 
 
 def sessions_legend() -> Legend:
-    """The meaning of the headers."""
+    """The meanings of the headers."""
     explained = [(header, meaning) for header, meaning in _COLUMNS.items() if meaning]
     return Legend(explained, frozenset(list(_COLUMNS)[:_NUM_BRIEF]))
 
@@ -62,20 +62,20 @@ def deployment_facts(document: Document) -> Iterator[tuple[str, str]]:
         if not first.num_speculative_tokens:
             versions = dict.fromkeys(server.version for server in group if server.version)
             yield f"{_engine(first)}, version", ", ".join(versions)
-            told = (f"{name} {value}" for name, value in first.settings.items())
-            yield f"{_engine(first)}, settings", ", ".join(told)
+            settings = (f"{name} {value}" for name, value in first.settings.items())
+            yield f"{_engine(first)}, settings", ", ".join(settings)
             if first.template_clock:
                 yield f"{_engine(first)}, date in its chat template", first.template_clock
         chosen = _is_best(document, first)
         if not first.num_speculative_tokens or chosen:
             best = ", the best" if chosen else ""
-            where = shlex.join(first.command) or f"was running at {', '.join(first.addresses)}"
-            yield f"{_engine(first)}, K={first.num_speculative_tokens}{best}", where
+            command = shlex.join(first.command) or f"was running at {', '.join(first.addresses)}"
+            yield f"{_engine(first)}, K={first.num_speculative_tokens}{best}", command
     yield from acceptance_rules(document)
 
 
 def acceptance_rules(document: Document) -> Iterator[tuple[str, str]]:
-    """When each engine that drafted accepts a draft; where no server ran it goes without saying."""
+    """The acceptance rule of each engine that drafted; nothing for runs without a server."""
     if not document.servers:
         return
     rules: dict[str, dict[str, None]] = {}
@@ -86,44 +86,44 @@ def acceptance_rules(document: Document) -> Iterator[tuple[str, str]]:
     for cell in document.cells:
         engine = cell.key.condition.engine
         if cell.key.draft.k and not any(s.engine == engine for s in document.servers):
-            rules.setdefault(engine, {})[_own_rule(cell.key)] = None
-    for engine, own in rules.items():
-        yield f"acceptance rule of {engine}", "; ".join(own)
+            rules.setdefault(engine, {})[_local_rule(cell.key)] = None
+    for engine, names in rules.items():
+        yield f"acceptance rule of {engine}", "; ".join(names)
 
 
 def session_warnings(document: Document) -> Iterator[str]:
     """Warnings about the sessions, each once per engine."""
     sound = usable_sessions(document.servers).values()
     for engine in dict.fromkeys(server.engine for server in sound):
-        own = [server for server in sound if server.engine == engine]
-        if not all(server.sees_others for server in own):
+        servers = [server for server in sound if server.engine == engine]
+        if not all(server.sees_others for server in servers):
             yield (
-                f"{engine} does not count the tokens of all clients: traffic of others cannot be "
-                "seen, and would have slowed what was measured"
+                f"{engine} does not count the tokens of all clients: requests of other clients "
+                "cannot be noticed, and would slow the measurement"
             )
-        if not all(server.command for server in own):
-            restarted = _restarted_ks(own)
-            told = f"was restarted between sessions at K = {', '.join(map(str, restarted))}"
+        if not all(server.command for server in servers):
+            ks = ", ".join(map(str, _restarted_ks(servers)))
+            restarts = f"was restarted between sessions at K = {ks}" if ks else "was not restarted"
             yield (
-                f"{engine} was running and {told if restarted else 'was not restarted'}: the noise "
-                "between its processes is not in the intervals"
+                f"{engine} was running and {restarts}: the variation between its processes is not "
+                "in the intervals"
             )
         if any(
             server.counters.get("num_cached_tokens", 1.0) and server.prefix_cache == "on"
-            for server in own
+            for server in servers
         ):
-            yield f"{engine} kept prefixes of earlier prompts: prompts that share one start faster"
+            yield f"{engine} kept prefixes of earlier prompts: those that repeat them start faster"
     warned: dict[str, list[ServerRecord]] = {}
     for server in sound:
         for text in server.warnings:
             warned.setdefault(text, []).append(server)
-    for text, servers in warned.items():
-        more = f", and {plural(len(servers) - 1, 'more session')}" if len(servers) > 1 else ""
-        yield f"{servers[0].engine}, K={servers[0].num_speculative_tokens}{more}: {text}"
+    for text, (first, *rest) in warned.items():
+        more = f", and {plural(len(rest), 'more session')}" if rest else ""
+        yield f"{first.engine}, K={first.num_speculative_tokens}{more}: {text}"
 
 
 def _restarted_ks(servers: Iterable[ServerRecord]) -> list[int]:
-    """K whose server had more than one start, as far as their counters report starts."""
+    """The K whose server started more than once, as far as its counters report starts."""
     starts: dict[int, set[float]] = {}
     for server in servers:
         if server.started_s is not None:
@@ -143,7 +143,7 @@ def lost_line(document: Document) -> str | None:
 
 
 def _by_deployment(servers: Iterable[ServerRecord]) -> list[list[ServerRecord]]:
-    """Sessions of one target, engine, drafter and K, in the order they were first held."""
+    """The sessions of each target, engine, drafter and K, in the order of their first session."""
     groups: dict[tuple[object, ...], list[ServerRecord]] = {}
     for server in servers:
         at = (server.target, server.engine, server.drafter, server.num_speculative_tokens)
@@ -154,7 +154,7 @@ def _by_deployment(servers: Iterable[ServerRecord]) -> list[list[ServerRecord]]:
 def _plain(
     group: Sequence[ServerRecord], groups: Iterable[list[ServerRecord]]
 ) -> list[ServerRecord]:
-    """The sessions without speculation beside those of a group."""
+    """The sessions without speculation of a group's target and engine."""
     at = (group[0].target, group[0].engine)
     return next(
         (g for g in groups if (g[0].target, g[0].engine) == at and not g[0].num_speculative_tokens),
@@ -166,17 +166,18 @@ def _row(
     group: list[ServerRecord], plain: list[ServerRecord], usable: Mapping[str, ServerRecord]
 ) -> tuple[str, ...]:
     first, sound = group[0], [server for server in group if server.session in usable]
-    room = least_kv_tokens(sound)
-    room_without = least_kv_tokens([server for server in plain if server.session in usable])
-    k = first.num_speculative_tokens
-    taken = room_without - room if k and room is not None and room_without is not None else None
+    capacity = least_kv_tokens(sound)
+    plain_capacity = least_kv_tokens([server for server in plain if server.session in usable])
+    k, taken = first.num_speculative_tokens, None
+    if k and capacity is not None and plain_capacity is not None:
+        taken = plain_capacity - capacity
     return (
         _engine(first),
         "" if first.drafter == NO_DRAFTER else first.drafter,
         str(k),
         str(len(group)) if len(sound) == len(group) else f"{len(sound)} of {len(group)}",
         _text([s.start_s for s in sound], fmean, significant),
-        ABSENT if room is None else f"{room:,}",
+        ABSENT if capacity is None else f"{capacity:,}",
         ABSENT if taken is None else f"{taken:,}",
         _text([s.num_preemptions for s in sound], sum, "{:,.0f}".format),
         _text([s.queue_s for s in sound], sum, significant),
@@ -211,9 +212,9 @@ def _is_best(document: Document, server: ServerRecord) -> bool:
     )
 
 
-def _own_rule(key: CellKey) -> str:
-    """The rule of an engine in our process, by how its drafts are made."""
-    # A peer's methods, which pairings.yaml does not know, draw their drafts.
+def _local_rule(key: CellKey) -> str:
+    """The acceptance rule of an engine in this process."""
+    # The methods of other engines, which METHODS lacks, sample their drafts.
     method = METHODS.get(key.draft.method)
     draws = method is None or method.draws
     return acceptance_rule(key.draft.lossy, key.condition.temperature, draws=draws)

@@ -1,4 +1,4 @@
-"""A run on a terminal of 80 columns: tables first, the notes and lines to read last."""
+"""A run on a terminal of 80 columns: tables, then notes."""
 
 from collections.abc import Collection, Iterator
 from textwrap import wrap
@@ -25,8 +25,9 @@ _STYLES = {"chosen": "bold green", "invalid": "dim", "": ""}
 def terminal_report(
     document: Document, shown: Collection[str] = (), *, is_verbose: bool = False
 ) -> Group:
-    """Tables and notes of a run, without the answer and the warnings already `shown`: the rows
-    that the answer is about, or all of them and the sessions of servers.
+    """Tables and notes of a run, without the warnings already `shown`.
+
+    The tables have the rows that the answer is about; if verbose, all rows, and server sessions.
     """
     report = run_report(document)
     parts = [report.results if is_verbose else report.summary]
@@ -85,7 +86,7 @@ def titled_table(title: str) -> RichTable:
 
 
 def _header(grid: Grid, column: int) -> str:
-    """Broken into lines if it is wider than what stands below it."""
+    """The header, broken into lines if it is wider than its column."""
     header, widths = grid.headers[column], [len(row[column]) for row in grid.rows]
     is_wide = not grid.is_words(column) and len(header) > max(widths, default=0)
     if not is_wide:
@@ -94,7 +95,7 @@ def _header(grid: Grid, column: int) -> str:
 
 
 def grid_table(grid: Grid) -> RichTable:
-    """The columns of a grid that fit a terminal; a name that repeats is left out."""
+    """The columns of a grid that fit a terminal; repeated names are left out."""
     table = titled_table(grid.title)
     columns = grid.brief_columns
     for i in columns:

@@ -1,4 +1,4 @@
-"""Report files in a run's folder. Imports matplotlib and pandas."""
+"""Writes report files. Imports matplotlib and pandas."""
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,11 +36,10 @@ def write_report(
     formats: Iterable[str],
     folder: Path,
 ) -> tuple[Path, ...]:
-    """Write TEXTS and PARQUET of one or more runs into `folder`, each file whole or not at all.
+    """Writes one or more runs in these formats into `folder`, replacing an earlier report.
 
-    `documents`: the runs after analysis, which takes long for a large run. An earlier report
-    in the folder is replaced. StoreError where the disk refuses; UsageError, before
-    anything is written, for PARQUET without pyarrow.
+    `documents`: the analysis of the runs. Raises StoreError if a file cannot be written, and
+    UsageError, before anything is written, for PARQUET without pyarrow.
     """
     contents = {
         folder / name: content
@@ -53,13 +52,13 @@ def write_report(
                 file.write(content)
         except OSError as error:
             raise StoreError(
-                f"{path}: cannot write the report: {error.strerror}. What was measured "
-                f"is kept; make room or mend the folder, then: {_again(runs)}"
+                f"{path}: cannot write the report: {error.strerror}. The run is stored; free "
+                f"space or repair the folder, then: {_command(runs)}"
             ) from error
     return tuple(contents)
 
 
-def _again(runs: Sequence[StoredRun]) -> str:
+def _command(runs: Sequence[StoredRun]) -> str:
     return shlex.join(["specbench", "report", *(str(run.folder) for run in runs)])
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.objective import Objective, pick, shared_pick
+from specbench.decide.objective import Objective, joint_recommendation, recommend_for
 from specbench.decide.recommend import choose, decide
 from tests.cell_keys import with_axes
 from tests.decide.conftest import summary
@@ -27,12 +27,12 @@ def decisions(found):
 )
 def test_a_lossy_way_is_taken_only_where_no_lossless_one_helps(lossless, lossy, chosen):
     found = cells(lossless, lossy)
-    (one,) = pick(found, decisions(found), Objective())
+    (one,) = recommend_for(found, decisions(found), Objective())
     assert one.best.key.draft.drafter == chosen
 
 
 def test_no_lossy_way_is_the_one_for_all_workloads():
     found = [*cells(1.5, 2.5, "chat"), *cells(1.5, 2.5, "code")]
-    shared = shared_pick(pick(found, decisions(found), Objective()))
+    shared = joint_recommendation(recommend_for(found, decisions(found), Objective()))
     assert shared.key.draft.drafter == "draft"
     assert shared.regret == pytest.approx({"chat": 0.0, "code": 0.0})

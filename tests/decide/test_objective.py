@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.objective import LIMITS, Objective, pick, shared_pick
+from specbench.decide.objective import LIMITS, Objective, joint_recommendation, recommend_for
 from specbench.decide.recommend import choose, decide
 from specbench.errors import UsageError
 from specbench.records import Interval
@@ -53,7 +53,7 @@ def decided(cells):
 
 
 def best(cells, objective):
-    (one,) = pick(cells, decided(cells), objective)
+    (one,) = recommend_for(cells, decided(cells), objective)
     return one.best and (one.best.key.condition.concurrency, one.best.key.draft.k)
 
 
@@ -86,7 +86,7 @@ def test_limits_rule_ways_out_and_say_by_how_much(measured):
         *measured(16, 20, 320, {4: (1.1, 1.2, 1.3)}),
     ]
     limited = replace(THROUGHPUT, limits=parse_limits("tpot=8ms", LIMITS))
-    (one,) = pick(cells, decided(cells), limited)
+    (one,) = recommend_for(cells, decided(cells), limited)
     assert (one.best.key.condition.concurrency, one.best.key.draft.k) == (1, 4)
     broken = {(c.key.condition.concurrency, c.key.draft.k): c.broken for c in one.candidates}
     assert broken[16, 4] == ("tpot 41.7 ms, above 8 ms",)
@@ -98,7 +98,7 @@ def test_limits_rule_ways_out_and_say_by_how_much(measured):
 
 def test_cost_is_money_for_a_million_tokens(measured):
     cells = measured(1, 100, 100, {4: (1.9, 2.0, 2.1)})
-    (one,) = pick(cells, decided(cells), COST)
+    (one,) = recommend_for(cells, decided(cells), COST)
     # 3.6 an hour is 0.001 a second; 200 tokens a second: 5,000 seconds a million.
     assert one.best.value == pytest.approx(5.0)
     assert one.candidates[-1].value == pytest.approx(10.0)
@@ -116,12 +116,12 @@ def test_one_way_for_all_workloads_gives_up_least_where_it_gives_up_most(measure
         *measured(1, 100, 100, {2: (1.4, 1.5, 1.6), 8: (1.1, 1.2, 1.3)}, workload="chat"),
         *measured(1, 100, 100, {2: (1.7, 1.8, 1.9), 8: (2.2, 2.4, 2.6)}, workload="code"),
     ]
-    picks = pick(cells, [], LATENCY)
-    shared = shared_pick(picks)
+    picks = recommend_for(cells, [], LATENCY)
+    shared = joint_recommendation(picks)
     # K = 8 gives up 20 % on chat, K = 2 25 % on code.
     assert shared.key.draft.k == 8
     assert shared.regret == pytest.approx({"chat": 0.2, "code": 0.0})
-    assert shared_pick(picks[:1]) is None
+    assert joint_recommendation(picks[:1]) is None
 
 
 def test_no_workload_gives_up_anything_for_the_way_of_its_own_answer(measured):
@@ -132,10 +132,10 @@ def test_no_workload_gives_up_anything_for_the_way_of_its_own_answer(measured):
     ]
     by_workload = (cells[:3], cells[3:])
     decisions = [decide(choose(own), choose(own).leader) for own in by_workload]
-    shared = shared_pick(pick(cells, decisions, LATENCY))
+    shared = joint_recommendation(recommend_for(cells, decisions, LATENCY))
     assert shared.key.draft.k == 7
     assert shared.regret == {"chat": 0.0, "code": 0.0}
-    assert shared.others == {}
+    assert shared.best_by_workload == {}
 
 
 def test_no_way_is_shared_where_none_keeps_the_limits_everywhere(measured):
@@ -144,14 +144,14 @@ def test_no_way_is_shared_where_none_keeps_the_limits_everywhere(measured):
         *measured(1, 100, 100, {}, workload="code"),
     ]
     limited = replace(LATENCY, limits=parse_limits("ttft=1s", LIMITS))
-    assert shared_pick(pick(cells, [], limited)) is None
+    assert joint_recommendation(recommend_for(cells, [], limited)) is None
 
 
 def test_not_speculating_is_shared_only_if_the_answers_had_a_say_everywhere(measured):
     chat = measured(1, 100, 100, {7: (1.9, 2.0, 2.1)}, workload="chat")
     code = measured(1, 100, 100, {5: (2.2, 2.4, 2.6)}, workload="code")
     decisions = [decide(choose(own), choose(own).leader) for own in (chat, code)]
-    assert shared_pick(pick([*chat, *code], decisions, LATENCY)) is None
+    assert joint_recommendation(recommend_for([*chat, *code], decisions, LATENCY)) is None
 
 
 def test_limits_are_read_with_their_units():
@@ -176,10 +176,10 @@ def test_in_open_loop_arrivals_fix_the_throughput(measured):
         replace(cell, key=with_axes(cell.key, request_rate=2.0))
         for cell in measured(8, 50, 100, {4: (1.4, 1.5, 1.6)})
     ]
-    (one,) = pick(cells, decided(cells), THROUGHPUT)
+    (one,) = recommend_for(cells, decided(cells), THROUGHPUT)
     assert {candidate.rate for candidate in one.candidates} == {100.0}
     assert one.best.key.draft.k == 0
-    (one,) = pick(cells, decided(cells), LATENCY)
+    (one,) = recommend_for(cells, decided(cells), LATENCY)
     assert one.best.key.draft.k == 4
 
 
@@ -193,11 +193,11 @@ def test_one_row_pays_for_its_prefills_as_many_rows_do(measured):
     )
     spec = replace(spec, speedup_end_to_end=Interval(estimate=1.25, low=1.2, high=1.3))
     cells = [base, spec, *two]
-    (found,) = pick(cells, decided(cells), THROUGHPUT)
+    (found,) = recommend_for(cells, decided(cells), THROUGHPUT)
     rates = {(c.key.condition.concurrency, c.key.draft.k): c.rate for c in found.candidates}
     assert rates == pytest.approx({(1, 0): 60, (1, 4): 75, (2, 0): 80})
     assert found.best.key.condition.concurrency == 2
-    (found,) = pick(cells, decided(cells), LATENCY)  # one user's seconds a token have none
+    (found,) = recommend_for(cells, decided(cells), LATENCY)  # one user's seconds a token have none
     assert 1 / found.best.value == pytest.approx(200)
 
 
@@ -208,6 +208,6 @@ def test_for_latency_the_way_for_all_is_sought_among_the_fewest_rows_too(measure
         for rows, user in ((1, 100), (4, 120))
         for cell in measured(rows, user, 100, {4: (1.4, 1.5, 1.6)}, workload=workload)
     ]
-    shared = shared_pick(pick(cells, decided(cells), LATENCY))
+    shared = joint_recommendation(recommend_for(cells, decided(cells), LATENCY))
     assert (shared.key.condition.concurrency, shared.key.draft.k) == (1, 4)
     assert shared.regret == pytest.approx({"chat": 0.0, "code": 0.0})

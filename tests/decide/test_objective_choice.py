@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.decide.explanation import losses, why
-from specbench.decide.objective import LIMITS, Objective, pick, shared_pick
+from specbench.decide.objective import LIMITS, Objective, joint_recommendation, recommend_for
 from specbench.decide.recommend import choose, decide
 from specbench.records import Interval
 from specbench.settings.words import parse_limits
@@ -34,7 +34,7 @@ def best(found, objective):
     for cell in found:
         if cell.key.draft.k:
             groups.setdefault((cell.key.pairing, cell.key.condition.concurrency), []).append(cell)
-    (one,) = pick(found, [decide(choose(group)) for group in groups.values()], objective)
+    (one,) = recommend_for(found, [decide(choose(group)) for group in groups.values()], objective)
     key = one.best.key
     return key.draft.drafter, key.condition.concurrency, key.draft.k
 
@@ -59,21 +59,21 @@ def test_of_equal_rates_fewer_rows_go_before_a_smaller_k():
 
 def test_tokens_of_all_users_are_those_while_all_rows_are_busy():
     found = cells(4, 25, 100, {})
-    (one,) = pick(found, [], THROUGHPUT)
+    (one,) = recommend_for(found, [], THROUGHPUT)
     assert one.best.value == 100
 
 
 def test_a_limit_that_is_just_kept_is_kept():
     found = cells(1, 100, 100, {})
-    (one,) = pick(found, [], replace(LATENCY, limits=parse_limits("ttft=100ms", LIMITS)))
+    (one,) = recommend_for(found, [], replace(LATENCY, limits=parse_limits("ttft=100ms", LIMITS)))
     assert one.best is not None
 
 
 def test_a_cell_that_is_not_valid_is_no_way():
     found = cells(1, 100, 100, {4: (1.8, 2.0, 2.2)})
     bad = replace(found[1], valid=False, invalid_reasons=("throttled",))
-    (one,) = pick([found[0], bad], [], LATENCY)
-    assert [way.key.draft.k for way in one.ways] == [0]
+    (one,) = recommend_for([found[0], bad], [], LATENCY)
+    assert [way.key.draft.k for way in one.options] == [0]
 
 
 def test_shared_ways_within_one_percent_go_to_the_plainer_one():
@@ -84,7 +84,7 @@ def test_shared_ways_within_one_percent_go_to_the_plainer_one():
             1, 100, 100, {2: (1.4, 1.495, 1.6), 8: (1.4, 1.5, 1.6)}, workload=workload
         )
     ]
-    shared = shared_pick(pick(found, [], LATENCY))
+    shared = joint_recommendation(recommend_for(found, [], LATENCY))
     assert shared.key.draft.k == 2
 
 
@@ -135,7 +135,7 @@ def test_a_limit_on_a_token_is_held_against_what_was_measured_again(again, broke
     found[1] = replace(found[1], metrics={**found[1].metrics, "tpot_s": 0.0044})
     winner = replace(found[1], speedup=Interval(estimate=again, low=again - 0.1, high=again + 0.1))
     limit = replace(LATENCY, limits=parse_limits("tpot=4.5ms", LIMITS))
-    (one,) = pick(found, [decide(choose(found[1:]), winner)], limit)
+    (one,) = recommend_for(found, [decide(choose(found[1:]), winner)], limit)
     (way,) = (c for c in one.candidates if c.key.draft.k)
     assert bool(way.broken) is broken
 
@@ -146,6 +146,6 @@ def test_a_limit_on_a_token_is_held_against_the_time_that_is_shown(objective, br
     found = cells(1, 100, 100, {4: (2.4, 2.5, 2.6)})
     found[1] = replace(found[1], metrics={**found[1].metrics, "tpot_s": 0.006})
     limit = replace(objective, limits=parse_limits("tpot=4.5ms", LIMITS))
-    (one,) = pick(found, [decide(choose(found[1:]), found[1])], limit)
+    (one,) = recommend_for(found, [decide(choose(found[1:]), found[1])], limit)
     (way,) = (c for c in one.candidates if c.key.draft.k)
     assert bool(way.broken) is broken

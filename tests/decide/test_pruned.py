@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from specbench.decide.objective import Objective
+from specbench.decide.objective import Objective, recommend_for
 from specbench.decide.recommend import choose, decide
 from tests.decide.test_objective_choice import cells
 from tests.decide.test_winner import Selection, found, measured  # noqa: F401
@@ -19,7 +19,7 @@ def test_a_winner_picked_from_several_is_measured_again_though_the_others_were_p
 def test_a_pruned_k_of_a_higher_estimate_is_said_to_be_dropped(summarized):
     won, left = summarized(4, 1.4, 1.5, 1.6), summarized(8, None, 1.9, None)
     led, dropped = decide(choose([won, left]), won).reasons[-3:-1]
-    assert re.match("first pass: K=4 .*K = 4, 8$", led)
+    assert re.match("exploration phase: K=4 .*K = 4, 8$", led)
     assert re.fullmatch("not measured: K = 8 .*", dropped)
 
 
@@ -27,11 +27,12 @@ def test_a_pruned_k_of_a_higher_estimate_is_said_to_be_dropped(summarized):
 def test_a_pruned_k_is_no_way_to_serve(name):
     price = {"price_per_hour": 1.0} if name == "cost" else {}
     found = cells(1, 100, 100, {4: (1.4, 1.5, 1.6), 8: (None, 3.0, None)})
-    from specbench.decide.objective import pick
 
     drafting = [c for c in found if c.key.draft.k]
-    (one,) = pick(found, [decide(choose(drafting), drafting[0])], Objective(name=name, **price))
-    assert 8 not in {way.key.draft.k for way in one.ways}
+    (one,) = recommend_for(
+        found, [decide(choose(drafting), drafting[0])], Objective(name=name, **price)
+    )
+    assert 8 not in {way.key.draft.k for way in one.options}
 
 
 def test_the_worst_workload_decides_before_the_mean(measured):  # noqa: F811

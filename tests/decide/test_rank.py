@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.rank import Gain, are_told_apart, rank, shortlist
+from specbench.decide.rank import Gain, are_distinct, rank, shortlist
 from specbench.decide.recommend import choose, decide
 from specbench.records import CellSummary, Decision, Fixed, ForecastPoint, ForecastRecord, Interval
 from tests.cell_keys import with_axes
@@ -125,7 +125,7 @@ def test_bounds_of_several_workloads_are_known_where_all_of_them_are():
 @pytest.mark.parametrize(("other", "apart"), [(1.50, True), (1.52, False)])
 def test_drafters_are_told_apart_whichever_comes_first(other, apart):
     pair = interval(1.55), interval(other)
-    assert are_told_apart(*pair) is are_told_apart(*pair[::-1]) is apart
+    assert are_distinct(*pair) is are_distinct(*pair[::-1]) is apart
 
 
 def test_a_k_that_is_slower_gains_as_little_as_not_speculating():

@@ -60,7 +60,7 @@ def test_the_winner_is_quoted_from_its_second_measurement(summarized):
         r"steps of K=0: 0\.05 per draft token, 1\.20 per",
         "memory: 3 MiB .*1,200 tokens",
         "^acceptance-bound: ",
-        "^first pass: K=6 .*K = 2, 6$",
+        "^exploration phase: K=6 .*K = 2, 6$",
         r"1\.90x \[1\.80, 2\.00\] .*12 prompts$",
     )
     for value, reason in zip(values, decision.reasons, strict=True):
@@ -70,7 +70,7 @@ def test_the_winner_is_quoted_from_its_second_measurement(summarized):
 def test_a_winner_that_was_not_measured_again_is_not_quoted(summarized):
     choice = choose([summarized(2, 1.4, 1.5, 1.6), summarized(6, 1.9, 2.1, 2.3)])
     decision = decide(choice)
-    assert re.fullmatch("code: undecided: K=6 .*no second measurement", decision.sentence)
+    assert re.fullmatch("code: undecided: K=6 .*no confirmation run", decision.sentence)
     assert decision.draft.method == "none"
     assert decision.speedup is None
 
@@ -143,7 +143,7 @@ def test_a_second_measurement_that_is_invalid_shows_nothing(summarized):
     choice = choose([summarized(2, 1.4, 1.5, 1.6), summarized(6, 1.9, 2.1, 2.3)])
     decision = decide(choice, summarized(6, 1.9, 2.0, 2.1, invalid=("throttled",)))
     assert re.fullmatch("code: undecided: .*K=6 .*not valid", decision.sentence)
-    assert any(re.fullmatch("second .*: throttled", reason) for reason in decision.reasons)
+    assert any(re.fullmatch("confirmation .*: throttled", reason) for reason in decision.reasons)
     assert decision.speedup is None
 
 
@@ -218,7 +218,7 @@ def test_an_adaptive_k_takes_part_and_is_named_with_its_mean(summarized):
     decision = decide(choice, cells[1])
     assert re.fullmatch(r"code: auto \(.*3\.1\), 1\.90x .*\[1\.80, 2\.00\]", decision.sentence)
     assert (decision.draft.k, decision.leader.draft.is_adaptive) == (8, True)
-    led = "first pass: auto (mean K 3.1) had the highest lower bound of K = 8, auto"
+    led = "exploration phase: auto (mean K 3.1) had the highest lower bound of K = 8, auto"
     assert led in decision.reasons
 
 

@@ -52,7 +52,7 @@ def test_one_question_gives_its_own_k(measured):
     assert made.tiers == (Tier(None, 4),)
     here, beyond = made.basis
     assert re.fullmatch(r"code: K=4, 1\.60x .*\[1\.55, 1\.65\]", here)
-    assert re.fullmatch(".* 1 request .*: .*--concurrency", beyond)
+    assert re.fullmatch(".* 1 request: .*--concurrency", beyond)
     assert (made.temperature, made.dtype) == (0.0, "float32")
 
 
@@ -100,8 +100,8 @@ def test_several_concurrencies_become_tiers_and_equal_neighbours_one(measured):
     ]
     made = found(parts)
     assert made.tiers == (Tier(2, 5), Tier(8, 2), Tier(32, 0))
-    assert re.match("2 requests .*: code: K=5", made.basis[1])
-    assert found(parts, Selection(num_rows=8)).tiers == (Tier(None, 2),)
+    assert re.match("2 concurrent requests: code: K=5", made.basis[1])
+    assert found(parts, Selection(concurrency=8)).tiers == (Tier(None, 2),)
     assert made.at(3).k == 2
     assert made.at(1000).k == 0  # beyond what was measured: as the last
 
@@ -178,9 +178,9 @@ def test_adaptive_winners_on_several_workloads_give_no_fixed_k(summarized):
 
 def test_a_number_of_requests_that_was_asked_for_says_nothing_of_others(measured):
     parts = [measured({4: 1.5}, concurrency=rows) for rows in (1, 4)]
-    basis = found(parts, Selection(num_rows=1)).basis
-    assert not any("nothing was measured" in text for text in basis)
-    assert "beyond 4 requests" in found(parts).basis[-1]
+    basis = found(parts, Selection(concurrency=1)).basis
+    assert not any("not measured beyond" in text for text in basis)
+    assert "beyond 4 concurrent requests" in found(parts).basis[-1]
 
 
 def test_what_was_not_measured_is_refused_in_words(measured):

@@ -71,7 +71,7 @@ def test_it_is_in_the_order_of_a_reader(html: str, cpu_document: Document) -> No
     parts = (headline, "Speedup against K", "Why", "What it costs", "Evidence", "Not measured")
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
-    assert "quotes the second measurement" in text
+    assert "quotes the confirmation run" in text
     assert html.count("<svg", 0, html.index("<h2>Why</h2>")) == 2  # the chart that proves it
     assert html.index("<h2>What it costs</h2>") < html.index("<table")
 
@@ -158,7 +158,7 @@ def test_failures_and_invalid_cells_are_told(two_runs: str) -> None:
 def test_an_interrupted_run_says_so(interrupted_document: Document) -> None:
     text = Page(to_html([interrupted_document])).text
     assert "interrupted" in text
-    assert "no second measurement" in text
+    assert "no confirmation run" in text
 
 
 @pytest.mark.slow

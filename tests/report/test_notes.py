@@ -58,10 +58,5 @@ def test_no_warning_is_shown_twice(shown: str, warned: Document) -> None:
     assert [text.count(words) for words in (RUN, CELL, AGAIN)] == [1, 1, 1]
 
 
-def test_what_was_told_when_measuring_began_is_not_repeated(warned: Document) -> None:
-    assert RUN in warning_lines(warned)
-    assert RUN not in notes(warned, told=[RUN])["Warnings"]
-
-
 def test_a_heading_without_lines_is_left_out(baseline_document: Document) -> None:
     assert notes(baseline_document) == {}

@@ -13,17 +13,22 @@ from specbench.records import NO_DRAFTER, Interval, MemoryRecord
 from specbench.report.charts.lines import pareto_front
 from specbench.report.document import Document, build_document
 from specbench.report.recommendation import (
-    _given_up,
+    _losses,
+    candidate_grid,
     headline,
-    pick_grid,
-    pick_lines,
-    picks_of,
     reasons,
     recommendation_json,
+    recommendation_lines,
+    recommendations_of,
 )
 from tests.cell_keys import BASE_KEY, KEY, with_axes
 from tests.report.served_runs import served_run
 from tests.report.stored_runs import SMALL, stored_run
+
+
+def headlines(document, picks, objective):
+    lines = recommendation_lines(document, picks, objective)
+    return [line for line in lines if not line.startswith("  ")]
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +39,13 @@ def served() -> Document:
 @pytest.mark.parametrize("name", ["latency", "throughput", "cost"])
 def test_every_workload_has_a_sentence_and_a_chosen_row(served: Document, name) -> None:
     objective = Objective(name=name, price_per_hour=2.0)
-    picks = picks_of(served, objective)
+    picks = recommendations_of(served, objective)
     workloads = {cell.key.condition.workload for cell in served.cells}
     assert {one.condition.workload for one in picks} == workloads
-    titles = [line for line in pick_lines(served, picks, objective) if not line.startswith("  ")]
+    titles = headlines(served, picks, objective)
     assert len(titles) >= len(picks)
     for one in picks:
-        grid = pick_grid(served, one, objective)
+        grid = candidate_grid(served, one, objective)
         is_open = headline(served, one, objective).startswith("undecided")
         assert grid.marks.count("chosen") == (not is_open)
         assert len(grid.rows) == len(one.candidates)
@@ -49,14 +54,14 @@ def test_every_workload_has_a_sentence_and_a_chosen_row(served: Document, name) 
 def test_rows_and_workloads_can_be_asked_for(served: Document) -> None:
     rows = max(cell.key.condition.concurrency for cell in served.cells)
     workload = served.cells[0].key.condition.workload
-    (one,) = picks_of(served, Objective(), concurrency=rows, workloads=[workload])
+    (one,) = recommendations_of(served, Objective(), concurrency=rows, workloads=[workload])
     assert {candidate.key.condition.concurrency for candidate in one.candidates} == {rows}
     assert one.condition.workload == workload
 
 
 def test_the_machine_form_names_best_candidates_and_reasons(served: Document) -> None:
     objective = Objective(name="throughput", limits={"tpot_s": 10.0})
-    found = recommendation_json(served, picks_of(served, objective), objective)
+    found = recommendation_json(served, recommendations_of(served, objective), objective)
     found = json.loads(json.dumps(found, allow_nan=False))
     assert found["objective"]["unit"] == "tokens/s"
     assert found["picks"]
@@ -68,7 +73,7 @@ def test_the_machine_form_names_best_candidates_and_reasons(served: Document) ->
 
 def test_of_not_speculating_it_says_why_the_best_that_was_tried_lost() -> None:
     document = build_document(stored_run(replace(SMALL, drafters=("poor",))))
-    for one in picks_of(document, Objective()):
+    for one in recommendations_of(document, Objective()):
         assert one.best.key.draft.k == 0
         lost = next(
             d for d in document.decisions if d.leader.condition.workload == one.condition.workload
@@ -85,14 +90,14 @@ def test_without_a_valid_draft_cell_nothing_is_recommended() -> None:
     later = stored_run(replace(wish, workloads=("chat",))).run.cells  # planned, never begun
     run = replace(stored.run, cells=(*stored.run.cells, *later))
     document = build_document(replace(stored, run=run))
-    picks = picks_of(document, Objective())
+    picks = recommendations_of(document, Objective())
     (one,) = picks
-    lines = pick_lines(document, picks, Objective())
+    lines = recommendation_lines(document, picks, Objective())
     assert lines[0].startswith("code: undecided: no valid ")
     assert any(line.startswith("  demo/draft: K=1 excluded: ") for line in lines)
     assert lines[-1] == "chat: no answer: not measured"
     assert "do not speculate" not in lines[0]
-    assert pick_grid(document, one, Objective()).rows[0][-1] == "not compared"
+    assert candidate_grid(document, one, Objective()).rows[0][-1] == "not compared"
     found = recommendation_json(document, picks, Objective())
     assert found["picks"][0]["no_valid_speculative_run"]
     assert found["without_recommendation"] == {"chat": "no answer: not measured"}
@@ -105,31 +110,29 @@ def test_a_plan_without_a_measured_draft_says_which_is_missing() -> None:
     stored = stored_run(replace(wish, ks=(0,)))
     run = replace(stored.run, cells=stored_run(wish).run.cells)
     document = build_document(replace(stored, run=run))
-    (one,) = picks_of(document, Objective())
+    (one,) = recommendations_of(document, Objective())
     assert any(re.search("demo/draft .*K = 1, 2 and 4$", line) for line in reasons(document, one))
 
 
 def test_what_is_not_shown_to_help_has_not_lost() -> None:
     wish = replace(SMALL, drafters=("draft",), workloads=("code",), is_complete=False)
     document = build_document(stored_run(wish))  # the winner was not measured again
-    (one,) = picks_of(document, Objective())
+    (one,) = recommendations_of(document, Objective())
     assert next(iter(reasons(document, one))).startswith("best undecided: ")
 
 
 def test_without_a_decided_workload_nothing_is_advised_for_all() -> None:
     document = build_document(stored_run(replace(SMALL, num_prompts=3)))
-    picks = picks_of(document, Objective())
-    answers = [
-        line for line in pick_lines(document, picks, Objective()) if not line.startswith("  ")
-    ]
+    picks = recommendations_of(document, Objective())
+    answers = headlines(document, picks, Objective())
     assert len(answers) == 2
     assert all(re.search(": undecided: demo/draft, .*K=", line) for line in answers)
 
 
 def test_a_workload_that_is_undecided_alone_is_not_said_to_do_without() -> None:
-    shared = JointRecommendation(key=KEY, regret={"chat": 0.0}, others={"chat": BASE_KEY})
-    assert re.fullmatch(r"nothing .*chat \(.*not speculate\)", _given_up(shared, []))
-    told = _given_up(shared, ["chat"])
+    shared = JointRecommendation(key=KEY, regret={"chat": 0.0}, best_by_workload={"chat": BASE_KEY})
+    assert re.fullmatch(r"nothing .*chat \(.*not speculate\)", _losses(shared, []))
+    told = _losses(shared, ["chat"])
     assert "undecided on chat" in told
     assert "do not speculate" not in told
 
@@ -143,22 +146,22 @@ def test_a_valid_cell_is_spoken_of_before_a_faster_one_that_is_not() -> None:
     ]
     document = build_document(replace(stored, blocks=(first, *cut)))
     assert [c.valid for c in document.cells] == [True, False, True]  # fewer than 30 rounds
-    (one,) = picks = picks_of(document, Objective())
+    (one,) = picks = recommendations_of(document, Objective())
     assert re.match(
         r"code: undecided: demo/poor, 0\.\d\dx .*1\.\d\dx .*K=1",
-        pick_lines(document, picks, Objective())[0],
+        recommendation_lines(document, picks, Objective())[0],
     )
     assert next(iter(reasons(document, one))).startswith(
         "runner-up: demo/poor, K=1, 0.89x to 1.05x"
     )
-    grid = pick_grid(document, one, Objective())
+    grid = candidate_grid(document, one, Objective())
     assert (grid.rows[0][0], grid.rows[0][-1], grid.marks[0]) == ("K=0", "undecided", "")
 
 
 def test_a_unit_is_said_once(served: Document) -> None:
-    picks = picks_of(served, Objective())
-    assert "s/token" in pick_lines(served, picks, Objective())[0]
-    assert not any("/token per token" in line for line in pick_lines(served, picks, Objective()))
+    picks = recommendations_of(served, Objective())
+    assert "s/token" in recommendation_lines(served, picks, Objective())[0]
+    assert "/token per token" not in "".join(recommendation_lines(served, picks, Objective()))
 
 
 def test_the_front_holds_what_nothing_beats_in_both() -> None:
@@ -186,7 +189,7 @@ def point(at: int, estimate: float, *, is_sure: bool = True) -> Point:
 def test_where_it_saturates_is_told_of_the_same_setting(
     served: Document, first: Point, changed: dict[str, object], is_told: bool
 ) -> None:
-    one = picks_of(served, Objective(name="throughput"))[0]
+    one = recommendations_of(served, Objective(name="throughput"))[0]
     own = next(
         cell.key
         for cell in served.cells
@@ -201,10 +204,10 @@ def test_where_it_saturates_is_told_of_the_same_setting(
 def test_picks_of_several_temperatures_are_told_apart(served: Document) -> None:
     warm = tuple(replace(c, key=with_axes(c.key, temperature=1.0)) for c in served.cells)
     both = replace(served, cells=(*served.cells, *warm))
-    picks = picks_of(both, Objective())
-    lines = [line for line in pick_lines(both, picks, Objective()) if not line.startswith("  ")]
+    picks = recommendations_of(both, Objective())
+    lines = headlines(both, picks, Objective())
     assert len(set(lines)) == len(lines)
-    grids = [pick_grid(both, one, Objective(), picks).title for one in picks]
+    grids = [candidate_grid(both, one, Objective(), picks).title for one in picks]
     assert len(set(grids)) == len(picks)
     assert all("temperature" in title for title in grids)
     found = recommendation_json(both, picks, Objective())
@@ -217,7 +220,7 @@ def test_picks_of_several_temperatures_are_told_apart(served: Document) -> None:
 
 def test_memory_that_is_left_is_shared_by_all_samples(served: Document) -> None:
     """Best of n decodes n rows for one request."""
-    one = picks_of(served, Objective())[0]
+    one = recommendations_of(served, Objective())[0]
     assert one.best is not None
     key = one.best.key
     drafter = key.draft.drafter if key.draft.k else NO_DRAFTER

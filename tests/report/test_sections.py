@@ -38,7 +38,7 @@ def test_rates_of_one_number_of_rows_are_told_apart():
 
 def test_a_second_measurement_is_told_of_where_a_k_was_picked_from_several():
     document = build_document(stored_run(SMALL))
-    assert "second measurement" in which_pass(document)
+    assert "confirmation run" in which_pass(document)
     first = {}
     for cell in document.cells:
         if cell.key.draft.k:

@@ -113,8 +113,8 @@ def test_a_running_server_that_was_not_restarted_and_may_have_served_others(
 ) -> None:
     assert list(session_warnings(plain)) == []
     others, restarted = session_warnings(attached)
-    assert re.match("vllm .*: traffic of others", others)
-    assert re.match("vllm .*not restarted: .*noise", restarted)
+    assert re.match("vllm .*: requests of other clients", others)
+    assert re.match("vllm .*not restarted: .*variation", restarted)
     assert {others, restarted} <= set(notes(attached)["Warnings"])
     assert facts(attached)["vllm of demo, K=0"] == "was running at http://localhost:8000"
 

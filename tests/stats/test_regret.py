@@ -25,9 +25,9 @@ def test_no_option_has_a_smaller_worst_regret_and_no_earlier_one_as_small():
         tie = (0.0, 0.01, 0.1)[seed % 3]
         found = minimax_regret(options, best, tie=tie)
         worst = [max((best[c] - o[c]) / best[c] for c in CASES) for o in options]
-        assert worst[found.place] <= min(worst) + tie + 1e-12
-        assert all(w > min(worst) + tie - 1e-12 for w in worst[: found.place])
-        assert max(found.regret.values()) == pytest.approx(worst[found.place])
+        assert worst[found.option] <= min(worst) + tie + 1e-12
+        assert all(w > min(worst) + tie - 1e-12 for w in worst[: found.option])
+        assert max(found.regret.values()) == pytest.approx(worst[found.option])
         assert all(-1e-12 <= regret < 1 for regret in found.regret.values())
 
 
@@ -42,7 +42,7 @@ def test_the_unit_of_a_case_does_not_matter():
 def test_by_hand():
     options = [{"a": 1.0, "b": 1.0}, {"a": 1.8, "b": 1.1}, {"a": 2.0, "b": 0.6}]
     found = minimax_regret(options, {"a": 2.0, "b": 1.2}, tie=0.01)
-    assert found.place == 1
+    assert found.option == 1
     assert found.regret == pytest.approx({"a": 0.1, "b": 1 / 12})
 
 
