@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specbench.errors import DeviceLostError, ModelError, SpecbenchError, first_line
+from specbench.errors import DeviceLostError, SpecbenchError, first_line
 from specbench.files.model import TRUST_CODE, UNKNOWN_TYPE
 from specbench.files.tokenizer import NO_TOKENIZER
 
@@ -93,6 +93,8 @@ _ADVICE = {
     "config.json that the weights came with",
     "not a valid model identifier": "the hub has no such model, or it is private; correct its "
     "name, or run `hf auth login` with a token that may read it",
+    "cannot be loaded with `safetensors`": "it has no safetensors files, and pickled weights are "
+    "not read; convert them to safetensors first",
     "backend tokenizer from one of": NO_TOKENIZER,
 }
 # transformers names the page of the license; a user who has accepted it still needs to log in.
@@ -103,15 +105,11 @@ _PROGRAMMING = (LookupError, AttributeError, TypeError, AssertionError)
 def load_advice(error: Exception) -> str:
     """For an error that a library raised while it read a model's files."""
     whole, text = str(error), first_line(error)
-    if isinstance(error, ModelError):  # our own readers say what to do
-        return whole
     if page := _GATED.search(whole):
         return f"gated: accept its license at {page[1]}, then run `hf auth login`"
     for words, advice in _ADVICE.items():
         if words in whole:
             return advice
-    if "safetensors" in whole and "deserializing" not in whole:
-        return f"{text}; pickled weights are not read, convert them to safetensors first"
     if "local" in text or "connect" in text or "offline" in text.lower():
         return f"{text}; download it once with `hf download`, or give a folder (./my-model)"
     if isinstance(error, _PROGRAMMING):  # the library met something that it did not expect

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -77,6 +78,8 @@ def _reported(make_bar: Callable[..., Any], args: tuple[Any, ...], options: dict
     return counted(args[0], str(options.get("desc", "loading")).lower())
 
 
+# Transformers would have the hub convert pickled weights, and load them from a pull request.
+os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
 # Its bars would break into the program's own progress.
 disable_progress_bar()
 set_tqdm_hook(_reported)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import close_session, constants, try_to_load_from_cache
 
 from specbench.bench import hub
@@ -14,12 +15,14 @@ from specbench.files.model_spec import ModelSpec
 from specbench.inputs.model_spec import model_spec
 from specbench.models import progress
 from specbench.models.checkpoint import read_checkpoint
+from specbench.models.loading import load_model
 from specbench.shipped import PACKAGE
 from tests.bench.fake_hub import REVISION, serving
 
 DEMO = PACKAGE / "demo" / "models" / "target"
 FAR = ModelSpec(source="nobody-here/no-such-model")
 BIG, SHUT = ModelSpec(source="org/big"), ModelSpec(source="org/shut")
+PICKLED = ModelSpec(source="org/pickled")
 
 
 @pytest.fixture
@@ -33,10 +36,14 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def address(said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:  # noqa: ARG001
-    """A hub with two copies of the embedded target, one of which asks for a license."""
+    """A hub with two copies of the embedded target, one of them gated, and a model in a pickle."""
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    models = {BIG.source: DEMO, SHUT.source: DEMO}
+    pickled = tmp_path / "pickled"
+    pickled.mkdir()
+    shutil.copy(DEMO / "config.json", pickled)
+    torch.save({}, pickled / "pytorch_model.bin")
+    models = {BIG.source: DEMO, SHUT.source: DEMO, PICKLED.source: pickled}
     with serving(models, gated=frozenset({SHUT.source}), pause_s=2e-3) as address:
         # A piece of a file takes longer than the 0.1 s between two counts.
         monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 2**20)
@@ -115,6 +122,20 @@ def test_a_gated_head_is_not_called_a_head_without_a_config(
     monkeypatch.setattr("transformers.utils.hub.is_offline_mode", lambda: False)
     with pytest.raises(ModelError, match=r"gated.*\S+/org/shut.*`hf auth"):
         read_checkpoint(SHUT.source)
+
+
+@pytest.mark.usefixtures("address")
+def test_pickled_weights_of_the_hub_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.utils.hub.is_offline_mode", lambda: False)
+    with pytest.raises(ModelError, match=r"org/pickled: .*convert them to safetensors first$"):
+        load_model(PICKLED, torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("said")
+def test_a_model_that_is_not_here_is_to_be_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match=rf"{FAR.source}: .*`hf download`"):
+        load_model(FAR, torch.device("cpu"))
 
 
 @pytest.mark.usefixtures("address")

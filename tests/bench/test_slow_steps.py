@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from transformers.utils.logging import tqdm
 
 from specbench.forward import autotune
 from specbench.inputs.model_spec import model_spec
@@ -51,6 +52,13 @@ def test_reading_weights_reports_tensors_of_how_many(said: list[str]) -> None:
     assert len(counts) == total
     assert f"{total - 1} of {total} tensors" in counts[-1]
     assert said[-1] == ""
+
+
+def test_a_bar_of_transformers_that_counts_no_tensors_stays_its_own(said: list[str]) -> None:
+    with tqdm(total=3) as bar:
+        bar.update(1)
+    assert list(tqdm(iter("ab"))) == ["a", "b"]
+    assert not said
 
 
 def test_kernels_that_are_compiled_are_counted_and_those_of_the_cache_are_not(tmp_path) -> None:

@@ -161,6 +161,14 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "an index of pickles": (lambda f: shard(f, "model.bin"), "only NAME.safetensors is read"),
     "an index of numbers": (lambda f: shard(f, 7), "only NAME.safetensors is read"),
+    "an index of another file": (
+        lambda f: (
+            save_file({"d2t": torch.ones(1)}, f / "b.safetensors"),
+            shard(f, "b.safetensors"),
+        ),
+        "b.safetensors does not have fc.weight",
+    ),
+    "no tensors": (lambda f: save_file({}, f / "model.safetensors"), "no weights found"),
     "an empty index": (lambda f: write_index(f, {}), "has no weight_map"),
 }
 

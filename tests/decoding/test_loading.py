@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import modeling_utils
+from safetensors.torch import load_file, save_file
+from transformers import dynamic_module_utils, modeling_utils
 from transformers.integrations import hub_kernels
 
 from specbench.errors import ModelError
 from specbench.files.model_spec import ModelSpec
 from specbench.models import loading
 from specbench.models.loading import load_model, planned_dtype
-from tests.decoding.models import tiny_llama
+from tests.decoding.models import ARCHITECTURES, build, tiny_llama
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -133,6 +134,45 @@ def test_code_of_others_is_not_run_unasked(folder):
     (folder / "code.py").write_text("raise SystemExit('this code was run')")
     with pytest.raises(ModelError, match="trust its authors'"):
         load_model(source(folder), CPU)
+
+
+def test_code_of_others_is_run_if_it_is_trusted(folder, monkeypatch):
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(folder / "modules"))
+    monkeypatch.syspath_prepend(folder / "modules")
+    classes = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Foreign"}
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "foreign", "auto_map": classes}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "code.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class Config(LlamaConfig):\n    model_type = 'foreign'\n"
+        "class Foreign(LlamaForCausalLM):\n    config_class = Config\n"
+    )
+    loaded = load_model(source(folder, trust_remote_code=True), CPU)
+    assert type(loaded.model).__name__ == "Foreign"
+    assert torch.equal(loaded.model.lm_head.weight, tiny_llama(eos_token_id=2).lm_head.weight)
+
+
+def test_a_lacking_weight_is_refused_if_only_its_class_knows_of_it(tmp_path):
+    build(ARCHITECTURES["GPT-2"]()).save_pretrained(tmp_path)
+    name = "transformer.h.1.mlp.c_fc.weight"
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=rf"lack 1 of .*first {name};"):
+        load_model(source(tmp_path), CPU)
+
+
+def test_an_error_of_the_device_is_not_one_of_the_files(saved, monkeypatch):
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(loading, "text_class", fail)
+    with pytest.raises(RuntimeError) as raised:
+        load_model(source(saved), CPU)
+    assert raised.value is error
 
 
 def test_the_content_hash_follows_the_weights_and_nothing_else(saved, folder):

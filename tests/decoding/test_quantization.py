@@ -169,10 +169,12 @@ def test_a_dtype_without_kernels_is_refused_before_anything_is_loaded(
         require_packable(scheme, device, dtype)
 
 
-def test_without_torchao_the_command_that_installs_it_is_named(saved, monkeypatch):
+@pytest.mark.parametrize("dummy", [False, True])
+def test_without_torchao_the_command_that_installs_it_is_named(saved, monkeypatch, dummy):
     monkeypatch.setitem(sys.modules, "torchao", None)
+    spec = ModelSpec(source=str(saved), folder=saved, quantization="int8")
     with pytest.raises(ModelError, match=r"int8.*pip install torchao"):
-        load(saved, "int8")
+        load_model(spec, CPU, dummy=dummy)
 
 
 def test_a_layer_that_int4_groups_do_not_fit_is_refused_not_left_as_it_is(tmp_path):
@@ -298,6 +300,22 @@ def test_weights_that_the_first_forward_unpacks_are_counted_after_it(saved, stor
     assert unpacked.num_parameters == plain.num_parameters
     (note,) = unpacked.notes
     assert all(word in note for word in ("torchao", "float32", "4 bytes per weight"))
+
+
+def test_a_stored_format_is_placed_by_its_reader_and_not_moved_again(stored, monkeypatch):
+    placements: list[str] = []
+
+    class Placing:
+        @staticmethod
+        def from_pretrained(*args: Any, device_map: str, **options: Any) -> Any:
+            placements.append(device_map)
+            return AutoModelForCausalLM.from_pretrained(*args, **options)
+
+    monkeypatch.setattr(loading, "text_class", lambda *_, **__: Placing)
+    source = ModelSpec(source=str(stored), folder=stored)
+    loaded = load_model(source, torch.device("meta"))
+    assert placements == ["meta"]
+    assert {parameter.device for parameter in loaded.model.parameters()} == {CPU}
 
 
 def test_a_forward_that_lacks_its_kernels_says_what_to_install(stored, monkeypatch):

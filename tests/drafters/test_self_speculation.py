@@ -10,6 +10,7 @@ from specbench.decode.drafter import OwnForward
 from specbench.errors import ModelError, UsageError
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
+from specbench.models.parts import cut_model
 from specbench.records import Request, Result
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import (
@@ -76,6 +77,27 @@ def test_first_layers_are_found_in_every_architecture_and_leave_the_model_as_it_
     torch.testing.assert_close(logits, whole, atol=2e-4, rtol=1e-3)
     weights = {id(parameter) for parameter in model.parameters()}
     assert {id(parameter) for parameter in first.model.parameters()} < weights
+
+
+class Foreign(torch.nn.Module):
+    """A model as a repository's own code has it: its decoder is in a module without a config."""
+
+    def __init__(self, decoder: Any) -> None:
+        super().__init__()
+        self.config = decoder.config
+        self.body = torch.nn.Sequential(decoder)
+
+    def get_decoder(self) -> Any:
+        return self.body[0]
+
+
+def test_first_layers_are_found_behind_a_module_without_a_config() -> None:
+    model = Foreign(tiny_llama().model)
+    cut = cut_model(model, 1)
+    assert list(cut.get_decoder().layers) == [model.get_decoder().layers[0]]
+    assert cut.get_decoder().config is cut.config
+    assert (cut.config.num_hidden_layers, model.config.num_hidden_layers) == (1, 2)
+    assert len(model.get_decoder().layers) == 2
 
 
 @pytest.mark.parametrize("make", [StockRunner, FusedRunner])

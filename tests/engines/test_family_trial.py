@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from transformers import LlamaConfig
+from transformers import BambaConfig, DeepseekV3Config, LlamaConfig, Qwen2VLTextConfig
 
 from specbench.engines import family_trial
 from specbench.files.model_spec import ModelSpec
-from specbench.models.small import HEADS, small_config
+from specbench.models.small import HEAD_SIZE, HEADS, small_config
 
 
 def test_a_model_of_fewer_heads_than_a_small_one_keeps_them():
@@ -17,6 +17,24 @@ def test_a_model_of_fewer_heads_than_a_small_one_keeps_them():
     assert (small.num_attention_heads, small.num_key_value_heads) == (2, 2)
     many = small_config(LlamaConfig(num_attention_heads=32, num_key_value_heads=32))
     assert (many.num_attention_heads, many.num_key_value_heads) == (HEADS, HEADS)
+
+
+def test_a_hybrid_keeps_its_first_attention_layer_between_two_others():
+    small = small_config(BambaConfig(num_hidden_layers=32, attn_layer_indices=[9, 18, 27]))
+    assert small.num_hidden_layers == 3
+    assert small.attn_layer_indices == [1]
+
+
+def test_heads_that_a_latent_is_spread_to_stay_as_wide_as_their_rotated_part():
+    small = small_config(DeepseekV3Config())
+    assert small.head_dim == small.qk_rope_head_dim < HEAD_SIZE
+
+
+def test_sections_of_frequencies_fill_a_small_head_in_their_shares():
+    rope = {"rope_type": "default", "mrope_section": [16, 24, 24]}
+    small = small_config(Qwen2VLTextConfig(rope_parameters=rope))
+    assert small.rope_parameters["mrope_section"] == [2, 3, 3]
+    assert sum(small.rope_parameters["mrope_section"]) == HEAD_SIZE // 2
 
 
 def test_a_family_of_which_no_small_model_is_made_is_left_to_loading(
