@@ -19,6 +19,8 @@ def no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             # Straight to the oldest generation, or the next collection of the youngest looks at it.
-            gc.freeze()
-            gc.unfreeze()
+            # That would unfreeze what somebody froze before, which is counted one by one.
+            if gc.get_count()[0] > gc.get_threshold()[0] and gc.get_freeze_count() == 0:
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()

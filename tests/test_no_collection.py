@@ -21,10 +21,30 @@ def test_nothing_is_collected_inside_and_all_is_as_before_afterwards():
     assert gc.isenabled()
 
 
-def test_what_was_made_inside_is_spared_the_next_collection_of_the_youngest():
+@pytest.fixture
+def nothing_frozen():
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+def made_inside() -> list[list[object]]:
+    """More than a collection of the youngest waits for."""
     with no_collection():
-        made: list[object] = []
+        return [[] for _ in range(gc.get_threshold()[0] + 1)]
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_what_was_made_inside_is_spared_the_next_collection_of_the_youngest():
+    made = made_inside()[0]
     assert not any(one is made for young in (0, 1) for one in gc.get_objects(generation=young))
+
+
+def test_what_somebody_froze_stays_frozen():
+    gc.freeze()
+    num_frozen = gc.get_freeze_count()
+    made_inside()
+    assert gc.get_freeze_count() == num_frozen
 
 
 def test_a_collector_that_somebody_stopped_stays_stopped():
