@@ -76,6 +76,18 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
     parts, break_even = losses(metrics, k), _break_even(metrics)
     if parts is not None and not cell.key.draft.is_adaptive:
         yield _BOUND[parts.bound]
+    first = metrics.get("acceptance_rate_per_position")
+    shows_match = _shows_match(cell) and not is_synthetic
+    if isinstance(first, tuple) and first and first[0] < MISMATCHED and shows_match:
+        yield f"mismatched drafter: only {first[0]:.0%} of its first tokens are accepted"
+    cost = number_of(metrics, "draft_cost_ratio")
+    method = METHODS.get(cell.key.draft.method)
+    has_model = method is not None and method.model != "refused" and not method.is_head
+    if cost is not None and cost > TOO_SMALL and has_model:
+        yield (
+            "the target is too small for a separate draft model of this size: a draft token "
+            f"costs {cost:.2f} of its steps. A smaller draft model, a head or n-grams cost less"
+        )
     if break_even is not None and not cell.key.draft.is_adaptive:
         needed, alpha = break_even_acceptance(k, break_even), number_of(metrics, "alpha")
         if needed is None:
@@ -94,27 +106,13 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
             f"recurrent layers: {states / 2**20:,.1f} MiB of states per sequence are kept to roll "
             f"back rejected draft tokens{checking}"
         )
-    first = metrics.get("acceptance_rate_per_position")
-    shows_match = _shows_match(cell) and not is_synthetic
-    if isinstance(first, tuple) and first and first[0] < MISMATCHED and shows_match:
-        yield f"mismatched drafter: only {first[0]:.0%} of its first tokens are accepted"
-    cost = number_of(metrics, "draft_cost_ratio")
-    method = METHODS.get(cell.key.draft.method)
-    has_model = method is not None and method.model != "refused" and not method.is_head
-    if cost is not None and cost > TOO_SMALL and has_model:
-        yield (
-            "the target is too small for a separate draft model of this size: a draft token "
-            f"costs {cost:.2f} of its steps. A smaller draft model, a head or n-grams cost less"
-        )
 
 
 _BOUND: Mapping[Bound, str] = {
-    "draft": "draft-bound: drafting time dominates; a cheaper draft would help",
-    "verify": (
-        "verify-bound: verifying K + 1 tokens costs more than a step, which dominates the loss"
-    ),
-    "acceptance": "acceptance-bound: rejected drafts dominate the loss",
-    "overhead": "overhead-bound: time between forwards dominates; on a GPU try --cuda-graph",
+    "draft": "draft-bound: drafting takes most of the lost time; a cheaper drafter would help",
+    "verify": "verify-bound: most of the loss is that a verification is longer than a target step",
+    "acceptance": "acceptance-bound: most of the loss comes from rejected draft tokens",
+    "overhead": "overhead-bound: most of the loss is between forwards; on a GPU try --cuda-graph",
 }
 
 
@@ -222,13 +220,14 @@ def _costs(cell: CellSummary) -> Iterator[str]:
     length = number_of(cell.metrics, "mean_acceptance_length")
     break_even = number_of(cell.metrics, "break_even_length")
     if length is not None and break_even is not None:
-        yield f"acceptance length at {k_text(cell)}: {length:.2f} (break-even: {break_even:.2f})"
+        shares = f"{length:.2f} tokens per round (break-even: {break_even:.2f})"
+        yield f"acceptance length at {k_text(cell)}: {shares}"
     draft, verify = (
         number_of(cell.metrics, "draft_cost_ratio"),
         number_of(cell.metrics, "verify_cost_ratio"),
     )
     if draft is not None and verify is not None:
-        yield f"cost in steps of K=0: {draft:.2f} per draft token, {verify:.2f} per verification"
+        yield f"time in target steps: {draft:.2f} per draft token, {verify:.2f} per verification"
     num_bytes = number_of(cell.metrics, "speculation_cost_bytes")
     tokens = number_of(cell.metrics, "speculation_cost_tokens")
     if num_bytes is not None and num_bytes > 0:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from specbench.decide.explanation import range_text
 from specbench.decide.objective import (
     across_workloads,
     left_out_in_words,
@@ -15,6 +16,24 @@ from specbench.report.forecasts import best_forecast, forecast_text
 from specbench.report.numbers import listed, measured, scalar
 from specbench.report.sections import Section, sections, verdict_of
 
+VERDICT_WORDS = {
+    SpeedupVerdict.HELPS: "faster",
+    SpeedupVerdict.GAINS_NOTHING: "no speedup",
+    SpeedupVerdict.NOT_SHOWN: "undecided",
+}
+_NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerdictCard:
+    """The verdict on one pairing and workload."""
+
+    title: str
+    verdict: str  # one of VERDICT_WORDS, or "not measured"
+    figure: str  # the speedup, or its range if undecided; empty without an interval
+    text: str  # the sentence without the verdict
+    facts: tuple[str, ...]  # why
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SectionAnswer:
@@ -25,11 +44,7 @@ class SectionAnswer:
     headline: str  # the answer without the title
     reasons: tuple[str, ...]  # of the quoted decision
     unquoted: tuple[Decision, ...]  # on drafters that the headline does not quote
-
-    @property
-    def explained(self) -> bool:
-        """Whether some decision of the section has reasons."""
-        return bool(self.reasons) or any(decision.reasons for decision in self.unquoted)
+    cards: tuple[VerdictCard, ...]  # the best pairing first; one card without a pairing
 
 
 def answer(section: Section) -> SectionAnswer:
@@ -43,14 +58,44 @@ def answer(section: Section) -> SectionAnswer:
         verdict = SpeedupVerdict.GAINS_NOTHING if nothing else SpeedupVerdict.NOT_SHOWN
         if len(section.decisions) == 1:
             (quoted,) = section.decisions
+    unquoted = tuple(decision for decision in section.decisions if decision is not quoted)
+    headline = _quote(section, quoted) if quoted else _no_winner(section, verdict) + section.mark
+    decisions = (quoted, *unquoted) if quoted else unquoted
     return SectionAnswer(
         title=section.title,
         verdict=verdict,
-        headline=(
-            _quote(section, quoted) if quoted else _no_winner(section, verdict) + section.mark
-        ),
+        headline=headline,
         reasons=quoted.reasons if quoted else (),
-        unquoted=tuple(decision for decision in section.decisions if decision is not quoted),
+        unquoted=unquoted,
+        cards=tuple(_card(section, decision) for decision in decisions)
+        or (_card_without_pairing(section, headline),),
+    )
+
+
+def _card(section: Section, decision: Decision) -> VerdictCard:
+    verdict, speedup = verdict_of(decision), decision.speedup
+    figure, word = "", VERDICT_WORDS[verdict]
+    if speedup is not None and speedup.low is not None:
+        is_open = verdict is SpeedupVerdict.NOT_SHOWN
+        figure = range_text(speedup) if is_open else f"{speedup.estimate:.2f}x"
+    return VerdictCard(
+        title=f"{decision.leader.source}, {section.title}",
+        verdict=word,
+        figure=figure,
+        text=without_workload(decision).removeprefix(f"{word}: "),
+        facts=decision.reasons,
+    )
+
+
+def _card_without_pairing(section: Section, headline: str) -> VerdictCard:
+    word, _, rest = headline.partition(": ")
+    is_verdict = word in (*VERDICT_WORDS.values(), _NOT_MEASURED)
+    return VerdictCard(
+        title=section.title,
+        verdict=word if is_verdict else _NOT_MEASURED,
+        figure="",
+        text=rest if is_verdict else headline,
+        facts=(),
     )
 
 
@@ -125,9 +170,9 @@ def _no_winner(section: Section, verdict: SpeedupVerdict) -> str:
         return "not compared: the imported file has no K=0; see the tables"
     if section.baseline is None:
         best = best_forecast(section.forecasts)
-        return forecast_text(best, names_pairing=section.names_pairings) if best else "not measured"
+        return forecast_text(best, names_pairing=section.names_pairings) if best else _NOT_MEASURED
     if not section.baseline.valid:
         return "undecided: no valid measurement of K=0"
     speed = scalar(section.baseline.metrics.get("decode_tokens_per_s"))
     at = "" if speed is None else f" at {measured(speed, 'tokens/s')}"
-    return f"not measured: only K=0 was run{at}"
+    return f"{_NOT_MEASURED}: only K=0 was run{at}"

@@ -60,10 +60,22 @@ class TableBlock(NamedTuple):
     is_folded: bool = False
 
 
-class Reasons(NamedTuple):
-    """The reasons of the answer of one section."""
+MOST_FACTS = 5  # that a page shows per verdict; the rest is folded
 
-    answer: SectionAnswer
+
+class Reasons(NamedTuple):
+    """The facts behind the verdict on one pairing and workload."""
+
+    title: str
+    facts: Sequence[str]
+
+    @property
+    def main(self) -> Sequence[str]:
+        return self.facts[:MOST_FACTS]
+
+    @property
+    def others(self) -> Sequence[str]:
+        return self.facts[MOST_FACTS:]
 
 
 class Charts(NamedTuple):
@@ -77,6 +89,7 @@ class ReportPart(NamedTuple):
 
     title: str
     blocks: Sequence["Block"]
+    is_folded: bool = False  # a page shows only its title until it is opened
 
 
 Block = (
@@ -101,7 +114,6 @@ class RunReport:
     setup: str
     answers: Sequence[SectionAnswer]
     shared: Lines  # one K for all workloads, and the forecasts
-    note_counts: str  # how many `notes` of each kind; "" without notes
     which_pass: Paragraph | None
     why: ReportPart
     costs: ReportPart
@@ -118,18 +130,14 @@ class RunReport:
     @property
     def evidence(self) -> ReportPart:
         """The measurements that the answers are based on."""
-        return ReportPart(
-            "Evidence",
-            (
-                *(self.notes, self.results, self.generations, self.comparisons, self.sessions),
-                *(self.positions, self.provenance, self.metrics),
-            ),
-        )
+        parts = [self.results, self.generations, self.comparisons, self.sessions]
+        parts += [self.positions, self.provenance, self.metrics]
+        return ReportPart("Evidence", [part._replace(is_folded=True) for part in parts])
 
     @property
     def parts(self) -> tuple[ReportPart, ...]:
         """The parts below the answers; a part without a block is not shown."""
-        return (self.why, self.costs, self.evidence)
+        return (self.notes, self.why, self.costs, self.evidence)
 
 
 def run_report(document: Document) -> RunReport:
@@ -146,9 +154,10 @@ def run_report(document: Document) -> RunReport:
         setup=setup(document),
         answers=answers,
         shared=Lines((*shared_k_lines(document), *forecast_lines(document))),
-        note_counts=_note_counts(run_notes),
         which_pass=Paragraph(text, text.partition(". ")[0] + ".") if text else None,
-        why=ReportPart("Why", [Reasons(a) for a in answers if a.explained]),
+        why=ReportPart(
+            "Why", [Reasons(c.title, c.facts) for a in answers for c in a.cards if c.facts]
+        ),
         costs=ReportPart(
             "What it costs",
             [
@@ -160,9 +169,12 @@ def run_report(document: Document) -> RunReport:
                     else [],
                 ),
             ],
+            is_folded=True,
         ),
         notes=ReportPart(
-            "", [ReportPart(heading, [Lines(lines)]) for heading, lines in run_notes.items()]
+            _notes_title(run_notes),
+            [ReportPart(heading, [Lines(lines)]) for heading, lines in run_notes.items()],
+            is_folded=True,
         ),
         results=ReportPart("Results", [*_results(every), Charts("evidence")]),
         summary=ReportPart("Results", [*_summary(every)]),
@@ -196,7 +208,7 @@ def run_report(document: Document) -> RunReport:
 
 def formulas_part(documents: Sequence[Document]) -> ReportPart:
     """The formula of every metric that some cell of the runs has."""
-    return ReportPart("Formulas", [Facts(formulas(tuple(documents)))])
+    return ReportPart("Formulas", [Facts(formulas(tuple(documents)))], is_folded=True)
 
 
 def _results(every: Sequence[Section]) -> Iterator[Block]:
@@ -241,12 +253,12 @@ def _provenance(document: Document) -> Iterator[Block]:
 _ONE_NOTE = {"Invalid cells": "invalid-cell note", "Warnings": "warning"}
 
 
-def _note_counts(run_notes: dict[str, list[str]]) -> str:
-    """`2 not measured, 1 invalid-cell note and 3 warnings`."""
+def _notes_title(run_notes: dict[str, list[str]]) -> str:
+    """`Read before you rely on it: 2 not measured, 1 invalid-cell note and 3 warnings`."""
     counts = [
         f"{len(lines)} not measured"
         if heading == "Not measured"
         else plural(len(lines), _ONE_NOTE[heading])
         for heading, lines in run_notes.items()
     ]
-    return listed(counts) if counts else ""
+    return f"Read before you rely on it: {listed(counts)}" if counts else ""

@@ -5,9 +5,7 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from specbench.decide.recommend import SpeedupVerdict
 from specbench.plain_text import plain
-from specbench.report.answers import without_workload
 from specbench.report.blocks import formulas_part, run_report
 from specbench.report.charts.canvas import drawing
 from specbench.report.charts.speedups import answers_charts
@@ -17,17 +15,12 @@ from specbench.report.pictures import pictures
 
 _TEMPLATE = Path(__file__).with_name("template.html")
 _SCRIPT = Path(__file__).with_name("table.js")
-_CHIPS = {
-    SpeedupVerdict.HELPS: ("good", "faster"),
-    SpeedupVerdict.GAINS_NOTHING: ("bad", "no speedup"),
-    SpeedupVerdict.NOT_SHOWN: ("open", "undecided"),
-}
+_COLORS = {"faster": "good", "no speedup": "bad", "undecided": "open", "not measured": "muted"}
 
 
 def to_html(documents: Sequence[Document]) -> str:
     """One page for one or more runs, a comparison of several first; all text is escaped."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["without_workload"] = without_workload
     environment.filters["kind"] = lambda block: type(block).__name__
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     with drawing():
@@ -38,7 +31,7 @@ def to_html(documents: Sequence[Document]) -> str:
         differences=differences_grid(documents),
         script=_SCRIPT.read_text(encoding="utf-8"),
         runs=[(run_report(document), pictures(document)) for document in documents],
-        chips=_CHIPS,
+        colors=_COLORS,
         formulas=formulas_part(documents),
     )
     return plain(page)

@@ -15,8 +15,11 @@ from specbench.settings import SamplingSettings
 
 def question(document: Document) -> str:
     """The title of a report: the question of the run."""
-    targets = dict.fromkeys(plan.key.condition.target for plan in document.run.cells)
-    return f"Does speculation pay off for {listed(list(targets))}?"
+    targets = listed(list(dict.fromkeys(plan.key.condition.target for plan in document.run.cells)))
+    machine = document.run.environment
+    device = machine.gpu or machine.cpu
+    on_device = f" on {device}" if device else ""
+    return f"Does speculative decoding make {targets} faster{on_device}?"
 
 
 def setup(document: Document) -> str:

@@ -72,6 +72,10 @@ class Tab:
         while self.value("document.readyState") != "complete":
             pass
 
+    def unfold(self) -> None:
+        """Opens all that is folded."""
+        self.value("document.querySelectorAll('details').forEach((each) => { each.open = true })")
+
     def value(self, expression: str) -> Any:
         """What JavaScript in the page makes of an expression, promises awaited."""
         done = self.call(

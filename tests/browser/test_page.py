@@ -87,6 +87,7 @@ def test_it_says_nothing_asks_nobody_and_fits(
     chromium.open(page)
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     chromium.screenshot(SCREENSHOTS / f"{width}-{scheme}-{medium}.png")
+    chromium.unfold()
     assert chromium.logged == []
     assert chromium.requested == [page.as_uri()]
     if medium == "screen":
@@ -106,6 +107,7 @@ def test_so_do_other_kinds_of_runs(
     place.write_text(to_html([OTHERS[kind]()]), encoding="utf-8")
     chromium.look(width, scheme=scheme)
     chromium.open(place)
+    chromium.unfold()
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     chromium.screenshot(SCREENSHOTS / f"{kind}-{width}-{scheme}.png")
     assert chromium.logged == []
@@ -122,7 +124,7 @@ def test_axe_finds_nothing_serious(
     assert SCRIPT.exists(), HOW
     chromium.look(width, scheme=scheme)
     chromium.open(page_of_one)
-    chromium.value("document.querySelectorAll('details').forEach((one) => { one.open = true })")
+    chromium.unfold()
     chromium.value(SCRIPT.read_text(encoding="utf-8") + "; 0")
     found = chromium.value("axe.run(document, {resultTypes: ['violations', 'passes']})")
     assert len(found["passes"]) > 15  # it has looked at something
@@ -137,6 +139,7 @@ def test_axe_finds_nothing_serious(
 def test_axe_would_find_it(chromium: Tab, page_of_one: Path) -> None:
     chromium.look(1440)
     chromium.open(page_of_one)
+    chromium.unfold()
     chromium.value("document.querySelector('h1').style.color = '#ccc'")
     chromium.value(SCRIPT.read_text(encoding="utf-8") + "; 0")
     found = chromium.value("axe.run(document)")
@@ -146,6 +149,7 @@ def test_axe_would_find_it(chromium: Tab, page_of_one: Path) -> None:
 def test_on_a_phone_charts_are_one_a_row_and_legible(chromium: Tab, page: Path) -> None:
     chromium.look(390)
     chromium.open(page)
+    chromium.unfold()
     tops = chromium.value(
         "[...document.querySelectorAll('.panels')].map((one) => [...one.children]"
         ".map((panel) => Math.round(panel.getBoundingClientRect().top)))"
@@ -165,6 +169,7 @@ def test_on_a_phone_charts_are_one_a_row_and_legible(chromium: Tab, page: Path) 
 def test_what_scrolls_shows_it_and_is_reached_by_keyboard(chromium: Tab, page: Path) -> None:
     chromium.look(390)
     chromium.open(page)
+    chromium.unfold()
     chromium.value("window.boxes = [...document.querySelectorAll('.wide, .panel')]")
     hidden = "boxes.filter((box) => box.scrollWidth > box.clientWidth + box.scrollLeft + 1)"
     assert 0 < chromium.value(f"{hidden}.length") < chromium.value("boxes.length")
@@ -179,6 +184,7 @@ def test_what_scrolls_shows_it_and_is_reached_by_keyboard(chromium: Tab, page: P
 def test_the_pointer_finds_the_name_of_a_prompt(chromium: Tab, page: Path) -> None:
     chromium.look(1440)
     chromium.open(page)
+    chromium.unfold()
     told = chromium.value(
         "(() => { const dot = [...document.querySelectorAll('use')].find((one) =>"
         " one.textContent.startsWith('code-')); dot.scrollIntoView({block: 'center'});"
@@ -193,6 +199,7 @@ def test_the_pointer_finds_the_name_of_a_prompt(chromium: Tab, page: Path) -> No
 def test_tables_sort_by_keyboard_and_come_back(chromium: Tab, page: Path) -> None:
     chromium.look(1440)
     chromium.open(page)
+    chromium.unfold()
     chromium.value(
         "window.table = [...document.querySelectorAll('table.data')].find((one) =>"
         " one.parentElement.ariaLabel === 'Results: code');"
@@ -218,6 +225,7 @@ def test_tables_sort_by_keyboard_and_come_back(chromium: Tab, page: Path) -> Non
 def test_a_filter_leaves_the_rows_with_all_of_its_words(chromium: Tab, page: Path) -> None:
     chromium.look(1440)
     chromium.open(page)
+    chromium.unfold()
     chromium.value(
         "window.field = document.querySelector('.filter input');"
         "window.rows = [...document.querySelector('table.data').tBodies[0].rows];"
@@ -238,6 +246,7 @@ def test_a_filter_leaves_the_rows_with_all_of_its_words(chromium: Tab, page: Pat
 def test_the_keyboard_walks_down_the_page(chromium: Tab, page: Path) -> None:
     chromium.look(1440)
     chromium.open(page)
+    chromium.unfold()
     chromium.value("window.every = [...document.querySelectorAll('*')]")
     places = []
     for _ in range(25):

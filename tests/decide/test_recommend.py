@@ -57,7 +57,7 @@ def test_the_winner_is_quoted_from_its_second_measurement(summarized):
     ) == ("demo/draft", "demo", "code")
     values = (
         r"acceptance length at K=6: 3\.12 .*break-even: 1\.64\)$",
-        r"steps of K=0: 0\.05 per draft token, 1\.20 per",
+        r"target steps: 0\.05 per draft token, 1\.20 per",
         "memory: 3 MiB .*1,200 tokens",
         "^acceptance-bound: ",
         "^exploration phase: K=6 .*K = 2, 6$",

@@ -72,7 +72,7 @@ def test_what_rolling_states_back_takes_is_named(summarized):
 
 def test_a_mismatched_draft_is_called_so(summarized):
     poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
-    bound, needed, mismatch = why(summarized(2, 0.8, 0.9, 1.0, metrics=poor))
+    bound, mismatch, needed = why(summarized(2, 0.8, 0.9, 1.0, metrics=poor))
     assert bound.startswith("acceptance-bound: ")
     assert re.search(r"30% .*62%\)$", needed)
     assert re.search("^mismatched.*30% ", mismatch)

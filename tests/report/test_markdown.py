@@ -76,7 +76,7 @@ def test_failures_invalid_cells_and_warnings_have_their_place(
 
 def test_several_runs_follow_each_other(cpu_document: Document, gpu_document: Document) -> None:
     text = to_markdown([cpu_document, gpu_document])
-    assert text.count("pay off for demo?") == 2
+    assert text.count("make demo faster on ") == 2
     assert text.count("## Formulas") == 1
 
 
