@@ -97,12 +97,15 @@ def answer_block(document: Mapping[str, Any]) -> str:
         for d in document["decisions"]
     ]
     machine = document["environment"]
-    threads = f"{machine['threads']} thread{'s' if machine['threads'] != 1 else ''}"
     return (
         "```\n" + "\n".join(lines) + "\n```\n\n"
-        f"These are the figures of one machine ({machine['cpu']}, {threads}). Yours will show "
-        "others, and intervals are wider on a busy one."
+        f"These are the figures of one machine ({machine['cpu']}, {_threads(machine)}). Yours will "
+        "show others, and intervals are wider on a busy one."
     )
+
+
+def _threads(environment: Mapping[str, Any]) -> str:
+    return f"{environment['threads']} thread{'s' if environment['threads'] != 1 else ''}"
 
 
 def table_block(document: Mapping[str, Any]) -> str:
@@ -175,7 +178,7 @@ def provenance_line(document: Mapping[str, Any]) -> str:
     return (
         f"Run {document['run_id']} of commit {(e['git_commit'] or 'unknown')[:7]}: "
         f"`{' '.join(e['command'])}`, {e['cpu']}, "
-        f"{e['threads']} thread, torch {e['packages']['torch']}, transformers "
+        f"{_threads(e)}, torch {e['packages']['torch']}, transformers "
         f"{e['packages']['transformers']}, {forward}{cell['dtype']}, concurrency "
         f"{cell['concurrency']}, {counts} prompt{'s' if counts != '1' else ''} per cell."
     )

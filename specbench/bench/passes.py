@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from specbench.bench.blocks import Block, Cell, confirm_block
-from specbench.bench.budget import Deadline
+from specbench.bench.budget import Deadline, block_seconds
 from specbench.bench.extensions import Extensions, winners, with_baselines
 from specbench.bench.limits import BLOCKS, measure_forwards, measure_limits
 from specbench.bench.loop import RunLoop
@@ -29,6 +29,8 @@ from specbench.records import (
 )
 from specbench.runs import RunStore
 from specbench.settings import BUILTIN
+
+FORWARD_SHARE = 0.15  # under a budget: seconds of measured forwards per second of blocks
 
 
 class Passes:
@@ -53,7 +55,8 @@ class Passes:
         self._deadline = deadline
         self._usable = usable
         self._device = torch.device(store.run.environment.device)
-        self._num_timed: Counter[CellKey] = Counter()  # blocks beside which they were measured
+        self._num_timed: Counter[CellKey] = Counter()  # blocks after which they were measured
+        self._block_s = self._forward_s = 0.0
         drafters = (cell.drafter for cell in plan.all_cells if cell.key.id in usable)
         self._extensions = Extensions(store, frozenset(drafters))
 
@@ -109,10 +112,17 @@ class Passes:
         cells = tuple(cell for cell in own if cell.key.id in done)
         if not cells:
             return
-        few = tuple(cell for cell in cells if self._num_timed[cell.key] < BLOCKS)
+        self._block_s += sum(block_seconds(record).values())
+        is_late = self._deadline.seconds_left("explore") is not None
+        is_late &= self._forward_s > FORWARD_SHARE * self._block_s
+        few = tuple(
+            cell for cell in cells if self._num_timed[cell.key] < (1 if is_late else BLOCKS)
+        )
         self._num_timed.update(cell.key for cell in few)
+        before_s = self._deadline.spent_s
         for cost in measure_forwards(engine, few, lambda cell: session.request(block, cell)):
             self._store.append(cost)
+        self._forward_s += self._deadline.spent_s - before_s
         speed = copy_bandwidth(self._device)
         for limit in measure_limits(
             engine, cells, record, device=self._device, copy_bytes_per_s=speed

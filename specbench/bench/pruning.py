@@ -99,7 +99,8 @@ class BudgetPruner:
         since = self._store.stored.blocks[self._began[1] :]
         in_blocks_s = sum(sum(block_seconds(stored).values()) for stored in since)
         around_s = max(self._deadline.spent_s - self._began[0] - in_blocks_s, 0.0)
-        left_s = self._room_s(block) / num_more - (around_s / len(since) if since else 0.0)
+        every_s = around_s / len(since) * len(self._num_blocks) if since else 0.0
+        left_s = (self._left_s() / num_more - every_s) * self._share(block)
         left_s -= sum(seconds[cell.key.id] for cell in others)
         kept: list[Cell] = []
         fewest = -(-len(active) // 2) if num >= MIN_UNITS else 1
@@ -127,7 +128,9 @@ class BudgetPruner:
         if not groups or not cell_s:
             return None
         others = len(block.cells) - sum(map(len, groups)) + 1  # and a reference answer
-        each = (int(self._room_s(block) / (cell_s * MIN_UNITS)) - others) // len(groups)
+        each = (int(self._left_s() * self._share(block) / (cell_s * MIN_UNITS)) - others) // len(
+            groups
+        )
         first = [cell for group in groups for cell in _spread(group, max(each, 1))]
         later = frozenset(c.key.id for group in groups for c in group if c not in first)
         if later and each >= 1:
@@ -157,8 +160,8 @@ class BudgetPruner:
     def _warn(self, block: Block, text: str) -> None:
         self._reporter.warn(f"{block.condition.target}, {block.condition.workload}: {text}")
 
-    def _room_s(self, block: Block) -> float:
-        return max(self._deadline.seconds_left("explore") or 0.0, 0.0) * self._share(block)
+    def _left_s(self) -> float:
+        return max(self._deadline.seconds_left("explore") or 0.0, 0.0)
 
     def _share(self, block: Block) -> float:
         """The condition's part of the time left: as K = 0 takes there, once that is known."""

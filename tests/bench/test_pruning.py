@@ -1,6 +1,7 @@
 """Which K a budget keeps, over made-up speedup curves with noise; seeded."""
 
 import re
+from collections import Counter
 
 import pytest
 
@@ -8,7 +9,7 @@ from specbench.bench import pruning
 from specbench.report.document import build_document
 from specbench.report.notes import warning_lines
 from tests.bench.curves import CurveEngine, curve
-from tests.bench.fake_runs import SETTINGS, make_plan, measure
+from tests.bench.fake_runs import SETTINGS, make_plan, measure, write_prompts
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
 from tests.settings.flat_settings import changed
 
@@ -62,6 +63,45 @@ def test_a_budget_that_does_not_pay_for_every_drafter_keeps_five_prompts_for_the
     assert nums["big/good"] >= 5
     assert nums["big/bad"] < 5
     assert any("big/bad K=4" in told for told in watch.warnings)
+
+
+class ShortWorkload(CurveEngine):
+    """A workload whose answers take a twentieth of the time of all others; after each block,
+    timing forwards takes longer than the block."""
+
+    def generate(self, request, work):
+        self._is_short = b"short" in bytes(request.prompt_ids)
+        return super().generate(request, work)
+
+    def _rounds(self, num_tokens, drafter, k, slowness):
+        return super()._rounds(num_tokens, drafter, k, slowness / (20 if self._is_short else 1))
+
+    def time_forwards(self, request, work):
+        self.clock.now_s += 10.0
+        return super().time_forwards(request, work)
+
+
+def test_time_outside_blocks_is_shared_like_time_inside(tmp_path):
+    settings = changed(
+        SETTINGS,
+        pairings=("big/good",),
+        workloads=tuple(
+            write_prompts(tmp_path / f"{name}.jsonl", [f"{name} {i}" for i in range(40)])
+            for name in ("short", "middle", "long")
+        ),
+        num_speculative_tokens=KS,
+        budget_s=5_000.0,
+        num_repeats=1,
+    )
+    engine = ShortWorkload(FakeClock(), speedups={k: 1.0 for k in KS if k})
+    run = measure(make_plan(tmp_path, settings), engine, tmp_path)
+    num_requests = Counter(
+        cell.key.condition.workload.removesuffix(".jsonl")
+        for cell in build_document(run).cells
+        for _ in range(cell.num_prompts)
+        if cell.key.draft.k
+    )
+    assert num_requests["short"] >= min(num_requests["middle"], num_requests["long"])
 
 
 CLOSE = {k: 1.3 - 0.03 * abs(k - 4) for k in KS if k}
