@@ -29,12 +29,12 @@ class ExpectedTime:
 
 
 def expected_time(
-    plan: TargetPlan, place: DeploymentSpec, earlier: StoredRun | None
+    plan: TargetPlan, setup: DeploymentSpec, earlier: StoredRun | None
 ) -> ExpectedTime:
     """By an earlier run, else a guess from the files."""
     num_tokens, num_steps = _planned(plan)
     loading_s, token_s, is_measured = BEGIN_S, None, False
-    guess = _guessed_step_s(plan, place)
+    guess = _guessed_step_s(plan, setup)
     if guess is not None:
         loading_s += guess[1]
     if earlier is not None:
@@ -77,26 +77,26 @@ def _planned(plan: TargetPlan) -> tuple[float, float]:
     return tokens, steps
 
 
-def _guessed_step_s(plan: TargetPlan, place: DeploymentSpec) -> tuple[float, float] | None:
+def _guessed_step_s(plan: TargetPlan, setup: DeploymentSpec) -> tuple[float, float] | None:
     """Seconds of a step without speculation, and of loading."""
     try:
         files = open_model(plan.target.model)
-        planned, layers = plan_target(files, place), files.num_layers
+        planned, layers = plan_target(files, setup), files.num_layers
     except ModelError:
         return None
     if planned is None:
         return None
-    read_s = planned.target.read_bytes / (place.bytes_per_s or HOST_BYTES_PER_S)
-    return read_s + layers * _LAYER_S[place.device], planned.target.nbytes / LOAD_BYTES_PER_S
+    read_s = planned.target.read_bytes / (setup.bytes_per_s or HOST_BYTES_PER_S)
+    return read_s + layers * _LAYER_S[setup.device], planned.target.nbytes / LOAD_BYTES_PER_S
 
 
-def earlier_run(plan: TargetPlan, place: DeploymentSpec, root: Path) -> StoredRun | None:
+def earlier_run(plan: TargetPlan, setup: DeploymentSpec, root: Path) -> StoredRun | None:
     """The newest run there that measured this target on a device of this kind."""
     names = {f"{plan.target.name}/{pairing.drafter.name}" for pairing in plan.pairings}
     for listing in reversed(list_runs(root)):
         if listing.problem or not listing.has_measured or not names & set(listing.pairings):
             continue
         stored = load_run(listing.run_id, root)
-        if stored.run.environment.device.partition(":")[0] == place.device:
+        if stored.run.environment.device.partition(":")[0] == setup.device:
             return stored
     return None

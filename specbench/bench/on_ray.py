@@ -28,7 +28,7 @@ THREADS = "OMP_NUM_THREADS"  # Ray sets it for its workers; a server must start 
 
 @contextmanager
 def ray_cluster(
-    address: str, gpus_per_cell: int | None, machine: MachineSettings
+    address: str, gpus_per_task: int | None, machine: MachineSettings
 ) -> Iterator["RayCluster"]:
     """The cluster at an address; `local` is made of this machine. UsageError where there is none.
 
@@ -48,7 +48,7 @@ def ray_cluster(
             f"use --ray {LOCAL}"
         ) from error
     try:
-        cluster = RayCluster(address == LOCAL, gpus_per_cell, machine)
+        cluster = RayCluster(address == LOCAL, gpus_per_task, machine)
         try:
             yield cluster
         finally:
@@ -60,15 +60,15 @@ def ray_cluster(
 class RayCluster:
     """A cell has so many GPUs of a node, or `--threads` of its cores, or the node to itself."""
 
-    def __init__(self, is_local: bool, gpus_per_cell: int | None, machine: MachineSettings) -> None:
+    def __init__(self, is_local: bool, gpus_per_task: int | None, machine: MachineSettings) -> None:
         self._is_local, self._threads = is_local, machine.threads
         most = max(_size(node, "GPU") for node in ray.nodes())
         self._num_gpus = (
-            min(most, machine.device != "cpu") if gpus_per_cell is None else gpus_per_cell
+            min(most, machine.device != "cpu") if gpus_per_task is None else gpus_per_task
         )
         if self._num_gpus > most:
             raise UsageError(
-                f"--gpus-per-task {gpus_per_cell}: no node of the cluster has more than {most} GPUs"
+                f"--gpus-per-task {gpus_per_task}: no node of the cluster has more than {most} GPUs"
             )
         self._remote = ray.remote(num_returns="streaming", max_retries=0)(_messages)
         self._numbers = count()

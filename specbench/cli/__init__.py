@@ -5,9 +5,10 @@ Open `measure.py` first; `options.py` makes options of settings.
 
 import errno
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -27,12 +28,12 @@ from specbench.cli.pair import pair
 from specbench.cli.recommend import recommend
 from specbench.cli.report import report
 from specbench.cli.run import run, sweep_k
-from specbench.cli.streams import plain_streams
 from specbench.cli.train import train
 from specbench.cli.verify import verify
 from specbench.errors import DeviceLostError, SpecbenchError, UsageError
 from specbench.exit_code import ExitCode
 from specbench.models import library_log
+from specbench.plain_text import plain
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What a path that the user named may meet, wherever it is first touched.
@@ -41,6 +42,7 @@ _NOT_OURS = (
     *(errno.ELOOP, errno.EIO, errno.ESTALE),
 )
 
+_UP = "\x1b[A"  # a line up: progress bars of libraries write it, like a carriage return
 _STORING = ("run", "sweep-k", "pair", "import", "train")  # what was typed is in the record
 
 app = typer.Typer(
@@ -84,6 +86,36 @@ for _group, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
         _epilog = f"Example: {EXAMPLES[_name]}"
         app.command(_name, cls=Grouped, epilog=_epilog, rich_help_panel=_group)(_command)
+
+
+class _PlainStream:
+    """A stream without control characters in printed names; rich finds the original stream.
+
+    Progress bars of libraries may return to the beginning of a line.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rich_proxied_file = stream
+
+    def write(self, text: str) -> int:
+        start = "\r" if text.startswith("\r") else ""
+        shown = text if not text.replace(_UP, "").strip("\n") else start + plain(text[len(start) :])
+        self.rich_proxied_file.write(shown)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+@contextmanager
+def plain_streams() -> Iterator[None]:
+    """Within it all output is plain."""
+    streams = _PlainStream(sys.stdout), _PlainStream(sys.stderr)
+    sys.stdout, sys.stderr = streams
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = (stream.rich_proxied_file for stream in streams)
 
 
 @app.callback(invoke_without_command=True)

@@ -29,7 +29,7 @@ def baseline(
         "baseline.json"
     ),
     allow_different: AllowDifferent = None,
-    out: options.Out = Path("reports"),
+    runs_dir: options.RunsDir = Path("reports"),
 ) -> None:
     """Pool comparable runs into a baseline.
 
@@ -41,7 +41,7 @@ def baseline(
     from specbench.report.numbers import plural
 
     allowed = parse_allowed(allow_different, WORDS)
-    snapshots = [read_run(name, out) for name in runs]
+    snapshots = [read_run(name, runs_dir) for name in runs]
     pooled = pool(snapshots, allowed)
     for line in left_out(snapshots, pooled):
         typer.echo(f"left out: {line}", err=True)

@@ -45,7 +45,7 @@ def check(
         Path | None, typer.Option(help="Write Markdown to this file.", show_default=False)
     ] = None,
     as_json: options.AsJson = False,
-    out: options.Out = Path("reports"),
+    runs_dir: options.RunsDir = Path("reports"),
 ) -> None:
     """Fail if CANDIDATE is worse than BASELINE.
 
@@ -61,7 +61,7 @@ def check(
     )
 
     try:
-        gate = _judged(baseline, candidate, fail_on, allow_different, out)
+        gate = _judged(baseline, candidate, fail_on, allow_different, runs_dir)
     except SpecbenchError as error:
         reason = str(error)
         _tell(

@@ -50,15 +50,15 @@ def doctor(
     probe = open_probe("cuda:0")
     facts = probe.gpu_facts()
     checked: dict[str, Any] = {"device": "cpu"}
-    if machine.place.device != "cpu" or facts.name:
+    if machine.setup.device != "cpu" or facts.name:
         with open_console(stderr=True).status("checking the GPU with torch"):
             checked = check_gpu()
     device = checked.get("device", "cuda:0")
     if device == "cpu":
         machine = this_machine(DeploymentSpec(device="cpu"), "cpu")
         probe = open_probe(device)
-    free_bytes = machine.place.memory_bytes
-    rows = _checked(chosen, machine.place, quiet=as_json)
+    free_bytes = machine.setup.memory_bytes
+    rows = _checked(chosen, machine.setup, quiet=as_json)
     if "problem" in checked:
         for row in rows:
             row["ready"] = False
@@ -99,23 +99,23 @@ def _hub() -> dict[str, Any]:
 
 
 def _checked(
-    chosen: "Sequence[Pairing]", place: "DeploymentSpec", *, quiet: bool
+    chosen: "Sequence[Pairing]", setup: "DeploymentSpec", *, quiet: bool
 ) -> list[dict[str, Any]]:
     """Each pairing, with its name on a terminal while it is looked at."""
     from specbench.cli.console import open_console
 
     console = open_console(stderr=True)
     if quiet or not console.is_terminal:
-        return [_check(pairing, place) for pairing in chosen]
+        return [_check(pairing, setup) for pairing in chosen]
     rows = []
     with console.status("") as status:
         for number, pairing in enumerate(chosen, start=1):
             status.update(f"checking {pairing.name} ({number} of {len(chosen)})")
-            rows.append(_check(pairing, place))
+            rows.append(_check(pairing, setup))
     return rows
 
 
-def _check(pairing: "Pairing", place: "DeploymentSpec") -> dict[str, Any]:
+def _check(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
     from specbench.files.model import is_here
     from specbench.fit.demand import demand, shortage
 
@@ -124,12 +124,12 @@ def _check(pairing: "Pairing", place: "DeploymentSpec") -> dict[str, Any]:
     notes: list[str] = []
     needs = None
     try:
-        needed = demand(pairing.target, [pairing.drafter], place)
+        needed = demand(pairing.target, [pairing.drafter], setup)
         if needed.total and (pairing.weights_gib is not None or not needed.is_least):
             needs = round(needed.total / GIB, 2)
-        if lack := shortage(pairing.target, [pairing.drafter], place):
+        if lack := shortage(pairing.target, [pairing.drafter], setup):
             problems.append(lack)
-        if place.device == "cuda" and (missing := _without_accelerate(pairing)):
+        if setup.device == "cuda" and (missing := _without_accelerate(pairing)):
             problems.append(missing)
     except SpecbenchError as error:
         problems.append(str(error))

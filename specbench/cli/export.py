@@ -95,7 +95,7 @@ def export(
     workload: _Workload = None,
     concurrency: _Rows = None,
     temperature: _Temperature = None,
-    out: _File = None,
+    output: _File = None,
     runs: _Runs = Path("reports"),
     as_json: options.AsJson = False,
     pairings_file: PairingsFile = None,
@@ -106,7 +106,7 @@ def export(
     """
     from specbench.engines.deployment import Deployment, Tier, find_exporter
     from specbench.export.winner import Selection, export_as_measured
-    from specbench.fit.candidates import refusals
+    from specbench.fit.candidates import unsupported_reasons
 
     exporter, measured_version = find_exporter(engine), None
     chosen = known_pairings([pairing], pairings_file, runs).select([pairing])
@@ -127,7 +127,7 @@ def export(
             names = ", ".join(p.name for p in chosen)
             raise UsageError(f"-k {num_speculative_tokens}: name one drafter: {names}")
         ignored = ("attention", "code", "loading")  # engines have readers of formats
-        refused = refusals(chosen, drafts=num_speculative_tokens > 0, ignored=ignored)
+        refused = unsupported_reasons(chosen, drafts=num_speculative_tokens > 0, ignored=ignored)
         if refused:  # nothing was measured that would show otherwise
             raise CompatibilityError("; ".join(refused.values()))
         deployment = Deployment(
@@ -140,7 +140,7 @@ def export(
     else:
         selection = Selection(workload, temperature, concurrency, engine)
         deployment, measured_version = _measured(chosen, selection, run, runs)
-    config_name = str(out) if out and exporter.CONFIG_NAME else exporter.CONFIG_NAME or ""
+    config_name = str(output) if output and exporter.CONFIG_NAME else exporter.CONFIG_NAME or ""
     if engine_version is None:
         made = export_as_measured(exporter, deployment, measured_version, config_name)
     else:
@@ -149,15 +149,15 @@ def export(
         _tell_undecided(deployment, as_json=as_json)
     is_measured = deployment.measured_with is not None
     script = _script(made, is_measured=is_measured)
-    if out is not None:
-        _write(out, made.config.text if made.config else script)
+    if output is not None:
+        _write(output, made.config.text if made.config else script)
     if as_json:
         typer.echo(json.dumps(_document(made, deployment), indent=2, allow_nan=False))
     else:
-        text = _script(replace(made, config=None), is_measured=is_measured) if out else script
+        text = _script(replace(made, config=None), is_measured=is_measured) if output else script
         typer.echo(text, nl=False)
-        if out is not None:
-            typer.echo(f"# written: {out}")
+        if output is not None:
+            typer.echo(f"# written: {output}")
 
 
 def _tell_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:

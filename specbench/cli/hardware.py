@@ -20,12 +20,12 @@ class MachineSummary(NamedTuple):
     """A machine, what is free on it, and what to know of these figures."""
 
     name: str
-    place: "DeploymentSpec"
+    setup: "DeploymentSpec"
     notes: tuple[str, ...]
 
 
 def find_machine(
-    place: "DeploymentSpec",
+    setup: "DeploymentSpec",
     device: str,
     *,
     gpu: str | None,
@@ -43,7 +43,7 @@ def find_machine(
     memory = parse_bytes(gpu_memory) if gpu_memory else None
     speed = parse_bandwidth(gpu_bandwidth) if gpu_bandwidth else None
     if gpu is None and memory is None:
-        return this_machine(place, device)
+        return this_machine(setup, device)
     known = find_gpu(gpu) if gpu is not None else None
     total = memory or (known.memory_bytes if known else 0)
     speed = speed or (known.bytes_per_s if known else None)
@@ -53,11 +53,11 @@ def find_machine(
         )
     source = f"{known.source} of {known.name}" if known and not memory else "as given"
     notes = (_reserved(total, source),)
-    placed = replace(place, device="cuda", memory_bytes=total - RESERVED_BYTES, bytes_per_s=speed)
-    return MachineSummary(known.name if known else "GPU", placed, notes)
+    planned = replace(setup, device="cuda", memory_bytes=total - RESERVED_BYTES, bytes_per_s=speed)
+    return MachineSummary(known.name if known else "GPU", planned, notes)
 
 
-def this_machine(place: "DeploymentSpec", device: str) -> MachineSummary:
+def this_machine(setup: "DeploymentSpec", device: str) -> MachineSummary:
     """The GPU or CPU that a run with `--device` would take, with what is free on it now.
 
     Nothing is said of the memory of a GPU that its driver does not let us see. Without torch.
@@ -78,15 +78,15 @@ def this_machine(place: "DeploymentSpec", device: str) -> MachineSummary:
             except UnknownGpu:
                 speed = None
             free = facts.memory_bytes - (probe.device_used_bytes() or 0)
-            placed = replace(
-                place, device="cuda", memory_bytes=free - RESERVED_BYTES, bytes_per_s=speed
+            planned = replace(
+                setup, device="cuda", memory_bytes=free - RESERVED_BYTES, bytes_per_s=speed
             )
-            return MachineSummary(name, placed, (_reserved(free, "free now, by NVML"),))
+            return MachineSummary(name, planned, (_reserved(free, "free now, by NVML"),))
         if has_gpu_driver():
-            return MachineSummary("GPU", replace(place, device="cuda"), (probe.reason,))
-    placed = replace(place, device="cpu", memory_bytes=host_available_bytes())
+            return MachineSummary("GPU", replace(setup, device="cuda"), (probe.reason,))
+    planned = replace(setup, device="cpu", memory_bytes=host_available_bytes())
     note = "headroom is against host memory free now; specbench itself takes about 0.5 GiB of that"
-    return MachineSummary("CPU", placed, (note,))
+    return MachineSummary("CPU", planned, (note,))
 
 
 def has_gpu_driver() -> bool:

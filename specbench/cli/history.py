@@ -50,7 +50,7 @@ def history(
     run: _Newest = "latest",
     allow_different: _Allowed = "",
     html: _Page = None,
-    out: options.Out = Path("reports"),
+    runs_dir: options.RunsDir = Path("reports"),
     as_json: options.AsJson = False,
 ) -> None:
     """Show metrics across runs, with change points.
@@ -65,7 +65,7 @@ def history(
 
     metrics = parse_names("--metric", metric, tuple(all_metrics()))
     allowed = parse_allowed(allow_different, WORDS)
-    past = _past(run, out, pairing, workload)
+    past = _past(run, runs_dir, pairing, workload)
     series_of_runs = history_of(past, metrics, allowed=allowed)
     if not series_of_runs.series:
         filters = {"--pairing": pairing, "--workload": workload}

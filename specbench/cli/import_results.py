@@ -71,7 +71,7 @@ def import_results(
     concurrency: _Concurrency = None,
     temperature: _Temperature = None,
     dtype: _Dtype = "",
-    out: options.Out = Path("reports"),
+    runs_dir: options.RunsDir = Path("reports"),
     as_json: options.AsJson = False,
 ) -> None:
     """Import other tools' results for report, check and history."""
@@ -97,16 +97,16 @@ def import_results(
     )
     cells = import_files(files, overrides, note=lambda text: typer.echo(text, err=True))
     run = _run_record(cells, overrides)
-    with create_run(out, run) as writer:
+    with create_run(runs_dir, run) as writer:
         for cell in cells:
             writer.append(cell.record)
         writer.finish()
-    document = build_document(load_run(run.run_id, out))
+    document = build_document(load_run(run.run_id, runs_dir))
     if as_json:
         print_json([document])
     else:
         print_answer(document, ())
-        typer.echo(f"stored: {out / run.run_id}")
+        typer.echo(f"stored: {runs_dir / run.run_id}")
 
 
 def _run_record(cells: "Sequence[ImportedCell]", overrides: "ImportOverrides") -> "RunRecord":

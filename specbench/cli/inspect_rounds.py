@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli import options
-from specbench.cli.first_look import look_first, require_loadable
 from specbench.cli.own_pair import OwnPair
+from specbench.cli.preflight import preflight, require_loadable
 from specbench.errors import UsageError
 from specbench.settings import (
     DecoderSettings,
@@ -78,7 +78,7 @@ def inspect_rounds(
     call: Inspected,
     prompt: _Prompt = None,
     temperature: _Temperature = 0.0,
-    force: options.Force = False,
+    skip_memory_check: options.SkipMemoryCheck = False,
 ) -> None:
     """Show one answer as it is decoded: which drafts are accepted, round by round.
 
@@ -93,7 +93,7 @@ def inspect_rounds(
     if not (question or "").strip():
         raise UsageError('--prompt: say what to ask, as in --prompt "Write a haiku"')
     require_loadable(settings, [pairing])
-    look_first(settings, [pairing], force=force)
+    preflight(settings, [pairing], skip_memory_check=skip_memory_check)
     from specbench.cli.progress import ProgressWatch
 
     with ProgressWatch() as progress:

@@ -92,7 +92,7 @@ def list_things(
         ),
     ],
     as_json: options.AsJson = False,
-    out: options.Out = Path("reports"),
+    runs_dir: options.RunsDir = Path("reports"),
     pairings_file: PairingsFile = None,
     fits: _Fits = False,
     gpu: _Gpu = None,
@@ -116,7 +116,7 @@ def list_things(
         case "metrics":
             rows = _metrics()
         case "runs":
-            rows = _runs(out)
+            rows = _runs(runs_dir)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:
@@ -239,7 +239,7 @@ def _metrics() -> list[dict[str, Any]]:
     ]
 
 
-def _runs(out: Path) -> list[dict[str, Any]]:
+def _runs(runs_dir: Path) -> list[dict[str, Any]]:
     from specbench.runs import list_runs
 
     return [
@@ -251,7 +251,7 @@ def _runs(out: Path) -> list[dict[str, Any]]:
             "blocks": run.num_blocks,
             "state": run.state,
         }
-        for run in list_runs(out)
+        for run in list_runs(runs_dir)
     ]
 
 
@@ -310,8 +310,8 @@ def fitting(pairings: "Sequence[Pairing]", gpu: str | None) -> "tuple[Pairing, .
     machine = find_machine(
         DeploymentSpec(device="cpu"), "auto", gpu=gpu, gpu_memory=None, gpu_bandwidth=None
     )
-    memory, device = machine.place.memory_bytes or 0, machine.place.device
-    judged = [(pairing, fits(pairing, machine.place)) for pairing in pairings]
+    memory, device = machine.setup.memory_bytes or 0, machine.setup.device
+    judged = [(pairing, fits(pairing, machine.setup)) for pairing in pairings]
     kept = tuple(pairing for pairing, fit in judged if fit)
     num_unknown = sum(fit is None for _, fit in judged)
     num_large = len(judged) - len(kept) - num_unknown

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 from specbench.cli import options
-from specbench.cli.first_look import look_first, require_loadable, require_place
 from specbench.cli.own_pair import OwnPair, known_pairings, own_file, to_keep
+from specbench.cli.preflight import preflight, require_device_and_out, require_loadable
 from specbench.errors import DeviceLostError, UsageError
 from specbench.exit_code import ExitCode
 from specbench.settings import RunSettings, WorkloadSettings
@@ -26,7 +26,6 @@ from specbench.settings.words import parse_names
 
 if TYPE_CHECKING:
     from specbench.bench.cluster import Cluster
-    from specbench.bench.plan import TargetPlan
     from specbench.inputs.pairing import Pairing
     from specbench.records import RunRecord, ServerRecord
     from specbench.report.document import Document
@@ -40,23 +39,23 @@ class Nodes(NamedTuple):
     """Where the cluster is, and how many GPUs a cell has; None: as there are."""
 
     address: str
-    gpus_per_cell: int | None
+    gpus_per_task: int | None
 
     @classmethod
-    def parsed(cls, ray: str | None, gpus_per_cell: int | None) -> "Nodes | None":
+    def parsed(cls, ray: str | None, gpus_per_task: int | None) -> "Nodes | None":
         """The nodes of --ray; UsageError for an invalid address."""
         if ray is None:
-            if gpus_per_cell is not None:
+            if gpus_per_task is not None:
                 raise UsageError("--gpus-per-task shares out the nodes of a cluster: add --ray")
             return None
         if _ADDRESS.fullmatch(ray) is None:
             raise UsageError(f"--ray {ray!r}: allowed are auto, local and host:port")
-        return cls(ray, gpus_per_cell)
+        return cls(ray, gpus_per_task)
 
     @property
     def words(self) -> tuple[str, ...]:
         """The words that are typed for it."""
-        shared = () if self.gpus_per_cell is None else ("--gpus-per-task", str(self.gpus_per_cell))
+        shared = () if self.gpus_per_task is None else ("--gpus-per-task", str(self.gpus_per_task))
         return ("--ray", self.address, *shared)
 
     def connected(self, settings: RunSettings) -> "AbstractContextManager[Cluster]":
@@ -67,7 +66,7 @@ class Nodes(NamedTuple):
             if error.name != "ray":
                 raise
             raise UsageError("--ray needs Ray: python -m pip install ray") from error
-        return ray_cluster(self.address, self.gpus_per_cell, settings.machine)
+        return ray_cluster(self.address, self.gpus_per_task, settings.machine)
 
 
 _FAR_OVER = 1.5  # times the budget
@@ -88,12 +87,12 @@ def read_methods(methods: str | None) -> tuple[str, ...]:
 class RunOptions:
     """The options of `run` and `sweep-k` that are not settings of the run."""
 
-    out: options.Out = Path("reports")
+    runs_dir: options.RunsDir = Path("reports")
     resume: options.Resume = None
     dry_run: options.DryRun = False
     ray: options.Ray = None
-    gpus_per_cell: options.GpusPerCell = None
-    force: options.Force = False
+    gpus_per_task: options.GpusPerTask = None
+    skip_memory_check: options.SkipMemoryCheck = False
     as_json: options.AsJson = False
     verbose: options.Verbose = False
 
@@ -102,27 +101,27 @@ def measure(settings: RunSettings, pair: OwnPair, call: RunOptions) -> None:
     """Plan, measure, report, answer. Exits 4 if something was not measured, 3 if undecided."""
     from specbench.inputs.config import load_pairings
 
-    nodes, out, resume = Nodes.parsed(call.ray, call.gpus_per_cell), call.out, call.resume
+    nodes, runs_dir, resume = Nodes.parsed(call.ray, call.gpus_per_task), call.runs_dir, call.resume
     methods = read_methods(settings.workload.methods)
     if resume is not None:
         if pair.target is not None or pair.drafts:
             raise UsageError("--resume keeps the pair of its run; leave out --target and --draft")
         from specbench.runs import load_run
 
-        stored = load_run(resume, out, also_empty=True)
-        require_as_asked(stored.run, settings, methods, out)
-        settings, resume, out = stored.run.settings, stored.folder.name, stored.folder.parent
-    pairings = pair.pairings(settings, methods, out)
+        stored = load_run(resume, runs_dir, also_empty=True)
+        require_as_asked(stored.run, settings, methods, runs_dir)
+        settings, resume, runs_dir = stored.run.settings, stored.folder.name, stored.folder.parent
+    pairings = pair.pairings(settings, methods, runs_dir)
     if nodes is None:
         require_loadable(settings, pairings)
     if pair.target is not None and not call.dry_run:
         typer.echo(to_keep(pairings), err=True)
         drafters = [pairing.drafter for pairing in pairings]
-        file = own_file(pairings[0].target, drafters, out)
+        file = own_file(pairings[0].target, drafters, runs_dir)
         settings, pairings = replace(settings, pairings_file=file), load_pairings(file).all
     if call.dry_run:
         is_here = nodes is None
-        _show_plan(settings, pairings, out, is_here=is_here, as_json=call.as_json)
+        _show_plan(settings, pairings, runs_dir, is_here=is_here, as_json=call.as_json)
         return
     if nodes is not None and settings.servers.base_urls:
         raise UsageError(
@@ -131,19 +130,22 @@ def measure(settings: RunSettings, pair: OwnPair, call: RunOptions) -> None:
         )
     settings = of_pairings(settings, pairings)
     if nodes is None:
-        say_how_long(look_first(settings, pairings, out, force=call.force), settings, out)
+        preflight_with_times(settings, pairings, runs_dir, skip=call.skip_memory_check)
     began_s = time.monotonic()
-    run = run_settings(settings, pairings, out, resume, nodes=nodes)
+    run = run_settings(settings, pairings, runs_dir, resume, nodes=nodes)
     if warning := over_budget(settings.effort.budget_s, time.monotonic() - began_s):
         typer.echo(warning, err=True)
     _tell(run, as_json=call.as_json, is_verbose=call.verbose)
 
 
-def say_how_long(plans: "Sequence[TargetPlan]", settings: RunSettings, out: Path) -> None:
-    """Print the time that each target will take, and what limits it, before it begins."""
+def preflight_with_times(
+    settings: RunSettings, pairings: "Sequence[Pairing]", runs_dir: Path, *, skip: bool
+) -> None:
+    """Checks a run, and prints the time that each target will take and what limits it."""
     from specbench.cli.plan_table import plan_outlook, time_lines
 
-    for line in time_lines(plan_outlook(plans, settings, out)):
+    plans = preflight(settings, pairings, runs_dir, skip_memory_check=skip)
+    for line in time_lines(plan_outlook(plans, settings, runs_dir)):
         typer.echo(line, err=True)
 
 
@@ -166,7 +168,7 @@ def of_pairings(settings: RunSettings, pairings: "Sequence[Pairing]") -> RunSett
 def run_settings(
     settings: RunSettings,
     pairings: "Sequence[Pairing]",
-    out: Path,
+    runs_dir: Path,
     resume: str | None = None,
     again: Sequence[str] = (),
     nodes: Nodes | None = None,
@@ -181,27 +183,29 @@ def run_settings(
             from specbench.bench.benchmark import run_benchmark
 
             with nullcontext() if nodes is None else nodes.connected(settings) as cluster:
-                return run_benchmark(settings, pairings, out, watch, resume=resume, cluster=cluster)
+                return run_benchmark(
+                    settings, pairings, runs_dir, watch, resume=resume, cluster=cluster
+                )
         except KeyboardInterrupt:
             watch.close()
             text = "interrupted before anything was measured"
             if watch.id is not None:
-                text = f"interrupted; {_to_resume(settings, out, watch.id, again, nodes)}"
+                text = f"interrupted; {_to_resume(settings, runs_dir, watch.id, again, nodes)}"
             typer.echo(text, err=True)
             raise typer.Exit(watch.interrupted) from None
         except DeviceLostError as error:
             watch.close()
             if watch.id is None:
                 raise
-            text = f"error: {error}; {_to_resume(settings, out, watch.id, again, nodes)}"
+            text = f"error: {error}; {_to_resume(settings, runs_dir, watch.id, again, nodes)}"
             typer.echo(text, err=True)
             raise typer.Exit(ExitCode.INCOMPLETE) from None
 
 
 def _to_resume(
-    settings: RunSettings, out: Path, run_id: str, again: Sequence[str], nodes: Nodes | None
+    settings: RunSettings, runs_dir: Path, run_id: str, again: Sequence[str], nodes: Nodes | None
 ) -> str:
-    words = ["specbench", *(again or [settings.command]), "--runs-dir", str(out)]
+    words = ["specbench", *(again or [settings.command]), "--runs-dir", str(runs_dir)]
     words += nodes.words if nodes else ()
     return f"finished blocks are kept. Resume with: {shlex.join([*words, '--resume', run_id])}"
 
@@ -260,7 +264,7 @@ def require_decided(is_undecided: bool) -> None:
 def _show_plan(
     settings: RunSettings,
     pairings: "Sequence[Pairing]",
-    out: Path,
+    runs_dir: Path,
     *,
     is_here: bool,
     as_json: bool,
@@ -269,8 +273,8 @@ def _show_plan(
     from specbench.bench.planning import fit_warnings, plan_targets
     from specbench.bench.served.host import require_startable
     from specbench.bench.served.running import running_context, running_ks, running_servers
-    from specbench.cli.first_look import shortages
     from specbench.cli.plan_table import outlook_lines, plan_document, plan_outlook, print_plan
+    from specbench.cli.preflight import shortages
 
     running = running_servers(settings)
     plans = plan_targets(
@@ -281,8 +285,8 @@ def _show_plan(
         context=running_context(running),
     )
     missing = list(shortages(plans, settings)) if is_here else []
-    earlier = _earlier_sessions(out) if any(plan.served for plan in plans) else ()
-    outlook = plan_outlook(plans, settings, out) if is_here else []
+    earlier = _earlier_sessions(runs_dir) if any(plan.served for plan in plans) else ()
+    outlook = plan_outlook(plans, settings, runs_dir) if is_here else []
     if as_json:
         document = plan_document(plans, earlier) | {
             "estimates": [asdict(estimate) for estimate in outlook]
@@ -296,7 +300,7 @@ def _show_plan(
         typer.echo(f"Warning: {warning}", err=True)
     if is_here and not running:
         try:
-            require_place(settings, None)
+            require_device_and_out(settings, None)
             require_startable(plans)
         except UsageError as error:
             typer.echo(f"Warning: this plan cannot be measured here: {error}", err=True)
@@ -304,21 +308,21 @@ def _show_plan(
             typer.echo(f"Warning: this plan cannot be measured here: {lack}", err=True)
 
 
-def _earlier_sessions(out: Path) -> "tuple[ServerRecord, ...]":
+def _earlier_sessions(runs_dir: Path) -> "tuple[ServerRecord, ...]":
     """Server sessions of all runs in `out`."""
     from specbench.runs import list_runs, load_run
 
-    readable = [listing.run_id for listing in list_runs(out) if not listing.problem]
-    stored = (load_run(run_id, out, also_empty=True) for run_id in readable)
+    readable = [listing.run_id for listing in list_runs(runs_dir) if not listing.problem]
+    stored = (load_run(run_id, runs_dir, also_empty=True) for run_id in readable)
     return tuple(server for run in stored for server in run.servers)
 
 
 def require_as_asked(
-    run: "RunRecord", requested: RunSettings, methods: Sequence[str], out: Path
+    run: "RunRecord", requested: RunSettings, methods: Sequence[str], runs_dir: Path
 ) -> None:
     """UsageError if names or options next to --resume differ from those of the run."""
     _require_choices(run)
-    _require_names(run, requested, methods, out)
+    _require_names(run, requested, methods, runs_dir)
     if changed := list(dict.fromkeys(_other_options(run.settings, requested))):
         raise UsageError(
             f"run {run.run_id} was started with different settings ({', '.join(changed)}), and a "
@@ -339,12 +343,12 @@ def _require_choices(run: "RunRecord") -> None:
 
 
 def _require_names(
-    run: "RunRecord", requested: RunSettings, methods: Sequence[str], out: Path
+    run: "RunRecord", requested: RunSettings, methods: Sequence[str], runs_dir: Path
 ) -> None:
     names, was = requested.workload.pairings, run.settings.workload.pairings
     if not names and not methods:
         return
-    known = known_pairings(names, run.settings.pairings_file, out)
+    known = known_pairings(names, run.settings.pairings_file, runs_dir)
     pairings = known.select(names, methods)
     now = {pairing.name for pairing in pairings}
     if now != set(was):

@@ -12,7 +12,7 @@ import typer
 from specbench.settings.option import Option, bare_type, choices_of, is_group, option_of
 from specbench.settings.words import one_of
 
-Out = Annotated[Path, typer.Option("--runs-dir", help="Folder of stored runs.")]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of stored runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Print every K and the servers' sessions as well.")
@@ -26,7 +26,7 @@ Resume = Annotated[
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan without measuring.")]
-Force = Annotated[
+SkipMemoryCheck = Annotated[
     bool,
     typer.Option(
         "--skip-memory-check", help="Start even if the models seem too large for the memory."
@@ -41,7 +41,7 @@ Ray = Annotated[
         show_default=False,
     ),
 ]
-GpusPerCell = Annotated[
+GpusPerTask = Annotated[
     int | None,
     typer.Option(
         "--gpus-per-task",

@@ -49,7 +49,7 @@ class OwnPair:
     drafts: _Drafts = None
 
     def pairings(
-        self, settings: "RunSettings", methods: Sequence[str], out: Path = Path("reports")
+        self, settings: "RunSettings", methods: Sequence[str], runs_dir: Path = Path("reports")
     ) -> "tuple[Pairing, ...]":
         """The pairings named here, else those that the settings name; UsageError for a mix of
         both."""
@@ -61,7 +61,7 @@ class OwnPair:
         if self.target is None:
             if self.drafts:
                 raise UsageError(f"--draft {self.drafts[0]}: say for which model, with --target")
-            return known_pairings(named, settings.pairings_file, out).select(named, methods)
+            return known_pairings(named, settings.pairings_file, runs_dir).select(named, methods)
         if named:
             raise UsageError(
                 f"--target {self.target}: leave out {', '.join(named)}, or "
@@ -80,7 +80,7 @@ class OwnPair:
 
 
 def known_pairings(
-    names: Sequence[str], file: Path | None, out: Path = Path("reports")
+    names: Sequence[str], file: Path | None, runs_dir: Path = Path("reports")
 ) -> "Pairings":
     """The pairings of the file and the shipped ones; for names that are in neither, those of the
     latest run in `out` that planned them with another file. ConfigError, UsageError."""
@@ -88,16 +88,16 @@ def known_pairings(
 
     pairings = load_pairings(file)
     known = {name for p in pairings.known for name in (p.name, p.target.name)}
-    of_runs = [_target_of_run(name, out) for name in names if name not in known]
+    of_runs = [_target_of_run(name, runs_dir) for name in names if name not in known]
     return replace(pairings, shipped=(*pairings.shipped, *filter(None, of_runs)))
 
 
-def _target_of_run(name: str, out: Path) -> "Target | None":
+def _target_of_run(name: str, runs_dir: Path) -> "Target | None":
     """The target with the named drafters; UsageError if its models no longer exist."""
     from specbench.inputs.config import load_pairings
     from specbench.runs import list_runs
 
-    runs = [run for run in reversed(list_runs(out)) if run.pairings_file is not None]
+    runs = [run for run in reversed(list_runs(runs_dir)) if run.pairings_file is not None]
     for run in (r for r in runs if name in r.pairings):
         try:
             targets = load_pairings(run.pairings_file).targets
@@ -113,12 +113,14 @@ def _target_of_run(name: str, out: Path) -> "Target | None":
             if drafters:
                 return replace(target, drafters=tuple(drafters))
     if near := nearest(name, [known for run in runs for known in run.pairings]):
-        raise UsageError(f"no pairing {name!r} in the pairings file or the runs in {out}{near}")
+        raise UsageError(
+            f"no pairing {name!r} in the pairings file or the runs in {runs_dir}{near}"
+        )
     return None
 
 
 def find_target(
-    word: str, file: Path | None, out: Path = Path("reports")
+    word: str, file: Path | None, runs_dir: Path = Path("reports")
 ) -> "tuple[Target, tuple[DrafterSpec, ...]]":
     """The target that a word names, and the drafters that the pairings file has for it."""
     from specbench.fit.discover import plain_name
@@ -130,7 +132,7 @@ def find_target(
         spec = model_spec(word)
         workloads = PACKAGE / "demo" / "workloads" if word.startswith("demo:") else None
         return Target(name=plain_name(word), model=spec, drafters=(), workloads=workloads), ()
-    target = known_pairings([word], file, out).target(word)
+    target = known_pairings([word], file, runs_dir).target(word)
     return target, target.drafters
 
 
@@ -145,7 +147,7 @@ def named_drafters(
     return with_own_names(by_name.get(part) or drafter_of(part) for part in every)
 
 
-def own_file(target: "Target", drafters: "Sequence[DrafterSpec]", out: Path) -> Path:
+def own_file(target: "Target", drafters: "Sequence[DrafterSpec]", runs_dir: Path) -> Path:
     """A pairings file for the run, so that an interrupted one is resumed like any other.
 
     Its folder is hidden: `reports/*/` are the runs.
@@ -154,7 +156,7 @@ def own_file(target: "Target", drafters: "Sequence[DrafterSpec]", out: Path) -> 
     from specbench.runs import disk_errors_named
 
     facts = json.dumps([str(target.model), str(target.workloads), *map(str, drafters)]).encode()
-    file = out / ".pairings" / f"{target.name}-{sha256(facts).hexdigest()[:8]}.yaml"
+    file = runs_dir / ".pairings" / f"{target.name}-{sha256(facts).hexdigest()[:8]}.yaml"
     with disk_errors_named(file):
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)

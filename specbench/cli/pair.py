@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli.checks import checked
-from specbench.cli.first_look import look_first, require_place
 from specbench.cli.measure import (
     of_pairings,
+    preflight_with_times,
     require_complete,
     require_decided,
     require_measured,
     run_settings,
-    say_how_long,
 )
 from specbench.cli.own_pair import find_target, named_drafters, own_file
 from specbench.cli.pair_options import PairOptions, again_words, drafters_of, interrupted_run
+from specbench.cli.preflight import require_device_and_out
 from specbench.errors import CompatibilityError, UsageError, WorkloadError
 from specbench.settings import (
     EXPORTED,
@@ -75,9 +75,9 @@ def pair(call: PairOptions, word: _Word = None, named: _Target = None) -> None:
     if call.write is not None and call.write.exists():
         raise UsageError(f"--output {call.write}: file exists; name a new one")
     stored = interrupted_run(call, settings)
-    chosen, known = find_target(target, call.pairings_file, call.out)
+    chosen, known = find_target(target, call.pairings_file, call.runs_dir)
     if stored is None and not call.dry_run:
-        require_place(settings, call.out)
+        require_device_and_out(settings, call.runs_dir)
         load_workloads(call.workloads, folder=chosen.workloads, field=call.prompt_field)
     if stored is not None:
         known, settings = drafters_of(stored, chosen), stored.run.settings
@@ -90,14 +90,14 @@ def pair(call: PairOptions, word: _Word = None, named: _Target = None) -> None:
         )
     files = open_model(chosen.model)
     machine = _machine(call, settings, files)
-    if call.force:
-        machine = machine._replace(place=replace(machine.place, memory_bytes=None))
+    if call.skip_memory_check:
+        machine = machine._replace(setup=replace(machine.setup, memory_bytes=None))
     prepared = _prepare(chosen, files, known, machine, call)
     if not prepared.fitting:
         _show(prepared, machine, call)
         reason = f"none of {len(prepared.candidates)} drafters fits {chosen.name}"
         if too_large := [c.drafter for c in prepared.candidates if not c.is_refused]:
-            missing = shortage(chosen, too_large[:1], machine.place)
+            missing = shortage(chosen, too_large[:1], machine.setup)
             raise UsageError(
                 f"{reason}: {too_large[0].name} {missing}. --skip-memory-check tries all the same"
             )
@@ -146,7 +146,7 @@ def _machine(call: PairOptions, settings: RunSettings, files: "ModelFiles") -> "
         raise UsageError(f"--plan-context {call.context!r}: expected one length to plan memory for")
     longest = files.longest_context
     context = min(contexts[0], longest or contexts[0])
-    place = DeploymentSpec(
+    setup = DeploymentSpec(
         device="cpu",
         dtype=call.machine.dtype,
         concurrency=call.concurrency,
@@ -155,7 +155,7 @@ def _machine(call: PairOptions, settings: RunSettings, files: "ModelFiles") -> "
         temperature=max(settings.sampling.temperatures),
     )
     machine = find_machine(
-        place,
+        setup,
         call.machine.device,
         gpu=call.gpu,
         gpu_memory=call.gpu_memory,
@@ -197,13 +197,13 @@ def _prepare(
         target,
         files,
         with_own_names(drafters),
-        machine.place,
+        machine.setup,
         left_out=discovered.left_out if discovered else (),
         count=_built_hybrid if call.dry_run else _built,
         ignored=("loading",) if call.gpu or call.gpu_memory else (),
     )
     candidates = tuple(
-        _with_engines(target, candidate, machine.place.temperature)
+        _with_engines(target, candidate, machine.setup.temperature)
         for candidate in prepared.candidates
     )
     return replace(prepared, candidates=candidates)
@@ -266,19 +266,19 @@ def _measure(
             "here; download them, or plan with --dry-run"
         )
     if stored is None:
-        file = own_file(prepared.target, drafters, call.out)
-        pairings, out, resume = load_pairings(file).all, call.out, None
+        file = own_file(prepared.target, drafters, call.runs_dir)
+        pairings, runs_dir, resume = load_pairings(file).all, call.runs_dir, None
         settings = replace(
             of_pairings(settings, pairings),
             pairings_file=file,
             forecasting=ForecastSettings(forecast=True, most_drafters=call.measure),
         )
-        say_how_long(look_first(settings, pairings, out, force=call.force), settings, out)
+        preflight_with_times(settings, pairings, runs_dir, skip=call.skip_memory_check)
     else:
         pairings = load_pairings(settings.pairings_file).select(settings.workload.pairings, ())
-        out, resume = stored.folder.parent, stored.folder.name
+        runs_dir, resume = stored.folder.parent, stored.folder.name
     again = again_words(word, call)
-    run = run_settings(settings, pairings, out, resume, again)
+    run = run_settings(settings, pairings, runs_dir, resume, again)
     require_measured(run, again)
     document = build_document(run)
     ranked = rank(document.decisions, document.cells, run.forecasts)

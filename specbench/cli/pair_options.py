@@ -119,10 +119,10 @@ class PairOptions:
     machine: MachineSettings
     seed: Seed = 0
     write: _Write = None
-    out: options.Out = Path("reports")
+    runs_dir: options.RunsDir = Path("reports")
     resume: _Resume = None
     dry_run: _DryRun = False
-    force: options.Force = False
+    skip_memory_check: options.SkipMemoryCheck = False
     as_json: options.AsJson = False
     pairings_file: PairingsFile = None
 
@@ -139,7 +139,7 @@ def interrupted_run(call: PairOptions, settings: RunSettings) -> "StoredRun | No
         raise UsageError(
             "--resume uses the drafters of its run; leave out --draft, --discover and --dry-run"
         )
-    stored = load_run(call.resume, call.out, also_empty=True)
+    stored = load_run(call.resume, call.runs_dir, also_empty=True)
     was = stored.run.settings
     if was.forecasting.most_drafters is None or was.pairings_file is None:
         raise UsageError(
@@ -151,7 +151,9 @@ def interrupted_run(call: PairOptions, settings: RunSettings) -> "StoredRun | No
             f"--measure-top {call.measure}: run {stored.run.run_id} was started with "
             f"{was.forecasting.most_drafters}; leave it out"
         )
-    require_as_asked(stored.run, replace(settings, pairings_file=was.pairings_file), (), call.out)
+    require_as_asked(
+        stored.run, replace(settings, pairings_file=was.pairings_file), (), call.runs_dir
+    )
     return stored
 
 

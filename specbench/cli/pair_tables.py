@@ -39,11 +39,11 @@ def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[
     for header in ("K", "speedup", "length"):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("from", no_wrap=True)
-    for place, entry in enumerate(ranked, 1):
+    for setup, entry in enumerate(ranked, 1):
         best = max(entry.gains.values(), key=lambda gain: gain.value)
         length = best.mean_acceptance_length
         table.add_row(
-            str(place),
+            str(setup),
             entry.drafter,
             entry.method,
             str(entry.num_speculative_tokens) if entry.num_speculative_tokens else "none",
@@ -72,7 +72,7 @@ def pair_document(
     """Everything as JSON; null if something is unknown."""
     return {
         "target": prepared.target.name,
-        "machine": {"name": machine.name, **asdict(machine.place), "notes": list(machine.notes)},
+        "machine": {"name": machine.name, **asdict(machine.setup), "notes": list(machine.notes)},
         "target_findings": [asdict(finding) for finding in prepared.findings],
         "target_alone": _plan_json(prepared.alone),
         "drafters": [
@@ -138,7 +138,7 @@ def _lines(prepared: Prepared) -> Iterator[str]:
 
 
 def _print_memory(prepared: Prepared, machine: MachineSummary) -> None:
-    place, alone = machine.place, prepared.alone
+    setup, alone = machine.setup, prepared.alone
     table = Table(box=None, pad_edge=False)
     table.add_column("memory", no_wrap=True, overflow="fold")
     for header in ("weights", "KV/token", "peak", "headroom", "context", "lost", "bound"):
@@ -154,10 +154,10 @@ def _print_memory(prepared: Prepared, machine: MachineSummary) -> None:
         table.add_row(candidate.drafter.name, *cells)
     typer.echo("")
     open_console(width=WIDTH).print(table)
-    rows = plural(place.concurrency, "request")
+    rows = plural(setup.concurrency, "request")
     say(
-        f"{machine.name}: {rows} of {place.context:,} tokens, K={place.num_speculative_tokens}, "
-        f"{alone.dtype if alone else place.dtype or 'auto'}. context: tokens each request can "
+        f"{machine.name}: {rows} of {setup.context:,} tokens, K={setup.num_speculative_tokens}, "
+        f"{alone.dtype if alone else setup.dtype or 'auto'}. context: tokens each request can "
         "hold; lost: how many fewer than only the target"
     )
     plans = [plan for plan in (alone, *(c.plan for c in prepared.candidates)) if plan]

@@ -11,8 +11,8 @@ from specbench.bench.expected_time import ExpectedTime, earlier_run, expected_ti
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.outlook import Outlook, outlooks
 from specbench.cli.console import open_console
-from specbench.cli.first_look import place_of, placed
 from specbench.cli.hardware import this_machine
+from specbench.cli.preflight import planned_setups, setup_of
 from specbench.fit.demand import demand, gib
 from specbench.fit.memory_plan import DeploymentSpec
 from specbench.records import CellPlan, Length, ServerRecord
@@ -171,33 +171,33 @@ class PlanOutlook(ExpectedTime):
 
 
 def plan_outlook(
-    plans: "Sequence[TargetPlan]", settings: RunSettings, out: Path
+    plans: "Sequence[TargetPlan]", settings: RunSettings, runs_dir: Path
 ) -> list[PlanOutlook]:
     """One per target that is decoded in this process, and one for each engine that is started."""
     outlooks = [
-        _outlook(plan, place, expected_time(plan, place, earlier_run(plan, place, out)))
-        for plan, place in placed(plans, settings)
+        _outlook(plan, setup, expected_time(plan, setup, earlier_run(plan, setup, runs_dir)))
+        for plan, setup in planned_setups(plans, settings)
     ]
     for plan in plans:
         for engine in plan.served if plan.running_ks is None else ():
-            here = this_machine(DeploymentSpec(device="cpu"), settings.machine.device).place
+            here = this_machine(DeploymentSpec(device="cpu"), settings.machine.device).setup
             # Servers take a checkpoint's dtype as it is, as a GPU does.
             here = DeploymentSpec(device="cuda", memory_bytes=here.memory_bytes)
-            outlooks.append(_outlook(plan, place_of(plan, settings, here), ExpectedTime(), engine))
+            outlooks.append(_outlook(plan, setup_of(plan, settings, here), ExpectedTime(), engine))
     return outlooks
 
 
 def _outlook(
-    plan: "TargetPlan", place: DeploymentSpec, time: ExpectedTime, server: str | None = None
+    plan: "TargetPlan", setup: DeploymentSpec, time: ExpectedTime, server: str | None = None
 ) -> PlanOutlook:
-    needed = demand(plan.target, [pairing.drafter for pairing in plan.pairings], place)
+    needed = demand(plan.target, [pairing.drafter for pairing in plan.pairings], setup)
     return PlanOutlook(
         **asdict(time),
         target=plan.target.name,
         server=server,
         dtype=needed.dtype,
         memory_bytes=None if needed.is_least else needed.total,
-        free_bytes=place.memory_bytes,
+        free_bytes=setup.memory_bytes,
     )
 
 

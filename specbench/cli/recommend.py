@@ -50,7 +50,7 @@ def recommend(
             "--workload", "-w", help="Only these workloads.", show_default="all in the run"
         ),
     ] = None,
-    out: options.Out = Path("reports"),
+    runs_dir: options.RunsDir = Path("reports"),
     as_json: options.AsJson = False,
 ) -> None:
     """Recommend a configuration from a stored run.
@@ -91,7 +91,7 @@ def recommend(
     from specbench.report.terminal import grid_table
     from specbench.runs import LATEST, load_run
 
-    stored = load_run(run or LATEST, out)
+    stored = load_run(run or LATEST, runs_dir)
     if is_goodput and not (limits or stored.run.settings.load.slo):
         raise UsageError(
             f"--objective goodput needs limits, and run {stored.run.run_id} had none; give --slo, "

@@ -28,7 +28,7 @@ def report(
             show_default="as the run was asked",
         ),
     ] = None,
-    out: options.Out = Path("reports"),
+    runs_dir: options.RunsDir = Path("reports"),
     as_json: options.AsJson = False,
     verbose: options.Verbose = False,
     is_opened: Annotated[
@@ -46,7 +46,7 @@ def report(
     limits = None if slo is None else parse_limits(slo)
     from specbench.runs import LATEST, load_run
 
-    stored = [load_run(name, out) for name in runs or (LATEST,)]
+    stored = [load_run(name, runs_dir) for name in runs or (LATEST,)]
     if limits is not None:
         stored = [run.with_slo(limits) for run in stored]
 

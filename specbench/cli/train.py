@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbench.cli import options
-from specbench.cli.first_look import require_machine, require_writable
+from specbench.cli.preflight import require_machine, require_writable
 from specbench.settings import MachineSettings
 from specbench.settings.groups import PairingsFile, PromptField, Seed
 from specbench.settings.words import MAX_CONCURRENCY, one_of, parse_seconds, parse_temperatures
@@ -28,7 +28,7 @@ _Target = Annotated[
     str,
     typer.Option(help="Target in pairings.yaml, hub id, folder or demo:target."),
 ]
-_Out = Annotated[
+_Output = Annotated[
     Path,
     typer.Option("--output", "-o", help="Folder for the head; name it as `model:` in a pairing."),
 ]
@@ -69,7 +69,7 @@ _Resume = Annotated[bool, typer.Option("--resume", help="Resume the training in 
 def train(
     method: _Method,
     target: _Target,
-    out: _Out,
+    output: _Output,
     prompts: _Prompts = None,
     prompt_field: PromptField = None,
     texts: _Texts = None,
@@ -102,7 +102,7 @@ def train(
     budget_s = parse_seconds(budget) if budget is not None else None
     spec = _spec(target, pairings_file)
     require_machine(machine)
-    require_writable(out, "--output")
+    require_writable(output, "--output")
 
     from specbench.cli.progress import ProgressWatch
 
@@ -120,7 +120,7 @@ def train(
         settings = TrainSettings(
             method=method,
             target=spec,
-            out=out,
+            out=output,
             prompts=tuple(name.strip() for item in prompts or () for name in item.split(",")),
             prompt_field=prompt_field,
             texts=texts,
@@ -151,9 +151,9 @@ def train(
     if as_json:
         typer.echo(json.dumps(card, indent=2))
     else:
-        _print(card, out)
+        _print(card, output)
         typer.echo("")
-        typer.echo(pairing_entry(method, out, target, spec, pairings_file))
+        typer.echo(pairing_entry(method, output, target, spec, pairings_file))
 
 
 def _spec(target: str, pairings_file: Path | None) -> "ModelSpec":
@@ -166,7 +166,7 @@ def _spec(target: str, pairings_file: Path | None) -> "ModelSpec":
     return load_pairings(pairings_file).target(target).model
 
 
-def _print(card: dict[str, Any], out: Path) -> None:
+def _print(card: dict[str, Any], output: Path) -> None:
     """Print a line per position, then the path of the head."""
     held_out = card["held_out"]
     typer.echo("position  accepted with all before it (held-out prompts, greedy chain)")
@@ -174,7 +174,7 @@ def _print(card: dict[str, Any], out: Path) -> None:
         typer.echo(f"{position:8}  {share:.1%}")
     typer.echo(
         f"\n{held_out['mean_length_of_the_chain']:.2f} tokens per round with such a chain; "
-        f"{card['head']['parameters']:,} parameters in {out}"
+        f"{card['head']['parameters']:,} parameters in {output}"
     )
 
 

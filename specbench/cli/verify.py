@@ -9,9 +9,9 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.checks import checked
-from specbench.cli.first_look import look_first, require_loadable
 from specbench.cli.measure import read_methods
 from specbench.cli.own_pair import OwnPair
+from specbench.cli.preflight import preflight, require_loadable
 from specbench.errors import UsageError
 from specbench.settings import (
     BUILTIN,
@@ -136,7 +136,7 @@ def verify(
     detect: _Detect = None,
     budget: _Budget = None,
     concurrency: _Concurrency = None,
-    force: options.Force = False,
+    skip_memory_check: options.SkipMemoryCheck = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Test that output is the target's own.
@@ -166,7 +166,7 @@ def verify(
     share = None if detect is None else parse_share(detect, "--detect")
     chosen = pair.pairings(settings, read_methods(settings.workload.methods))
     require_loadable(settings, chosen)
-    look_first(settings, chosen, force=force)
+    preflight(settings, chosen, skip_memory_check=skip_memory_check)
     from specbench.cli.progress import ProgressWatch
 
     with ProgressWatch() as watch:

@@ -254,7 +254,7 @@ LARGEST_EFFECT = 1.0  # above this minimum detectable effect, more prompts do no
 
 
 def what_would_narrow(cell: CellSummary, workload_prompts: int | None) -> str:
-    """What to measure next; empty if unknown. `workload_prompts`: how many the target can take."""
+    """The next thing to measure; empty if unknown. `workload_prompts`: how many it may use."""
     if cell.speedup is None:
         return ""
     units, prompts = units_of(cell), Units(count=cell.num_prompts, name="prompt")

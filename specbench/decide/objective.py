@@ -172,7 +172,7 @@ LIMITS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objective:
-    """What to optimize, with `limits`: upper bounds in seconds, by metric.
+    """The quantity to optimize, with `limits`: upper bounds in seconds, by metric.
 
     `latency`: seconds per token of one user; `throughput`: tokens per second of all users;
     `goodput`: requests per second within the run's SLO; `cost`: money per million tokens.

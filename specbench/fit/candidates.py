@@ -84,7 +84,7 @@ def prepare(
     target: Target,
     files: ModelFiles,
     drafters: Sequence[DrafterSpec],
-    place: DeploymentSpec,
+    setup: DeploymentSpec,
     *,
     left_out: Sequence[SkippedModel] = (),
     count: CountWeights | None = None,
@@ -98,16 +98,16 @@ def prepare(
     return Prepared(
         target=target,
         findings=findings,
-        alone=plan_target(files, place, count),
+        alone=plan_target(files, setup, count),
         candidates=tuple(
-            _candidate(files, check_drafter(files, drafter, ignored), place, count)
+            _candidate(files, check_drafter(files, drafter, ignored), setup, count)
             for drafter in drafters
         ),
         left_out=tuple(left_out),
     )
 
 
-def refusals(
+def unsupported_reasons(
     pairings: Sequence[Pairing], *, drafts: bool = True, ignored: Collection[str] = ()
 ) -> dict[str, str]:
     """Reasons why loading would refuse a pairing, by its name, without `ignored` fields.
@@ -142,13 +142,13 @@ def _no_target(target: Target, refused: Sequence[str]) -> str:
 
 
 def _candidate(
-    files: ModelFiles, checked: Compatibility, place: DeploymentSpec, count: CountWeights | None
+    files: ModelFiles, checked: Compatibility, setup: DeploymentSpec, count: CountWeights | None
 ) -> DraftCandidate:
     drafter = checked.drafter
     if checked.level == "refused":
         return DraftCandidate(compatibility=checked, plan=None)
     try:
-        plan = plan_pair(files, drafter, place, count)
+        plan = plan_pair(files, drafter, setup, count)
     except (ModelError, TypeError, ValueError, LookupError) as error:
         reason = str(error) if isinstance(error, ModelError) else repr(error)
         memory = finding("memory", "refused", reason=reason)

@@ -44,55 +44,55 @@ class Remedy(NamedTuple):
 class _PlannedRun(NamedTuple):
     target: Target
     drafters: tuple[DrafterSpec, ...]
-    place: DeploymentSpec
+    setup: DeploymentSpec
 
     @property
     def demand(self) -> Demand:
         return demand(*self)
 
 
-def demand(target: Target, drafters: Sequence[DrafterSpec], place: DeploymentSpec) -> Demand:
+def demand(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSpec) -> Demand:
     """ModelError for a config whose sizes no model has."""
     try:
         files = open_model(target.model)
     except ModelError:  # it is not here: the pairings file may state the size
-        draft_bytes = [loaded_bytes(d.model, place) if d.model else 0 for d in drafters]
+        draft_bytes = [loaded_bytes(d.model, setup) if d.model else 0 for d in drafters]
         return Demand(
-            dtype=place.dtype or target.model.dtype,
-            weights=loaded_bytes(target.model, place) + _together(draft_bytes, place),
+            dtype=setup.dtype or target.model.dtype,
+            weights=loaded_bytes(target.model, setup) + _together(draft_bytes, setup),
             rest=0,
             is_least=True,
         )
     require_config(files)
     declared = _declared(target.model)
-    alone = _planned(files, DrafterSpec(name="none", method="none"), place)
-    weights = _counted(files, alone, place)
+    alone = _planned(files, DrafterSpec(name="none", method="none"), setup)
+    weights = _counted(files, alone, setup)
     beside: dict[object, int] = {}
     rests, is_least = [_rest(alone)], alone is None
     for drafter in drafters:
-        plan = _planned(files, drafter, place)
+        plan = _planned(files, drafter, setup)
         rests.append(_rest(plan))
         is_least |= plan is None
         if plan is not None:
             own_bytes = plan.draft.nbytes if plan.draft else 0
         else:
-            own_bytes = _alone_bytes(drafter, place)
+            own_bytes = _alone_bytes(drafter, setup)
         least = _declared(drafter.model) if drafter.model else 0
         beside[drafter.model or drafter.name] = max(own_bytes, least)
     return Demand(
-        dtype=planned_dtype(files, place.device, place.dtype),
-        weights=max(weights, declared) + _together(list(beside.values()), place),
+        dtype=planned_dtype(files, setup.device, setup.dtype),
+        weights=max(weights, declared) + _together(list(beside.values()), setup),
         rest=max(rests),
         is_least=is_least,
     )
 
 
-def shortage(target: Target, drafters: Sequence[DrafterSpec], place: DeploymentSpec) -> str | None:
+def shortage(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSpec) -> str | None:
     """The missing memory and what would fit; None if it fits or free memory is unknown.
 
     ModelError for absurd sizes.
     """
-    free, needed = place.memory_bytes, demand(target, drafters, place)
+    free, needed = setup.memory_bytes, demand(target, drafters, setup)
     if free is None or needed.total <= free:
         return None
     least = "at least" if needed.is_least else "about"
@@ -100,18 +100,18 @@ def shortage(target: Target, drafters: Sequence[DrafterSpec], place: DeploymentS
     if needed.dtype != "auto":
         sentence += f" in {needed.dtype}"
     if needed.rest:
-        rows = "1 request" if place.concurrency == 1 else f"{place.concurrency} requests"
+        rows = "1 request" if setup.concurrency == 1 else f"{setup.concurrency} requests"
         sentence += (
             f" ({gib(needed.weights)} of weights, {gib(needed.rest)} of KV cache and workspace "
-            f"for {rows} of {place.context:,} tokens)"
+            f"for {rows} of {setup.context:,} tokens)"
         )
-    where = "this machine" if place.device == "cpu" else "this GPU"
-    return f"{sentence}, and {where} has {gib(free)} free; {_advice(target, drafters, place)}"
+    where = "this machine" if setup.device == "cpu" else "this GPU"
+    return f"{sentence}, and {where} has {gib(free)} free; {_advice(target, drafters, setup)}"
 
 
-def _advice(target: Target, drafters: Sequence[DrafterSpec], place: DeploymentSpec) -> str:
-    free = place.memory_bytes or 0
-    run = _PlannedRun(target, tuple(drafters), place)
+def _advice(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSpec) -> str:
+    free = setup.memory_bytes or 0
+    run = _PlannedRun(target, tuple(drafters), setup)
     tried = [Remedy(words, smaller.demand.total) for words, smaller in _smaller(run)]
     fitting = [remedy for remedy in tried if remedy.total <= free]
     if not fitting:
@@ -132,21 +132,21 @@ def _advice(target: Target, drafters: Sequence[DrafterSpec], place: DeploymentSp
 
 def _smaller(run: _PlannedRun) -> Iterator[tuple[str, _PlannedRun]]:
     """The run with one thing made smaller, each with what to type for it."""
-    target, drafters, place = run
-    if place.concurrency > 1:
-        rows = _halvings(place.concurrency, 1)
-        fewer = [run._replace(place=replace(place, concurrency=n)) for n in rows]
+    target, drafters, setup = run
+    if setup.concurrency > 1:
+        rows = _halvings(setup.concurrency, 1)
+        fewer = [run._replace(setup=replace(setup, concurrency=n)) for n in rows]
         best = _largest_that_fits(fewer)
-        yield f"--concurrency {best.place.concurrency}", best
-    if place.context > FEWEST_TOKENS:
-        lengths = _halvings(place.context, FEWEST_TOKENS)
-        best = _largest_that_fits([run._replace(place=replace(place, context=n)) for n in lengths])
-        yield f"prompts and answers of {best.place.context:,} tokens (--max-new-tokens)", best
+        yield f"--concurrency {best.setup.concurrency}", best
+    if setup.context > FEWEST_TOKENS:
+        lengths = _halvings(setup.context, FEWEST_TOKENS)
+        best = _largest_that_fits([run._replace(setup=replace(setup, context=n)) for n in lengths])
+        yield f"prompts and answers of {best.setup.context:,} tokens (--max-new-tokens)", best
     dtype = run.demand.dtype
     if dtype in ("float32", "float64"):
-        yield "--dtype bfloat16", run._replace(place=replace(place, dtype="bfloat16"))
+        yield "--dtype bfloat16", run._replace(setup=replace(setup, dtype="bfloat16"))
     if len(drafters) > 1:
-        smallest = min(drafters, key=lambda d: demand(target, [d], place).total)
+        smallest = min(drafters, key=lambda d: demand(target, [d], setup).total)
         yield (
             f"one drafter alone, {target.name}/{smallest.name}",
             run._replace(drafters=(smallest,)),
@@ -166,10 +166,10 @@ def _halvings(value: int, least: int) -> Iterator[int]:
 
 def _largest_that_fits(runs: Sequence[_PlannedRun]) -> _PlannedRun:
     """The last if none does; they come largest first."""
-    return next((r for r in runs if r.demand.total <= (r.place.memory_bytes or 0)), runs[-1])
+    return next((r for r in runs if r.demand.total <= (r.setup.memory_bytes or 0)), runs[-1])
 
 
-def _planned(files: ModelFiles, drafter: DrafterSpec, place: DeploymentSpec) -> MemoryPlan | None:
+def _planned(files: ModelFiles, drafter: DrafterSpec, setup: DeploymentSpec) -> MemoryPlan | None:
     """The memory plan; None if files lack facts. ModelError for sizes that no model has."""
     if drafter.model is not None and not find_method(drafter.method).is_head:
         try:
@@ -179,24 +179,24 @@ def _planned(files: ModelFiles, drafter: DrafterSpec, place: DeploymentSpec) -> 
         require_config(draft_files)
     try:
         if drafter.method == "none":
-            return plan_target(files, place)
-        return plan_pair(files, drafter, place)
+            return plan_target(files, setup)
+        return plan_pair(files, drafter, setup)
     except _UNCOUNTABLE:
         return None
 
 
-def _counted(files: ModelFiles, plan: MemoryPlan | None, place: DeploymentSpec) -> int:
+def _counted(files: ModelFiles, plan: MemoryPlan | None, setup: DeploymentSpec) -> int:
     """Bytes of a whole model's weights, 0 if they cannot be counted."""
     if plan is not None:
         return plan.target.nbytes
     try:
-        weights = model_weights(files, planned_dtype(files, place.device, place.dtype))
+        weights = model_weights(files, planned_dtype(files, setup.device, setup.dtype))
     except _UNCOUNTABLE:
         return 0
     return weights.nbytes if weights else 0
 
 
-def _alone_bytes(drafter: DrafterSpec, place: DeploymentSpec) -> int:
+def _alone_bytes(drafter: DrafterSpec, setup: DeploymentSpec) -> int:
     """Bytes of a drafter that could not be planned together with its target."""
     if drafter.model is None or find_method(drafter.method).is_head:
         return 0
@@ -204,22 +204,22 @@ def _alone_bytes(drafter: DrafterSpec, place: DeploymentSpec) -> int:
         files = open_model(drafter.model)
     except ModelError:
         return 0
-    return _counted(files, None, place)
+    return _counted(files, None, setup)
 
 
 def _rest(plan: MemoryPlan | None) -> int:
     return plan.peak.kv_cache + plan.peak.rest if plan else 0
 
 
-def _together(sizes: Sequence[int], place: DeploymentSpec) -> int:
+def _together(sizes: Sequence[int], setup: DeploymentSpec) -> int:
     # What does not fit on a GPU is measured after the rest; a CPU's process would be killed.
-    return sum(sizes) if place.device == "cpu" else max(sizes, default=0)
+    return sum(sizes) if setup.device == "cpu" else max(sizes, default=0)
 
 
-def loaded_bytes(spec: ModelSpec, place: DeploymentSpec) -> int:
+def loaded_bytes(spec: ModelSpec, setup: DeploymentSpec) -> int:
     """Bytes from the pairings file, 0 without an entry; a CPU loads float32 by default."""
-    is_widened = place.device == "cpu" and spec.quantization is None
-    is_widened = is_widened and (place.dtype or spec.dtype) in ("auto", "float32")
+    is_widened = setup.device == "cpu" and spec.quantization is None
+    is_widened = is_widened and (setup.dtype or spec.dtype) in ("auto", "float32")
     return _declared(spec) * (2 if is_widened else 1)
 
 
@@ -234,12 +234,12 @@ def gib(nbytes: int) -> str:
     return f"{nbytes / GIB:,.{0 if nbytes >= 1000 * GIB else 1}f} GiB"
 
 
-def fits(pairing: Pairing, place: DeploymentSpec) -> bool | None:
+def fits(pairing: Pairing, setup: DeploymentSpec) -> bool | None:
     """Whether the weights fit; None if the file lacks facts.
 
     KV cache and activations come on top: `memory_plan.py` counts them once the files are here.
     """
-    weights = sum(loaded_bytes(model, place) for model in pairing.models)
-    if weights > (place.memory_bytes or 0):
+    weights = sum(loaded_bytes(model, setup) for model in pairing.models)
+    if weights > (setup.memory_bytes or 0):
         return False
     return None if pairing.target.model.weights_gib is None else True

@@ -208,62 +208,62 @@ class _Model:
 
 
 def plan_target(
-    target: ModelFiles, place: DeploymentSpec, count: CountWeights | None = None
+    target: ModelFiles, setup: DeploymentSpec, count: CountWeights | None = None
 ) -> MemoryPlan | None:
     """The plan of a target without a drafter; None if its weights cannot be counted. ModelError."""
-    model = _model(target, place, place.dtype, count)
+    model = _model(target, setup, setup.dtype, count)
     if model is None:
         return None
-    return _plan(target, model, None, DrafterSpec(name="none", method="none"), place)
+    return _plan(target, model, None, DrafterSpec(name="none", method="none"), setup)
 
 
 def plan_pair(
     target: ModelFiles,
     drafter: DrafterSpec,
-    place: DeploymentSpec,
+    setup: DeploymentSpec,
     count: CountWeights | None = None,
 ) -> MemoryPlan | None:
     """The plan of a drafter with its target; None if weights cannot be counted. ModelError."""
-    model = _model(target, place, place.dtype, count)
+    model = _model(target, setup, setup.dtype, count)
     if model is None:
         return None
     head = find_method(drafter.method).head
     draft: _Model | None = None
     if drafter.model is not None or head:
         draft_files = target if drafter.model is None else open_model(drafter.model)
-        dtype = planned_dtype(target, place.device, place.dtype)
+        dtype = planned_dtype(target, setup.device, setup.dtype)
         if head:
             weights = head_weights(target, draft_files, head, dtype)
             if weights is not None:
                 layers = None
                 if weights.kv_bytes_per_token:  # else it has no layers
-                    layers = _layers(draft_files, target.vocab_size, place, dtype)
+                    layers = _layers(draft_files, target.vocab_size, setup, dtype)
                 draft = _Model(weights=weights, size=DTYPE_BYTES[dtype], layers=layers)
         else:
-            draft = _model(draft_files, place, place.dtype, count)
+            draft = _model(draft_files, setup, setup.dtype, count)
         if draft is None:
             return None
-    return _plan(target, model, draft, drafter, place)
+    return _plan(target, model, draft, drafter, setup)
 
 
 def _model(
     files: ModelFiles,
-    place: DeploymentSpec,
+    setup: DeploymentSpec,
     requested_dtype: str | None,
     count: CountWeights | None,
 ) -> _Model | None:
-    dtype = planned_dtype(files, place.device, requested_dtype)
+    dtype = planned_dtype(files, setup.device, requested_dtype)
     weights = model_weights(files, dtype)
     if weights is None or is_hybrid(files.field):
         # Some of a hybrid's layers keep keys, others a state: only building it shows which.
         weights = _with_kept(weights, count(files, dtype) if count else None)
-    layers = None if weights is None else _layers(files, files.vocab_size, place, dtype)
+    layers = None if weights is None else _layers(files, files.vocab_size, setup, dtype)
     if weights is None or layers is None:
         return None
     return _Model(weights=weights, size=DTYPE_BYTES[dtype], layers=layers)
 
 
-def _layers(files: ModelFiles, vocab_size: int, place: DeploymentSpec, dtype: str) -> Layers | None:
+def _layers(files: ModelFiles, vocab_size: int, setup: DeploymentSpec, dtype: str) -> Layers | None:
     sizes = sizes_of(files)
     if sizes is None:
         return None
@@ -271,7 +271,7 @@ def _layers(files: ModelFiles, vocab_size: int, place: DeploymentSpec, dtype: st
         sizes=sizes,
         vocab_size=vocab_size,
         size=DTYPE_BYTES[dtype],
-        mirrored=place.device == "cpu",
+        mirrored=setup.device == "cpu",
     )
 
 
@@ -288,23 +288,23 @@ def _plan(
     target: _Model,
     draft: _Model | None,
     drafter: DrafterSpec,
-    place: DeploymentSpec,
+    setup: DeploymentSpec,
 ) -> MemoryPlan:
     method = METHODS.get(drafter.method)  # None: the target only
-    k = place.num_speculative_tokens if method else 0
+    k = setup.num_speculative_tokens if method else 0
     shape = method.shape(drafter.parameters, k) if method else RoundShape(0, 0)
 
     def peak(context: int) -> Peak:
-        return _peak(target, draft, drafter, shape, place, context, k)
+        return _peak(target, draft, drafter, shape, setup, context, k)
 
-    at = peak(place.context)
-    room = place.memory_bytes
+    at = peak(setup.context)
+    room = setup.memory_bytes
     bound = None
-    if place.bytes_per_s:
+    if setup.bytes_per_s:
         read = ReadTraffic(
-            rows=place.concurrency,
-            context=place.context,
-            bytes_per_s=place.bytes_per_s,
+            rows=setup.concurrency,
+            context=setup.context,
+            bytes_per_s=setup.bytes_per_s,
             head_bytes=files.vocab_size * files.hidden_size * target.size,
         )
         draft_weights = draft.weights if draft else None
@@ -312,7 +312,7 @@ def _plan(
     return MemoryPlan(
         drafter=drafter.name,
         method=drafter.method,
-        dtype=planned_dtype(files, place.device, place.dtype),
+        dtype=planned_dtype(files, setup.device, setup.dtype),
         target=target.weights,
         draft=draft.weights if draft else None,
         num_drafts=shape.num_drafts,
@@ -330,13 +330,13 @@ def _peak(
     draft: _Model | None,
     drafter: DrafterSpec,
     shape: RoundShape,
-    place: DeploymentSpec,
+    setup: DeploymentSpec,
     context: int,
     k: int,
 ) -> Peak:
     method = METHODS.get(drafter.method)
-    rows, weights = place.concurrency, target.weights
-    capacity = row_slots(context + shape.num_drafts + 1, place.device)
+    rows, weights = setup.concurrency, target.weights
+    capacity = row_slots(context + shape.num_drafts + 1, setup.device)
     models = [target, *([draft] if draft else [])]
     kv = rows * capacity * weights.kv_bytes_per_token
     if draft is not None:
@@ -350,12 +350,12 @@ def _peak(
     of_round = of_target.forward_bytes(rows, shape.num_drafts + 1, capacity, shape.num_drafts + 1)
     if k and len(layers) > 1:
         of_round += layers[1].forward_bytes(rows, 2, capacity, 2)
-    if place.temperature > 0:
+    if setup.temperature > 0:
         draws = k > 0 and method is not None and method.draws_with(drafter.parameters)
         of_round += sampling_bytes(rows, shape.num_drafts, of_target.vocab_size, draws=draws)
     prefill = max(la.prefill_bytes(rows, context) for la in layers)
     # A captured round keeps its tensors for as long as its graph lives.
-    is_gpu = place.device == "cuda"
+    is_gpu = setup.device == "cuda"
     busy = prefill + of_round + CUBLAS_BYTES if is_gpu else max(prefill, of_round)
     buffers = 0
     if method is not None:

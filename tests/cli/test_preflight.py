@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench.cli import first_look, hardware
+from specbench.cli import hardware, preflight
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
 from specbench.settings import MachineSettings, RunSettings, WorkloadSettings
@@ -82,7 +82,7 @@ def test_a_gpu_needs_a_driver(device: str, tmp_path: Path, monkeypatch: pytest.M
     pairings = load_pairings().select(["demo/draft"])
     monkeypatch.setattr(hardware, "_GPU_FILES", (str(tmp_path / "driver"),))
     with pytest.raises(UsageError, match=f"--device {device}.*GPU"):
-        first_look.look_first(settings(device), pairings)
-    first_look.look_first(settings("cpu"), pairings)
+        preflight.preflight(settings(device), pairings)
+    preflight.preflight(settings("cpu"), pairings)
     (tmp_path / "driver").write_text("")
-    first_look.look_first(settings(device), pairings)
+    preflight.preflight(settings(device), pairings)

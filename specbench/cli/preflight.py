@@ -1,4 +1,4 @@
-"""Checks that take a second, before torch is imported; all are repeated at their place of use."""
+"""Fast checks before torch is imported; the code that uses the values repeats all of them."""
 
 import sys
 import tempfile
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from specbench.inputs.pairing import Pairing
 
 
-def look_first(
+def preflight(
     settings: RunSettings,
     pairings: "Sequence[Pairing]",
-    out: Path | None = None,
+    runs_dir: Path | None = None,
     *,
-    force: bool = False,
+    skip_memory_check: bool = False,
 ) -> "tuple[TargetPlan, ...]":
-    """The plans; none with --base-url. UsageError or WorkloadError for a device, folder, workload
-    or plan that cannot be, and for a lack of memory unless `force`."""
+    """The checked plans; none with --base-url. Raises UsageError or WorkloadError for an impossible
+    device, folder, workload or plan, and for too little memory unless `skip_memory_check`."""
     from specbench.inputs.workloads import load_workloads
 
-    require_place(settings, out)
+    require_device_and_out(settings, runs_dir)
     workload = settings.workload
     for folder in {pairing.target.workloads for pairing in pairings}:
         load_workloads(workload.workloads, folder=folder, field=workload.prompt_field)
@@ -40,37 +40,37 @@ def look_first(
     if settings.servers.base_urls:
         return ()
     plans = plan_targets(settings, pairings, lambda t: settings.machine.dtype or t.model.dtype)
-    require_room(plans, settings, force=force)
+    require_memory(plans, settings, skip=skip_memory_check)
     return tuple(plans)
 
 
 def require_loadable(settings: RunSettings, pairings: "Sequence[Pairing]") -> None:
-    """CompatibilityError if loading would refuse all pairings, warnings if some or if servers
-    measure them as well; not for dummy weights."""
-    from specbench.fit.candidates import refusals
+    """Raises CompatibilityError if no pairing can be loaded or served; warns if one cannot load.
+    Dummy weights are not checked."""
+    from specbench.fit.candidates import unsupported_reasons
 
     engines = settings.load.engines
     if settings.decoder.dummy_weights or set(engines) <= set(SERVED):
         return
     ignored = () if BUILTIN in engines else ("attention",)
     drafts = settings.draft.adaptive or any(settings.draft.num_speculative_tokens or (1,))
-    refused = refusals(pairings, drafts=drafts, ignored=ignored)
+    refused = unsupported_reasons(pairings, drafts=drafts, ignored=ignored)
     if refused and len(refused) == len(pairings) and not set(engines) & set(SERVED):
         raise CompatibilityError("; ".join(dict.fromkeys(refused.values())))
     for reason in refused.values():
         typer.echo(f"warning: {reason}", err=True)
 
 
-def require_place(settings: RunSettings, out: Path | None) -> None:
-    """UsageError for a device or threads that are not here, or a folder that cannot be written."""
+def require_device_and_out(settings: RunSettings, runs_dir: Path | None) -> None:
+    """Raises UsageError for an impossible device, thread count or folder."""
     if not set(settings.load.engines) <= set(SERVED):
         require_machine(settings.machine)
-    if out is not None:
-        require_writable(out)
+    if runs_dir is not None:
+        require_writable(runs_dir)
 
 
 def require_machine(machine: MachineSettings) -> None:
-    """UsageError for a GPU without a driver, and for more threads than this process has cores."""
+    """Raises UsageError for a GPU without a driver, or more threads than this process has cores."""
     from specbench.probes.load import num_cores
 
     if machine.device.startswith("cuda") and sys.platform == "linux" and not has_gpu_driver():
@@ -84,25 +84,24 @@ def require_machine(machine: MachineSettings) -> None:
         )
 
 
-def require_writable(out: Path, option: str = "--runs-dir") -> None:
-    """UsageError for a folder that is a file, or that is not writable."""
-    place = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    if not place.is_dir():
-        raise UsageError(f"{option} {out}: {place} is a file; name a folder")
-    try:  # what a folder allows is not always what it takes: a full or special file system
-        with tempfile.TemporaryDirectory(prefix=".specbench-", dir=place):
+def require_writable(folder: Path, option: str = "--runs-dir") -> None:
+    """Raises UsageError if the folder is a file or is not writable."""
+    parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not parent.is_dir():
+        raise UsageError(f"{option} {folder}: {parent} is a file; name a folder")
+    try:  # permissions do not show a full or a special file system
+        with tempfile.TemporaryDirectory(prefix=".specbench-", dir=parent):
             pass
     except OSError as error:
         raise UsageError(
-            f"{option} {out}: {place} is not writable ({error.strerror}); name another folder"
+            f"{option} {folder}: {parent} is not writable ({error.strerror}); name another folder"
         ) from None
 
 
-def require_room(plans: "Sequence[TargetPlan]", settings: RunSettings, *, force: bool) -> None:
-    """UsageError, with `force` a warning, if a target and its drafters need more than is free
-    here."""
+def require_memory(plans: "Sequence[TargetPlan]", settings: RunSettings, *, skip: bool) -> None:
+    """Raises UsageError, or warns, if a target and its drafters need more memory than is free."""
     missing = "; ".join(shortages(plans, settings))
-    if missing and force:
+    if missing and skip:
         typer.echo(f"warning: {missing}; started all the same (--skip-memory-check)", err=True)
     elif missing:
         raise UsageError(f"{missing}. --skip-memory-check starts it all the same")
@@ -112,13 +111,13 @@ def shortages(plans: "Sequence[TargetPlan]", settings: RunSettings) -> Iterator[
     """A sentence per target that does not fit. ModelError for a config with impossible sizes."""
     from specbench.fit.demand import shortage
 
-    for plan, place in placed(plans, settings):
+    for plan, setup in planned_setups(plans, settings):
         drafters = [pairing.drafter for pairing in plan.pairings]
-        if missing := shortage(plan.target, drafters, place):
+        if missing := shortage(plan.target, drafters, setup):
             yield f"{plan.target.name} {missing}"
 
 
-def placed(
+def planned_setups(
     plans: "Sequence[TargetPlan]", settings: RunSettings
 ) -> "Iterator[tuple[TargetPlan, DeploymentSpec]]":
     """Each plan that is decoded in this process, with its machine and sizes."""
@@ -127,18 +126,18 @@ def placed(
 
     if set(settings.load.engines) <= set(SERVED):
         return
-    here = this_machine(DeploymentSpec(device="cpu"), settings.machine.device).place
+    machine = this_machine(DeploymentSpec(device="cpu"), settings.machine.device).setup
     for plan in plans:
-        place = place_of(plan, settings, here)
-        yield plan, replace(place, temperature=max(settings.sampling.temperatures))
+        setup = setup_of(plan, settings, machine)
+        yield plan, replace(setup, temperature=max(settings.sampling.temperatures))
 
 
-def place_of(plan: "TargetPlan", settings: RunSettings, here: "DeploymentSpec") -> "DeploymentSpec":
-    """This machine with as many requests, tokens and drafts as the plan has."""
+def setup_of(plan: "TargetPlan", settings: RunSettings, base: "DeploymentSpec") -> "DeploymentSpec":
+    """The base setup with the number of requests, tokens and drafts of the plan."""
     from specbench.bench.planning import most_tokens
 
     return replace(
-        here,
+        base,
         dtype=settings.machine.dtype,
         concurrency=max(condition.batch_size for condition in plan.conditions),
         context=most_tokens(plan),
