@@ -113,7 +113,7 @@ class BudgetPruner:
             units = f"prompts: {len({stored.prompt_id for stored in measured})}"
             if block.condition.is_stream:
                 units = f"passes: {num}"
-            self._warn(block, f"the budget does not pay for more of {_names(cut)}, {units}")
+            self._tell(block, f"the budget does not pay for more of {_names(cut)}, {units}")
         decided = frozenset(cell.key.id for cell in _fixed(block.cells) if cell not in kept)
         return None if decided == left_out else decided
 
@@ -135,13 +135,13 @@ class BudgetPruner:
         later = frozenset(c.key.id for group in groups for c in group if c not in first)
         if later and each >= 1:
             text = f"the budget first pays for {MIN_UNITS} prompts at K = 0 and {_names(first)}; "
-            self._warn(block, text + "K next to the best follow if time is left")
+            self._tell(block, text + "K next to the best follow if time is left")
         elif each < 1:
             needed_s = cell_s * MIN_UNITS * (others + len(groups)) / self._share(block)
             budget_s = (needed_s + self._deadline.spent_s) / EXPLORE_SHARE
             text = f"the budget does not pay for the {MIN_UNITS} prompts that an interval needs, "
             text += f"about {budget_s:,.0f} s would; measuring K = 0 and {_names(first)} alone"
-            self._warn(block, text)
+            self._tell(block, text)
         return later or None
 
     def _baseline_s(self, block: Block) -> float:
@@ -157,8 +157,8 @@ class BudgetPruner:
         arriving_s = len(block.prompts) / (block.condition.request_rate or inf)
         return max((self._deadline.spent_s - before_s) * times, arriving_s)
 
-    def _warn(self, block: Block, text: str) -> None:
-        self._reporter.warn(f"{block.condition.target}, {block.condition.workload}: {text}")
+    def _tell(self, block: Block, text: str) -> None:
+        self._reporter.tell(f"{block.condition.target}, {block.condition.workload}: {text}")
 
     def _left_s(self) -> float:
         return max(self._deadline.seconds_left("explore") or 0.0, 0.0)

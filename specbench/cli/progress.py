@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from threading import Event, Thread, current_thread, main_thread
 from types import FrameType
 from typing import Any, Self
@@ -23,81 +22,10 @@ from rich.text import Text
 from specbench.bench.blocks import Block
 from specbench.bench.budget import duration
 from specbench.cli.console import is_terminal, open_console
+from specbench.cli.live_cells import FinishedCells, LiveCells
 from specbench.exit_code import ExitCode
 from specbench.models.progress import listeners
-from specbench.records import BlockRecord, RequestRecord
-
-MOST_LINES = 12  # on a terminal, of the block's cells
-
-
-@dataclass
-class _LiveCell:
-    """Sums over blocks; of concurrent requests the seconds of their passes."""
-
-    label: str
-    prompts: set[str] = field(default_factory=set)
-    num_tokens: int = 0
-    seconds: float = 0.0
-    num_emitted: int = 0
-    num_rounds: int = 0
-    num_failed: int = 0
-    clock_mhz: int | None = None
-
-    @property
-    def line(self) -> str:
-        parts = [self.label]
-        if self.seconds:
-            parts.append(f"{self.num_tokens / self.seconds:,.1f} tok/s")
-        if self.num_emitted > self.num_rounds:
-            parts.append(f"{self.num_emitted / self.num_rounds:.2f} tokens per round")
-        if self.clock_mhz is not None:
-            parts.append(f"{self.clock_mhz} MHz")
-        if self.num_failed:
-            parts.append(f"{self.num_failed} failed")
-        number = len(self.prompts)
-        return ", ".join([*parts, f"{number} prompt{'' if number == 1 else 's'}"])
-
-
-class LiveCells:
-    """Sums of the figures of cells over blocks."""
-
-    def __init__(self) -> None:
-        self._cells: dict[str, _LiveCell] = {}
-        self._recent: list[str] = []
-
-    def add(self, block: Block, record: BlockRecord) -> None:
-        """A finished block."""
-        labels = {cell.key.id: cell.key.label for cell in block.cells}
-        self._recent = [cell_id for cell_id in labels if cell_id in record.order]
-        passes = {served.cell_id: served.seconds for served in record.passes}
-        for request in record.requests:
-            cell = self._cells.setdefault(request.cell_id, _LiveCell(labels[request.cell_id]))
-            cell.prompts.add(request.prompt_id)
-            _count(cell, request, is_alone=request.cell_id not in passes)
-        for cell_id, seconds in passes.items():
-            if cell_id in self._cells:
-                self._cells[cell_id].seconds += seconds
-
-    def recent(self) -> list[str]:
-        """A line for each cell of the last block."""
-        return [self._cells[cell_id].line for cell_id in self._recent if cell_id in self._cells][
-            :MOST_LINES
-        ]
-
-
-def _count(cell: _LiveCell, request: RequestRecord, *, is_alone: bool) -> None:
-    if request.error is not None:
-        cell.num_failed += 1
-        return
-    cell.num_tokens += request.num_timed_tokens if is_alone else request.num_output_tokens
-    if is_alone:
-        cell.seconds += request.decode_s or 0.0
-    if request.rounds is not None:
-        cell.num_emitted += sum(request.rounds.num_emitted)
-        cell.num_rounds += len(request.rounds)
-    if request.device is not None and request.device.sm_clock_mhz is not None:
-        cell.clock_mhz = request.device.sm_clock_mhz
-
+from specbench.records import BlockRecord
 
 MINUTE_S = 60.0
 
@@ -124,7 +52,7 @@ class _Count(MofNCompleteColumn):
 
 
 class ProgressWatch:
-    """Shows a run and its cells on a terminal, else one line per stage and minute. SIGTERM raises
+    """Shows a run on a terminal, else prints a line per stage, cell and minute. SIGTERM raises
     KeyboardInterrupt, as Ctrl-C does; `interrupted` is the exit code."""
 
     def __init__(self) -> None:
@@ -132,7 +60,7 @@ class ProgressWatch:
         self.interrupted = ExitCode.INTERRUPTED
         # Sentences are broken between words on a terminal, and are one line in a log.
         self._console = open_console(stderr=True, soft_wrap=not is_terminal(stderr=True))
-        self._cells = LiveCells()
+        self._cells, self._finished = LiveCells(), FinishedCells()
         self._progress = _Live(
             self._cells,
             SpinnerColumn(),
@@ -173,6 +101,7 @@ class ProgressWatch:
         """Clear the display; may be called twice."""
         self._closed.set()
         self._progress.stop()
+        self._log(self._finished.end())
         if self.detail in listeners:
             listeners.remove(self.detail)
 
@@ -218,7 +147,14 @@ class ProgressWatch:
         )
 
     def measured(self, block: Block, record: BlockRecord) -> None:
-        self._cells.add(block, record)
+        if self._console.is_terminal:
+            self._cells.add(block, record)
+        else:
+            self._log(self._finished.add(block, record))
+
+    def _log(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._console.print(line)
 
     def tell(self, text: str) -> None:
         self._console.print(text)

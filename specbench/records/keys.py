@@ -309,6 +309,13 @@ class Condition:
         return ", ".join(filter(None, (*words, self.dtype, engine)))
 
     @property
+    def brief(self) -> str:
+        """The workload, and the axes that are not at their default."""
+        requests = self.requests if self.overlaps else ""
+        temperature = AXES["temperature"].in_words(self) if self.temperature else ""
+        return ", ".join(filter(None, (self.workload, requests, temperature, *self.unusual)))
+
+    @property
     def unusual(self) -> tuple[str, ...]:
         """Axes that are not at their default, in words, except those in `requests`."""
         optional = [f for f in fields(self) if f.default is not MISSING and f.name not in _REQUESTS]
@@ -375,11 +382,7 @@ class CellKey:
     @property
     def label(self) -> str:
         """For people: `demo/draft K=4 on code`, and the axes that are not at their default."""
-        at = self.condition
-        name = f"{self.source} K={self.draft.length.label} on {at.workload}"
-        requests = at.requests if at.overlaps else ""
-        temperature = AXES["temperature"].in_words(at) if at.temperature else ""
-        return ", ".join(filter(None, (name, requests, temperature, *at.unusual)))
+        return f"{self.source} K={self.draft.length.label} on {self.condition.brief}"
 
     def without(self, *axes: str) -> "CellKey":
         """The same without these axes of its condition."""

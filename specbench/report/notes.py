@@ -153,13 +153,16 @@ def _few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
 
 def _unlike_prompts(document: Document) -> Iterator[str]:
     """A warning if the K of one table were not measured on the same prompts."""
+    ranges: dict[str, list[str]] = {}
     for section in sections(document):
         nums = sorted({cell.num_prompts for cell in section.measured})
         if len(nums) > 1:
-            yield (
-                f"{section.title}: cells have {nums[0]} to {nums[-1]} prompts. Compare their "
-                "speedups, which are over equal prompts, and not their tok/s or rates"
-            )
+            ranges.setdefault(f"{nums[0]} to {nums[-1]}", []).append(section.title)
+    for prompts, titles in ranges.items():
+        yield (
+            f"{'; '.join(titles)}: cells have {prompts} prompts. Compare their speedups, which are "
+            "over equal prompts, and not their tok/s or rates"
+        )
 
 
 def _resumed(document: Document) -> Iterator[str]:

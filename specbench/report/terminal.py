@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from specbench.metrics.machine import is_noise
 from specbench.report.blocks import (
     Block,
     Lines,
@@ -64,7 +65,8 @@ def _note(part: Block, shown: Collection[str]) -> Iterator[Text]:
     style = "yellow" if part.title == "Warnings" else "red"
     for block in part.blocks:
         assert isinstance(block, Lines)
-        lines = [line for line in block.lines if line not in shown]
+        is_told = any(map(is_noise, shown))  # the results only add to the warning of the start
+        lines = [x for x in block.lines if x not in shown and not (is_told and is_noise(x))]
         yield from _lines([f"{part.title}:", *lines] if lines else [], style)
 
 

@@ -52,6 +52,7 @@ class RecordingWatch:
         self.stages: list[str] = []
         self.blocks: list[str] = []
         self.warnings: list[str] = []
+        self.told: list[str] = []
         self.advances: list[tuple[int, int, float | None]] = []
         self._on_advance = on_advance
 
@@ -69,7 +70,7 @@ class RecordingWatch:
         self.blocks.append(record.block_id)
 
     def tell(self, text: str) -> None:
-        self.stages.append(text)
+        self.told.append(text)
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)

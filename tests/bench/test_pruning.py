@@ -29,7 +29,7 @@ def measured(folder, speedups, seed, budget_s, jitter=0.1, prompts=FORTY):
     folder.mkdir()
     watch = RecordingWatch()
     engine = CurveEngine(FakeClock(), speedups=speedups, seed=seed, jitter=jitter)
-    return measure(make_plan(folder, settings, prompts), engine, folder, watch), watch.warnings
+    return measure(make_plan(folder, settings, prompts), engine, folder, watch), watch.told
 
 
 def num_prompts(run):
@@ -62,7 +62,7 @@ def test_a_budget_that_does_not_pay_for_every_drafter_keeps_five_prompts_for_the
     nums = {cell.key.source: cell.num_prompts for cell in build_document(run).cells}
     assert nums["big/good"] >= 5
     assert nums["big/bad"] < 5
-    assert any("big/bad K=4" in told for told in watch.warnings)
+    assert any("big/bad K=4" in told for told in watch.told)
 
 
 class ShortWorkload(CurveEngine):
@@ -148,7 +148,7 @@ def test_a_k_that_a_budget_stopped_after_few_passes_has_a_line_that_says_so(tmp_
     assert few
     (line,) = (line for line in warning_lines(document) if "of the 5 passes" in line)
     assert set(ks_of(line.split("K=")[1])) == few
-    assert any("passes: 1" in told for told in watch.warnings)
+    assert any("passes: 1" in told for told in watch.told)
 
 
 def test_blocks_of_repeats_are_not_called_prompts(tmp_path):
@@ -162,5 +162,5 @@ def test_blocks_of_repeats_are_not_called_prompts(tmp_path):
     watch = RecordingWatch()
     engine = CurveEngine(FakeClock(), speedups=curve(0), jitter=0.1)
     measure(make_plan(tmp_path, settings, FORTY[:3]), engine, tmp_path, watch)
-    nums = [int(told.rpartition("prompts: ")[2]) for told in watch.warnings if "prompts: " in told]
+    nums = [int(told.rpartition("prompts: ")[2]) for told in watch.told if "prompts: " in told]
     assert nums == [1, 3]

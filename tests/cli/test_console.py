@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from specbench.cli.console import WIDTH
-from specbench.cli.progress import LiveCells, ProgressWatch, _Live
+from specbench.cli.live_cells import LiveCells
+from specbench.cli.progress import ProgressWatch, _Live
 from specbench.records import DeviceSample, RoundLog
 from tests.cell_keys import BASE_KEY, KEY
 from tests.cli.calls import specbench
@@ -88,9 +89,14 @@ def test_what_is_piped_has_one_width_everywhere(named, monkeypatch, variable):
     assert specbench(*DRY, LONG, cwd=named).out == usual
 
 
-def test_a_cell_is_a_line_below_the_bar_on_a_terminal_and_none_in_a_log(capsys) -> None:
+def test_a_cell_is_a_line_below_the_bar_on_a_terminal_and_at_its_end_in_a_log(capsys) -> None:
     key, none = KEY, BASE_KEY
-    block = SimpleNamespace(cells=[SimpleNamespace(key=one) for one in (none, key)])
+    block = SimpleNamespace(
+        cells=[SimpleNamespace(key=one) for one in (none, key)],
+        condition=key.condition,
+        purpose="explore",
+        session=None,
+    )
     record = made_block(
         "p1",
         made_request(none.id, "p1", steps(9)),
@@ -112,7 +118,9 @@ def test_a_cell_is_a_line_below_the_bar_on_a_terminal_and_none_in_a_log(capsys) 
         watch.advance(1, 2, None)
         watch.measured(block, record)
         watch.advance(2, 2, None)
-    assert capsys.readouterr().err == ""  # the results have a table
+        assert capsys.readouterr().err == ""
+    base, drafted = capsys.readouterr().err.splitlines()
+    assert ("K=0" in base, "30.0 tok/s" in drafted) == (True, True)
     cells = LiveCells()
     cells.add(block, record)
     shown = Console(width=80, file=StringIO())

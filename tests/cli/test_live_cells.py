@@ -1,9 +1,10 @@
 """What is shown of cells while they are measured, by hand."""
 
+import re
 from types import SimpleNamespace
 from typing import Any, cast
 
-from specbench.cli.progress import MOST_LINES, LiveCells
+from specbench.cli.live_cells import MOST_LINES, FinishedCells, LiveCells
 from specbench.records import Fixed, PassRecord, RoundLog
 from tests.cell_keys import BASE_KEY, KEY
 from tests.made_records import made_block, made_request, steps
@@ -56,3 +57,48 @@ def test_only_the_last_block_is_shown_and_no_more_than_fits() -> None:
     assert [line.partition(",")[0] for line in lines] == [key.label for key in keys][:MOST_LINES]
     cells.add(block_of(KEY), made_block("p2"))  # not begun
     assert cells.recent() == []
+
+
+def measured(purpose: str, prompt: str, *keys: Any, session: str | None = None) -> tuple[Any, Any]:
+    """A block of these cells; K = 0 takes 0.4 s per token, every other K 0.1 s per round."""
+    requests = [
+        made_request(k.id, prompt, ROUNDS if k.draft.k else steps(6, 0.1), decode_s=None)
+        if session
+        else made_request(k.id, prompt, ROUNDS if k.draft.k else steps(6, 0.1))
+        for k in keys
+    ]
+    block = SimpleNamespace(
+        **vars(block_of(*keys)), condition=KEY.condition, purpose=purpose, session=session
+    )
+    return cast(Any, block), made_block(prompt, *requests, purpose=purpose, session=session)
+
+
+def columns(line: str) -> list[str]:
+    return re.split("  +", line)
+
+
+def test_a_cell_is_finished_when_later_blocks_omit_it() -> None:
+    cells, other = FinishedCells(), KEY.at(Fixed(1))
+    assert cells.add(*measured("explore", "p1", BASE_KEY, KEY, other)) == []
+    (line,) = cells.add(*measured("explore", "p2", BASE_KEY, KEY))
+    time, name, workload, k, _, speedup, prompts = columns(line)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", time)
+    assert (name, workload, k) == (KEY.source, KEY.condition.workload, "K=1")
+    assert (speedup, prompts) == ("3.00x", "1 prompt")
+
+
+def test_the_rest_is_finished_with_its_phase_and_every_line_is_aligned() -> None:
+    cells = FinishedCells()
+    for i in range(6):
+        assert cells.add(*measured("explore", f"p{i}", BASE_KEY, KEY)) == []
+    base, drafted = cells.add(*measured("confirm", "p1", BASE_KEY, KEY))
+    assert columns(drafted)[-3:] == ["3.00x", "[3.00, 3.00]", "6 prompts"]
+    assert base.index("6 prompts") == drafted.index("6 prompts")
+    assert columns(base)[1] == BASE_KEY.condition.target
+    assert [columns(line)[-1] for line in cells.end()] == ["confirmation run"] * 2
+    assert cells.end() == []
+
+
+def test_a_session_of_a_server_is_one_finished_cell() -> None:
+    (line,) = FinishedCells().add(*measured("explore", "all", KEY, session="a session"))
+    assert columns(line)[3:] == [KEY.draft.length.named, "1 prompt"]

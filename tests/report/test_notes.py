@@ -4,12 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
+from specbench.metrics.machine import noise_warning
 from specbench.records import CellSummary, Decision
 from specbench.report.document import Document
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.notes import notes, warning_lines
+from specbench.report.terminal import terminal_report
 from tests.report.test_tables import printed
 
 RUN, CELL, AGAIN = "a word about the run", "a word about a cell", "a word about its repeat"
@@ -60,3 +63,17 @@ def test_no_warning_is_shown_twice(shown: str, warned: Document) -> None:
 
 def test_a_heading_without_lines_is_left_out(baseline_document: Document) -> None:
     assert notes(baseline_document) == {}
+
+
+def test_noise_that_was_warned_of_at_the_start_is_not_repeated_with_the_results(
+    cpu_document: Document,
+) -> None:
+    early = noise_warning(["load average 5.2 on 2 cores"])
+    run = replace(cpu_document.run, warnings=(early,))
+    noisy = replace(cpu_document, run=run, noise=("this process got the CPU for 41% of the time",))
+    console = Console(width=400)
+    with console.capture() as first:
+        console.print(terminal_report(noisy))
+    with console.capture() as again:
+        console.print(terminal_report(noisy, [early]))
+    assert ("noisy machine" in first.get(), "noisy machine" in again.get()) == (True, False)
