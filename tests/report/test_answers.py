@@ -93,6 +93,12 @@ def test_without_a_drafter_the_speed_of_the_target_is_said(baseline_document: Do
     assert line.endswith(" tokens/s")
 
 
+def test_without_a_valid_baseline_nothing_is_said_of_its_speed(baseline_document: Document) -> None:
+    cells = tuple(replace(cell, valid=False) for cell in baseline_document.cells)
+    (line,) = answer_lines(replace(baseline_document, cells=cells))
+    assert line == "code: undecided: no valid measurement of K=0"
+
+
 def test_a_question_that_was_not_reached_is_named() -> None:
     stored = stored_run(SMALL)
     document = build_document(replace(stored, blocks=()))

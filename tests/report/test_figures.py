@@ -1,6 +1,7 @@
 """Charts: what they draw, that they repeat, and that they read on any background."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
@@ -8,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from specbench.decide.explanation import speedup_text
+from specbench.records import CellSummary
 from specbench.report.charts.bars import parts
 from specbench.report.charts.canvas import (
     DRAFT,
@@ -39,6 +41,11 @@ MEMORY = "Memory of the target, and with each drafter"
 @pytest.fixture(scope="module")
 def cpu_charts(cpu_document: Document) -> tuple[Chart, ...]:
     return drawn(cpu_document).all
+
+
+def hover_texts(chart: Chart) -> list[str]:
+    titles = [t.text for p in chart.panels for t in ElementTree.fromstring(p).iter("title")]
+    return [text for text in titles if text]
 
 
 def texts(chart: Chart) -> list[str]:
@@ -149,10 +156,9 @@ def test_a_long_name_loses_its_middle_and_no_figure() -> None:
 
 def test_the_pointer_is_told_what_it_is_on(cpu_document: Document) -> None:
     (proof,) = drawn(cpu_document).proof
-    titles = [t.text for p in proof.panels for t in ElementTree.fromstring(p).iter("title")]
     cells = [cell for cell in cpu_document.cells if cell.speedup]
     told = {f"{c.key.draft.drafter}, K={c.key.draft.k}: {speedup_text(c.speedup)}" for c in cells}
-    assert set(titles) == told
+    assert set(hover_texts(proof)) == told
 
 
 def test_the_chosen_k_has_the_largest_point(cpu_charts: tuple[Chart, ...]) -> None:
@@ -187,12 +193,56 @@ def test_invalid_points_are_hollow_and_say_so(gpu_document: Document) -> None:
     assert all("K=4" in title for title in invalid)
 
 
+def test_a_speedup_without_an_interval_is_a_point_and_without_an_estimate_nothing(
+    cpu_document: Document,
+) -> None:
+    def changed(cell: CellSummary) -> CellSummary:
+        if cell.key.draft.k == 1:
+            return replace(cell, speedup=None)
+        if cell.key.draft.k == 2 and cell.speedup:
+            return replace(cell, speedup=replace(cell.speedup, low=None, high=None))
+        return cell
+
+    document = replace(cpu_document, cells=tuple(map(changed, cpu_document.cells)))
+    (proof,) = drawn(document).proof
+    counts = Counter(title.partition(":")[0] for title in hover_texts(proof))
+    # Two workloads; a point with an interval has a second text, for the interval.
+    assert counts == {"draft, K=2": 2, "poor, K=2": 2, "draft, K=4": 4, "poor, K=4": 4}
+
+
+def test_a_cost_whose_speedup_has_no_interval_is_drawn_without_one(
+    cpu_document: Document, cpu_charts: tuple[Chart, ...]
+) -> None:
+    cells = tuple(
+        replace(cell, speedup=cell.speedup and replace(cell.speedup, low=None, high=None))
+        for cell in cpu_document.cells
+    )
+    bare, whole = (
+        next(chart for chart in charts if chart.title == COST)
+        for charts in (drawn(replace(cpu_document, cells=cells)).all, cpu_charts)
+    )
+    assert [text for text in hover_texts(bare) if "[" in text] == []
+    for panel, with_intervals in zip(bare.panels, whole.panels, strict=True):
+        assert with_intervals.count("<path") - panel.count("<path") == 2  # of two drafters
+
+
+def test_a_round_without_its_yield_has_no_line_over_its_bar(cpu_document: Document) -> None:
+    def changed(cell: CellSummary) -> CellSummary:
+        metrics = {k: v for k, v in cell.metrics.items() if k != "mean_acceptance_length"}
+        return replace(cell, metrics=metrics) if cell.key.draft.k == 2 else cell
+
+    document = replace(cpu_document, cells=tuple(map(changed, cpu_document.cells)))
+    times = [chart for chart in drawn(document).all if chart.title == TIME]
+    texts = [text for chart in times for text in hover_texts(chart) if "tokens per round" in text]
+    assert {text.partition(":")[0] for text in texts} == {"K=1", "K=4"}
+
+
 def test_every_prompt_is_named_with_the_speed_that_its_answer_quotes(
     cpu_document: Document, cpu_charts: tuple[Chart, ...]
 ) -> None:
     (chart,) = [chart for chart in cpu_charts if chart.title == PROMPTS]
-    drawn = [t.text for p in chart.panels for t in ElementTree.fromstring(p).iter("title")]
-    assert len([text for text in drawn if text and text.startswith("code-")]) == 2 * 6
+    drawn = hover_texts(chart)
+    assert len([text for text in drawn if text.startswith("code-")]) == 2 * 6
     (winner,) = [d for d in cpu_document.decisions if d.draft.k == 4]
     speedups = cpu_document.prompts[winner.leader]
     assert {f"{prompt}: {speedup:.2f}x" for prompt, speedup in speedups.items()} <= set(drawn)

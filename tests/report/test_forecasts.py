@@ -8,11 +8,14 @@ import pytest
 
 from specbench.records import EngineCost, Interval
 from specbench.report.answers import answer_lines
+from specbench.report.charts.canvas import SeriesStyle, drawing
+from specbench.report.charts.speedups import forecast_chart
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
 from specbench.report.forecasts import forecast_grid, forecast_legend, forecast_lines, forecast_text
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
+from specbench.report.sections import sections
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import FakeClock, FakeEngine
 from tests.report.conftest import drawn
@@ -110,6 +113,26 @@ def test_a_forecast_whose_interval_contains_one_is_undecided(here):
     points = [replace(p, speedup=p.speedup and open_) for p in good.forecast.points]
     unsure = replace(good, forecast=replace(good.forecast, points=tuple(points)))
     assert "undecided: 0.90x to 1.30x at K=4" in forecast_text(unsure)
+
+
+def test_a_forecast_without_an_interval_is_a_line_without_a_band(here):
+    (good, _) = here.forecasts
+    *points, last = good.forecast.points
+    bare = [replace(p, speedup=p.speedup and replace(p.speedup, low=None)) for p in points]
+    forecast = replace(good.forecast, points=(*bare, replace(last, speedup=None)))
+    measured = {k: replace(cell, speedup=None) for k, cell in good.measured.items()}
+    unsure = replace(good, forecast=forecast, measured=measured)
+    (section, *_) = (section for section in sections(here) if section.forecasts)
+    styles = {good.forecast.key.source: SeriesStyle(color="#000000", marker="o")}
+
+    def panel(check) -> str:
+        with drawing():
+            return forecast_chart([replace(section, forecasts=(check,))], styles).panels[0]
+
+    whole, bare_panel = panel(good), panel(unsure)
+    assert ("opacity: 0.18" in whole, "opacity: 0.18" in bare_panel) == (True, False)
+    assert (", measured" in whole, ", measured" in bare_panel) == (True, False)
+    assert "undecided: no interval at K=4" in forecast_text(unsure)
 
 
 def test_machines_get_all_of_it(here, there):

@@ -70,6 +70,15 @@ def test_each_pairing_has_its_own_cost_and_its_own_bar() -> None:
     assert [w / widths[0] for w in widths] == pytest.approx([n / needs[0] for n in needs], rel=0.01)
 
 
+def test_the_legend_names_the_longest_context_of_each_target(cpu_document: Document) -> None:
+    assert memory_legend(replace(cpu_document, memory=())) == ""
+    record = cpu_document.memory[0]
+    contexts = {record.target: 1200, "other": 1}
+    both = (record, replace(record, target="other"))
+    legend = memory_legend(replace(cpu_document, memory=both, longest_context=contexts))
+    assert f"1,200 tokens ({record.target}), 1 token (other)" in legend
+
+
 def test_the_reasons_quote_the_cost_that_the_table_has(cpu_document: Document) -> None:
     told = [text for d in cpu_document.decisions for text in d.reasons if "drafter memory" in text]
     assert told

@@ -240,3 +240,34 @@ def test_memory_that_is_left_is_shared_by_all_samples(served: Document) -> None:
             one, best=replace(one.best, key=with_axes(key, concurrency=1, num_samples=samples))
         )
         assert any(f" {left} more tokens " in line for line in reasons(document, of))
+
+
+def test_memory_that_is_used_up_is_not_a_number_of_tokens(served: Document) -> None:
+    (pick, *_) = recommendations_of(served, Objective())
+    assert pick.best is not None
+    key = with_axes(pick.best.key, context=4096)
+    memory = MemoryRecord(
+        target=key.condition.target,
+        drafter=key.draft.drafter if key.draft.k else NO_DRAFTER,
+        weights_bytes=1,
+        kv_bytes_per_token=10,
+        peak_reserved_bytes=1_000,
+    )
+    environment = replace(served.run.environment, gpu_memory_bytes=1_000)
+    run = replace(served.run, environment=environment)
+    full = replace(served, memory=(memory,), run=run)
+    at_context = replace(pick, best=replace(pick.best, key=key))
+    assert "memory left: not enough for 4,096 tokens of context" in reasons(full, at_context)
+    packed = replace(full, memory=(replace(memory, kv_bytes_per_token=0),))
+    assert not [line for line in reasons(packed, at_context) if line.startswith("memory left")]
+
+
+def test_without_a_configuration_within_the_limits_the_fastest_says_what_it_exceeds(
+    served: Document,
+) -> None:
+    objective = Objective(limits={"ttft_s": 1e-9})
+    (pick, *_) = recommendations_of(served, objective)
+    assert pick.best is None
+    assert list(reasons(served, pick)) == []
+    line = headline(served, pick, objective)
+    assert line.startswith("no configuration meets the limits. Fastest: ")

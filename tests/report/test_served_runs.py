@@ -7,8 +7,9 @@ import pytest
 
 from specbench.records import RoundTimeline
 from specbench.report.answers import answer_lines, shared_k_lines
-from specbench.report.charts.canvas import Chart
-from specbench.report.charts.lines import changes
+from specbench.report.charts.canvas import Chart, SeriesStyle, drawing
+from specbench.report.charts.lines import changes, time_line_charts
+from specbench.report.charts.speedups import crossover_charts, speedup_chart
 from specbench.report.document import Document
 from specbench.report.grids import result_grid
 from specbench.report.provenance import provenance, setup
@@ -16,7 +17,7 @@ from specbench.report.sections import sections
 from tests.cell_keys import with_axes
 from tests.report.conftest import drawn
 from tests.report.served_runs import served_run
-from tests.report.test_figures import texts
+from tests.report.test_figures import hover_texts, texts
 
 
 @pytest.fixture(scope="module")
@@ -194,3 +195,42 @@ def test_the_speed_up_chart_says_what_it_draws(served_charts: tuple[Chart, ...])
     said = {"one request at a time" in c.setting: c.caption.partition(".")[0] for c in drawn}
     assert re.match("Decode seconds .*K=0 / .* K, ", said[True])
     assert re.match("Tokens per second .*K / .*K=0 ", said[False])
+
+
+def test_speedups_of_arrivals_say_their_rate_and_what_is_divided(served: Document) -> None:
+    section = sections(served)[0]
+    arriving = replace(section.condition, request_rate=2.5)
+    styles = {label: SeriesStyle(color="#000000", marker="o") for label in section.series}
+    curves = [
+        replace(curve, key=with_axes(curve.key, request_rate=2.5)) for curve in served.crossovers
+    ]
+    with drawing():
+        chart = speedup_chart([replace(section, condition=arriving)], styles)
+        rows = list(crossover_charts(curves))
+    assert chart is not None
+    assert chart.caption.startswith("Seconds per token of each request at K=0 / at K, ")
+    assert [chart.setting.rpartition(", ")[2] for chart in rows] == ["2.5 requests per second"]
+
+
+def test_a_curve_draws_no_line_over_invalid_points_and_no_point_without_a_speedup(
+    served: Document,
+) -> None:
+    (fixed, *_) = [curve for curve in served.crossovers if curve.key.draft.k == 4]
+    first, second, *_ = fixed.points
+    with drawing():
+        cut = [replace(first, valid=False), replace(second, speedup=None)]
+        (chart,) = crossover_charts([replace(fixed, points=tuple(cut))])
+        (whole,) = crossover_charts([fixed])
+    assert {text.partition(":")[0] for text in hover_texts(chart)} == {"K=4 at 1"}
+    assert all(text.endswith(", invalid") for text in hover_texts(chart))
+    assert {text.partition(":")[0] for text in hover_texts(whole)} == {
+        f"K=4 at {point.at}" for point in fixed.points
+    }
+
+
+def test_a_pass_without_rounds_has_no_time_line(served: Document) -> None:
+    records = dict(served.time_lines)
+    with drawing():
+        assert list(time_line_charts(records))
+        silent = {key: replace(record, rounds=None) for key, record in records.items()}
+        assert list(time_line_charts(silent)) == []

@@ -119,6 +119,21 @@ def test_a_running_server_that_was_not_restarted_and_may_have_served_others(
     assert facts(attached)["vllm of demo, K=0"] == "was running at http://localhost:8000"
 
 
+def test_a_server_says_the_date_of_its_template_and_is_left_out_if_every_start_failed() -> None:
+    stored = served_sweep()
+    dated = tuple(
+        replace(
+            server,
+            template_clock="2024-07-26",
+            problems=("no port",) if server.num_speculative_tokens else (),
+        )
+        for server in stored.servers
+    )
+    found = facts(build_document(replace(stored, servers=dated)))
+    assert found["vllm of demo, date in its chat template"] == "2024-07-26"
+    assert not [name for name in found if "K=2" in name or "K=4" in name]
+
+
 def test_a_kept_prefix_cache_and_warnings_of_sessions_are_told_once() -> None:
     stored = served_sweep()
     warned = tuple(

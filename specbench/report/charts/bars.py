@@ -130,10 +130,8 @@ _MEMORY = (
 )
 
 
-def memory_chart(rows: Sequence[MemoryRow]) -> Chart | None:
-    """A stacked bar for the target and one for each drafter; None without a row."""
-    if not rows:
-        return None
+def memory_chart(rows: Sequence[MemoryRow]) -> Chart:
+    """A stacked bar for the target and one for each drafter."""
     bars = _BAR_INCHES * len(rows)
     size = _PLOT_INCHES + 2 * _SIDE_INCHES, _TOP_INCHES + bars + _BOTTOM_INCHES
     figure = Figure(figsize=size)

@@ -211,8 +211,7 @@ def _draw_curve(
         for p in curve.points
         if p.valid and p.speedup
     ]
-    if line:
-        ax.plot(*zip(*line, strict=True), color=style.color, zorder=3)
+    ax.plot(*zip(*line, strict=True), color=style.color, zorder=3)
     for point in curve.points:
         if point.speedup is not None:
             x = values.index(point.at) + shift
