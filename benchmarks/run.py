@@ -32,7 +32,7 @@ class PlainWatch:
     def measured(self, block: Block, record: BlockRecord) -> None:
         """Its report has it."""
 
-    def tell(self, text: str) -> None:
+    def info(self, text: str) -> None:
         _tell(text)
 
     def warn(self, text: str) -> None:

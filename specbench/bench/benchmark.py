@@ -1,4 +1,4 @@
-"""A whole run: provenance first, then target after target, then the mark that it is complete."""
+"""A whole run: its provenance is stored first, then target after target is measured."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,8 +39,10 @@ from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
 
 
 def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[EngineCost]:
-    """Costs by --step-times, servers asked with the run's prompts; UsageError if a concurrency is
-    missing."""
+    """The costs of --step-times, from files and from servers timed with the run's prompts.
+
+    UsageError if a concurrency is missing.
+    """
     concurrencies = settings.load.concurrency
     sources = settings.forecasting.costs
     if not sources:
@@ -48,10 +50,10 @@ def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[Eng
     costs = [cost for s in sources if not is_address(s) for cost in read_file(Path(s))]
     if addresses := [source for source in sources if is_address(source)]:
         every = (plan.prompts(workload) for plan in plans[:1] for workload in plan.workloads)
-        in_turns = (prompt for prompts in zip_longest(*every) for prompt in prompts if prompt)
+        mixed = (prompt for prompts in zip_longest(*every) for prompt in prompts if prompt)
         costs += time_servers(
             addresses,
-            ["\n\n".join(m.content for m in prompt.turns[0]) for prompt in in_turns],
+            ["\n\n".join(m.content for m in prompt.turns[0]) for prompt in mixed],
             concurrencies=concurrencies,
             temperature=settings.sampling.temperatures[0],
         )
@@ -69,10 +71,11 @@ def run_benchmark(
     resume: str | None = None,
     cluster: Cluster | None = None,
 ) -> StoredRun:
-    """Measure everything asked for, or the rest of it; each block is stored when it is done.
+    """Measure the requested cells, or the rest of a resumed run; each block is stored when done.
 
-    On the nodes of the cluster, or here where there is none. A target or drafter that cannot run is
-    a stored failure. Raises UsageError, WorkloadError and StoreError before anything is measured.
+    Runs on the nodes of `cluster`, or on this machine if it is None. A target or drafter that
+    cannot run is stored as a failure. Raises UsageError, WorkloadError and StoreError before the
+    first measurement.
     """
     if any_shape(pairings):
         settings = replace(settings, decoder=replace(settings.decoder, dummy_weights=True))
@@ -90,9 +93,9 @@ def run_benchmark(
         running_ks=running_ks(running),
         context=running_context(running),
     )
-    if cluster is None and not running:  # nodes have programs of their own
+    if cluster is None and not running:  # the programs of nodes are not on this machine
         require_startable(plans)
-    environment, *others = machines.environments
+    environment, *other_nodes = machines.environments
     warnings = (
         *dict.fromkeys(w for plan in plans for w in plan_warnings(plan)),
         *server_warnings(running, settings.load.engines[0], plans[0].target),
@@ -107,9 +110,9 @@ def run_benchmark(
         warnings = (*warnings, noise_warning(facts))
     for warning in warnings:
         reporter.warn(warning)
-    told: Sequence[EngineCost] = ()
+    costs: Sequence[EngineCost] = ()
     if resume is None:
-        told = engine_costs(settings, plans)
+        costs = engine_costs(settings, plans)
         run_id = new_run_id(datetime.now(UTC))
         if later := dated_later(root, run_id):
             set_back = (
@@ -135,12 +138,12 @@ def run_benchmark(
     with store:
         if resume is not None:
             require_same_work(store.run, plans)
-            others.insert(0, environment)
-            told = () if store.stored.engine_costs else engine_costs(settings, plans)
+            other_nodes.insert(0, environment)
+            costs = () if store.stored.engine_costs else engine_costs(settings, plans)
         reporter.run_id(store.run.run_id)
-        for one in others:
-            store.append(one)
-        for cost in told:
+        for node in other_nodes:
+            store.append(node)
+        for cost in costs:
             store.append(cost)
         machines.measure(plans, [server.address for server in running], store)
         store.finish()
@@ -148,22 +151,22 @@ def run_benchmark(
 
 
 def plan_warnings(plan: TargetPlan) -> tuple[str, ...]:
-    """What a reader of this plan's results should know before they are measured."""
+    """The warnings of a plan, known before it is measured."""
     foreign = (
-        f"{name}: outside what {plan.target.name} was trained on; its figures mean little"
+        f"{name}: {plan.target.name} was not trained on such text; its figures mean little"
         for name in foreign_workloads(plan)
     )
     return (*foreign, *peer_warnings(plan), *fit_warnings(plan), *plan.left_out)
 
 
 def foreign_workloads(plan: TargetPlan) -> tuple[str, ...]:
-    """Workloads that are not the target's own, where it has some: text it was not made for."""
-    own = plan.target.workloads
-    return tuple(w.name for w in plan.workloads if own is not None and w.path.parent != own)
+    """Workloads outside the target's workload folder, if it has one: text it was not trained on."""
+    folder = plan.target.workloads
+    return tuple(w.name for w in plan.workloads if folder is not None and w.path.parent != folder)
 
 
 def peer_warnings(plan: TargetPlan) -> tuple[str, ...]:
-    """Which drafters the engine beside ours leaves out."""
+    """A warning about drafters that transformers does not have."""
     left_out = [p.name for p in plan.pairings if not peers_of(p.drafter)]
     if TRANSFORMERS not in plan.settings.load.engines or not left_out:
         return ()
@@ -172,12 +175,12 @@ def peer_warnings(plan: TargetPlan) -> tuple[str, ...]:
 
 
 def require_same_work(run: RunRecord, plans: Sequence[TargetPlan]) -> None:
-    """UsageError where a resumed run would measure other things than those it has begun with."""
+    """Raise UsageError if a resumed run would not measure the same as before."""
     now = {pairing.name: pairing.sha256 for plan in plans for pairing in plan.pairings}
     known = run.pairing_sha256  # empty in runs of an earlier specbench
-    if others := [name for name, sha256 in now.items() if known.get(name, sha256) != sha256]:
+    if edited := [name for name, sha256 in now.items() if known.get(name, sha256) != sha256]:
         raise UsageError(
-            f"run {run.run_id} cannot be resumed: {', '.join(others)} has changed in "
+            f"run {run.run_id} cannot be resumed: {', '.join(edited)} has changed in "
             "pairings.yaml since (model, method, parameters or lossy rule); undo the change or "
             "start a new run"
         )

@@ -1,4 +1,4 @@
-"""A time budget: what blocks, sessions and targets have spent, and what is left of it."""
+"""A time budget: the time spent by blocks, sessions and targets, and the time left."""
 
 from collections.abc import Callable, Sequence
 from statistics import fmean
@@ -6,7 +6,7 @@ from statistics import fmean
 from specbench.records import ALL_PROMPTS, BlockPurpose, BlockRecord, ServerRecord
 from specbench.runs import StoredRun
 
-EXPLORE_SHARE = 0.8  # the rest measures the winners again, one cell each beside K = 0
+EXPLORE_SHARE = 0.8  # the rest is for the confirmation of the winners and their K = 0
 
 
 class Deadline:
@@ -41,10 +41,10 @@ class Deadline:
 
 
 def block_seconds(block: BlockRecord) -> dict[str, float]:
-    """What each cell of a block took; of requests that overlap, their pass."""
+    """Seconds of each cell of a block; if requests overlap, seconds of their pass."""
     seconds = dict.fromkeys(block.order, 0.0)
     if block.prompt_id == ALL_PROMPTS:
-        return seconds | {one.cell_id: one.seconds for one in block.passes}
+        return seconds | {served.cell_id: served.seconds for served in block.passes}
     for samples in block.samples:
         seconds[samples.served.cell_id] += samples.seconds
     if not block.samples:
@@ -69,7 +69,7 @@ def spent_s(stored: StoredRun, target: str) -> float:
 
 
 def mean_session_s(servers: Sequence[ServerRecord]) -> float | None:
-    """Mean seconds of a session, start of its server included; None where none was held."""
+    """Mean seconds of a session, including the server's start; None without a session."""
     took_s = [_session_s(server) for server in servers if server.seconds]
     return fmean(took_s) if took_s else None
 

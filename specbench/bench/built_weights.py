@@ -1,4 +1,4 @@
-"""Counts the weights of a model by building it without memory: the way for any architecture."""
+"""Counts the weights of a model of any architecture by building it on the meta device."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,8 +17,10 @@ _INT4_GROUP = 128  # inputs that share a scale, as models/quantization.py packs 
 
 
 def built_weights(files: ModelFiles, dtype: str) -> Weights | None:
-    """Weights of a model with only a config; None if its keys are not known. ModelError if it
-    cannot be built."""
+    """Weights of a model with only a config; None if the size of its KV cache is not known.
+
+    ModelError if it cannot be built.
+    """
     spec = files.spec
     model = load_skeleton(replace(spec, folder=files.folder), dtype)
     if not is_hybrid(files.field) and kv_elements_per_token(files) is None:
@@ -46,10 +48,10 @@ def built_weights(files: ModelFiles, dtype: str) -> Weights | None:
 
 
 def _kept_bytes(files: ModelFiles, dtype: str, model: Any) -> tuple[int, int]:
-    """What a model keeps of each token, and of a row whatever its length.
+    """Bytes of a model's cache per token, and bytes of its state per row.
 
-    As the config tells; where layers differ, as a forward without memory leaves it, after which
-    the model is good for nothing else.
+    By the config; for a hybrid model, by a forward on the meta device, after which the model is
+    unusable.
     """
     if not is_hybrid(files.field):
         return (kv_elements_per_token(files) or 0) * DTYPE_BYTES[dtype], 0
@@ -57,24 +59,24 @@ def _kept_bytes(files: ModelFiles, dtype: str, model: Any) -> tuple[int, int]:
     for module in model.modules():
         is_layer = hasattr(module, "layer_idx") or isinstance(module, nn.Conv1d)
         if not is_layer and any(w.ndim == 3 for w in module.parameters(recurse=False)):
-            module.forward = _as_it_came  # experts: their kernels want real numbers
+            module.forward = _unchanged  # the kernels of experts need real numbers
     with torch.device("meta"), torch.inference_mode():
         out = model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=True)
     return cache_bytes(out.past_key_values)
 
 
-def _as_it_came(states: Tensor, *_: Any, **__: Any) -> Tensor:
+def _unchanged(states: Tensor, *_: Any, **__: Any) -> Tensor:
     return states
 
 
 def _packed_bytes(linear: nn.Linear, scheme: str) -> int:
-    """As torchao stores it on a CPU; a GPU's int4 fills inputs up to a multiple of 1024."""
+    """Bytes of a layer that torchao packed on a CPU; int4 on a GPU pads inputs to 1024."""
     outputs, inputs = linear.weight.shape
     match scheme:
         case "int8":
             return outputs * inputs + outputs * (4 + 1)  # a scale and a zero point
         case "fp8":
             return outputs * inputs + outputs * 4
-    # Half a byte each; of every group a scale and an offset in the model's dtype.
+    # Half a byte per weight; per group a scale and an offset in the model's dtype.
     groups = -(-inputs // _INT4_GROUP)
     return outputs * inputs // 2 + outputs * groups * 2 * linear.weight.itemsize

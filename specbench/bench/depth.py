@@ -1,4 +1,4 @@
-"""How far ahead the drafters of a plan draft, from files: nothing is loaded, no torch."""
+"""The deepest K of the drafters of a plan, read from files; no torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,11 +14,13 @@ from specbench.methods import find_method
 ReadHead = Callable[[ModelSpec], HeadFiles[Any]]  # config and shapes of a head; ModelError
 
 
-def deepest(pairing: Pairing, read_head: ReadHead, *, made_up: bool) -> int | None:
-    """The deepest K of a pairing's drafter; None: no limit, or its files are not here or will be
-    refused. `made_up`: weights are drawn, not read."""
+def deepest(pairing: Pairing, read_head: ReadHead, *, dummy: bool) -> int | None:
+    """The deepest K of a pairing's drafter; None: no limit, or its files are missing or invalid.
+
+    `dummy`: weights are random and not read.
+    """
     drafter = pairing.drafter
-    head = partial(_head, drafter.model or pairing.target.model, read_head, made_up=made_up)
+    head = partial(_head, drafter.model or pairing.target.model, read_head, dummy=dummy)
     vocab_size = partial(num_rows, pairing.target.model)
     method = find_method(drafter.method)
     try:
@@ -27,14 +29,14 @@ def deepest(pairing: Pairing, read_head: ReadHead, *, made_up: bool) -> int | No
         return None
 
 
-def depths(pairings: Sequence[Pairing], read_head: ReadHead, *, made_up: bool) -> Mapping[str, int]:
-    """The deepest K by drafter of one target, where they have one."""
-    found = {p.drafter.name: deepest(p, read_head, made_up=made_up) for p in pairings}
-    return {name: most for name, most in found.items() if most is not None}
+def depths(pairings: Sequence[Pairing], read_head: ReadHead, *, dummy: bool) -> Mapping[str, int]:
+    """The deepest K by drafter of one target, without drafters that have no limit."""
+    limits = {p.drafter.name: deepest(p, read_head, dummy=dummy) for p in pairings}
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 def headers_on_this_machine(spec: ModelSpec) -> HeadFiles[Any]:
-    """A head's config, and the shapes that safetensors tell; nothing is downloaded. ModelError."""
+    """A head's config, and the shapes of its tensors; nothing is downloaded. ModelError."""
     files = open_model(spec)
     try:
         return files.head
@@ -43,10 +45,10 @@ def headers_on_this_machine(spec: ModelSpec) -> HeadFiles[Any]:
 
 
 def any_shape(pairings: Sequence[Pairing]) -> bool:
-    """True where a model is a shape without weights: the run is synthetic then."""
+    """Whether a model is a shape without weights, which makes the run synthetic."""
     specs = [s for p in pairings for s in (p.target.model, p.drafter.model) if s is not None]
     return any(spec.is_shape for spec in specs)
 
 
-def _head(spec: ModelSpec, read_head: ReadHead, *, made_up: bool) -> HeadFiles[Any] | None:
-    return None if made_up or spec.is_shape else read_head(spec)
+def _head(spec: ModelSpec, read_head: ReadHead, *, dummy: bool) -> HeadFiles[Any] | None:
+    return None if dummy or spec.is_shape else read_head(spec)

@@ -1,4 +1,4 @@
-"""What forecasts are about, and which of them share round costs."""
+"""The cells of a forecast, and the groups of forecasts that share round costs."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -6,26 +6,26 @@ from typing import NamedTuple
 
 from specbench.bench.blocks import Cell
 from specbench.bench.plan import TargetPlan
-from specbench.bench.round_costs import Costed
+from specbench.bench.round_costs import TimedCell
 from specbench.forecast.forecast import Effort, middle_context, replayed
 from specbench.inputs.pairing import Pairing
 from specbench.records import CellKey, Condition, TraceRecord
 from specbench.stats.acceptance import RoundCounts
 
-_ALIKE = 256  # tokens of context: within so many, and within doublings beyond, costs are shared
+_ALIKE = 256  # tokens of context: up to it, and within each doubling beyond, costs are shared
 
 
 class DraftedCells(NamedTuple):
-    """What one forecast is about: a drafter under a condition."""
+    """The cells of one forecast: a drafter under a condition."""
 
     pairing: Pairing
     condition: Condition
-    cells: tuple[Cell, ...]  # its K > 0, of one fixed K each
+    cells: tuple[Cell, ...]  # one per fixed K > 0
     traces: list[TraceRecord]
 
     @property
     def key(self) -> CellKey:
-        """The deepest K's: forecasts go by it."""
+        """The key of the deepest K, which identifies the forecast."""
         return max((c.key for c in self.cells), key=lambda key: key.draft.k)
 
     @property
@@ -33,18 +33,18 @@ class DraftedCells(NamedTuple):
         return [cell.key.draft.k for cell in self.cells]
 
 
-def sharing_costs(found: Iterable[DraftedCells]) -> list[list[DraftedCells]]:
-    """Groups that differ in workload and drafter alone, and whose contexts are alike."""
+def sharing_costs(forecasts: Iterable[DraftedCells]) -> list[list[DraftedCells]]:
+    """Groups with similar contexts that differ only in workload and drafter."""
     groups: dict[tuple[object, ...], list[DraftedCells]] = {}
-    for drafted in found:
+    for drafted in forecasts:
         same = drafted.cells[0].key.condition.without("workload")
         size = max(middle_context(drafted.traces), _ALIKE)
         groups.setdefault((same, (size - 1).bit_length()), []).append(drafted)
     return list(groups.values())
 
 
-def costed(plan: TargetPlan, group: Sequence[DraftedCells]) -> list[Costed]:
-    """A cell for each drafter and K, the first of its workloads, and one without drafts."""
+def timed_cells(plan: TargetPlan, group: Sequence[DraftedCells]) -> list[TimedCell]:
+    """A cell for each drafter and K, from the first workload that has it, and one at K = 0."""
     cells: dict[tuple[str, int], Cell] = {}
     ids: dict[tuple[str, int], list[str]] = {}
     rounds: dict[tuple[str, int], list[RoundCounts]] = {}
@@ -53,29 +53,29 @@ def costed(plan: TargetPlan, group: Sequence[DraftedCells]) -> list[Costed]:
         baseline = next(c for c in plan.cells(drafted.condition) if c.key.is_baseline)
         repeats = effort(plan, drafted).sweep
         for cell in (baseline, *drafted.cells):
-            place = (cell.drafter, cell.key.draft.k)
+            at = (cell.drafter, cell.key.draft.k)
             replay = replayed(drafted.traces, cell.key.draft.k)
-            if replay is None or cell.key.id in ids.get(place, ()):
+            if replay is None or cell.key.id in ids.get(at, ()):
                 continue
-            cells.setdefault(place, cell)
-            ids.setdefault(place, []).append(cell.key.id)
-            rounds.setdefault(place, []).append(replay.pooled)
-            swept[place] += repeats * replay.pooled.num_rounds
+            cells.setdefault(at, cell)
+            ids.setdefault(at, []).append(cell.key.id)
+            rounds.setdefault(at, []).append(replay.pooled)
+            swept[at] += repeats * replay.pooled.num_rounds
     return [
-        Costed(
+        TimedCell(
             cell=cell,
-            cell_ids=tuple(ids[place]),
-            tokens_per_round=max(r.num_emitted / r.num_rounds for r in rounds[place]),
-            num_rounds=swept[place],
+            cell_ids=tuple(ids[at]),
+            tokens_per_round=max(r.num_emitted / r.num_rounds for r in rounds[at]),
+            num_rounds=swept[at],
         )
-        for place, cell in cells.items()
+        for at, cell in cells.items()
     ]
 
 
 def effort(
     plan: TargetPlan, drafted: DraftedCells, *, trace_s: float = 0.0, costs_s: float = 0.0
 ) -> Effort:
-    """How much decoding each traced prompt stands for, in the sweep and after the forecast."""
+    """The decoding that each traced prompt represents, in the sweep and after the forecast."""
     condition = drafted.condition
     repeats: float = plan.repeats(condition)
     workload = plan.workload(condition.workload)

@@ -1,4 +1,4 @@
-"""How long the engines of this process will take for a plan, by files alone; no torch."""
+"""Estimates the time that the engines of this process take for a plan, from files; no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +11,17 @@ from specbench.fit.memory_plan import DeploymentSpec, plan_target
 from specbench.runs import StoredRun, list_runs, load_run
 from specbench.settings import SERVED
 
-# Guesses, where nothing like it was measured here yet.
+# Estimates, used if no earlier run measured the target.
 BEGIN_S = 15.0  # imports, self-tests, kernels
 LOAD_BYTES_PER_S = 1e9
 HOST_BYTES_PER_S = 1e10
-_LAYER_S = {"cpu": 2e-4, "cuda": 2e-5}  # of one token, beside what is read
-_BESIDE = 1.3  # references, warm-up, memory passes, winners measured again
+_LAYER_S = {"cpu": 2e-4, "cuda": 2e-5}  # per token, in addition to reading weights
+_OVERHEAD = 1.3  # references, warm-up, memory passes, confirmation of winners
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedTime:
-    """Seconds that a target takes; None if its files are not here and no earlier run says it."""
+    """Seconds that a target takes; None without its files and without an earlier run."""
 
     seconds: float | None = None
     seconds_are_measured: bool = False  # in an earlier run on such a device
@@ -31,7 +31,7 @@ class ExpectedTime:
 def expected_time(
     plan: TargetPlan, setup: DeploymentSpec, earlier: StoredRun | None
 ) -> ExpectedTime:
-    """By an earlier run, else a guess from the files."""
+    """The time of a target by an earlier run, else an estimate from the files."""
     num_tokens, num_steps = _planned(plan)
     loading_s, token_s, is_measured = BEGIN_S, None, False
     guess = _guessed_step_s(plan, setup)
@@ -53,15 +53,15 @@ def expected_time(
     else:
         return ExpectedTime()
     budget_s = plan.settings.effort.budget_s
-    is_most = budget_s is not None and budget_s < seconds * _BESIDE
-    decoding_s = budget_s if is_most and budget_s is not None else seconds * _BESIDE
+    is_most = budget_s is not None and budget_s < seconds * _OVERHEAD
+    decoding_s = budget_s if is_most and budget_s is not None else seconds * _OVERHEAD
     return ExpectedTime(
         seconds=loading_s + decoding_s, seconds_are_measured=is_measured, is_ended_by_budget=is_most
     )
 
 
 def _planned(plan: TargetPlan) -> tuple[float, float]:
-    """Tokens to decode, and steps of whole batches that it takes without speculation."""
+    """Tokens to decode, and batched steps that they take without speculation."""
     tokens = steps = 0.0
     for cell in plan.cell_plans():
         at = cell.key.condition
@@ -71,14 +71,14 @@ def _planned(plan: TargetPlan) -> tuple[float, float]:
         turns = sum(len(prompt.turns) for prompt in prompts) / len(prompts)
         num = len(plan.pass_prompts(plan.workload(at.workload), at)) if at.is_stream else 0
         answers = (num or cell.num_prompts) * cell.num_repeats * turns * at.num_samples
-        own = answers * plan.max_new_tokens(at.workload)
-        tokens += own
-        steps += own / at.batch_size
+        cell_tokens = answers * plan.max_new_tokens(at.workload)
+        tokens += cell_tokens
+        steps += cell_tokens / at.batch_size
     return tokens, steps
 
 
 def _guessed_step_s(plan: TargetPlan, setup: DeploymentSpec) -> tuple[float, float] | None:
-    """Seconds of a step without speculation, and of loading."""
+    """Estimated seconds of a step without speculation, and of loading."""
     try:
         files = open_model(plan.target.model)
         planned, layers = plan_target(files, setup), files.num_layers
@@ -91,7 +91,7 @@ def _guessed_step_s(plan: TargetPlan, setup: DeploymentSpec) -> tuple[float, flo
 
 
 def earlier_run(plan: TargetPlan, setup: DeploymentSpec, root: Path) -> StoredRun | None:
-    """The newest run there that measured this target on a device of this kind."""
+    """The newest run under `root` that measured this target on a device of this kind."""
     names = {f"{plan.target.name}/{pairing.drafter.name}" for pairing in plan.pairings}
     for listing in reversed(list_runs(root)):
         if listing.problem or not listing.has_measured or not names & set(listing.pairings):

@@ -1,4 +1,4 @@
-"""What a run decides about its plan while it measures; a resumed run follows it."""
+"""Decisions of a run about its plan while it measures, which a resumed run follows."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -16,8 +16,8 @@ class Extensions:
     def __init__(self, store: RunStore, drafters: frozenset[str]) -> None:
         self._store = store
         self._drafters = tuple(sorted(drafters))
-        own = (e for e in store.stored.extensions if e.drafters == self._drafters)
-        self._taken = {(e.kind, e.question, e.num_prompts): e.cell_ids for e in own}
+        stored = (e for e in store.stored.extensions if e.drafters == self._drafters)
+        self._taken = {(e.kind, e.question, e.num_prompts): e.cell_ids for e in stored}
 
     def is_taken(
         self, kind: ExtensionKind, question: Cell | None = None, num_prompts: int = 0
@@ -31,25 +31,25 @@ class Extensions:
         question: Cell | None = None,
         num_prompts: int = 0,
     ) -> frozenset[str]:
-        """The cells of a decision: as recorded, else as `decide` says, which is then recorded.
+        """The cells of a recorded decision, else those of `decide`, which are then recorded.
 
-        None of `decide`: it is too early to say, and nothing is recorded.
+        If `decide` returns None, it is too early to decide, and nothing is recorded.
         """
-        place = kind, _name(question), num_prompts
-        if place not in self._taken:
+        at = kind, _name(question), num_prompts
+        if at not in self._taken:
             decided = decide()
             if decided is None:
                 return frozenset()
             record = ExtensionRecord(
                 kind=kind,
-                question=place[1],
+                question=at[1],
                 drafters=self._drafters,
                 num_prompts=num_prompts,
                 cell_ids=tuple(sorted(decided)),
             )
             self._store.append(record)
-            self._taken[place] = record.cell_ids
-        return frozenset(self._taken[place])
+            self._taken[at] = record.cell_ids
+        return frozenset(self._taken[at])
 
 
 def _name(question: Cell | None) -> str:
@@ -57,9 +57,9 @@ def _name(question: Cell | None) -> str:
 
 
 def winners(cells: Sequence[CellSummary]) -> Iterator[str]:
-    """Ids of the cells that the second pass measures again, as the best of many is biased upward.
+    """Ids of the cells to confirm, since the best of many estimates is biased upward.
 
-    The winner of each question, and K = auto with the best fixed K next to it.
+    They are the winner of each question, and K = auto with the best fixed K.
     """
     for group in by_question(cells):
         winner = choose(group).to_confirm
@@ -73,7 +73,7 @@ def winners(cells: Sequence[CellSummary]) -> Iterator[str]:
 
 
 def with_baselines(cells: Sequence[Cell], ids: Collection[str]) -> tuple[Cell, ...]:
-    """The cells that have one of the ids, after the baselines of their conditions."""
+    """The cells with one of the ids, after the baselines of their conditions."""
     chosen = [cell for cell in cells if cell.key.id in ids]
     conditions = {cell.key.condition for cell in chosen}
     baselines = [c for c in cells if c.drafter == NO_DRAFTER and c.key.condition in conditions]

@@ -1,6 +1,6 @@
-"""Traces, round costs, forecasts: which of the planned cells are worth measuring for real.
+"""Traces, round costs and forecasts, which decide the planned cells that are measured.
 
-What is decided follows from stored records alone, so a resumed run decides the same.
+Decisions depend only on stored records, so a resumed run decides the same.
 """
 
 import time
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from specbench.bench.blocks import Block
 from specbench.bench.budget import Deadline, block_seconds
-from specbench.bench.drafted_cells import DraftedCells, costed, effort, sharing_costs
+from specbench.bench.drafted_cells import DraftedCells, effort, sharing_costs, timed_cells
 from specbench.bench.plan import TargetPlan
 from specbench.bench.progress import Reporter
 from specbench.bench.round_costs import TIME_SHARE, RoundCosts
@@ -32,7 +32,7 @@ COSTS_SHARE = 0.3  # of the time that exploring may still take, for round costs
 
 
 class _Between(NamedTuple):
-    """Questions whose round costs are measured between the blocks of an exhaustive run."""
+    """Forecasts whose round costs are timed between the blocks of an exhaustive run."""
 
     group: list[DraftedCells]
     costs: RoundCosts
@@ -57,14 +57,14 @@ class Forecasting:
         self._session = session
         self._deadline = deadline
         self._clock = clock
-        self._told = self._store.stored.engine_costs
+        self._engine_costs = self._store.stored.engine_costs
         self._warned: set[str] = set()
         self._between: list[_Between] = []
         self._measured_s: defaultdict[Condition, float] = defaultdict(float)
         self._tracer = Tracer(plan, store, reporter, session, trace, self._drafting, clock)
 
     def trace(self, drafters: frozenset[str]) -> None:
-        """Trace the named drafters. Rows and KV caches may grow: graphs are made afterwards."""
+        """Trace the named drafters, before graphs are captured, since KV caches may grow."""
         loaded = [p for p in self._plan.pairings if p.drafter.name in drafters]
         done = {(f.key.pairing, f.key.condition) for f in self._store.stored.forecasts}
         keys = [self._plan.cells(condition)[0].key for condition in self._plan.conditions]
@@ -73,61 +73,59 @@ class Forecasting:
             self._tracer.run(waiting, self._deadline)
 
     def narrow(self, usable: frozenset[str]) -> frozenset[str]:
-        """The cells to measure for real: all in an exhaustive run, none where the costs are
-        another engine's.
+        """The cells to measure: all in an exhaustive run, none if the costs are from another
+        engine.
 
         A drafter that cannot be forecast keeps all of its cells.
         """
-        questions = list(self._drafted_cells(usable))
+        forecasts = list(self._drafted_cells(usable))
         known = {record.key: record for record in self._store.stored.forecasts}
-        groups = sharing_costs(q for q in questions if q.key not in known)
-        asked = self._plan.settings.forecasting
-        if asked.exhaustive:
+        groups = sharing_costs(drafted for drafted in forecasts if drafted.key not in known)
+        settings = self._plan.settings.forecasting
+        if settings.exhaustive:
             self._between = [_Between(group, self._costs(group)) for group in groups]
             return usable
-        made = [
+        new = [
             record
             for left, group in zip(range(len(groups), 0, -1), groups, strict=True)
             for record in self._forecasts(group, left)
         ]
-        for record in shortlist(made, known.values(), asked.most_drafters):
+        for record in shortlist(new, known.values(), settings.most_drafters):
             self._store.append(record)
             known[record.key] = record
-        if self._told:
+        if self._engine_costs:
             return frozenset()
         left_out: set[str] = set()
-        for drafted in questions:
-            made_of = known.get(drafted.key)
-            if made_of is not None:
+        for drafted in forecasts:
+            if (made := known.get(drafted.key)) is not None:
                 left_out |= {
-                    cell.key.id
-                    for cell in drafted.cells
-                    if cell.key.draft.k not in made_of.to_measure
+                    cell.key.id for cell in drafted.cells if cell.key.draft.k not in made.to_measure
                 }
         return usable - left_out
 
-    def beside(self, block: Block, record: BlockRecord) -> None:
-        """A timing repetition after a block of an exhaustive run, where its share of time has come.
+    def measure_after_block(self, block: Block, record: BlockRecord) -> None:
+        """Run a timing repetition after a block of an exhaustive run, up to a share of the time.
 
-        A machine's pace changes by the minute: only so do costs and sweep meet the same one.
+        The speed of a machine changes by the minute, so costs and sweep are timed together.
         """
         for group, costs in tuple(self._between):
             if block.condition in [drafted.condition for drafted in group]:
                 self._measured_s[block.condition] += sum(block_seconds(record).values())
                 measured_s = sum(self._measured_s[s] for s in {q.condition for q in group})
-                # However soon they are known: the sweep goes on, and its pace may change.
+                # Even if the costs are precise: the machine's speed may change during the sweep.
                 if costs.spent_s < TIME_SHARE * measured_s:
-                    self._visit(costs)
+                    self._repeat(costs)
 
     def conclude(self) -> None:
-        """The forecasts of an exhaustive run: they knew nothing of what was measured."""
+        """Store the forecasts of an exhaustive run, which do not use its measurements."""
         for group, costs in self._between:
-            for record in self._made(group, self._measured_curves(group, costs), costs.spent_s):
+            curves = self._measured_curves(group, costs)
+            for record in self._forecasts_from(group, curves, costs.spent_s):
                 self._store.append(record)
         self._between = []
 
     def _drafted_cells(self, usable: frozenset[str]) -> Iterator[DraftedCells]:
-        """Those of the loaded drafters that have traces."""
+        """The cells of loaded drafters that have traces."""
         for condition in self._plan.conditions:
             for pairing in self._plan.pairings:
                 cells = tuple(
@@ -144,20 +142,21 @@ class Forecasting:
     def _forecasts(
         self, group: Sequence[DraftedCells], num_groups: int
     ) -> Iterator[ForecastRecord]:
-        if self._told:
-            return self._made(group, self._told_curves(group), 0.0)
+        if self._engine_costs:
+            return self._forecasts_from(group, self._engine_curves(group), 0.0)
         self._reporter.stage(f"{self._plan.target.name}: timing rounds")
-        costs, may_go_on = self._costs(group), self._within(COSTS_SHARE / num_groups)
-        return self._made(group, self._measured_curves(group, costs, may_go_on), costs.spent_s)
+        costs, should_continue = self._costs(group), self._within(COSTS_SHARE / num_groups)
+        curves = self._measured_curves(group, costs, should_continue)
+        return self._forecasts_from(group, curves, costs.spent_s)
 
-    def _visit(self, costs: RoundCosts) -> None:
+    def _repeat(self, costs: RoundCosts) -> None:
         try:
-            costs.visit()
+            costs.repeat()
         except EXPECTED_ERRORS as error:
-            self._refuse(error)
-            self._between = [one for one in self._between if one.costs is not costs]
+            self._warn_unmeasured(error)
+            self._between = [between for between in self._between if between.costs is not costs]
 
-    def _made(
+    def _forecasts_from(
         self, group: Sequence[DraftedCells], curves: dict[CellKey, CostCurve], costs_s: float
     ) -> Iterator[ForecastRecord]:
         for drafted in group:
@@ -179,33 +178,33 @@ class Forecasting:
                 name = f"{drafted.pairing.name} on {drafted.condition.workload}"
                 self._reporter.warn(f"{name}: not forecast, {first_line(error)}")
 
-    def _told_curves(self, group: Sequence[DraftedCells]) -> dict[CellKey, CostCurve]:
-        found = {}
+    def _engine_curves(self, group: Sequence[DraftedCells]) -> dict[CellKey, CostCurve]:
+        curves = {}
         for drafted in group:
             at, ks = drafted.condition, drafted.ks
-            own = [c for c in self._told if c.is_of(at, drafted.pairing.drafter.name)]
+            costs = [c for c in self._engine_costs if c.is_of(at, drafted.pairing.drafter.name)]
             name = f"{drafted.pairing.name} on {at.workload}"
-            if not own:
-                whose = describe(self._told)
-                self._reporter.warn(f"{name}: not forecast, the costs of {whose} say nothing of it")
+            if not costs:
+                engine = describe(self._engine_costs)
+                self._reporter.warn(f"{name}: not forecast, the costs of {engine} do not cover it")
                 continue
             try:
-                found[drafted.key] = curve_from(own, concurrency=at.concurrency, ks=ks)
-            except UsageError as error:  # known of others, not of this one
+                curves[drafted.key] = curve_from(costs, concurrency=at.concurrency, ks=ks)
+            except UsageError as error:
                 self._reporter.warn(f"{name}: not forecast, {error}")
                 continue
-            text = left_out(own, concurrency=at.concurrency, ks=ks)
-            if text and text not in self._warned:  # others may have the same K
+            text = left_out(costs, concurrency=at.concurrency, ks=ks)
+            if text and text not in self._warned:
                 self._warned.add(text)
                 self._reporter.warn(text)
-        return found
+        return curves
 
     def _costs(self, group: Sequence[DraftedCells]) -> RoundCosts:
-        settings = dict.fromkeys(drafted.condition for drafted in group)
+        conditions = dict.fromkeys(drafted.condition for drafted in group)
         return RoundCosts(
             self._session.engine,
-            costed(self._plan, group),
-            _in_turn([list(self._tracer.texts(condition)) for condition in settings]),
+            timed_cells(self._plan, group),
+            _interleaved([list(self._tracer.texts(condition)) for condition in conditions]),
             seed=self._plan.settings.seed,
             clock=self._clock,
         )
@@ -214,35 +213,36 @@ class Forecasting:
         self,
         group: Sequence[DraftedCells],
         costs: RoundCosts,
-        may_go_on: Callable[[], bool] = lambda: True,
+        should_continue: Callable[[], bool] = lambda: True,
     ) -> dict[CellKey, CostCurve]:
-        """The costs of each drafter beside one K = 0; none where a cell refuses its texts."""
+        """The costs of each drafter and of the shared K = 0; empty if a cell cannot be timed."""
         try:
-            records = costs.finish(may_go_on)
+            records = costs.finish(should_continue)
         except EXPECTED_ERRORS as error:
-            self._refuse(error)
+            self._warn_unmeasured(error)
             return {}
         for record in records:
             self._store.append(record)
-        found = {}
+        curves = {}
         for drafted in group:
-            own = [
+            costs_of_drafter = [
                 record
-                for one, record in zip(costs.costed, records, strict=True)
-                if one.cell.drafter in (drafted.pairing.drafter.name, NO_DRAFTER)
+                for timed, record in zip(costs.cells, records, strict=True)
+                if timed.cell.drafter in (drafted.pairing.drafter.name, NO_DRAFTER)
             ]
-            ks = {record.num_speculative_tokens for record in own}
-            rounds = {k: known for k in ks if (known := replayed(drafted.traces, k)) is not None}
-            curve = measured_here(own, {k: known.of_texts for k, known in rounds.items()})
+            ks = {record.num_speculative_tokens for record in costs_of_drafter}
+            replays = {k: replay for k in ks if (replay := replayed(drafted.traces, k)) is not None}
+            rounds = {k: replay.of_texts for k, replay in replays.items()}
+            curve = measured_here(costs_of_drafter, rounds)
             if curve is not None:
-                found[drafted.key] = curve
-        return found
+                curves[drafted.key] = curve
+        return curves
 
-    def _refuse(self, error: Exception) -> None:
+    def _warn_unmeasured(self, error: Exception) -> None:
         self._reporter.warn(f"round costs: {first_line(error)}; every K is measured instead")
 
     def _within(self, share: float) -> Callable[[], bool]:
-        """Whether no more than a share of the time left by now has gone; always, unlimited."""
+        """A check that at most `share` of the time left now is used; true without a limit."""
         left_s = self._deadline.seconds_left("explore")
 
         def is_within() -> bool:
@@ -253,13 +253,13 @@ class Forecasting:
 
     def _rule(self, temperature: float) -> AcceptanceRule:
         rule = self._plan.settings.forecasting.acceptance_rule
-        return acceptance_rule(rule, self._told, temperature)
+        return acceptance_rule(rule, self._engine_costs, temperature)
 
     def _drafting(self, temperature: float) -> Drafting:
         return "greedy" if self._rule(temperature) == "greedy_draft" else "own"
 
 
-def _in_turn(lists: Sequence[list[TargetText]]) -> list[TargetText]:
-    """The first of each, then the second of each, until none is left."""
+def _interleaved(lists: Sequence[list[TargetText]]) -> list[TargetText]:
+    """The first item of each list, then the second of each, and so on."""
     longest = max(map(len, lists), default=0)
     return [items[i] for i in range(longest) for items in lists if i < len(items)]

@@ -1,4 +1,4 @@
-"""One answer, told round by round while it is decoded.
+"""Decodes one answer and reports each round while it is decoded.
 
 Shape suffixes: B rows, K drafts, N nodes, T tokens, V vocabulary.
 """
@@ -31,32 +31,32 @@ from specbench.settings import RunSettings
 
 
 class WatchedRound(NamedTuple):
-    """What became of a round's drafts; token ids. The prefill is a round of K = 0."""
+    """The outcome of a round's drafts, in token ids. The prefill is a round of K = 0."""
 
-    num_drafted: int  # K, or fewer where nothing else was found; of a tree its nodes
+    num_drafted: int  # K, or fewer if the drafter found fewer; for a tree its nodes
     accepted: tuple[int, ...]
     rejected: tuple[int, ...]
-    own: int | None  # the target's own token: bonus or recovered; None where the answer has ended
-    is_bonus: bool  # all drafts were accepted; else `own` stands for the first that was not
+    extra: int | None  # the bonus or recovered token; None if the answer ended before it
+    is_bonus: bool  # all drafts were accepted; else `extra` replaces the first rejected one
 
 
 class Generation(NamedTuple):
-    """What it came to."""
+    """A decoded answer with its rounds."""
 
     output_ids: tuple[int, ...]
     rounds: tuple[WatchedRound, ...]
-    decode_s: float  # of all rounds, with what telling them took
+    decode_s: float  # of all rounds, including `on_round`
 
 
-OnRound = Callable[[WatchedRound, Callable[[tuple[int, ...]], str]], None]  # and ids to text
+OnRound = Callable[[WatchedRound, Callable[[tuple[int, ...]], str]], None]  # round, ids to text
 
 
 class RecordingVerifier:
-    """A verifier that tells what the one within it decided, row 0 alone."""
+    """A verifier that reports the decisions of another verifier for row 0."""
 
-    def __init__(self, inner: Verifier, told: Callable[[WatchedRound], None]) -> None:
+    def __init__(self, inner: Verifier, report: Callable[[WatchedRound], None]) -> None:
         self._inner = inner
-        self._told = told
+        self._report = report
 
     def __call__(
         self,
@@ -67,7 +67,7 @@ class RecordingVerifier:
         positions_BN: Tensor,
     ) -> Verdict:
         verdict = self._inner(proposal, logits_BNV, sampler, seed_B, positions_BN)
-        self._told(_round_of(proposal, verdict))
+        self._report(_round_of(proposal, verdict))
         return verdict
 
 
@@ -78,18 +78,18 @@ def _round_of(proposal: Proposal, verdict: Verdict) -> WatchedRound:
     if proposal.tree is None:
         rejected, deepest = drafts[num_accepted:num_drafted], num_drafted
     else:
-        meant: list[bool] = proposal.tree.is_active_BK[0].tolist()
+        active: list[bool] = proposal.tree.is_active_BK[0].tolist()
         on_path = [] if verdict.path_BT is None else verdict.path_BT[0].tolist()
         path = set(on_path[1 : num_accepted + 1])
-        nodes = zip(range(1, len(drafts) + 1), drafts, meant, strict=True)
-        rejected = [token for node, token, is_meant in nodes if is_meant and node not in path]
+        nodes = zip(range(1, len(drafts) + 1), drafts, active, strict=True)
+        rejected = [token for node, token, is_active in nodes if is_active and node not in path]
         depths_K = proposal.tree.depths_BN[0, 1:] * proposal.tree.is_active_BK[0]
         deepest = int(depths_K.max()) if len(drafts) else 0
     return WatchedRound(
         num_drafted=num_drafted,
         accepted=tuple(tokens[:num_accepted]),
         rejected=tuple(rejected),
-        own=tokens[num_accepted],
+        extra=tokens[num_accepted],
         is_bonus=num_accepted == deepest,
     )
 
@@ -102,10 +102,10 @@ def watched_generation(
     reporter: Reporter,
     on_round: OnRound,
 ) -> Generation:
-    """Decode the answer to a prompt, and tell each round as soon as it is over.
+    """Decode the answer to a prompt, and call `on_round` after each round.
 
-    Nothing is captured or stored: it is there to be looked at. ModelError, UsageError and
-    CompatibilityError as a run raises them.
+    No graphs are captured and no records stored. Raises ModelError, UsageError and
+    CompatibilityError like a run.
     """
     device = find_device(settings.machine.device)
     torch.set_num_threads(settings.machine.threads or idle_threads())
@@ -123,40 +123,40 @@ def watched_generation(
     ids = engine.tokenizer.prompt_ids([Message(role="user", content=prompt)])
     sampling = Sampling(temperature=settings.sampling.temperatures[0])
     most = settings.sampling.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
-    # The prefill's token, which no verifier sees: the same noise draws it again.
-    alone = Request(prompt_ids=ids, max_new_tokens=1, sampling=sampling, seed=settings.seed)
-    first = engine.generate(alone, engine.baseline).output_ids
+    # The prefill's token bypasses the verifier; the same noise draws it again here.
+    one_token = Request(prompt_ids=ids, max_new_tokens=1, sampling=sampling, seed=settings.seed)
+    first = engine.generate(one_token, engine.baseline).output_ids
     rounds: list[WatchedRound] = []
     left, has_ended = most, False
 
-    def told(one: WatchedRound) -> None:
-        """Without what comes after the end of the answer."""
+    def report(whole: WatchedRound) -> None:
+        """Report a round without the tokens after the end of the answer."""
         nonlocal left, has_ended
         if has_ended or left == 0:
             return
-        emitted = [*one.accepted, *([] if one.own is None else [one.own])][:left]
+        emitted = [*whole.accepted, *([] if whole.extra is None else [whole.extra])][:left]
         end = next((i + 1 for i, token in enumerate(emitted) if token in engine.eos_ids), None)
         has_ended = end is not None
         kept = emitted[:end]
         left -= len(kept)
-        accepted = tuple(kept[: len(one.accepted)])
-        own = kept[len(one.accepted)] if len(kept) > len(one.accepted) else None
-        rounds.append(one._replace(accepted=accepted, own=own))
+        accepted = tuple(kept[: len(whole.accepted)])
+        extra = kept[len(whole.accepted)] if len(kept) > len(whole.accepted) else None
+        rounds.append(whole._replace(accepted=accepted, extra=extra))
         on_round(rounds[-1], engine.tokenizer.text)
 
     reporter.stage(f"{pairing.name}: decoding")
-    told(WatchedRound(0, (), (), first[0], True))
+    report(WatchedRound(0, (), (), first[0], True))
     drafter = pairing.drafter
-    # Refused by the engine, with its reasons, where the drafter cannot draft so deep.
-    engine.generate(alone, drafting)
+    # Raises the engine's error, with its reason, if the drafter cannot draft K tokens.
+    engine.generate(one_token, drafting)
     decoder = Decoder(
         engine.runner,
         engine.drafting(drafter.name),
         eos_ids=engine.eos_ids,
         clock=make_clock(device),
-        verifier=RecordingVerifier(engine.verifier(drafter.name), told),
+        verifier=RecordingVerifier(engine.verifier(drafter.name), report),
     )
     began_s = time.monotonic()
-    asked = Request(prompt_ids=ids, max_new_tokens=most, seed=settings.seed)
-    (result,) = decoder.decode([asked], Sampler(sampling), k=k)
+    request = Request(prompt_ids=ids, max_new_tokens=most, seed=settings.seed)
+    (result,) = decoder.decode([request], Sampler(sampling), k=k)
     return Generation(result.output_ids, tuple(rounds), time.monotonic() - began_s)

@@ -16,20 +16,20 @@ from specbench.files.model_spec import ModelSpec
 from specbench.fit.demand import gib
 from specbench.models.progress import report_progress
 
-PATIENCE_S = 5.0  # a hub that answers at all answers sooner
-# The hub's error derives from that of the HTTP client it uses, which is another one by release.
-# ValueError is for what is no address at all.
+PATIENCE_S = 5.0  # for the hub's response
+# The base class of the hub's errors depends on its HTTP client, which differs by release.
+# ValueError is for an invalid address.
 _UNREACHABLE = cast("tuple[type[Exception], ...]", (*HfHubHTTPError.__bases__, ValueError))
 
 
 def download_missing(
     models: Iterable[ModelSpec], warn: Callable[[str], None], *, weights: bool = True
 ) -> None:
-    """Download what is not here, weights if asked for, after saying how much it is.
+    """Download missing models, with their weights if `weights`, after a warning with the size.
 
-    If the hub cannot be reached, say so and go offline: loading then fails at once for what is not
-    here, in place of retrying for minutes what one try has shown. What cannot be downloaded is
-    warned of, and fails when it is loaded.
+    If the hub cannot be reached, warn and go offline, so that loading a missing model fails
+    immediately instead of retrying for minutes. A failed download is only warned of: loading the
+    model then fails.
     """
     is_present = has_weights if weights else is_here
     of_hub = {(spec.source, spec.revision): spec for spec in models if spec.folder is None}
@@ -74,12 +74,12 @@ def download_missing(
 
 
 def _download(spec: ModelSpec, files: dict[str, int]) -> None:
-    """Download these files, given with their bytes, and report how far it is."""
+    """Download files, given with their sizes, and report the progress in bytes."""
     num_bytes, shown = sum(files.values()), f"downloading {spec.source}"
     report_progress(f"{shown}: {gib(0)} of {gib(num_bytes)}")
 
     class Bar(tqdm):  # type: ignore[misc]  # it has no types
-        """Reports bytes instead of drawing: the client has two bars of them, and one of files."""
+        """Reports bytes instead of drawing: the client has two bars of bytes and one of files."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "file": StringIO(), "disable": False})
@@ -95,7 +95,7 @@ def _download(spec: ModelSpec, files: dict[str, int]) -> None:
 
 
 def _is_reachable() -> bool:
-    """Whether anything answers there, whatever it says."""
+    """Whether the hub's address gives any response."""
     try:
         _ = urlsplit(constants.ENDPOINT).port
         get_session().head(constants.ENDPOINT, timeout=PATIENCE_S)

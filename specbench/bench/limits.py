@@ -1,4 +1,4 @@
-"""What bounds a round: the bytes it must read, and what the host starts and waits for in it."""
+"""Measures the bounds of a round: bytes read, model forwards, host launches and waits."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -12,18 +12,18 @@ from specbench.models.library_errors import raise_if_device_lost
 from specbench.probes.launches import HostCalls, count_host_calls
 from specbench.records import BlockRecord, ForwardCost, LimitRecord, Request, Sampling
 
-ROUNDS = 12  # beside a block
+ROUNDS = 12  # per block
 WARM_UPS = 4  # the rounds after a prefill are slower
-BLOCKS = 8  # of a cell; further ones would tell no more
+BLOCKS = 8  # per cell; more would not be more precise
 
 
 def measure_forwards(
     engine: Instrumented, cells: tuple[Cell, ...], request_of: Callable[[Cell], Request]
 ) -> Iterator[ForwardCost]:
-    """Model forwards of every cell, in the order of its rounds, and some rounds between them.
+    """The model forwards of every cell, timed alternately with rounds of the cell.
 
-    A machine's speed changes within a second, and a forward that follows another model's finds
-    its weights in no cache: only in turns are both measured alike. Cells have a fixed K.
+    A machine's speed changes within a second, and a forward after another model's does not have
+    its weights in a cache: alternating makes forwards and rounds comparable. Cells have a fixed K.
     """
     for cell in cells:
         request = request_of(cell)
@@ -53,7 +53,7 @@ def measure_forwards(
 
 
 def middle_context(block: BlockRecord) -> int:
-    """Tokens in the cache half-way through a block's typical request."""
+    """Tokens in the cache halfway through a block's typical request."""
     done = [r for r in block.requests if r.output_ids]
     return round(median(r.num_prompt_tokens + r.num_output_tokens / 2 for r in done)) if done else 1
 
@@ -72,8 +72,7 @@ def measure_limits(
 ) -> Iterator[LimitRecord]:
     """The bytes that a round of every cell of a block must read, at its middle context.
 
-    Cells have a fixed K. Experts that no token chose are counted, which makes the bytes of a
-    mixture too many.
+    Cells have a fixed K. All experts of a mixture are counted, which overestimates its bytes.
     """
     context = middle_context(block)
     for cell in cells:
@@ -94,20 +93,20 @@ def count_launches(
 ) -> Iterator[LimitRecord]:
     """Host launches and waits per round of every cell on a GPU, decoded in one row.
 
-    A short and a longer decoding of `request` are profiled, after one that makes whatever is
-    made on first use: their difference is rounds alone, without prefill or profiler. Cells that
-    differ only in workload, context or load share one count. A cell that cannot be profiled, as
-    when the context has no room left, has no record; DeviceLostError.
+    A short and a longer decoding of `request` are profiled after a warm-up: their difference
+    contains only rounds, without prefill or profiler. Cells that differ only in workload, context
+    or load share one count. A cell that cannot be profiled, e.g. because the context is full, has
+    no record; DeviceLostError.
     """
     groups: dict[tuple[Work, Sampling], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((work_of(cell), cell.sampling), []).append(cell)
     for (work, sampling), group in groups.items():
-        # Sampled as the cells are, in one row, and of a length that is not left to chance.
+        # One row with the sampling of the cells, and with a fixed length.
         fixed = replace(request, sampling=sampling, stop_at_eos=False, conversation=None)
         try:
             per_round = _calls_per_round(engine, work, fixed, count)
-        except Exception as error:  # a profiler may fail in any way, after all was measured
+        except Exception as error:  # a profiler can raise any error, and measuring is complete
             raise_if_device_lost(error)
             continue
         if per_round is None:
@@ -123,7 +122,7 @@ def count_launches(
 
 
 def _bytes_per_round(engine: Instrumented, cell: Cell, context: int) -> int:
-    """0 where the engine does not know all forwards of a round."""
+    """Bytes that a round must read; 0 if the engine does not know all forwards of a round."""
     rows = cell.key.condition.concurrency
     return sum(
         forward.times * engine.bytes_read(cell.drafter, forward, rows, context)
@@ -134,7 +133,8 @@ def _bytes_per_round(engine: Instrumented, cell: Cell, context: int) -> int:
 def _calls_per_round(
     engine: Engine, work: Work, request: Request, count: Count
 ) -> tuple[float, float] | None:
-    """Launches and waits; None where the engine shows no rounds or the profiler no calls."""
+    """Launches and waits per round; None if the engine reports no rounds or the profiler no
+    calls."""
     num_rounds = 0
 
     def decode(num_tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""Prompts that a target has no context for: left out at every K before anything is measured."""
+"""Leaves out prompts that exceed the target's context, at every K and before measuring."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,18 +12,18 @@ from specbench.errors import ModelError, WorkloadError
 from specbench.files.model import open_model
 from specbench.records import FailureRecord, Message, Prompt
 
-_MOST_TEMPLATE_TOKENS = 1024  # that a chat template adds
-TEMPLATE_TOKENS = 256  # that it usually adds, if only the server can count them
+_MOST_TEMPLATE_TOKENS = 1024  # the most that a chat template adds
+TEMPLATE_TOKENS = 256  # an estimate of what it adds, if only the server can count
 
-# The plan that is left, and a failure for each workload that has lost prompts.
+# The shortened plan, and a failure for each workload with left-out prompts.
 Shortened = tuple[TargetPlan, tuple[FailureRecord, ...]]
 
 
 def fitting(plan: TargetPlan, context: int | None = None) -> TargetPlan:
-    """The plan without prompts that exceed the context by tokenizer.json, and notes that count
-    them. `context`: the running servers'. WorkloadError if no prompt fits."""
+    """The plan without prompts that exceed the context, counted by tokenizer.json, and with notes
+    on their number. `context`: of running servers. WorkloadError if no prompt fits."""
     margin = TEMPLATE_TOKENS if plan.served else 0
-    with suppress(ModelError):  # loading says it in its own words
+    with suppress(ModelError):  # loading the model raises the error again
         files = open_model(plan.target.model)
 
         def count(prompt: Prompt) -> int:
@@ -47,8 +47,8 @@ def fitting(plan: TargetPlan, context: int | None = None) -> TargetPlan:
 
 
 def without_long_prompts(plan: TargetPlan, engine: Engine) -> Shortened:
-    """The plan without prompts that exceed the context with their template; a workload of only such
-    prompts stays, and fails in the engine's own words."""
+    """The plan without prompts that exceed the context, counted with their chat template; a
+    workload of only such prompts stays, and fails with the engine's error."""
     count = partial(_prompt_tokens, engine.tokenizer)
     short, failures = _without(plan, engine.context or inf, count)
     unchanged = {workload.name for workload in plan.workloads if workload in short.workloads}
@@ -56,8 +56,8 @@ def without_long_prompts(plan: TargetPlan, engine: Engine) -> Shortened:
 
 
 def _without(plan: TargetPlan, limit: float, count: Callable[[Prompt], int]) -> Shortened:
-    """The plan without prompts above the limit, and a failure for each workload that has some; a
-    workload of only such prompts stays."""
+    """The plan without prompts above the limit, and a failure for each workload that has such
+    prompts; a workload of only such prompts stays."""
     kept, failures = list(plan.workloads), []
     for i, workload in enumerate(plan.workloads):
         answer = plan.max_new_tokens(workload.name)
@@ -65,7 +65,7 @@ def _without(plan: TargetPlan, limit: float, count: Callable[[Prompt], int]) -> 
         for prompt in workload.prompts:
             num_bytes = sum(len(m.content.encode()) for turn in prompt.turns for m in turn)
             answers = answer * len(prompt.turns)
-            # A token is a byte or more.
+            # A token has at least one byte.
             if prompt.tools or num_bytes + _MOST_TEMPLATE_TOKENS + answers > limit:
                 long[prompt.id] = count(prompt) + answers
         long = {prompt: tokens for prompt, tokens in long.items() if tokens > limit}
@@ -92,11 +92,11 @@ def _without(plan: TargetPlan, limit: float, count: Callable[[Prompt], int]) -> 
 
 
 def _prompt_tokens(tokenizer: Tokenizer, prompt: Prompt) -> int:
-    """All turns; the answers between them are counted at their full length, and are empty here."""
-    said = list(prompt.turns[0])
+    """Tokens of all turns, with empty answers between them; the caller adds the answers."""
+    messages = list(prompt.turns[0])
     for turn in prompt.turns[1:]:
-        said += [Message(role="assistant", content=""), *turn]
+        messages += [Message(role="assistant", content=""), *turn]
     try:
-        return len(tokenizer.prompt_ids(said, prompt.tools, prompt.template_args))
-    except WorkloadError:  # it is told where the prompt is asked
+        return len(tokenizer.prompt_ids(messages, prompt.tools, prompt.template_args))
+    except WorkloadError:  # decoding the prompt raises the error again
         return 0

@@ -1,4 +1,4 @@
-"""Work at which the device is lost: the next process tries it again, a third leaves it out."""
+"""Records work that loses the device: it is tried in two processes, then left out."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,22 +10,22 @@ from specbench.errors import DeviceLostError, ModelError, first_line
 from specbench.records import FailureRecord
 from specbench.runs import RunStore
 
-MOST_LOSSES = 2  # of a cell, in processes that end there
+MOST_LOSSES = 2  # per cell; each ends a process
 
 
 @contextmanager
 def losses_kept(
     store: RunStore, cells: Sequence[Cell], stage: Literal["load", "warm_up", "decode"]
 ) -> Iterator[None]:
-    """Around work for cells of one pairing: if the device is lost, the run stops and has it stored.
+    """Store a failure if work for cells of one pairing loses the device, and stop the run.
 
-    ModelError where that has happened to all of them too often.
+    ModelError if all of the cells have lost the device `MOST_LOSSES` times.
     """
     losses = Counter(
         cell_id for f in store.stored.failures if f.ended_process for cell_id in f.cell_ids
     )
     if cells and all(losses[cell.key.id] >= MOST_LOSSES for cell in cells):
-        raise ModelError(f"the device was lost at it {MOST_LOSSES} times; it is not tried again")
+        raise ModelError(f"the device was lost here {MOST_LOSSES} times; it is not tried again")
     try:
         yield
     except DeviceLostError as error:

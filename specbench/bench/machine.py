@@ -28,7 +28,7 @@ GPU, CPU, SERVER = "cuda:0", "cpu", "server"
 
 
 class ThisMachine:
-    """This process and the servers that it asks. If only servers decode, torch is not imported."""
+    """This process and its servers. If only servers decode, torch is not imported."""
 
     def __init__(
         self, settings: RunSettings, pairings: Sequence[Pairing], reporter: Reporter
@@ -37,7 +37,7 @@ class ThisMachine:
 
     @cached_property
     def _process(self) -> "ThisProcess | None":
-        """None if only servers decode. UsageError if its device is not there."""
+        """The engines in this process; None if only servers decode. UsageError without a device."""
         if are_served(self._settings):
             return None
         from specbench.bench.this_process import ThisProcess  # noqa: PLC0415 - imports torch
@@ -46,11 +46,11 @@ class ThisMachine:
 
     @property
     def environments(self) -> Sequence[Environment]:
-        """This machine's."""
+        """The environment of this machine."""
         return (self.environment(sys.argv),)
 
     def environment(self, command: Sequence[str]) -> Environment:
-        """This machine, unless servers run already: those may be anywhere."""
+        """The environment of this machine, or of unknown hardware if servers run already."""
         if self._process is not None:
             return self._process.environment(command)
         if self._settings.servers.base_urls:
@@ -69,8 +69,8 @@ class ThisMachine:
     def measure(
         self, plans: Sequence[TargetPlan], running: Sequence[Address], store: RunStore
     ) -> None:
-        """Everything planned that is not stored yet."""
-        for plan in plans:  # a target's deadline begins when the target before has ended
+        """Measure the planned units that are not stored yet."""
+        for plan in plans:  # a target's deadline begins when the previous target has ended
             spent = spent_s(store.stored, plan.target.name)
             deadline = Deadline(target_budget_s(plans), time.monotonic, spent_s=spent)
             for source in unit_sources(plan, running, store, deadline):
@@ -78,14 +78,14 @@ class ThisMachine:
                     unit.measure(self, store, deadline)
 
     def measure_target(self, plan: TargetPlan, store: RunStore, deadline: Deadline) -> None:
-        assert self._process is not None, "some engine is in this process"
+        assert self._process is not None, "an engine is in this process"
         self._process.measure(plan, store, self.reporter, deadline)
 
 
 def unit_sources(
     plan: TargetPlan, running: Sequence[Address], store: RunStore, deadline: Deadline
 ) -> Iterator[UnitSource]:
-    """Where the units of a target come from: its engines in one process, and each one served."""
+    """The sources of a target's units: the engines in one process, and each serving engine."""
     if plan.in_process is not None:
         yield Once(WholeTarget(plan=plan.in_process))
     for engine in plan.served:
@@ -98,7 +98,7 @@ def are_served(settings: RunSettings) -> bool:
 
 
 def served_dtype(settings: RunSettings, target: Target) -> str:
-    """The requested dtype, else the server picks it."""
+    """The requested dtype, else that of pairings.yaml."""
     return settings.machine.dtype or target.model.dtype
 
 
@@ -109,7 +109,7 @@ def target_budget_s(plans: Sequence[TargetPlan]) -> float | None:
 
 
 def head_reader(settings: RunSettings) -> ReadHead:
-    """Reads the heads of a run's drafters, without torch if only servers decode."""
+    """The reader of drafter heads, without torch if only servers decode."""
     if are_served(settings):
         return headers_on_this_machine
     from specbench.bench.this_process import read_shapes  # noqa: PLC0415 - imports torch

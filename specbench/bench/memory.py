@@ -1,4 +1,4 @@
-"""Memory of the target alone, then what each drafter adds to it."""
+"""Measures the memory of the target, then the memory that each drafter adds."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,19 +16,19 @@ class _Peaks(NamedTuple):
     process: int | None
     device: int | None
 
-    def beside(self, idle: "_Peaks", before: "_Peaks", after: "_Peaks") -> "_Peaks":
-        """Peaks of target and drafter: `after`, without what came between `idle`, just after
-        these, and `before`. None stays None.
+    def with_drafter(self, idle: "_Peaks", before: "_Peaks", after: "_Peaks") -> "_Peaks":
+        """Peaks of target and drafter: `after` minus the growth from `idle` to `before`, and at
+        least these peaks. None stays None.
         """
-        return _Peaks(*map(_beside, self, idle, before, after))
+        return _Peaks(*map(_with_drafter, self, idle, before, after))
 
 
 class MemoryMeter:
-    """Peaks around a pass: NVML and torch on a GPU, the process and its host on a CPU.
+    """Memory peaks of a pass: by NVML and torch on a GPU, of the process and its host on a CPU.
 
-    Drafters are loaded one after the other beside the target; each one's record is the peak
-    of its own pass without what stayed of those before it, and at least the target's. Of an
-    engine in another process nothing is told.
+    Drafters are loaded one after the other in addition to the target. The record of a drafter is
+    the peak of its pass, without memory that earlier drafters left allocated, and at least the
+    target's. An engine in another process has no record.
     """
 
     def __init__(self, target: str, device: str, probe: Probe) -> None:
@@ -37,7 +37,7 @@ class MemoryMeter:
         self._probe = probe
 
     def target_alone(self, engine: Engine, run_pass: Callable[[], None]) -> MemoryRecord | None:
-        """Run one K = 0 pass with the target loaded and nothing else."""
+        """Run one K = 0 pass with only the target loaded."""
         self._alone = self._peaks_of(run_pass)
         self._idle = self._now()
         return self._record(engine, NO_DRAFTER, self._alone)
@@ -48,7 +48,8 @@ class MemoryMeter:
         """Load one drafter and run one pass with it."""
         before = self._now()
         after = self._peaks_of(load_and_run)
-        return self._record(engine, drafter, self._alone.beside(self._idle, before, after))
+        peaks = self._alone.with_drafter(self._idle, before, after)
+        return self._record(engine, drafter, peaks)
 
     def _peaks_of(self, run: Callable[[], None]) -> _Peaks:
         reset_allocator_peaks(self._device)
@@ -58,12 +59,12 @@ class MemoryMeter:
         try:
             run()
         finally:
-            seen, sample = self._probe.stop(), host.stop()
+            gpu, sample = self._probe.stop(), host.stop()
         allocated, reserved = allocator_peaks(self._device)
         if self._device == "cpu":
             return _Peaks(None, None, sample.process_peak_bytes, sample.host_peak_bytes)
-        process = seen.process_used_bytes if seen else None
-        return _Peaks(allocated, reserved, process, seen.device_used_bytes if seen else None)
+        process = gpu.process_used_bytes if gpu else None
+        return _Peaks(allocated, reserved, process, gpu.device_used_bytes if gpu else None)
 
     def _now(self) -> _Peaks:
         if self._device == "cpu":
@@ -89,7 +90,7 @@ class MemoryMeter:
         )
 
 
-def _beside(
+def _with_drafter(
     alone: int | None, idle: int | None, before: int | None, after: int | None
 ) -> int | None:
     if alone is None or idle is None or before is None or after is None:

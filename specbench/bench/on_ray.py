@@ -1,4 +1,4 @@
-"""A Ray cluster: the one file that knows Ray."""
+"""Runs tasks on a Ray cluster. No other file imports Ray."""
 
 import os
 import sys
@@ -21,20 +21,20 @@ from specbench.settings import MachineSettings
 
 AUTO, LOCAL = "auto", "local"
 LOCAL_CPUS = 2
-LOCAL_STORE_BYTES = 100 * 2**20  # what passes through it is small
-NUM_ID = 8  # of the digits of a node's id
-THREADS = "OMP_NUM_THREADS"  # Ray sets it for its workers; a server must start as it would here
+LOCAL_STORE_BYTES = 100 * 2**20  # messages are small
+NUM_ID = 8  # digits of a short node id
+THREADS = "OMP_NUM_THREADS"  # Ray sets it for its workers, but servers must start without it
 
 
 @contextmanager
 def ray_cluster(
     address: str, gpus_per_task: int | None, machine: MachineSettings
 ) -> Iterator["RayCluster"]:
-    """The cluster at an address; `local` is made of this machine. UsageError where there is none.
+    """The cluster at an address; `local` starts one on this machine. UsageError without a cluster.
 
-    What still runs there is ended when the block is left.
+    Its running tasks are ended when the block is left.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody but the cluster is contacted
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # only the cluster is contacted
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     try:
         if address == LOCAL:
@@ -58,7 +58,7 @@ def ray_cluster(
 
 
 class RayCluster:
-    """A cell has so many GPUs of a node, or `--threads` of its cores, or the node to itself."""
+    """Tasks on Ray nodes: each has `gpus_per_cell` GPUs, `--threads` cores, or a whole node."""
 
     def __init__(self, is_local: bool, gpus_per_task: int | None, machine: MachineSettings) -> None:
         self._is_local, self._threads = is_local, machine.threads
@@ -75,22 +75,22 @@ class RayCluster:
         self._tasks: dict[Any, int] = {}  # stream -> number
 
     def slots(self) -> Mapping[str, int]:
-        """By node, without those that have too few GPUs."""
-        found = {}
+        """The number of concurrent tasks per node, without nodes that have too few GPUs."""
+        slots = {}
         for short, node in self._alive().items():
             size = (
                 _size(node, "GPU") // self._num_gpus if self._num_gpus else self._num_by_cpu(node)
             )
             if size:
-                found[short] = size
-        return found
+                slots[short] = size
+        return slots
 
     def start(self, node: str, task: Callable[[SendMessage], None]) -> int:
-        whole = self._alive()[node]
+        alive = self._alive()[node]
         stream = self._remote.options(
             num_gpus=self._num_gpus,
-            num_cpus=1 if self._num_gpus else _size(whole, "CPU") // self._num_by_cpu(whole),
-            scheduling_strategy=NodeAffinitySchedulingStrategy(whole["NodeID"], soft=False),
+            num_cpus=1 if self._num_gpus else _size(alive, "CPU") // self._num_by_cpu(alive),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(alive["NodeID"], soft=False),
         ).remote(task, Path.cwd(), os.environ.get(THREADS))
         self._tasks[stream] = next(self._numbers)
         return self._tasks[stream]
@@ -128,8 +128,8 @@ def _size(node: Any, resource: str) -> int:
 def _messages(
     task: Callable[[SendMessage], None], folder: Path, num_threads: str | None
 ) -> Iterator[Message]:
-    """On the node: what the task sends, as it sends it; a lost device ends the process."""
-    with suppress(OSError):  # paths that were typed mean the same, where the disk is shared
+    """Run the task on the node and yield its messages; a lost device ends the process."""
+    with suppress(OSError):  # so that relative paths are valid if the disk is shared
         os.chdir(folder)
     os.environ.pop(THREADS, None)
     if num_threads is not None:
@@ -144,4 +144,4 @@ def _messages(
             done.result()
         except DeviceLostError as error:
             print(error, file=sys.stderr, flush=True)
-            os._exit(1)  # Ray keeps its workers, and this one would find no device again
+            os._exit(1)  # Ray reuses its workers, and this one has lost its device

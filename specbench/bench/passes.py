@@ -1,4 +1,4 @@
-"""Two passes over a target's blocks: every cell, then the winners again on fresh repeats."""
+"""Two passes over a target's blocks: exploration of every cell, then confirmation of winners."""
 
 import math
 from collections import Counter
@@ -34,11 +34,10 @@ FORWARD_SHARE = 0.15  # under a budget: seconds of measured forwards per second 
 
 
 class Passes:
-    """Runs the blocks that are not stored yet, as far as the deadline lets.
+    """Runs the blocks that are not stored yet, until the deadline.
 
-    `usable` are the ids of the cells whose drafters are loaded. What is decided on the way -
-    which K are dropped, what is precise enough, what is confirmed - is recorded, and a resumed
-    run follows it.
+    `usable` are the ids of the cells with loaded drafters. The dropped K, the precise questions
+    and the confirmed cells are recorded, and a resumed run follows these decisions.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Passes:
         self._deadline = deadline
         self._usable = usable
         self._device = torch.device(store.run.environment.device)
-        self._num_timed: Counter[CellKey] = Counter()  # blocks after which they were measured
+        self._num_timed: Counter[CellKey] = Counter()  # blocks after which forwards were timed
         self._block_s = self._forward_s = 0.0
         drafters = (cell.drafter for cell in plan.all_cells if cell.key.id in usable)
         self._extensions = Extensions(store, frozenset(drafters))
@@ -64,10 +63,10 @@ class Passes:
         self,
         session: OpenTarget,
         engine: Engine,
-        beside: Callable[[Block, BlockRecord], None] | None = None,
+        after_block: Callable[[Block, BlockRecord], None] | None = None,
     ) -> None:
-        """Every cell, block by block; `beside` is called after each. Nothing if winners are being
-        confirmed."""
+        """Measure every cell, block by block, and call `after_block` after each. Does nothing if
+        the confirmation has begun."""
         if self._extensions.is_taken("confirm"):
             return
 
@@ -75,10 +74,10 @@ class Passes:
             try:
                 with errors_translated():
                     self._measure_limits(session, engine, block, record)
-            except EXPECTED_ERRORS as error:  # the block is stored: what bounds it is not known
+            except EXPECTED_ERRORS as error:  # the block is stored without its bounds
                 self._reporter.warn(f"{block.condition.target}: {first_line(error)}")
-            if beside is not None:
-                beside(block, record)
+            if after_block is not None:
+                after_block(block, record)
 
         num_blocks = sum(1 for _ in self._plan.explore_blocks())
         loop = RunLoop(self._store, self._reporter, self._deadline, num_blocks)
@@ -92,7 +91,7 @@ class Passes:
         loop.serve(blocks, session, after)
 
     def _with_stages(self, blocks: Iterable[Block], suffix: str = "") -> Iterator[Block]:
-        """The blocks, each announced as a stage before it is served."""
+        """The blocks, each reported as a stage before it is served."""
         for block in blocks:
             self._reporter.stage(f"{block.condition.target}: {block.condition.workload}{suffix}")
             yield block
@@ -100,16 +99,17 @@ class Passes:
     def _measure_limits(
         self, session: OpenTarget, engine: Engine, block: Block, record: BlockRecord
     ) -> None:
-        """What bounds one row's rounds, while the machine is as it was in them."""
+        """Store the bounds of one row's rounds, measured directly after the block."""
         if block.condition.overlaps or not isinstance(engine, Instrumented):
             return
         done = {request.cell_id for request in record.requests if request.output_ids}
-        own = (
-            c
-            for c in block.cells
-            if c.key.condition.engine == BUILTIN and not c.key.draft.is_adaptive
+        cells = tuple(
+            cell
+            for cell in block.cells
+            if cell.key.id in done
+            and cell.key.condition.engine == BUILTIN
+            and not cell.key.draft.is_adaptive
         )
-        cells = tuple(cell for cell in own if cell.key.id in done)
         if not cells:
             return
         self._block_s += sum(block_seconds(record).values())
@@ -130,9 +130,9 @@ class Passes:
             self._store.append(limit)
 
     def confirm(self, session: OpenTarget) -> None:
-        """The winners and their baselines again, on fresh repeats."""
+        """Measure the winners and their baselines again, in new repeats."""
         ids = self._extensions.take("confirm", self._winners)
-        # Repeats past all planned ones are fresh, and the same ones in every session.
+        # Repeats after all planned ones are new, and the same in every session.
         blocks = [
             confirm_block(block, cells, self._plan.repeats(block.condition))
             for block in self._explored()
@@ -146,8 +146,8 @@ class Passes:
         return self._usable.intersection(winners(self._summaries(self._plan.all_cells)))
 
     def _explored(self, session: OpenTarget | None = None) -> Iterator[Block]:
-        """The blocks of the first pass without pruned cells; a `session` decides which those
-        are."""
+        """The blocks of the exploration without pruned cells; with a `session`, cells are pruned
+        as the blocks are measured."""
         pruner = BudgetPruner(
             self._plan,
             self._store,
@@ -160,13 +160,13 @@ class Passes:
         return pruner.blocks()
 
     def _is_precise(self, block: Block) -> bool:
-        """Whether the best K of every pairing of the block's question is known well enough."""
+        """Whether the best K of every pairing of the block's question is precise enough."""
         precision, question = self._plan.settings.effort.precision, block.cells[0]
         if precision is None:
             return False
         if not self._extensions.is_taken("precise", question):
-            found = self._summaries(block.cells)
-            leaders = [choose(group).leader for group in by_question(found)]
+            summaries = self._summaries(block.cells)
+            leaders = [choose(group).leader for group in by_question(summaries)]
             if not leaders or any(_half_width(leader) > precision for leader in leaders):
                 return False
             ids = frozenset(leader.key.id for leader in leaders if leader is not None)
@@ -174,13 +174,13 @@ class Passes:
         return True
 
     def _summaries(self, cells: Sequence[Cell]) -> tuple[CellSummary, ...]:
-        """The first pass of some cells so far."""
+        """Summaries of the cells from the exploration so far."""
         keys, blocks = [cell.key for cell in cells], self._store.stored.blocks
         return summarize(aggregate_cells(keys, blocks, slo=self._plan.settings.load.slo))
 
 
 def _half_width(cell: CellSummary | None) -> float:
-    """Relative half-width of the speed-up's interval; infinite while there is none."""
+    """Relative half-width of the speedup's interval; infinite without an interval."""
     if cell is None or cell.speedup is None or cell.speedup.low is None:
         return math.inf
     assert cell.speedup.high is not None

@@ -1,4 +1,4 @@
-"""What will be measured: cells made of blocks, with K = 0 always among them. No tensors."""
+"""The plan of a run: its cells, which always include K = 0, and their blocks. No tensors."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -28,16 +28,16 @@ from specbench.stats.crossed import FEWEST_PLANNED
 
 DEFAULT_PROMPTS = 10
 ENOUGH_PROMPTS = 6  # after a forecast: an interval needs five
-SEEDS_WHEN_SAMPLING = 3  # texts differ by seed at temperature > 0: one seed says little
-ADAPTIVE_K = 8  # the most that K = auto drafts when no K is named beside it
-PASSES = 6  # of the prompt list above one row: an interval needs five
-ENOUGH_ARRIVALS = 24  # requests in a pass, so that a queue that grows can be told
-WAITING_PER_ROW = 3  # requests a row in a pass, so that all rows are busy for most of it
+SEEDS_WHEN_SAMPLING = 3  # texts differ by seed at temperature > 0
+ADAPTIVE_K = 8  # the most that K = auto drafts if no fixed K is measured
+PASSES = 6  # with concurrent requests: an interval needs five
+ENOUGH_ARRIVALS = 24  # requests per pass, enough to detect a growing queue
+WAITING_PER_ROW = 3  # requests per row and pass, so that all rows are busy for most of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetPlan:
-    """All that is to be measured of one target while it is loaded."""
+    """The measurements of one target while it is loaded."""
 
     target: Target
     pairings: tuple[Pairing, ...]
@@ -45,45 +45,45 @@ class TargetPlan:
     settings: RunSettings
     dtype: str
     depths: Mapping[str, int] = field(default_factory=dict)  # the deepest K of a drafter
-    # Of running servers, the K that they have; None: servers are started.
+    # The K of running servers; None: servers are started.
     running_ks: tuple[int, ...] | None = None
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)  # engine, drafter: why
 
     def prompts(self, workload: Workload) -> tuple[Prompt, ...]:
-        """The prompts that may be used: under a budget or a precision, all of them."""
+        """The prompts that may be used: with a budget or a precision, all of them."""
         effort = self.settings.effort
-        unsaid = len(workload.prompts) if effort.is_open_ended else DEFAULT_PROMPTS
-        return workload.take(effort.num_prompts or unsaid, self.settings.seed)
+        default = len(workload.prompts) if effort.is_open_ended else DEFAULT_PROMPTS
+        return workload.take(effort.num_prompts or default, self.settings.seed)
 
     def workload(self, name: str) -> Workload:
         return next(workload for workload in self.workloads if workload.name == name)
 
     def max_new_tokens(self, workload: str) -> int:
         """The limit of an answer."""
-        asked = self.settings.sampling.max_new_tokens
-        return asked or self.workload(workload).max_new_tokens or DEFAULT_MAX_NEW_TOKENS
+        requested = self.settings.sampling.max_new_tokens
+        return requested or self.workload(workload).max_new_tokens or DEFAULT_MAX_NEW_TOKENS
 
     def measured(self, workload: Workload) -> tuple[Prompt, ...]:
-        """The prompts of the first pass."""
-        asked = self.settings.forecasting
-        is_narrowed = asked.forecast and not asked.exhaustive
+        """The prompts of the exploration."""
+        settings = self.settings.forecasting
+        is_narrowed = settings.forecast and not settings.exhaustive
         return self.after_forecast(workload) if is_narrowed else self.prompts(workload)
 
     def after_forecast(self, workload: Workload) -> tuple[Prompt, ...]:
-        """After a forecast over all prompts a few will do, unless their number was asked for."""
+        """The prompts after a forecast over all prompts: a few, unless their number is set."""
         effort = self.settings.effort
-        is_told = effort.num_prompts is not None or effort.is_open_ended
-        return self.prompts(workload)[: None if is_told else ENOUGH_PROMPTS]
+        is_set = effort.num_prompts is not None or effort.is_open_ended
+        return self.prompts(workload)[: None if is_set else ENOUGH_PROMPTS]
 
     def pass_prompts(self, workload: Workload, condition: Condition) -> tuple[Prompt, ...]:
-        """The prompt list of one pass over many rows; it starts again where it is too short."""
+        """The prompts of one pass over many rows, repeated if the workload has too few."""
         usual, effort = WAITING_PER_ROW * condition.concurrency, self.settings.effort
         if condition.request_rate is not None:
             arrivals = ENOUGH_ARRIVALS
             if effort.budget_s is not None and not self.served:
-                # The passes of K = 0 and of one K have to fit: arrivals cannot be sped up.
-                room_s = EXPLORE_SHARE * effort.budget_s / len(self.conditions) / (2 * PASSES)
-                arrivals = min(arrivals, int(room_s * condition.request_rate))
+                # The passes of K = 0 and of one K have to fit, and take as long as the arrivals.
+                pass_s = EXPLORE_SHARE * effort.budget_s / len(self.conditions) / (2 * PASSES)
+                arrivals = min(arrivals, int(pass_s * condition.request_rate))
             usual = max(usual, arrivals)
         wanted = effort.num_requests or effort.num_prompts or usual
         most = min(effort.num_prompts or wanted, len(workload.prompts))
@@ -92,12 +92,12 @@ class TargetPlan:
 
     @property
     def served(self) -> tuple[str, ...]:
-        """Its engines that run in processes of their own."""
+        """The engines that run as servers."""
         return tuple(name for name in self.settings.load.engines if name in SERVED)
 
     @property
     def in_process(self) -> "TargetPlan | None":
-        """What the engines in this process measure; None where there is none."""
+        """The plan of the engines in this process; None if there are none."""
         load = self.settings.load
         engines = tuple(name for name in load.engines if name not in SERVED)
         if not engines:
@@ -106,7 +106,7 @@ class TargetPlan:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """Those of the first engine; cells of others differ in the engine alone."""
+        """The conditions of the first engine; those of other engines differ only in the engine."""
         load = self.settings.load
         return tuple(
             Condition(
@@ -129,7 +129,7 @@ class TargetPlan:
 
     @property
     def cycles(self) -> int:
-        """Cycles of sessions in the first pass, at least."""
+        """The fewest cycles of sessions in the exploration."""
         return self.settings.servers.cycles or FEWEST_PLANNED
 
     def repeats(self, condition: Condition) -> int:
@@ -141,16 +141,16 @@ class TargetPlan:
         return SEEDS_WHEN_SAMPLING if condition.temperature > 0 or effort.is_open_ended else 1
 
     def ks(self, pairing: Pairing) -> tuple[int, ...]:
-        """All K that were asked for; else those of the defaults that the drafter can draft."""
-        drafter, asked = pairing.drafter, self.settings.draft.num_speculative_tokens
+        """All requested K; else those of the default range that the drafter can draft."""
+        drafter, requested = pairing.drafter, self.settings.draft.num_speculative_tokens
         if self.running_ks is not None:
             return self.running_ks
-        if asked is None:
-            own = drafter.num_speculative_tokens
-            return (own or self.within_reach(drafter.name, DEFAULT_K),)
+        if requested is None:
+            default = drafter.num_speculative_tokens
+            return (default or self.within_reach(drafter.name, DEFAULT_K),)
         if self.settings.draft.is_default_range:
-            return tuple(k for k in asked if k <= self.within_reach(drafter.name, k))
-        return asked
+            return tuple(k for k in requested if k <= self.within_reach(drafter.name, k))
+        return requested
 
     def within_reach(self, drafter: str, k: int) -> int:
         """K, or the deepest that the drafter can draft."""
@@ -158,8 +158,8 @@ class TargetPlan:
 
     @property
     def left_out(self) -> Iterator[str]:
-        """Rows of files, K and drafters that are not in it, and what a server does with a draft's
-        vocabulary."""
+        """Notes on lines of files, K and drafters that are left out, and of servers on a draft
+        model's vocabulary."""
         yield from (note for workload in self.workloads for note in workload.notes)
         for pairing in self.pairings if self.running_ks is None else ():
             ks = set(self.settings.draft.num_speculative_tokens or ())
@@ -175,7 +175,7 @@ class TargetPlan:
         yield from dict.fromkeys(self.refused.values())
 
     def largest_k(self, pairing: Pairing) -> int:
-        """The most that any of its cells may draft; 0: only the baseline is measured."""
+        """The largest K of the pairing's cells; 0: only the baseline is measured."""
         fixed = max(self.ks(pairing), default=0)
         return (fixed or ADAPTIVE_K) if self.settings.draft.adaptive else fixed
 
@@ -217,15 +217,15 @@ class TargetPlan:
             yield self._cell(condition, replace(DraftConfig.none, method=method))
         for pairing in self.pairings:
             for method in peers_of(pairing.drafter):
-                own = method == ASSISTED_DEFAULT
-                for k in (ASSISTED_DEFAULT_K,) if own else self.ks(pairing):
+                has_own_k = method == ASSISTED_DEFAULT
+                for k in (ASSISTED_DEFAULT_K,) if has_own_k else self.ks(pairing):
                     if k > 0:
                         draft = _draft(pairing.drafter, Fixed(k))
                         yield self._cell(condition, replace(draft, method=method))
 
     def _cell(self, condition: Condition, draft: DraftConfig) -> Cell:
-        asked = self.settings.sampling
-        sampling = Sampling(temperature=condition.temperature, top_k=asked.top_k, top_p=asked.top_p)
+        top_k, top_p = self.settings.sampling.top_k, self.settings.sampling.top_p
+        sampling = Sampling(temperature=condition.temperature, top_k=top_k, top_p=top_p)
         return Cell(key=CellKey(condition=condition, draft=draft), sampling=sampling)
 
     @property
@@ -233,7 +233,7 @@ class TargetPlan:
         return tuple(cell for condition in self.conditions for cell in self.cells(condition))
 
     def explore_blocks(self) -> Iterator[Block]:
-        """Prompt by prompt through all workloads, so that a run cut short is balanced."""
+        """The blocks, prompt by prompt through all workloads, so that a short run is balanced."""
         alike: dict[Condition, list[Condition]] = {}  # except for the workload
         for condition in self.conditions:
             alike.setdefault(condition.without("workload"), []).append(condition)
@@ -256,7 +256,7 @@ class TargetPlan:
                         )
 
     def cell_plans(self) -> tuple[CellPlan, ...]:
-        """What the run sets out to do; a budget may end it earlier."""
+        """The planned number of prompts and repeats per cell; a budget may end the run earlier."""
         plans = []
         for condition in self.conditions:
             workload = self.workload(condition.workload)
@@ -282,5 +282,5 @@ def _draft(drafter: DrafterSpec, length: Length) -> DraftConfig:
 
 
 def peers_of(drafter: DrafterSpec) -> tuple[str, ...]:
-    """What transformers has like it; nothing where a rule of ours judges the drafts."""
+    """The methods of transformers like the drafter's; empty for a drafter with a lossy rule."""
     return () if drafter.lossy else COUNTERPARTS.get(drafter.method, ())

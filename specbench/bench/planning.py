@@ -1,4 +1,4 @@
-"""Makes the plans of a run, and refuses what no engine could measure. No tensors."""
+"""Makes the plans of a run; UsageError if no engine can measure them. No tensors."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -8,7 +8,7 @@ from math import inf
 from specbench.bench.depth import ReadHead, any_shape, depths, headers_on_this_machine
 from specbench.bench.long_prompts import fitting
 from specbench.bench.plan import TargetPlan, peers_of
-from specbench.bench.served.deployments import refusals
+from specbench.bench.served.deployments import unsupported_pairings
 from specbench.errors import ModelError, UsageError
 from specbench.files.model import open_model
 from specbench.fit.compatibility import check_drafter
@@ -17,8 +17,8 @@ from specbench.inputs.workloads import load_workloads
 from specbench.records import no_template
 from specbench.settings import BUILTIN, SERVED, TRANSFORMERS, RunSettings
 
-CHARACTERS_PER_TOKEN = 3  # fewer than most text has, so that prompts are rather over-counted
-SERVED_KS = (0, 1, 3, 5)  # the default range where every K costs a start of a server
+CHARACTERS_PER_TOKEN = 3  # fewer than most texts have, so that prompts are overestimated
+SERVED_KS = (0, 1, 3, 5)  # the default range if every K costs a start of a server
 
 
 def plan_targets(
@@ -29,12 +29,12 @@ def plan_targets(
     running_ks: tuple[int, ...] | None = None,
     context: int | None = None,
 ) -> tuple[TargetPlan, ...]:
-    """One plan per target, in the order the pairings name them; nothing changes it afterwards.
+    """One plan per target, in the order of the pairings.
 
-    `running_ks`: the K of servers that run already; None where servers are started. `context`:
-    the tokens that these have room for. Prompts that do not fit are left out. Raises
-    WorkloadError, and UsageError for two workloads of one name, engines that cannot draft so, and
-    a K at which no server runs.
+    `running_ks`: the K of servers that run already; None if servers are started. `context`: the
+    context of these servers in tokens. Prompts that do not fit are left out. Raises
+    WorkloadError, and UsageError for two workloads of one name, engines that cannot draft with
+    the pairings, and a K at which no server runs.
     """
     by_target: dict[str, list[Pairing]] = {}
     for pairing in pairings:
@@ -53,7 +53,7 @@ def plan_targets(
     if running_ks is not None:
         _check_running(settings, pairings, running_ks)
     refused = _refused(settings, pairings) if running_ks is None else {}
-    made_up = settings.decoder.dummy_weights or any_shape(pairings)
+    dummy = settings.decoder.dummy_weights or any_shape(pairings)
     return tuple(
         fitting(
             TargetPlan(
@@ -66,7 +66,7 @@ def plan_targets(
                 ),
                 settings=settings,
                 dtype=dtype_of(group[0].target),
-                depths=depths(group, read_head, made_up=made_up),
+                depths=depths(group, read_head, dummy=dummy),
                 running_ks=running_ks,
                 refused=refused,
             ),
@@ -77,7 +77,7 @@ def plan_targets(
 
 
 def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
-    """UsageError where a lossy rule could not do what it is named for."""
+    """Raise UsageError if a lossy rule would have no effect."""
     lossy = [pairing.name for pairing in pairings if pairing.drafter.lossy]
     if not lossy:
         return
@@ -94,7 +94,7 @@ def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
 
 
 def _check_peers(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
-    """UsageError where transformers is the only engine and has the method of no pairing."""
+    """Raise UsageError if transformers is the only engine and has none of the methods."""
     engines = settings.load.engines
     if engines != (TRANSFORMERS,) or settings.draft.num_speculative_tokens == (0,):
         return
@@ -110,56 +110,56 @@ def _check_peers(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
 def _check_running(
     settings: RunSettings, pairings: Sequence[Pairing], running_ks: Sequence[int]
 ) -> None:
-    """UsageError for several pairings, each of which would be given the same servers' figures, and
-    for a K that was asked for by its number and at which no server runs."""
+    """Raise UsageError for several pairings, since they would get the figures of the same servers,
+    and for a requested K at which no server runs."""
     if len(pairings) > 1:
         raise UsageError(
             f"--base-url measures one pairing, not {', '.join(p.name for p in pairings)}; name "
             "the one that runs there"
         )
-    asked = settings.draft.num_speculative_tokens or ()
-    missing = sorted(set(asked).difference(running_ks))
+    requested = settings.draft.num_speculative_tokens or ()
+    missing = sorted(set(requested).difference(running_ks))
     if missing and not settings.draft.is_default_range:
         raise UsageError(
-            f"-k asks for K = {', '.join(map(str, missing))}, and the servers of --base-url run at "
+            f"-k {','.join(map(str, missing))}: the servers of --base-url run at "
             f"K = {', '.join(map(str, sorted(running_ks)))}; leave -k out, or add the address of "
-            f"one that runs at it, such as --base-url http://localhost:8001#k={missing[0]}"
+            f"a server at that K, such as --base-url http://localhost:8001#k={missing[0]}"
         )
 
 
 def _refused(settings: RunSettings, pairings: Sequence[Pairing]) -> Mapping[tuple[str, str], str]:
-    """Why, by engine and drafter, an engine cannot draft so; UsageError where none can."""
+    """The reasons why an engine cannot use a drafter, by both; UsageError if no engine can."""
     served = [name for name in settings.load.engines if name in SERVED]
-    found = {
+    reasons = {
         (engine, pairing.drafter.name): why
         for engine in served
-        for pairing, why in refusals(engine, pairings, settings)
+        for pairing, why in unsupported_pairings(engine, pairings, settings)
     }
     if (
-        found
-        and len(found) == len(served) * len(pairings)
+        reasons
+        and len(reasons) == len(served) * len(pairings)
         and len(served) == len(settings.load.engines)
     ):
-        raise UsageError("; ".join(dict.fromkeys(found.values())))
-    return found
+        raise UsageError("; ".join(dict.fromkeys(reasons.values())))
+    return reasons
 
 
 def most_tokens(plan: TargetPlan) -> int:
-    """Tokens of the longest conversation, prompts counted by their characters."""
+    """Tokens of the longest conversation, estimated from its characters."""
     longest = 0
     for workload in plan.workloads:
         answer = plan.max_new_tokens(workload.name)
         for prompt in plan.prompts(workload):
-            said = sum(len(message.content) for turn in prompt.turns for message in turn)
+            size = sum(len(message.content) for turn in prompt.turns for message in turn)
             context = max(plan.settings.load.contexts, default=0)
-            tokens = max(said // CHARACTERS_PER_TOKEN, context) + answer * len(prompt.turns)
+            tokens = max(size // CHARACTERS_PER_TOKEN, context) + answer * len(prompt.turns)
             longest = max(longest, tokens)
     return longest
 
 
 def fit_warnings(plan: TargetPlan, *, is_dry: bool = False) -> Iterator[str]:
-    """Warnings of the files for prompts of this length; of tokenizer and template only if
-    `is_dry`."""
+    """Warnings about the compatibility of files; about tokenizer and template only if `is_dry`,
+    since loading also warns about them."""
     with suppress(ModelError):  # not on this machine
         if is_dry and open_model(plan.target.model).lacks_template:
             yield no_template(plan.target.name)
@@ -170,7 +170,7 @@ def fit_warnings(plan: TargetPlan, *, is_dry: bool = False) -> Iterator[str]:
         with suppress(ModelError):
             files, spec = open_model(plan.target.model), pairing.drafter.model
             limit = open_model(spec).longest_context if spec else None
-            told = fields | {"context"} if most_tokens(plan) > (limit or inf) else fields
-            for one in check_drafter(files, pairing.drafter).of_level("warning"):
-                if one.field in told:
-                    yield f"{pairing.name}: {one.text}"
+            shown = fields | {"context"} if most_tokens(plan) > (limit or inf) else fields
+            for finding in check_drafter(files, pairing.drafter).of_level("warning"):
+                if finding.field in shown:
+                    yield f"{pairing.name}: {finding.text}"

@@ -1,4 +1,4 @@
-"""Reports how a run goes: the command line shows it, tests record it, other processes send it."""
+"""Reports the progress of a run to the command line, a test, or another process."""
 
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
@@ -8,10 +8,10 @@ from specbench.records import BlockRecord
 
 
 class Reporter(Protocol):
-    """Told of stages, of finished blocks and of what went wrong."""
+    """Receives stages, finished blocks and warnings."""
 
     def run_id(self, run_id: str) -> None:
-        """The id of the run that began or goes on."""
+        """The run began, or was resumed."""
 
     def stage(self, text: str) -> None:
         """A new stage began: loading, warming up, measuring."""
@@ -22,22 +22,22 @@ class Reporter(Protocol):
     def measured(self, block: Block, record: BlockRecord) -> None:
         """A block is stored; the blocks of other nodes are not reported."""
 
-    def tell(self, text: str) -> None:
-        """What a user may want to know while waiting, once."""
+    def info(self, text: str) -> None:
+        """Information for the waiting user, e.g. an estimate of the time."""
 
     def warn(self, text: str) -> None:
-        """Something a reader of the results should know."""
+        """A warning for readers of the results."""
 
 
 class ReporterCall(NamedTuple):
-    """A call that another process made, to be repeated in this one."""
+    """A call made in another process, to be repeated in this one."""
 
     method: str
     arguments: tuple[Any, ...]
 
 
 class RemoteReporter:
-    """A Reporter whose calls, or those of `methods` only, are sent to another process."""
+    """A Reporter that sends its calls, or only those of `methods`, to another process."""
 
     def __init__(
         self, send: Callable[[ReporterCall], None], methods: Collection[str] | None = None

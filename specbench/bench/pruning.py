@@ -1,6 +1,6 @@
-"""Under a time budget, which K are measured: five prompts first, then successive halving.
+"""Decides the K to measure under a time budget: five prompts first, then successive halving.
 
-A K is dropped only if its interval says that it cannot win, or if the budget cannot pay for it.
+A K is dropped only if its interval shows that it cannot win, or if it does not fit the budget.
 Source: Karnin, Koren and Somekh 2013, Almost optimal exploration in multi-armed bandits.
 """
 
@@ -30,7 +30,7 @@ from specbench.stats.spread import MIN_UNITS
 
 class BudgetPruner:
     """One pass over the blocks of the `usable` cells, which compares K after 5, 10, 20 and more
-    blocks. With a `session` it decides and records; without one it follows what was decided."""
+    blocks. With a `session` it makes and records decisions, without one it follows them."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class BudgetPruner:
         self._began = deadline.spent_s, len(store.stored.blocks)
 
     def blocks(self) -> Iterator[Block]:
-        """The planned blocks without the cells that are left out of them."""
+        """The planned blocks without their pruned cells."""
         num_begun: Counter[Condition] = Counter()
         for block in self._blocks:
             at, ids = block.condition, {cell.key.id for cell in block.cells}
@@ -66,7 +66,7 @@ class BudgetPruner:
             yield block.only(ids - self._left_out.get(at, frozenset()))
 
     def _decided(self, block: Block, num: int) -> frozenset[str] | None:
-        """What is left out from this block on, number `num` of its condition; None: no change."""
+        """The cells to leave out from block number `num` of its condition on; None: no change."""
         measured = self._measured(block)
         if self._session is None or len(measured) != num or self._deadline.is_over("explore"):
             return None
@@ -94,14 +94,14 @@ class BudgetPruner:
         behind = _behind(block, active, cells)
         left = (cell for cell in candidates if cell.key.id in behind)
         ranked = sorted(left, key=lambda cell: behind[cell.key.id])
-        others = [cell for cell in block.cells if cell not in _fixed(block.cells)]
-        # What is not of cells: references and other measurements.
+        unpruned = [cell for cell in block.cells if cell not in _fixed(block.cells)]
+        # Time outside of cells: references and other measurements.
         since = self._store.stored.blocks[self._began[1] :]
         in_blocks_s = sum(sum(block_seconds(stored).values()) for stored in since)
         around_s = max(self._deadline.spent_s - self._began[0] - in_blocks_s, 0.0)
         every_s = around_s / len(since) * len(self._num_blocks) if since else 0.0
         left_s = (self._left_s() / num_more - every_s) * self._share(block)
-        left_s -= sum(seconds[cell.key.id] for cell in others)
+        left_s -= sum(seconds[cell.key.id] for cell in unpruned)
         kept: list[Cell] = []
         fewest = -(-len(active) // 2) if num >= MIN_UNITS else 1
         for cell in ranked:
@@ -113,58 +113,58 @@ class BudgetPruner:
             units = f"prompts: {len({stored.prompt_id for stored in measured})}"
             if block.condition.is_stream:
                 units = f"passes: {num}"
-            self._tell(block, f"the budget does not pay for more of {_names(cut)}, {units}")
+            self._info(block, f"dropped to stay within the time budget: {_names(cut)}, {units}")
         decided = frozenset(cell.key.id for cell in _fixed(block.cells) if cell not in kept)
         return None if decided == left_out else decided
 
     def _first(self, block: Block) -> frozenset[str] | None:
-        """Before the first prompt: K for which the budget has no five prompts, at K = 0's cost; the
-        rest is spread."""
+        """The cells to leave out before the first prompt, if five prompts of every K at the cost of
+        K = 0 exceed the budget; the remaining K are evenly spread."""
         groups = _groups(_fixed(block.cells))
         try:
             cell_s = self._baseline_s(block)
         except EXPECTED_ERRORS:
-            return None  # the block will record it
+            return None  # serving the block records the failure
         if not groups or not cell_s:
             return None
-        others = len(block.cells) - sum(map(len, groups)) + 1  # and a reference answer
-        each = (int(self._left_s() * self._share(block) / (cell_s * MIN_UNITS)) - others) // len(
-            groups
-        )
+        num_unpruned = len(block.cells) - sum(map(len, groups)) + 1  # and a reference answer
+        available_s = self._left_s() * self._share(block)
+        num_fitting = int(available_s / (cell_s * MIN_UNITS))
+        each = (num_fitting - num_unpruned) // len(groups)
         first = [cell for group in groups for cell in _spread(group, max(each, 1))]
         later = frozenset(c.key.id for group in groups for c in group if c not in first)
         if later and each >= 1:
-            text = f"the budget first pays for {MIN_UNITS} prompts at K = 0 and {_names(first)}; "
-            self._tell(block, text + "K next to the best follow if time is left")
+            text = f"within the budget: {MIN_UNITS} prompts at K = 0 and {_names(first)} first; "
+            self._info(block, text + "K next to the best follow if time is left")
         elif each < 1:
-            needed_s = cell_s * MIN_UNITS * (others + len(groups)) / self._share(block)
+            needed_s = cell_s * MIN_UNITS * (num_unpruned + len(groups)) / self._share(block)
             budget_s = (needed_s + self._deadline.spent_s) / EXPLORE_SHARE
-            text = f"the budget does not pay for the {MIN_UNITS} prompts that an interval needs, "
-            text += f"about {budget_s:,.0f} s would; measuring K = 0 and {_names(first)} alone"
-            self._tell(block, text)
+            text = f"the budget is too short for the {MIN_UNITS} prompts that an interval needs "
+            text += f"(about {budget_s:,.0f} s); measuring only K = 0 and {_names(first)}"
+            self._info(block, text)
         return later or None
 
     def _baseline_s(self, block: Block) -> float:
-        """Seconds of a block at K = 0: as measured, else by the target's own first answer."""
+        """Seconds of a block at K = 0: as measured, else estimated from the first answer."""
         assert self._session is not None
         if known := _mean_seconds(self._store.stored.blocks).get(block.baselines[0].key.id):
             return known
         before_s, num_known = self._deadline.spent_s, len(self._store.stored.references)
         request = self._session.request(block, block.cells[0])
-        if len(self._store.stored.references) == num_known:  # another condition had it decoded
+        if len(self._store.stored.references) == num_known:  # known from another condition
             self._session.engine.generate(request, self._session.engine.baseline)
         times = len(block.prompts) / block.condition.concurrency
         arriving_s = len(block.prompts) / (block.condition.request_rate or inf)
         return max((self._deadline.spent_s - before_s) * times, arriving_s)
 
-    def _tell(self, block: Block, text: str) -> None:
-        self._reporter.tell(f"{block.condition.target}, {block.condition.workload}: {text}")
+    def _info(self, block: Block, text: str) -> None:
+        self._reporter.info(f"{block.condition.target}, {block.condition.workload}: {text}")
 
-    def _left_s(self) -> float:
-        return max(self._deadline.seconds_left("explore") or 0.0, 0.0)
+    def _available_s(self, block: Block) -> float:
+        return max(self._deadline.seconds_left("explore") or 0.0, 0.0) * self._share(block)
 
     def _share(self, block: Block) -> float:
-        """The condition's part of the time left: as K = 0 takes there, once that is known."""
+        """The condition's share of the time left, in proportion to its seconds at K = 0."""
         explored = (b for b in self._store.stored.blocks if b.purpose == "explore")
         means = _mean_seconds(explored)
         taken = {b.condition: means.get(b.baselines[0].key.id, 0.0) for b in self._blocks}
@@ -173,7 +173,7 @@ class BudgetPruner:
         return taken[block.condition] / sum(taken.values())
 
     def _measured(self, block: Block) -> list[BlockRecord]:
-        """The stored blocks of the block's condition, of the first pass and with its drafters."""
+        """The stored blocks of the exploration with the block's condition and drafters."""
         drafted = {cell.key.id for cell in block.cells if cell.drafter != NO_DRAFTER}
         return [
             stored
@@ -192,13 +192,13 @@ def _mean_seconds(blocks: Iterable[BlockRecord]) -> dict[str, float]:
 
 
 def _is_round(num: int) -> bool:
-    """Whether K are compared after so many blocks: 5, 10, 20 and so on."""
+    """Whether K are compared after `num` blocks: 5, 10, 20 and so on."""
     times = num // MIN_UNITS
     return num == times * MIN_UNITS and times & (times - 1) == 0
 
 
 def _fixed(cells: Iterable[Cell]) -> list[Cell]:
-    """Those that compete: K = auto is always measured."""
+    """The cells that can be pruned: those with drafts and a fixed K."""
     return [cell for cell in cells if cell.drafter != NO_DRAFTER and cell.key.draft.is_fixed]
 
 
@@ -211,15 +211,15 @@ def _groups(cells: Iterable[Cell]) -> list[list[Cell]]:
 
 
 def _spread(group: Sequence[Cell], num: int) -> Sequence[Cell]:
-    """So many of them, evenly over their range: of 1 to 8 three are 2, 5 and 7."""
+    """`num` cells spread evenly over their range: 2, 5 and 7 for three of 1 to 8."""
     if num >= len(group):
         return group
     return [group[int((i + 0.5) * len(group) / num)] for i in range(num)]
 
 
 def _losers(active: Iterable[Cell], cells: dict[str, CellData]) -> set[str]:
-    """Cells slower than their drafter's best K or than K = 0 by their intervals; the best itself
-    stays."""
+    """Ids of cells slower than their drafter's best K or than K = 0 by their intervals, without
+    the best itself."""
     lost = set[str]()
     for group in _groups(active):
         known = [cells[cell.key.id] for cell in group if cell.key.id in cells]
@@ -233,11 +233,13 @@ def _losers(active: Iterable[Cell], cells: dict[str, CellData]) -> set[str]:
 def _behind(
     block: Block, active: Collection[Cell], cells: dict[str, CellData]
 ) -> dict[str, tuple[float, int, float]]:
-    """How far each K is behind its drafter's best, in speed and then in K; best drafters first. K
-    not measured yet are interpolated; drafters without an active K are left out."""
+    """The distance of each K from its drafter's best, in speed and then in K; best drafters first.
+
+    K that were not measured yet are interpolated; drafters without an active K are left out.
+    """
     known = {cell_id: _speedup(cell) for cell_id, cell in cells.items()}
     speedups = _interpolated(_fixed(block.cells), known)
-    places: dict[str, tuple[float, int, float]] = {}
+    distances: dict[str, tuple[float, int, float]] = {}
     for group in _groups(_fixed(block.cells)):
         left = (cell for cell in group if cell in active)
         best = max(left, key=lambda cell: speedups[cell.key.id], default=None)
@@ -246,12 +248,12 @@ def _behind(
         k, most = best.key.draft.k, speedups[best.key.id]
         for cell in group:
             behind = max(1 - speedups[cell.key.id] / most, 0.0) if most else 0.0
-            places[cell.key.id] = behind, abs(cell.key.draft.k - k), -most
-    return places
+            distances[cell.key.id] = behind, abs(cell.key.draft.k - k), -most
+    return distances
 
 
 def _interpolated(cells: Iterable[Cell], known: dict[str, float]) -> dict[str, float]:
-    """A value of each cell, between those that are known of its drafter; 0 without any."""
+    """A value per cell, interpolated between the known ones of its drafter; 0 without any."""
     values: dict[str, float] = {}
     for group in _groups(cells):
         points = {c.key.draft.k: known[c.key.id] for c in group if c.key.id in known} or {0: 0.0}

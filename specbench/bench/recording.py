@@ -1,4 +1,4 @@
-"""What an engine answered, as records."""
+"""Makes the records of an engine's results."""
 
 from collections.abc import Sequence
 
@@ -27,8 +27,8 @@ def make_pass(cell: Cell, served: ServedPass) -> PassRecord:
 
 
 def make_samples(cell: Cell, requests: Sequence[Request], served: ServedPass) -> SamplesRecord:
-    """The samples of one turn, and the likeliest of them, of equals the first."""
-    assert served.scores is not None, "the engine was asked to score"
+    """The samples of one turn, and the likeliest of them, or the first of equals."""
+    assert served.scores is not None, "samples have scores"
     first, log_probs = requests[0], served.scores.log_probs
     return SamplesRecord(
         prompt_id=first.prompt_id,
@@ -49,8 +49,8 @@ def make_records(
     device: DeviceSample | None,
     energy_j: float | None,
 ) -> list[RequestRecord]:
-    """The answered requests of a cell, each with its part of the energy; also of the CPU seconds,
-    unless requests overlap."""
+    """The requests of a cell, each with its share of the energy and, unless requests overlap, of
+    the CPU seconds."""
     is_shared = cell.key.condition.overlaps
     sizes = [len(r.output_ids) if is_shared else r.total_s or 0.0 for r in served.results]
     whole = sum(sizes) or 1

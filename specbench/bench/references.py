@@ -1,4 +1,4 @@
-"""The target's own greedy answers: they fix the lengths of all cells and are decoded once a run."""
+"""The target's greedy answers, decoded once per run, which set the lengths of all cells."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -12,7 +12,10 @@ GREEDY = Sampling()
 
 
 class References:
-    """Those of one target; `engine` decodes what is not `known`. `max_new_tokens`: by workload."""
+    """The references of one target; `engine` decodes those that are not in `known`.
+
+    `max_new_tokens`: by workload.
+    """
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class References:
     def known(
         self, workload: str, prompt_id: str, turn: int, context: int | None
     ) -> ReferenceRecord:
-        """An answer decoded before; KeyError where it was not."""
+        """An answer decoded before; KeyError if it was not."""
         return self._known[workload, prompt_id, turn, context]
 
     def answers(
@@ -53,7 +56,7 @@ class References:
     def turns(
         self, workload: str, prompt: Prompt, answers: list[ReferenceRecord]
     ) -> Iterator[tuple[int, ...]]:
-        """Token ids of turn after turn; each needs the answers so far, which the caller adds."""
+        """Token ids of turn after turn; the caller adds each answer to `answers` in between."""
         history: list[Message] = []
         for turn, messages in enumerate(prompt.turns):
             if turn:
@@ -75,7 +78,7 @@ class References:
             seed=0,
         )
         output_ids = self._engine.generate(request, self._engine.baseline).output_ids
-        # Reports show one generation of a workload word by word: the text of one is enough.
+        # Reports animate one generation per workload, so the pieces of one are enough.
         is_shown = not any(r.workload == workload and r.pieces for r in self._known.values())
         pieces = text_pieces(self._engine.tokenizer.text, output_ids) if is_shown else None
         return ReferenceRecord(

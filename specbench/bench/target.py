@@ -112,7 +112,9 @@ class TargetRun:
                 self._keep_records(engines)
                 usable = forecasting.narrow(usable) if forecasting else usable
                 passes = Passes(self._plan, self._store, self._reporter, deadline, usable)
-                passes.explore(session, engine, forecasting.beside if forecasting else None)
+                passes.explore(
+                    session, engine, forecasting.measure_after_block if forecasting else None
+                )
                 if forecasting:
                     forecasting.conclude()
                 passes.confirm(session)

@@ -142,7 +142,7 @@ def _collect(
         limit_s = math.inf if budget_s is None else budget_s / len(plans)
         num_each, told = _outlook(jobs, questions, answers_s, enough, limit_s, num_sampled)
         if shard.first == 0:
-            reporter.tell(told)
+            reporter.info(told)
         amount = Amount(num_each, rows)
         found = examine(engines, collector, [jobs[i] for i in asked], amount, reporter.stage)
         evidence |= {(number, i): f for i, f in zip(asked, found, strict=True) if i in own}

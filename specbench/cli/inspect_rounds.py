@@ -131,7 +131,7 @@ def _k(settings: RunSettings, pairing: "Pairing") -> int:
         return pairing.drafter.num_speculative_tokens
     from specbench.bench.depth import deepest, headers_on_this_machine
 
-    most = deepest(pairing, headers_on_this_machine, made_up=False)
+    most = deepest(pairing, headers_on_this_machine, dummy=False)
     return DEFAULT_K if most is None else min(DEFAULT_K, most)
 
 
@@ -175,9 +175,9 @@ class _Shown:
             self._known.append(token)
         for token in watched.rejected:
             pieces.append(("rejected", self._piece(token, text)))
-        if watched.own is not None:
-            pieces.append(("own", self._piece(watched.own, text)))
-            self._known.append(watched.own)
+        if watched.extra is not None:
+            pieces.append(("own", self._piece(watched.extra, text)))
+            self._known.append(watched.extra)
         return pieces
 
     def _piece(self, token: int, text: Callable[[tuple[int, ...]], str]) -> str:

@@ -156,7 +156,7 @@ class ProgressWatch:
         for line in lines:
             self._console.print(line)
 
-    def tell(self, text: str) -> None:
+    def info(self, text: str) -> None:
         self._console.print(text)
 
     def warn(self, text: str) -> None:

@@ -69,7 +69,7 @@ class RecordingWatch:
     def measured(self, block: Block, record: BlockRecord) -> None:  # noqa: ARG002
         self.blocks.append(record.block_id)
 
-    def tell(self, text: str) -> None:
+    def info(self, text: str) -> None:
         self.told.append(text)
 
     def warn(self, text: str) -> None:

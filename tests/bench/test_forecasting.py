@@ -171,15 +171,15 @@ def test_visits_lie_between_blocks_while_they_keep_to_their_share(
 
     Costs are known after six repetitions here, but a machine's pace may change later in the sweep.
     """
-    visit, num_blocks = RoundCosts.visit, []
+    visit, num_blocks = RoundCosts.repeat, []
 
     def noted(self):
         num_blocks.append(len(load_run(RUN_ID, tmp_path).blocks))
         visit(self)
 
-    monkeypatch.setattr(RoundCosts, "visit", noted)
+    monkeypatch.setattr(RoundCosts, "repeat", noted)
     monkeypatch.setattr(forecasting, "TIME_SHARE", share)
-    monkeypatch.setattr(round_costs, "MOST_VISITS", 8)  # the end's limit, not that of a long sweep
+    monkeypatch.setattr(round_costs, "MOST_REPETITIONS", 8)
     run(tmp_path, changed(FORECAST, exhaustive=True, num_repeats=repeats))
     assert num_blocks == expected
 

@@ -8,10 +8,10 @@ import pytest
 
 from specbench.bench.blocks import Cell
 from specbench.bench.round_costs import (
-    FEWEST_VISITS,
-    MOST_VISITS,
-    Costed,
+    FEWEST_REPETITIONS,
+    MOST_REPETITIONS,
     RoundCosts,
+    TimedCell,
     round_seconds,
 )
 from specbench.engines.engine import ServedPass
@@ -35,11 +35,11 @@ TEXTS = [
 ]
 
 
-def costed(k: int, num_rounds: float = 1e6, concurrency: int = 1) -> Costed:
+def timed(k: int, num_rounds: float = 1e6, concurrency: int = 1) -> TimedCell:
     key = with_axes(BASE_KEY, num_speculative_tokens=k, concurrency=concurrency)
     if k:
         key = with_axes(key, pairing="demo/good", drafter="good", method="ngram")
-    return Costed(
+    return TimedCell(
         cell=Cell(key=key, sampling=Sampling()),
         cell_ids=(key.id,),
         tokens_per_round=k + 1.0,
@@ -70,7 +70,7 @@ def engine_of(share: float = 0.0) -> Disturbed:
     return engine
 
 
-def measure(engine: FakeEngine, cells: list[Costed], **options):
+def measure(engine: FakeEngine, cells: list[TimedCell], **options):
     return {
         cost.num_speculative_tokens: cost
         for cost in RoundCosts(engine, cells, TEXTS, seed=0, clock=engine.clock).finish(**options)
@@ -127,7 +127,7 @@ def test_a_machine_that_starts_slowly_is_seen_to():
     """The first five rounds of a pass take a second more, as they would in an answer."""
     engine = engine_of()
     engine.slow_start = 5
-    costs = measure(engine, [costed(0), costed(4)])
+    costs = measure(engine, [timed(0), timed(4)])
     assert costs[0].seconds == pytest.approx(1.0)
     assert costs[0].of_answers([64])[0] == pytest.approx((64 + 5) / 64)
     assert costs[4].of_answers([3])[0] == pytest.approx(2.4)
@@ -135,15 +135,15 @@ def test_a_machine_that_starts_slowly_is_seen_to():
 
 def test_on_a_quiet_machine_a_few_visits_are_enough():
     engine = engine_of()
-    costs = measure(engine, [costed(0), costed(1), costed(4)])
+    costs = measure(engine, [timed(0), timed(1), timed(4)])
     assert {k: cost.seconds for k, cost in costs.items()} == pytest.approx({0: 1, 1: 1.1, 4: 1.4})
-    assert {len(cost.visits_s) for cost in costs.values()} == {FEWEST_VISITS}
+    assert {len(cost.visits_s) for cost in costs.values()} == {FEWEST_REPETITIONS}
     assert {cost.context for cost in costs.values()} == {3 + 12}
 
 
 def test_a_visit_is_as_many_tokens_at_every_k_and_in_another_order_each_time():
     engine = engine_of()
-    measure(engine, [costed(0), costed(1), costed(4)])
+    measure(engine, [timed(0), timed(1), timed(4)])
     assert {call.request.max_new_tokens for call in engine.calls} == {25}
     ks = [call.k for call in engine.calls]
     visits = [tuple(ks[i : i + 3]) for i in range(0, len(ks), 3)]
@@ -153,7 +153,7 @@ def test_a_visit_is_as_many_tokens_at_every_k_and_in_another_order_each_time():
 
 def test_k_0_comes_as_often_as_the_root_of_the_others_and_spread_among_them():
     engine = engine_of()
-    cells = [costed(k) for k in range(10)]
+    cells = [timed(k) for k in range(10)]
     costs = measure(engine, cells)
     ks = [call.k for call in engine.calls]
     for visit in (ks[i : i + 12] for i in range(0, len(ks), 12)):
@@ -164,31 +164,31 @@ def test_k_0_comes_as_often_as_the_root_of_the_others_and_spread_among_them():
 
 def test_deep_ones_have_some_rounds_all_the_same():
     engine = engine_of()
-    costs = measure(engine, [costed(0), costed(15)])
-    assert costs[15].num_rounds >= 3 * FEWEST_VISITS
+    costs = measure(engine, [timed(0), timed(15)])
+    assert costs[15].num_rounds >= 3 * FEWEST_REPETITIONS
 
 
 def test_a_noisy_machine_is_visited_more_often():
-    costs = measure(engine_of(0.2), [costed(0), costed(4)])
-    assert len(costs[0].visits_s) > FEWEST_VISITS
-    noisy = measure(engine_of(5.0), [costed(0), costed(4)])
-    assert len(noisy[0].visits_s) == MOST_VISITS
+    costs = measure(engine_of(0.2), [timed(0), timed(4)])
+    assert len(costs[0].visits_s) > FEWEST_REPETITIONS
+    noisy = measure(engine_of(5.0), [timed(0), timed(4)])
+    assert len(noisy[0].visits_s) == MOST_REPETITIONS
 
 
 def test_costs_take_a_small_share_of_what_they_save():
     """A sweep of 200 rounds is over sooner than its costs would be known."""
-    costs = measure(engine_of(5.0), [costed(0, 200), costed(4, 200)])
-    assert len(costs[0].visits_s) == FEWEST_VISITS
+    costs = measure(engine_of(5.0), [timed(0, 200), timed(4, 200)])
+    assert len(costs[0].visits_s) == FEWEST_REPETITIONS
 
 
 def test_no_visit_after_the_first_where_time_is_up():
-    costs = measure(engine_of(), [costed(0), costed(4)], may_go_on=lambda: False)
+    costs = measure(engine_of(), [timed(0), timed(4)], should_continue=lambda: False)
     assert {len(cost.visits_s) for cost in costs.values()} == {1}
 
 
 def test_every_row_has_a_text_of_its_own():
     engine = engine_of()
-    cells = [costed(0, concurrency=3), costed(4, concurrency=3)]
+    cells = [timed(0, concurrency=3), timed(4, concurrency=3)]
     costs = measure(engine, cells)
     assert {cost.num_rows for cost in costs.values()} == {3}
     first = engine.calls[:3]
@@ -205,7 +205,7 @@ def test_a_later_turn_has_the_ones_before_it_in_the_cache():
         prediction_ids=tuple(b"xyz"),
     )
     engine = engine_of()
-    RoundCosts(engine, [costed(0), costed(4)], [second, first], seed=0, clock=engine.clock).visit()
+    RoundCosts(engine, [timed(0), timed(4)], [second, first], seed=0, clock=engine.clock).repeat()
     opening, visit = (call.request for call in engine.calls[:2])
     assert opening.prompt_ids == (*first.prompt_ids, *first.output_ids[:-1])
     assert (opening.max_new_tokens, visit.max_new_tokens) == (1, 25)
@@ -217,7 +217,7 @@ def test_a_later_turn_has_the_ones_before_it_in_the_cache():
 def test_a_first_turn_and_one_whose_predecessor_is_unknown_have_nothing_before_them():
     engine = engine_of()
     texts = [TEXTS[0], replace(TEXTS[1], turn=2)]
-    costs = RoundCosts(engine, [costed(0)], texts, seed=0, clock=engine.clock)
-    costs.visit()
-    costs.visit()
+    costs = RoundCosts(engine, [timed(0)], texts, seed=0, clock=engine.clock)
+    costs.repeat()
+    costs.repeat()
     assert [call.request.max_new_tokens for call in engine.calls] == [25, 25]

@@ -219,7 +219,7 @@ def test_no_other_host_is_asked_whatever_the_server_says():
     with (
         serving(other) as elsewhere,
         serving(FakeServer(elsewhere=elsewhere)) as url,
-        pytest.raises(UsageError, match="it redirects elsewhere"),
+        pytest.raises(UsageError, match="it redirects to another address"),
     ):
         time_servers([url], PROMPTS)
     assert not other.asked

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.bench.drafted_cells import DraftedCells, costed
+from specbench.bench.drafted_cells import DraftedCells, timed_cells
 from tests.bench.fake_runs import make_plan, measure, write_prompts
 from tests.bench.fake_traces import fake_trace
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
@@ -73,7 +73,7 @@ def test_rounds_of_a_sweep_are_those_of_each_workload_by_its_own_share_of_traces
         own = [t for t in stored.traces if t.drafter == "good" and t.workload == condition.workload]
         questions.append(DraftedCells(plan.pairings[0], condition, cells, own[:num_prompts]))
     rounds = {0: 40, 1: 20, 2: 14, 4: 8}  # of an answer
-    found = {c.cell.key.draft.k: c.num_rounds for c in costed(plan, questions)}
+    found = {c.cell.key.draft.k: c.num_rounds for c in timed_cells(plan, questions)}
     # Each workload's sweep decodes six prompts twice, however many were traced.
     assert found == {k: 2 * (6 + 6) * n for k, n in rounds.items()}
 

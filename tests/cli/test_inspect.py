@@ -142,12 +142,12 @@ def test_what_is_told_is_the_answer(temperature: float, tiny: Path) -> None:
             done = watched_generation(
                 settings, pairing, "Name a colour", 3, RecordingWatch(), lambda r, _: told.append(r)
             )
-            emitted = [token for one in told for token in (*one.accepted, one.own)]
+            emitted = [token for one in told for token in (*one.accepted, one.extra)]
             assert [token for token in emitted if token is not None] == list(done.output_ids)
             assert done.rounds == tuple(told)
             assert all(one.num_drafted <= 3 for one in told)
             for one in told[1:]:
-                if one.is_bonus or one.own is None:
-                    assert not one.rejected or one.own is None
+                if one.is_bonus or one.extra is None:
+                    assert not one.rejected or one.extra is None
                 else:
                     assert len(one.accepted) + len(one.rejected) == one.num_drafted

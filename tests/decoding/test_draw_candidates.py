@@ -58,8 +58,8 @@ def raises(*_):
 
 WRONG = [
     (DRAWS, "noise", "uniform", lambda *places: 1 - noise.uniform(*places), "uniform numbers"),
-    (DRAWS, "noise", "exponential", twice_the_noise, "its noise is another"),
-    (DRAWS, "race", "race", another_token, "its tokens are others"),
+    (DRAWS, "noise", "exponential", twice_the_noise, "its noise differs"),
+    (DRAWS, "race", "race", another_token, "its tokens differ"),
     (DRAWS, "race", "race", lambda *given: race.race(*given) + V, "out of bounds"),
     (DRAWS, "race", "race", raises, "it raises RuntimeError: no image for this card"),
     (TOP_P, "in_parts", "nucleus", lambda s, p, top_p: nucleus.nucleus(s, p, top_p / 2), "of a"),

@@ -80,8 +80,8 @@ def test_of_every_drafter_as_it_is_loaded_or_made_up(
     head = new_head(variant.method, runner)
     own = pairing(tmp_path, runner, variant.method, variant.parameters, head)
     most = of_drafter(runner, variant.method, variant.parameters, head)
-    assert deepest(own, read_head, made_up=False) == most
-    assert deepest(own, read_head, made_up=True) == most
+    assert deepest(own, read_head, dummy=False) == most
+    assert deepest(own, read_head, dummy=True) == most
 
 
 @pytest.mark.parametrize(("method", "size", "parameters"), SIZES)
@@ -92,7 +92,7 @@ def test_of_heads_of_several_sizes(
     head = new_head(method, runner, **size)
     own = pairing(tmp_path, runner, method, parameters, head)
     most = of_drafter(runner, method, parameters, head)
-    assert deepest(own, headers_on_this_machine, made_up=False) == most
+    assert deepest(own, headers_on_this_machine, dummy=False) == most
     if method == "dflash":
         assert most == size["block_size"] - 1
 
@@ -101,10 +101,10 @@ def test_accuracies_that_a_heads_config_has_end_its_tree(tmp_path: Path) -> None
     head = new_head("medusa", target(96), num_heads=5)
     assert head is not None
     own = pairing(tmp_path, target(96), "medusa", {}, head)
-    assert deepest(own, headers_on_this_machine, made_up=False) == 4
+    assert deepest(own, headers_on_this_machine, dummy=False) == 4
     config = {**head.config, **RATES}
     (tmp_path / "head" / "config.json").write_text(json.dumps(config))
-    assert deepest(own, headers_on_this_machine, made_up=False) == 2
+    assert deepest(own, headers_on_this_machine, dummy=False) == 2
 
 
 def test_of_pickled_heads_the_names_are_read_and_no_values(tmp_path: Path) -> None:
@@ -113,8 +113,8 @@ def test_of_pickled_heads_the_names_are_read_and_no_values(tmp_path: Path) -> No
     own = pairing(tmp_path, target(96), "medusa", {}, head)
     (tmp_path / "head" / "model.safetensors").unlink()
     torch.save(dict(head.tensors), tmp_path / "head" / "medusa_lm_head.pt")
-    assert deepest(own, headers_on_this_machine, made_up=False) is None
-    assert deepest(own, read_shapes, made_up=False) == 3
+    assert deepest(own, headers_on_this_machine, dummy=False) is None
+    assert deepest(own, read_shapes, dummy=False) == 3
     model = own.drafter.model
     assert model is not None
     assert all(tensor.is_meta for tensor in read_shapes(model).tensors.values())
@@ -126,9 +126,9 @@ def test_files_that_are_not_here_or_cannot_be_used_tell_no_limit(
 ) -> None:
     own = pairing(tmp_path, target(96), "medusa", {}, new_head("medusa", target(96)))
     (tmp_path / "head" / "model.safetensors").write_bytes(b"nothing")
-    assert deepest(own, read_head, made_up=False) is None
+    assert deepest(own, read_head, dummy=False) is None
     (tmp_path / "head" / "config.json").unlink()
-    assert deepest(own, read_head, made_up=False) is None
+    assert deepest(own, read_head, dummy=False) is None
 
 
 def test_a_head_of_the_hub_that_was_not_downloaded_tells_no_limit_yet(tmp_path: Path) -> None:
@@ -136,4 +136,4 @@ def test_a_head_of_the_hub_that_was_not_downloaded_tells_no_limit_yet(tmp_path: 
     own = pairing(tmp_path, target(96), "medusa", {}, None)
     drafter = DrafterSpec(name="one", method="medusa", model=head)
     hub = Pairing(target=own.target, drafter=drafter)
-    assert deepest(hub, headers_on_this_machine, made_up=False) is None
+    assert deepest(hub, headers_on_this_machine, dummy=False) is None

@@ -166,7 +166,7 @@ def test_generation_keeps_no_record_for_gradients(engine, work):
 
 def test_a_longer_conversation_is_prefilled_whole_and_that_is_noted(engine):
     (note,) = [note for note in engine.record.notes if "conversation" in note]
-    assert "prefills the turns" in note
+    assert "prefills the earlier turns" in note
 
     first = engine.generate(request(4, conversation="a"), BASELINE)
     history = (*PROMPT, *first.output_ids, 7)

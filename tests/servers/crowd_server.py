@@ -20,7 +20,7 @@ FAULTS = {  # prompt -> what a client must say of it
     "cut": "broke off: peer closed connection",
     "reset": "broke off: [Errno",
     "end": "broke off: its stream ended after 1 events",
-    "counts": "counts differ: its usage says 10 completion tokens, and 9 token ids came",
+    "counts": "counts differ: 10 completion tokens in `usage`, 9 token ids",
     "hang": "said nothing for",
 }
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -107,7 +107,7 @@ def test_the_limit_of_silence_is_said():
         (stream_of(b"data: \xff\xfe"), "streams events that are not those of an OpenAI"),
         (stream_of(b"data: " + b"[" * 100_000), "streams events that are not those of an OpenAI"),
         (stream_of(b"data: 5"), "streams events that are not those of an OpenAI"),
-        (b"HTTP/1.1 302 Found\r\nlocation: http://[\r\n\r\n", "redirects elsewhere"),
+        (b"HTTP/1.1 302 Found\r\nlocation: http://[\r\n\r\n", "redirects to another address"),
         (b"HTTP/1.1 503 Busy\r\n\r\n<html>", "/v1/completions answered 503: Busy"),
     ],
 )

@@ -34,9 +34,9 @@ def test_the_port_is_filled_in_anywhere_and_json_is_left_alone():
     [
         (
             "run {model} {args}",
-            r"--engine-command run \{model\} \{args\}: \{model\} .*\{port\} may",
+            r"--engine-command run \{model\} \{args\}: unknown placeholder \{model\} .*\{port\}",
         ),
-        ("sh -c 'run {args}'", r"\{args\} in 'run \{args\}' .*as a word of its own"),
+        ("sh -c 'run {args}'", r"\{args\} in 'run \{args\}' .*as a separate word"),
         ("run 'half", "No closing quotation"),
         (" ", "--engine-command is empty"),
     ],

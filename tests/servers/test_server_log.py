@@ -143,7 +143,7 @@ def test_a_warning_of_a_part_that_is_missing_is_no_cause(tmp_path):
 
 @pytest.mark.parametrize(
     ("status", "advice"),
-    [(0, "keep it in front"), (126, "cannot be run"), (127, "not found"), (137, "more memory")],
+    [(0, "in the foreground"), (126, "cannot be run"), (127, "not found"), (137, "more memory")],
 )
 def test_an_exit_status_may_say_it_all(tmp_path, status, advice):
     _, cause, remedy, _ = explained(tmp_path, "nothing\n", status)

@@ -107,7 +107,7 @@ def test_an_answer_that_ended_says_what_is_wrong_with_it(monkeypatch):
     assert answer.fault is not None
     assert re.match("broke off: .*1 events", answer.fault)
     answer.is_done = True
-    assert re.match("counts differ: .*8 .*2 ", answer.fault)
+    assert re.match("token counts differ: .*8 .*2 ", answer.fault)
     answer.num_tokens = 2
     assert answer.fault is None
     answer.num_tokens = None  # no usage

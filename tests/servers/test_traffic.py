@@ -131,7 +131,7 @@ def test_a_failure_is_accounted_for_and_ends_only_its_own_conversation():
 
 
 def test_nobody_asks_nothing():
-    with pytest.raises(ValueError, match="0 users"):
+    with pytest.raises(ValueError, match="concurrency is 0"):
         asyncio.run(send_all([request(0)], [PacedClient()], concurrency=0))
 
 

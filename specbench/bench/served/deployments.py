@@ -31,7 +31,7 @@ print(getattr(find_spec(sys.argv[1]), "origin", None) is not None)
 """
 
 
-def refusals(
+def unsupported_pairings(
     engine: str, pairings: Sequence[Pairing], settings: RunSettings
 ) -> Iterator[tuple[Pairing, str]]:
     """The pairings that an engine cannot draft with, and why."""
