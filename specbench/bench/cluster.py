@@ -39,23 +39,23 @@ class TaskEnded(NamedTuple):
 
 
 class WorkerLost(NamedTuple):
-    """The worker of a task, or its node, is gone."""
+    """The worker process of a task, or its node, has ended."""
 
     reason: str
 
 
 class TaskEvent(NamedTuple):
-    """What a task sent, or its end."""
+    """A message of a task, or its end."""
 
     task: int
     message: Message | TaskEnded | WorkerLost
 
 
 class Cluster(Protocol):
-    """Machines that take tasks. Only on_ray.py knows what they are."""
+    """Machines that run tasks; on_ray.py implements it."""
 
     def slots(self) -> Mapping[str, int]:
-        """How many tasks each node takes at once, by the short id of each node now alive."""
+        """The number of concurrent tasks per node, by the short id of each live node."""
         ...
 
     def start(self, node: str, task: Callable[[SendMessage], None]) -> int:
@@ -109,14 +109,14 @@ def select_nodes(
 
 
 def _kind(environment: Environment) -> str:
-    """What nodes must have in common, in words."""
+    """The facts that nodes must have in common, in words."""
     hardware = (f"{name} {value}" for name, value in environment.hardware.items())
     return ", ".join((*hardware, f"specbench {environment.specbench_version}"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Attempt:
-    """A unit, where it came from, and which attempt at it this is."""
+    """An attempt at a unit."""
 
     unit: Unit
     source: UnitSource
@@ -124,10 +124,7 @@ class _Attempt:
 
 
 class ClusterScheduler:
-    """Keeps every slot of every node at work until all is measured; nothing is decoded here.
-
-    The nodes share one budget.
-    """
+    """Runs units on all slots of all nodes until the run is complete. The nodes share a budget."""
 
     def __init__(
         self,
@@ -146,7 +143,7 @@ class ClusterScheduler:
 
     @property
     def environments(self) -> Sequence[Environment]:
-        """One per node; all are of one kind, so the first stands for them."""
+        """The environments of the nodes, which are all of one kind."""
         return tuple(node.environment for node in self._nodes.values())
 
     def dtype_of(self, target: Target) -> str:
@@ -156,7 +153,7 @@ class ClusterScheduler:
     def measure(
         self, plans: Sequence[TargetPlan], running: Sequence[Address], store: RunStore
     ) -> None:
-        """Everything planned that is not stored yet. SpecbenchError if no node is left."""
+        """Measure the planned units that are not stored yet. SpecbenchError if no node is left."""
         sources: list[UnitSource] = []
         for plan in plans:
             clock = partial(_stored_s, store, plan.target.name)
@@ -167,7 +164,7 @@ class ClusterScheduler:
     def keep_busy(
         self, sources: Sequence[UnitSource], store: RunStore, budget_s: float | None
     ) -> None:
-        """All units, several at once. SpecbenchError if no node is left."""
+        """Measure all units, several concurrently. SpecbenchError if no node is left."""
         while True:
             self._start_all(sources, store, budget_s)
             if not self._running:
@@ -181,7 +178,7 @@ class ClusterScheduler:
     def _start_all(
         self, sources: Sequence[UnitSource], store: RunStore, budget_s: float | None
     ) -> None:
-        """As many as there are free slots."""
+        """Start units on all free slots."""
         while True:
             node = self._free_node()
             if node is None and not self._running:
@@ -199,7 +196,7 @@ class ClusterScheduler:
             self._reporter.stage(f"{attempt.unit.label} (node {node})")
 
     def _free_node(self) -> str | None:
-        """The one with the most free slots, of those that are still there."""
+        """The live node with the most free slots; None if all slots are taken."""
         self._slots = self._cluster.slots()
         free = {node: self._slots.get(node, 0) for node in self._nodes}
         for node, _ in self._running.values():
@@ -226,7 +223,7 @@ class ClusterScheduler:
     ) -> None:
         match message:
             case WorkerLost(reason):
-                self._again(attempt, f"its worker on node {node} was lost ({reason})", store)
+                self._retry(attempt, f"its worker on node {node} was lost ({reason})", store)
             case TaskEnded():
                 self._num_done += 1
                 self._reporter.advance(self._num_done, self._num_done + len(self._running), None)
@@ -246,18 +243,18 @@ class ClusterScheduler:
             case record:
                 store.append(record)
 
-    def _again(self, attempt: _Attempt, why: str, store: RunStore) -> None:
+    def _retry(self, attempt: _Attempt, why: str, store: RunStore) -> None:
         label = attempt.unit.label
         if attempt.number < MAX_ATTEMPTS:
-            self._reporter.warn(f"{label}: {why}; it begins again; what is stored stays")
+            self._reporter.warn(f"{label}: {why}; it is resumed from the stored records")
             self._waiting.append(replace(attempt, number=attempt.number + 1))
             return
-        reason = f"given up after {MAX_ATTEMPTS} tries: {why}"
+        reason = f"failed {MAX_ATTEMPTS} times: {why}"
         self._reporter.warn(f"{label}: {reason}")
         for record in attempt.unit.lost(store.stored, reason):
             store.append(record)
 
 
 def _stored_s(store: RunStore, target: str) -> float:
-    """A clock of what all nodes have spent on a target, in seconds."""
+    """Seconds that all nodes have spent on a target."""
     return spent_s(store.stored, target)

@@ -40,7 +40,7 @@ def headers_on_this_machine(spec: ModelSpec) -> HeadFiles[Any]:
     files = open_model(spec)
     try:
         return files.head
-    except ModelError:  # a config alone may be enough
+    except ModelError:  # the config may be enough
         return HeadFiles(source=spec.source, config=files.config, tensors={})
 
 

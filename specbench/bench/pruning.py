@@ -160,8 +160,8 @@ class BudgetPruner:
     def _info(self, block: Block, text: str) -> None:
         self._reporter.info(f"{block.condition.target}, {block.condition.workload}: {text}")
 
-    def _available_s(self, block: Block) -> float:
-        return max(self._deadline.seconds_left("explore") or 0.0, 0.0) * self._share(block)
+    def _left_s(self) -> float:
+        return max(self._deadline.seconds_left("explore") or 0.0, 0.0)
 
     def _share(self, block: Block) -> float:
         """The condition's share of the time left, in proportion to its seconds at K = 0."""

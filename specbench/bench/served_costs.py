@@ -1,7 +1,7 @@
 """Round costs of running servers with an OpenAI-compatible API, timed at the K they run.
 
-A batch has one streamed request per concurrent one. The server's own counters report how many
-rounds the batch took; chunks of the stream do not show it.
+A batch consists of concurrent streamed requests. The server's counters report the rounds of the
+batch, which the chunks of the streams do not show.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from specbench.settings import OPENAI
 
 MAX_TOKENS = 64  # of an output
 _METRICS = "/metrics"
-NUM_BATCHES = 6  # each a cost of its own, so that their spread is seen
+NUM_BATCHES = 6  # each gives a cost, so that their variation is known
 OPTION = "--step-times"
 
 
@@ -33,11 +33,11 @@ def time_servers(
     temperature: float = 0.0,
     max_tokens: int = MAX_TOKENS,
 ) -> list[EngineCost]:
-    """Seconds per round at each address: one cost per batch, after one that warms up.
+    """Seconds per round at each address: one cost per batch, after a warm-up batch.
 
-    Batches alternate between the servers, so that all of them meet the same slowdowns of the
-    machine. UsageError if a server cannot be reached, does not report its rounds, or serves other
-    clients at the same time.
+    Batches alternate between the servers, so that slowdowns of the machine affect all of them.
+    UsageError if a server cannot be reached, does not report its rounds, or serves other clients
+    at the same time.
     """
     addresses = [Address.at(url, OPTION) for url in urls]
     request = Request(max_new_tokens=max_tokens, sampling=Sampling(temperature=temperature))
@@ -75,7 +75,7 @@ async def _time_batches(
 
 
 class _TimedServer:
-    """A running server, asked as its engine's file does."""
+    """A running server, with the request format of its engine."""
 
     def __init__(
         self, client: Client, request: Request, *, model: str, engine: str | None, version: str
@@ -83,7 +83,7 @@ class _TimedServer:
         self._client, self._request, self._model = client, request, model
         self._engine = find_served(engine or OPENAI)
         self._name = f"{engine or 'server'} {version}".strip()
-        self._num_asked = 0
+        self._num_requests = 0
         self._num_foreign = 0  # batches during which the server also answered other clients
 
     @classmethod
@@ -94,7 +94,7 @@ class _TimedServer:
         return cls(client, request, model=model, engine=counters.engine, version=version)
 
     async def cost(self, prompts: Sequence[str]) -> EngineCost | None:
-        """None if no output could be timed, or other clients were served meanwhile."""
+        """The cost of a batch; None if no output could be timed, or other clients were served."""
         before = await self._client.counters(_METRICS, counter_pages())
         answers = await self.answers(prompts)
         counted = (await self._client.counters(_METRICS, counter_pages())).since(before)
@@ -112,12 +112,12 @@ class _TimedServer:
 
     async def _answer(self, prompt: str) -> Streamed:
         messages = (Message(role="user", content=prompt),)
-        self._num_asked += 1  # the same prompt gets another output if it is sampled
-        request = replace(self._request, messages=messages, seed=self._num_asked)
+        self._num_requests += 1  # the seed of a sampled output
+        request = replace(self._request, messages=messages, seed=self._num_requests)
         answer = await self._engine.answer(self._client, self._model, request)
         if answer.text and not answer.num_tokens:
             self._client.fail(
-                "its stream has no usage, so tokens cannot be counted; pass a table instead"
+                "its stream has no `usage`, so tokens cannot be counted; pass a table of costs"
             )
         return answer
 
@@ -153,8 +153,8 @@ class _TimedServer:
         is_complete = counted.num_accepted is not None or counted.counts_all_rounds
         if counted.num_rounds is None or not is_complete:
             self._client.fail(
-                f"it runs at K = {k} and does not count rounds at {root}/metrics; turn its "
-                "metrics on, or give its costs as a table"
+                f"it runs at K = {k} and does not count rounds at {root}/metrics; enable its "
+                "metrics, or pass a table of costs"
             )
         # Rounds without a draft are not counted as drafts; drafts past the end of an answer
         # are counted as accepted.
@@ -162,8 +162,8 @@ class _TimedServer:
         num_rounds = max(counted.num_rounds, unaccepted)
         if num_rounds <= 0:
             self._client.fail(
-                f"it runs at K = {k} and counted no round of {num_later} tokens; give its costs "
-                "as a table"
+                f"it runs at K = {k} and counted no rounds for {num_later} tokens; pass a table of "
+                "costs"
             )
         return num_rounds
 
@@ -185,7 +185,7 @@ class _TimedServer:
     def fail_without_costs(self) -> NoReturn:
         if self._num_foreign:
             self._client.fail(
-                "it served other clients in every batch; time a server that nobody else uses"
+                "it served other clients in every batch; time a server without other clients"
             )
         self._client.fail(
             "its answers have one token each, so rounds cannot be timed; try other prompts"

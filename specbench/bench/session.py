@@ -40,7 +40,7 @@ _FENCED = re.compile(r"^(```+|~~~+)[^\n]*\n.*?^\1[ \t]*$", re.MULTILINE | re.DOT
 
 
 class _CellRecords(NamedTuple):
-    """What a block has of one cell."""
+    """The records of one cell in a block."""
 
     requests: list[RequestRecord]
     passes: list[PassRecord]
@@ -48,8 +48,7 @@ class _CellRecords(NamedTuple):
 
 
 class OpenTarget:
-    """One target's engines by name, the first of which decodes the references, with probe and
-    run."""
+    """One target's loaded engines by name; the first one decodes the references."""
 
     def __init__(
         self,
@@ -72,12 +71,12 @@ class OpenTarget:
         self._lengthened: dict[tuple[str, str, int], Prompt] = {}
 
     def remove_drafter(self, name: str) -> None:
-        """Give its memory back in every engine."""
+        """Remove the drafter from every engine."""
         for engine in self.engines.values():
             engine.remove_drafter(name)
 
     def serve(self, block: Block) -> BlockRecord:
-        """Serve the block in each of its cells, in the block's own order."""
+        """Serve the block's prompts in each of its cells, in the block's order."""
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         order = block.order(self._seed)
         cells = [self._run_cell(block, cell) for cell in order]
@@ -91,24 +90,24 @@ class OpenTarget:
         )
 
     def first_turn(self, workload: str, prompt: Prompt) -> tuple[int, ...]:
-        """Token ids of a prompt's first turn; WorkloadError where the template refuses it."""
+        """Token ids of a prompt's first turn; WorkloadError if the chat template fails."""
         return next(self._references.turns(workload, prompt, []))
 
     def request(self, block: Block, cell: Cell) -> Request:
-        """The first request of a block, as one of its cells gets it."""
-        return next(self._asked(block, cell))
+        """The first request of a block in one of its cells."""
+        return next(self._requests(block, cell))
 
     def texts(self, block: Block, cell: Cell) -> list[TargetText]:
-        """The target's own answers to a block in a cell without drafts: references, or sampled by
-        seed."""
+        """The target's answers to a block's prompts, without drafts: the references at temperature
+        0, else sampled by seed."""
         texts = []
-        for request in self._asked(block, cell):
-            place = block.condition.workload, request.prompt_id, request.turn
+        for request in self._requests(block, cell):
+            turn = block.condition.workload, request.prompt_id, request.turn
             if cell.sampling.temperature == 0:
-                output_ids = self._references.known(*place, block.condition.context).output_ids
+                output_ids = self._references.known(*turn, block.condition.context).output_ids
             else:
-                alone = replace(request, conversation=None)
-                output_ids = self.engine.generate(alone, self.engine.baseline).output_ids
+                single = replace(request, conversation=None)
+                output_ids = self.engine.generate(single, self.engine.baseline).output_ids
             texts.append(
                 TargetText(
                     workload=block.condition.workload,
@@ -127,7 +126,7 @@ class OpenTarget:
         return texts
 
     def _in_context(self, workload: str, prompt: Prompt, context: int | None) -> Prompt:
-        """The prompt, lengthened with real text where a context is asked for."""
+        """The prompt, lengthened with real text up to `context` tokens if it is given."""
         if context is None:
             return prompt
         key = (workload, prompt.id, context)
@@ -139,16 +138,15 @@ class OpenTarget:
         return self._lengthened[key]
 
     def _run_cell(self, block: Block, cell: Cell) -> _CellRecords:
-        """The block's requests in one cell: together above one row, else one conversation, or
-        turn by turn the samples of each.
+        """Serve the block's requests in one cell, all together, or the samples of turn after turn.
 
-        What cannot be decoded is recorded as failed.
+        Requests that cannot be decoded are recorded as failed.
         """
         num_samples = cell.key.condition.num_samples
         done = _CellRecords([], [], [])
         requests: list[Request] = []
         try:
-            for request in self._asked(block, cell):
+            for request in self._requests(block, cell):
                 requests.append(replace(request, is_sample=num_samples > 1))
             at_once = num_samples if num_samples > 1 else len(requests)
             with losses_kept(self._store, [cell], "decode"):
@@ -157,7 +155,7 @@ class OpenTarget:
         except EXPECTED_ERRORS as error:
             first = Request(prompt_id=block.prompts[0].id, repeat=block.repeat, max_new_tokens=0)
             failed = Result.failed(first_line(error))
-            records = [RequestRecord.of(cell.key.id, own, failed) for own in requests or [first]]
+            records = [RequestRecord.of(cell.key.id, r, failed) for r in requests or [first]]
             return _CellRecords(records, [], [])
         return done
 
@@ -171,18 +169,18 @@ class OpenTarget:
         elif block.condition.is_stream or cell.key.draft.is_adaptive:
             done.passes.append(make_pass(cell, served))
 
-    def _asked(self, block: Block, cell: Cell) -> Iterator[Request]:
+    def _requests(self, block: Block, cell: Cell) -> Iterator[Request]:
         """The requests of a block, in order."""
-        # Greedy cells all emit as many tokens as the reference, so that seconds compare;
-        # sampled and lossy ones end where they end, and are compared per token.
+        # Greedy cells all emit as many tokens as the reference, so that seconds are comparable;
+        # sampled and lossy cells end at EOS, and are compared per token.
         is_known = cell.has_known_text
         context, num_samples = block.condition.context, block.condition.num_samples
-        for asked, repeat in block.numbered_prompts():
-            prompt = self._in_context(block.condition.workload, asked, context)
+        for original, repeat in block.numbered_prompts():
+            prompt = self._in_context(block.condition.workload, original, context)
             answers = self._references.answers(block.condition.workload, prompt, context)
-            asked_ids = self._references.turns(block.condition.workload, prompt, answers)
-            for turn, ids in enumerate(asked_ids):
-                # The samples of a turn are served by themselves, before those of the next.
+            turns_ids = self._references.turns(block.condition.workload, prompt, answers)
+            for turn, ids in enumerate(turns_ids):
+                # The samples of a turn are served separately, before those of the next turn.
                 is_chained = len(prompt.turns) > 1 and num_samples == 1
                 length = len(answers[turn].output_ids)
                 request = Request(
@@ -193,7 +191,7 @@ class OpenTarget:
                     sampling=cell.sampling,
                     stop_at_eos=not is_known,
                     conversation=f"{prompt.id}|{repeat}" if is_chained else None,
-                    prediction_ids=self._prediction(asked, turn, answers),
+                    prediction_ids=self._prediction(original, turn, answers),
                     prompt_id=prompt.id,
                     turn=turn,
                     repeat=repeat,
@@ -205,12 +203,12 @@ class OpenTarget:
     def _prediction(
         self, prompt: Prompt, turn: int, answers: Sequence[ReferenceRecord]
     ) -> tuple[int, ...]:
-        """What the answer to a turn may resemble: what the workload says, or the answer before,
-        or what the first turn quotes."""
-        said = prompt.predictions[turn] if prompt.predictions else None
-        if said is None and turn:
+        """A text that the answer to a turn may resemble: the workload's prediction, else the
+        previous answer, else the text that the first turn quotes."""
+        text = prompt.predictions[turn] if prompt.predictions else None
+        if text is None and turn:
             return answers[turn - 1].output_ids
-        return self.engine.tokenizer.ids(quoted_text(prompt.turns[0]) if said is None else said)
+        return self.engine.tokenizer.ids(quoted_text(prompt.turns[0]) if text is None else text)
 
     def _serve(
         self, cell: Cell, requests: Sequence[Request], block: Block
@@ -233,12 +231,12 @@ class OpenTarget:
 
 
 def quoted_text(messages: Sequence[Message]) -> str:
-    """What the last user message is about: its largest fenced block, else all of it.
+    """The largest fenced block of the last user message, else all of it; "" without a message.
 
-    The fences belong to it, as an answer has them, too. Without a user message: nothing.
+    The fences are included, since an answer also has them.
     """
-    said = [message.content for message in messages if message.role == "user"]
-    if not said:
+    texts = [message.content for message in messages if message.role == "user"]
+    if not texts:
         return ""
-    blocks = [match.group() for match in _FENCED.finditer(said[-1])]
-    return max(blocks, key=len, default=said[-1])
+    blocks = [match.group() for match in _FENCED.finditer(texts[-1])]
+    return max(blocks, key=len, default=texts[-1])

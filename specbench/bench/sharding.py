@@ -1,4 +1,4 @@
-"""Work shared out over processes of this machine; their answers come together in one order."""
+"""Divides work between processes of this machine, and joins their results in one order."""
 
 import pickle
 import signal
@@ -14,7 +14,7 @@ from specbench.models import library_log
 
 
 class Shard(NamedTuple):
-    """Every `of`-th piece of work, from number `first` on."""
+    """The pieces of work first, first + of, first + 2 of, ..."""
 
     first: int
     of: int
@@ -24,61 +24,62 @@ class Shard(NamedTuple):
 
 
 ALL = Shard(0, 1)
-Found = Mapping[Any, Any]  # by keys that say the order
-Work = Callable[[Shard, Reporter], Found]
+Results = Mapping[Any, Any]  # by keys that define the order
+Work = Callable[[Shard, Reporter], Results]
 
 
 def run_sharded(work: Work, num_processes: int, reporter: Reporter) -> list[Any]:
-    """What `work` finds, in the order of its keys. With several processes it is pickled.
+    """The results of `work`, in the order of their keys. With several processes it is pickled.
 
-    Each starts without what this one has loaded. One that refuses ends all, and so does whatever
-    ends this function. What several tell is told once.
+    The processes are spawned, and end when this function ends or one of them raises an error.
+    Equal reports of several processes are shown once.
     """
     if num_processes == 1:
         return _in_order([work(ALL, reporter)])
-    context, finds, told = get_context("spawn"), [], set()
+    context, results, reported = get_context("spawn"), [], set()
     with ExitStack() as ending:
         processes = {}
         for first in range(num_processes):
-            mine, theirs = context.Pipe(duplex=False)
-            arguments = (pickle.dumps(work), Shard(first, num_processes), theirs)
+            receiver, sender = context.Pipe(duplex=False)
+            arguments = (pickle.dumps(work), Shard(first, num_processes), sender)
             process = context.Process(target=_process, args=arguments, daemon=True)
             process.start()
             ending.callback(process.join)
             ending.callback(process.kill)
-            theirs.close()
-            processes[mine] = process
+            sender.close()
+            processes[receiver] = process
         while processes:
-            for one in wait(list(processes)):
-                assert isinstance(one, Connection)
+            for ready in wait(list(processes)):
+                assert isinstance(ready, Connection)
                 try:
-                    message = one.recv()
+                    message = ready.recv()
                 except EOFError:
-                    processes[one].join()
+                    processes[ready].join()
+                    code = processes[ready].exitcode
                     raise DeviceError(
-                        f"a process ended with code {processes[one].exitcode} before it was done; "
-                        "with --threads 1 there is one alone"
+                        f"a process ended with code {code} before it was done; --threads 1 uses "
+                        "only one process"
                     ) from None
                 if isinstance(message, SpecbenchError):
                     raise message
                 if not isinstance(message, ReporterCall):
-                    finds.append(message)
-                    del processes[one]
-                elif message not in told:  # the same may strike all of them
-                    told.add(message)
+                    results.append(message)
+                    del processes[ready]
+                elif message not in reported:
+                    reported.add(message)
                     getattr(reporter, message.method)(*message.arguments)
-    return _in_order(finds)
+    return _in_order(results)
 
 
-def _in_order(finds: Sequence[Found]) -> list[Any]:
-    together = {key: found for some in finds for key, found in some.items()}
-    return [together[key] for key in sorted(together)]
+def _in_order(results: Sequence[Results]) -> list[Any]:
+    joined = {key: result for of_shard in results for key, result in of_shard.items()}
+    return [joined[key] for key in sorted(joined)]
 
 
 def _process(pickled: bytes, shard: Shard, to: Connection) -> None:
-    library_log.silence()  # before the work's modules import what talks
+    library_log.silence()  # before the work imports libraries that log
     work: Work = pickle.loads(pickled)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes to all; the parent ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process
     try:
         to.send(work(shard, cast("Reporter", RemoteReporter(to.send))))
     except SpecbenchError as error:

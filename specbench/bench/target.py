@@ -52,13 +52,13 @@ NO_MEMORY = (ModelMemoryError, torch.OutOfMemoryError)
 
 
 class OpenEngines(Protocol):
-    """Loads a target for the engines of a run, by name, the first one first; ModelError."""
+    """Loads a target in the engines of a run; the engines by name, in order. ModelError."""
 
     def __call__(self) -> Mapping[str, Engine]: ...
 
 
 class TargetRun:
-    """One target's share of a run; every result is stored as soon as it is there."""
+    """The measurement of one target; every result is stored immediately."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class TargetRun:
         self._reporter = reporter
         self._deadline = deadline
         self._trace = trace
-        self.threads: KernelChoice | None = None  # what the engines run with, known once opened
-        self._left_out: set[tuple[str, str]] = set()  # engines that refused a drafter
+        self.threads: KernelChoice | None = None  # of the engines; known once they are open
+        self._left_out: set[tuple[str, str]] = set()  # engine and a drafter it cannot load
 
     def measure(self, open_engines: OpenEngines) -> None:
-        """All blocks of this target that are not stored yet, as far as the deadline lets."""
+        """Measure the blocks of this target that are not stored yet, until the deadline."""
         target = self._plan.target.name
         self._reporter.stage(f"{target}: loading")
         try:
@@ -118,10 +118,10 @@ class TargetRun:
                 if forecasting:
                     forecasting.conclude()
                 passes.confirm(session)
-                self._keep_records(engines)  # what fell back in the meantime says so
+                self._keep_records(engines)  # records of fallbacks that happened in the meantime
                 if share == 1:
                     self._count_launches(engine, prompt_ids, usable)
-                else:  # a profiler slows what is measured after it
+                else:  # a profiler slows later measurements
                     unprofiled.append((loaded, usable))
             self._examine_differences(session)
             for loaded, usable in unprofiled:
@@ -151,11 +151,11 @@ class TargetRun:
     def _drafters_that_fit(
         self, session: OpenTarget, prompt_ids: tuple[int, ...]
     ) -> Iterator[tuple[frozenset[str], float]]:
-        """Load drafters beside the target, as many at once as there is memory for.
+        """Load as many drafters at the same time as fit into memory, until all were loaded.
 
-        Yields the names loaded, the baseline's among them, and their share of the time left:
-        drafters that are loaded together share blocks and a K = 0. Where none can be loaded there
-        are none: K = 0 alone is no comparison, and may take hours.
+        Yields the loaded names, including the baseline's, and their share of the time left:
+        drafters that are loaded together share blocks and K = 0. If no drafter can be loaded it
+        yields nothing, since K = 0 on its own is not a comparison.
         """
         waiting = [p for p in self._plan.pairings if self._plan.largest_k(p)]
         if not waiting:
@@ -171,7 +171,7 @@ class TargetRun:
     def _load(
         self, session: OpenTarget, prompt_ids: tuple[int, ...], pairings: Sequence[Pairing]
     ) -> tuple[list[str], list[Pairing]]:
-        """Names that were loaded, and the pairings that found no memory beside them."""
+        """The names of loaded drafters, and the pairings that did not fit into memory with them."""
         loaded: list[str] = []
         waiting: list[Pairing] = []
         for pairing in pairings:
@@ -197,7 +197,7 @@ class TargetRun:
     def _load_and_run(
         self, session: OpenTarget, drafter: DrafterSpec, prompt_ids: tuple[int, ...], k: int
     ) -> None:
-        """Load it in every engine that has such a method; try it in the first that has."""
+        """Load the drafter in every engine with its method; run it in the first of them."""
         is_tried = False
         for name, engine in session.engines.items():
             methods = (drafter.method,) if name == BUILTIN else peers_of(drafter)
@@ -209,9 +209,9 @@ class TargetRun:
                 if engine is session.engine:
                     raise
                 self._left_out.add((name, drafter.name))
-                own = [c for c in self._cells_of(drafter.name) if c.key.condition.engine == name]
+                cells = [c for c in self._cells_of(drafter.name) if c.key.condition.engine == name]
                 pairing = f"{self._plan.target.name}/{drafter.name}"
-                self._fail(pairing, "load", error, own, at=f"{name}: ")
+                self._fail(pairing, "load", error, cells, at=f"{name}: ")
                 continue
             if not is_tried:
                 is_tried = True
@@ -227,7 +227,7 @@ class TargetRun:
             self._store.append(memory)
 
     def _keep_records(self, engines: Mapping[str, Engine]) -> None:
-        """Store how the engines run, and tell what a user should know."""
+        """Store the records of the engines, and warn with their notes."""
         for engine in engines.values():
             for note in engine.record.notes:
                 self._reporter.warn(note)
@@ -241,7 +241,7 @@ class TargetRun:
         prompt_ids: tuple[int, ...],
         drafters: frozenset[str],
     ) -> frozenset[str]:
-        """Run every shape once before it counts, recording nothing; ids of cells that can run."""
+        """Run every shape once without recording it; the ids of cells that can run."""
         shapes: dict[tuple[object, ...], list[Cell]] = {}
         for cell in self._plan.all_cells:
             if (
@@ -253,33 +253,34 @@ class TargetRun:
             shape = (cell.key.condition.engine, work_of(cell), rows, cell.sampling)
             shapes.setdefault(shape, []).append(cell)
         usable: list[Cell] = []
-        said: tuple[int, ...] = ()  # half of it is expected the next time: rounds go on behind it
-        for cell, *others in shapes.values():
+        output_ids: tuple[int, ...] = ()
+        for cell, *same_shape in shapes.values():
             request = Request(
                 prompt_ids=prompt_ids,
                 max_new_tokens=WARM_UP_TOKENS,
                 sampling=cell.sampling,
                 seed=0,
                 stop_at_eos=not cell.has_known_text,  # as in the blocks
-                prediction_ids=said[: len(said) // 2],
+                # Half of an output as the prediction, so that rounds also run after it.
+                prediction_ids=output_ids[: len(output_ids) // 2],
                 is_sample=cell.key.condition.num_samples > 1,
             )
             load = Load(concurrency=cell.key.condition.batch_size)
             engine = engines[cell.key.condition.engine]
             try:
-                with losses_kept(self._store, [cell, *others], "warm_up"):
+                with losses_kept(self._store, [cell, *same_shape], "warm_up"):
                     for work in warm_up_works(cell, self._plan.depths.get(cell.drafter)):
                         served = engine.serve([request] * load.concurrency, work, load)
-                        said = served.results[0].output_ids
+                        output_ids = served.results[0].output_ids
             except EXPECTED_ERRORS as error:
                 k = cell.key.draft.k
-                is_own = engine is next(iter(engines.values()))
-                if is_own and work_of(cell) == engine.baseline and load.concurrency == 1:
+                is_first = engine is next(iter(engines.values()))
+                if is_first and work_of(cell) == engine.baseline and load.concurrency == 1:
                     raise
                 at = f"{cell.key.draft.method} K={k}: "
-                self._fail(cell.key.pairing, "warm_up", error, [cell, *others], at=at)
+                self._fail(cell.key.pairing, "warm_up", error, [cell, *same_shape], at=at)
             else:
-                usable += [cell, *others]
+                usable += [cell, *same_shape]
         return frozenset(cell.key.id for cell in usable)
 
     def _count_launches(
@@ -289,15 +290,15 @@ class TargetRun:
         usable: frozenset[str],
         reload: frozenset[str] = frozenset(),
     ) -> None:
-        """Store what the host starts and waits for in a round, of measured cells on a GPU.
+        """Store the host's launches and waits per round of the measured cells on a GPU.
 
-        `reload` are drafters that made way for others and are loaded for this.
+        `reload`: drafters that were removed for others and are loaded again for this.
         """
         device, stored = torch.device(self._store.run.environment.device), self._store.stored
         if device.type != "cuda" or not isinstance(engine, InProcess):
             return
         measured = {request.cell_id for block in stored.blocks for request in block.requests}
-        counted = {one.cell_id for one in stored.limits if one.launches_per_round is not None}
+        counted = {r.cell_id for r in stored.limits if r.launches_per_round is not None}
         cells = [
             cell
             for cell in self._plan.all_cells
@@ -312,7 +313,7 @@ class TargetRun:
         )
         self._reporter.stage(f"{self._plan.target.name}: counting launches")
         drafters = [p.drafter for p in self._plan.pairings if p.drafter.name in reload]
-        with suppress(*EXPECTED_ERRORS):  # all is measured: what does not load again has no count
+        with suppress(*EXPECTED_ERRORS):  # measuring is complete; the cells then have no count
             for drafter in drafters:
                 engine.add_drafter(drafter)
             for limit in count_launches(engine, cells, request, device):
@@ -321,9 +322,9 @@ class TargetRun:
             engine.remove_drafter(drafter.name)
 
     def _examine_differences(self, session: OpenTarget) -> None:
-        """Store how far apart two logits of the target are where half precision left K = 0.
+        """Store the gap of the two logits at the first difference from K = 0 in half precision.
 
-        One forward for each of up to `MOST_EXAMINED` outputs per cell, as far as the deadline lets.
+        One forward for each of up to `MOST_EXAMINED` outputs per cell, until the deadline.
         """
         engine, stored = session.engine, self._store.stored
         cells = {
@@ -360,18 +361,18 @@ class TargetRun:
                     prompt_ids = next(t.prompt_ids for t in texts if t.turn == spec.turn)
                     text = (*prompt_ids, *spec.output_ids[:position])
                     logits_V = next_logits(engine.runner, text).to(engine.runner.dtype)
-                except Exception as error:  # whatever fails here: everything is measured
+                except Exception as error:  # measuring is complete, so any error is only warned of
                     raise_if_device_lost(error)
                     self._reporter.warn(f"{key.pairing}: {first_line(error)}")
                     return
-                one, other = logits_V[list(tokens)].double().tolist()
+                base_logit, spec_logit = logits_V[list(tokens)].double().tolist()
                 difference = FirstDifference(
                     cell_id=key.id,
                     prompt_id=spec.prompt_id,
                     turn=spec.turn,
                     repeat=spec.repeat,
                     position=position,
-                    gap=abs(one - other),
+                    gap=abs(base_logit - spec_logit),
                     spacing=float(rounding_step(logits_V[None])),
                 )
                 self._store.append(difference)
@@ -382,7 +383,7 @@ class TargetRun:
     def _fail(
         self, pairing: str, stage: Stage, error: Exception, cells: Sequence[Cell], at: str = ""
     ) -> None:
-        """Store and tell a refusal."""
+        """Store a failure and warn of it."""
         reason = at + first_line(error)
         failure = FailureRecord(
             pairing=pairing,
@@ -393,15 +394,15 @@ class TargetRun:
         )
         self._keep_failure(failure, f"{pairing}: {reason}")
 
-    def _keep_failure(self, failure: FailureRecord, told: str) -> None:
-        """Tell it, and store what no earlier session has stored."""
-        self._reporter.warn(told)
+    def _keep_failure(self, failure: FailureRecord, warning: str) -> None:
+        """Warn, and store the failure unless an earlier session has stored it."""
+        self._reporter.warn(warning)
         if failure not in self._store.stored.failures:
             self._store.append(failure)
 
 
 def answer_shortly(engine: Engine, prompt_ids: tuple[int, ...], work: Work) -> None:
-    """A few greedy tokens after the prompt."""
+    """Decode a few greedy tokens after the prompt."""
     request = Request(
         prompt_ids=prompt_ids, max_new_tokens=WARM_UP_TOKENS, sampling=Sampling(), seed=0
     )
@@ -409,9 +410,10 @@ def answer_shortly(engine: Engine, prompt_ids: tuple[int, ...], work: Work) -> N
 
 
 def warm_up_works(cell: Cell, max_k: int | None) -> Iterator[Work]:
-    """What to run before a cell counts: itself, or every K that it may pick, `max_k` at most.
+    """The work that warms up a cell: its own, or every K that an adaptive cell may choose.
 
-    An adaptive cell's round costs are not measured here: that is part of its own time.
+    `max_k`: the drafter's limit. The round costs of an adaptive cell are not measured here, since
+    they are part of its time.
     """
     work = work_of(cell)
     if not work.adaptive:

@@ -34,12 +34,12 @@ from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
 
 
 def read_shapes(spec: ModelSpec) -> Checkpoint:
-    """A head's config and the shapes of its tensors, downloaded where they are not here yet."""
+    """A head's config and the shapes of its tensors; missing files are downloaded."""
     return read_checkpoint(spec.location, spec.revision, shapes_only=True)
 
 
 class ThisProcess:
-    """Decodes on a device of this machine. UsageError where that is not there."""
+    """Decodes on a device of this machine; UsageError if it does not exist."""
 
     def __init__(
         self, settings: RunSettings, pairings: Sequence[Pairing], reporter: Reporter
@@ -48,7 +48,7 @@ class ThisProcess:
         self._device = find_device(settings.machine.device)
         require_kernel(settings.decoder.kernels, self._device)
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # events, streams and graphs are made on it
+            torch.cuda.set_device(self._device)  # for events, streams and graphs
         self._threads = settings.machine.threads
         if self._threads is None and self._device.type != "cpu":
             self._threads = physical_cores(num_cores())
@@ -63,7 +63,7 @@ class ThisProcess:
         try:
             return planned_dtype(replace(target.model, dtype=dtype), self._device)
         except ModelError:
-            return "unknown"  # loading will fail likewise, and that failure is recorded
+            return "unknown"  # loading then fails with the same error, which is recorded
 
     def environment(self, command: Sequence[str]) -> Environment:
         return describe_environment(str(self._device), self._threads, command, self._probe)
@@ -85,8 +85,8 @@ class ThisProcess:
         machine, dummy = settings.machine, settings.decoder.dummy_weights
         pool = ModelPool(self._device, machine.dtype, dummy=dummy)
         opened = partial(open_engines, plan.target, self._device, settings, pool)
-        records = (one for one in store.stored.engines if one.target == plan.target.name)
-        earlier = next((one.threads for one in records if one.threads is not None), None)
+        records = (record for record in store.stored.engines if record.target == plan.target.name)
+        earlier = next((r.threads for r in records if r.threads is not None), None)
         if number := store.run.environment.threads or (earlier and int(earlier.chosen)):
             torch.set_num_threads(number)
             target_run.threads = earlier  # chosen by an earlier session of this run
@@ -100,19 +100,19 @@ class ThisProcess:
             return autotune_for_plan(plan, engine, load.concurrency[0], numbers)
 
         target_run.threads = choose_threads(plan.target.name, facts, autotune)
-        pool.collect()  # what autotuning opened
+        pool.collect()  # the engine that autotuning opened
         return opened()
 
 
 def open_engines(
     target: Target, device: torch.device, settings: RunSettings, pool: ModelPool | None = None
 ) -> dict[str, Engine]:
-    """The engines of a run over one set of weights, those of `pool` if it is given; ModelError."""
+    """The engines of a run over one set of weights, from `pool` if given; ModelError."""
     decoder = settings.decoder
     pool = pool or ModelPool(device, settings.machine.dtype, dummy=decoder.dummy_weights)
     make: dict[str, Callable[[], Engine]] = {
         BUILTIN: lambda: BuiltinEngine(target, pool, decoder),
         TRANSFORMERS: lambda: TransformersEngine(target, pool),
     }
-    # Ours first, whatever order they were named in: it decodes the references.
-    return {name: open_one() for name, open_one in make.items() if name in settings.load.engines}
+    # The built-in engine is always first, since it decodes the references.
+    return {name: open_() for name, open_ in make.items() if name in settings.load.engines}

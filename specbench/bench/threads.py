@@ -29,31 +29,33 @@ from specbench.settings import BUILTIN
 TIMED_TOKENS = 12  # per answer; with each number of threads at most 7 answers of each K
 PROMPT_TOKENS = 64
 
-# What a choice belongs to, next to hardware and versions: the sha256 of the target's weights and
-# their dtype, the engine, and how many requests it serves together.
+# The key of a choice, in addition to hardware and versions: the sha256 of the target's weights and
+# their dtype, the engine, and the concurrency.
 Facts = tuple[str, str, str, int]
 
 
 def candidates(load: HostLoad) -> tuple[list[int], list[Contender]]:
-    """Numbers to try, the smallest first, and those that are out because others use the cores."""
+    """Numbers to try, in ascending order, and those left out because other processes use cores."""
     every, idle = physical_cores(load.num_cores), idle_cores(load)
     numbers = sorted({1, max(1, every // 2), every})
-    refused = [Contender(name=str(n), refusal=others_fact(load)) for n in numbers if n > idle]
-    return [n for n in numbers if n <= idle], refused
+    left_out = [Contender(name=str(n), refusal=others_fact(load)) for n in numbers if n > idle]
+    return [n for n in numbers if n <= idle], left_out
 
 
 def idle_threads() -> int:
-    """The largest of those numbers, for work that is not timed."""
+    """The largest of the numbers to try, for work that is not timed."""
     return candidates(host.host_load())[0][-1]
 
 
 def choose_threads(
     target: str, facts: Facts, autotune: Callable[[Sequence[int]], Outcome]
 ) -> KernelChoice:
-    """Set torch's number of threads as chosen before for equal facts and machine, else autotuned.
-    If nothing can be timed, all idle cores are used, and nothing is kept."""
+    """Set torch's number of threads to an earlier choice for equal facts, else autotune it.
+
+    If nothing can be timed, all idle cores are used, and the choice is not kept.
+    """
     load = host.host_load()
-    numbers, refused = candidates(load)
+    numbers, left_out = candidates(load)
     machine = (cpu_model(), physical_cores(load.num_cores), torch.__version__, __version__)
     key = "; ".join(map(repr, ("threads", *facts, tuple(numbers), *machine)))
     subject = f"threads of {target}"
@@ -68,14 +70,16 @@ def choose_threads(
                 choice = replace(choice, chosen=winner, contenders=tuple(contenders))
                 keep_choice(choice)
     torch.set_num_threads(int(choice.chosen))
-    return replace(choice, contenders=(*choice.contenders, *refused))
+    return replace(choice, contenders=(*choice.contenders, *left_out))
 
 
 def autotune_threads(
     engine: Engine, works: Sequence[Work], text: str, concurrency: int, numbers: Sequence[int]
 ) -> Outcome:
-    """Decode a few tokens of each work with each number of threads, interleaved; works that the
-    engine refuses are left out, and without any none wins."""
+    """Decode a few tokens of each work with each number of threads, interleaved.
+
+    Works that the engine cannot run are left out; if all are, the outcome has no winner.
+    """
     request = Request(
         prompt_ids=engine.tokenizer.ids(text)[:PROMPT_TOKENS] or engine.eos_ids[:1],
         max_new_tokens=TIMED_TOKENS,

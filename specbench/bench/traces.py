@@ -1,4 +1,4 @@
-"""The target's own texts, and what every loaded drafter would do along them; stored one by one."""
+"""Traces every loaded drafter along the target's texts; each trace is stored immediately."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,15 +21,18 @@ from specbench.stats.spread import MIN_UNITS
 from specbench.tracing.text import TargetText
 
 TRACING_SHARE = 0.3  # of the time that exploring may take
-MAX_TRACING_SHARE = 0.5  # if five prompts take longer: measuring the leaders comes first
-# Traces one drafter along the turns of a prompt; UsageError where it cannot be.
+MAX_TRACING_SHARE = 0.5  # for the first five prompts, to leave time for measuring the leaders
+# Traces one drafter along the turns of a prompt; UsageError if it cannot be traced.
 Trace = Callable[
     [Engine, str, str, Sequence[TargetText], Iterable[int], Drafting], tuple[TraceRecord, ...]
 ]
 
 
 class Ground(NamedTuple):
-    """What traces depend on besides the drafter: conditions that differ in rows share them."""
+    """The facts that traces depend on in addition to the drafter.
+
+    Conditions that differ only in the number of rows share traces.
+    """
 
     workload: str
     temperature: float
@@ -41,7 +44,7 @@ def ground_of(condition: Condition) -> Ground:
 
 
 class Tracer:
-    """Traces of one target's drafters, those that earlier sessions of the run stored included."""
+    """The traces of one target's drafters, including those of earlier sessions of the run."""
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class Tracer:
         drafting: Callable[[float], Drafting],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`drafting` says how is drafted at a temperature."""
+        """`drafting`: the way of drafting at a temperature."""
         self._plan = plan
         self._store = store
         self._reporter = reporter
@@ -62,16 +65,18 @@ class Tracer:
         self._drafting = drafting
         self._clock = clock
         self._texts: dict[Ground, list[TargetText]] = {}
-        self._seconds: dict[Ground, float] = {}  # decoding texts that nothing else needs
+        self._seconds: dict[Ground, float] = {}  # of decoding texts that only traces need
         self._untraceable: set[tuple[str, float | None]] = set()  # None: at any temperature
 
     def run(self, pairings: Sequence[Pairing], deadline: Deadline) -> None:
-        """Trace prompt after prompt through all workloads. A budget ends it after five prompts if
-        they fit into half of the time, else earlier."""
+        """Trace prompt after prompt through all workloads.
+
+        A budget ends it after five prompts if they take less than half of the time, else earlier.
+        """
         depths: dict[tuple[str, tuple[object, ...]], int] = {}
         for trace in self._store.stored.traces:
             if trace.target == self._target:
-                at = trace.drafter, _place(trace)
+                at = trace.drafter, _text_of(trace)
                 depths[at] = max(trace.num_speculative_tokens, depths.get(at, 0))
         left_s = deadline.seconds_left("explore")
         for i, (ground, condition, prompt) in self._numbered():
@@ -84,19 +89,19 @@ class Tracer:
             self._texts.setdefault(ground, []).extend(texts)
             for pairing in pairings if texts else ():
                 name, deepest = pairing.drafter.name, max(self._ks(pairing), default=0)
-                # Each K of a tree is a record, the deepest last: a kill may have come between.
-                if any(depths.get((name, _place(text)), 0) < deepest for text in texts):
+                # Each K of a tree is a record, the deepest last: a killed run may lack some.
+                if any(depths.get((name, _text_of(text)), 0) < deepest for text in texts):
                     self._trace_one(pairing, texts)
 
     def texts(self, condition: Condition) -> Sequence[TargetText]:
-        """The texts of a condition's ground, those without a round left out."""
+        """The texts for a condition, without texts that have no round."""
         return [t for t in self._texts.get(ground_of(condition), ()) if t.num_starts]
 
     def traces(self, pairing: Pairing, condition: Condition) -> list[TraceRecord]:
-        """Those of one drafter on one ground; of a text that was traced again the last ones."""
+        """The traces of one drafter under a condition; the last ones if a text was traced twice."""
         ground, drafting = ground_of(condition), self._drafting(condition.temperature)
         newest = {
-            (_place(trace), trace.num_speculative_tokens): trace
+            (_text_of(trace), trace.num_speculative_tokens): trace
             for trace in self._store.stored.traces
             if trace.target == self._target
             and trace.drafter == pairing.drafter.name
@@ -106,7 +111,7 @@ class Tracer:
         return list(newest.values())
 
     def seconds(self, traces: Sequence[TraceRecord], condition: Condition) -> float:
-        """Spent on these traces, and on texts that only traces need."""
+        """The time spent on these traces, and on texts that only traces need."""
         return sum(t.seconds or 0.0 for t in traces) + self._seconds.get(ground_of(condition), 0.0)
 
     @property
@@ -114,20 +119,20 @@ class Tracer:
         return self._plan.target.name
 
     def _numbered(self) -> Iterator[tuple[int, tuple[Ground, Condition, Prompt]]]:
-        """Every prompt of every ground with its number there, the first ones first."""
-        alone = {
-            ground_of(s): replace(s, concurrency=1, request_rate=None)
-            for s in self._plan.conditions
+        """Every prompt of every ground with its number; the first prompts of all grounds first."""
+        conditions = {
+            ground_of(condition): replace(condition, concurrency=1, request_rate=None)
+            for condition in self._plan.conditions
         }
         workloads = {workload.name: workload for workload in self._plan.workloads}
-        prompts = {g: self._plan.prompts(workloads[g.workload]) for g in alone}
+        prompts = {g: self._plan.prompts(workloads[g.workload]) for g in conditions}
         for i in range(max(map(len, prompts.values()), default=0)):
-            for ground, condition in alone.items():
+            for ground, condition in conditions.items():
                 if i < len(prompts[ground]):
                     yield i, (ground, condition, prompts[ground][i])
 
     def _decode(self, ground: Ground, condition: Condition, prompt: Prompt) -> list[TargetText]:
-        """A prompt's texts, turn by turn; none where the target refuses it."""
+        """A prompt's texts, turn by turn; empty if the target cannot decode it."""
         cell = self._plan.cells(condition)[0]
         block = Block(
             condition=condition,
@@ -142,7 +147,7 @@ class Tracer:
         except EXPECTED_ERRORS as error:
             self._reporter.warn(f"{ground.workload}, prompt {prompt.id}: {first_line(error)}")
             return []
-        if ground.temperature > 0:  # at 0 they are the references, which every run needs
+        if ground.temperature > 0:  # at 0 the texts are the references, which every run needs
             spent_s = self._seconds.get(ground, 0.0)
             self._seconds[ground] = spent_s + self._clock() - began_s
         return texts
@@ -177,12 +182,12 @@ class Tracer:
             self._store.append(trace)
 
     def _ks(self, pairing: Pairing) -> list[int]:
-        """K > 0 as far as the drafter can draft ahead."""
+        """The K > 0 that the drafter can draft."""
         drafter, plan = pairing.drafter.name, self._plan
         return [k for k in plan.ks(pairing) if 0 < k == plan.within_reach(drafter, k)]
 
 
-def _place(one: TargetText | TraceRecord) -> tuple[object, ...]:
-    """Which text it is."""
-    temperature = one.temperature if isinstance(one, TraceRecord) else one.sampling.temperature
-    return one.workload, one.prompt_id, one.turn, one.repeat, temperature, one.context
+def _text_of(text: TargetText | TraceRecord) -> tuple[object, ...]:
+    """The identity of a text, or of a trace's text."""
+    temperature = text.temperature if isinstance(text, TraceRecord) else text.sampling.temperature
+    return text.workload, text.prompt_id, text.turn, text.repeat, temperature, text.context

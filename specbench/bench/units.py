@@ -12,13 +12,13 @@ from specbench.runs import RunStore, StoredRecord, StoredRun
 
 
 class Machine(Protocol):
-    """Where a unit is measured."""
+    """A machine that measures units."""
 
     @property
     def reporter(self) -> Reporter: ...
 
     def measure_target(self, plan: TargetPlan, store: RunStore, deadline: Deadline) -> None:
-        """Measure a target with the engines of a process of that machine."""
+        """Measure a target with engines in a process of the machine."""
 
 
 class Unit(Protocol):
@@ -31,28 +31,29 @@ class Unit(Protocol):
     def label(self) -> str: ...
 
     def measure(self, machine: Machine, store: RunStore, deadline: Deadline) -> None:
-        """Measure what is not stored yet, until the deadline; stored as it comes."""
+        """Measure the cells that are not stored yet, until the deadline, and store each result."""
 
     def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
         """The records that another machine needs to resume this unit."""
         ...
 
     def lost(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:
-        """Records that say why the unit was given up, for what is not stored of it."""
+        """Failure records, with the reason, for the parts of the unit that are not stored."""
         ...
 
 
 class UnitSource(Protocol):
-    """Decides, while a run is measured, which units an engine still has."""
+    """The remaining units of an engine, which may depend on the results so far."""
 
     def next_unit(self, num_running: int) -> Unit | None:
-        """None: not now, while `num_running` of them are measured; with none running, never."""
+        """The next unit; None if there is none until one of `num_running` units ends, or no more
+        at all if `num_running` is 0."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WholeTarget:
-    """Everything about a target that engines in one process measure."""
+    """All cells of a target that engines in one process measure."""
 
     plan: TargetPlan
 
@@ -64,7 +65,7 @@ class WholeTarget:
         machine.measure_target(self.plan, store, deadline)
 
     def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
-        """All but blocks of other targets and environments of other machines."""
+        """All records except blocks of other targets and environments of other machines."""
         cell_ids = {cell.key.id for cell in self.plan.all_cells}
         for record in records:
             is_foreign = isinstance(record, BlockRecord) and record.order[0] not in cell_ids

@@ -1,4 +1,4 @@
-"""Evidence for a whole `verify`: target after target, through the engines that a run has."""
+"""Collects the evidence of `verify` from engines in this process, target after target."""
 
 import math
 import time
@@ -45,9 +45,9 @@ from specbench.verify.reference_model import ReferenceModel
 
 FEWEST_TOKENS = 100  # of each cell, whatever the budget
 _SMALL = 32 * 2**20  # bytes of a target's weights in float32
-# Time per token over that of a greedy one without drafts: mean of the embedded drafters, of which
-# lookahead alone takes more than twice as long.
-_SAMPLED, _READ = 1.3, 0.4  # to draw it with drafts; to read any
+# Time per token relative to greedy decoding without drafts: the mean of the bundled drafters, of
+# which only lookahead takes more than twice as long.
+_SAMPLED, _READ = 1.3, 0.4  # of drawing a token with drafts; of reading a token
 
 
 def collect_evidence(
@@ -59,19 +59,18 @@ def collect_evidence(
     budget_s: float | None,
     num_rows: int,
 ) -> list[Evidence]:
-    """Every pairing at every K and temperature, K = 0 of its target before it.
+    """The evidence for every pairing at every K and temperature, K = 0 of its target first.
 
-    `num_tokens` are sampled for each, by the built-in decoder `num_rows` texts at once. With a
-    budget, as many more as the target's distributions need to show anything, within that time.
-    Raises UsageError and WorkloadError before anything is loaded; a model that cannot run is
-    evidence.
+    `num_tokens` are sampled for each, by the built-in decoder in `num_rows` rows. With a budget,
+    more are sampled within that time if the target's distributions need them. Raises UsageError
+    and WorkloadError before a model is loaded; a model that cannot run gives FailedEvidence.
     """
     work = partial(_collect, settings, tuple(pairings), num_tokens, budget_s, num_rows)
     return run_sharded(work, _num_processes(settings, pairings), reporter)
 
 
 def _num_processes(settings: RunSettings, pairings: Sequence[Pairing]) -> int:
-    """As many as there are cores, where a model is so small that its forwards use one core."""
+    """One process per core for models so small that their forwards use one core, else 1."""
     is_cpu = find_device(settings.machine.device).type == "cpu"
     if not is_cpu or settings.machine.threads is not None or not _are_small(pairings):
         return 1
@@ -79,12 +78,12 @@ def _num_processes(settings: RunSettings, pairings: Sequence[Pairing]) -> int:
 
 
 def _are_small(pairings: Sequence[Pairing]) -> bool:
-    """Whether a second thread would gain nothing: its share of a matrix takes microseconds."""
+    """Whether all targets are too small to gain from a second thread."""
     try:
-        found = [model_weights(open_model(one.target.model), "float32") for one in pairings]
+        sizes = [model_weights(open_model(p.target.model), "float32") for p in pairings]
     except ModelError:
         return False
-    return all(weights is not None and weights.nbytes <= _SMALL for weights in found)
+    return all(weights is not None and weights.nbytes <= _SMALL for weights in sizes)
 
 
 def _collect(
@@ -96,13 +95,13 @@ def _collect(
     shard: Shard,
     reporter: Reporter,
 ) -> dict[tuple[int, int], Evidence]:
-    """A share of the pairings, a target's K = 0 being one of them; by target and job."""
+    """The evidence of a shard of the pairings, by target and job; K = 0 counts as a pairing."""
     device = find_device(settings.machine.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     is_small = _are_small(pairings)
     torch.set_num_threads(settings.machine.threads or (1 if is_small else idle_threads()))
-    download_missing([model for one in pairings for model in one.models], reporter.warn)
+    download_missing([model for pairing in pairings for model in pairing.models], reporter.warn)
     evidence: dict[tuple[int, int], Evidence] = {}
     plans = list(plan_targets(settings, pairings, lambda _: "", read_shapes))
     num_sampled = sum(job.sampling.temperature > 0 for plan in plans for job in _jobs(plan))
@@ -111,48 +110,49 @@ def _collect(
             reporter.warn(warning)
         jobs = list(_jobs(plan))
         pairs = list(dict.fromkeys(job.pairing for job in jobs))
-        own = {i for i, job in enumerate(jobs) if shard.has(pairs.index(job.pairing))}
-        # K = 0 answers in every share, at no cost: what drafters answer is held to it.
-        asked = [i for i, job in enumerate(jobs) if i in own or job.is_greedy_baseline]
+        in_shard = {i for i, job in enumerate(jobs) if shard.has(pairs.index(job.pairing))}
+        # Every shard has the greedy answers of K = 0, which are known: drafters are compared.
+        chosen = [i for i, job in enumerate(jobs) if i in in_shard or job.is_greedy_baseline]
         reporter.stage(f"{plan.target.name}: loading")
         pool = ModelPool(device, settings.machine.dtype)
         try:
             engines = open_engines(plan.target, device, settings, pool)
             rows = {name: num_rows if name == BUILTIN else 1 for name in engines}
-            teacher = ReferenceModel(pool.load(plan.target.model).model)
+            reference = ReferenceModel(pool.load(plan.target.model).model)
             first = next(iter(engines.values()))
             if not is_small and device.type == "cpu" and settings.machine.threads is None:
-                of = first.identity
-                facts = of.content_sha256, of.dtype, first.name, rows[first.name]
+                target = first.identity
+                facts = target.content_sha256, target.dtype, first.name, rows[first.name]
                 autotune = partial(autotune_for_plan, plan, first, rows[first.name])
-                choose_threads(of.name, facts, autotune)
+                choose_threads(target.name, facts, autotune)
             began_s = time.monotonic()
-            questions = list(_questions(plan, first, reporter, rows[first.name]))
+            prompts = list(_prompts(plan, first, reporter, rows[first.name]))
             answers_s = (time.monotonic() - began_s) / shard.of
-            collector = Collector(teacher, questions, seed=settings.seed)
+            collector = Collector(reference, prompts, seed=settings.seed)
             enough = num_tokens
             if budget_s is not None:
-                who = EngineUnderTest(plan.target.name, first, first.baseline)
+                baseline = EngineUnderTest(plan.target.name, first, first.baseline)
+                level = level_of_call(num_sampled)
                 for sampling in {job.sampling for job in jobs if job.sampling.temperature > 0}:
-                    needed = collector.tokens_for_control(who, sampling, level_of_call(num_sampled))
+                    needed = collector.tokens_for_control(baseline, sampling, level)
                     enough = max(enough, math.ceil(min(needed, MOST_TOKENS)))
         except EXPECTED_ERRORS as error:
-            evidence |= {(number, i): jobs[i].refused(error) for i in own}
+            evidence |= {(number, i): jobs[i].refused(error) for i in in_shard}
             continue
         limit_s = math.inf if budget_s is None else budget_s / len(plans)
-        num_each, told = _outlook(jobs, questions, answers_s, enough, limit_s, num_sampled)
+        num_each, estimate = _estimate(jobs, prompts, answers_s, enough, limit_s, num_sampled)
         if shard.first == 0:
-            reporter.info(told)
+            reporter.info(estimate)
         amount = Amount(num_each, rows)
-        found = examine(engines, collector, [jobs[i] for i in asked], amount, reporter.stage)
-        evidence |= {(number, i): f for i, f in zip(asked, found, strict=True) if i in own}
+        examined = examine(engines, collector, [jobs[i] for i in chosen], amount, reporter.stage)
+        evidence |= {(number, i): e for i, e in zip(chosen, examined, strict=True) if i in in_shard}
         for note in dict.fromkeys(note for e in engines.values() for note in e.record.notes):
             reporter.warn(note)
     return evidence
 
 
 def _jobs(plan: TargetPlan) -> Iterator[VerificationJob]:
-    """The cells that a run of these settings has, a pairing's together and K = 0 first."""
+    """A job per cell of a run with these settings, grouped by pairing, K = 0 first."""
     drafters = {pairing.name: pairing.drafter for pairing in plan.pairings}
     cells = [
         cell
@@ -169,19 +169,19 @@ def _jobs(plan: TargetPlan) -> Iterator[VerificationJob]:
                 )
 
 
-def _outlook(
+def _estimate(
     jobs: Sequence[VerificationJob],
-    questions: Sequence[VerificationPrompt],
+    prompts: Sequence[VerificationPrompt],
     answers_s: float,
     enough: int,
     limit_s: float,
     num_sampled: int,
 ) -> tuple[int, str]:
-    """Tokens to sample for each cell, `enough` or what fits into the limit; in words how long that
-    takes and what it can find. `num_sampled` cells of the call share its false alarms."""
+    """The tokens to sample per cell, `enough` or as many as the time limit allows, and a sentence
+    with the time and the power. `num_sampled` cells of the call share its false alarms."""
     sampled = [job for job in jobs if job.sampling.temperature > 0]
     greedy = len(jobs) - len(sampled)
-    answers = sum(question.expected_tokens for question in questions)
+    answers = sum(prompt.expected_tokens for prompt in prompts)
     token_s = answers_s / max(answers, 1)
     drafted = sum(_SAMPLED if job.work.k else 1.0 for job in sampled)
     greedy_s, cells_s = token_s * greedy * answers, token_s * (drafted + _READ * len(sampled))
@@ -189,45 +189,45 @@ def _outlook(
     num_tokens = int(min(enough, max(affordable, FEWEST_TOKENS)))
     parts = []
     if greedy:
-        parts.append(f"{len(questions)} greedy answers for each of {greedy} cells")
+        parts.append(f"{len(prompts)} greedy answers for each of {greedy} cells")
     if sampled:
         needed = f" of the needed {enough:,}" if num_tokens < enough else ""
         parts.append(f"{num_tokens:,}{needed} sampled tokens for each of {len(sampled)}")
     limit = f" (--time-budget: {duration(limit_s)})" if sampled and limit_s < math.inf else ""
     seconds = greedy_s + cells_s * num_tokens
-    told = f"about {duration(seconds)}{limit}: {', '.join(parts)}, K = 0 included"
+    estimate = f"about {duration(seconds)}{limit}: {', '.join(parts)}, including K = 0"
     if not sampled:
-        return num_tokens, told
+        return num_tokens, estimate
     power = power_of_call(num_tokens, num_sampled)
     return num_tokens, (
-        f"{told}; 80% power to detect {power.shift:.1%} of tokens shifted (--detect 1% "
+        f"{estimate}; 80% power to detect {power.shift:.1%} of tokens shifted (--detect 1% "
         "detects smaller faults and takes longer)"
     )
 
 
 @dataclass
 class _Conversation:
-    """A prompt, as far as the target has answered it."""
+    """A prompt, with the target's answers to the turns so far."""
 
     workload: str
     prompt: Prompt
     max_new_tokens: int
     history: list[Message] = field(default_factory=list)
-    asked: list[VerificationPrompt] = field(default_factory=list)
+    answered: list[VerificationPrompt] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return f"{self.workload}/{self.prompt.id}"
 
 
-def _questions(
+def _prompts(
     plan: TargetPlan, engine: Engine, reporter: Reporter, num_rows: int
 ) -> Iterator[VerificationPrompt]:
-    """Every turn of every prompt that the target takes, after its own answers, each with a text
-    that its answer resembles."""
+    """Every turn of every prompt that fits, after the target's answers to the turns before, each
+    with a prediction that its answer resembles."""
     plan, left_out = without_long_prompts(plan, engine)
-    for failure in left_out:
-        reporter.warn(f"{failure.workload}: left out: {failure.reason}")
+    for unfitting in left_out:
+        reporter.warn(f"{unfitting.workload}: left out: {unfitting.reason}")
     every = [
         _Conversation(w.name, prompt, plan.max_new_tokens(w.name))
         for w in plan.workloads
@@ -235,62 +235,62 @@ def _questions(
     ]
     left, turn = every, 0
     while left:
-        able: list[tuple[_Conversation, Request]] = []
-        refused: list[tuple[_Conversation, SpecbenchError]] = []
-        for one in left:
-            one.history += one.prompt.turns[turn]
+        requests: list[tuple[_Conversation, Request]] = []
+        failed: list[tuple[_Conversation, SpecbenchError]] = []
+        for chat in left:
+            chat.history += chat.prompt.turns[turn]
             try:
                 ids = engine.tokenizer.prompt_ids(
-                    one.history, one.prompt.tools, one.prompt.template_args
+                    chat.history, chat.prompt.tools, chat.prompt.template_args
                 )
             except (ModelError, WorkloadError) as error:
-                refused.append((one, error))
+                failed.append((chat, error))
             else:
-                able.append((one, _greedy(ids, one.max_new_tokens)))
+                requests.append((chat, _greedy(ids, chat.max_new_tokens)))
         left = []
-        for (one, request), answer in _answered(engine, able, num_rows):
+        for (chat, request), answer in _answered(engine, requests, num_rows):
             if isinstance(answer, SpecbenchError):
-                refused.append((one, answer))
+                failed.append((chat, answer))
                 continue
-            one.asked.append(
+            chat.answered.append(
                 VerificationPrompt(
-                    id=f"{one.name}, turn {turn + 1}" if turn else one.name,
+                    id=f"{chat.name}, turn {turn + 1}" if turn else chat.name,
                     prompt_ids=request.prompt_ids,
-                    max_new_tokens=one.max_new_tokens,
+                    max_new_tokens=chat.max_new_tokens,
                     prediction_ids=nearly(answer.output_ids),
-                    conversation=one.name if len(one.prompt.turns) > 1 else None,
+                    conversation=chat.name if len(chat.prompt.turns) > 1 else None,
                     answer=KnownOutput(engine.name, answer.output_ids),
                 )
             )
             text = engine.tokenizer.text(answer.output_ids)
-            one.history.append(Message(role="assistant", content=text))
-            if turn + 1 < len(one.prompt.turns):
-                left.append(one)
-        for one, why in refused:
+            chat.history.append(Message(role="assistant", content=text))
+            if turn + 1 < len(chat.prompt.turns):
+                left.append(chat)
+        for chat, failure in failed:
             if not turn:
-                raise why
-            told = first_line(why)
-            reporter.warn(f"{one.name}, turn {turn + 1} and after are left out: {told}")
+                raise failure
+            reason = first_line(failure)
+            reporter.warn(f"{chat.name}, turn {turn + 1} and after are left out: {reason}")
         turn += 1
-    for one in every:
-        yield from one.asked
+    for chat in every:
+        yield from chat.answered
 
 
 def _answered(
-    engine: Engine, asked: Sequence[tuple[_Conversation, Request]], num_rows: int
+    engine: Engine, requests: Sequence[tuple[_Conversation, Request]], num_rows: int
 ) -> "Iterator[tuple[tuple[_Conversation, Request], Result | ModelError]]":
-    """The target's own answers, without drafts; where one is refused, each by itself."""
+    """The target's answers without drafts; one by one if they cannot all be decoded together."""
     load = Load(concurrency=num_rows)
-    requests = [request for _, request in asked]
+    batch = [request for _, request in requests]
     try:
-        results = engine.serve(requests, engine.baseline, load).results if asked else ()
-        yield from zip(asked, results, strict=True)
+        results = engine.serve(batch, engine.baseline, load).results if requests else ()
+        yield from zip(requests, results, strict=True)
     except ModelError:
-        for one in asked:
+        for pair in requests:
             try:
-                yield one, engine.generate(one[1], engine.baseline)
+                yield pair, engine.generate(pair[1], engine.baseline)
             except ModelError as error:
-                yield one, error
+                yield pair, error
 
 
 def _greedy(prompt_ids: tuple[int, ...], length: int) -> Request:
@@ -298,6 +298,6 @@ def _greedy(prompt_ids: tuple[int, ...], length: int) -> Request:
 
 
 def nearly(answer: Sequence[int]) -> tuple[int, ...]:
-    """A text with every eighth token replaced by the one before: drafts from it are accepted and
-    refused, and their place is lost and found."""
+    """A text with every eighth token replaced by the one before, so that drafts from it are both
+    accepted and rejected, and its position is lost and found again."""
     return tuple(answer[i - 1] if i % 8 == 7 else token for i, token in enumerate(answer))

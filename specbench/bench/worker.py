@@ -1,4 +1,4 @@
-"""What a node of a cluster does: the same as a run here, and it sends everything it finds."""
+"""The work of a cluster node: it measures units like a local run and sends all records."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from specbench.settings import RunSettings
 
 
 class NodeInfo(NamedTuple):
-    """What a run is planned by: the environment of a node, and what it would decode in."""
+    """The facts of a node that a plan needs: its environment, and the dtypes it would use."""
 
     environment: Environment
     dtypes: Mapping[str, str]  # by target
@@ -33,7 +33,7 @@ class LogMessage(NamedTuple):
 
 
 class TaskRejected(NamedTuple):
-    """The text of a SpecbenchError: what cannot be done there."""
+    """A SpecbenchError of the node, as text."""
 
     text: str
 
@@ -69,8 +69,8 @@ def measure_unit(
 ) -> None:
     """Measure a unit, and send each record as soon as it is stored.
 
-    `run` has this machine's environment; `known` is what `Unit.known` picked for it. Raises
-    DeviceLostError, which is for the cluster: it ends this process, and another one resumes.
+    `run` has this machine's environment; `known` are the records of `Unit.known`. Raises
+    DeviceLostError, on which the cluster ends this process and resumes in another one.
     """
     with TemporaryDirectory(prefix="specbench-") as name:
         folder = Path(name)
@@ -94,5 +94,5 @@ def measure_unit(
 
 
 def _remote_reporter(send: SendMessage) -> Reporter:
-    """The machine where the run is stored counts whole units only, so no blocks are reported."""
+    """A reporter of stages and warnings; blocks are not reported, since progress counts units."""
     return cast("Reporter", RemoteReporter(send, ("stage", "warn")))

@@ -9,7 +9,6 @@ from rich.table import Table
 
 from specbench.bench.expected_time import ExpectedTime, earlier_run, expected_time
 from specbench.bench.plan import TargetPlan
-from specbench.bench.served.outlook import Outlook, outlooks
 from specbench.cli.console import open_console
 from specbench.cli.hardware import this_machine
 from specbench.cli.preflight import planned_setups, setup_of
@@ -76,7 +75,7 @@ def plan_document(
                 "detectable_effect": outlook.detectable,
             }
             for plan in plans
-            for outlook in outlooks(plan, earlier)
+            for outlook in estimate_sessions(plan, earlier)
         ],
     }
 
@@ -112,7 +111,7 @@ def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()
     for warning in left_out(plans):
         console.print(warning)
     for plan in plans:
-        for outlook in outlooks(plan, earlier):
+        for outlook in estimate_sessions(plan, earlier):
             console.print(_sessions_text(outlook))
     open_ended = any(plan.settings.effort.is_open_ended for plan in plans)
     limit = " at most; --time-budget or --margin-of-error may end it earlier" if open_ended else ""
@@ -134,7 +133,7 @@ def _row(cell: CellPlan) -> tuple[str, ...]:
     )
 
 
-def _sessions_text(outlook: Outlook) -> str:
+def _sessions_text(outlook: SessionsEstimate) -> str:
     order = ", ".join(session.draft.label for session in outlook.sessions)
     basis = (
         "as earlier sessions took" if outlook.is_measured else "a guess: nothing was measured yet"

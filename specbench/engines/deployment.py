@@ -34,7 +34,7 @@ Release = tuple[int, ...]
 
 
 class Tier(NamedTuple):
-    """K for up to so many requests at once; None: for any number."""
+    """K for up to `num_rows` concurrent requests; None: for any number."""
 
     num_rows: int | None
     num_speculative_tokens: int

@@ -47,7 +47,7 @@ def test_a_store_of_two_nodes_is_that_of_one_machine_whose_worker_dies_or_not(tm
     watch = RecordingWatch()
     cluster = FakeCluster({"a": 1, "b": 1}, deaths=(12,))
     again = run_on(tmp_path, settings, tmp_path / "runs", watch, cluster=cluster)
-    assert any("begins again" in text for text in watch.warnings)
+    assert any("is resumed from" in text for text in watch.warnings)
     # What is said once of a load is said again; no block is decoded twice.
     assert blocks_of(again) == blocks_of(here)
 
@@ -102,7 +102,7 @@ def test_the_second_try_at_a_unit_has_what_the_first_left_of_the_budget(tmp_path
     monkeypatch.setattr(worker, "Deadline", deadline)
     watch, cluster = RecordingWatch(), FakeCluster({"a": 1}, deaths=(14,))
     stored = run_on(tmp_path, settings, tmp_path / "runs", watch, cluster=cluster)
-    again = [text for text in watch.warnings if "begins again" in text]
+    again = [text for text in watch.warnings if "is resumed from" in text]
     assert len(again) == 1
     assert {one[0] for one in begun} == {100.0}  # half for each target
     (spent_s,) = (one[1] for one in begun if one[1])

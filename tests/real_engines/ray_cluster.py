@@ -66,7 +66,7 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path, settings):
     with ray_cluster("local", None, ONE_CORE) as cluster:
         there = measured(tmp_path, settings, watch, cluster=cluster)
     assert watch.killed
-    assert any("begins again" in text for text in watch.warnings)
+    assert any("is resumed from" in text for text in watch.warnings)
     assert work_of(there, purpose="explore") == work_of(here, purpose="explore")
 
 

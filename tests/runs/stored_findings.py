@@ -129,7 +129,7 @@ SERVER = ServerRecord(
     ),
     sees_others=True,
     problems=("the server restarted: its counters began anew",),
-    warnings=("requests accepted 9 drafts by their own counts, 10 by the server's",),
+    warnings=("accepted drafts: 9 by the requests' counts, 10 by the server's",),
     log="servers/1.log",
 )
 EVERY_KIND: tuple[StoredRecord, ...] = (

@@ -36,7 +36,7 @@ def test_the_port_is_filled_in_anywhere_and_json_is_left_alone():
             "run {model} {args}",
             r"--engine-command run \{model\} \{args\}: unknown placeholder \{model\} .*\{port\}",
         ),
-        ("sh -c 'run {args}'", r"\{args\} in 'run \{args\}' .*as a separate word"),
+        ("sh -c 'run {args}'", r"unknown placeholder \{args\} in 'run \{args\}'"),
         ("run 'half", "No closing quotation"),
         (" ", "--engine-command is empty"),
     ],

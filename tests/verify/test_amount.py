@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from specbench.bench.budget import duration
-from specbench.bench.verification import _READ, _SAMPLED, FEWEST_TOKENS, _outlook
+from specbench.bench.verification import _READ, _SAMPLED, FEWEST_TOKENS, _estimate
 from specbench.cli.verify import PRECISION, enough_tokens
 from specbench.records import Sampling
 from specbench.verify.collect import (
@@ -142,11 +142,11 @@ def jobs(*temperatures: float) -> list[VerificationJob]:
 def test_the_estimate_is_reported_before_sampling():
     answer = KnownOutput("builtin", (7,) * 40)
     talk = [replace(one, answer=answer) for one in TALK]  # 200 tokens, which took 2 s
-    num_tokens, told = _outlook(jobs(0.0, 0.0), talk, 2.0, 8192, math.inf, 0)
+    num_tokens, told = _estimate(jobs(0.0, 0.0), talk, 2.0, 8192, math.inf, 0)
     assert re.match(f"about {duration(4.0)}: 5 .*2 cells", told)
     seconds = 0.01 * (2 * 200 + 2 * (_SAMPLED + _READ) * 8192)
     mixed = jobs(0.0, 0.7, 0.0, 0.7)
-    num_tokens, told = _outlook(mixed, talk, 2.0, 8192, math.inf, 2)
+    num_tokens, told = _estimate(mixed, talk, 2.0, 8192, math.inf, 2)
     assert num_tokens == 8192
     assert told.startswith(f"about {duration(seconds)}: ")
     assert re.search("8,192 sampled .* 2,", told)
@@ -156,12 +156,12 @@ def test_the_estimate_is_reported_before_sampling():
 def test_a_budget_bounds_the_tokens_and_reports_what_was_needed():
     talk = [replace(one, answer=KnownOutput("builtin", (7,) * 40)) for one in TALK]
     mixed = jobs(0.0, 0.7, 0.0, 0.7)  # 4 s of greedy answers, 34 ms a sampled token of both
-    num_tokens, told = _outlook(mixed, talk, 2.0, 20_000, 38.0, 2)
+    num_tokens, told = _estimate(mixed, talk, 2.0, 20_000, 38.0, 2)
     assert num_tokens == pytest.approx(1000, abs=1)
     assert told.startswith("about 38s (--time-budget: 38s): ")
     assert re.search(f"{num_tokens:,} .*20,000 sampled", told)
-    assert _outlook(mixed, talk, 2.0, 20_000, 1e6, 2)[0] == 20_000
-    assert _outlook(mixed, talk, 2.0, 20_000, 1.0, 2)[0] == FEWEST_TOKENS
+    assert _estimate(mixed, talk, 2.0, 20_000, 1e6, 2)[0] == 20_000
+    assert _estimate(mixed, talk, 2.0, 20_000, 1.0, 2)[0] == FEWEST_TOKENS
 
 
 def test_a_precision_is_the_shift_that_its_tokens_detect():

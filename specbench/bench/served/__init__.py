@@ -1,7 +1,6 @@
-"""How are serving engines measured? In sessions, one after the other; no torch.
+"""Measures serving engines in sessions, one after the other; no torch.
 
-In: a target's plan, and servers that run or how to start them. Out: blocks of requests and one
-ServerRecord per session. Open `sessions.py` first: what a session is, and their order;
-`served_run.py` decides which cycles there are, `cycle.py` measures one, `open_session.py` is a
-server that serves blocks.
+In: a target's plan, and running servers or their commands. Out: blocks of requests and one
+ServerRecord per session. Open `sessions.py` first: the sessions and their order; `served_run.py`
+decides the cycles, `cycle.py` measures one, `open_session.py` serves the blocks of a session.
 """

@@ -1,4 +1,4 @@
-"""Asks a target's servers for texts to verify: the same of each K, K = 0 first. No torch."""
+"""Collects texts to verify from a target's servers: the same prompts at each K. No torch."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -21,14 +21,14 @@ from specbench.servers.streamed import Streamed
 from specbench.verify.evidence import CONTROL
 from specbench.verify.two_samples import ServedText
 
-NUM_SAMPLED = 4  # prompts whose answers are sampled: few, so that each has many
-# Tokens of a sampled answer beyond the largest K: the prefill's, a round that accepts all drafts
-# and adds one, and some of the next.
+NUM_SAMPLED = 4  # prompts with sampled answers: few, so that each has many answers
+# Tokens of a sampled answer beyond the largest K: for the prefill, for a round that accepts all
+# drafts, and for part of the next round.
 BEYOND_K = 4
 
 
 class ServerOutputs(NamedTuple):
-    """What one server answered at one temperature, or why it did not."""
+    """The answers of one server at one temperature, or the error in their place."""
 
     draft: DraftConfig
     temperature: float
@@ -39,7 +39,7 @@ class ServerOutputs(NamedTuple):
 
 
 class _TurnRef(NamedTuple):
-    """A turn of a prompt, by the cell whose condition it is asked under."""
+    """A turn of a prompt, with a cell of the condition it belongs to."""
 
     cell: Cell
     prompt: Prompt
@@ -53,7 +53,7 @@ class _TurnRef(NamedTuple):
 
 @dataclass
 class OutputCollector:
-    """Asks the servers of one engine that serve one target; `num_tokens` are sampled per K."""
+    """Collects the outputs of one engine's servers for one target; samples `num_tokens` per K."""
 
     plan: TargetPlan
     engine: str
@@ -61,17 +61,17 @@ class OutputCollector:
     reporter: Reporter
     num_tokens: int
     concurrency: int
-    requests: dict[str, Request] = field(default_factory=dict)  # by the id of the place
+    requests: dict[str, Request] = field(default_factory=dict)  # by the id of the turn
     outputs: list[ServerOutputs] = field(default_factory=list)
-    _baseline_texts: dict[str, str] = field(default_factory=dict)  # by K = 0 at temperature 0
+    _baseline_texts: dict[str, str] = field(default_factory=dict)  # of K = 0 at temperature 0
 
     def run(self) -> list[ServerOutputs]:
-        """Server after server, every temperature of each; also one that fails."""
+        """The outputs of every server at every temperature, including failures."""
         for session in self._sessions():
             temperatures = [*dict.fromkeys(c.key.condition.temperature for c in session.cells)]
-            own = [one.temperature for one in self.outputs if not (one.draft.k or one.error)]
+            baseline_temps = [o.temperature for o in self.outputs if not (o.draft.k or o.error)]
             error = ""
-            if session.draft.k and not {*temperatures} <= {*own}:
+            if session.draft.k and not {*temperatures} <= {*baseline_temps}:
                 error = "K = 0 gave no answers, so there is nothing to compare with"
             else:
                 try:
@@ -81,7 +81,7 @@ class OutputCollector:
                     self.reporter.warn(
                         f"{session.draft.label}: {failure}"
                     )  # with the end of its log
-            done = [one.temperature for one in self.outputs if one.draft == session.draft]
+            done = [o.temperature for o in self.outputs if o.draft == session.draft]
             left = [t for t in temperatures if t not in done]
             self.outputs += [ServerOutputs(session.draft, t, error=error) for t in left]
         return self.outputs
@@ -92,10 +92,10 @@ class OutputCollector:
         return BEYOND_K + max(c.key.draft.k for c in served_cells(self.plan, self.engine))
 
     def _sessions(self) -> Iterator[Session]:
-        """K = 0 once for all temperatures; a drafter may be told otherwise at each."""
-        ways = [s for s in cycle_of(served_cells(self.plan, self.engine), 0) if s.leg == UP]
-        for draft in dict.fromkeys(session.draft for session in ways):
-            sessions = [session for session in ways if session.draft == draft]
+        """K = 0 once for all temperatures; a drafter's command may depend on the temperature."""
+        first_leg = [s for s in cycle_of(served_cells(self.plan, self.engine), 0) if s.leg == UP]
+        for draft in dict.fromkeys(session.draft for session in first_leg):
+            sessions = [session for session in first_leg if session.draft == draft]
             if draft.k:
                 yield from sessions
             else:
@@ -120,80 +120,80 @@ class OutputCollector:
                 self.outputs.append(ServerOutputs(session.draft, temperature, texts, colder, rule))
 
     async def _greedy(self, running: ServerHandle, cells: Sequence[Cell]) -> tuple[ServedText, ...]:
-        """Turn after turn of all prompts; those before it were answered by K = 0.
+        """The answers to all turns; the earlier turns have the answers of K = 0.
 
-        A later turn that the server cannot take is left out at every K.
+        A later turn that the server cannot answer is left out at every K.
         """
-        is_own = cells[0].key.draft.k == 0
+        is_baseline = cells[0].key.draft.k == 0
         left = [
             _TurnRef(cell, prompt, turn)
             for cell in cells
             for prompt in self._prompts(cell)
             for turn in range(len(prompt.turns))
         ]
-        found: list[ServedText] = []
-        for turn in range(max(place.turn for place in left) + 1):
-            places = [
-                p for p in left if p.turn == turn and (is_own or p.id in self._baseline_texts)
-            ]
-            requests = [self._request(place) for place in places]
+        texts: list[ServedText] = []
+        for number in range(max(turn.turn for turn in left) + 1):
+            turns = [t for t in left if t.turn == number]
+            if not is_baseline:
+                turns = [turn for turn in turns if turn.id in self._baseline_texts]
+            requests = [self._request(turn) for turn in turns]
             done = await running.ask(self.engine, requests, concurrency=self.concurrency)
-            for place, asked, answered in zip(places, requests, done, strict=True):
-                if answered.error and turn and is_own:
-                    self.reporter.warn(f"{place.id} and after are left out: {answered.error}")
-                    left = [p for p in left if p.prompt is not place.prompt]
+            for turn, request, answer in zip(turns, requests, done, strict=True):
+                if answer.error and number and is_baseline:
+                    self.reporter.warn(f"{turn.id} and after are left out: {answer.error}")
+                    left = [t for t in left if t.prompt is not turn.prompt]
                     continue
-                found.append(_text(running, place, answered))
-                if is_own:
-                    self.requests[place.id] = asked
-                    self._baseline_texts[place.id] = found[-1].text
-        return tuple(found)
+                texts.append(_text(running, turn, answer))
+                if is_baseline:
+                    self.requests[turn.id] = request
+                    self._baseline_texts[turn.id] = texts[-1].text
+        return tuple(texts)
 
     async def _sampled(
         self, running: ServerHandle, cells: Sequence[Cell], colder: float = 1.0
     ) -> tuple[ServedText, ...]:
-        """Short answers, the prompts in turn, until they have enough tokens together.
+        """Short answers to the prompts in rotation, until they have `num_tokens` in total.
 
         The temperature is `colder` times the cells'.
         """
-        in_turns = zip_longest(*([_TurnRef(c, p, 0) for p in self._prompts(c)] for c in cells))
-        places = [place for turn in in_turns for place in turn if place][:NUM_SAMPLED]
-        found: list[ServedText] = []
-        while (missing := self.num_tokens - sum(one.num_tokens for one in found)) > 0:
-            first, num = len(found), -(-missing // self.most_tokens)
-            batch = [places[i % len(places)] for i in range(first, first + num)]
+        by_cell = zip_longest(*([_TurnRef(c, p, 0) for p in self._prompts(c)] for c in cells))
+        turns = [turn for row in by_cell for turn in row if turn][:NUM_SAMPLED]
+        texts: list[ServedText] = []
+        while (missing := self.num_tokens - sum(text.num_tokens for text in texts)) > 0:
+            first, num = len(texts), -(-missing // self.most_tokens)
+            batch = [turns[i % len(turns)] for i in range(first, first + num)]
             requests = []
-            for i, place in enumerate(batch, first):
-                asked = self._request(place, repeat=i)
-                self.requests.setdefault(place.id, asked)
-                temperature = asked.sampling.temperature * colder
-                sampling = replace(asked.sampling, temperature=temperature)
-                requests.append(replace(asked, sampling=sampling, max_new_tokens=self.most_tokens))
+            for i, turn in enumerate(batch, first):
+                request = self._request(turn, repeat=i)
+                self.requests.setdefault(turn.id, request)
+                temperature = request.sampling.temperature * colder
+                sampling = replace(request.sampling, temperature=temperature)
+                short = replace(request, sampling=sampling, max_new_tokens=self.most_tokens)
+                requests.append(short)
             done = await running.ask(self.engine, requests, concurrency=self.concurrency)
-            found += [_text(running, *one) for one in zip(batch, done, strict=True)]
-        return tuple(found)
+            texts += [_text(running, *pair) for pair in zip(batch, done, strict=True)]
+        return tuple(texts)
 
     def _prompts(self, cell: Cell) -> tuple[Prompt, ...]:
         return self.plan.prompts(self.plan.workload(cell.key.condition.workload))
 
-    def _request(self, place: _TurnRef, repeat: int = 0) -> Request:
-        """With the turns before it as K = 0 answered them; each K and repeat has its own seed."""
-        name = f"{place.cell.key.draft.label}|{place.prompt.id}"
-        seed = request_seed(self.plan.settings.seed, name, repeat, place.turn)
-        request = request_of(
-            self.plan, place.cell, place.prompt, place.turn, repeat=repeat, seed=seed
-        )
-        texts = [self._baseline_texts[place._replace(turn=turn).id] for turn in range(place.turn)]
-        return replace(Answers().completed(place.cell, request, texts), conversation=None)
+    def _request(self, turn: _TurnRef, repeat: int = 0) -> Request:
+        """A turn after the answers of K = 0 to the turns before; the seed differs by K and
+        repeat."""
+        name = f"{turn.cell.key.draft.label}|{turn.prompt.id}"
+        seed = request_seed(self.plan.settings.seed, name, repeat, turn.turn)
+        request = request_of(self.plan, turn.cell, turn.prompt, turn.turn, repeat=repeat, seed=seed)
+        texts = [self._baseline_texts[turn._replace(turn=i).id] for i in range(turn.turn)]
+        return replace(Answers().completed(turn.cell, request, texts), conversation=None)
 
 
-def _text(running: ServerHandle, place: _TurnRef, answer: Streamed) -> ServedText:
-    """ServerError where there is none; a server that has ended says why."""
+def _text(running: ServerHandle, turn: _TurnRef, answer: Streamed) -> ServedText:
+    """The text of an answer; ServerError if it failed, with the cause if the server ended."""
     if answer.error is not None:
         running.require()
-        raise ServerError(f"{place.id} was not answered: {answer.error}")
+        raise ServerError(f"{turn.id} was not answered: {answer.error}")
     return ServedText(
-        prompt=place.id,
+        prompt=turn.id,
         ids=tuple(answer.token_ids),
         text=answer.text,
         num_prompt_tokens=answer.num_prompt_tokens,

@@ -1,4 +1,4 @@
-"""Whether a server counted what was asked of it, and nothing else."""
+"""Compares a server's counters with the requests that were sent to it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,20 +9,20 @@ from specbench.servers.metrics_page import Counters
 def count_problems(
     requests: Sequence[RequestRecord], counted: Counters, k: int, most_tokens: int
 ) -> Iterator[str]:
-    """Why the requests of one condition at K cannot be all that the server counted meanwhile.
+    """Differences between the requests of one condition at K and the server's counts meanwhile.
 
-    `most_tokens`: the limit of an output, which a request that failed may have taken as well.
+    `most_tokens`: the limit of an output, which a failed request may also have reached.
     """
     if k == 0 and counted.num_draft_tokens:
         yield (
-            f"it drafted {counted.num_draft_tokens:,.0f} tokens, and is measured as K = 0; "
-            "say its K after the address, such as #k=4"
+            f"it drafted {counted.num_draft_tokens:,.0f} tokens, but is measured as K = 0; "
+            "add its K to the address, such as #k=4"
         )
     failed = [request for request in requests if request.finish_reason == "failed"]
     if len(failed) == len(requests):
         yield f"no request was answered: {failed[0].error}"
     elif counted.is_of_a_restart:
-        yield "the server restarted while it was measured: its counters began again"
+        yield "the server restarted while it was measured: its counters were reset"
     else:
         yield from _other_traffic(requests, counted, len(failed), most_tokens)
 
@@ -30,11 +30,11 @@ def count_problems(
 def _other_traffic(
     requests: Sequence[RequestRecord], counted: Counters, num_failed: int, most_tokens: int
 ) -> Iterator[str]:
-    """Counts that exceed, or miss, what our requests account for.
+    """Counts above or below those of our requests.
 
-    A last token that ends the text may be counted and not be sent, and a template may add a token
-    that usage does not have: one per request. A failed request may have been served to its end,
-    and a preempted one prefilled twice.
+    A server may count an end-of-text token that it does not send, and a template's token that is
+    not in `usage`: one per request. A failed request may have been served to its end, and a
+    preempted one prefilled twice.
     """
     num = len(requests)
     excess = []
@@ -64,19 +64,19 @@ def _other_traffic(
 
 
 def count_warnings(requests: Sequence[RequestRecord], counted: Counters) -> Iterator[str]:
-    """Where requests and server both count drafts: whether they agree."""
+    """Warnings if the counts of drafts by requests and by the server differ."""
     counts = [r.counts for r in requests if r.counts is not None]
     if not counts or len(counts) < len(requests):
         return
-    own = sum(one.num_accepted + one.num_overshot for one in counts)
-    if counted.num_accepted not in (None, own):
+    num_accepted = sum(c.num_accepted + c.num_overshot for c in counts)
+    if counted.num_accepted not in (None, num_accepted):
         yield (
-            f"requests accepted {own:,} drafts by their own counts, "
+            f"accepted drafts: {num_accepted:,} by the requests' counts, "
             f"{counted.num_accepted:,.0f} by the server's"
         )
-    drafting = [one.num_drafting for one in counts if one.num_drafting is not None]
+    drafting = [c.num_drafting for c in counts if c.num_drafting is not None]
     if len(drafting) == len(counts) and counted.num_rounds not in (None, sum(drafting)):
         yield (
-            f"requests count {sum(drafting):,} rounds that drafted, the server "
-            f"{counted.num_rounds:,.0f}"
+            f"rounds with drafts: {sum(drafting):,} by the requests' counts, "
+            f"{counted.num_rounds:,.0f} by the server's"
         )

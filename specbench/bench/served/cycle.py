@@ -1,4 +1,4 @@
-"""One cycle of sessions on one machine: K = 0 and every K, one server after the other."""
+"""Measures one cycle of sessions on one machine: K = 0 and every K, server after server."""
 
 import asyncio
 import re
@@ -35,15 +35,15 @@ from specbench.servers.page_cache import read_once
 from specbench.servers.server_log import EngineError
 from specbench.servers.silence import watch_for_stalls
 
-Failures = Mapping[DraftConfig, Sequence[str]]  # why sessions in a row broke off
-LONGEST_REASON = 1_000  # characters of what is stored of a failure
-TRIES = 2  # sessions in a row that break off before a K is given up
+Failures = Mapping[DraftConfig, Sequence[str]]  # reasons of the latest consecutive failures
+LONGEST_REASON = 1_000  # characters of a stored reason
+TRIES = 2  # consecutive failed sessions after which a K is not tried again
 _NUMBER = re.compile(r"[\d.]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cycle:
-    """A unit of work: all sessions of a cycle, for K = 0 and every K need the same machine."""
+    """A unit of work: all sessions of a cycle, since K = 0 and every K need the same machine."""
 
     plan: TargetPlan
     engine: str
@@ -67,12 +67,12 @@ class Cycle:
 
     def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
         """All sessions, the blocks of this cycle, and the answers at K = 0."""
-        own = {cell.key.id: cell.key.draft.k for cell in served_cells(self.plan, self.engine)}
+        ks = {cell.key.id: cell.key.draft.k for cell in served_cells(self.plan, self.engine)}
         for record in records:
             if isinstance(record, ServerRecord) or (
                 isinstance(record, BlockRecord)
-                and record.order[0] in own
-                and (record.cycle == self.number or own[record.order[0]] == 0)
+                and record.order[0] in ks
+                and (record.cycle == self.number or ks[record.order[0]] == 0)
             ):
                 yield record
 
@@ -107,7 +107,7 @@ class CycleRun:
         if self._plan.running_ks is None:
             self._read_models()
         sessions, servers = self._cycle.sessions, self._store.stored.servers
-        # A K that is measured again needs its baseline from the same time, server and node.
+        # A repeated K needs its baseline from the same time, server and node.
         if not sessions_missing(sessions, servers):
             return
         places = {session.place for session in sessions}
@@ -123,10 +123,10 @@ class CycleRun:
                 self._measure_session(session, attempt, loop)
 
     def _read_models(self) -> None:
-        """Into the page cache, so that the first start is like the later ones."""
+        """Read the models into the page cache, so that all server starts are alike."""
         models = [self._plan.target.model, *(p.drafter.model for p in self._plan.pairings)]
         for folder in dict.fromkeys(m.folder for m in models if m is not None and m.folder):
-            with suppress(ModelError):  # the engine will say what is wrong with it
+            with suppress(ModelError):  # the engine then reports the error
                 read_once(folder)
 
     def _measure_session(self, session: Session, attempt: int, loop: RunLoop) -> None:
@@ -158,7 +158,7 @@ class CycleRun:
         runner: asyncio.Runner,
         loop: RunLoop,
     ) -> ServerRecord:
-        """The record of the session called `name`; its blocks are stored by then. ServerError."""
+        """Serve the session called `name` and store its blocks; its record. ServerError."""
         self._gpus.start()
         stalls = watch_for_stalls(
             running.clients,
@@ -173,26 +173,26 @@ class CycleRun:
                 server.warm_up()
                 loop.serve(session.blocks(self._plan, name), server, after=server.check)
         except LostError:
-            running.require()  # says more if the server has ended
+            running.require()  # raises the cause if the server has ended
             raise
         finally:
             used = self._gpus.stop()
         return server.record(used)
 
     def _explain(self, session: Session, error: Exception) -> str:
-        """What is stored of a failure; it is printed in full, or its log if it was printed."""
+        """The reason of a failure to store; it is printed in full once, then only its log."""
         reason = error.reason if isinstance(error, EngineError) else _on_one_line(error)
-        told, log = str(error).strip() or reason, getattr(error, "log", None)
+        text, log = str(error).strip() or reason, getattr(error, "log", None)
         if any(_same(reason, earlier) for row in self._failures.values() for earlier in row):
-            told = f"the same again{f'; log: {log}' if log else ''}"
-        self._reporter.warn(f"{session.label}: {told}")
+            text = f"the same error as before{f'; log: {log}' if log else ''}"
+        self._reporter.warn(f"{session.label}: {text}")
         return reason
 
 
 def is_over(failures: Failures, drafts: Set[DraftConfig]) -> bool:
-    """Whether one reason was met twice, and kept K = 0 or every other K from being measured."""
+    """Whether one reason occurred twice, and prevented K = 0 or every other K."""
     for reason in {row[-1] for row in failures.values() if row}:
-        num = sum(_same(reason, one) for row in failures.values() for one in row)
+        num = sum(_same(reason, other) for row in failures.values() for other in row)
         lasts = {draft: failures.get(draft, ())[-1:] for draft in drafts}
         failed = {draft for draft, last in lasts.items() if last and _same(reason, last[0])}
         if num >= TRIES and (DraftConfig.none in failed or failed >= drafts - {DraftConfig.none}):
@@ -201,7 +201,7 @@ def is_over(failures: Failures, drafts: Set[DraftConfig]) -> bool:
 
 
 def _same(reason: str, other: str) -> bool:
-    """Whatever their numbers are: the memory that is free is never the same twice."""
+    """Whether two reasons are equal except for their numbers, such as free memory."""
     return _NUMBER.sub("", reason) == _NUMBER.sub("", other)
 
 

@@ -1,4 +1,4 @@
-"""What a serving engine is told of a pairing and K: the exporters know how."""
+"""The command line of a serving engine for a pairing and K, made by its exporter."""
 
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from specbench.errors import UsageError
 from specbench.inputs.pairing import Pairing
 from specbench.settings import EXPORTED, RunSettings
 
-PROBE_K = 1  # at which an exporter is asked whether the engine has a method at all
+PROBE_K = 1  # to test whether the engine has a method
 ASK_S = 30.0
 _ASK_VERSION = """
 import sys
@@ -23,7 +23,7 @@ for name in sys.argv[1:]:
     except PackageNotFoundError:
         pass
 """
-# A folder of that name in the working folder has no origin.
+# A folder of the same name in the working folder has no origin.
 _ASK_MODULE = """
 import sys
 from importlib.util import find_spec
@@ -34,8 +34,8 @@ print(getattr(find_spec(sys.argv[1]), "origin", None) is not None)
 def unsupported_pairings(
     engine: str, pairings: Sequence[Pairing], settings: RunSettings
 ) -> Iterator[tuple[Pairing, str]]:
-    """The pairings that an engine cannot draft with, and why."""
-    if engine not in EXPORTED:  # only a running one is asked, whatever it drafts with
+    """The pairings that an engine cannot draft with, and the reasons."""
+    if engine not in EXPORTED:  # it is measured only as a running server, with any drafter
         return
     for pairing in pairings:
         try:
@@ -54,9 +54,9 @@ def exported(
     temperature: float = 0.0,
     dtype: str | None = None,
 ) -> Export:
-    """The engine's command line for the pairing at K; K = 0: the target alone.
+    """The engine's command line for the pairing at K; K = 0: only the target.
 
-    UsageError where the engine cannot draft in this way.
+    UsageError if the engine cannot draft with the pairing.
     """
     deployment = Deployment(
         pairing=pairing,
@@ -72,7 +72,7 @@ def exported(
 
 @cache
 def _installed(engine: str, python: Path | None) -> str | None:
-    """The engine's version in its own environment; None where that does not tell it."""
+    """The engine's version in its environment; None if it is unknown."""
     names = find_served(engine).DISTRIBUTIONS
     if python is None or not names:
         return None
@@ -82,13 +82,13 @@ def _installed(engine: str, python: Path | None) -> str | None:
 
 @cache
 def require_module(python: Path, module: str) -> None:
-    """UsageError if the interpreter does not run, or has no such module; nothing is imported."""
+    """Raise UsageError if the interpreter does not run, or lacks the module, without importing it."""
     done = _run(python, _ASK_MODULE, module)
     if done is None or done.stdout.strip() not in ("True", "False"):
-        said = "" if done is None else done.stderr.strip().rpartition("\n")[2]
+        detail = "" if done is None else done.stderr.strip().rpartition("\n")[2]
         raise UsageError(
-            f"--engine-python {python} does not run as a Python{said and f' ({said})'}; give the "
-            "Python of the engine's environment"
+            f"--engine-python {python} does not run as a Python{detail and f' ({detail})'}; give "
+            "the Python of the engine's environment"
         )
     if done.stdout.strip() == "False":
         raise UsageError(
@@ -99,7 +99,7 @@ def require_module(python: Path, module: str) -> None:
 
 
 def _run(python: Path, script: str, *args: str) -> subprocess.CompletedProcess[str] | None:
-    """The script's end; None if it cannot be run."""
+    """The completed script; None if it cannot be run."""
     command = [str(python), "-c", script, *args]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=ASK_S)

@@ -1,4 +1,4 @@
-"""Where a session's server is: started for it, or running already."""
+"""Gives a session its server, which is started for it or already running."""
 
 import shutil
 import time
@@ -26,7 +26,7 @@ from specbench.servers.process import LOOPBACK, free_port, started
 
 
 class Host(Protocol):
-    """Gives a session its server, and takes it back."""
+    """Opens a server for a session, and closes it afterwards."""
 
     def open(self, session: Session) -> AbstractAsyncContextManager[ServerHandle]: ...
 
@@ -34,7 +34,7 @@ class Host(Protocol):
 class _ServerStart(NamedTuple):
     exported: Export
     port: int
-    environment: Mapping[str, str]  # added to ours
+    environment: Mapping[str, str]  # added to this process's
     command: list[str]
 
 
@@ -44,22 +44,22 @@ class ManagedServers:
     def __init__(self, plan: TargetPlan, engine: str, folder: Path = Path()) -> None:
         self._plan, self._name, self._engine = plan, engine, find_served(engine)
         self._folder = folder / "servers"
-        self._asked = plan.settings.servers
+        self._options = plan.settings.servers
 
     def require_startable(self) -> None:
-        """UsageError or ModelError if a session could not be held.
+        """Raise UsageError or ModelError if a session's server could not be started.
 
-        Its program or its Python's module is not here, a model is incomplete, or the command's
-        template cannot be read.
+        The program or the Python module is missing, a model is incomplete, or the command's
+        template is invalid.
         """
         with TemporaryDirectory(prefix="specbench-") as folder:
             for session in cycle_of(served_cells(self._plan, self._name), 0):
                 program = self._start_of(session, Path(folder)).command[0]
                 if shutil.which(program) is None:
                     option = "--engine-python"
-                    if self._asked.launch is not None:
+                    if self._options.launch is not None:
                         option = "--engine-command"
-                    elif self._asked.engine_python is None:
+                    elif self._options.engine_python is None:
                         option = f"--engine {self._name}"
                     raise UsageError(
                         f"{option}: the program {program} was not found; give the Python of "
@@ -68,15 +68,15 @@ class ManagedServers:
                         "server (--base-url)"
                     )
                 if self._engine.MODULE is not None:
-                    if self._asked.engine_python is not None and self._asked.launch is None:
-                        require_module(self._asked.engine_python, self._engine.MODULE)
-                    if "dummy" not in " ".join(self._asked.engine_args):  # --load-format
+                    if self._options.engine_python is not None and self._options.launch is None:
+                        require_module(self._options.engine_python, self._engine.MODULE)
+                    if "dummy" not in " ".join(self._options.engine_args):  # --load-format
                         for model in self._models(session):
                             require_complete(model)
 
     @asynccontextmanager
     async def open(self, session: Session) -> AsyncIterator[ServerHandle]:
-        """UsageError if the engine cannot be started so, ServerError if it does not come up."""
+        """Start the server; UsageError if the engine cannot be, ServerError if it does not come up."""
         self._folder.mkdir(parents=True, exist_ok=True)
         start = self._start_of(session, self._folder)
         log = self._folder / f"{session.place.replace('|', '-')}.log"
@@ -90,7 +90,7 @@ class ManagedServers:
         ) as process:
             async with Client(address) as client:
                 await process.wait_until_healthy(
-                    client, self._engine.HEALTH, self._asked.start_timeout_s
+                    client, self._engine.HEALTH, self._options.start_timeout_s
                 )
                 yield ServerHandle(
                     clients=(client,),
@@ -103,8 +103,8 @@ class ManagedServers:
                 )
 
     def _start_of(self, session: Session, folder: Path) -> _ServerStart:
-        """Writes what the command refers to into the folder."""
-        made = exported(
+        """The command of a session's server; the files it refers to are written to the folder."""
+        export = exported(
             self._name,
             self._pairing(session),
             session.draft.k,
@@ -113,50 +113,50 @@ class ManagedServers:
             dtype=self._plan.settings.machine.dtype,
         )
         port, config = free_port(), None
-        if made.config is not None:
-            config = folder / made.config.name
-            config.write_text(made.config.text, encoding="utf-8")
+        if export.config is not None:
+            config = folder / export.config.name
+            config.write_text(export.config.text, encoding="utf-8")
         launch = self._engine.launch(
             StartOptions(
-                exported=made.command,
+                exported=export.command,
                 config=config,
                 folder=folder,
                 models=tuple(model.folder for model in self._models(session) if model.folder),
-                python=self._asked.engine_python,
+                python=self._options.engine_python,
                 host=LOOPBACK,
                 port=port,
                 most_at_once=max(self._plan.settings.load.concurrency),
                 context=context_needed(self._plan, session.cells),
-                keeps_prefixes=self._asked.prefix_cache,
+                keeps_prefixes=self._options.prefix_cache,
                 seed=self._plan.settings.seed,
-                arguments=self._asked.engine_args,
+                arguments=self._options.engine_args,
             )
         )
         program, args = launch.command[: launch.num_program], launch.command[launch.num_program :]
-        command = command_line(self._asked.launch, program, args, port=port)
-        return _ServerStart(made, port, launch.environment, command)
+        command = command_line(self._options.launch, program, args, port=port)
+        return _ServerStart(export, port, launch.environment, command)
 
     def _pairing(self, session: Session) -> Pairing:
-        """The session's; without speculation any of the target's."""
+        """The session's pairing; without speculation any pairing of the target."""
         pairings, drafter = self._plan.pairings, session.draft.drafter
         return next((p for p in pairings if p.drafter.name == drafter), pairings[0])
 
     def _models(self, session: Session) -> list[ModelSpec]:
-        """The target's and, with speculation, the drafter's if it has one."""
+        """The target's model and, with speculation, the drafter's if it has one."""
         pairing = self._pairing(session)
         models = (pairing.target.model, pairing.drafter.model if session.draft.k else None)
         return [model for model in models if model is not None]
 
 
 def host_of(plan: TargetPlan, engine: str, running: Sequence[Address], folder: Path) -> Host:
-    """Where servers run already, these; else they are started, with their logs in the folder."""
+    """The running servers if there are any; else servers are started, with logs in the folder."""
     if running:
         return ExternalServers(engine, running)
     return ManagedServers(plan, engine, folder)
 
 
 def require_startable(plans: Iterable[TargetPlan]) -> None:
-    """UsageError or ModelError if a server of these plans could not be started on this machine."""
+    """Raise UsageError or ModelError if a server of these plans could not be started here."""
     for plan in plans:
         for engine in plan.served:
             ManagedServers(plan, engine).require_startable()

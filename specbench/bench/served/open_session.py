@@ -1,4 +1,4 @@
-"""A session whose server is up: warmed up, served block by block, cross-checked, recorded."""
+"""Measures a session on its running server: warm-up, blocks, cross-checks, record."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
@@ -40,17 +40,17 @@ T = TypeVar("T")
 
 WARM_UP = "Count from {first} to {last} in words, and say nothing else."  # in no workload
 WARM_UP_TOKENS = 32
-RARE = 10.0  # times the median request: a silence that long is not the server's usual pace
-WARM_UPS = 2  # batches, at least, of as many requests as there will be at once
-STEADY_BATCHES, STEADY = 3, 1.1  # that many batches in a row, the slowest over the fastest
-LONGEST_S = 3.0  # of warming up for the server to be steady
+RARE = 10.0  # times the median request: a longer silence is not normal for the server
+WARM_UPS = 2  # the fewest batches; a batch has one request per concurrent one
+STEADY_BATCHES, STEADY = 3, 1.1  # consecutive batches; their slowest over their fastest
+LONGEST_S = 3.0  # of waiting for the server to become steady
 SPIN_S = 1.5  # vLLM keeps a core of this machine busy for 1.1 s after its last answer
-IDLE_S, POLL_S = 5.0, 0.05  # how long a server may take to finish what is in progress
+IDLE_S, POLL_S = 5.0, 0.05  # for a server to finish its open requests
 
 
 @contextmanager
 def entered(runner: asyncio.Runner, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
-    """An asynchronous context, entered and left by the runner."""
+    """Enter and leave an asynchronous context with the runner."""
     stack = AsyncExitStack()
     try:
         yield runner.run(stack.enter_async_context(context))
@@ -82,9 +82,9 @@ class OpenSession:
         self._warnings: dict[str, None] = {}
 
     def warm_up(self) -> None:
-        """As many requests at once as there will be, with texts that are never measured.
+        """Send batches at the measured concurrency, with texts that are not measured.
 
-        Without `--warmup` until the server is steady.
+        Without `--warmup`, until the server is steady.
         """
         began_s = perf_counter()
         fixed = self._plan.settings.servers.num_warmups
@@ -119,7 +119,7 @@ class OpenSession:
                 paces.append(median_of(map(_token_s, answers)) or 0.0)
 
     def serve(self, block: Block) -> BlockRecord:
-        """Ask what one condition asks. ServerError if others are being served."""
+        """Send the requests of one condition. ServerError if other clients are being served."""
         (cell,) = block.cells
         self._num_stalls = len(self.stalls)
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -127,18 +127,17 @@ class OpenSession:
         if self._before.num_in_progress:
             at = self._running.clients[0].address.root
             raise ServerError(f"{at}: another client's requests are in progress, and do not end")
-        asked = requests_of(self._plan, block)
-        self._traffic = self._run(self._send(block, cell, asked))
-        requests = request_records(self._session, cell, asked, self._traffic.answers)
+        requests = requests_of(self._plan, block)
+        self._traffic = self._run(self._send(block, cell, requests))
+        records = request_records(self._session, cell, requests, self._traffic.answers)
         if cell.key.draft.k == 0:
-            self._answers.learn(cell, requests)
+            self._answers.learn(cell, records)
         whole = PassRecord(cell_id=cell.key.id, seconds=self._traffic.load.wall_s, rounds=None)
         passes = (whole,) if block.condition.is_stream else ()
-        return block.record((cell,), requests, passes, started_at=started_at, node=self._node)
+        return block.record((cell,), records, passes, started_at=started_at, node=self._node)
 
     def check(self, block: Block, record: BlockRecord) -> None:
-        """Compare a block with what the server counted meanwhile. LostError if a request was
-        lost."""
+        """Compare a block with the server's counters. LostError if a request was lost."""
         self._traffic.require_no_loss()
         counted = self._run(self._idle_counters()).since(self._before)
         load = self._traffic.load
@@ -163,7 +162,7 @@ class OpenSession:
         self._warnings |= dict.fromkeys(count_warnings(record.requests, counted))
 
     def record(self, used: GpuUse) -> ServerRecord:
-        """The record of a session that was served to its end; `used`: by all of it."""
+        """The record of a completed session; `used`: the GPU use of the whole session."""
         names = dict.fromkeys(chain.from_iterable(load.counters for load in self._loads))
         counters = {n: sum(load.counters.get(n, 0.0) for load in self._loads) for n in names}
         preemptions = counters.get("num_preemptions")
@@ -191,7 +190,7 @@ class OpenSession:
         return self._runner.run(work)
 
     async def _idle_counters(self) -> Counters:
-        """What all replicas count together once no request is in progress, or after `IDLE_S`."""
+        """The summed counters of all replicas when no request is open, or after `IDLE_S`."""
         page = self._engine.COUNTERS
         if page is None:
             return Counters(engine=None)
@@ -223,7 +222,7 @@ class OpenSession:
 
 
 def is_steady(paces: Sequence[float]) -> bool:
-    """Whether the last `STEADY_BATCHES` differ by no more than `STEADY`; seconds per token."""
+    """Whether the last `STEADY_BATCHES` differ by at most `STEADY`; `paces` in seconds per token."""
     last = paces[-STEADY_BATCHES:]
     return len(last) == STEADY_BATCHES and max(last) <= STEADY * min(last)
 

@@ -1,4 +1,4 @@
-"""How long sessions will take, and which speed-up they could show, before any is held."""
+"""Estimates the time of a plan's sessions, and the speedup that they could detect."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,36 +12,38 @@ from specbench.engines.served_engine import find_served
 from specbench.records import ServerRecord
 from specbench.stats.crossed import expected_noise
 
-TOKENS_PER_S = 50.0  # a guess, until this engine has served this target
+TOKENS_PER_S = 50.0  # an estimate until this engine has served this target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outlook:
-    """The forecast for one target on one engine."""
+class SessionsEstimate:
+    """The estimate for one target on one engine."""
 
     target: str
     engine: str
     sessions: tuple[Session, ...]  # of one cycle
     are_starts: bool  # of servers; else they run already
     cycles: int
-    is_open_ended: bool  # whether more cycles follow where the first ones are noisy
+    is_open_ended: bool  # whether more cycles follow if the first ones are noisy
     session_s: float
-    is_measured: bool  # whether `session_s` comes from earlier sessions; else it is a guess
-    detectable: float | None  # relative effect that 80 % of such sweeps would show
+    is_measured: bool  # whether `session_s` is from earlier sessions
+    detectable: float | None  # relative effect that 80% of such sweeps would detect
 
     @property
     def has_second_pass(self) -> bool:
-        """Whether a winner is measured again: one K alone was not picked from many."""
+        """Whether a winner is confirmed, since it was chosen from several K."""
         return len({s.draft for s in self.sessions if s.draft.k}) > 1
 
     @property
     def seconds(self) -> float:
-        """The first pass alone; winners are measured again, with as many cycles."""
+        """Seconds of the exploration; the confirmation of winners has as many cycles."""
         return self.cycles * len(self.sessions) * self.session_s
 
 
-def outlooks(plan: TargetPlan, earlier: Sequence[ServerRecord]) -> Iterator[Outlook]:
-    """One per engine; `earlier` sessions tell how long they take here."""
+def estimate_sessions(
+    plan: TargetPlan, earlier: Sequence[ServerRecord]
+) -> Iterator[SessionsEstimate]:
+    """The estimate of each serving engine, with the seconds of `earlier` sessions if any."""
     are_starts = plan.running_ks is None
     for engine in plan.served:
         sessions = tuple(cycle_of(served_cells(plan, engine), 0))
@@ -52,7 +54,7 @@ def outlooks(plan: TargetPlan, earlier: Sequence[ServerRecord]) -> Iterator[Outl
         are_together = all(cell.key.condition.is_stream for cell in sessions[0].cells)
         num_prompts = min(len(plan.measured(workload)) for workload in plan.workloads)
         noise = expected_noise(None if are_together else num_prompts)
-        yield Outlook(
+        yield SessionsEstimate(
             target=plan.target.name,
             engine=engine,
             sessions=sessions,
@@ -66,12 +68,12 @@ def outlooks(plan: TargetPlan, earlier: Sequence[ServerRecord]) -> Iterator[Outl
 
 
 def _guessed_s(plan: TargetPlan, engine: str, session: Session) -> float:
-    asked_s = sum(_asked_s(plan, block) for block in session.blocks(plan))
-    return find_served(engine).START_S * (plan.running_ks is None) + asked_s
+    requests_s = sum(_requests_s(plan, block) for block in session.blocks(plan))
+    return find_served(engine).START_S * (plan.running_ks is None) + requests_s
 
 
-def _asked_s(plan: TargetPlan, block: Block) -> float:
-    """Seconds to ask one condition, by its concurrency or its request rate."""
+def _requests_s(plan: TargetPlan, block: Block) -> float:
+    """Seconds of the requests of a block, by its concurrency or its request rate."""
     at, num = block.condition, len(requests_of(plan, block))
     each_s = plan.max_new_tokens(at.workload) / TOKENS_PER_S
     if at.request_rate is not None:

@@ -1,4 +1,4 @@
-"""What is asked in a session: the requests of one condition, in the same order at every K."""
+"""The requests of a session: those of one condition, in the same order at every K."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,22 +18,20 @@ from specbench.settings import OPENAI
 FEWEST_BYTES_PER_TOKEN = 2  # on average, with any usual tokenizer
 
 
-UNANSWERED = Message(role="assistant", content="")  # stands for the answer to an earlier turn
+UNANSWERED = Message(role="assistant", content="")  # placeholder for an earlier turn's answer
 
 
 class Answers:
-    """What the server first answered without speculation: later turns follow it at every K."""
+    """The server's first answers without speculation, which later turns follow at every K."""
 
     def __init__(self) -> None:
         self._texts: dict[tuple[str, float, str, int], str] = {}
 
     def learn(self, cell: Cell, requests: Sequence[RequestRecord]) -> None:
-        """From a session without speculation."""
+        """Add the answers of a session without speculation."""
         for request in requests:
             if request.text is not None and request.finish_reason != "failed":
-                self._texts.setdefault(
-                    (*_place(cell), request.prompt_id, request.turn), request.text
-                )
+                self._texts.setdefault((*_at(cell), request.prompt_id, request.turn), request.text)
 
     def completed(self, cell: Cell, request: Request, texts: Sequence[str]) -> Request:
         """A request with the answers to the turns before it.
@@ -41,7 +39,7 @@ class Answers:
         `texts`: the answers of this session, used if none is known yet.
         """
         answers = (
-            self._texts.get((*_place(cell), request.prompt_id, turn), text)
+            self._texts.get((*_at(cell), request.prompt_id, turn), text)
             for turn, text in enumerate(texts)
         )
         messages = (
@@ -51,7 +49,7 @@ class Answers:
         return replace(request, messages=tuple(messages))
 
 
-def _place(cell: Cell) -> tuple[str, float]:
+def _at(cell: Cell) -> tuple[str, float]:
     return cell.key.condition.workload, cell.key.condition.temperature
 
 
@@ -75,7 +73,7 @@ def requests_of(plan: TargetPlan, block: Block) -> list[Request]:
 def request_of(
     plan: TargetPlan, cell: Cell, prompt: Prompt, turn: int, *, repeat: int, seed: int
 ) -> Request:
-    """A turn of a prompt; the answers to the turns before are still to come."""
+    """A turn of a prompt, with placeholders for the answers to the turns before."""
     _, clock_args = template_clock(plan.target.model, cell.key.condition.engine)
     messages: list[Message] = []
     for earlier in prompt.turns[:turn]:
@@ -95,7 +93,7 @@ def request_of(
     )
 
 
-@cache  # no file is read while a request is timed
+@cache  # so that no file is read while a request is timed
 def template_clock(target: ModelSpec, engine: str) -> tuple[str | None, Mapping[str, str]]:
     """The date that a server's chat template prints, as in a ServerRecord, and the template
     arguments that fix it; OpenAI's API takes none."""
@@ -111,12 +109,12 @@ def template_clock(target: ModelSpec, engine: str) -> tuple[str | None, Mapping[
 
 
 def context_needed(plan: TargetPlan, cells: Sequence[Cell]) -> int:
-    """An upper estimate of the tokens of the longest conversation, all its answers included."""
+    """An upper estimate of the tokens of the longest conversation, including its answers."""
     needed = 0
     for workload in map(plan.workload, {cell.key.condition.workload for cell in cells}):
         for prompt in workload.prompts:
-            said = sum(len(m.content.encode()) for turn in prompt.turns for m in turn)
-            said += sum(len(json.dumps(dict(tool))) for tool in prompt.tools)
+            num_bytes = sum(len(m.content.encode()) for turn in prompt.turns for m in turn)
+            num_bytes += sum(len(json.dumps(dict(tool))) for tool in prompt.tools)
             answers = len(prompt.turns) * plan.max_new_tokens(workload.name)
-            needed = max(needed, said // FEWEST_BYTES_PER_TOKEN + answers + TEMPLATE_TOKENS)
+            needed = max(needed, num_bytes // FEWEST_BYTES_PER_TOKEN + answers + TEMPLATE_TOKENS)
     return needed

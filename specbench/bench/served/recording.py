@@ -1,4 +1,4 @@
-"""A server's answers and counters as records."""
+"""Makes the records of a server's answers and of its session."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from specbench.servers.streamed import Streamed
 def request_records(
     session: Session, cell: Cell, requests: Sequence[Request], answers: Sequence[Streamed]
 ) -> tuple[RequestRecord, ...]:
-    """The records of one condition's requests, in the order they were asked."""
+    """The records of one condition's requests, in their order."""
     engine = find_served(session.engine)
     results = [result_of(engine, answer, session.draft.k) for answer in answers]
     began_s = min((answer.sent_s for answer in answers), default=0.0)
@@ -28,7 +28,7 @@ def request_records(
 
 
 def _of_prompt(cell: Cell, answer: Streamed, began_s: float) -> dict[str, Any]:
-    """What a server says of the prompt, and when it was sent."""
+    """Fields about the prompt as the server reports it, and the time at which it was sent."""
     return {
         "num_prompt_tokens": answer.num_prompt_tokens or 0,
         "prompt_sha256": ids_sha256(answer.prompt_ids) if answer.prompt_ids else None,
@@ -39,7 +39,7 @@ def _of_prompt(cell: Cell, answer: Streamed, began_s: float) -> dict[str, Any]:
 def broken_off(
     session: Session, name: str, running: ServerHandle, problems: Sequence[str]
 ) -> ServerRecord:
-    """The record of a session whose server came up, with what is known of that one."""
+    """The record of a session whose server came up, with the server's facts."""
     facts = running.facts
     return replace(
         unusable(session, name, problems),
@@ -57,7 +57,7 @@ def broken_off(
 
 
 def unusable(session: Session, name: str, problems: Sequence[str]) -> ServerRecord:
-    """The record of a session that could not be held to its end, or that has only begun."""
+    """The record of a session without a running server."""
     return ServerRecord(
         session=name,
         place=session.place,

@@ -1,4 +1,4 @@
-"""The built-in target looks at what servers answered: it is loaded here, and nowhere before."""
+"""Scores servers' answers with the target's logits, for which it loads the target."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,18 +19,19 @@ from specbench.verify.scorer import AnsweredPrompt, TextScorer
 from specbench.verify.statistics import Tally
 from specbench.verify.two_samples import ServedText
 
-WEIGHTS_SHARE = 0.8  # of the free memory that weights may take; the rest is for what is computed
+WEIGHTS_SHARE = 0.8  # of the free memory; the rest is for activations
 
 
 class ReferenceScorer:
-    """One target in memory. ModelError where it does not fit, or reads other tokens."""
+    """A loaded target that scores answers. ModelError if it does not fit into memory, or has
+    another tokenizer than the server."""
 
-    def __init__(self, plan: TargetPlan, asked: Mapping[str, Request], most_tokens: int) -> None:
-        self._spec, self._asked, self._most = plan.target.model, asked, most_tokens
+    def __init__(self, plan: TargetPlan, requests: Mapping[str, Request], most_tokens: int) -> None:
+        self._spec, self._requests, self._most = plan.target.model, requests, most_tokens
         settings = plan.settings
         device = find_device(settings.machine.device)
         dtype = _dtype(plan)
-        _require_room(plan, dtype, device)
+        _require_memory(plan, dtype, device)
         torch.set_num_threads(settings.machine.threads or idle_threads())
         self._pool = ModelPool(device, dtype)
         loaded = self._pool.load(self._spec)
@@ -39,57 +40,60 @@ class ReferenceScorer:
         self._prompt_ids: dict[str, tuple[int, ...]] = {}
 
     def greedy(
-        self, subject: Subject, texts: Sequence[ServedText], own: Sequence[ServedText] | None
+        self,
+        subject: Subject,
+        texts: Sequence[ServedText],
+        baseline_texts: Sequence[ServedText] | None,
     ) -> GreedyEvidence:
-        """Beside the texts of K = 0; without these, beside the target's best tokens."""
-        asked = [self._as_read(text, self._asked[text.prompt].max_new_tokens) for text in texts]
-        baseline = None if own is None else [self._whole(text) for text in own]
+        """Compare greedy texts with those of K = 0, or without these with the target's tokens."""
+        prompts = [self._prompt(text, self._requests[text.prompt].max_new_tokens) for text in texts]
+        baseline = None if baseline_texts is None else [self._whole(t) for t in baseline_texts]
         ids = [self._whole(text) for text in texts]
-        return self._scorer.greedy(subject, asked, ids, baseline, eos_ids=self._eos_ids)
+        return self._scorer.greedy(subject, prompts, ids, baseline, eos_ids=self._eos_ids)
 
     def sampled(
         self, subject: Subject, sampling: Sampling, texts: Sequence[ServedText], num_tokens: int
     ) -> tuple[SampledEvidence, Tally]:
-        """Short answers in the target's distribution, and how far each position is from it."""
+        """Compare short answers with the target's distribution, in total and by position."""
         tally = Tally()
-        by_prompt = sorted(texts, key=lambda text: text.prompt)  # each is read once
-        answers = ((self._as_read(t, self._most), self._whole(t)) for t in by_prompt)
+        by_prompt = sorted(texts, key=lambda text: text.prompt)  # each prompt is prefilled once
+        answers = ((self._prompt(t, self._most), self._whole(t)) for t in by_prompt)
         evidence = self._scorer.sampled(
             subject, sampling, answers, num_tokens, eos_ids=self._eos_ids, tally=tally
         )
         return evidence, tally
 
-    def _as_read(self, text: ServedText, max_tokens: int) -> AnsweredPrompt:
-        """ModelError where the server made another number of tokens of the prompt."""
+    def _prompt(self, text: ServedText, max_tokens: int) -> AnsweredPrompt:
+        """The prompt's token ids; ModelError if the server reports another number of them."""
         if text.prompt not in self._prompt_ids:
-            asked = self._asked[text.prompt]
+            request = self._requests[text.prompt]
             tokenizer = self._pool.tokenizer(self._spec)
             self._prompt_ids[text.prompt] = tokenizer.prompt_ids(
-                asked.messages, asked.tools, asked.template_args
+                request.messages, request.tools, request.template_args
             )
         ids = self._prompt_ids[text.prompt]
         if text.num_prompt_tokens not in (None, len(ids)):
             raise ModelError(
-                f"the server makes {text.num_prompt_tokens} tokens of the prompt {text.prompt}, "
-                f"the target's tokenizer and chat template here {len(ids)}"
+                f"the prompt {text.prompt} has {text.num_prompt_tokens} tokens in the server, and "
+                f"{len(ids)} with the target's tokenizer and chat template on this machine"
             )
         return AnsweredPrompt(id=text.prompt, prompt_ids=ids, max_new_tokens=max_tokens)
 
     def _whole(self, text: ServedText) -> tuple[int, ...]:
-        """With the token that ended it, which some servers leave out."""
+        """The text's ids with the final EOS, which some servers leave out."""
         if text.is_ended and self._eos_ids and text.ids[-1:] not in [(i,) for i in self._eos_ids]:
             return (*text.ids, self._eos_ids[0])
         return text.ids
 
 
 def _dtype(plan: TargetPlan) -> str:
-    """As servers are told; else the checkpoint's, which they take."""
-    asked = plan.settings.machine.dtype or plan.target.model.dtype
-    return open_model(plan.target.model).stored_dtype if asked == "auto" else asked
+    """The dtype of the servers: the requested one, else the checkpoint's."""
+    dtype = plan.settings.machine.dtype or plan.target.model.dtype
+    return open_model(plan.target.model).stored_dtype if dtype == "auto" else dtype
 
 
-def _require_room(plan: TargetPlan, dtype: str, device: torch.device) -> None:
-    """ModelError where its weights would take more than WEIGHTS_SHARE of the free memory."""
+def _require_memory(plan: TargetPlan, dtype: str, device: torch.device) -> None:
+    """Raise ModelError if the weights would take more than WEIGHTS_SHARE of the free memory."""
     weights = model_weights(open_model(plan.target.model), dtype)
     free = psutil.virtual_memory().available
     if device.type == "cuda":

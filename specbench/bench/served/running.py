@@ -1,4 +1,4 @@
-"""Servers that run already: which there are, and what a session asks."""
+"""Servers that run already, with the facts that they report."""
 
 import asyncio
 from collections import Counter
@@ -24,7 +24,7 @@ from specbench.settings import SERVED, RunSettings
 
 OPTION = "--base-url"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-ROUTER_PAGES = 4  # of counters: two servers that are drawn at random answer all alike one time in 8
+ROUTER_PAGES = 4  # of counters; a random one of two servers responds to all with probability 1/8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,14 +41,14 @@ class ServerHandle:
 
     @property
     def may_spin(self) -> bool:
-        """Whether servers at another K, which go on running, share this machine."""
+        """Whether servers at another K keep running on this machine."""
         hosts = {urlsplit(client.address.root).hostname for client in self.clients}
         return self.process is None and not hosts.isdisjoint(LOOPBACK)
 
     async def ask(
         self, engine: str, requests: Sequence[Request], *, concurrency: int
     ) -> list[Streamed]:
-        """The answers, in order; LostError, after which nothing more is asked, if one is lost."""
+        """The answers, in order. LostError if a request is lost; then no more are sent."""
 
         async def send(client: Client, request: Request, _: Sequence[Streamed]) -> Streamed:
             return await find_served(engine).answer(client, self.facts.model, request)
@@ -59,47 +59,46 @@ class ServerHandle:
         try:
             done.require_no_loss()
         except LostError:
-            self.require()  # says more if the server has ended
+            self.require()  # raises the cause if the server has ended
             raise
         return done.answers
 
     def require(self) -> None:
-        """Raises ServerError, which says why, where a started server has ended."""
+        """Raise ServerError, with the cause, if a started server has ended."""
         if self.process is not None:
             self.process.require_running()
 
 
 class ExternalServers:
-    """Servers that run already, those of the same K as replicas; none is started or stopped."""
+    """Servers that run already and are neither started nor stopped; those at one K are replicas."""
 
     def __init__(self, engine: str, addresses: Sequence[Address]) -> None:
         self._engine, self._addresses = engine, addresses
 
     @asynccontextmanager
     async def open(self, session: Session) -> AsyncIterator[ServerHandle]:
-        """ServerError for a server that does not answer or runs at another K, and for replicas that
-        are not alike."""
+        """Connect to the session's servers. ServerError for a server that does not respond or runs
+        at another K, and for replicas that differ."""
         addresses = [a for a in self._addresses if a.k == session.draft.k]
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(Client(address)) for address in addresses]
             facts = [await _facts(client, self._engine) for client in clients]
-            for client, found in zip(clients, facts, strict=True):
-                if found.k not in (None, session.draft.k):
-                    client.fail(f"it runs at K = {found.k}, but K = {session.draft.k} is expected")
-                if found.model != facts[0].model or found.version != facts[0].version:
+            for client, server in zip(clients, facts, strict=True):
+                if server.k not in (None, session.draft.k):
+                    client.fail(f"it runs at K = {server.k}, but K = {session.draft.k} is expected")
+                if server.model != facts[0].model or server.version != facts[0].version:
                     client.fail(
-                        f"it serves {found.model} {found.version}, but another replica at this K "
+                        f"it serves {server.model} {server.version}, but another replica at this K "
                         f"serves {facts[0].model} {facts[0].version}; replicas must be alike"
                     )
             yield ServerHandle(clients=tuple(clients), facts=facts[0])
 
 
 async def _facts(client: Client, name: str) -> ServerFacts:
-    """What a server says of itself; UsageError if its counters are those of another engine.
+    """The facts that a server reports; UsageError if its counters are those of another engine.
 
-    ServerError if it hangs: it takes longer than `NOTICE_S`; or if its counters are those of
-    several servers. Each page is asked for on a connection of its own, so that a router shows
-    itself.
+    ServerError if it takes longer than `NOTICE_S`, or if its counters are those of several
+    servers: each page is fetched on a new connection, so that a router is noticed.
     """
     engine, pages = find_served(name), []
     try:
@@ -120,75 +119,75 @@ async def _facts(client: Client, name: str) -> ServerFacts:
                     )
             return await engine.facts(client)
     except TimeoutError:
-        client.fail(f"does not answer within {NOTICE_S:g} s, not even what it serves")
+        client.fail(f"does not respond to /v1/models within {NOTICE_S:g} s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningServer:
-    """What a server that was named says of itself."""
+    """A server of --base-url with the facts that it reports."""
 
     address: Address  # with its K
     model: str
-    is_k_told: bool  # by its address or by itself
-    is_engine_told: bool = True
+    is_k_known: bool  # by its address or its report
+    is_engine_known: bool = True
     context: int | None = None  # tokens of a request and its answer
 
 
 def running_servers(settings: RunSettings) -> tuple[RunningServer, ...]:
-    """The servers that were named; UsageError for one that does not answer."""
+    """The servers of --base-url; UsageError for one that does not respond."""
     urls = settings.servers.base_urls
     if not urls:
         return ()
     engine = next(name for name in settings.load.engines if name in SERVED)
     try:
-        return asyncio.run(looked_at(engine, urls))
+        return asyncio.run(describe_servers(engine, urls))
     except ServerError as error:
         raise UsageError(f"{OPTION} {error}") from error
 
 
 def running_ks(running: Sequence[RunningServer]) -> tuple[int, ...] | None:
-    """The K that they have; None where servers are started."""
-    return tuple(dict.fromkeys(one.address.k or 0 for one in running)) or None
+    """The K of running servers; None if servers are started."""
+    return tuple(dict.fromkeys(server.address.k or 0 for server in running)) or None
 
 
 def running_context(running: Sequence[RunningServer]) -> int | None:
-    """The tokens of a request and its answer that all of them take; None if none says it."""
-    return min((one.context for one in running if one.context is not None), default=None)
+    """The smallest context of running servers in tokens; None if none is reported."""
+    return min((s.context for s in running if s.context is not None), default=None)
 
 
 def server_warnings(running: Sequence[RunningServer], engine: str, target: Target) -> Iterator[str]:
-    """What is believed of the servers and was not told by them."""
-    for one in running:
-        at = f"{OPTION} {one.address.root}"
-        if not _may_be(one.model, target):
+    """Warnings about assumptions on the servers that they do not report."""
+    for server in running:
+        at = f"{OPTION} {server.address.root}"
+        if not _may_be(server.model, target):
             yield (
-                f"{at} serves {one.model}, and the target {target.name} is "
+                f"{at} serves {server.model}, and the target {target.name} is "
                 f"{target.model.source}: check that they are the same model"
             )
-        if not one.is_engine_told and find_served(engine).COUNTERS is not None:
+        if not server.is_engine_known and find_served(engine).COUNTERS is not None:
             yield f"{at} does not report its version: check that it is {engine}"
-        if not one.is_k_told:
-            yield f"{at} does not report its K: measured as K = 0; if it drafts, say {at}#k=4"
-    replicas = Counter(one.address.k for one in running)
+        if not server.is_k_known:
+            yield f"{at} does not report its K: measured as K = 0; if it drafts, write {at}#k=4"
+    replicas = Counter(server.address.k for server in running)
     for k, num in replicas.items():
         if num > 1:
-            yield f"{num} servers run at K = {k}: as replicas of one, they share its requests"
+            yield f"{num} servers run at K = {k}: they share the requests as replicas"
 
 
 def _may_be(served: str, target: Target) -> bool:
-    """Whether a server's name of its model has the target's in it: of its id, or of its folder."""
+    """Whether the model name of a server equals the target's name, id or folder."""
     names = {target.name, target.model.source.removeprefix("demo:"), target.model.location}
     name = PurePath(served).name.removesuffix(".gguf").lower()
-    return name in {PurePath(own).name.lower() for own in names}
+    return name in {PurePath(known).name.lower() for known in names}
 
 
-async def looked_at(engine: str, urls: Sequence[str]) -> tuple[RunningServer, ...]:
-    """Each with its K: what `#k=4` says, else what its server tells, else 0.
+async def describe_servers(engine: str, urls: Sequence[str]) -> tuple[RunningServer, ...]:
+    """The servers with their K: that of the address (`#k=4`), else the reported one, else 0.
 
-    ServerError if one does not answer; UsageError if it tells another K than its address, or is
+    ServerError if one does not respond; UsageError if it reports another K than its address, or is
     another engine.
     """
-    found = []
+    servers = []
     for url in urls:
         address = Address.at(url, OPTION)
         async with Client(address) as client:
@@ -197,19 +196,19 @@ async def looked_at(engine: str, urls: Sequence[str]) -> tuple[RunningServer, ..
             raise UsageError(
                 f"{OPTION} {url}: the server runs at K = {facts.k}; correct #k, or leave it out"
             )
-        told = address.k if address.k is not None else facts.k
-        if told is None and facts.drafts:
+        k = address.k if address.k is not None else facts.k
+        if k is None and facts.drafts:
             raise UsageError(
-                f"{OPTION} {url}: the server drafts, and does not tell how many tokens; say so "
-                "after the address, such as #k=4"
+                f"{OPTION} {url}: the server drafts, but does not report its K; add it to the "
+                "address, such as #k=4"
             )
-        found.append(
+        servers.append(
             RunningServer(
-                address=replace(address, k=told or 0),
+                address=replace(address, k=k or 0),
                 model=facts.model,
-                is_k_told=told is not None,
-                is_engine_told=bool(facts.version),
+                is_k_known=k is not None,
+                is_engine_known=bool(facts.version),
                 context=facts.context,
             )
         )
-    return tuple(found)
+    return tuple(servers)

@@ -1,4 +1,4 @@
-"""One target on one serving engine: how many cycles of sessions, then the winners again."""
+"""Decides the cycles of sessions of one target on one serving engine, and confirms winners."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,12 +25,12 @@ from specbench.stats.crossed import (
     session_noise,
 )
 
-EFFECT = 0.05  # minimum detectable speed-up of a sweep whose length nobody set
-FIRST_CONFIRMING = 100  # cycle number past all of the first pass, so that repeats are fresh
+EFFECT = 0.05  # minimum detectable speedup of a sweep without --restart-cycles
+FIRST_CONFIRMING = 100  # cycle number after all of the exploration, so that repeats are new
 
 
 class ServedRun:
-    """All cycles of one engine; those that are stored are not held again."""
+    """All cycles of one engine; stored cycles are not measured again."""
 
     def __init__(
         self,
@@ -43,19 +43,19 @@ class ServedRun:
         self.plan, self.deadline = plan, deadline
         self._engine, self._running, self._store = engine, tuple(running), store
         self._cells = served_cells(plan, engine)
-        self._first = len(store.stored.servers)  # of earlier runs: what failed is tried again
+        self._first = len(store.stored.servers)  # earlier failures are tried again
         self._num_begun: Counter[BlockPurpose] = Counter()
-        self._winners: tuple[Cell, ...] | None = None  # None: still to be found
+        self._winners: tuple[Cell, ...] | None = None  # None: not known yet
 
     def next_unit(self, num_running: int) -> Cycle | None:
-        """Cycles of the first pass; once all of it is stored, its winners again.
+        """The next cycle of the exploration, or of the confirmation once all of it is stored.
 
-        None: not now beside `num_running` others, or with none running never.
+        None if there is none until one of `num_running` cycles ends; no more at all if it is 0.
         """
         if self._winners is None:
-            found = self._next_of("explore", self._cells, self._num_cycles(), num_running)
-            if found is not None or num_running:
-                return found
+            cycle = self._next_of("explore", self._cells, self._num_cycles(), num_running)
+            if cycle is not None or num_running:
+                return cycle
             self._winners = self._find_winners()
         as_often = self._num_begun["explore"] if self._winners else 0
         return self._next_of("confirm", self._winners, as_often, num_running)
@@ -63,7 +63,7 @@ class ServedRun:
     def _next_of(
         self, purpose: BlockPurpose, cells: Sequence[Cell], num_cycles: int, num_running: int
     ) -> Cycle | None:
-        """The next cycle with sessions left; None where there is none, or no time for it."""
+        """The next cycle with missing sessions; None if there is none, or no time for it."""
         while self._num_begun[purpose] < num_cycles:
             first = FIRST_CONFIRMING if purpose == "confirm" else 0
             cycle = Cycle(
@@ -94,7 +94,7 @@ class ServedRun:
         return left_s is None or (left_s > 0 and left_s >= session_s * num_sessions)
 
     def _failures(self) -> Failures:
-        """Of this run."""
+        """The consecutive failures of each draft configuration since this run was resumed."""
         drafts = {(d.drafter, d.k): d for d in (cell.key.draft for cell in self._cells)}
         failures: dict[DraftConfig, tuple[str, ...]] = dict.fromkeys(drafts.values(), ())
         for server in self._servers(self._first):
@@ -104,14 +104,14 @@ class ServedRun:
 
     def _servers(self, first: int = 0) -> list[ServerRecord]:
         """The sessions of this target and engine, from the `first` stored one on."""
-        own = (self.plan.target.name, self._engine)
+        at = (self.plan.target.name, self._engine)
         servers = self._store.stored.servers[first:]
-        return [server for server in servers if (server.target, server.engine) == own]
+        return [server for server in servers if (server.target, server.engine) == at]
 
     def _num_cycles(self) -> int:
-        """Cycles of the first pass: as asked, else by the noise so far.
+        """Cycles of the exploration: the requested number, else one that fits the noise so far.
 
-        The noise says nothing about which K is best, so stopping by it favours none.
+        The noise is independent of which K is best, so this rule does not favor any K.
         """
         if self.plan.settings.servers.cycles is not None:
             return self.plan.settings.servers.cycles
@@ -125,7 +125,7 @@ class ServedRun:
         return min((cycles_needed(noises, EFFECT) or MOST_PLANNED) + num_bound, MOST_PLANNED)
 
     def _find_winners(self) -> tuple[Cell, ...]:
-        """The cells to measure again, with K = 0 beside them; empty where none was picked."""
+        """The cells to confirm, and their K = 0; empty if no winner was chosen."""
         return with_baselines(self._cells, set(winners(summarize(self._gathered()))))
 
     def _gathered(self) -> tuple[CellData, ...]:

@@ -1,4 +1,4 @@
-"""Which sessions there are, in an order that makes drift slow every K alike."""
+"""The sessions of a cycle, in an order that makes drift affect every K alike."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -15,38 +15,38 @@ UP, DOWN = range(SESSIONS_PER_K)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """One start of a server, or one turn at a running one: all asked at one K and temperature."""
+    """The requests at one K and temperature that one server start, or a running server, serves."""
 
     engine: str
     target: str
     draft: DraftConfig
     temperature: float
     purpose: BlockPurpose
-    cycle: int  # from 0; the second pass has numbers of its own
+    cycle: int  # from 0; the confirmation has separate numbers
     leg: int  # UP or DOWN
     cells: tuple[Cell, ...]  # one per condition
 
     @property
     def place(self) -> str:
-        """What identifies it, alike for every attempt at it."""
+        """The id of the session, the same for every attempt at it."""
         at = f"{self.target}|{self.engine}|{self.draft.drafter}|{self.draft.length.id}"
         return f"{at}|t{self.temperature:g}|{self.purpose}|c{self.cycle}.{self.leg}"
 
     @property
     def repeat(self) -> int:
-        """Its number among the sessions of its K: repeats of its requests begin at a multiple."""
+        """The number of the session among those of its K, from which its repeats are counted."""
         return self.cycle * SESSIONS_PER_K + self.leg
 
     @property
     def label(self) -> str:
-        """Such as `vllm, draft K=4, cycle 2, on the way back`."""
+        """For people: `vllm, draft K=4, cycle 2, on the way back`."""
         back = ", on the way back" if self.leg == DOWN else ""
         return f"{self.engine}, {self.draft.label}, cycle {self.cycle + 1}{back}"
 
     def blocks(self, plan: TargetPlan, name: str = "") -> Iterator[Block]:
         """A block per condition, its prompts in the same shuffled order at every K.
 
-        `name` is that of this attempt at the session.
+        `name`: the name of this attempt at the session.
         """
         for cell in self.cells:
             condition, effort = cell.key.condition, plan.settings.effort
@@ -79,15 +79,15 @@ def cycle_of(
 ) -> Iterator[Session]:
     """The sessions of a cycle: K = 0, every K, then the same in reverse.
 
-    A drift that is steady within a cycle slows all of them alike.
+    A steady drift within a cycle affects all of them alike.
     """
     starts: dict[tuple[DraftConfig, float], list[Cell]] = {}
     for cell in cells:
         starts.setdefault((cell.key.draft, cell.key.condition.temperature), []).append(cell)
-    way = sorted(starts.items(), key=lambda start: start[0][0].k > 0)  # K = 0 at both ends
-    for leg, order in ((UP, way), (DOWN, way[::-1])):
-        for (draft, temperature), own in order:
-            at = own[0].key.condition
+    up = sorted(starts.items(), key=lambda start: start[0][0].k > 0)  # K = 0 at both ends
+    for leg, order in ((UP, up), (DOWN, up[::-1])):
+        for (draft, temperature), session_cells in order:
+            at = session_cells[0].key.condition
             yield Session(
                 engine=at.engine,
                 target=at.target,
@@ -96,18 +96,18 @@ def cycle_of(
                 purpose=purpose,
                 cycle=cycle,
                 leg=leg,
-                cells=tuple(own),
+                cells=tuple(session_cells),
             )
 
 
 def sessions_missing(sessions: Sequence[Session], servers: Sequence[ServerRecord]) -> list[Session]:
-    """Those of a cycle that have no usable record."""
+    """The sessions of a cycle that have no usable record."""
     held = {server.place for server in usable_sessions(servers).values()}
     return [session for session in sessions if session.place not in held]
 
 
 def next_name(session: Session, stored: StoredRun) -> str:
-    """A name that no earlier attempt has, not even one that was killed."""
+    """A name for the next attempt at a session, unused even by killed attempts."""
     names = {b.session for b in stored.blocks} | {s.session for s in stored.servers}
     attempt = 1
     while (name := f"{session.place}#{attempt}") in names:
@@ -116,5 +116,5 @@ def next_name(session: Session, stored: StoredRun) -> str:
 
 
 def was_held(server: ServerRecord) -> bool:
-    """Whether the session was completed, whatever is wrong with it."""
+    """Whether the session was completed, with or without problems."""
     return server.seconds > 0

@@ -1,6 +1,6 @@
-"""Evidence about serving engines: their servers are asked, then the target looks at the answers.
+"""Collects evidence about serving engines: outputs of servers, then the target's logits of them.
 
-No torch is imported before the last server has stopped, and none where the target is not here.
+Torch is imported only after the last server has stopped, and only if the target is on this disk.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,22 +49,23 @@ def collect_served_evidence(
     num_tokens: int,
     concurrency: int,
 ) -> list[Evidence]:
-    """Every pairing at every K and temperature of each serving engine, K = 0 before it.
+    """Evidence for every pairing at every K and temperature of each serving engine, K = 0 first.
 
-    Raises UsageError and WorkloadError before anything is started; a server that fails is evidence.
+    Raises UsageError and WorkloadError before a server is started; a server that fails gives
+    FailedEvidence.
     """
     load = settings.load
-    own = tuple(engine for engine in load.engines if engine in SERVED)
+    served = tuple(engine for engine in load.engines if engine in SERVED)
     lossy = [pairing.name for pairing in pairings if pairing.drafter.lossy]
     if lossy and BUILTIN in load.engines:
-        reporter.warn(f"{', '.join(lossy)}: the lossy rule is one of the built-in decoder's alone")
+        reporter.warn(f"{', '.join(lossy)}: only the built-in decoder has the lossy rule")
         pairings = [pairing for pairing in pairings if not pairing.drafter.lossy]
-    settings = replace(settings, load=replace(load, engines=own, concurrency=(concurrency,)))
+    settings = replace(settings, load=replace(load, engines=served, concurrency=(concurrency,)))
     running = running_servers(settings)
     if running and 0 not in (running_ks(running) or ()):
         raise UsageError(
-            "verify holds a server to one without speculation: add its --base-url, such as "
-            "http://localhost:8000#k=0"
+            "verify compares servers with one without speculation; add it with --base-url, such "
+            "as --base-url http://localhost:8000#k=0"
         )
     plans = plan_targets(
         settings,
@@ -87,133 +88,134 @@ def collect_served_evidence(
                 host = host_of(plan, engine, addresses, Path(folder))
                 collector = OutputCollector(plan, engine, host, reporter, num_tokens, concurrency)
                 outputs = collector.run()
-            evidence += _Weighing(collector, outputs).evidence()
+            evidence += _OutputScoring(collector, outputs).evidence()
     return evidence
 
 
-class _Weighing:
-    """What servers said as evidence: with the target's logits, or why without them."""
+class _OutputScoring:
+    """Turns servers' outputs into evidence, scored by the target's logits if possible."""
 
     def __init__(self, collector: OutputCollector, outputs: Sequence[ServerOutputs]) -> None:
         self._collector, self._plan, self._outputs = collector, collector.plan, outputs
-        self._own = {one.temperature: one for one in outputs if not (one.draft.k or one.error)}
-        self._unseen = ""
+        self._baselines = {o.temperature: o for o in outputs if not (o.draft.k or o.error)}
+        self._why_not_scored = ""
         self._target: ReferenceScorer | None = None
 
     def evidence(self) -> list[Evidence]:
-        """In the order in which it was outputs."""
+        """The evidence of each output, in order."""
         spec = self._plan.target.model
         if spec.folder is None:
-            self._unseen = f"{spec.source} is not a folder on this disk"
+            self._why_not_scored = f"{spec.source} is not a folder on this disk"
             return list(self._each())
-        self._collector.reporter.stage(f"{self._plan.target.name}: looking at its logits")
-        # Here alone, so that servers are asked without torch.
+        self._collector.reporter.stage(f"{self._plan.target.name}: computing its logits")
+        # Imported here, so that no torch is loaded while servers run.
         from specbench.bench.served.reference_scorer import ReferenceScorer  # noqa: PLC0415
         from specbench.engines.expected_errors import EXPECTED_ERRORS  # noqa: PLC0415
 
-        asked, most_tokens = self._collector.requests, self._collector.most_tokens
+        requests, most_tokens = self._collector.requests, self._collector.most_tokens
         try:
-            self._target = ReferenceScorer(self._plan, asked, most_tokens)
+            self._target = ReferenceScorer(self._plan, requests, most_tokens)
             return list(self._each())
         except EXPECTED_ERRORS as error:
-            self._target, self._unseen = None, first_line(error)
+            self._target, self._why_not_scored = None, first_line(error)
         return list(self._each())
 
-    def _unseen_at(self, temperature: float) -> str:
-        """Why the target's logits say nothing of the answers at a temperature."""
-        texts = [
-            text for one in self._outputs if one.temperature == temperature for text in one.texts
-        ]
-        if not self._unseen and not have_ids(texts):
-            return "the server does not tell the ids of all tokens"
-        return self._unseen
+    def _why_not_scored_at(self, temperature: float) -> str:
+        """The reason why answers at a temperature cannot be scored; "" if they can."""
+        texts = [text for o in self._outputs if o.temperature == temperature for text in o.texts]
+        if not self._why_not_scored and not have_ids(texts):
+            return "the server does not report the ids of all tokens"
+        return self._why_not_scored
 
     def _each(self) -> Iterator[Evidence]:
-        for one in self._outputs:
-            if one.error:
-                yield FailedEvidence(subject=self._subject(one), reason=one.error)
-            elif one.temperature > 0:
-                yield self._sampled(one)
+        for output in self._outputs:
+            if output.error:
+                yield FailedEvidence(subject=self._subject(output), reason=output.error)
+            elif output.temperature > 0:
+                yield self._sampled(output)
             else:
-                yield self._greedy(one)
+                yield self._greedy(output)
 
     @cached_property
-    def _own_greedy(self) -> GreedyEvidence:
-        """Texts of K = 0 beside the target's best tokens."""
+    def _greedy_baseline(self) -> GreedyEvidence:
+        """The texts of K = 0 compared with the target's best tokens."""
         assert self._target is not None
-        own = self._own[0.0]
-        found = self._target.greedy(self._subject(own), own.texts, None)
-        return replace(found, is_baseline=True)
+        baseline = self._baselines[0.0]
+        evidence = self._target.greedy(self._subject(baseline), baseline.texts, None)
+        return replace(evidence, is_baseline=True)
 
-    def _greedy(self, one: ServerOutputs) -> Evidence:
-        subject, own = self._subject(one), self._own[0.0]
-        is_own = one is own
-        unseen = self._unseen_at(0.0)
-        if self._target is not None and not unseen:
-            if is_own:
-                return self._own_greedy
-            beyond = [d for d in self._own_greedy.divergences if not is_tie(d)]
+    def _greedy(self, output: ServerOutputs) -> Evidence:
+        subject, baseline = self._subject(output), self._baselines[0.0]
+        is_baseline = output is baseline
+        why_not_scored = self._why_not_scored_at(0.0)
+        if self._target is not None and not why_not_scored:
+            if is_baseline:
+                return self._greedy_baseline
+            beyond = [d for d in self._greedy_baseline.divergences if not is_tie(d)]
             if not beyond:
-                found = self._target.greedy(subject, one.texts, own.texts)
-                return replace(found, rule=one.rule)
-            unseen = (
-                f"K = 0 itself departs from the target here beyond rounding, first at "
+                evidence = self._target.greedy(subject, output.texts, baseline.texts)
+                return replace(evidence, rule=output.rule)
+            why_not_scored = (
+                f"K = 0 differs from the target on this machine beyond rounding, first at "
                 f"{beyond[0].prompt_id}, token {beyond[0].position}"
             )
-        pairs = zip(own.texts, one.texts, strict=True)
+        pairs = zip(baseline.texts, output.texts, strict=True)
         differing = (first_divergence(*pair) for pair in pairs)
         return GreedyEvidence(
             subject=subject,
-            num_prompts=len(one.texts),
-            num_tokens=sum(text.num_tokens for text in one.texts),
+            num_prompts=len(output.texts),
+            num_tokens=sum(text.num_tokens for text in output.texts),
             divergences=tuple(d for d in differing if d is not None),
-            is_baseline=is_own,
-            not_scored_because=unseen,
-            rule=one.rule,
+            is_baseline=is_baseline,
+            not_scored_because=why_not_scored,
+            rule=output.rule,
         )
 
-    def _sampled(self, one: ServerOutputs) -> Evidence:
-        subject, own = self._subject(one), self._own[one.temperature]
-        along = None
+    def _sampled(self, output: ServerOutputs) -> Evidence:
+        subject, baseline = self._subject(output), self._baselines[output.temperature]
+        scored = None
         distances: tuple[Distance, ...] = ()
-        unseen = self._unseen_at(one.temperature)
-        if self._target is not None and not unseen:
-            asked = self._plan.settings.sampling
-            sampling = Sampling(temperature=one.temperature, top_k=asked.top_k, top_p=asked.top_p)
+        why_not_scored = self._why_not_scored_at(output.temperature)
+        if self._target is not None and not why_not_scored:
+            settings = self._plan.settings.sampling
+            sampling = Sampling(
+                temperature=output.temperature, top_k=settings.top_k, top_p=settings.top_p
+            )
             num = self._collector.num_tokens
-            along, tally = self._target.sampled(subject, sampling, one.texts, num)
+            scored, tally = self._target.sampled(subject, sampling, output.texts, num)
             distances = tally.distances()
         return ServedEvidence(
             subject=subject,
-            num_texts=len(one.texts),
-            num_tokens=sum(text.num_tokens for text in one.texts),
-            scored=along,
-            sample=None if one is own else self._beside(one, own),
+            num_texts=len(output.texts),
+            num_tokens=sum(text.num_tokens for text in output.texts),
+            scored=scored,
+            sample=None if output is baseline else self._baseline_sample(output, baseline),
             distances=distances,
-            not_scored_because=unseen,
-            rule=one.rule,
+            not_scored_because=why_not_scored,
+            rule=output.rule,
         )
 
-    def _beside(self, one: ServerOutputs, own: ServerOutputs) -> BaselineSample:
-        has_ids = have_ids(one.texts, own.texts, own.colder)
-        answers, own_answers, colder = (
-            as_outputs(texts, has_ids=has_ids) for texts in (one.texts, own.texts, own.colder)
+    def _baseline_sample(self, output: ServerOutputs, baseline: ServerOutputs) -> BaselineSample:
+        has_ids = have_ids(output.texts, baseline.texts, baseline.colder)
+        outputs, baseline_outputs, colder = (
+            as_outputs(texts, has_ids=has_ids)
+            for texts in (output.texts, baseline.texts, baseline.colder)
         )
         return BaselineSample(
-            baseline=self._subject(own),
-            outputs=answers,
-            baseline_outputs=own_answers,
+            baseline=self._subject(baseline),
+            outputs=outputs,
+            baseline_outputs=baseline_outputs,
             colder=colder,
-            distances=between(answers, own_answers),
+            distances=between(outputs, baseline_outputs),
         )
 
-    def _subject(self, one: ServerOutputs) -> Subject:
-        target, drafter = self._plan.target.name, one.draft.drafter
+    def _subject(self, output: ServerOutputs) -> Subject:
+        target, drafter = self._plan.target.name, output.draft.drafter
         return Subject(
-            pairing=f"{target}/{drafter}" if one.draft.k else target,
+            pairing=f"{target}/{drafter}" if output.draft.k else target,
             engine=self._collector.engine,
-            method=one.draft.method,
-            num_speculative_tokens=one.draft.k,
-            temperature=one.temperature,
-            lossy=one.draft.lossy,
+            method=output.draft.method,
+            num_speculative_tokens=output.draft.k,
+            temperature=output.temperature,
+            lossy=output.draft.lossy,
         )

@@ -1,11 +1,12 @@
 """llama.cpp: `llama-server`, which reads GGUF files.
 
-Facts: tools/server/ of llama.cpp, 2026-10. Its chat endpoint reports no token ids, its completion
-endpoint does: the server makes a prompt of the conversation first, then tokens, then answers these.
+Source: tools/server/ of llama.cpp, 2026-10. Only the completion endpoint reports token ids, so
+three requests are sent: the server applies the chat template, tokenizes the prompt, and completes
+the tokens.
 
-Its flags changed with pull request 22673 of May 2026. Since then a draft model drafts only if
---spec-type says how; before, --model-draft alone did, and --spec-type knew the kinds without a
-model. Drafts of another vocabulary were translated then and are refused by later builds.
+Its flags changed with pull request 22673 of May 2026. Since then a draft model needs --spec-type;
+before, it needed only --model-draft, and --spec-type listed the kinds without a model. Drafts of
+another vocabulary were translated then, and are errors in later builds.
 `--engine-version` is a date (2026-04) or a build (b9235) as `llama-server --version` prints it.
 """
 
@@ -99,19 +100,19 @@ def _find_gguf(name: str, flag: str, folders: Sequence[Path]) -> Path:
     """The file as it is named, or next to its model's folder, or in it: of that name or the only
     one."""
     named = [folder for folder in folders if folder.name == Path(name).stem]
-    places = [Path(name)]
+    paths = [Path(name)]
     for folder in named:
         inside = sorted(folder.glob("*.gguf"))
-        places += [folder.parent / Path(name).name, folder / Path(name).name]
-        places += inside if len(inside) == 1 else []
-    for place in places:
-        if place.is_file():
-            return place
-    beside = "".join(f", nor beside or in {folder}" for folder in named)
+        paths += [folder.parent / Path(name).name, folder / Path(name).name]
+        paths += inside if len(inside) == 1 else []
+    for path in paths:
+        if path.is_file():
+            return path
+    searched = "".join(f", {folder.parent} or {folder}" for folder in named)
     raise UsageError(
-        f"llama.cpp reads GGUF files, and there is no {name} in {Path.cwd()}{beside}: make it from "
-        "the `model:` in pairings.yaml with llama.cpp's convert_hf_to_gguf.py MODEL --outfile "
-        f"{name}, or name one that you have: --engine-args '{flag} FILE'"
+        f"llama.cpp needs a GGUF file: {name} is not in {Path.cwd()}{searched}; make it from the "
+        "`model:` in pairings.yaml with llama.cpp's convert_hf_to_gguf.py MODEL --outfile "
+        f"{name}, or name an existing one: --engine-args '{flag} FILE'"
     )
 
 
@@ -172,7 +173,7 @@ class _LlamaEvent(Payload):
 
 @dataclass(kw_only=True, slots=True)
 class _LlamaStream(Streamed):
-    """A stream of its own events, each of one token."""
+    """A stream in llama.cpp's format, with one token per event."""
 
     reports_all_ids: ClassVar[bool] = False
 
@@ -202,10 +203,12 @@ class _PromptTokens(Payload):
 
 
 async def answer(client: "Client", model: str, request: Request) -> Streamed:
-    """With token ids, unless a token ended within a character: such ids are not reported."""
+    """The answer with token ids, or without if a token ended within a character, since the server
+    then omits ids."""
     root, sampling = client.address.root, request.sampling
-    made = await client.parsed(f"{root}/apply-template", _PromptText, conversation_fields(request))
-    text = {"content": made.prompt, "add_special": True, "parse_special": True}
+    fields = conversation_fields(request)
+    template = await client.parsed(f"{root}/apply-template", _PromptText, fields)
+    text = {"content": template.prompt, "add_special": True, "parse_special": True}
     prompt = await client.parsed(f"{root}/tokenize", _PromptTokens, text)
     body = {
         "model": model,
@@ -227,7 +230,7 @@ async def answer(client: "Client", model: str, request: Request) -> Streamed:
 
 
 def counts(answer: Streamed, k: int) -> RequestCounts | None:
-    """Its totals; if every token was reported, also the rounds and what went past the end."""
+    """The totals; if every token was reported, also the rounds and the tokens past the end."""
     totals = answer.metrics
     if not totals or not k:
         return None
@@ -302,8 +305,8 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     lost = [
         *settings_lost(deployment),
         *deployment.tiers_lost,
-        f"hub ids and folders: llama.cpp reads GGUF files; make {command[-1]} with its "
-        "convert_hf_to_gguf.py (the drafter's likewise), or name one that you have",
+        f"hub ids and folders: llama.cpp reads GGUF files; make {command[-1]}, and the drafter's "
+        "file, with its convert_hf_to_gguf.py, or name existing files",
     ]
     deployment = deployment.flat
     if target.revision:
@@ -350,7 +353,7 @@ def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
     flags = []
     if deployment.drafter is not None:
         flags += [MODEL_FLAGS[1], _gguf_name(model_name(deployment.drafter))]
-    # Every round drafts K, as it was measured: no draft is given up for being unlikely.
+    # Every round drafts K tokens, as in the measurement: unlikely drafts are also kept.
     if dialect.is_new:
         flags += ["--spec-type", kind, "--spec-draft-n-max", k]
         if kind == _LOOKUP:

@@ -309,13 +309,13 @@ def _acceptance_flags(deployment: Deployment) -> list[str]:
     single = _single(deployment)
     flags = ["--speculative-accept-threshold-single", "1.0" if single is None else str(single)]
     flags += ["--speculative-accept-threshold-acc", "1.0"]
-    if deployment.draws_drafts and single is None:  # what is drawn goes out as a chain
+    if deployment.draws_drafts and single is None:  # drawn drafts are exported as a chain
         flags.append("--speculative-use-rejection-sampling")
     return flags
 
 
 def _single(deployment: Deployment) -> float | None:
-    """The threshold of a lossy rule that SGLang has, too; at temperature 0 it applies none."""
+    """The threshold of a lossy rule that SGLang also has, above temperature 0; else None."""
     rule = deployment.pairing.drafter.lossy
     has_thresholds = _ALGORITHMS.get(deployment.method, _NONE).has_steps
     is_kept = deployment.temperature > 0 and has_thresholds
@@ -323,12 +323,12 @@ def _single(deployment: Deployment) -> float | None:
 
 
 def _is_tree(deployment: Deployment) -> bool:
-    """Whether SGLang grows the same tree; any other goes out as a chain."""
+    """Whether SGLang grows the same tree; other trees are exported as a chain."""
     return _is_adaptive(deployment) and deployment.tree == "dynamic"
 
 
 def _has_tiers(deployment: Deployment) -> bool:
-    """Tiers are for chains of EAGLE heads alone."""
+    """Whether K differs by batch size, which SGLang supports only for chains of EAGLE heads."""
     return deployment.is_tiered and _is_adaptive(deployment) and not deployment.tree
 
 
@@ -337,7 +337,7 @@ def _is_adaptive(deployment: Deployment) -> bool:
 
 
 def _tiers(deployment: Deployment) -> dict[str, dict[str, list[int]]]:
-    """The smallest batch of each tier -> the K that it may take."""
+    """The K of each tier, by the smallest batch size of the tier."""
     tiers, first = {}, 1
     for num_rows, k in deployment.tiers:
         tiers[str(first)] = {"candidate_steps": [k]}
@@ -349,8 +349,8 @@ def _lost(deployment: Deployment) -> list[str]:
     lost = []
     if _has_tiers(deployment):
         lost.append(
-            "where one K ends and the next begins: a batch counts as large as the CUDA graph that "
-            "it is padded to, unless --cuda-graph-bs also lists the tiers' sizes"
+            "the exact batch sizes at which K changes: a batch counts as large as the CUDA graph "
+            "that it is padded to, unless --cuda-graph-bs also lists the tiers' sizes"
         )
     if deployment.tree and not _is_tree(deployment):
         lost.append(

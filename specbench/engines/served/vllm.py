@@ -195,7 +195,7 @@ _HYBRIDS = (  # the numbers are those of its issues
 
 
 class _VllmMethod(NamedTuple):
-    """A `method` of vLLM; `settings`: its names of ours."""
+    """A `method` of vLLM; `settings`: pairs of its name and our parameter."""
 
     name: str
     settings: tuple[tuple[str, str], ...] = ()
@@ -243,7 +243,7 @@ def _speculative_config(deployment: Deployment, method: _VllmMethod) -> dict[str
             config["revision"] = deployment.drafter.revision
     config |= {theirs: deployment.setting(ours) for theirs, ours in method.settings}
     if deployment.row.model != "refused" and deployment.temperature > 0:
-        # vLLM drafts greedily at any temperature unless told otherwise.
+        # By default vLLM drafts greedily at any temperature.
         drawn = deployment.draws_drafts and not is_mapped
         config["draft_sample_method"] = "probabilistic" if drawn else "greedy"
     if deployment.is_tiered:
@@ -267,13 +267,13 @@ def _lost(deployment: Deployment) -> list[str]:
     if deployment.tree:
         lost.append(
             f"token trees: vLLM drafts chains, so this is a chain of depth K={deployment.k}; it "
-            "accepts fewer tokens than the tree did, and the measured speed-up is the tree's"
+            "accepts fewer tokens than the tree did, and the measured speedup is the tree's"
         )
     if deployment.is_tiered:
         last = deployment.tiers[-1]
         lost.append(
-            f"beyond {last.num_rows} requests at once nothing was measured; vLLM keeps "
-            f"K={last.num_speculative_tokens} there"
+            f"more than {last.num_rows} concurrent requests were not measured; vLLM keeps "
+            f"K={last.num_speculative_tokens} for them"
         )
     lost += _head_lost(deployment)
     if deployment.row.retokenizes and deployment.temperature > 0:
@@ -282,7 +282,7 @@ def _lost(deployment: Deployment) -> list[str]:
             "accepts fewer tokens than measured"
         )
     if deployment.method == "suffix":
-        lost.append("suffix needs the package arctic-inference beside vLLM")
+        lost.append("suffix also needs the package arctic-inference")
     return lost
 
 

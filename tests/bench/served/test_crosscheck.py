@@ -87,8 +87,8 @@ def test_our_failed_requests_may_have_been_served_and_no_more_than_that():
     ("accepted", "rounds", "said"),
     [
         (12.0, 6.0, ()),  # what is accepted past the end is the server's, too
-        (10.0, 6.0, ("requests accepted 12 drafts by their own counts, 10 by the server's",)),
-        (12.0, 8.0, ("requests count 6 rounds that drafted, the server 8",)),
+        (10.0, 6.0, ("accepted drafts: 12 by the requests' counts, 10 by the server's",)),
+        (12.0, 8.0, ("rounds with drafts: 6 by the requests' counts, 8 by the server's",)),
         (12.0, None, ()),
         (None, None, ()),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from specbench.bench.served.deployments import exported
 from specbench.bench.served.host import require_startable
-from specbench.bench.served.outlook import TOKENS_PER_S, outlooks
+from specbench.bench.served.outlook import TOKENS_PER_S, estimate_sessions
 from specbench.bench.served.questions import TEMPLATE_TOKENS, context_needed, requests_of
 from specbench.bench.served.recording import unusable
 from specbench.bench.served.sessions import cycle_of, served_cells
@@ -26,7 +26,7 @@ from tests.settings.flat_settings import changed
 
 
 def test_a_sweep_takes_its_sessions_starts_and_tokens_where_none_was_held(tmp_path):
-    (one,) = outlooks(plan_of(tmp_path, concurrency=(1, 3)), [])
+    (one,) = estimate_sessions(plan_of(tmp_path, concurrency=(1, 3)), [])
     # Seven requests one after the other, and three at once those of nine prompts.
     plan = plan_of(tmp_path, concurrency=(1, 3))
     (_, three) = one.sessions[0].blocks(plan)
@@ -38,7 +38,7 @@ def test_a_sweep_takes_its_sessions_starts_and_tokens_where_none_was_held(tmp_pa
     assert not one.is_measured
     assert one.seconds == pytest.approx(2 * 6 * one.session_s)
     assert one.detectable == expected_noise(6).detectable_effect(2)
-    (running,) = outlooks(plan_of(tmp_path, running_ks=(0, 2, 4)), [])
+    (running,) = estimate_sessions(plan_of(tmp_path, running_ks=(0, 2, 4)), [])
     assert running.session_s == pytest.approx(MAX_NEW_TOKENS * 7 / TOKENS_PER_S)
 
 
@@ -52,12 +52,12 @@ def test_a_sweep_takes_what_sessions_of_this_target_and_engine_took_before(tmp_p
         replace(held, target="small", start_s=900.0),
         unusable(session, "two", ("it did not start",)),
     ]
-    (one,) = outlooks(plan, [held, replace(held, seconds=30.0), *others])
+    (one,) = estimate_sessions(plan, [held, replace(held, seconds=30.0), *others])
     assert (one.session_s, one.is_measured) == (50.0, True)
 
 
 def test_few_prompts_show_nothing(tmp_path):
-    (one,) = outlooks(plan_of(tmp_path, num_prompts=4), [])
+    (one,) = estimate_sessions(plan_of(tmp_path, num_prompts=4), [])
     assert one.detectable is None
 
 

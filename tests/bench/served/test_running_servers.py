@@ -11,7 +11,12 @@ import pytest
 
 from specbench.bench.planning import plan_targets
 from specbench.bench.served.open_session import is_steady
-from specbench.bench.served.running import ExternalServers, ServerHandle, looked_at, running_context
+from specbench.bench.served.running import (
+    ExternalServers,
+    ServerHandle,
+    describe_servers,
+    running_context,
+)
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.engines.served_engine import ServerFacts, find_served
 from specbench.errors import ServerError, UsageError
@@ -37,7 +42,7 @@ def test_a_plan_counts_on_the_context_that_servers_report(monkeypatch, context):
 
     engine = find_served("openai")
     monkeypatch.setattr(engine, "facts", reported)
-    servers = asyncio.run(looked_at("openai", ["http://127.0.0.1:1"]))
+    servers = asyncio.run(describe_servers("openai", ["http://127.0.0.1:1"]))
     assert running_context(servers) == context
     larger = replace(servers[0], context=10**6)
     assert running_context([larger, *servers]) == (context or 10**6)
@@ -315,7 +320,7 @@ def test_an_address_without_a_server_is_refused_before_anything_is_measured(tmp_
         )
     assert not (tmp_path / "runs").exists()
     with pytest.raises(ServerError):
-        asyncio.run(looked_at("vllm", [gone.url]))
+        asyncio.run(describe_servers("vllm", [gone.url]))
 
 
 async def visit(session, *addresses):

@@ -65,7 +65,7 @@ def test_a_worker_that_dies_in_mid_cycle_loses_nothing(folder):
     there = folder.measured(watch, cluster=cluster)
     assert folder.explored_as_here(there)
     assert all(nodes == {"b"} for nodes in nodes_by_cycle(there).values())
-    assert any("begins again" in text for text in watch.warnings)
+    assert any("is resumed from" in text for text in watch.warnings)
     first = [server.node for server in there.servers if server.place.endswith("explore|c0.0")]
     assert sorted(first) == ["a", "b", "b"]  # K = 0 on both: its K = 2 is on the second
     for cell in build_document(there).cells:
