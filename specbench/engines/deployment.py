@@ -42,7 +42,7 @@ class Tier(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deployment:
-    """A pairing with K for each number of requests at once; K = 0: do not speculate."""
+    """A pairing with K for each batch size; K = 0: do not speculate."""
 
     pairing: Pairing
     tiers: tuple[Tier, ...]  # by rows, rising; never empty

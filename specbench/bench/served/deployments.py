@@ -82,7 +82,7 @@ def _installed(engine: str, python: Path | None) -> str | None:
 
 @cache
 def require_module(python: Path, module: str) -> None:
-    """Raise UsageError if the interpreter does not run, or lacks the module, without importing it."""
+    """Raise UsageError if the interpreter does not run, or lacks the module (not imported)."""
     done = _run(python, _ASK_MODULE, module)
     if done is None or done.stdout.strip() not in ("True", "False"):
         detail = "" if done is None else done.stderr.strip().rpartition("\n")[2]

@@ -222,7 +222,7 @@ class OpenSession:
 
 
 def is_steady(paces: Sequence[float]) -> bool:
-    """Whether the last `STEADY_BATCHES` differ by at most `STEADY`; `paces` in seconds per token."""
+    """Whether the last `STEADY_BATCHES` paces, in seconds per token, differ by at most `STEADY`."""
     last = paces[-STEADY_BATCHES:]
     return len(last) == STEADY_BATCHES and max(last) <= STEADY * min(last)
 

@@ -71,7 +71,7 @@ def test_of_several_in_a_folder_that_of_its_name_is_taken(tmp_path):
 
 def test_a_missing_gguf_file_is_a_message_that_says_how_to_make_it(tmp_path, monkeypatch):
     monkeypatch.chdir(with_model(tmp_path, "t/a.gguf", "t/b.gguf"))
-    with pytest.raises(UsageError, match=r"no t\.gguf in") as error:
+    with pytest.raises(UsageError, match=r"t\.gguf is not in") as error:
         LLAMA.launch(start(tmp_path, *DRAFTED, models=(tmp_path / "t",)))
     assert f"in {tmp_path / 't'}" in str(error.value)
     assert "convert_hf_to_gguf.py MODEL --outfile t.gguf" in str(error.value)
