@@ -76,7 +76,7 @@ class ManagedServers:
 
     @asynccontextmanager
     async def open(self, session: Session) -> AsyncIterator[ServerHandle]:
-        """Start the server; UsageError without a command for it, ServerError if it does not start."""
+        """Start a server; UsageError if it has no command, ServerError if it does not start."""
         self._folder.mkdir(parents=True, exist_ok=True)
         start = self._start_of(session, self._folder)
         log = self._folder / f"{session.place.replace('|', '-')}.log"
