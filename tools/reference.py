@@ -164,7 +164,7 @@ def metrics_page() -> str:
         f"# Metrics\n\n{_MADE}",
         "Every metric with its unit, its better direction and its formula.",
         "```sh\nspecbench list metrics\n```",
-        "In the formulas a round drafts d tokens, accepts a and emits e. N is the number of\n"
+        "In the formulas, each round drafts d tokens, accepts a and emits e. N is the number of\n"
         "rounds, and n the number of output tokens of a request. [Concepts](concepts.md) explains\n"
         "the terms.",
         _table(("metric", "header in tables", "unit", "better", "formula"), rows),

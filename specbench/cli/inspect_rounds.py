@@ -80,9 +80,9 @@ def inspect_rounds(
     temperature: _Temperature = 0.0,
     skip_memory_check: options.SkipMemoryCheck = False,
 ) -> None:
-    """Show one answer as it is decoded: which drafts are accepted, round by round.
+    """Show which drafts of one output are accepted, round by round.
 
-    Nothing is stored. Showing the rounds slows decoding down: `run` measures speed.
+    Nothing is stored. Decoding is slower than in `run`, which measures speed.
     """
     from specbench.cli.checks import checked
 
@@ -193,10 +193,10 @@ class _Shown:
 
 
 LEGEND_OF_COLORS = (
-    "green: accepted drafts, red: rejected ones, cyan: the target's own token that ends a round; "
-    "[accepted/drafted]"
+    "green: accepted draft tokens; red: rejected ones; cyan: the target's token at the end of each "
+    "round; [accepted/drafted]"
 )
-LEGEND_OF_MARKS = "+ accepted draft, - rejected draft, = the target's own token that ends a round"
+LEGEND_OF_MARKS = "+ accepted draft token, - rejected one, = the target's token at the round's end"
 
 
 def summary(done: "Generation", k: int) -> str:

@@ -34,9 +34,9 @@ _Drafts = Annotated[
         "--draft",
         metavar="DRAFT",
         rich_help_panel=_PANEL,
-        help="With --target: a draft model or head (folder, hub id, demo:NAME), METHOD=MODEL for "
-        "a draft with another tokenizer, or a method such as ngram; may be repeated.",
-        show_default="methods that need no draft",
+        help="With --target: a draft model or head (folder, hub id, demo:NAME), METHOD=MODEL, or a "
+        "method such as ngram. Repeatable.",
+        show_default="methods without a draft model",
     ),
 ]
 

@@ -35,9 +35,9 @@ _Drafts = Annotated[
     list[str] | None,
     typer.Option(
         "--draft",
-        help="Draft model or head (folder, hub id, demo:NAME), or a method such as ngram; may be "
-        "repeated.",
-        show_default="the target's in pairings.yaml, else methods that need no draft",
+        help="Draft model or head (folder, hub id, demo:NAME), or a method such as ngram. "
+        "Repeatable.",
+        show_default="those of pairings.yaml, else methods without a draft model",
     ),
 ]
 _Discover = Annotated[

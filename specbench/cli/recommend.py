@@ -20,9 +20,8 @@ def recommend(
         str,
         typer.Option(
             help=(
-                "latency (seconds per token for one user), throughput (tokens per "
-                "second over all users), goodput (requests per second within the limits of "
-                "--slo, or of the run) or cost (money per million tokens)."
+                "latency (seconds per token of one user), throughput (tokens/s of all users), "
+                "goodput (requests/s within --slo) or cost (per million tokens)."
             )
         ),
     ] = "latency",
@@ -53,10 +52,9 @@ def recommend(
     runs_dir: options.RunsDir = Path("reports"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Recommend a configuration from a stored run.
+    """Recommend a drafter, K and concurrency, or no speculation, from a stored run.
 
-    That is a drafter, K and batch size, or no speculation. Exit code 1 if none
-    meets the limits, 3 if undecided.
+    Exit code 1 if no configuration meets the limits, 3 if undecided.
     """
     from specbench.decide.objective import LIMITS, OBJECTIVES, Objective
     from specbench.settings.words import REQUEST_LIMITS, parse_limits

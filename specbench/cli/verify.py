@@ -65,8 +65,7 @@ _Tokens = Annotated[
         min=100,
         max=10**8,
         help="Tokens to sample for each K and temperature above 0.",
-        show_default=f"as many as a verdict needs within --time-budget, at least 8,192; "
-        f"{TOKENS_OF_SERVERS:,} on a server",
+        show_default=f"at least 8,192, by --time-budget; {TOKENS_OF_SERVERS:,} on a server",
     ),
 ]
 _Detect = Annotated[

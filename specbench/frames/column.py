@@ -120,7 +120,7 @@ def _interval(name: str, doc: Doc, value: Callable[[Row], Any]) -> Iterable[Tabl
         (
             "low",
             "_low",
-            f"lower end of the 95 % interval of `{name}`; absent below 5 prompts or passes, and "
+            f"lower end of the 95% interval of `{name}`; absent below 5 prompts or passes, and "
             "below 2 cycles of a server's sessions",
         ),
         ("high", "_high", "its upper end"),

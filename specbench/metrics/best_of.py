@@ -44,7 +44,7 @@ def picked_log_prob(cell: CellData) -> float | None:
 
 @metric(unit="nats/token", better="higher")
 def best_of_gain(cell: CellData) -> float | None:
-    """picked_log_prob - first_log_prob; never below 0, because the pick maximises it."""
+    """picked_log_prob - first_log_prob; never below 0, because the pick maximizes it."""
     return _mean(by_prompt(cell, gain))
 
 

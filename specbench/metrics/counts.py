@@ -1,4 +1,4 @@
-"""How much was measured."""
+"""The number of requests, rounds, passes and tokens of a cell."""
 
 from statistics import fmean
 
@@ -22,16 +22,16 @@ def num_passes(cell: CellData) -> int | None:
 
 @metric(unit="tokens", better=None)
 def num_output_tokens(cell: CellData) -> int | None:
-    """Output tokens of all finished requests, counted from ids, or by a server that gives none;
-    the first comes from prefill.
+    """Output tokens of all finished requests, counted by ids or else by the server; the first of
+    each request comes from prefill.
     """
     return sum(request.num_output_tokens for request in cell.finished)
 
 
-@metric(unit="tokens/request", better="higher", label="at once")
+@metric(unit="tokens/request", better="higher", label="predicted")
 def num_checked_at_once(cell: CellData) -> float | None:
-    """Tokens per request from checking a predicted output: mean over requests of the output tokens
-    accepted by that check, between prefill and the first round; absent without such checks.
+    """Mean output tokens per request that verifying a predicted output accepted before the first
+    round; absent without predicted outputs.
     """
     if not any(request.answer_check for request in cell.finished):
         return None

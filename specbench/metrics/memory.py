@@ -19,8 +19,8 @@ def kv_bytes_per_token(cell: CellData) -> int | None:
 
 @metric(unit="bytes", better="lower")
 def state_bytes_per_row(cell: CellData) -> int | None:
-    """Bytes of recurrent state that a request takes, however long it is: after each token of a
-    round, so that drafts can be rolled back. Absent if all layers are attention.
+    """Bytes of recurrent state per request, one copy per token of a round, so that drafts can be
+    rolled back. Absent without recurrent layers.
     """
     return (cell.memory.state_bytes_per_row or None) if cell.memory else None
 

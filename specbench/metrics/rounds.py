@@ -21,7 +21,7 @@ _STEADY = 0.95  # a round contains its forwards, and a baseline step: less was n
 @once_a_cell
 def round_s(cell: CellData) -> float | None:
     """Mean seconds of a round: propose, verify, emit; at K = 0 one baseline step. For a server:
-    decode seconds / the rounds that it counted in them, per request or in all.
+    decode seconds / the rounds that it counted.
     """
     if cell.servers:
         return _served_round_s(cell.finished, cell.acceptance) if cell.k else _step_s(cell.finished)
@@ -80,7 +80,7 @@ def draft_cost_ratio(cell: CellData) -> float | None:
 
 @metric(unit="steps", better="lower", low=0)
 def verify_cost_ratio(cell: CellData) -> float | None:
-    """v = verify_s / baseline step: the cost of checking K + 1 tokens at once."""
+    """v = verify_s / baseline step: the cost of verifying K + 1 tokens in one pass."""
     step, verify = _baseline_step_s(cell), verify_s(cell)
     return None if step is None or verify is None else verify / step
 
@@ -97,10 +97,10 @@ def break_even_length(cell: CellData) -> float | None:
 
 @metric(unit="x", better="lower", low=_STEADY, label="overhead")
 def overhead_ratio(cell: CellData) -> float | None:
-    """Seconds of a round / seconds of its model forwards: each forward is measured separately,
-    interleaved with such rounds; for a draft model K of the drafter's over 1 token and the target's
-    over K + 1, for a head the parts of its work instead of the drafter's.
+    """Seconds of a round / seconds of its model forwards, each measured separately in between.
 
+    These are, for a draft model, K forwards over 1 token and the target's over K + 1; for a head,
+    the parts of its work and the target's forward.
     Absent below 0.95: then the machine was not steady enough.
     """
     rounds = [cost.round_s for cost in cell.forwards if cost.round_s is not None]
@@ -181,8 +181,8 @@ def roofline_ratio(cell: CellData) -> float | None:
 
 @metric(unit="fraction", better="higher", label="bandwidth")
 def bandwidth_utilisation(cell: CellData) -> float | None:
-    """Share of the measured copy bandwidth that a round uses: bytes that it must read /
-    (round_s_p50 * copy bandwidth, in bytes read + written per second); on a GPU only.
+    """Used share of the copy bandwidth: bytes that a round must read / (round_s_p50 * bytes
+    copied per second, read + written); only on a GPU.
     """
     ratio = roofline_ratio(cell)
     return 1 / ratio if ratio and _is_on_gpu(cell) else None
@@ -203,7 +203,9 @@ def syncs_per_round(cell: CellData) -> float | None:
 @metric(unit="s", better="lower", label="idle ms")
 def device_idle_s(cell: CellData) -> float | None:
     """Seconds per round in which the GPU waits for the host: (decode_s - round_s of its rounds -
-    predicted-output checks) / rounds, by the GPU's own clock, of requests that do not overlap.
+    predicted-output checks) / rounds, by the GPU's clock.
+
+    Absent if requests overlap.
     """
     if cell.key.condition.overlaps or not _is_on_gpu(cell):
         return None

@@ -20,8 +20,10 @@ def num_cycles(cell: CellData) -> int | None:
 
 @metric(unit="fraction", better=None)
 def cycle_deviation(cell: CellData) -> float | None:
-    """Standard deviation of the log of a cycle's decode_speedup: how far apart starts of a server
-    are. Divided by the root of num_cycles it is their part of the standard error.
+    """Standard deviation between cycles of log(decode_speedup), the variation between starts of a
+    server.
+
+    Divided by the root of num_cycles it is their part of the standard error.
     """
     noise = _noise(cell)
     return None if noise is None else noise.cycle_sd

@@ -17,11 +17,10 @@ from specbench.stats.percentiles import median_of, num_needed, percentile
 
 @metric(unit="tokens/s", better="higher", label="tok/s, busy")
 def busy_tokens_per_s(cell: CellData) -> float | None:
-    """Tokens per second while the batch is full: emitted from the first to the last round with a
-    full batch / seconds between them, pooled over passes; prefills in between take time, their
-    first tokens count.
+    """Tokens per second while the batch is full: tokens from the first to the last full round /
+    seconds between them, pooled over passes.
 
-    Absent if the rows never were all live.
+    Prefills in between take time, and their first tokens count. Absent if the batch never was full.
     """
     return _rate(_busy_spans(cell))
 
@@ -64,8 +63,8 @@ def user_tokens_per_s(cell: CellData) -> float | None:
 
 @metric(unit="fraction", better="higher", low=0, high=1, label="busy")
 def busy_share(cell: CellData) -> float | None:
-    """Share of a pass with a full batch: seconds between the first and the last round with one /
-    seconds of the passes; the rest is ramp and drain.
+    """Share of a pass with a full batch, without ramp and drain: seconds between the first and the
+    last full round / seconds of the passes.
     """
     if not cell.key.condition.is_stream or not cell.passes:
         return None
@@ -89,9 +88,8 @@ def queue_s(cell: CellData) -> float | None:
 
 @metric(unit="s", better="lower", low=0)
 def inter_chunk_latency_s(cell: CellData) -> float | None:
-    """Median of the seconds between two streamed chunks of one request, pooled over requests: with
-    speculation the tokens of a round come in one chunk. For our own decoder, one request at a time,
-    a round is a chunk.
+    """Median of the seconds between two streamed chunks of one request, pooled over requests; a
+    chunk has the tokens of one round.
     """
     return median_of(_chunk_gaps(cell))
 
@@ -140,7 +138,7 @@ def mean_num_speculative_tokens(cell: CellData) -> float | None:
 
 @metric(unit="s", better="lower")
 def calibration_s(cell: CellData) -> float | None:
-    """Seconds that an adaptive cell spent on measuring round costs; once a run, outside decoding.
+    """Seconds that an adaptive cell spent on measuring step times, once per run outside decoding.
 
     Part of the pass's seconds, so end_to_end_speedup above one row contains it.
     """
@@ -151,8 +149,8 @@ def calibration_s(cell: CellData) -> float | None:
 
 @metric(unit="bytes", better="lower", label="KV cache")
 def kv_bytes(cell: CellData) -> int | None:
-    """KV cache of the whole batch: bytes of target and drafter, with concurrent requests as the
-    largest pass allocated it, else kv_bytes_per_token * tokens of the longest request.
+    """KV cache of target and drafter: the largest allocation of a pass, or for one request
+    kv_bytes_per_token * tokens of the longest one.
     """
     if cell.key.condition.overlaps:
         allocated = (served.record.kv_bytes for served in cell.passes)
@@ -198,8 +196,8 @@ def goodput_requests_per_s(cell: CellData) -> float | None:
 
 @metric(unit="x", better="higher", low=0)
 def goodput_ratio(cell: CellData) -> float | None:
-    """goodput_requests_per_s / the baseline's, over the same requests or passes, with half a
-    request added to the number on each side; over cycles of a server the geometric mean.
+    """goodput_requests_per_s / the baseline's, with half a request added on each side; for a
+    server the geometric mean over cycles.
     """
     counts = paired_goodput(cell)
     return None if counts is None else counts.speedup

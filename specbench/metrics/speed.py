@@ -42,12 +42,12 @@ def prefill_s(cell: CellData) -> float | None:
 
 @metric(unit="x", better="higher")
 def decode_speedup(cell: CellData) -> float | None:
-    """Sum of baseline decode seconds / sum of speculative ones over the same requests (if lengths
-    differ, at temperature > 0, seconds per output token), with several samples of a prompt until
-    the last has ended; with concurrent requests busy_tokens_per_s / the baseline's; with open-loop
-    arrivals, which fix the throughput, the baseline's mean seconds per output token after the
-    first / the cell's.
+    """Sum of baseline decode seconds / sum of speculative ones over the same requests; with
+    concurrent requests busy_tokens_per_s / the baseline's.
 
+    If lengths differ, at temperature > 0, the ratio of seconds per output token. With several
+    samples, the seconds until the last one has ended. In open loop, where arrivals determine the
+    throughput, the ratio of mean seconds per output token after the first.
     A ratio of sums, not a mean of ratios: short prompts must not dominate. For a server the
     geometric mean of such ratios over cycles of sessions.
     """

@@ -289,9 +289,8 @@ class ForecastSettings:
             names=("--step-times",),
             is_repeated=True,
             read=tuple,
-            help="Step times of your serving engine: a table, a `vllm bench serve` result, a run "
-            "or a server's URL. Repeatable. Forecasts that engine's best K, and measures none "
-            "here.",
+            help="Forecast your serving engine's best K from its step times: a table, a `vllm "
+            "bench serve` result, a run or a server's URL. Repeatable.",
             shown=False,
         ),
     ] = ()

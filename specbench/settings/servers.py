@@ -18,8 +18,8 @@ class ServerSettings:
             names=("--base-url",),
             is_repeated=True,
             read=tuple,
-            help="Measure a running server, such as http://localhost:8000 (with #k=4 if its K is "
-            "4). Repeat it for other K and for replicas. Without it the engine is started.",
+            help="Measure a running server, such as http://localhost:8000, with #k=4 if its K is "
+            "4. Repeatable for other K and replicas.",
             shown=False,
         ),
     ] = ()
@@ -59,7 +59,7 @@ class ServerSettings:
             names=("--restart-cycles",),
             min=2,
             max=100,
-            help="How often to restart the server at every K; each cycle starts it twice per K.",
+            help="Cycles of server restarts; each cycle starts every K twice.",
             shown="4 to 12, by the measured noise",
         ),
     ] = None
