@@ -1,10 +1,13 @@
 """What holds for every test."""
 
+import atexit
 import gc
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -40,14 +43,26 @@ def pytest_collection_finish() -> None:
 
     Every run of a target ends with some collections, which else take a third of its time.
     """
-    gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # Triton says what is left of its own, and all of it would be
     gc.set_threshold(50_000, 20, 100)  # tests make much that is no garbage
+    if interpreter := sys.modules.get("triton.runtime.interpreter"):
+        patch_language_per_kernel(interpreter)
 
 
-def pytest_unconfigure() -> None:
-    """Triton says what is left of its own at the end, and all of it would be."""
-    gc.unfreeze()
+def patch_language_per_kernel(interpreter: Any) -> None:
+    """Triton's interpreter patches the language for each function that a kernel calls, too.
+
+    That takes most of its time.
+    """
+    language, patch = interpreter.tl, interpreter._patch_lang
+    everywhere = SimpleNamespace(__globals__={"tl": language, "core": language.core})
+
+    def patch_once(_: object) -> Any:
+        is_patched = not language.core.is_builtin(language.load)
+        return interpreter._LangPatchScope() if is_patched else patch(everywhere)
+
+    interpreter._patch_lang = patch_once
 
 
 @pytest.fixture(autouse=True, scope="session")
