@@ -4,39 +4,40 @@ SpecbenchError
 |- ConfigError       pairings.yaml: wrong key, type, name or file
 |- WorkloadError     a workload file: malformed line, unknown format, wrong checksum
 |- ModelError        a model cannot be loaded, or the decoder cannot run it
-|  '- ModelMemoryError  it does not fit into the memory that is left
+|  '- ModelMemoryError  it does not fit into the free memory
 |- CompatibilityError  target and draft do not fit together
-|- StoreError        a run on disk: absent, locked, of another schema, damaged
+|- StoreError        a run on disk is absent, locked, damaged or of another schema
 |- UsageError        arguments that contradict each other or name nothing
 |- ServerError       a server cannot be reached, refuses, or does not report what is needed
-|  |- LostError        it was silent, could not be reached, or broke off
-|  '- RefusedError     it answered with an error status
-|- DeviceError       the device fails at some work; it may do what comes after
-'- DeviceLostError   the device fails at everything since: only a new process helps; exit code 4
+|  |- LostError        no response: timed out, unreachable, or connection closed
+|  '- RefusedError     the response has an error status
+|- DeviceError       the device failed at one piece of work and can continue
+'- DeviceLostError   the device fails at everything; only a new process helps; exit code 4
 """
 
 _LONGEST_LINE = 300
-_BUSY = (408, 425, 429)  # statuses of a request that may be answered another time
+_BUSY = (408, 425, 429)  # HTTP statuses after which the same request may succeed later
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, short enough for a table; its kind where the words alone say nothing.
+    """The first line of an error's message, short enough for a table; its type if it has none.
 
-    A line that ends in a colon says what the next one is about, so that one is told as well.
+    A line that ends in a colon introduces the next one, so both are returned.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    said = lines.pop(0)
-    while lines and said.endswith(":"):
-        said = f"{said} {lines.pop(0)}"
-    if isinstance(error, KeyError):  # the bare key
-        said = f"KeyError: {said}"
-    return said if len(said) <= _LONGEST_LINE else said[: _LONGEST_LINE - 3] + "..."
+    line = lines.pop(0)
+    while lines and line.endswith(":"):
+        line = f"{line} {lines.pop(0)}"
+    if isinstance(error, KeyError):  # its message is only the key
+        line = f"KeyError: {line}"
+    return line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 3] + "..."
 
 
 class SpecbenchError(Exception):
-    """Says what is wrong, where, what is allowed and what to do next; exit code 2."""
+    """A mistake of the user. The message says what is wrong, where, what is allowed and what to
+    type next; exit code 2."""
 
 
 class ConfigError(SpecbenchError):
@@ -44,7 +45,7 @@ class ConfigError(SpecbenchError):
 
 
 class WorkloadError(SpecbenchError):
-    """A workload file is wrong; the text begins with `file:line:` where a line is to blame."""
+    """A workload file is wrong; the text begins with `file:line:` if one line is wrong."""
 
 
 class ModelError(SpecbenchError):
@@ -52,7 +53,7 @@ class ModelError(SpecbenchError):
 
 
 class ModelMemoryError(ModelError):
-    """A model does not fit into the memory that is left."""
+    """A model does not fit into the free memory."""
 
 
 class CompatibilityError(SpecbenchError):
@@ -68,19 +69,19 @@ class UsageError(SpecbenchError):
 
 
 class ServerError(SpecbenchError):
-    """A server cannot be reached, refuses, or does not report what is needed of it."""
+    """A server cannot be reached, refuses, or does not report a figure that is needed."""
 
-    is_lost = False  # whether the same request may be answered another time
+    is_lost = False  # whether the same request may succeed later
 
 
 class LostError(ServerError):
-    """It was silent, could not be reached, or broke off."""
+    """No response: the server timed out, could not be reached, or closed the connection."""
 
     is_lost = True
 
 
 class RefusedError(ServerError):
-    """It answered with an error status."""
+    """The server's response has an error status."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -89,8 +90,8 @@ class RefusedError(ServerError):
 
 
 class DeviceError(SpecbenchError):
-    """The device fails at a piece of work, and does others."""
+    """The device failed at one piece of work and can continue with others."""
 
 
 class DeviceLostError(SpecbenchError):
-    """The device fails at everything that this process asks of it."""
+    """The device fails at everything that this process starts on it."""

@@ -1,28 +1,30 @@
-"""How much room the decoder takes: sizes of its tensors as pure numbers.
+"""How much memory the decoder takes: sizes of its tensors as pure numbers.
 
-The decoder allocates by these, and a plan made from configs alone counts by them.
+The decoder allocates by these, and memory plans, which read only configs, count by them.
 """
 
 from collections.abc import Sequence
 from math import isqrt
 from typing import NamedTuple
 
-SPAN_STEP = 64  # attention reads slots in steps of this many, so that kernel shapes are few
+SPAN_STEP = 64  # attention spans are rounded up to it, so that kernel shapes are few
 SPAN_BUCKET_MIN, SPAN_BUCKET_STEP = 256, 4096  # slots
-PREFILL_CHUNK = 512  # tokens of a prompt that are fed at once
-PREFILL_LOGITS = 2**25  # at once: a stock forward computes them for every pair of rows
-MOST_DRAFTS = 256  # of one row in one round
-# A row's recurrent states beside those that a round's drafts leave: the one that it begins with,
-# that of the current token, and the one before it, which another turn or a draft model's next
-# round begins with.
+PREFILL_CHUNK = 512  # tokens of a prompt per forward pass
+PREFILL_LOGITS = (
+    2**25
+)  # per forward pass: a stock one computes logits for every position of every row
+MOST_DRAFTS = 256  # per row and round
+# Recurrent states of a row in addition to one per draft token: the one that the round begins with,
+# that of the current token, and the one before it, from which another turn or a draft model's next
+# round begins.
 STATES_BESIDE_DRAFTS = 3
-NGRAM_BUCKETS = 1024  # of a row's pool of n-grams; at most one per token of the vocabulary
-DEEPEST_BEAM = 16  # levels of a dynamic tree; its authors go to 8
-KEPT_TOKENS = 256  # a fused forward of more is a prefill; its tensors are not kept
+NGRAM_BUCKETS = 1024  # per row in its pool of n-grams; at most one per token of the vocabulary
+DEEPEST_BEAM = 16  # levels of a dynamic tree; its authors use up to 8
+KEPT_TOKENS = 256  # a fused forward of more tokens is a prefill, whose tensors are freed
 
 
 class Sizes(NamedTuple):
-    """What the shapes of a model's tensors are made of."""
+    """The dimensions of a model's tensors."""
 
     hidden: int
     query_heads: int
@@ -36,27 +38,27 @@ class Sizes(NamedTuple):
         return self.query_heads // self.kv_heads
 
     def widths(self, *, mirrored: bool) -> tuple[int, ...]:
-        """Elements a token that a fused forward writes: hidden state, q-k-v, gate-up, heads'
-        output, packed queries. `mirrored` keeps the hidden state's negative beside it."""
+        """Elements per token that a fused forward writes: hidden state, q-k-v, gate-up, heads'
+        output, packed queries. `mirrored` stores the negated hidden state as well."""
         query, kv = self.query_heads * self.head, self.kv_heads * self.head
         packed = query if self.group > 1 else 0
         return ((1 + mirrored) * self.hidden, query + 2 * kv, 2 * self.mlp, query, packed)
 
 
 def rows_prefilled_together(vocab_size: int) -> int:
-    """The most neighbouring rows whose prompts are fed side by side."""
+    """The largest number of adjacent rows whose prompts are prefilled in one forward pass."""
     return max(isqrt(PREFILL_LOGITS // vocab_size), 1)
 
 
 def row_slots(num_tokens: int, device: str) -> int:
-    """The KV slots of a row for so many tokens; graphs, on CUDA, are made for few sizes."""
+    """KV slots of a row for `num_tokens`; on CUDA one of few sizes, because of graphs."""
     return span_bucket(num_tokens) if device == "cuda" else rounded_up(num_tokens)
 
 
 def span_bucket(num_tokens: int) -> int:
-    """The slots a captured round attends to: few kinds of graphs, little waste.
+    """The slots that a captured round attends to: few different graphs, little waste.
 
-    Powers of two from 256 to 4096, then multiples of 4096, where a power would read too much.
+    Powers of two from 256 to 4096, then multiples of 4096, because a power would read too much.
     """
     power = 1 << (num_tokens - 1).bit_length()
     return rounded_up(num_tokens, min(max(power, SPAN_BUCKET_MIN), SPAN_BUCKET_STEP))
@@ -68,17 +70,19 @@ def rounded_up(num_tokens: int, step: int = SPAN_STEP) -> int:
 
 
 def num_dynamic_drafts(depth: int, top_k: int, most: int) -> int:
-    """Drafts that a beam of `top_k` tokens a level has to choose from, `most` at most."""
+    """Draft tokens that a beam of `top_k` tokens per level chooses from, at most `most`."""
     return min(most, top_k + (depth - 1) * top_k * top_k)
 
 
 def num_dynamic_slots(depth: int, top_k: int) -> int:
-    """Slots past the current token's that such a beam writes; more than drafts, maybe."""
+    """Slots past the current token's that such a beam writes; they may be more than its draft
+    tokens."""
     return top_k * (depth - 1)
 
 
 def num_static_drafts(widths: Sequence[int], depth: int) -> int:
-    """Nodes of a tree whose level i has widths[i] children a node, one past the list's end."""
+    """Nodes of a tree whose nodes at level i have widths[i] children each, one past the list's
+    end."""
     level, total = 1, 0
     for i in range(depth):
         level *= widths[i] if i < len(widths) else 1
@@ -87,7 +91,8 @@ def num_static_drafts(widths: Sequence[int], depth: int) -> int:
 
 
 def spare_slots(top_k: int, most: int) -> int:
-    """Slots of a row that the deepest beam takes beyond those of the drafts chosen from it."""
+    """Slots of a row that the deepest beam takes in addition to those of the draft tokens chosen
+    from it."""
     depths = range(1, DEEPEST_BEAM + 1)
     return max(
         0,

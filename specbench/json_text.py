@@ -1,11 +1,11 @@
-"""JSON that somebody else wrote: whatever is wrong with it is a ValueError."""
+"""JSON of unknown origin: anything wrong with it is a ValueError."""
 
 import json
 from typing import Any
 
 
 def parse_json(text: str | bytes) -> Any:
-    """As json.loads, whose RecursionError for deep nesting is no ValueError."""
+    """Like json.loads, but with a ValueError also for deep nesting."""
     try:
         return json.loads(text)
     except RecursionError as error:

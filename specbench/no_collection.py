@@ -1,6 +1,6 @@
-"""Python's cyclic garbage collector, paused while very many records are read or analysed.
+"""Python's cyclic garbage collector, paused while many records are read or analyzed.
 
-Hardly any of it becomes garbage, and each collection would look at all of it once more: about a
+Hardly any record becomes garbage, and each collection would scan all of them again: about a
 quarter of the time for 100,000 requests.
 """
 
@@ -11,15 +11,15 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Nothing is collected inside; afterwards as before. As a decorator: during each call."""
+    """Pause collection inside the block, or during each call if used as a decorator."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
-            # Straight to the oldest generation, or the next collection of the youngest looks at it.
-            # That would unfreeze what somebody froze before, which is counted one by one.
+            # Move everything to the oldest generation, or the next collection of the youngest scans
+            # it. Skipped if the program has frozen objects, because they would be unfrozen.
             if gc.get_count()[0] > gc.get_threshold()[0] and gc.get_freeze_count() == 0:
                 gc.freeze()
                 gc.unfreeze()

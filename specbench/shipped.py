@@ -1,4 +1,4 @@
-"""Files that travel with the package: inside it once installed, beside it in a checkout."""
+"""Files that ship with the package: inside it once installed, next to it in a checkout."""
 
 from pathlib import Path
 
@@ -6,6 +6,6 @@ PACKAGE = Path(__file__).parent
 
 
 def shipped(name: str) -> Path:
-    """Where `pairings.yaml` or `workloads` lies; the wheel puts both inside the package."""
+    """The path of `pairings.yaml` or `workloads`; the wheel puts both inside the package."""
     installed = PACKAGE / name
     return installed if installed.exists() else PACKAGE.parent / name

@@ -68,18 +68,18 @@ class Topology:
         paths: list[tuple[int, ...]] = []
         nearest: list[tuple[float, tuple[int, ...], int, float]] = []
 
-        def offer(parent: tuple[int, ...], parent_rate: float, place: int) -> None:
+        def offer(parent: tuple[int, ...], parent_rate: float, index: int) -> None:
             depth = len(parent)
-            if depth < len(ranks) and place < len(ranks[depth]):
-                rank = ranks[depth][place]
+            if depth < len(ranks) and index < len(ranks[depth]):
+                rank = ranks[depth][index]
                 rate = parent_rate * rates[depth][rank]
-                heappush(nearest, (-rate, (*parent, rank), place, parent_rate))
+                heappush(nearest, (-rate, (*parent, rank), index, parent_rate))
 
         offer((), 1.0, 0)
         while nearest and len(paths) < num_drafts:
-            minus_rate, path, place, parent_rate = heappop(nearest)
+            minus_rate, path, index, parent_rate = heappop(nearest)
             paths.append(path)
-            offer(path[:-1], parent_rate, place + 1)
+            offer(path[:-1], parent_rate, index + 1)
             offer(path, -minus_rate, 0)
         if not paths:
             raise UsageError("tree: no draft is ever right by these accuracies")
@@ -116,7 +116,7 @@ class Topology:
 
     @property
     def inner_widths(self) -> tuple[int, ...]:
-        """How many drafts of each level but the last have children."""
+        """The number of draft tokens with children, for each level but the last."""
         return tuple(len(level.inner) for level in self.levels[:-1])
 
     @cached_property
@@ -135,23 +135,23 @@ class Topology:
                     inner_nodes=tuple(self._nodes[path] for path in paths if path in inner),
                 )
             )
-            above = {paths[place]: i for i, place in enumerate(levels[-1].inner)}
+            above = {paths[index]: i for i, index in enumerate(levels[-1].inner)}
         return tuple(levels)
 
     @property
     def is_gapless(self) -> bool:
-        """Whether every node's children are its best ones, none left out."""
+        """Whether every node's children are its best ones, without gaps in their ranks."""
         return all(not path[-1] or (*path[:-1], path[-1] - 1) in self._nodes for path in self.paths)
 
 
 @dataclass(frozen=True)
 class Level:
-    """The drafts of one depth, in order; `inner` are those that have children themselves."""
+    """The draft tokens of one depth, in order; `inner` are those that have children."""
 
-    parents: tuple[int, ...]  # place of each one's parent among the inner drafts of the level above
+    parents: tuple[int, ...]  # index of each one's parent among the inner ones of the level above
     ranks: tuple[int, ...]  # which child of it: 0 is the likeliest
-    inner: tuple[int, ...]  # their places within this level
-    inner_nodes: tuple[int, ...]  # their numbers within the tree
+    inner: tuple[int, ...]  # their indices within this level
+    inner_nodes: tuple[int, ...]  # their node numbers within the tree
 
     @property
     def num_ranks(self) -> int:
@@ -159,7 +159,7 @@ class Level:
 
 
 def _paths(words: str) -> tuple[tuple[int, ...], ...]:
-    """The published form: a word is a path and a digit a rank, so "20" is the best child of node 2.
+    """Read the published form: a word is a path, a digit a rank; "20" is node 2's best child.
 
     Medusa's likeliest paths come first, so every prefix of its lists is a tree. Facts from
     FasterDecoding/Medusa medusa/model/medusa_choices.py, and the `mc_sim_7b_63` of
@@ -195,8 +195,8 @@ EAGLE_STATIC = Topology.of_paths(
     )
 )
 
-# How often the next token is the one that had this rank last time. Only the shape of the tree
-# depends on it.
+# The probability that the next token is the one that had this rank last time. It decides only
+# the shape of the tree.
 RANK_PROBS = (0.45, 0.14, 0.08, 0.05, 0.04, 0.03, 0.025, 0.02)
 
 

@@ -1,4 +1,4 @@
-"""A file that is there as a whole or as it was before."""
+"""Files that are written whole or not at all."""
 
 import errno
 import os
@@ -14,9 +14,9 @@ _ABANDONED_S = 600.0
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace the file that a user named in one step, where a link leads to it too. OSError.
+    """Replace the file at `path` in one step; a link is followed. OSError.
 
-    A device or a pipe is written to as it is.
+    A device or a pipe is written to directly.
     """
     if path.exists() and not path.is_file():
         path.write_bytes(_data(content))
@@ -26,7 +26,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def write_new(path: Path, content: str | bytes) -> None:
-    """A file that was not there before. FileExistsError where anything has its name; OSError."""
+    """Write a file that does not exist yet. FileExistsError if anything has its name; OSError."""
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     with replaced(path) as file:
@@ -35,9 +35,10 @@ def write_new(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[BinaryIO]:
-    """What is written takes the place of whatever has the name: of a link, not of what it leads to.
+    """A file to write that takes the place of `path` on exit; a link itself is replaced.
 
-    Each writer has a draft of its own, so two at once do not mix. OSError, which names `path`.
+    Each writer has a separate temporary file, so concurrent writers do not mix. OSError, which
+    names `path`.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -54,7 +55,7 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
 
 
 def _clear_away(path: Path) -> None:
-    """Removes drafts of the file whose writers were killed; those of writers at work are newer."""
+    """Remove temporary files whose writers were killed; those of running writers are newer."""
     with suppress(OSError):
         for draft in path.parent.glob(f".{escape(path.name)}.*.tmp"):
             if time.time() - draft.stat().st_mtime > _ABANDONED_S:
