@@ -1,6 +1,6 @@
-"""The command line: one file per command. Nothing heavier than typer is imported for --help.
+"""The command line: one file per command. --help imports only typer.
 
-Open `measure.py` first; `options.py` makes options of settings.
+Read `measure.py` first; `options.py` turns settings into options.
 """
 
 import errno
@@ -36,7 +36,7 @@ from specbench.models import library_log
 from specbench.plain_text import plain
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# What a path that the user named may meet, wherever it is first touched.
+# Errors of a path that the user named.
 _NOT_OURS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR),
     *(errno.ELOOP, errno.EIO, errno.ESTALE),
@@ -133,10 +133,10 @@ def _without_command(
 
 
 def main() -> None:
-    """Entry point. A SpecbenchError is a message, and so is a disk or a path that refuses;
-    anything else is a bug and a traceback.
+    """The entry point. Prints a message for a SpecbenchError and for errors of disks and paths; any
+    other exception is a bug and prints its traceback.
 
-    Typer sees to Ctrl-C (exit code 130) and to a reader that went away, as in `| head`.
+    Typer handles Ctrl-C (exit code 130) and closed pipes, as in `| head`.
     """
     library_log.silence()
     with plain_streams():
@@ -170,7 +170,7 @@ def _run() -> None:
 
 
 def prepared(arguments: list[str]) -> list[str]:
-    """The typed words as the parser needs them; UsageError for text that cannot be stored."""
+    """The arguments for the parser; UsageError for text that cannot be stored."""
     if arguments and arguments[0] in _STORING:
         for word in arguments:
             if not _is_text(word):

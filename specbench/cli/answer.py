@@ -21,7 +21,7 @@ def print_answer(
     *,
     is_verbose: bool = False,
 ) -> None:
-    """Tables, the paths of reports, then all verdicts; `seen`: printed warnings."""
+    """Prints tables, the paths of reports, then all verdicts; `seen`: warnings already printed."""
     open_console(width=WIDTH).print(terminal_report(document, seen, is_verbose=is_verbose))
     for path in paths:
         typer.echo(f"report: {path}")
@@ -32,6 +32,6 @@ def print_answer(
 
 
 def print_json(documents: Sequence[Document]) -> None:
-    """The machine document; of several runs a list of them."""
+    """Prints the JSON document, or a list of documents for several runs."""
     printed = [to_json(document) for document in documents]
     typer.echo(json.dumps(printed[0] if len(printed) == 1 else printed, indent=2, allow_nan=False))

@@ -18,7 +18,7 @@ from specbench.plain_text import plain
 if TYPE_CHECKING:
     from specbench.gate.check import Gate
 
-SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"  # names the file that a CI job's summary is made of
+SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"  # the variable with the file of a CI job's summary
 
 _FailOn = Annotated[
     str | None,
@@ -70,7 +70,7 @@ def check(
         if as_json:
             typer.echo(json.dumps(incomparable_json(reason), indent=2))
         raise
-    # Written before anything is printed, since a reader such as `| head` may go away.
+    # Written before anything is printed, since `| head` may close the pipe.
     unwritten = _write_files(junit, gate_junit(gate), markdown, gate_markdown(gate))
     if as_json:
         typer.echo(json.dumps(gate_json(gate), indent=2, allow_nan=False))
@@ -102,7 +102,7 @@ def _judged(
 
 
 def exit_code(gate: "Gate") -> int:
-    """0 pass, 1 regression, 3 inconclusive, 4 cells missing; the gravest of all."""
+    """The exit code of the most severe verdict: 0 pass, 1 regression, 3 inconclusive, 4 missing."""
     from specbench.gate.judging import GateVerdict
 
     codes = {
@@ -115,7 +115,7 @@ def exit_code(gate: "Gate") -> int:
 
 
 def parse_fail_on(text: str) -> tuple[Tolerance, ...]:
-    """`mean_acceptance_length:2%,decode_speedup:0.05`; each metric once."""
+    """The tolerances of `mean_acceptance_length:2%,decode_speedup:0.05`; each metric once."""
     by_metric: dict[str, Tolerance] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*([A-Za-z0-9_]+(?:\[\d+\])?)\s*:\s*(\d+(?:\.\d+)?)(%?)\s*", part)
@@ -142,7 +142,7 @@ def _print(gate: "Gate") -> None:
 def _write_files(
     junit: Path | None, junit_text: str, markdown: Path | None, markdown_text: str
 ) -> tuple[str, ...]:
-    """Write what was asked for, and the summary of a CI job; says what could not be written."""
+    """Writes the requested files and the summary of a CI job; prints those that failed."""
     files = [(junit, junit_text, "w"), (markdown, markdown_text, "w")]
     if summary := os.environ.get(SUMMARY_VARIABLE):
         files.append((Path(summary), markdown_text, "a"))

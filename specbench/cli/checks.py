@@ -1,4 +1,4 @@
-"""Which settings go together, checked before anything is loaded."""
+"""Checks of combined settings before anything is loaded."""
 
 import math
 import re
@@ -13,7 +13,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def checked(settings: RunSettings) -> RunSettings:
-    """The settings; UsageError for those that contradict each other."""
+    """The settings; UsageError if they contradict each other."""
     draft, load, forecasting = settings.draft, settings.load, settings.forecasting
     if settings.machine.dtype is not None:
         one_of("--dtype", settings.machine.dtype, *DTYPES)
@@ -59,7 +59,7 @@ def checked(settings: RunSettings) -> RunSettings:
 
 
 def _require_samples(settings: RunSettings) -> None:
-    """UsageError if the best of several outputs is not defined."""
+    """Raises UsageError if the best of several outputs is not defined."""
     n, load = settings.load.num_samples, settings.load
     if 0 in settings.sampling.temperatures:
         raise UsageError(
@@ -83,7 +83,7 @@ def _require_samples(settings: RunSettings) -> None:
 
 
 def _require_forecast(settings: RunSettings) -> None:
-    """UsageError if nothing can be forecast, and for costs that cannot be read."""
+    """Raises UsageError if nothing can be forecast, or if step times cannot be read."""
     from specbench.forecast.engine_costs import check_sources
 
     costs, ks = settings.forecasting.costs, settings.draft.num_speculative_tokens
@@ -114,7 +114,7 @@ _OURS = ("--host", "--port")
 
 
 def _require_servers(settings: RunSettings) -> None:
-    """UsageError for server options without a server, and for what no server can do."""
+    """Raises UsageError for server options without a server, and for options no server has."""
     served = [engine for engine in settings.load.engines if engine in SERVED]
     if not served:
         if settings.servers != ServerSettings():

@@ -1,4 +1,4 @@
-"""The console that commands print tables to; what stands in them is plain."""
+"""The console to which commands print plain tables."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ WIDTH = 80  # columns that tables are made for
 
 
 class _PlainTexts(RenderHook):
-    """A hook of rich's: what stands in tables and lines is plain, colors and cursor remain."""
+    """A hook of rich that makes printed text plain, but keeps colors and cursor moves."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_Plain(renderable) for renderable in renderables]
@@ -54,7 +54,7 @@ def open_console(
 
 
 def say(line: str) -> None:
-    """Print a sentence: on a terminal broken between words, elsewhere a line."""
+    """Prints a sentence, on a terminal broken between words, elsewhere as one line."""
     open_console(soft_wrap=not is_terminal()).print(Text(line))
 
 
@@ -66,5 +66,5 @@ def _beneath(stream: TextIO) -> TextIO:
 
 
 def is_terminal(*, stderr: bool = False) -> bool:
-    """Whether a person reads along. Not rich's own: FORCE_COLOR makes that true of a pipe."""
+    """Whether stdout is a terminal; rich's check is true for a pipe with FORCE_COLOR."""
     return (sys.stderr if stderr else sys.stdout).isatty()

@@ -1,4 +1,4 @@
-"""`specbench doctor`: what this machine has against what each pairing needs."""
+"""`specbench doctor`: compares this machine with the requirements of each pairing."""
 
 import json
 import platform
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specbench.cli import options
-from specbench.cli.own_pair import known_pairings
+from specbench.cli.adhoc_pairing import known_pairings
 from specbench.errors import ModelError, SpecbenchError
 from specbench.exit_code import ExitCode
 from specbench.settings.groups import PairingNames, PairingsFile
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from specbench.inputs.pairing import Pairing
 
 GIB = 2**30
-_FEW = 10  # pairings that are printed in full without being named
+_FEW = 10  # pairings that are printed in full if none is named
 
 
 def doctor(
@@ -85,7 +85,7 @@ def doctor(
 
 
 def _hub() -> dict[str, Any]:
-    """Where models are kept, the disk space there, and whether gated ones can be asked for."""
+    """The model cache, its free disk space, and whether a hub token is set for gated models."""
     from huggingface_hub import constants, get_token
 
     cache = Path(constants.HF_HUB_CACHE)
@@ -101,7 +101,7 @@ def _hub() -> dict[str, Any]:
 def _checked(
     chosen: "Sequence[Pairing]", setup: "DeploymentSpec", *, quiet: bool
 ) -> list[dict[str, Any]]:
-    """Each pairing, with its name on a terminal while it is looked at."""
+    """Each pairing's check, with its name on a terminal meanwhile."""
     from specbench.cli.console import open_console
 
     console = open_console(stderr=True)
@@ -149,7 +149,7 @@ def _check(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
 
 
 def _without_accelerate(pairing: "Pairing") -> str | None:
-    """Which models transformers cannot load on a GPU without accelerate, if it is not installed."""
+    """The models that transformers cannot load on a GPU if accelerate is not installed."""
     from specbench.files.model import is_here, open_model
     from specbench.methods import find_method
 
@@ -171,7 +171,7 @@ def _without_accelerate(pairing: "Pairing") -> str | None:
 
 
 def _loading_problems(pairing: "Pairing") -> tuple[list[str], list[str]]:
-    """Why loading would refuse the target, else the drafter with it; and notes."""
+    """Why the target, or else the drafter, cannot be loaded; and notes."""
     from specbench.files.model import open_model
     from specbench.fit.compatibility import check_drafter, check_target
     from specbench.methods import find_method
@@ -201,7 +201,7 @@ def _notes(compatibility: "Compatibility") -> list[str]:
 
 
 def _of_model(model: "ModelSpec | None", findings: "Iterable[FitFinding]") -> list[str]:
-    """Problems of its files, else those of running a small model of its family. None: a head."""
+    """Problems of a model's files, or else of running a small model of its family; None: a head."""
     from specbench.files.model import open_model
     from specbench.fit.compatibility import is_proven
 
@@ -221,7 +221,7 @@ def _of_model(model: "ModelSpec | None", findings: "Iterable[FitFinding]") -> li
 
 
 def _print(document: dict[str, Any], *, in_full: bool) -> None:
-    """A line per pairing; sentences for named ones."""
+    """Prints one line per pairing, and sentences for named ones."""
     from rich.table import Table
 
     from specbench.cli.console import open_console

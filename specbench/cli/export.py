@@ -1,4 +1,4 @@
-"""`specbench export`: what was found, as a serving engine's own flags."""
+"""`specbench export`: the winner of a run as flags of a serving engine."""
 
 import json
 import shlex
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from specbench.cli import options
-from specbench.cli.own_pair import known_pairings
+from specbench.cli.adhoc_pairing import known_pairings
 from specbench.errors import CompatibilityError, StoreError, UsageError
 from specbench.exit_code import ExitCode
 from specbench.settings import BUILTIN, EXPORTED, TRANSFORMERS
@@ -128,7 +128,7 @@ def export(
             raise UsageError(f"-k {num_speculative_tokens}: name one drafter: {names}")
         ignored = ("attention", "code", "loading")  # engines have readers of formats
         refused = unsupported_reasons(chosen, drafts=num_speculative_tokens > 0, ignored=ignored)
-        if refused:  # nothing was measured that would show otherwise
+        if refused:  # without a measurement that shows otherwise
             raise CompatibilityError("; ".join(refused.values()))
         deployment = Deployment(
             pairing=chosen[0],
@@ -161,7 +161,7 @@ def export(
 
 
 def _tell_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:
-    """Print what is missing without a command, which would pass for advice. Exits 3."""
+    """Prints what is missing, without a command that could be mistaken for advice. Exits 3."""
     if as_json:
         document = {
             "pairing": deployment.pairing.name,
@@ -199,14 +199,14 @@ def _measured(
     noise = noise_warnings(document)
     basis = (f"run {document.run.run_id}{cut}", *noise, *of_engine, *deployment.basis)
     if _is_default_of_a_cpu(deployment, document.run):
-        # Nobody asked for float32, and a GPU engine would serve at a fraction of its speed.
+        # float32 was not requested, and a GPU engine would run at a fraction of its speed.
         basis = (*basis, _CPU_DTYPE)
         deployment = replace(deployment, dtype=None)
     return replace(deployment, basis=basis), version_there(deployment, engine, servers)
 
 
 def _is_default_of_a_cpu(deployment: "Deployment", run: "RunRecord") -> bool:
-    """Whether the dtype is the default of our decoder on a CPU."""
+    """Whether the dtype is the default of the built-in decoder on a CPU."""
     is_chosen = run.settings.machine.dtype or deployment.target.dtype != "auto"
     is_ours = deployment.measured_with in (BUILTIN, TRANSFORMERS)
     is_cpu = run.environment.device == "cpu" and deployment.dtype == "float32"
@@ -214,7 +214,7 @@ def _is_default_of_a_cpu(deployment: "Deployment", run: "RunRecord") -> bool:
 
 
 def _find_run(names: set[str], run: str | None, runs: Path) -> "StoredRun":
-    """The run asked for, else the newest that measured one of the pairings."""
+    """The requested run, or else the newest that measured one of the pairings."""
     from specbench.runs import list_runs, load_run
 
     if run is not None:
@@ -229,7 +229,7 @@ def _find_run(names: set[str], run: str | None, runs: Path) -> "StoredRun":
 
 
 def _script(made: "Export", *, is_measured: bool) -> str:
-    """A shell script: what to know in comments, the config file, the command last."""
+    """A shell script: notes as comments, the config file, and the command."""
     lines = [f"# {made.engine}, written for {made.written_for}"]
     lines += [f"# {sentence}" for sentence in made.basis]
     if made.acceptance_rule is None:

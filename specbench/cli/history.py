@@ -1,4 +1,4 @@
-"""`specbench history`: how figures went over the stored runs."""
+"""`specbench history`: metrics over the stored runs."""
 
 import json
 from itertools import groupby
@@ -97,8 +97,7 @@ def _why_nothing(
 
 
 def _past(newest: str, root: Path, pairing: str | None, workload: str | None) -> "list[PastRun]":
-    """Every run up to the newest, read and analysed; one that cannot be read is named on stderr
-    and passed over."""
+    """Every run up to the newest, analyzed; unreadable runs are named on stderr and left out."""
     from specbench.gate.fingerprint import fingerprint_of
     from specbench.gate.history import PastRun
     from specbench.report.document import build_document

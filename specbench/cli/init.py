@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specbench.cli.own_pair import OwnPair
+from specbench.cli.adhoc_pairing import AdhocPairing
 from specbench.errors import UsageError
 from specbench.settings import RunSettings, WorkloadSettings
 from specbench.settings.groups import DEFAULT_WORKLOADS
@@ -23,7 +23,7 @@ _Folder = Annotated[
 ]
 
 PAIRINGS, PROMPTS, WORKFLOW = "pairings.yaml", "prompts.jsonl", ".github/workflows/specbench.yml"
-_DEMO = OwnPair(target="demo:target", drafts=["demo:draft", "ngram"])
+_DEMO = AdhocPairing(target="demo:target", drafts=["demo:draft", "ngram"])
 
 _HEAD = """\
 # What specbench measures here. A target is the model whose text you want; a drafter guesses its
@@ -93,7 +93,7 @@ jobs:
 """
 
 
-def init(pair: OwnPair, folder: _Folder = Path()) -> None:
+def init(pair: AdhocPairing, folder: _Folder = Path()) -> None:
     """Write a pairings.yaml, prompts and a CI workflow to begin with."""
     pairings = _pairings(pair)
     texts = {
@@ -121,7 +121,7 @@ def init(pair: OwnPair, folder: _Folder = Path()) -> None:
     typer.echo(f"  specbench run {pairings[0].name} -w ./{PROMPTS}")
 
 
-def _pairings(pair: OwnPair) -> "Sequence[Pairing]":
+def _pairings(pair: AdhocPairing) -> "Sequence[Pairing]":
     named = pair if pair.target is not None or pair.drafts else _DEMO
     settings = RunSettings(workload=WorkloadSettings(pairings=(), workloads=DEFAULT_WORKLOADS))
     return named.pairings(settings, ())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli import options
-from specbench.cli.own_pair import OwnPair
+from specbench.cli.adhoc_pairing import AdhocPairing
 from specbench.cli.preflight import preflight, require_loadable
 from specbench.errors import UsageError
 from specbench.settings import (
@@ -74,7 +74,7 @@ class Inspected:
 
 
 def inspect_rounds(
-    pair: OwnPair,
+    pair: AdhocPairing,
     call: Inspected,
     prompt: _Prompt = None,
     temperature: _Temperature = 0.0,
@@ -110,7 +110,7 @@ def inspect_rounds(
     typer.echo("\n" + summary(done, k))
 
 
-def _chosen(settings: RunSettings, pair: OwnPair) -> "Pairing":
+def _chosen(settings: RunSettings, pair: AdhocPairing) -> "Pairing":
     if pair.target is None and not pair.drafts and not settings.workload.pairings:
         raise UsageError("name one pairing, as in `specbench inspect demo/draft`")
     pairings = pair.pairings(settings, ())

@@ -1,4 +1,4 @@
-"""Cells while they are measured: sums for a live view, and the lines of a log."""
+"""Cells during measurement: sums for a live view, and the lines of a log."""
 
 import time
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ MOST_LINES = 12  # on a terminal, of the block's cells
 
 @dataclass
 class _LiveCell:
-    """Sums over blocks; of concurrent requests the seconds of their passes."""
+    """Sums over blocks; for concurrent requests, seconds are those of passes."""
 
     label: str
     prompts: set[str] = field(default_factory=set)
@@ -51,7 +51,7 @@ class LiveCells:
         self._recent: list[str] = []
 
     def add(self, block: Block, record: BlockRecord) -> None:
-        """A finished block."""
+        """Adds a finished block."""
         labels = {cell.key.id: cell.key.label for cell in block.cells}
         self._recent = [cell_id for cell_id in labels if cell_id in record.order]
         passes = {served.cell_id: served.seconds for served in record.passes}
@@ -64,12 +64,12 @@ class LiveCells:
                 self._cells[cell_id].seconds += seconds
 
     def figures(self, cell_id: str) -> tuple[str, str]:
-        """The speed of a cell, empty if unknown, and its number of prompts."""
+        """The speed of a cell, empty if unknown, with its number of prompts."""
         cell = self._cells.get(cell_id, _LiveCell(""))
         return cell.speed, plural(len(cell.prompts), "prompt")
 
     def recent(self) -> list[str]:
-        """A line for each cell of the last block."""
+        """One line per cell of the last block."""
         return [self._cells[cell_id].line for cell_id in self._recent if cell_id in self._cells][
             :MOST_LINES
         ]
@@ -143,7 +143,7 @@ class FinishedCells:
         return [*row, speed, ratio, bounds, prompts, "confirmation run" if is_again else ""]
 
     def _speedup(self, key: CellKey) -> Interval | None:
-        """Over the prompts so far; None at K = 0, and in a session, which has no record yet."""
+        """The speedup over the prompts so far; None at K = 0 and in a session."""
         setting = [other for other in self._keys.values() if other.condition == key.condition]
         cells = aggregate_cells(setting, self._blocks, purpose=self._blocks[-1].purpose)
         return next((c.speedup for c in summarize(cells) if c.key == key), None)

@@ -1,4 +1,4 @@
-"""Shared by `run` and `sweep-k`: nodes, the plan, the run or a resumed one, the answer."""
+"""The common part of `run` and `sweep-k`: nodes, the plan, a new or resumed run, the answer."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 from specbench.cli import options
-from specbench.cli.own_pair import OwnPair, known_pairings, own_file, to_keep
+from specbench.cli.adhoc_pairing import AdhocPairing, adhoc_file, known_pairings, yaml_snippet
 from specbench.cli.preflight import preflight, require_device_and_out, require_loadable
 from specbench.errors import DeviceLostError, UsageError
 from specbench.exit_code import ExitCode
@@ -36,7 +36,7 @@ _ADDRESS = re.compile(r"auto|local|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+")
 
 
 class Nodes(NamedTuple):
-    """Where the cluster is, and how many GPUs a cell has; None: as there are."""
+    """The cluster's address, and GPUs per task; None: all GPUs of a node."""
 
     address: str
     gpus_per_task: int | None
@@ -54,7 +54,7 @@ class Nodes(NamedTuple):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words that are typed for it."""
+        """The options of the command line for these nodes."""
         shared = () if self.gpus_per_task is None else ("--gpus-per-task", str(self.gpus_per_task))
         return ("--ray", self.address, *shared)
 
@@ -97,8 +97,8 @@ class RunOptions:
     verbose: options.Verbose = False
 
 
-def measure(settings: RunSettings, pair: OwnPair, call: RunOptions) -> None:
-    """Plan, measure, report, answer. Exits 4 if something was not measured, 3 if undecided."""
+def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None:
+    """Plans, measures and answers. Exits 4 if something was not measured, 3 if undecided."""
     from specbench.inputs.config import load_pairings
 
     nodes, runs_dir, resume = Nodes.parsed(call.ray, call.gpus_per_task), call.runs_dir, call.resume
@@ -109,15 +109,15 @@ def measure(settings: RunSettings, pair: OwnPair, call: RunOptions) -> None:
         from specbench.runs import load_run
 
         stored = load_run(resume, runs_dir, also_empty=True)
-        require_as_asked(stored.run, settings, methods, runs_dir)
+        require_same_settings(stored.run, settings, methods, runs_dir)
         settings, resume, runs_dir = stored.run.settings, stored.folder.name, stored.folder.parent
     pairings = pair.pairings(settings, methods, runs_dir)
     if nodes is None:
         require_loadable(settings, pairings)
     if pair.target is not None and not call.dry_run:
-        typer.echo(to_keep(pairings), err=True)
+        typer.echo(yaml_snippet(pairings), err=True)
         drafters = [pairing.drafter for pairing in pairings]
-        file = own_file(pairings[0].target, drafters, runs_dir)
+        file = adhoc_file(pairings[0].target, drafters, runs_dir)
         settings, pairings = replace(settings, pairings_file=file), load_pairings(file).all
     if call.dry_run:
         is_here = nodes is None
@@ -160,7 +160,7 @@ def over_budget(budget_s: float | None, took_s: float) -> str | None:
 
 
 def of_pairings(settings: RunSettings, pairings: "Sequence[Pairing]") -> RunSettings:
-    """The settings with these pairings by their names, whatever chose them."""
+    """The settings with the names of these pairings."""
     names = tuple(pairing.name for pairing in pairings)
     return replace(settings, workload=replace(settings.workload, pairings=names, methods=None))
 
@@ -173,7 +173,7 @@ def run_settings(
     again: Sequence[str] = (),
     nodes: Nodes | None = None,
 ) -> "StoredRun":
-    """The run, with its progress shown; exits 130 when interrupted and 4 when the device is lost.
+    """The run, with its progress shown; exits 130 if interrupted and 4 if the device is lost.
     `again`: the command to resume with, if it is not that of the settings."""
     from specbench.cli.progress import ProgressWatch
 
@@ -222,16 +222,16 @@ def _tell(run: "StoredRun", *, as_json: bool, is_verbose: bool) -> None:
     if as_json:
         print_json([document])
     else:
-        # Its warnings were printed when measuring began.
+        # The run printed its warnings at its start.
         print_answer(document, paths, seen=run.run.warnings, is_verbose=is_verbose)
     require_complete(document)
     require_decided(has_undecided(document))
 
 
 def require_measured(run: "StoredRun", again: Sequence[str] = ()) -> None:
-    """Exit 4 if a run ended without a figure: there is nothing to report. Exit 2, and no run is
-    kept, if nothing could be loaded. `again`: the command to resume with, if it is not
-    that of the settings."""
+    """Exits 4 if a run ended without a figure, and 2, without keeping the run, if no model could be
+    loaded. `again`: the command to resume with, if it is not that of the settings.
+    """
     if run.is_failed:
         is_unloadable = {(f.stage, f.ended_process) for f in run.failures} == {("load", False)}
         if is_unloadable and not run.servers:
@@ -239,7 +239,7 @@ def require_measured(run: "StoredRun", again: Sequence[str] = ()) -> None:
             typer.echo("error: nothing was measured or kept: see the warnings above", err=True)
             raise typer.Exit(ExitCode.USER_ERROR)
         text = f"run {run.run.run_id} failed and measured nothing"
-        # Of servers it was printed when they failed.
+        # For servers it was printed when they failed.
         text += "; see the warnings above" if run.servers else f": {run.why_failed}"
         to_resume = _to_resume(run.run.settings, run.folder.parent, run.run.run_id, again, None)
         typer.echo(f"error: {text}; {to_resume}", err=True)
@@ -247,7 +247,7 @@ def require_measured(run: "StoredRun", again: Sequence[str] = ()) -> None:
 
 
 def require_complete(document: "Document") -> None:
-    """Exit 4 if something failed, or was not measured for another reason than the budget."""
+    """Exits 4 if something failed, or was not measured for another reason than the budget."""
     has_failed = any(cell.metrics.get("num_failed") for cell in document.cells)
     is_missing = any(not document.is_skipped_for_budget(key) for key in document.missing)
     has_failed |= any(failure.stage != "prompts" for failure in document.failures)
@@ -256,7 +256,7 @@ def require_complete(document: "Document") -> None:
 
 
 def require_decided(is_undecided: bool) -> None:
-    """Exit 3 if one of the answers that a command gives is undecided."""
+    """Exits 3 if an answer is undecided."""
     if is_undecided:
         raise typer.Exit(ExitCode.INCONCLUSIVE)
 
@@ -269,7 +269,7 @@ def _show_plan(
     is_here: bool,
     as_json: bool,
 ) -> None:
-    """Print the plan, and what on this machine (`is_here`) would prevent a start of its servers."""
+    """Prints the plan; if `is_here`, also what prevents its servers from starting."""
     from specbench.bench.planning import fit_warnings, plan_targets
     from specbench.bench.served.host import require_startable
     from specbench.bench.served.running import running_context, running_ks, running_servers
@@ -309,7 +309,7 @@ def _show_plan(
 
 
 def _earlier_sessions(runs_dir: Path) -> "tuple[ServerRecord, ...]":
-    """Server sessions of all runs in `out`."""
+    """Server sessions of all runs in `runs_dir`."""
     from specbench.runs import list_runs, load_run
 
     readable = [listing.run_id for listing in list_runs(runs_dir) if not listing.problem]
@@ -317,10 +317,10 @@ def _earlier_sessions(runs_dir: Path) -> "tuple[ServerRecord, ...]":
     return tuple(server for run in stored for server in run.servers)
 
 
-def require_as_asked(
+def require_same_settings(
     run: "RunRecord", requested: RunSettings, methods: Sequence[str], runs_dir: Path
 ) -> None:
-    """UsageError if names or options next to --resume differ from those of the run."""
+    """Raises UsageError if names or options next to --resume differ from those of the run."""
     _require_choices(run)
     _require_names(run, requested, methods, runs_dir)
     if changed := list(dict.fromkeys(_other_options(run.settings, requested))):

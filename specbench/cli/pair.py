@@ -1,4 +1,4 @@
-"""`specbench pair`: which drafter for a target, and at which K."""
+"""`specbench pair`: ranks the drafters of a target, each at its best K."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specbench.cli.adhoc_pairing import adhoc_file, find_target, named_drafters
 from specbench.cli.checks import checked
 from specbench.cli.measure import (
     of_pairings,
@@ -17,8 +18,7 @@ from specbench.cli.measure import (
     require_measured,
     run_settings,
 )
-from specbench.cli.own_pair import find_target, named_drafters, own_file
-from specbench.cli.pair_options import PairOptions, again_words, drafters_of, interrupted_run
+from specbench.cli.pair_options import PairOptions, command_words, drafters_of, interrupted_run
 from specbench.cli.preflight import require_device_and_out
 from specbench.errors import CompatibilityError, UsageError, WorkloadError
 from specbench.settings import (
@@ -106,7 +106,7 @@ def pair(call: PairOptions, word: _Word = None, named: _Target = None) -> None:
         pairings = [Pairing(target=chosen, drafter=c.drafter) for c in prepared.fitting]
         try:
             notes = list(left_out(plan_targets(settings, pairings, lambda _: "")))
-        except WorkloadError as error:  # memory is planned all the same
+        except WorkloadError as error:  # memory is planned anyway
             notes = [f"this plan cannot be measured: {error}"]
         _show(prepared, machine._replace(notes=(*machine.notes, *notes)), call)
         _write(call.write, chosen, [c.drafter for c in prepared.fitting], "not measured")
@@ -115,7 +115,7 @@ def pair(call: PairOptions, word: _Word = None, named: _Target = None) -> None:
 
 
 def _settings(call: PairOptions) -> RunSettings:
-    """The settings of the sweep, every word checked before anything is measured."""
+    """The checked settings of the sweep."""
     if call.draft.adaptive or not any(call.draft.num_speculative_tokens or ()):
         raise UsageError("-k: ranking needs fixed K above 0, such as 1..8")
     return checked(
@@ -212,7 +212,7 @@ def _prepare(
 def _with_engines(
     target: "Target", candidate: "DraftCandidate", temperature: float
 ) -> "DraftCandidate":
-    """Also with what serving engines do with a draft model's vocabulary."""
+    """The candidate with notes on how serving engines handle its vocabulary."""
     from specbench.engines.deployment import vocabulary_notes
     from specbench.fit.compatibility import finding
     from specbench.inputs.pairing import Pairing
@@ -230,14 +230,14 @@ def _with_engines(
 
 
 def _built(files: "ModelFiles", dtype: str) -> "Weights | None":
-    """Counted by building it without memory."""
+    """The weights of a model that is built without memory."""
     from specbench.bench.built_weights import built_weights
 
     return built_weights(files, dtype)
 
 
 def _built_hybrid(files: "ModelFiles", dtype: str) -> "Weights | None":
-    """Weights of a hybrid model, for which a dry run needs torch; None for other models."""
+    """The weights of a hybrid model, which need torch; None for other models."""
     from specbench.files.config import is_hybrid
 
     return _built(files, dtype) if is_hybrid(files.field) else None
@@ -251,7 +251,7 @@ def _measure(
     call: PairOptions,
     stored: "StoredRun | None",
 ) -> None:
-    """Forecast all that fit, measure the best few, and rank them."""
+    """Forecasts all drafters that fit, measures the best ones and ranks them."""
     from specbench.decide.rank import rank
     from specbench.inputs.config import load_pairings
     from specbench.report.document import build_document
@@ -266,7 +266,7 @@ def _measure(
             "here; download them, or plan with --dry-run"
         )
     if stored is None:
-        file = own_file(prepared.target, drafters, call.runs_dir)
+        file = adhoc_file(prepared.target, drafters, call.runs_dir)
         pairings, runs_dir, resume = load_pairings(file).all, call.runs_dir, None
         settings = replace(
             of_pairings(settings, pairings),
@@ -277,7 +277,7 @@ def _measure(
     else:
         pairings = load_pairings(settings.pairings_file).select(settings.workload.pairings, ())
         runs_dir, resume = stored.folder.parent, stored.folder.name
-    again = again_words(word, call)
+    again = command_words(word, call)
     run = run_settings(settings, pairings, runs_dir, resume, again)
     require_measured(run, again)
     document = build_document(run)

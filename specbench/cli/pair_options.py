@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli import options
-from specbench.cli.measure import require_as_asked
+from specbench.cli.measure import require_same_settings
 from specbench.cli.run import DEFAULT_KS
 from specbench.errors import UsageError
 from specbench.settings import DraftSettings, MachineSettings, RunSettings
@@ -93,7 +93,7 @@ _DryRun = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions:
-    """Options of `pair` after its target."""
+    """The options of `pair`."""
 
     drafts: _Drafts = None
     discover: _Discover = False
@@ -128,7 +128,7 @@ class PairOptions:
 
 
 def interrupted_run(call: PairOptions, settings: RunSettings) -> "StoredRun | None":
-    """The run that --resume names; UsageError if it ranks nothing or has other settings."""
+    """The run to resume; UsageError if it is not of `pair` or has other settings."""
     from dataclasses import replace
 
     from specbench.runs import load_run
@@ -151,14 +151,14 @@ def interrupted_run(call: PairOptions, settings: RunSettings) -> "StoredRun | No
             f"--measure-top {call.measure}: run {stored.run.run_id} was started with "
             f"{was.forecasting.most_drafters}; leave it out"
         )
-    require_as_asked(
+    require_same_settings(
         stored.run, replace(settings, pairings_file=was.pairings_file), (), call.runs_dir
     )
     return stored
 
 
 def drafters_of(stored: "StoredRun", target: "Target") -> "tuple[DrafterSpec, ...]":
-    """The drafters that the run measures; UsageError if their target is another one."""
+    """The drafters of the run; UsageError if it has another target."""
     from specbench.inputs.config import load_pairings
 
     pairings = load_pairings(stored.run.settings.pairings_file).all
@@ -170,8 +170,8 @@ def drafters_of(stored: "StoredRun", target: "Target") -> "tuple[DrafterSpec, ..
     return tuple(pairing.drafter for pairing in pairings)
 
 
-def again_words(word: str, call: PairOptions) -> list[str]:
-    """The command that resumes a run of `pair`, as far as the run itself does not know it."""
+def command_words(word: str, call: PairOptions) -> list[str]:
+    """The command that resumes a run of `pair`, with the options that the run does not store."""
     words = ["pair", word]
     for option, value in (
         ("--config", call.pairings_file),

@@ -1,4 +1,4 @@
-"""Output of `specbench pair`: refusals, memory, the ranking."""
+"""Output of `specbench pair`: unsupported drafters, memory, the ranking."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -25,14 +25,14 @@ _WHAT_DECIDES = "use more --num-prompts or a quieter machine"
 
 
 def print_prepared(prepared: Prepared, machine: MachineSummary) -> None:
-    """Refusals first, then warnings, then memory."""
+    """Prints unsupported drafters, then warnings, then memory."""
     for line in _lines(prepared):
         say(line)
     _print_memory(prepared, machine)
 
 
 def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[Path]) -> None:
-    """The drafters in order, the path of the report, and a sentence per workload."""
+    """Prints the ranked drafters, the path of the report, and one sentence per workload."""
     table = Table(box=None, pad_edge=False)
     for header in ("", "drafter", "method"):
         table.add_column(header, overflow="fold")
@@ -69,7 +69,7 @@ def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[
 def pair_document(
     prepared: Prepared, machine: MachineSummary, ranked: Sequence[Ranked], run_id: str | None
 ) -> dict[str, Any]:
-    """Everything as JSON; null if something is unknown."""
+    """The JSON document of `pair`; an unknown value is null."""
     return {
         "target": prepared.target.name,
         "machine": {"name": machine.name, **asdict(machine.setup), "notes": list(machine.notes)},
@@ -176,7 +176,7 @@ def _print_memory(prepared: Prepared, machine: MachineSummary) -> None:
 
 
 def _state_bytes(plan: MemoryPlan) -> int:
-    """Bytes of recurrent state per row, whatever its length."""
+    """Bytes of recurrent state per sequence."""
     each = plan.target.state_bytes + (plan.draft.state_bytes if plan.draft else 0)
     return (plan.num_drafts + STATES_BESIDE_DRAFTS) * each
 
@@ -207,7 +207,7 @@ def _plan_json(plan: MemoryPlan | None) -> dict[str, Any] | None:
 
 
 def verdict(ranked: Sequence[Ranked]) -> str:
-    """The recommendation in a sentence, and which drafter may be as fast."""
+    """The recommendation in a sentence, with a drafter that may be as fast."""
     for entry in ranked:
         gain = entry.measured
         if gain is not None and gain.num_speculative_tokens:
@@ -219,14 +219,14 @@ def verdict(ranked: Sequence[Ranked]) -> str:
 
 
 def is_undecided(ranked: Sequence[Ranked]) -> bool:
-    """Whether the verdict names no drafter, and measurements do not show that none gains."""
+    """Whether no drafter is recommended, although one may still speed up."""
     gains = (entry.measured for entry in ranked)
     is_found = any(gain is not None and gain.num_speculative_tokens for gain in gains)
     return not is_found and _undecided(ranked) is not None
 
 
 def _rival(best: Ranked, ranked: Sequence[Ranked]) -> str:
-    """The first other drafter whose interval overlaps with the best one's, and what decides."""
+    """The first other drafter whose interval overlaps with the best one's, and how to decide."""
     for entry in ranked:
         interval, speedup = best.interval, entry.interval
         if entry is not best and interval and speedup and not are_distinct(interval, speedup):
@@ -236,7 +236,7 @@ def _rival(best: Ranked, ranked: Sequence[Ranked]) -> str:
 
 
 def _where(entry: Ranked, gain: Gain) -> str:
-    """Among several settings, the one of this gain, and the gain over all of them."""
+    """The setting of this gain among several, and the gain over all of them."""
     if len(entry.gains) < 2:
         return ""
     setting = next(setting for setting, other in entry.gains.items() if other is gain)
@@ -245,7 +245,7 @@ def _where(entry: Ranked, gain: Gain) -> str:
 
 
 def has_evidence(ranked: Sequence[Ranked]) -> bool:
-    """Whether a speedup was validly measured, of whatever size: no forecast is evidence."""
+    """Whether a valid speedup was measured; a forecast is not evidence."""
     return any(
         gain.basis == "measured" and gain.speedup is not None
         for entry in ranked
@@ -254,7 +254,7 @@ def has_evidence(ranked: Sequence[Ranked]) -> bool:
 
 
 def _undecided(ranked: Sequence[Ranked]) -> str | None:
-    """The best that was measured and may gain; None if none may."""
+    """The best measured drafter that may speed up; None without one."""
     if not has_evidence(ranked):
         return "Undecided: nothing valid was measured with drafts; the report says why."
     open_gains = [

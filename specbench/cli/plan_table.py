@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specbench.bench.plan import TargetPlan
 
 
-# What a planned cell begins with, for machines; every other axis follows.
+# The first keys of a planned cell in JSON; the other axes follow.
 _FIRST = (
     *("pairing", "workload", "method", "num_speculative_tokens", "temperature", "dtype", "engine"),
     *("concurrency", "context", "num_samples", "lossy", "adaptive"),
@@ -31,7 +31,7 @@ _FIRST = (
 
 
 class _Column(NamedTuple):
-    """A heading, and the words that replace the column if all rows have the same value."""
+    """A heading, and the sentence that replaces the column if all rows have the same value."""
 
     name: str
     once: str = ""
@@ -53,7 +53,7 @@ _COLUMNS = (
 def plan_document(
     plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()
 ) -> dict[str, Any]:
-    """The cells that would be measured, and those that would not, for machines."""
+    """The JSON document of the planned cells and of those that are left out."""
     return {
         "cells": [
             {
@@ -82,12 +82,12 @@ def plan_document(
 
 
 def left_out(plans: Sequence[TargetPlan]) -> dict[str, None]:
-    """Warnings of what is not measured, each once: targets share workloads."""
+    """Warnings about cells that are left out, each once."""
     return dict.fromkeys(warning for plan in plans for warning in plan.left_out)
 
 
 def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()) -> None:
-    """One row per pairing and workload; what is the same in all rows is said once below."""
+    """One row per pairing and workload; values that all rows share are below the table."""
     cells = [cell for plan in plans for cell in plan.cell_plans()]
     ks_of: dict[tuple[str, ...], list[Length]] = {}
     for cell in cells:
@@ -160,8 +160,7 @@ _UNKNOWN = "no estimate: its files are not here or cannot be read"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanOutlook(ExpectedTime):
-    """A target in this process or in one started server, whose time is with its sessions; None:
-    unknown."""
+    """The estimate of a target in this process or in one started server; None: unknown."""
 
     target: str
     server: str | None = None  # its engine
@@ -173,7 +172,7 @@ class PlanOutlook(ExpectedTime):
 def plan_outlook(
     plans: "Sequence[TargetPlan]", settings: RunSettings, runs_dir: Path
 ) -> list[PlanOutlook]:
-    """One per target that is decoded in this process, and one for each engine that is started."""
+    """One estimate per target of this process, and one per engine that is started."""
     outlooks = [
         _outlook(plan, setup, expected_time(plan, setup, earlier_run(plan, setup, runs_dir)))
         for plan, setup in planned_setups(plans, settings)
@@ -181,7 +180,7 @@ def plan_outlook(
     for plan in plans:
         for engine in plan.served if plan.running_ks is None else ():
             here = this_machine(DeploymentSpec(device="cpu"), settings.machine.device).setup
-            # Servers take a checkpoint's dtype as it is, as a GPU does.
+            # Servers use the dtype of the checkpoint, as a GPU does.
             here = DeploymentSpec(device="cuda", memory_bytes=here.memory_bytes)
             outlooks.append(_outlook(plan, setup_of(plan, settings, here), ExpectedTime(), engine))
     return outlooks
@@ -202,7 +201,7 @@ def _outlook(
 
 
 def outlook_lines(estimates: Sequence[PlanOutlook]) -> Iterator[str]:
-    """A sentence per target."""
+    """One sentence on memory per target."""
     for estimate in estimates:
         parts = [_time(estimate)]
         if estimate.memory_bytes is not None:
@@ -215,7 +214,7 @@ def outlook_lines(estimates: Sequence[PlanOutlook]) -> Iterator[str]:
 
 
 def time_lines(estimates: Sequence[PlanOutlook]) -> Iterator[str]:
-    """A sentence per target whose time is known: how long, and what limits it."""
+    """One sentence per target of known time, with the limit of its run."""
     for estimate in estimates:
         if time := _time(estimate):
             limit = (

@@ -67,7 +67,7 @@ def report(
 
 
 def _open(page: Path) -> None:
-    """Open the page in the user's browser; without one, as on a server, print its path."""
+    """Opens the page in a browser; without one, as on a server, prints its path."""
     try:
         is_open = webbrowser.open(page.resolve().as_uri())
     except webbrowser.Error:

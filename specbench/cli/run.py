@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
+from specbench.cli.adhoc_pairing import AdhocPairing
 from specbench.cli.checks import checked
 from specbench.cli.measure import RunOptions, measure
-from specbench.cli.own_pair import OwnPair
 from specbench.settings import DraftSettings, RunSettings
 
 DEFAULT_KS = DraftSettings(num_speculative_tokens=tuple(range(9)), is_default_range=True)
 
 
-def run(pair: OwnPair, settings: RunSettings, call: RunOptions) -> None:
+def run(pair: AdhocPairing, settings: RunSettings, call: RunOptions) -> None:
     """Measure pairings and say per workload whether to speculate.
 
     Exit code 3 if undecided.
@@ -18,7 +18,7 @@ def run(pair: OwnPair, settings: RunSettings, call: RunOptions) -> None:
     measure(checked(settings), pair, call)
 
 
-def sweep_k(pair: OwnPair, settings: RunSettings, call: RunOptions) -> None:
+def sweep_k(pair: AdhocPairing, settings: RunSettings, call: RunOptions) -> None:
     """Measure a range of K and report the best per workload.
 
     Exit code 3 if undecided.

@@ -1,4 +1,4 @@
-"""`specbench verify`: whether the output of a pairing is that of its target."""
+"""`specbench verify`: tests whether the output of a pairing is that of its target."""
 
 import json
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli import options
+from specbench.cli.adhoc_pairing import AdhocPairing
 from specbench.cli.checks import checked
 from specbench.cli.measure import read_methods
-from specbench.cli.own_pair import OwnPair
 from specbench.cli.preflight import preflight, require_loadable
 from specbench.errors import UsageError
 from specbench.settings import (
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from specbench.verify.evidence import Evidence
     from specbench.verify.judge import Finding
 
-# What 8,192 tokens of each of four cells find: with more cells a fault has to be plainer to be
-# called one, which takes more tokens of each. docs/verify.md has what they find.
+# The deviation that 8,192 tokens per cell detect with four cells; with more cells, the correction
+# for several tests needs more tokens per cell. docs/verify.md lists what they detect.
 PRECISION = 0.0305
 BUDGET = "30m"
 TOKENS_OF_SERVERS = 16384  # of each K and temperature
-ROWS, ROWS_OF_SERVERS = 16, 4  # at once; a server's context may be shared by its requests
+ROWS, ROWS_OF_SERVERS = 16, 4  # concurrent requests, which may share a server's context
 
 _Concurrency = Annotated[
     int | None,
@@ -95,7 +95,7 @@ _Budget = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
-    """Settings that `verify` shares with `run`."""
+    """The settings that `verify` and `run` have in common."""
 
     workload: WorkloadSettings
     draft: Annotated[DraftSettings, replace(K, help="K: 4, 1..8 or 1,2,4.")] = field(
@@ -129,7 +129,7 @@ class VerifyOptions:
 
 
 def verify(
-    pair: OwnPair,
+    pair: AdhocPairing,
     call: VerifyOptions,
     tokens: _Tokens = None,
     detect: _Detect = None,
@@ -188,7 +188,7 @@ def verify(
         else:
             _print(findings)
     except OSError as error:
-        if not isinstance(error, BrokenPipeError):  # a full disk: what took so long is not lost
+        if not isinstance(error, BrokenPipeError):  # a full disk must not lose a long measurement
             for line in sentences(findings):
                 typer.echo(line, err=True)
         raise
@@ -213,7 +213,7 @@ def _collect(
     budget_s: float,
     concurrency: int | None,
 ) -> "list[Evidence]":
-    """Evidence of the engines in this process, then of servers, for which torch is not needed."""
+    """Evidence of the engines in this process, then of servers, which need no torch here."""
     here = tuple(name for name in settings.load.engines if name not in SERVED)
     evidence: list[Evidence] = []
     if here:
@@ -242,7 +242,7 @@ def _collect(
 
 
 def _print(findings: "Sequence[Finding]") -> None:
-    """A row a finding, then what they add up to."""
+    """Prints one row per finding, then the verdict."""
     from rich.table import Table
 
     from specbench.cli.console import WIDTH, open_console, say

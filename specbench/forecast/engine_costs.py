@@ -235,7 +235,7 @@ def _decode_s(
 
 
 def read_run(folder: Path) -> list[EngineCost]:
-    """Costs from the valid cells of a run's first pass, in closed loop.
+    """Step times from the valid closed-loop cells of a run's exploration phase.
 
     StoreError if the folder contains no run, UsageError if the run has no such cell, or those of
     several engines.

@@ -21,7 +21,7 @@ from specbench.records.doc import Doc
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredPoint:
-    """One K as measured after the forecast, in the first pass."""
+    """The measurement of one K in the exploration phase after its forecast."""
 
     mean_acceptance_length: Annotated[float | None, Doc("of the cell", "tokens/round")]
     speedup: Annotated[Interval | None, Doc("of the cell", "x")]

@@ -54,7 +54,7 @@ _SUMMARY: tuple[TableColumn[CellRow], ...] = record_columns(
 
 
 def cells_frame(runs: Sequence[Analysed]) -> pd.DataFrame:
-    """The first pass of every measured cell, in the order of the plan."""
+    """Every measured cell of the exploration phase, in the order of the plan."""
     return frame_of(cell_columns(), [CellRow(run.run, cell) for run in runs for cell in run.cells])
 
 

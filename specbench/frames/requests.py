@@ -71,7 +71,7 @@ def request_columns() -> tuple[TableColumn[Any], ...]:
 PURPOSE: TableColumn[RequestRow] = TableColumn(
     name="purpose",
     unit="",
-    meaning="`explore`: the first pass, as in `cells`; `confirm`: a winner measured again",
+    meaning="`explore`: the exploration phase, as in `cells`; `confirm`: the confirmation run",
     dtype="category",
     value=attrgetter("block.purpose"),
 )

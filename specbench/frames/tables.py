@@ -49,7 +49,7 @@ class FrameTable:
 
 
 TABLES: Mapping[str, FrameTable] = {
-    "cells": FrameTable(row="one cell, from the first pass", columns=cell_columns),
+    "cells": FrameTable(row="one cell of the exploration phase", columns=cell_columns),
     "requests": FrameTable(row="one request, failed ones included", columns=request_columns),
     "rounds": FrameTable(row="one round of a request that finished", columns=round_columns),
     "decisions": FrameTable(row="the answer for one drafter and setting", columns=decision_columns),

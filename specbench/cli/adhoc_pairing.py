@@ -1,4 +1,4 @@
-"""A pair that is named on the command line, by --target and --draft, without a pairings file."""
+"""A pairing given by --target and --draft on the command line, without a pairings file."""
 
 import json
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ _Drafts = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnPair:
-    """The pair of --target and --draft; none without --target."""
+class AdhocPairing:
+    """The pairing of --target and --draft; none without --target."""
 
     target: _Target = None
     drafts: _Drafts = None
@@ -83,7 +83,7 @@ def known_pairings(
     names: Sequence[str], file: Path | None, runs_dir: Path = Path("reports")
 ) -> "Pairings":
     """The pairings of the file and the shipped ones; for names that are in neither, those of the
-    latest run in `out` that planned them with another file. ConfigError, UsageError."""
+    latest run in `runs_dir` that planned them with another file. ConfigError, UsageError."""
     from specbench.inputs.config import load_pairings
 
     pairings = load_pairings(file)
@@ -93,7 +93,7 @@ def known_pairings(
 
 
 def _target_of_run(name: str, runs_dir: Path) -> "Target | None":
-    """The target with the named drafters; UsageError if its models no longer exist."""
+    """The target with these drafters; UsageError if its models no longer exist."""
     from specbench.inputs.config import load_pairings
     from specbench.runs import list_runs
 
@@ -122,7 +122,7 @@ def _target_of_run(name: str, runs_dir: Path) -> "Target | None":
 def find_target(
     word: str, file: Path | None, runs_dir: Path = Path("reports")
 ) -> "tuple[Target, tuple[DrafterSpec, ...]]":
-    """The target that a word names, and the drafters that the pairings file has for it."""
+    """The target of this name, with its drafters in the pairings file."""
     from specbench.fit.discover import plain_name
     from specbench.inputs.model_spec import gguf_complaint, model_spec
     from specbench.inputs.pairing import Target
@@ -139,7 +139,7 @@ def find_target(
 def named_drafters(
     words: Sequence[str], known: "Sequence[DrafterSpec]"
 ) -> "tuple[DrafterSpec, ...]":
-    """The drafters of these words, some of which may be names of the file; UsageError."""
+    """The drafters of these words, each a name in the file, a model or a method; UsageError."""
     from specbench.fit.discover import drafter_of, with_own_names
 
     by_name = {drafter.name: drafter for drafter in known}
@@ -147,10 +147,10 @@ def named_drafters(
     return with_own_names(by_name.get(part) or drafter_of(part) for part in every)
 
 
-def own_file(target: "Target", drafters: "Sequence[DrafterSpec]", runs_dir: Path) -> Path:
-    """A pairings file for the run, so that an interrupted one is resumed like any other.
+def adhoc_file(target: "Target", drafters: "Sequence[DrafterSpec]", runs_dir: Path) -> Path:
+    """A pairings file for the run, which resuming needs.
 
-    Its folder is hidden: `reports/*/` are the runs.
+    Its folder is hidden, since `reports/*/` are the runs.
     """
     from specbench.fit.pairings_file import pairings_text
     from specbench.runs import disk_errors_named
@@ -165,8 +165,8 @@ def own_file(target: "Target", drafters: "Sequence[DrafterSpec]", runs_dir: Path
     return file
 
 
-def to_keep(pairings: "Sequence[Pairing]") -> str:
-    """The YAML of these pairings, as pairings.yaml of the working folder would have it."""
+def yaml_snippet(pairings: "Sequence[Pairing]") -> str:
+    """The YAML of these pairings for a pairings.yaml in the working folder."""
     from specbench.fit.pairings_file import pairings_text
 
     target = pairings[0].target
