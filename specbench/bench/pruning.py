@@ -139,8 +139,8 @@ class BudgetPruner:
         elif each < 1:
             needed_s = cell_s * MIN_UNITS * (num_unpruned + len(groups)) / self._share(block)
             budget_s = (needed_s + self._deadline.spent_s) / EXPLORE_SHARE
-            text = f"the budget is too short for the {MIN_UNITS} prompts that an interval needs "
-            text += f"(about {budget_s:,.0f} s); measuring only K = 0 and {_names(first)}"
+            text = f"too little time for the {MIN_UNITS} prompts that an interval needs; use "
+            text += f"--time-budget {budget_s:.0f}s. Measuring only K = 0 and {_names(first)}"
             self._info(block, text)
         return later or None
 

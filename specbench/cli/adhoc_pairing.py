@@ -60,17 +60,18 @@ class AdhocPairing:
         named = settings.workload.pairings
         if self.target is None:
             if self.drafts:
-                raise UsageError(f"--draft {self.drafts[0]}: say for which model, with --target")
+                raise UsageError(f"--draft {self.drafts[0]!r} needs --target MODEL")
             return known_pairings(named, settings.pairings_file, runs_dir).select(named, methods)
         if named:
+            drafts = " ".join(f"--draft {word}" for word in (*(self.drafts or ()), *named))
             raise UsageError(
-                f"--target {self.target}: leave out {', '.join(named)}, or "
-                "measure pairings of the file without --target"
+                f"--target {self.target}: leave out {', '.join(named)}, or type {drafts}; "
+                "pairings of the file are measured without --target"
             )
         target, known = find_target(self.target, settings.pairings_file)
         drafters = named_drafters(self.drafts or (), known)
         if self.drafts and not drafters:
-            raise UsageError("--draft: expected a folder, hub id, demo:NAME or method, got nothing")
+            raise UsageError("--draft is empty; expected a folder, hub id, demo:NAME or method")
         if not drafters:
             drafters = known or tuple(draftless(open_model(target.model)))
         whole = replace(target, drafters=drafters)

@@ -111,7 +111,7 @@ def export(
     exporter, measured_version = find_exporter(engine), None
     chosen = known_pairings([pairing], pairings_file, runs).select([pairing])
     if len({p.target.name for p in chosen}) != 1:
-        raise UsageError(f"{pairing!r} names several targets; export one of them")
+        raise UsageError(f"{pairing!r} is of several targets; name one pairing: {chosen[0].name}")
     if num_speculative_tokens is not None:
         if run is not None:
             raise UsageError(

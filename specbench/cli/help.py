@@ -1,6 +1,6 @@
 """Help as plain text: commands and options in groups, then an example."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -142,6 +142,7 @@ class Grouped(TyperCommand):
         if "--help-all" in args:
             ctx.meta[_ALL] = True
             args = ["--help"]
+        words = tuple(args)  # the parser takes them out of the list
         try:
             return super().parse_args(ctx, args)
         except Exception as error:  # NoSuchOption, which typer does not export
@@ -149,6 +150,9 @@ class Grouped(TyperCommand):
             if names and hasattr(error, "possibilities"):
                 options = {name for parameter in self.params for name in parameter.opts}
                 error.possibilities = [name for name in names if name in options]
+            message = getattr(error, "message", "")
+            if message.startswith("Got unexpected extra argument"):
+                ctx.fail("".join([message, *_hints_to_repeat(self.params, words)]))
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -166,6 +170,14 @@ class Grouped(TyperCommand):
         for heading, records in (*panels.items(), ("Options", rest)):
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+def _hints_to_repeat(parameters: Iterable[Any], words: Sequence[str]) -> Iterator[str]:
+    """A correction for each option with one value that was given two."""
+    names = {name for parameter in parameters if parameter.multiple for name in parameter.opts}
+    for option, first, second in zip(words, words[1:], words[2:], strict=False):
+        if option in names and not second.startswith("-"):
+            yield f". Repeat the option for each value: {option} {first} {option} {second}"
 
 
 def record_of(parameter: Any, ctx: Any) -> tuple[str, str]:

@@ -103,7 +103,7 @@ def init(pair: AdhocPairing, folder: _Folder = Path()) -> None:
     }
     if taken := [name for name in texts if (folder / name).exists()]:
         raise UsageError(
-            f"{', '.join(str(folder / name) for name in taken)}: there already, and kept; name "
+            f"{', '.join(str(folder / name) for name in taken)}: exists, and is kept; name "
             "another folder, as in `specbench init DIRECTORY`"
         )
     for name, text in texts.items():

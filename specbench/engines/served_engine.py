@@ -261,6 +261,6 @@ def _cut(
 
 def _refuse(answer: Streamed, num_accepted: int, num_drafting: int) -> NoReturn:
     raise ServerError(
-        f"the server counts {num_accepted} accepted drafts in {num_drafting} rounds for an answer "
-        f"of {answer.num_tokens} tokens, which cannot be; none of its counts can be used"
+        f"the server's counts contradict each other and cannot be used: {num_accepted} accepted "
+        f"drafts in {num_drafting} rounds for {answer.num_tokens} output tokens"
     )

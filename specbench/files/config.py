@@ -93,7 +93,7 @@ class Fields:
         return Fields(source=self.source, values=value, path=f"{self.path}{name}.")
 
     def lacks(self, *names: str) -> NoReturn:
-        raise ModelError(f"{self.source}: its config lacks {', '.join(names)}")
+        raise ModelError(f"{self.source}: config.json has no {', '.join(names)}")
 
     def fail(self, name: str, wanted: str) -> NoReturn:
         shown = repr(self.values.get(name))

@@ -96,8 +96,8 @@ def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
         return fit
     if max(ids) >= target.num_layers or mask_id >= target.vocab_size:
         raise ModelError(
-            f"{files.source}: target_layer_ids {ids} and mask_token_id {mask_id} must lie within "
-            f"the target's {target.num_layers} layers and {target.vocab_size} tokens"
+            f"{files.source}: target_layer_ids {ids} must be below {target.num_layers}, and "
+            f"mask_token_id {mask_id} below {target.vocab_size}; choose a head of this target"
         )
     if files.tensors:
         size, V = target.hidden_size, target.vocab_size

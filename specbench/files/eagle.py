@@ -112,8 +112,7 @@ def _refuse_other_kinds(config: Fields, inner: Fields | None, *, is_parallel: bo
         )
     if config.flag("parallel_drafting") and not is_parallel:
         raise ModelError(
-            f"{source}: parallel_drafting is true: it drafts all tokens at once; choose method: "
-            "peagle for it"
+            f"{source}: parallel_drafting is true, as in P-EAGLE; write `method: peagle`"
         )
 
 

@@ -26,7 +26,7 @@ def local_file(folder: Path, name: str) -> Path | None:
     try:
         if not path.exists():
             if path.is_symlink():
-                raise ModelError(f"{path} is a link that leads nowhere")
+                raise ModelError(f"{path}: a broken link; download the file again")
             return None
         real, home = path.resolve(), folder.resolve()
     except (OSError, RuntimeError) as error:
@@ -183,7 +183,7 @@ def _of_index(index: Path) -> dict[str, TensorHeader]:
     for name in sorted(set(files.values())):
         file = local_file(index.parent, name)
         if file is None:
-            raise ModelError(f"{index} names {name}, which is not there; download the whole model")
+            raise ModelError(f"{index}: the file {name} is missing; download the whole model")
         headers |= read_headers(file)
     if lacking := sorted(files.keys() - headers.keys()):
         raise ModelError(f"{index} names {lacking[0]}, and no file has it")

@@ -44,7 +44,7 @@ def hub_facts(source: str, revision: str | None) -> HubFacts:
     )
 
     if constants.is_offline_mode():
-        raise UsageError("--check-hub asks the hub, and HF_HUB_OFFLINE forbids it; unset it")
+        raise UsageError("--check-hub needs the hub, but HF_HUB_OFFLINE is set; unset it")
     # The hub's error derives from that of the HTTP client it uses, another one by release.
     unreachable = cast("tuple[type[Exception], ...]", (*HfHubHTTPError.__bases__, ValueError))
     try:
@@ -58,7 +58,9 @@ def hub_facts(source: str, revision: str | None) -> HubFacts:
     except RepositoryNotFoundError:
         return HubFacts(source=source, problem="not on the hub, or private")
     except unreachable as error:
-        raise UsageError(f"{constants.ENDPOINT} cannot be asked of {source}: {error}") from error
+        raise UsageError(
+            f"--check-hub: no answer from {constants.ENDPOINT} about {source}: {error}"
+        ) from error
     card = info.card_data
     sizes = {file.rfilename: file.size for file in info.siblings or ()}
     weights = _weight_files(sizes)

@@ -137,9 +137,8 @@ def layer_tensors(files: F) -> F:
     layer_files = files.renamed({name: mark + name for name in names}).under(mark)
     if not layer_files.tensors:
         raise ModelError(
-            f"{files.source} holds no MTP layers: none of its tensors is named like "
-            f"{names[0]}weight; transformers leaves them out when it saves a model, so "
-            "take the files that its authors published"
+            f"{files.source}: no MTP layers (no tensor is named like {names[0]}weight); "
+            "transformers does not save them: use the files that the model's authors published"
         )
     if packed := [name for name in layer_files.tensors if name.endswith(("_scale_inv", "_packed"))]:
         raise ModelError(

@@ -176,7 +176,7 @@ def _logged() -> Iterator[TableColumn[RequestRow]]:
 _INDEX: TableColumn[RequestRow] = TableColumn(
     name="round_index",
     unit="",
-    meaning="of the request's rounds, from 0; prefill is none of them",
+    meaning="index of the round in its request, from 0; prefill is not counted",
     dtype="int64",
     value=_index,
 )

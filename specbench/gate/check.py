@@ -104,7 +104,7 @@ def check(
     judgments = [*filter(None, unusable), *filter(None, texts), *_judged(cases)]
     if not judgments:
         raise UsageError(
-            f"none of these metrics can be judged here: {', '.join(t.metric for t in chosen)}"
+            f"--fail-on: cannot be judged in these runs: {', '.join(t.metric for t in chosen)}"
         )
     judgments.sort(key=lambda judgment: list(MetricKind).index(judgment.kind))
     return Gate(
@@ -164,7 +164,9 @@ def metric_of(tolerance: Tolerance) -> Metric:
             "`specbench list metrics` has them all"
         )
     if metric.better is None:
-        raise UsageError(f"--fail-on: {metric.name} has no better direction")
+        raise UsageError(
+            f"--fail-on {metric.name}: neither more nor less of it is better; name another metric"
+        )
     return metric
 
 

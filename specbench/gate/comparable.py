@@ -93,7 +93,9 @@ def pair_up(
         differing += tuple(_other_ids(pairs))
     _refuse([difference for difference in differing if difference.name not in allowed])
     if not pairs:
-        raise UsageError("baseline and candidate have no cell in common")
+        raise UsageError(
+            "baseline and candidate have no cell in common; run both with the same pairings and K"
+        )
     return Comparable(pairs, differing, tuple(key for key in only if key in measured))
 
 

@@ -19,7 +19,7 @@ _SINCE_START = (
     "accept_length is the server's average since its start: true of this run only if the server "
     "was fresh"
 )
-_RANDOM = "random prompts: what is accepted of them says nothing about real text"
+_RANDOM = "random prompts: expect another acceptance rate, and speedup, on real text"
 
 
 def recognizes(result: JsonObject) -> bool:

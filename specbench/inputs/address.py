@@ -47,14 +47,14 @@ class Address:
             )
         if parts.query:
             raise UsageError(
-                f"{option} {shown}: what follows the ? would be stored, and may be a key; leave it "
-                f"out and give a key as {KEY} in the environment"
+                f"{option} {shown!r}: leave out what follows the ?, which would be stored; set a "
+                f"key as {KEY} in the environment"
             )
         if parts.scheme not in ("http", "https") or not has_place:
             raise UsageError(f"{option} {shown}: expected an address such as {EXAMPLE}")
         k = parse_qs(parts.fragment).get("k", [""])[0]
         if parts.fragment and not k.isdecimal():
-            raise UsageError(f"{option} {shown}: after # only the K it runs is read, such as #k=0")
+            raise UsageError(f"{option} {shown!r}: after # expected the server's K, such as #k=0")
         return cls(root=shown, k=int(k) if k else None)
 
     def key(self, environment: Mapping[str, str] = os.environ) -> str | None:

@@ -266,7 +266,7 @@ def why_bound(load: ClientLoad, event_interval_s: float | None) -> str:
     if load.cpu_s > MAX_CLIENT_SHARE * load.seconds:
         return (
             f"the client used {load.cpu_s / load.seconds:.0%} of a core, more than "
-            f"{MAX_CLIENT_SHARE:.0%}; ask fewer at once, or from a faster machine"
+            f"{MAX_CLIENT_SHARE:.0%}; lower --concurrency, or run the client on a faster machine"
         )
     if event_interval_s is not None and load.mean_lag_s > MAX_CLIENT_LAG * event_interval_s:
         return (

@@ -158,8 +158,8 @@ def _read_pickle(file: Path, device: str) -> dict[str, Tensor]:
             content = torch.load(file, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         raise ModelError(
-            f"{file} is damaged or holds more than tensors, and a pickle may run any code: it is "
-            "not read; convert it to safetensors if you trust it"
+            f"{file} is damaged or has more than tensors, and a pickle may run any code; if you "
+            "trust it, convert it to safetensors"
         ) from error
     except UNREADABLE as error:
         first = first_line(error)

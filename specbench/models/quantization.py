@@ -59,7 +59,7 @@ def pack(linear: nn.Linear, scheme: str) -> None:
     import_module("torchao.quantization").quantize_(linear, _config(scheme, linear.weight.device))
     if type(linear.weight) is nn.Parameter:
         raise ModelError(
-            f"quantization {scheme} does not fit a layer of {linear.in_features} inputs"
+            f"quantization {scheme!r} does not fit a layer with {linear.in_features} inputs"
             + (f": they must be a multiple of {_INT4_GROUP}" if scheme == "int4" else "")
         )
 

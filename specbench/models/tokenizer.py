@@ -164,8 +164,8 @@ class ChatTokenizer:
                 )["input_ids"]
         except TooMuchWorkError as error:
             raise WorkloadError(
-                f"the chat template of {self.location} takes more than {error} for one "
-                "conversation; mend chat_template.jinja or chat_template in tokenizer_config.json"
+                f"{self.location}: its chat template takes more than {error} for one "
+                "conversation; repair chat_template.jinja or tokenizer_config.json"
             ) from error
         except _READ_ERRORS as error:
             raise WorkloadError(

@@ -71,9 +71,10 @@ def test_a_dry_run_writes_nothing(tiny: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--target", "./target", "--draft", ""], "--draft: expected a folder"),
-        (["--draft", "./draft"], "--draft ./draft: say for which model, with --target"),
+        (["--target", "./target", "--draft", ""], "--draft is empty"),
+        (["--draft", "./draft"], "--draft './draft' needs --target MODEL"),
         (["tiny", "--target", "./target"], "--target ./target: leave out tiny"),
+        (["--target", "./target", "--draft", "a", "b"], "type --draft a --draft b"),
         (["--target", "./nowhere"], "the folder ./nowhere does not exist"),
         (["--target", "./target", "--draft", "eagle"], "--draft eagle: the method needs weights"),
         (["--resume", "latest", "--target", "./target"], "--resume keeps the pair of its run"),

@@ -207,7 +207,7 @@ def test_cells_that_were_not_measured_exit_4(made: Path) -> None:
         (["usual", "nobody"], "no run 'nobody'"),
         (["absent.json", "usual"], "absent.json: No such file"),
         (["usual", "again", "--fail-on", "speed:5%"], "no metric 'speed'"),
-        (["usual", "again", "--fail-on", "num_rounds:5%"], "no better direction"),
+        (["usual", "again", "--fail-on", "num_rounds:5%"], "neither more nor less"),
         (["usual", "again", "--fail-on", "peak_allocated_bytes:3%"], "missing on both sides"),
         (["usual", "again", "--fail-on", "decode_speedup"], "expected METRIC:SHARE"),
         (["usual", "again", "--fail-on", "decode_speedup:100%"], "below 100%"),

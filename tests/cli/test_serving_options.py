@@ -33,7 +33,7 @@ URL = "http://localhost:8000"
         ({"engines": ("vllm",), "base_urls": (URL,), "engine_python": "python"}, "nothing"),
         ({"engines": ("vllm",), "base_urls": (URL,), "engine_args": ("-x",)}, "nothing"),
         ({"engines": ("openai",)}, "--engine openai measures a running server"),
-        ({"engines": ("vllm",), "base_urls": (f"{URL}#k=x",)}, "only the K it runs is read"),
+        ({"engines": ("vllm",), "base_urls": (f"{URL}#k=x",)}, "expected the server's K"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(asked, said):

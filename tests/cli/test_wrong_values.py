@@ -69,7 +69,7 @@ from tests.cli.calls import specbench
         (["--engine", "openai", "--base-url", "http://localhost:1"], "cannot be reached"),
         (
             ["--engine", "openai", "--base-url", "http://localhost:1/v1?api_key=s"],
-            "http://localhost:1: what follows the ? would be stored, and may be a key",
+            "'http://localhost:1': leave out what follows the ?",
         ),
         (
             ["--engine", "vllm", "--engine-command", "serve {args} 'x"],
@@ -147,6 +147,10 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(command, arguments, says
         (["import", "no.json", "--temperature", "nan"], "--temperature"),
         (["pair", "demo", "--draft"], "'--draft' requires an argument"),
         (["pair", "demo", "--draft", "-k", "2"], "unexpected extra argument"),
+        (
+            ["pair", "demo", "--draft", "a", "b"],
+            "Repeat the option for each value: --draft a --draft b",
+        ),
         (["report", "--format", "pdf"], "--format 'pdf': allowed are html, md, csv, parquet"),
         (["doctor", "nobody"], "no pairing 'nobody'"),
     ],

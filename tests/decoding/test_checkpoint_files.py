@@ -153,7 +153,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
         "is a link out of its folder",
     ),
     "a link to a device": (lambda f: link(f, Path(os.devnull)), "is a link out of its folder"),
-    "a link to nowhere": (lambda f: link(f, f / "nothing"), "leads nowhere"),
+    "a link to nowhere": (lambda f: link(f, f / "nothing"), "a broken link"),
     "a link to itself": (lambda f: link(f, f / "model.safetensors"), "model.safetensors"),
     "an index that leads out": (
         lambda f: shard(f, "../secret.safetensors"),

@@ -276,7 +276,7 @@ def test_a_wrong_value_is_named_with_what_to_do(folder, changed, words):
             b"version https://git-lfs.github.com/spec/v1\n",
             "is a Git LFS pointer, not weights: .*pull`$",
         ),
-        (None, "names model-00001.safetensors, which is not there; download the whole model$"),
+        (None, "the file model-00001.safetensors is missing; download the whole model$"),
     ],
 )
 def test_weights_that_are_not_there_are_said_by_their_file(folder, content, words):

@@ -127,7 +127,7 @@ def test_what_is_not_there_is_told_and_a_hub_that_is_not_there_is_an_error(
     with pytest.raises(UsageError, match=r"127\.0\.0\.1:9.*org/big"):
         hub_facts("org/big", None)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UsageError, match="HF_HUB_OFFLINE forbids it"):
+    with pytest.raises(UsageError, match="HF_HUB_OFFLINE is set"):
         hub_facts("org/big", None)
 
 
@@ -205,7 +205,7 @@ def test_a_hub_out_of_reach_is_one_sentence(
     (tmp_path / "pairings.yaml").write_text(PAIRINGS)
     ran = specbench("list", "pairings", "--check-hub", cwd=tmp_path)
     assert ran.code == 2
-    assert re.match(r"error: http://127\.0\.0\.1:9 .*org/big", ran.err)
+    assert re.match(r"error: .*http://127\.0\.0\.1:9 .*org/big", ran.err)
     assert "Traceback" not in ran.err
 
 

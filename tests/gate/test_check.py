@@ -179,7 +179,7 @@ def test_all_entries_of_a_list_are_judged_or_the_one_that_is_named():
     ("metric", "says"),
     [
         ("speed", "no metric 'speed'"),
-        ("num_rounds", "no better direction"),
+        ("num_rounds", "neither more nor less"),
         ("peak_allocated_bytes", "missing on both sides"),
     ],
 )

@@ -191,7 +191,7 @@ def _text(running: ServerHandle, turn: _TurnRef, answer: Streamed) -> ServedText
     """The text of an answer; ServerError if it failed, with the cause if the server ended."""
     if answer.error is not None:
         running.require()
-        raise ServerError(f"{turn.id} was not answered: {answer.error}")
+        raise ServerError(f"prompt {turn.id}: the server did not answer: {answer.error}")
     return ServedText(
         prompt=turn.id,
         ids=tuple(answer.token_ids),

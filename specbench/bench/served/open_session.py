@@ -115,7 +115,7 @@ class OpenSession:
                 answers = self._run(asking)
                 errors = [answer.error for answer in answers if answer.error]
                 if len(errors) == len(answers):
-                    raise ServerError(f"no request of the warm-up was answered: {errors[0]}")
+                    raise ServerError(f"the server answered no warm-up request: {errors[0]}")
                 paces.append(median_of(map(_token_s, answers)) or 0.0)
 
     def serve(self, block: Block) -> BlockRecord:
@@ -126,7 +126,7 @@ class OpenSession:
         self._before = self._run(self._idle_counters())
         if self._before.num_in_progress:
             at = self._running.clients[0].address.root
-            raise ServerError(f"{at}: another client's requests are in progress, and do not end")
+            raise ServerError(f"{at}: another client keeps sending requests; stop it and retry")
         requests = requests_of(self._plan, block)
         self._traffic = self._run(self._send(block, cell, requests))
         records = request_records(self._session, cell, requests, self._traffic.answers)

@@ -100,6 +100,6 @@ def _require_memory(plan: TargetPlan, dtype: str, device: torch.device) -> None:
         free, _ = torch.cuda.mem_get_info(device)
     if weights is not None and weights.nbytes > WEIGHTS_SHARE * free:
         raise ModelError(
-            f"the weights of {plan.target.name} take {weights.nbytes / 2**30:.1f} GiB in {dtype}, "
-            f"and {free / 2**30:.1f} GiB are free"
+            f"{plan.target.name}: its weights need {weights.nbytes / 2**30:.1f} GiB in {dtype}, "
+            f"and free GPU memory is {free / 2**30:.1f} GiB"
         )

@@ -199,8 +199,8 @@ async def describe_servers(engine: str, urls: Sequence[str]) -> tuple[RunningSer
         k = address.k if address.k is not None else facts.k
         if k is None and facts.drafts:
             raise UsageError(
-                f"{OPTION} {url}: the server drafts, but does not report its K; add it to the "
-                "address, such as #k=4"
+                f"{OPTION} {url}: the server drafts, but does not report its K; add it, as in "
+                f"{OPTION} {url}#k=4"
             )
         servers.append(
             RunningServer(

@@ -265,8 +265,7 @@ def _lost(deployment: Deployment, release: Release) -> list[str]:
         last = deployment.tiers[-1]
         k = 0 if release >= _TURNED_ROUND else last.num_speculative_tokens
         lost.append(
-            f"beyond {last.num_rows} requests at once nothing was measured; TensorRT-LLM keeps "
-            f"K={k} there"
+            f"above {last.num_rows} concurrent requests, not measured: TensorRT-LLM keeps K={k}"
         )
     if deployment.drafter is not None and deployment.drafter.revision:
         lost.append(

@@ -340,7 +340,7 @@ def test_a_server_that_has_become_another_one_is_not_measured(tmp_path):
             asyncio.run(visit(plain, one, two))
 
 
-@pytest.mark.parametrize(("num_refused", "problem"), [(1, ""), (2, "no request of the warm-up")])
+@pytest.mark.parametrize(("num_refused", "problem"), [(1, ""), (2, "answered no warm-up request")])
 def test_a_server_that_answers_no_warm_up_is_not_measured(tmp_path, num_refused, problem):
     with running(0) as (server,):
         server.engine.num_to_refuse = num_refused
