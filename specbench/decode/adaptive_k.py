@@ -157,7 +157,7 @@ class AcceptanceTracker:
         self._fading = 1 - 1 / memory_rounds
 
     def observe(self, k: int, num_accepted: Sequence[int]) -> None:
-        """Count one round at `k` > 0; one entry a live row."""
+        """Count one round at `k` > 0, with one entry per live row."""
         self._scale(self._fading)
         for accepted in num_accepted:
             for i in range(accepted):
@@ -166,7 +166,7 @@ class AcceptanceTracker:
                 self._num_tried[i] += 1
 
     def weaken(self, num_rounds: float) -> None:
-        """Let all that was seen weigh no more than `num_rounds` rounds of one row."""
+        """Limit the weight of all observations to `num_rounds` rounds of one row."""
         if self._num_tried[0] > num_rounds:
             self._scale(num_rounds / self._num_tried[0])
 
@@ -268,9 +268,9 @@ class Controller:
         num_caught_up: int,
         seconds: float,
     ) -> None:
-        """Learn from a round; one entry a live row. What counts is what was accepted.
+        """Take the outcome of a round, with one entry per live row.
 
-        The seconds of a round that caught up say nothing about K and are left out.
+        The seconds of a round that also caught up are left out, since they are not those of K.
         """
         if not num_caught_up:
             self._costs.observe(num_rows, k, seconds)

@@ -1,4 +1,4 @@
-"""When things happened, without making the host wait for the device.
+"""Clocks that time work on a device without making the host wait for it.
 
 A mark is taken in the order of the work; its seconds are read once that work is done.
 """
@@ -54,7 +54,7 @@ class Clock(Protocol):
         ...
 
     def seconds(self, mark: Mark) -> float:
-        """When that was; waits for it if it has not come yet."""
+        """The time of a mark in seconds; waits until the mark is reached."""
         ...
 
     def now(self) -> float:
@@ -63,7 +63,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """Work is done when the call that does it returns."""
+    """The clock of a device where work is done when its call returns."""
 
     def __init__(self) -> None:
         self.start()
@@ -83,7 +83,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """Marks are CUDA events in the stream of the work: taking one costs no synchronisation.
+    """Marks are CUDA events in the stream of the work, which need no synchronization.
 
     Every second a mark becomes the one that later ones are counted from, so that a long pass
     loses no digits.

@@ -146,7 +146,7 @@ class CudaGraphs:
         return pool
 
     def _give_up(self, graph: torch.cuda.CUDAGraph, pool: _Pool) -> None:
-        """End what a failed capture left open.
+        """Clean up after a failed capture.
 
         Torch ends a pool only if the stream ended the capture without an error (CUDAGraph.cpp,
         capture_end); with one left open, the allocator's next `empty_cache` asserts.

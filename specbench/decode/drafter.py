@@ -1,4 +1,4 @@
-"""The protocol of a drafter: what guesses tokens for the target to check.
+"""The protocol of a drafter, which proposes tokens for the target to verify.
 
 Shape suffixes: B rows, T tokens, K drafts, N = K + 1 nodes, F hidden size, V the target's
 vocabulary.
@@ -230,25 +230,25 @@ class PlainDrafter:
         return ()
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        """Nothing to keep."""
+        """Does nothing: a plain drafter has no state."""
 
     def num_drafts(self, k: int) -> int:
         return k
 
     def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:
-        """A row begins with nothing anyhow."""
+        """Does nothing: a plain drafter has no state."""
 
     def prefill(self, state: State, chunk: Chunk) -> None:
-        """The prompt is in the state."""
+        """Does nothing: the state contains the prompt."""
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        """The state already holds the new tokens."""
+        """Does nothing: the state contains the new tokens."""
 
     def catch_up(self, state: State, num_tokens: int, span: int) -> None:
-        """The state holds every token, and rounds at K = 0 are also observed."""
+        """Does nothing: the state contains every token."""
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """The caller copies the state's row."""
+        """Does nothing: the caller copies the row's state."""
         for kept in self.buffers:
             if isinstance(kept, Tensor):
                 kept[destination].copy_(kept[source])
@@ -257,7 +257,7 @@ class PlainDrafter:
 
 
 class NoDrafter(PlainDrafter):
-    """Drafts nothing: with it the same round is plain decoding, the K = 0 baseline."""
+    """A drafter without drafts, with which a round is plain decoding, the K = 0 baseline."""
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
         raise ValueError(f"NoDrafter was asked for {k} drafts")

@@ -45,7 +45,7 @@ class HeadPart:
 
     @property
     def max_len(self) -> int:
-        """Unlimited: such a part keeps nothing."""
+        """Unlimited, since the part keeps no state."""
         return sys.maxsize
 
     def allocate(self, num_rows: int, max_len: int) -> None:
@@ -58,7 +58,7 @@ class HeadPart:
 
     @property
     def weights_bytes(self) -> int:
-        """A tensor that is named twice counts once."""
+        """Bytes of the weights that it reads; each tensor is counted once."""
         return sum({weight.data_ptr(): weight.nbytes for weight in self.weights}.values())
 
     @property

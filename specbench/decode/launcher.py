@@ -22,7 +22,7 @@ GraphKind = Literal["off", "step", "round"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundLaunch:
-    """A round under way. `drafted` is None if the two halves cannot be distinguished."""
+    """A round in progress. `drafted` is None if the two halves cannot be distinguished."""
 
     began: Mark
     drafted: Mark | None
@@ -135,7 +135,7 @@ class Readback(Protocol):
 
 
 class SameMemory:
-    """The device is the host: a report is there when its round is over."""
+    """A readback for the CPU, where a report is complete when its round is over."""
 
     lag = 0
 
@@ -170,5 +170,5 @@ class PinnedMemory:
 
 
 def make_readback(device: torch.device) -> Readback:
-    """The way from a device to the host."""
+    """The readback of a device."""
     return PinnedMemory() if device.type == "cuda" else SameMemory()

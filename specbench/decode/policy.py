@@ -1,15 +1,15 @@
-"""Which K the next round takes."""
+"""Policies that choose K of the next round."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 
 class Policy(Protocol):
-    """Picks K round by round, the same for all rows."""
+    """Chooses K round by round, the same for all rows."""
 
     @property
     def max_k(self) -> int:
-        """The largest K it may ever pick; rows have capacity for it."""
+        """The largest K that it may choose; rows have capacity for it."""
         ...
 
     def choose(self, num_rows: int, num_live: int, num_behind: int) -> int:
@@ -29,7 +29,7 @@ class Policy(Protocol):
         num_caught_up: int,
         seconds: float,
     ) -> None:
-        """Reports the outcome of a round, with one entry per live row.
+        """Take the outcome of a round, with one entry per live row.
 
         `num_caught_up`: tokens of a row, emitted at K = 0, that the drafter first saw in it;
         their time is in `seconds`.
@@ -55,7 +55,7 @@ class FixedK:
         num_caught_up: int,
         seconds: float,
     ) -> None:
-        """Nothing to learn."""
+        """Does nothing."""
 
 
 class ObservedFixedK(FixedK):

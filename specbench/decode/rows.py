@@ -88,7 +88,7 @@ class Rows:
     def fill(self, fills: Sequence[PrefillRequest], sampler: Sampler) -> list[tuple[int, bool]]:
         """Prefill requests into their rows; the first token of each, and whether it is the last.
 
-        Waits for the device. Neighbouring rows that start alike are prefilled together, and the
+        Waits for the device. Neighboring rows that start alike are prefilled together, and the
         samples of one prompt once: the others get a copy of the row.
         """
         first: dict[int, tuple[int, bool]] = {}
@@ -222,7 +222,7 @@ class Rows:
 
 
 class _Prefilled(NamedTuple):
-    """Neighbouring rows whose prompts are in the KV, before their first tokens."""
+    """Neighboring rows with their prompts in the KV cache, before their first tokens."""
 
     group: Sequence[PrefillRequest]
     state: State

@@ -1,5 +1,5 @@
 """Drafters: cheap guesses of the next tokens, one file per method, marked `@drafter("name")`.
 
-A round's state goes in and drafts come out; the protocol is decode/drafter.py. `shared/` has the
-parts that several of them use. Open `ngram.py` first, the smallest.
+Input: a round's state. Output: drafts. The protocol is decode/drafter.py, and `shared/` has code
+that several methods use. Open `ngram.py` first, the smallest.
 """

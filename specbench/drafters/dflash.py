@@ -68,12 +68,12 @@ class _DFlashLayers(nn.Module):
 class DFlashHead:
     """Layers like those of Qwen 3 with the target's embedding and head.
 
-    A committed token gives every layer its keys and values only through the target's states; those
-    of a block are forgotten after its forward. Facts: those of `DFlashStyle`.
+    The keys and values of a committed token are computed only from the target's states; those of a
+    block are discarded after its forward. Sources: those of `DFlashStyle`.
     """
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
-        """ModelError says what is missing, does not fit the target or cannot be run."""
+        """ModelError if a tensor is missing, does not fit the target or cannot be run."""
         checkpoint = fitting(checkpoint, target, "dflash")
         self._style = style = DFlashStyle.of(checkpoint)
         D, names = style.num_tokens or target.vocab_size, checkpoint.tensors.keys()
@@ -162,7 +162,7 @@ def _block(places_BN: Tensor, *, is_causal: bool) -> Branches:
 
 
 def make_config(checkpoint: Checkpoint, num_positions: int | None) -> Any:
-    """The layers' config: Qwen 3's, whatever the target is."""
+    """The layers' config: Qwen 3's for every target."""
     return layer_config(with_layer_fields(checkpoint), num_positions)
 
 
@@ -173,8 +173,8 @@ def make_layers(config: Any, num_features: int, names: Collection[str] = ()) -> 
 
 
 def spread_layers(num_layers: int, count: int) -> list[int]:
-    """Which of the target's layers a head fuses: `count` of them, from the second on, without the
-    last three if there are more."""
+    """The target's layers that a head fuses: `count` of them, from the second on, without the last
+    three if there are more."""
     first = min(1, num_layers - 1)
     last = max(num_layers - 3, first)
     if count == 1:

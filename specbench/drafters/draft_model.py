@@ -1,4 +1,4 @@
-"""A small model of the same vocabulary guesses the next tokens, one after the other or as a tree.
+"""A small model with the same vocabulary drafts the next tokens as a chain or a tree.
 
 Shape suffixes: B rows, T tokens.
 """
@@ -20,8 +20,8 @@ class DraftModel(ModelDrafter):
     """Drafts with the draft model's own KV cache, which follows the committed text."""
 
     def __init__(self, parts: Parts, *, tree: tuple[int, ...]) -> None:
-        # The token before the current one is fed again: after a round in which every draft
-        # was accepted it is the one the draft model has not seen, and else it costs nothing.
+        # The token before the current one is fed again: if every draft was accepted, the draft
+        # model has not read it yet; else it costs nothing.
         super().__init__(parts.draft_runner(), parts.target, tree, num_fed=2)
 
     @cached_property
@@ -43,9 +43,9 @@ class DraftModel(ModelDrafter):
         self._see(tokens_BT, positions_BT, span, state.first_row)
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        """A tree's accepted path moves to its positions, as in the target's cache.
+        """Move a tree's accepted path to its positions, as in the target's cache.
 
-        What was rejected is overwritten before it is seen again.
+        Slots of rejected drafts are overwritten before they are read.
         """
         if outcome.path_BT is not None:
             positions_BT = outcome.positions_BT

@@ -150,9 +150,9 @@ class Eagle(FeatureDrafter):
 
     @staticmethod
     def new_checkpoint(config: Any, seed: int) -> Checkpoint:
-        """A head that knows nothing yet, for a target of this config.
+        """A head with random weights for a target with this config.
 
-        Its `fc` adds no bias: vLLM drops that one, and takes `bias: true` for attention's.
+        Its `fc` has no bias: vLLM ignores it, and reads `bias: true` as the attention's.
         """
         fields = {**new_layer_fields(config, "LlamaForCausalLM"), "bias": False}
         bare = Checkpoint(source="a new EAGLE head", config=fields, tensors={})

@@ -187,9 +187,9 @@ class Eagle3(FeatureDrafter):
         layer_ids: tuple[int, ...] = (),
         **changes: Any,
     ) -> Checkpoint:
-        """A head that knows nothing yet, for a target of this config.
+        """A head with random weights for a target with this config.
 
-        It can say `target_ids`, in rising order; none means all. `layer_ids` are the states
+        It drafts only `target_ids`, in ascending order; none means all. `layer_ids` are the states
         that it fuses, as the paper has them if none are given; `changes` go to its config.
         """
         text = config.get_text_config()

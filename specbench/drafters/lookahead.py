@@ -169,7 +169,7 @@ def round_shape(
 
 
 class NgramPool:
-    """N-grams that each row has come across: the newest `size` of every bucket, on the device.
+    """The n-grams of each row, on the device: the newest `size` of every bucket.
 
     A bucket holds the n-grams whose first token is the same modulo the number of buckets.
     """
@@ -187,14 +187,14 @@ class NgramPool:
         return (self._grams_RPN, self._num_added_RS)
 
     def allocate(self, num_rows: int) -> None:
-        """Allocate; rows keep what they hold until they are cleared."""
+        """Allocate; rows keep their contents until they are cleared."""
         if num_rows > len(self._grams_RPN):
             _, P, N = self._grams_RPN.shape
             self._grams_RPN = self._grams_RPN.new_full((num_rows, P, N), _EMPTY)
             self._num_added_RS = self._num_added_RS.new_zeros(num_rows, self._num_buckets)
 
     def clear(self, first_row: int, is_cleared_B1: Tensor) -> None:
-        """Forget the n-grams of those rows."""
+        """Remove the n-grams of these rows."""
         rows = slice(first_row, first_row + len(is_cleared_B1))
         self._grams_RPN[rows].masked_fill_(is_cleared_B1[..., None], _EMPTY)
         self._num_added_RS[rows].masked_fill_(is_cleared_B1, 0)

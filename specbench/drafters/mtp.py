@@ -1,4 +1,4 @@
-"""MTP layers, with which a target was trained to look further ahead than one token.
+"""MTP layers, with which a target was trained to predict more than one token ahead.
 
 Each joins token and state and runs one decoder layer. Shape suffixes: B rows, T tokens, W tokens in
 one step, L MTP layers, F hidden size, V vocabulary, E experts, I width of an expert.

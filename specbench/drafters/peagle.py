@@ -1,4 +1,4 @@
-"""P-EAGLE: an EAGLE-3 head that guesses all tokens of a round at once.
+"""P-EAGLE: an EAGLE-3 head that drafts all tokens of a round in one forward.
 
 Shape suffixes: B rows, K drafts, V vocabulary.
 """
@@ -34,7 +34,7 @@ class PEagle(FeatureDrafter):
 
     @staticmethod
     def new_checkpoint(config: Any, seed: int, **changes: Any) -> Checkpoint:
-        """A head that knows nothing yet; its mask is the target's last token."""
+        """A head with random weights; its mask is the target's last token."""
         text = config.get_text_config()
         parallel = {"parallel_drafting": True, "mask_token_id": text.vocab_size - 1}
         bare = Eagle3.new_checkpoint(config, seed, **changes)

@@ -105,13 +105,13 @@ class PreviousTurn(PlainDrafter):
         return Proposal(reference_BP.gather(1, places_BK), num_left_B1[:, 0])
 
     def _advance(self, state: State, num_tokens: int) -> None:
-        """Go on in the reference by as many of the answer's next tokens as agree with it."""
+        """Advance in the reference by the number of the answer's next tokens that agree with it."""
         num_equal_B1 = self._num_equal(state, num_tokens)
         state.rows_of(self._place_R1).add_(num_equal_B1)
         state.rows_of(self._position_R1).add_(num_equal_B1)
 
     def _num_equal(self, state: State, num_tokens: int) -> Tensor:
-        """How many of the answer's next tokens agree with the reference [B, 1]."""
+        """The number of the answer's next tokens that agree with the reference [B, 1]."""
         places_BW = state.rows_of(self._place_R1) + state.places(num_tokens)
         positions_BW = state.rows_of(self._position_R1) + state.places(num_tokens)
         reference_BP = state.rows_of(self._reference_RP)
@@ -127,7 +127,7 @@ class PreviousTurn(PlainDrafter):
     def _find(
         self, state: State, reference_BP: Tensor, size_B1: Tensor, place_B1: Tensor
     ) -> Tensor:
-        """The place behind the longest and nearest match of the text's end [B, 1]; 0: none."""
+        """The position after the longest and nearest match of the text's end [B, 1]; 0: none."""
         P = reference_BP.shape[1]
         ends_P = torch.arange(1, P + 1, device=reference_BP.device)
         matched_BP = torch.zeros_like(reference_BP)

@@ -42,14 +42,13 @@ def drafter(name: str) -> Callable[[D], D]:
 
 
 def drafter_class(name: str) -> Any:
-    """The class of that name; UsageError names the methods there are."""
+    """The class of a method; UsageError lists the methods."""
     import_module(find_method(name).module)
     return _CLASSES[name]
 
 
 def build_drafter(name: str, parts: Parts, parameters: dict[str, Any]) -> Drafter:
-    """The named drafter; UsageError for an unknown name or parameter, or a value that it
-    refuses."""
+    """The named drafter; UsageError for an unknown name or parameter, or an invalid value."""
     method = find_method(name)
     for key, value in parameters.items():
         if complaint := method.parameter(key).complaint(value):

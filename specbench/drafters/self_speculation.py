@@ -1,4 +1,4 @@
-"""The target's own first layers guess the next tokens: no other weights, no other cache."""
+"""The target's first layers draft the next tokens, with no other weights and no other cache."""
 
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafters.shared.model_drafter import ModelDrafter
@@ -10,8 +10,8 @@ from specbench.methods import num_first_layers
 class SelfSpeculation(ModelDrafter):
     """Drafts with the target's first layers, its final norm and its head.
 
-    Their keys and values of committed tokens are the target's own; those that drafts leave behind
-    are rewritten by the target's check.
+    It uses the target's keys and values of committed tokens; those of drafts are overwritten when
+    the target verifies them.
     """
 
     def __init__(self, parts: Parts, *, num_layers: int, tree: tuple[int, ...]) -> None:

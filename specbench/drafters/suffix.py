@@ -59,14 +59,14 @@ class SuffixTree:
         self.version = 0  # of what whole texts were added and removed
 
     def add(self, tokens: Sequence[int]) -> list[int]:
-        """Count a whole text; what is returned stands for it in `remove`."""
+        """Count a whole text; the result identifies it in `remove`."""
         growth = Growth(self)
         growth.extend(tokens)
         self.version += 1
         return growth.text
 
     def remove(self, text: list[int]) -> None:
-        """Take back what `add` counted, in the same time."""
+        """Undo an `add`, in the same time."""
         self.version += 1
         for start in range(len(text)):
             node = self.root
@@ -246,7 +246,7 @@ class _RowIndex:
     sample: Growth | None = None  # its answer, in one tree with the prompt's other samples
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Read on: these come after the text, and belong to the answer."""
+        """Append tokens of the answer to the text."""
         self.growth.extend(tokens)
         if self.sample is not None:
             self.sample.extend(tokens)
@@ -405,7 +405,7 @@ class AnswerCache:
     def add(
         self, prompt: PromptIds, answer: Sequence[int], being_answered: Iterable[PromptIds]
     ) -> None:
-        """Keep an answer, unless one of the other prompts is its own or led to it."""
+        """Keep an answer, unless its prompt is one of the other prompts or follows from one."""
         if not self._max_answers or not answer:
             return
         if any(_leads_to(other, prompt) for other in being_answered):
@@ -416,7 +416,7 @@ class AnswerCache:
         self._texts[prompt] = self.tree.add(answer)
 
     def forget(self, prompt: PromptIds) -> None:
-        """Drop the answers to a prompt that is asked again, and to later turns of it."""
+        """Remove the answers to a repeated prompt, and to its later turns."""
         for known in [known for known in self._texts if _leads_to(prompt, known)]:
             self._drop(known)
 

@@ -45,7 +45,7 @@ class TokenRecycling(PlainDrafter):
             self._successors_XR.fill_(self._unknown)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Nothing is kept by row."""
+        """Does nothing: rows have no separate state."""
 
     def num_drafts(self, k: int) -> int:
         return self._trees[k].topology.num_drafts

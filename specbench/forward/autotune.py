@@ -1,10 +1,9 @@
-"""Chooses between implementations of the same work: the fastest of those that are right runs.
+"""Chooses between implementations of the same work: the fastest correct one.
 
-Right means: near a reference at shapes that decoding has, as called and, if rounds are captured,
-replayed. Among those within 5% of the fastest the order of the candidates decides, which does not
-change, so that noise seldom does. A choice is kept in this process and in a file of the user's
-cache folder, and is in the run's record: K = 0, every K and every drafter share it, as do a later
-run and a resumed one.
+Correct means: near a reference at shapes that decoding has, as called and, if rounds are captured,
+as replayed. Among those within 5% of the fastest the fixed order of the candidates decides, so that
+noise seldom does. A choice is kept in this process, in a file of the user's cache folder, and in
+the run's record: K = 0, every K, every drafter, later runs and a resumed run share it.
 """
 
 import json

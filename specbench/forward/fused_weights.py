@@ -85,7 +85,7 @@ def _reason(
     if odd := {type(module).__name__ for module in (*linears, *other_linears)} - {"Linear"}:
         return f"its linear layers are {', '.join(sorted(odd))} (quantized or adapted)"
     tensors = list(parameters)
-    # Quantised weights may hide in plain linear layers, as tensors made of other tensors.
+    # Plain linear layers may have quantized weights: tensors made of other tensors.
     if odd := {type(t).__name__ for t in tensors if hasattr(t, "__tensor_flatten__")}:
         return f"its weights are {', '.join(sorted(odd))} (quantized)"
     if len(devices := {str(tensor.device) for tensor in tensors}) > 1:

@@ -1,4 +1,4 @@
-"""Limits of a loaded model: which models the decoder refuses, and how long a context may be."""
+"""Limits of a loaded model: architectures that the decoder does not support, and the context."""
 
 from functools import partial
 from typing import Any
@@ -21,12 +21,12 @@ def fields_of(config: Any) -> ReadField:
 
 
 def context_limit(config: Any) -> int | None:
-    """Tokens of context the model was made for, before its positions change their meaning."""
+    """The longest context in tokens at which the model's positions are valid."""
     return longest_context(fields_of(config))
 
 
 def check_context(limit: int | None, num_tokens: int) -> None:
-    """ModelError if a request's `num_tokens` are more than the target's context holds."""
+    """Raise ModelError if a request's `num_tokens` exceed the target's context."""
     if limit is not None and num_tokens > limit:
         raise ModelError(
             f"prompt and output take {num_tokens} tokens, the target's context has {limit}; "

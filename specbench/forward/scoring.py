@@ -1,4 +1,4 @@
-"""How likely the target finds finished texts: what the best of several samples is picked by.
+"""Log-probabilities of finished texts under the target, by which the best sample is chosen.
 
 Shape suffixes: B samples, T tokens fed, V vocabulary.
 """
@@ -93,5 +93,5 @@ def _prefill(target: Runner, tokens: Sequence[int], num_rows: int) -> None:
 
 
 def likeliest(log_probs: Sequence[float]) -> int:
-    """The place of the sample to pick: the highest mean log-probability, of equals the first."""
+    """The index of the sample with the highest mean log-probability, or the first of equals."""
     return max(range(len(log_probs)), key=lambda i: log_probs[i])

@@ -41,7 +41,7 @@ TOLERANCE = {torch.float64: 3e-5, torch.float32: 3e-4, torch.float16: 0.02, torc
 def make_checked_runner(
     model: Any, forward: ModelImplementation = "auto"
 ) -> tuple[Runner, tuple[str, ...]]:
-    """A runner whose logits equal the model's own, and what is to be said about it.
+    """A runner with the same logits as the model, and notes about it.
 
     Two rows are prefilled one by one and continue together with ragged lengths; a wrong token is
     written and rolled back. `auto` falls back from the fused forward to the stock one, and
@@ -251,10 +251,10 @@ _PARENTS = (0, 0, 1)  # of a tree of three drafts
 
 @torch.inference_mode()
 def check_layers(layers: LayerStack, forward: ModelImplementation, name: str) -> tuple[str, ...]:
-    """Have those of the named head run as `forward` asks for, and what is to be said about it.
+    """Choose the implementation of a head's layers by `forward`; notes about it.
 
-    `auto` falls back from fused layers to transformers' own, and the notes say why. ModelError
-    if fused ones are asked for and cannot run, or give other states.
+    `auto` falls back from fused layers to transformers' own, with the reason in the notes.
+    ModelError if requested fused layers cannot run, or give other states.
     """
     if forward == "stock":
         layers.run_stock("they were asked for")

@@ -151,7 +151,7 @@ class _Safetensors(LazyTensors[Tensor]):
 
 
 def _read_pickle(file: Path, device: str) -> dict[str, Tensor]:
-    """ModelError if it holds anything but tensors by name: nothing else is ever run."""
+    """The tensors of a pickle by name; ModelError for any other content, which is never run."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of unusual pickles, which are read or refused

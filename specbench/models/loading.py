@@ -65,7 +65,7 @@ def weights_sha256(
 
 
 def _reported(make_bar: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """A bar of transformers that reports what it counts, which the program's own progress shows."""
+    """A progress bar of transformers that reports its counts to the program's own progress."""
     if not args or not hasattr(args[0], "__len__"):
         return make_bar(*args, **options)
 
@@ -188,8 +188,8 @@ def _run_once(model: Any) -> None:
 
 
 def load_dummy(spec: ModelSpec, device: torch.device, *, seed: int = 0) -> LoadedModel:
-    """A model with seeded random weights for its config: real speed and memory, text that means
-    nothing. ModelError also for a config stored quantized or spread."""
+    """A model with seeded random weights for its config: real speed and memory, meaningless text.
+    ModelError also for a config stored quantized or spread."""
     config = load_config(spec)
     dtype, stored = _DTYPES[planned_dtype(spec, device)], open_model(spec).stored_format
     if stored is not None or spec.device_map not in (None, device.type, str(device)):
@@ -225,7 +225,7 @@ def planned_dtype(spec: ModelSpec, device: torch.device) -> str:
 
 @contextmanager
 def refusing(spec: ModelSpec, placement: str, stored: str | None) -> Iterator[None]:
-    """Turns what torch and transformers raise into a ModelError that says what to do."""
+    """Turns errors of torch and transformers into a ModelError with the remedy."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -7,7 +7,7 @@ listeners: list[Callable[[str], None]] = []
 
 
 def report_progress(text: str) -> None:
-    """Say how far a slow step is, in place of what was said before; empty once it is over."""
+    """Show the progress of a slow step in place of the last text; empty once it is over."""
     for listener in tuple(listeners):
         listener(text)
 

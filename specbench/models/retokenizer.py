@@ -87,7 +87,7 @@ class RetokenizedText:
         self._closed: list[int] = []  # the other's tokens up to it
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Read on: these come after the text."""
+        """Append tokens to the text."""
         retokenizer = self._own
         for token in tokens:
             if token in retokenizer.source_specials:
@@ -127,7 +127,7 @@ class Retokenizer:
         self.specials = {i: (names[name],) for name, i in of_source.items() if name in names}
 
     def read(self) -> RetokenizedText:
-        """A text of which nothing was read yet."""
+        """An empty text."""
         return RetokenizedText(self)
 
 

@@ -1,4 +1,4 @@
-"""Text to token ids: chat templates, and whether a draft speaks the target's vocabulary."""
+"""Text to token ids: chat templates, and the comparison of vocabularies."""
 
 import hashlib
 import json
@@ -174,7 +174,7 @@ class ChatTokenizer:
         return tuple(ids)
 
     def ids(self, text: str) -> tuple[int, ...]:
-        """The ids of a text within an answer: nothing is put before or after it."""
+        """The token ids of a text within an answer, without special tokens around it."""
         return tuple(self._inner(text, add_special_tokens=False)["input_ids"])
 
     def text(self, ids: Sequence[int]) -> str:

@@ -38,7 +38,7 @@ class Processes(NamedTuple):
 
 
 class GpuReading(NamedTuple):
-    """One look at the GPU; None if NVML refuses."""
+    """One reading of the GPU; None if NVML does not report a value."""
 
     device_used_bytes: int | None
     process_used_bytes: int | None
@@ -79,7 +79,7 @@ def open_probe(
 
 
 class NvmlProbe:
-    """Watches one GPU. A value that NVML refuses is None; nothing it says can raise."""
+    """Samples one GPU. A value that NVML does not report is None; its errors are never raised."""
 
     reason = ""
 
@@ -219,7 +219,7 @@ def _is_partitioned(nvml: Any, gpu: Any) -> bool:
 
 
 class GpuNotFoundError(Exception):
-    """Says why no GPU can be named."""
+    """No GPU can be identified; the text is the reason."""
 
 
 def find_gpu(index: int, uuid: str | None, nvml: Any, environment: Mapping[str, str]) -> Any:

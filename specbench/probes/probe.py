@@ -16,7 +16,7 @@ class GpuFacts(NamedTuple):
 
 
 class Probe(Protocol):
-    """Watches one GPU during measured code; what it cannot read is None, never zero."""
+    """Samples one GPU during measured code; values that it cannot read are None, never zero."""
 
     @property
     def reason(self) -> str:
@@ -42,7 +42,7 @@ class Probe(Protocol):
 
 
 class NoProbe:
-    """Says why nothing can be measured, and measures nothing."""
+    """A probe that measures nothing, with the reason."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason

@@ -1,6 +1,6 @@
-"""The vocabulary: what the measuring half writes and the analysing half reads.
+"""The records that measuring writes and analysis reads.
 
-Open `keys.py` first: what was measured is a draft under a condition.
+Open `keys.py` first: a measurement is a draft configuration under a condition.
 
 Every record is frozen, keyword-only and JSON-ready (runs/ writes and reads them). A value
 that a machine or an engine cannot give is None: absent, never zero.

@@ -17,7 +17,7 @@ REJECTION = "min(1, p/q) with a residual (Leviathan et al. 2023, Alg. 1)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossyRule:
-    """Which rule accepts drafts in the verifier's place, with every parameter it has."""
+    """The rule that accepts drafts instead of the lossless verifier, with all its parameters."""
 
     name: str
     parameters: Mapping[str, float]

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from select import select
 
-POLL_S = 0.02  # while the tree is being ended; before that there is no polling
+POLL_S = 0.02  # only while the tree is being ended
 LEFTOVER_S = 10.0  # from SIGTERM to SIGKILL for a tree whose root has ended by itself
 NOT_STARTED = 127  # a shell's exit status for a command that it cannot find
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h

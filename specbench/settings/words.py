@@ -73,7 +73,7 @@ def parse_concurrency(text: str) -> tuple[int, ...]:
 
 
 def nearest(word: str, allowed: Sequence[str]) -> str:
-    """`, did you mean x?` if an allowed word is close, else nothing."""
+    """`, did you mean x?` if an allowed word is close, else empty."""
     close = get_close_matches(word, allowed, n=1)
     return f", did you mean {close[0]!r}?" if close else ""
 
@@ -185,7 +185,7 @@ def parse_engine_args(items: list[str]) -> tuple[str, ...]:
 
 
 def parse_seconds(text: str) -> float:
-    """`90s`, `3m` or `1.5h`; a number without a unit may mean either, and is refused."""
+    """Seconds of `90s`, `3m` or `1.5h`; an error for a number without a unit."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)([smh]?)", text.strip())
     if match is None or float(match[1]) == 0:
         raise UsageError(f"--time-budget {text!r}: expected a time such as 90s, 3m or 1h")

@@ -1,4 +1,4 @@
-"""How many tokens would each drafter get accepted along a finished text? Texts in, traces out.
+"""Traces the tokens that each drafter would get accepted along finished texts.
 
 Open `trace.py` first; `text.py` has the texts, and what they accept of a proposal.
 """

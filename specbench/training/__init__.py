@@ -1,4 +1,4 @@
-"""Can a head be trained for my target? Prompts in, a head's checkpoint and its card out.
+"""Trains a draft head for a target: prompts in, a head's checkpoint and its card out.
 
-It learns from what the target itself says. Open `train_head.py` first.
+The head is trained on the target's answers. Open `train_head.py` first.
 """

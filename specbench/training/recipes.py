@@ -1,4 +1,4 @@
-"""The heads that are trained: new ones, and those that there are."""
+"""The heads that can be trained: new ones and existing ones."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,7 +39,7 @@ def schedule(recipe: Recipe, steps: int, hidden_size: int) -> Schedule:
 def new_student(
     method: str, target: Runner, config: Any, texts: Sequence[TrainingText], seed: int, size: int
 ) -> Student:
-    """A head that knows nothing yet, of that many heads or layers."""
+    """A head with random weights, with that many heads or layers."""
     recipe = recipe_of(method)
     options: dict[str, Any] = {recipe.size: size} if recipe.size else {}
     if recipe.has_vocabulary:
@@ -53,7 +53,7 @@ def new_student(
 
 
 def open_student(method: str, checkpoint: Checkpoint, target: Runner) -> Student:
-    """A head that there is, to be trained further or measured."""
+    """An existing head, to be trained further or measured."""
     recipe = recipe_of(method)
     if not recipe.passes:
         return MedusaStudent(checkpoint, target)

@@ -1,4 +1,4 @@
-"""Files of a training: there as a whole, or as they were before."""
+"""Files of a training, which are replaced atomically."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ def not_written(path: Path, error: OSError) -> StoreError:
 
 
 def _of_the_disk(error: BaseException | None) -> OSError | None:
-    """The disk's own word; torch.save raises a RuntimeError over it."""
+    """The disk's error behind the RuntimeError that torch.save raises."""
     while error is not None and not isinstance(error, OSError):
         error = error.__context__
     return error

@@ -121,7 +121,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 class TrainingReporter(Protocol):
-    """Told of stages, of what is done of them, and of what a user should know."""
+    """Receives stages, their progress, and warnings."""
 
     def stage(self, text: str) -> None: ...
 
@@ -301,7 +301,7 @@ def _write_and_measure(
 
 
 class _ThrottledReporter:
-    """Passes on how a training goes, now and then in words."""
+    """Reports the progress of a training, in words at intervals."""
 
     def __init__(self, watch: TrainingReporter) -> None:
         self._watch = watch

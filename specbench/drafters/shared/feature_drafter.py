@@ -96,7 +96,7 @@ class FeatureHead(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TreePlan:
-    """How drafts branch: not at all, as a topology says, or as the head's own scores say."""
+    """The branching of drafts: none, by a fixed topology, or by the head's scores."""
 
     kind: str = "chain"  # or static, dynamic
     topology: Topology | None = None  # of a static tree, as deep as it goes

@@ -33,7 +33,7 @@ class _DraftRow:
 
 
 class Standing(NamedTuple):
-    """Where the draft stands in its own tokens after the rows' texts."""
+    """The draft model's state, in its own tokens, after the rows' texts."""
 
     logits_B1D: Tensor  # for its next token
     length_B1: Tensor  # its own tokens up to here, the place of the next
@@ -84,7 +84,7 @@ class RetokenizedModel(PlainDrafter):
         self.stand(state, 0)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:  # noqa: ARG002
-        """A sample of a prompt that was not read yet reads it by itself."""
+        """Read the prompt separately for each sample of it."""
         if source in self._filled:
             return
         fed = self._rows[source].fed
@@ -99,7 +99,7 @@ class RetokenizedModel(PlainDrafter):
         self._read(state, rows)
         texts = [row.reading.ids or [0] for row in rows]  # a model stands after some token
         longest = max(map(len, texts)) + k
-        self._make_room(longest)
+        self._allocate(longest)
         span = min(rounded_up(longest), self.runner.cache.max_len)
         # The last token is always fed: its logits are wanted.
         num_new = max(
@@ -137,8 +137,8 @@ class RetokenizedModel(PlainDrafter):
             for row, new, tokens in zip(rows, news, last_BT, strict=True):
                 row.reading.extend(tokens[most - new :])
 
-    def _make_room(self, num_tokens: int) -> None:
-        """A text may be longer in these tokens than in the target's; a larger cache is empty."""
+    def _allocate(self, num_tokens: int) -> None:
+        """Grow the cache, emptying it, if a text is longer in these tokens than in the target's."""
         if num_tokens > self.runner.cache.max_len:
             self.runner.allocate(len(self._rows), rounded_up(2 * num_tokens))
             for row in self._rows:

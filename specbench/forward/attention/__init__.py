@@ -1,6 +1,5 @@
-"""How do new tokens look at what was written? The masks they need, and who computes it.
+"""Attention of new tokens over the slots of the KV cache: masks and implementations.
 
-In go queries and slots, out comes what the output product reads. Each implementation is one file
-and one class of `kernel.py`'s protocol; open that first. `stock.py` is what transformers' own
-modeling code calls.
+Input: queries and slots. Output: the input of the output projection. Each implementation is a
+class of `kernel.py`'s protocol; open that first. transformers' own modeling code calls `stock.py`.
 """

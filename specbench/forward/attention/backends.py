@@ -1,4 +1,4 @@
-"""Which of torch's attention kernels the decoder runs on, chosen by us and recorded.
+"""The torch attention kernels that the decoder uses, chosen by us and recorded.
 
 Flash attention takes no mask and serves prefills; the others take the additive mask that
 ragged rows need.

@@ -1,4 +1,4 @@
-"""How far back the layers of a model look, as its loaded config says it."""
+"""The attention windows of a model's layers, by its loaded config."""
 
 from typing import Any, NamedTuple
 

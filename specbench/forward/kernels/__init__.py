@@ -1,6 +1,6 @@
-"""Our own Triton kernels: fewer launches than torch's operations take for the same.
+"""Our Triton kernels, which need fewer launches than the same torch operations.
 
-In go tensors, out come tensors or what was written in place. Each file is one kernel with the
-operation that starts it; it imports Triton, so its callers ask `availability.py` first and use
-torch's operations otherwise.
+They return tensors or write in place. Each file has one kernel and the operation that starts it;
+it imports Triton, so its callers check `availability.py` first and use torch's operations
+otherwise.
 """
