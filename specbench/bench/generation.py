@@ -31,7 +31,7 @@ from specbench.settings import RunSettings
 
 
 class WatchedRound(NamedTuple):
-    """The outcome of a round's drafts, in token ids. The prefill is a round of K = 0."""
+    """The outcome of a round's drafts, in token ids. The prefill counts as K = 0."""
 
     num_drafted: int  # K, or fewer if the drafter found fewer; for a tree its nodes
     accepted: tuple[int, ...]

@@ -106,7 +106,7 @@ class RoundCosts:
         """Requests for the first tokens of each text, after requests for the earlier turns.
 
         Those put the earlier turns into the cache, because a long prefill slows the rounds that
-        follow it; each emits one token, which is not counted as a round.
+        follow it; each emits one token, which is not timed.
         """
         num_tokens = math.ceil(max(FEWEST_ROUNDS * timed.tokens_per_round, REPETITION_TOKENS)) + 1
         beginnings = [

@@ -95,7 +95,7 @@ def _collect(
     shard: Shard,
     reporter: Reporter,
 ) -> dict[tuple[int, int], Evidence]:
-    """The evidence of a shard of the pairings, by target and job; K = 0 counts as a pairing."""
+    """The evidence of a shard of the pairings and of K = 0, by target and job."""
     device = find_device(settings.machine.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -63,7 +63,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """The clock of a device where work is done when its call returns."""
+    """The clock of a CPU, which has finished the work when a call returns."""
 
     def __init__(self) -> None:
         self.start()

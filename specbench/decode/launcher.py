@@ -135,7 +135,7 @@ class Readback(Protocol):
 
 
 class SameMemory:
-    """A readback for the CPU, where a report is complete when its round is over."""
+    """A readback for the CPU: a report is complete when its round is over."""
 
     lag = 0
 

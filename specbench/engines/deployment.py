@@ -1,6 +1,6 @@
 """A deployment, which engines export as commands, and code that their exports share.
 
-A deployment is a pairing with K for each batch size. The file of an engine with an export is an
+A deployment has a pairing and a K for each batch size. The file of an engine with an export is an
 `Exporter`: engines/served/NAME.py, and engines/transformers.py.
 """
 
@@ -48,7 +48,7 @@ class Deployment:
     tiers: tuple[Tier, ...]  # by rows, rising; never empty
     temperature: float = 0.0
     dtype: str | None = None  # as it was measured; None: the checkpoint's
-    basis: tuple[str, ...] = ()  # where K comes from, in sentences
+    basis: tuple[str, ...] = ()  # the origin of K, in sentences
     measured_with: str | None = None  # the engine; None: K was set by hand
     is_undecided: bool = False  # K = 0 for lack of evidence, not because drafts do not help
 

@@ -164,7 +164,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class InProcess(Protocol):
-    """An engine with its weights and launches in this process, where they can be counted."""
+    """An engine with its weights and launches in this process, so that they can be counted."""
 
     def weights_bytes(self, drafter: str) -> int:
         """Bytes of the target's and the drafter's weights (NO_DRAFTER: only the target's)."""

@@ -64,8 +64,9 @@ def cgroup_available_bytes(root: Path = CGROUPS, memberships: Path = OWN_CGROUPS
     The limits of all parent cgroups count as well. Inactive pages of files count as free: the
     kernel frees them before it kills a process.
     """
-    left = [room for group in _cgroups(root, memberships) if (room := _room(group)) is not None]
-    return max(min(left), 0) if left else None
+    free = map(_free_bytes, _cgroups(root, memberships))
+    smallest = min((num_bytes for num_bytes in free if num_bytes is not None), default=None)
+    return None if smallest is None else max(smallest, 0)
 
 
 def _cgroups(root: Path, memberships: Path) -> Iterator[Path]:
@@ -83,7 +84,7 @@ def _cgroups(root: Path, memberships: Path) -> Iterator[Path]:
         yield from (parent for parent in (folder, *folder.parents) if parent.is_relative_to(top))
 
 
-def _room(group: Path) -> int | None:
+def _free_bytes(group: Path) -> int | None:
     for limit, used, files in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -115,7 +115,7 @@ class Client:
             return ""
 
     async def counters(self, path: str, pages: Sequence[CounterPage]) -> Counters:
-        """The counters at a path, with engine None if there is no page; ServerError."""
+        """The counters at a path, with engine None if the page is missing; ServerError."""
         return (await self.counter_page(path, pages))[0]
 
     async def counter_page(self, path: str, pages: Sequence[CounterPage]) -> tuple[Counters, str]:

@@ -278,7 +278,7 @@ def answer(
         requests = [
             Request(
                 prompt_ids=job.question.ids,
-                max_new_tokens=min(max_new_tokens, _room(runner, job)),
+                max_new_tokens=min(max_new_tokens, _most_new_tokens(runner, job)),
                 seed=job.seed,
             )
             for job in chunk
@@ -299,6 +299,6 @@ def answer(
     report(len(jobs), len(jobs))
 
 
-def _room(runner: Runner, job: PlannedOutput) -> int:
+def _most_new_tokens(runner: Runner, job: PlannedOutput) -> int:
     limit = runner.max_position
     return 2**30 if limit is None else limit - len(job.question.ids)
