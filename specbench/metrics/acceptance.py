@@ -1,4 +1,4 @@
-"""How much of what was drafted is accepted.
+"""Metrics of acceptance.
 
 Per round: d = num_drafted, a = num_accepted, e = num_emitted; N = number of rounds, also those
 in which nothing was drafted. Absent at K = 0.

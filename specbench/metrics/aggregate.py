@@ -1,4 +1,4 @@
-"""From the records of a run to its cells."""
+"""Builds the cells of a run from its records."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ from specbench.stats.crossed import MIN_CYCLES
 
 
 def usable_sessions(servers: Sequence[ServerRecord]) -> Mapping[str, ServerRecord]:
-    """The last try of each session, by name, unless it has a problem.
+    """The last attempt at each session, by name, unless it has a problem.
 
     Only the sessions of one attempt at a cycle on one node are usable, so that K = 0 and every K
     have the same machine and the same time: the attempt with the most sessions of K = 0, then with
@@ -44,11 +44,11 @@ def usable_sessions(servers: Sequence[ServerRecord]) -> Mapping[str, ServerRecor
 
 
 def lost_sessions(servers: Sequence[ServerRecord]) -> Iterator[FailureRecord]:
-    """Sessions without a usable attempt; a resumed run holds their cycles again."""
+    """Sessions without a usable attempt; a resumed run repeats their cycles."""
     held = {server.place for server in usable_sessions(servers).values()}
     last = {server.place: server for server in servers if server.place not in held}
     for server in last.values():
-        problems = server.problems or ("its cycle was measured again without it",)
+        problems = server.problems or ("a later attempt at its cycle lacks it",)
         drafter = "" if server.drafter == NO_DRAFTER else f"/{server.drafter}"
         yield FailureRecord(
             pairing=f"{server.target}{drafter}",
@@ -78,7 +78,7 @@ def aggregate_cells(
     """The cells, in the order of `keys`, from the blocks of one purpose.
 
     A cell without a request in those blocks is left out: it was not measured. Sessions of a server
-    that were not finished, that have a problem, or that were held again are left out as well.
+    that were not finished, that have a problem, or that were repeated are also left out.
     """
     sessions = usable_sessions(servers)
     chosen = [
@@ -231,7 +231,7 @@ def _gather(key: CellKey, baseline: CellKey | None, blocks: Sequence[_Parts]) ->
 
 
 def _bound_by(sides: Sequence[_Sides]) -> list[str]:
-    """For each cycle the reason why its client was too slow; empty if it kept up."""
+    """For each cycle the reason why its client was too slow; empty if it was not."""
     cell, base = (_reasons([side[i] for side in sides]) for i in range(2))
     return [
         f"client-bound: {reason}" if reason else (other and f"baseline: client-bound: {other}")
@@ -240,7 +240,7 @@ def _bound_by(sides: Sequence[_Sides]) -> list[str]:
 
 
 def _reasons(parts: Sequence[_CellPart]) -> list[str]:
-    """For each part the reason why its client was too slow; empty if it kept up.
+    """For each part the reason why its client was too slow; empty if it was not.
 
     Tokens of one round come in one event. The interval between events is that of all parts: by its
     own interval, a fast part would count as client-bound sooner than a slow one, and the speedup of

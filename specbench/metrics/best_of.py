@@ -54,7 +54,7 @@ def gain(samples: SamplesRecord) -> float:
 
 
 def by_prompt(cell: CellData, value: Callable[[SamplesRecord], float]) -> tuple[float, ...]:
-    """One value a prompt, the mean over its turns and repeats."""
+    """One value per prompt, the mean over its turns and repeats."""
     values: dict[str, list[float]] = {}
     for choice in cell.choices:
         values.setdefault(choice.prompt_id, []).append(value(choice))

@@ -1,4 +1,4 @@
-"""A cell's stored records, gathered: what every metric is a function of."""
+"""The stored records of a cell, the input of every metric."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,7 +47,7 @@ class Pass(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """The unit of intervals that it belongs to: a pass by itself, samples to their prompt."""
+        """The unit of intervals that it belongs to: the pass, or the prompt of samples."""
         return self.choice.prompt_id if self.choice else self.name
 
 
@@ -55,8 +55,8 @@ class Pass(NamedTuple):
 class CellData:
     """One cell's requests with the baseline's of the same blocks (none for the baseline itself).
 
-    `requests` and `baseline` hold failed requests too, so that they are counted; every number
-    is taken from `finished`, `rounds` and `pairs`, which leave them out.
+    `requests` and `baseline` include failed requests, which are counted. All other figures come
+    from `finished`, `rounds` and `pairs`, which leave them out.
     """
 
     key: CellKey
@@ -76,16 +76,15 @@ class CellData:
     baseline_servers: tuple[ServerRecord, ...] = ()
     cycles: Mapping[int, int] = field(default_factory=dict)
     slo: Mapping[str, float] = field(default_factory=dict)  # limits of a request: seconds by metric
-    # Cycles in which the client could not keep up on one of the sides are left out, unless hardly
-    # any other is left: then this says why.
+    # Why the cycles with a client that was too slow on one side were kept: too few others remain.
     num_bound_cycles: int = 0
     client_bound: str = ""
-    # What `once_a_baseline` keeps, of all cells with the same baseline.
+    # The results of `once_a_baseline`, for all cells with the same baseline.
     shared: dict[str, tuple[object, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def k(self) -> int:
-        """K, the largest of an adaptive cell."""
+        """K, or the largest K of an adaptive cell."""
         return self.key.draft.k
 
     @cached_property
@@ -193,7 +192,7 @@ def _baseline_by_unit(cell: CellData) -> Mapping[tuple[str, int, int, int], Requ
 
 
 def against(cell: CellData, other: CellData) -> CellData:
-    """The cell with another one in place of its baseline."""
+    """The cell with another cell as its baseline."""
     return replace(
         cell,
         baseline=other.requests,

@@ -1,4 +1,4 @@
-"""One generation round by round: which of its text was drafted and accepted, and which was not."""
+"""One generation round by round, with the drafted and accepted parts of its text."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ class DecodedRound:
     """The draft tokens of one round and the text it added."""
 
     num_drafted: int  # of a tree its nodes
-    accepted: tuple[str, ...]  # a piece per drafted token that was accepted
-    bonus: str | None  # the target's own next token; None if the output ended before it
+    accepted: tuple[str, ...]  # one piece per accepted draft token
+    bonus: str | None  # the target's next token; None if the output ended before it
     seconds: float
 
     @property
     def num_rejected(self) -> int:
-        """Drafted and not accepted, those after the first rejection included."""
+        """Draft tokens that were not accepted, those after the first rejection included."""
         return self.num_drafted - len(self.accepted)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodedRequest:
-    """An answer as one cell decoded it."""
+    """An output of one cell."""
 
     key: CellKey
     prompt_id: str
     first: str  # the piece that came from prefill
-    checked: tuple[str, ...]  # those of a predicted output, checked at once before any round
+    checked: tuple[str, ...]  # those of a predicted output, verified in one pass before the rounds
     rounds: tuple[DecodedRound, ...]
 
 

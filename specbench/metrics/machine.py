@@ -1,4 +1,4 @@
-"""The machine during a run: its clocks and load over time, and whether it kept its speed."""
+"""The machine during a run: clocks and load over time, and signs that its speed changed."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ _MOST_MOMENTS = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """A short interval of the run; None if no request in it has the value."""
+    """A short interval of the run; a value is None if no request in it has one."""
 
     at_s: float  # its middle, since the first block began
     sm_clock_mhz: int | None  # the lowest
@@ -33,9 +33,9 @@ class _MomentValues:
 def moments(
     blocks: Sequence[BlockRecord], keys: Iterable[CellKey], invalid: Collection[CellKey]
 ) -> tuple[Moment, ...]:
-    """The run in order; a request starts when those before it in its block have ended.
+    """The moments of a run; a request starts when the earlier ones of its block have ended.
 
-    Empty if all started at the same time, as in an imported run.
+    Empty if all requests started at the same time, as in an imported run.
     """
     if not blocks:
         return ()
@@ -73,7 +73,7 @@ def moments(
 
 
 def _timed(block: BlockRecord) -> Iterable[tuple[float, RequestRecord]]:
-    """Requests with when they began, in seconds; of those together when they came in."""
+    """Requests with their start in seconds; for overlapping requests, their arrival."""
     at = datetime.fromisoformat(block.started_at).timestamp()
     for request in block.requests:
         yield (at if request.arrived_s is None else at + request.arrived_s), request
@@ -95,7 +95,7 @@ def _speed(request: RequestRecord) -> float | None:
     return request.num_timed_tokens / request.decode_s
 
 
-UNEVEN = 1.3  # mean round over the median one: hiccups, not text
+UNEVEN = 1.3  # mean round / median round, which rises with interruptions and not with the text
 DRIFTED = 1.25  # K = 0 on one prompt, the slower time over the faster one, in the middle prompt
 WAITED = 0.85  # CPU seconds per second of one busy thread
 FEWEST_ROUNDS = 30
@@ -111,12 +111,12 @@ _SO = (
 
 
 def noise_warning(facts: Sequence[str]) -> str:
-    """The one warning about noise: what shows it, what it does, and what to do."""
+    """The warning about noise: its signs, its effect and its remedy."""
     return f"{_NOISY}{'; '.join(facts)}{_SO}"
 
 
 def with_results(warnings: Sequence[str], signs: Sequence[str]) -> list[str]:
-    """The warnings of a run's start, with what its results show added to the one about noise."""
+    """The warnings of a run's start; signs in its results are added to the one about noise."""
     if not signs:
         return list(warnings)
     rest = (warning for warning in warnings if not is_noise(warning))
@@ -133,16 +133,16 @@ def noise_facts(warnings: Sequence[str], signs: Sequence[str]) -> tuple[str, ...
 
 
 def is_noise(warning: str) -> bool:
-    """Whether a warning is the one about noise."""
+    """Whether this is the warning about noise."""
     return warning.startswith(_NOISY)
 
 
 def noise_signs(
     cells: Sequence[CellData], *, device: str, threads: int | None = None
 ) -> tuple[str, ...]:
-    """Signs in both measurements of cells in this process that the machine did not keep its speed.
+    """Signs, in all cells of this process, that the machine's speed changed.
 
-    `threads` of a CPU: fewer would help.
+    `threads`: the threads on a CPU, of which fewer would help.
     """
     plain = _plain(cells)
     requests = [request for cell in plain for request in cell.finished]
@@ -173,7 +173,7 @@ def _plain(cells: Iterable[CellData]) -> list[CellData]:
 
 
 def _uneven(requests: Iterable[RequestRecord]) -> Iterator[str]:
-    """Rounds of K = 0 all do the same: their mean is near their median on a quiet machine."""
+    """A sign if the mean round of K = 0 is far from the median: these rounds all do the same."""
     rounds = [second for r in requests if r.rounds is not None for second in r.rounds.round_s]
     if len(rounds) >= FEWEST_ROUNDS and fmean(rounds) > UNEVEN * median(rounds):
         yield (
@@ -183,7 +183,7 @@ def _uneven(requests: Iterable[RequestRecord]) -> Iterator[str]:
 
 
 def _drifted(cells: Iterable[CellData]) -> Iterator[str]:
-    """The same prompt, decoded at K = 0 in several blocks, takes as long in each."""
+    """A sign if a prompt at K = 0 takes longer in some blocks than in others."""
     times: dict[tuple[CellKey, str, int], list[float]] = {}
     for cell in cells:
         for request in cell.finished:

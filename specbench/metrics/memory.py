@@ -33,7 +33,7 @@ def peak_allocated_bytes(cell: CellData) -> int | None:
 
 @metric(unit="bytes", better="lower")
 def peak_reserved_bytes(cell: CellData) -> int | None:
-    """Peak bytes that torch's CUDA allocator held, fragmentation included."""
+    """Peak bytes reserved by torch's CUDA allocator, fragmentation included."""
     return cell.memory.peak_reserved_bytes if cell.memory else None
 
 

@@ -1,4 +1,4 @@
-"""Seconds of the same work by a cell and by its baseline: what speedups are made of."""
+"""Seconds of the same work by a cell and by its baseline, from which speedups follow."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -35,10 +35,10 @@ _NO_SPAN = Span(math.nan, math.nan)
 
 
 class PairedSeconds(NamedTuple):
-    """One entry per prompt, its turns and repeats summed; above one row, one per pass.
+    """One entry per prompt, its turns and repeats summed; for overlapping requests one per pass.
 
-    For a server the arrays are [cycles, prompts], above one row [cycles, 1]; NaN if a request
-    failed.
+    For a server the arrays are [cycles, prompts], or [cycles, 1] for overlapping requests; NaN if
+    a request failed.
     """
 
     base_s: NDArray[np.float64]
@@ -52,7 +52,7 @@ class PairedSeconds(NamedTuple):
 
     @property
     def speedup(self) -> float:
-        """Baseline seconds per token / speculative seconds per token; of cycles the mean."""
+        """Baseline seconds per token / speculative seconds per token; for cycles the mean."""
         if self.has_cycles:
             return math.exp(crossed_speedup(*self).log)
         base_s, spec_s, base_tokens, spec_tokens = (column.sum() for column in self)
@@ -68,7 +68,7 @@ class _PairedUnits(NamedTuple):
 
 
 class _PairedRows(NamedTuple):
-    """Amounts that requests or passes add to their units, a row each."""
+    """Amounts that requests or passes add to their units, one row per request or pass."""
 
     places: list[_Place]
     columns: NDArray[np.float64]  # of PairedSeconds; NaN if a side has no such time
@@ -132,8 +132,8 @@ def paired_end_to_end(cell: CellData) -> PairedSeconds | None:
 
 @once_a_cell
 def paired_goodput(cell: CellData) -> PairedSeconds | None:
-    """Seconds of whole requests or passes, and in place of tokens the requests in them within the
-    SLO, half a request added to each sum. None without an SLO.
+    """Seconds of whole requests or passes, and as tokens the number of requests within the SLO,
+    plus half a request on each side. None without an SLO.
     """
     if not cell.slo:
         return None
@@ -168,7 +168,7 @@ def paired_cpu(cell: CellData) -> PairedSeconds | None:
 
 @once_a_cell
 def _paired(cell: CellData) -> _PairedUnits:
-    """Where requests overlap, those of a pass are a unit."""
+    """The paired requests with their units: passes if requests overlap, else prompts."""
     if cell.key.condition.is_stream:
         units = [
             (passes.spec.unit, pair)
@@ -187,7 +187,7 @@ def _paired(cell: CellData) -> _PairedUnits:
 def _requests(
     cell: CellData, span: Callable[[RequestTimings], tuple[Column, Column]]
 ) -> _PairedRows:
-    """A request without such time, such as one that ended with its first token, adds nothing."""
+    """The rows of the pairs; a request without such a time adds nothing."""
     places, base, spec = _paired(cell)
     columns = np.stack([span(base), span(spec)], axis=1).reshape(4, -1)
     return _PairedRows(places, np.where(columns > 0, columns, np.nan))

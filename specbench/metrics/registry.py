@@ -1,4 +1,4 @@
-"""Metrics are found by discovery: tables, JSON, reports and the gate read them from here."""
+"""The registry of all metrics, for tables, JSON, reports and the gate."""
 
 import inspect
 import math
@@ -20,7 +20,7 @@ F = TypeVar("F", bound=MetricFunction)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """A metric as tables and the report's footer show it."""
+    """The description of a metric for tables and the report's formulas."""
 
     name: str
     unit: str
@@ -33,7 +33,7 @@ class Metric:
 
     @property
     def meaning(self) -> str:
-        """The formula up to its first colon or semicolon: what a header means."""
+        """The meaning of its header: the formula up to its first colon or semicolon."""
         text = re.split(r"[:;] |\.$", self.formula)[0]
         return text if text[:2].isupper() else text[0].lower() + text[1:]
 
@@ -50,11 +50,11 @@ def metric(
     high: float = math.inf,
     label: str = "",
 ) -> Callable[[F], F]:
-    """Register a pure function of a cell under its own name.
+    """Registers a pure function of a cell under its own name.
 
-    It returns None if the cell cannot give the value: absent, never zero. A value outside `low` ..
-    `high`, which no sound measurement gives, is absent as well. The docstring's first paragraph is
-    its formula and convention, as the report prints it.
+    It returns None for an unknown value, which is absent and never zero. A value outside `low` ..
+    `high`, which only a faulty measurement gives, is also absent. The docstring's first paragraph
+    is the formula that the report prints.
     """
 
     def in_range(function: F) -> F:
@@ -106,13 +106,13 @@ def all_metrics() -> Mapping[str, Metric]:
 
 @cache
 def _import_modules(folders: tuple[str, ...]) -> None:
-    """Importing a module registers its metrics; a folder is listed once a process."""
+    """Imports every module of this folder once, which registers its metrics."""
     for module in pkgutil.iter_modules(folders):
         import_module(f"{_FOLDER}.{module.name}")
 
 
 def measure(cell: CellData) -> Mapping[str, Value]:
-    """All metrics that the cell can give; the others are left out.
+    """The metrics of a cell, without absent ones.
 
     Raises ArithmeticError when a metric is not finite, which is a bug of that metric.
     """

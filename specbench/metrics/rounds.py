@@ -14,7 +14,7 @@ from specbench.stats.acceptance import RoundCounts
 from specbench.stats.costs import roofline_s
 from specbench.stats.percentiles import median_of, percentile
 
-_STEADY = 0.95  # a round contains its forwards, and a baseline step: less was not a steady machine
+_STEADY = 0.95  # a round contains its forwards and a baseline step: a lower ratio is a fault
 
 
 @metric(unit="s", better="lower", low=0, label="round ms")
@@ -196,7 +196,7 @@ def launches_per_round(cell: CellData) -> float | None:
 
 @metric(unit="waits/round", better="lower")
 def syncs_per_round(cell: CellData) -> float | None:
-    """Times that the host waits for the device in a round, by the profiler."""
+    """Number of times per round that the host waits for the device, by the profiler."""
     return median_of(limit.syncs_per_round for limit in cell.limits)
 
 

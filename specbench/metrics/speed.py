@@ -1,4 +1,4 @@
-"""Seconds as a user feels them, and how many fewer there are with speculation."""
+"""Metrics of latency and speed, and speedups over K = 0."""
 
 from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import paired_cpu, paired_decode, paired_end_to_end
@@ -83,6 +83,6 @@ def cpu_speedup(cell: CellData) -> float | None:
 
 
 def _pooled(tokens: Column, seconds: Column) -> float | None:
-    """Tokens per second of the requests that took any."""
+    """Tokens per second over the requests with a known time."""
     timed = seconds > 0
     return float(tokens[timed].sum() / seconds[timed].sum()) if timed.any() else None

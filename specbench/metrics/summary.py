@@ -26,7 +26,7 @@ from specbench.stats.intervals import (
 
 
 def summarize(cells: Iterable[CellData]) -> tuple[CellSummary, ...]:
-    """One summary a cell, in order; an invalid cell keeps its metrics and says why."""
+    """One summary per cell, in order; an invalid cell has its metrics and the reasons."""
     return tuple(map(_summarize, cells))
 
 
@@ -69,10 +69,10 @@ def _speedup(cell: CellData, seconds: PairedSeconds | None) -> LogRatio | None:
         return speedup_ratio(*seconds)
     ratio = crossed_speedup(*seconds)
     is_alone = ratio.num_prompts == 1 and not cell.key.condition.is_stream
-    return replace(ratio, spread=None) if is_alone else ratio  # one prompt says nothing of others
+    return replace(ratio, spread=None) if is_alone else ratio  # one prompt shows no variation
 
 
-# A speedup that follows from a rate on both sides.
+# Speedups as ratios of a rate on both sides.
 _SPEEDUPS = {
     "decode_speedup": "decode_tokens_per_s",
     "end_to_end_speedup": "aggregate_tokens_per_s",
@@ -85,7 +85,7 @@ def summarize_imported(
     records: Sequence[ImportedRecord],
     slo: Mapping[str, float] | None = None,
 ) -> tuple[CellSummary, ...]:
-    """One summary an imported cell, in the order of `keys`.
+    """One summary per imported cell, in the order of `keys`.
 
     Speedups over a K = 0 of the same setting have an interval if both files have the times of
     requests that were sent one at a time; whether aggregates are of the same prompts is unknown.
@@ -122,7 +122,7 @@ def _imported_summary(
 ) -> CellSummary:
     cell = CellData(key=key, requests=record.requests, slo=slo)
     baseline = base.requests if base else ()
-    # Each request with that of K = 0 in the same place, if all prompts are equally long.
+    # Requests are paired with those of K = 0 by position if all prompts have the same length.
     if [r.num_prompt_tokens for r in cell.requests] == [r.num_prompt_tokens for r in baseline]:
         pairs = zip(cell.requests, baseline, strict=True)
         requests = tuple(replace(r, prompt_id=plain.prompt_id) for r, plain in pairs)
@@ -153,7 +153,7 @@ def _imported_summary(
 
 
 def _broken_figures(key: CellKey, record: ImportedRecord) -> Iterator[str]:
-    """Identities that hold in whatever tool: as in validity.py, over aggregates."""
+    """Identities over aggregates that hold in every tool, as in validity.py."""
     if record.num_requests is not None and record.num_requests == (record.num_failed or 0):
         yield "no request finished"
     elif record.num_failed:

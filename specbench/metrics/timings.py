@@ -13,7 +13,7 @@ Column = NDArray[np.float64]
 
 
 class RequestTimings(NamedTuple):
-    """Seconds and tokens, an entry per request; NaN if its engine does not report it."""
+    """Seconds and tokens, one entry per request; NaN if its engine does not report them."""
 
     decode_s: Column
     total_s: Column
@@ -36,7 +36,7 @@ def timings(cell: CellData) -> RequestTimings:
 
 
 def timings_of(requests: Iterable[RequestRecord]) -> RequestTimings:
-    """In the order of `requests`."""
+    """The timings, in the order of `requests`."""
     rows = [
         (r.decode_s, r.total_s, r.cpu_s, r.num_output_tokens, r.num_timed_tokens) for r in requests
     ]
@@ -52,14 +52,14 @@ class Span(NamedTuple):
 
 
 def samples_decode_span(served: Pass) -> Span | None:
-    """From the first tokens, which come together, to the last of the last sample."""
+    """The span from the first tokens, which come together, to the last token of the last sample."""
     seconds = max(request.decode_s or 0.0 for request in served.requests)
     tokens = sum(request.num_output_tokens - 1 for request in served.requests)
     return Span(seconds, tokens) if seconds else None
 
 
 def busy_span(served: Pass, num_rows: int) -> Span | None:
-    """From the first round in which all `num_rows` rows were live to the last one.
+    """The span from the first round in which all `num_rows` rows were live to the last one.
 
     Prefills between them take their seconds, and their first tokens count, with those of a
     predicted output checked right after. None if the rows never were all live, or if the time of a
@@ -81,7 +81,7 @@ def busy_span(served: Pass, num_rows: int) -> Span | None:
 
 
 def _busy_of_requests(served: Pass, num_rows: int) -> Span | None:
-    """From the first to the last moment at which `num_rows` requests were under way.
+    """The span from the first to the last moment at which `num_rows` requests were decoded.
 
     For a server, which does not time its rounds. The tokens of an answer after the first are taken
     as evenly spread until its last.
@@ -114,8 +114,8 @@ def _tokens_within(request: RequestRecord, began_s: float, ended_s: float) -> fl
 
 
 def whole_span(served: Pass) -> Span:
-    """The pass from its first arrival to its last token, or until a sample is chosen; calibration
-    included.
+    """The span of a pass from its first arrival to its last token or to the choice of a sample,
+    calibration included.
     """
     tokens = sum(request.num_output_tokens for request in finished(served.requests))
     return Span(served.seconds, tokens)

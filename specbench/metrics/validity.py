@@ -303,7 +303,7 @@ def _broken_totals(cell: CellData) -> Iterator[str]:
 
 
 def suspicious_acceptance(rates: Value | None) -> Iterator[str]:
-    """Warnings about acceptance rates per position that look wrong."""
+    """Warnings about implausible acceptance rates per position."""
     if isinstance(rates, tuple) and rates and rates[0] > SUSPICIOUS_ACCEPTANCE:
         yield (
             f"position 1 is accepted in {rates[0]:.1%} of rounds: "
