@@ -19,6 +19,7 @@ AllowDifferent = Annotated[
     typer.Option(
         help="Compare even if these differ: K, hardware, prompts, model ...; comma-separated.",
         show_default=False,
+        metavar="KEYS",
     ),
 ]
 

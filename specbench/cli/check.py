@@ -25,6 +25,7 @@ _FailOn = Annotated[
     typer.Option(
         help="Metrics and the loss tolerated in each: decode_speedup:5%,round_s:0.1.",
         show_default=defaults_in_words(),
+        metavar="METRICS",
     ),
 ]
 

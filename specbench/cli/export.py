@@ -41,12 +41,16 @@ _EngineVersion = Annotated[
     typer.Option(
         help="Engine release, such as 0.30; for llama.cpp a date or a build.",
         show_default="newest known",
+        metavar="VERSION",
     ),
 ]
 _Run = Annotated[
     str | None,
     typer.Option(
-        "--run", help="Run id or folder.", show_default="latest that measured the pairing"
+        "--run",
+        help="Run id or folder.",
+        show_default="latest that measured the pairing",
+        metavar="RUN",
     ),
 ]
 _K = Annotated[
@@ -57,6 +61,7 @@ _K = Annotated[
         min=0,
         max=MAX_K,
         help="Set K by hand, without a run; 0: no speculation.",
+        metavar="K",
     ),
 ]
 _Workload = Annotated[
@@ -83,7 +88,7 @@ _File = Annotated[
         "--output", "-o", help="Write the config, or the command if there is none, to this file."
     ),
 ]
-_Runs = Annotated[Path, typer.Option("--runs-dir", help="Folder of stored runs.")]
+_Runs = Annotated[Path, typer.Option("--runs-dir", help="Folder of stored runs.", metavar="DIR")]
 
 
 def export(

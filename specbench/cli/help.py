@@ -71,36 +71,6 @@ _RENAMED = {
     "--tokens": ("--num-tokens",),
     "--write": ("--output",),
 }
-# What an option's value looks like, in all commands; a number if it is neither listed nor a choice.
-_PLACEHOLDERS = {
-    "ARGS": {"--engine-args"},
-    "COMMAND": {"--engine-command"},
-    "DIR": {"--runs-dir", "--search-dir"},
-    "DRAFT": {"--draft"},
-    "DURATION": {"--time-budget"},
-    "FIELD": {"--prompt-field"},
-    "FILE": {
-        *("--config", "--output", "--texts", "--step-times", "--engine-python"),
-        *("--html", "--junit", "--markdown"),
-    },
-    "K": {"--num-speculative-tokens"},
-    "KEYS": {"--allow-different"},
-    "LIMITS": {"--slo"},
-    "METRICS": {"--metric", "--fail-on"},
-    "MODEL": {"--target"},
-    "NAME": {
-        *("--workload", "--method", "--engine", "--device", "--dtype", "--pairing", "--gpu"),
-        *("--format", "--objective"),
-    },
-    "PERCENT": {"--margin-of-error", "--detect"},
-    "RATES": {"--simulate-acceptance"},
-    "RUN": {"--run"},
-    "SECONDS": {"--startup-timeout"},
-    "SIZE": {"--gpu-memory", "--gpu-bandwidth"},
-    "TEXT": {"--prompt"},
-    "URL": {"--base-url"},
-    "VERSION": {"--engine-version"},
-}
 _WITH_RARE = ("run", "sweep-k", "verify")  # their --help leaves these out, --help-all does not
 _RARE = {"--ray", "--gpus-per-task", "--skip-memory-check", "--verbose"} | {
     name
@@ -194,8 +164,9 @@ def record_of(parameter: Any, ctx: Any) -> tuple[str, str]:
 def _placeholder(parameter: Any) -> Iterator[str]:
     if parameter.is_flag:
         return
-    known = (p for p, names in _PLACEHOLDERS.items() if not names.isdisjoint(parameter.opts))
-    yield parameter.metavar or next(known, "N")
+    kind = str(parameter.type_descriptor.annotation)
+    usual = "FILE" if "Path" in kind else "NAME" if "str" in kind else "N"
+    yield parameter.metavar or usual
 
 
 def _bounds(parameter: Any) -> Iterator[str]:

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 DEFAULT = "decode_speedup,mean_acceptance_length"
 
 _Metrics = Annotated[
-    str, typer.Option("--metric", help="Metrics from `specbench list metrics`, comma-separated.")
+    str,
+    typer.Option(
+        "--metric",
+        help="Metrics from `specbench list metrics`, comma-separated.",
+        metavar="METRICS",
+    ),
 ]
 _Pairing = Annotated[
     str | None, typer.Option("--pairing", help="Only this pairing.", show_default="all")
@@ -28,7 +33,7 @@ _Workload = Annotated[
 ]
 _Newest = Annotated[
     str,
-    typer.Option("--run", help="Last run to include.", show_default="latest"),
+    typer.Option("--run", help="Last run to include.", show_default="latest", metavar="RUN"),
 ]
 _Allowed = Annotated[
     str,
@@ -36,6 +41,7 @@ _Allowed = Annotated[
         "--allow-different",
         help="Include runs that differ in hardware,model,workload ...",
         show_default="nothing",
+        metavar="KEYS",
     ),
 ]
 _Page = Annotated[

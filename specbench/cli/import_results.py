@@ -45,18 +45,24 @@ _K = Annotated[
         max=MAX_K,
         help="K, for all files that do not state it; 0: no speculation.",
         show_default=False,
+        metavar="K",
     ),
 ]
 _Concurrency = Annotated[
     int | None,
     typer.Option(
-        min=1, help=("Concurrent requests, for files that do not state them."), show_default=False
+        min=1,
+        help=("Concurrent requests, for files that do not state them."),
+        show_default=False,
     ),
 ]
 _Temperature = Annotated[
     float | None,
     typer.Option(
-        min=0, max=100, help=("Temperature, for files that do not state it."), show_default=False
+        min=0,
+        max=100,
+        help=("Temperature, for files that do not state it."),
+        show_default=False,
     ),
 ]
 _Dtype = Annotated[str, typer.Option(help="Dtype of the target.", show_default="unknown")]

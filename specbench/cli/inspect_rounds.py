@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 _Prompt = Annotated[
     str | None,
-    typer.Option("--prompt", "-p", help="What to ask; - reads it from standard input."),
+    typer.Option(
+        "--prompt", "-p", help="What to ask; - reads it from standard input.", metavar="TEXT"
+    ),
 ]
 _Temperature = Annotated[float, typer.Option(min=0, max=100, help="0 is greedy.")]
 MAX_NEW_TOKENS = 128

@@ -12,7 +12,7 @@ import typer
 from specbench.settings.option import Option, bare_type, choices_of, is_group, option_of
 from specbench.settings.words import one_of
 
-RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of stored runs.")]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of stored runs.", metavar="DIR")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Print every K and the servers' sessions as well.")
@@ -138,7 +138,6 @@ def _as_typer(
     name: str, kind: Any, option: Option, default: Any, panel: str | None
 ) -> tuple[Any, Any]:
     """The annotation that typer wants, and the default as it is typed."""
-    metavar = "NAME" if choices_of(kind) else None
     if option.is_repeated:
         kind, default = list[str] | None, None
     elif option.read is not None or choices_of(kind):
@@ -149,7 +148,7 @@ def _as_typer(
     made = typer.Option(
         *option.names_of(name),
         rich_help_panel=panel,
-        metavar=metavar,
+        metavar=option.placeholder,
         help=option.help,
         min=option.min,
         max=option.max,

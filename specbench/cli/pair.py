@@ -50,7 +50,12 @@ _Word = Annotated[
 ]
 _Target = Annotated[
     str | None,
-    typer.Option("--target", help="TARGET by the name that `run` has for it.", show_default=False),
+    typer.Option(
+        "--target",
+        help="TARGET by the name that `run` has for it.",
+        show_default=False,
+        metavar="MODEL",
+    ),
 ]
 
 

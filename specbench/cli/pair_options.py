@@ -38,6 +38,7 @@ _Drafts = Annotated[
         help="Draft model or head (folder, hub id, demo:NAME), or a method such as ngram. "
         "Repeatable.",
         show_default="those of pairings.yaml, else methods without a draft model",
+        metavar="DRAFT",
     ),
 ]
 _Discover = Annotated[
@@ -51,18 +52,25 @@ _Catalogue = Annotated[
 ]
 _In = Annotated[
     list[Path] | None,
-    typer.Option("--search-dir", help="Folder to search; may be repeated.", show_default=False),
+    typer.Option(
+        "--search-dir", help="Folder to search; may be repeated.", show_default=False, metavar="DIR"
+    ),
 ]
 _Gpu = Annotated[
     str | None,
     typer.Option(help="Plan for this GPU: H100, L4, RTX-4090 ...", show_default="this machine"),
 ]
 _GpuMemory = Annotated[
-    str | None, typer.Option(help="That GPU's memory, such as 24GiB.", show_default="datasheet's")
+    str | None,
+    typer.Option(
+        help="That GPU's memory, such as 24GiB.", show_default="datasheet's", metavar="SIZE"
+    ),
 ]
 _GpuBandwidth = Annotated[
     str | None,
-    typer.Option(help=("That GPU's bandwidth, such as 1008GB/s."), show_default="datasheet's"),
+    typer.Option(
+        help=("That GPU's bandwidth, such as 1008GB/s."), show_default="datasheet's", metavar="SIZE"
+    ),
 ]
 _Measure = Annotated[
     int,
@@ -75,7 +83,7 @@ _Write = Annotated[
     ),
 ]
 _Context = Annotated[
-    str, typer.Option("--plan-context", help="Tokens per request to plan memory for.")
+    str, typer.Option("--plan-context", help="Tokens per request to plan memory for.", metavar="N")
 ]
 _Rows = Annotated[int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Concurrent requests.")]
 _Resume = Annotated[

@@ -31,6 +31,7 @@ def recommend(
             help="Limits to meet: tpot=30ms,ttft=0.5s,tpot_p95=50ms; of goodput those of each "
             "request.",
             show_default=False,
+            metavar="LIMITS",
         ),
     ] = None,
     price_per_hour: Annotated[
@@ -40,7 +41,9 @@ def recommend(
     concurrency: Annotated[
         int | None,
         typer.Option(
-            min=1, help=("Only this many concurrent requests."), show_default="any measured"
+            min=1,
+            help=("Only this many concurrent requests."),
+            show_default="any measured",
         ),
     ] = None,
     workload: Annotated[

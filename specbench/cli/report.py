@@ -26,6 +26,7 @@ def report(
         typer.Option(
             help="Choose K by goodput within these limits, such as ttft=200ms,tpot=20ms.",
             show_default="as the run was asked",
+            metavar="LIMITS",
         ),
     ] = None,
     runs_dir: options.RunsDir = Path("reports"),

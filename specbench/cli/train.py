@@ -26,11 +26,16 @@ _Method = Annotated[
 ]
 _Target = Annotated[
     str,
-    typer.Option(help="Target in pairings.yaml, hub id, folder or demo:target."),
+    typer.Option(help="Target in pairings.yaml, hub id, folder or demo:target.", metavar="MODEL"),
 ]
 _Output = Annotated[
     Path,
-    typer.Option("--output", "-o", help="Folder for the head; name it as `model:` in a pairing."),
+    typer.Option(
+        "--output",
+        "-o",
+        help="Folder for the head; name it as `model:` in a pairing.",
+        metavar="DIR",
+    ),
 ]
 _Prompts = Annotated[
     list[str] | None,
@@ -48,7 +53,9 @@ _Texts = Annotated[
     ),
 ]
 _NumTexts = Annotated[int, typer.Option(min=20, max=10**7, help="Number of answers to train on.")]
-_Temperature = Annotated[str, typer.Option(help="Temperatures of the answers, mixed; 0 is greedy.")]
+_Temperature = Annotated[
+    str, typer.Option(help="Temperatures of the answers, mixed; 0 is greedy.", metavar="N")
+]
 _Tokens = Annotated[int, typer.Option(min=2, max=131072, help="Maximum tokens per answer.")]
 _Steps = Annotated[int, typer.Option(min=1, max=10**7, help="Number of training batches.")]
 _Batch = Annotated[int, typer.Option(min=32, max=10**7, help="Approximate tokens per batch.")]
@@ -60,7 +67,10 @@ _Rows = Annotated[
 _Budget = Annotated[
     str | None,
     typer.Option(
-        "--time-budget", help=("Time to spend, such as 5m; reduces the steps."), show_default=False
+        "--time-budget",
+        help=("Time to spend, such as 5m; reduces the steps."),
+        show_default=False,
+        metavar="DURATION",
     ),
 ]
 _Resume = Annotated[bool, typer.Option("--resume", help="Resume the training in --output.")]

@@ -75,6 +75,7 @@ _Detect = Annotated[
         help="As many tokens as it takes to find, in 80% of calls, a fault that displaces this "
         "share of them, such as 1%.",
         show_default=False,
+        metavar="PERCENT",
     ),
 ]
 
@@ -89,6 +90,7 @@ _Budget = Annotated[
         help="Time within which it samples as many tokens as a verdict needs, such as 1h; not of "
         "servers.",
         show_default=BUDGET,
+        metavar="DURATION",
     ),
 ]
 

@@ -45,6 +45,7 @@ class DecoderSettings:
             help="Acceptance rates to simulate: 0.7, 0.8,0.6 (by position) or "
             "histogram:40,20,40. Speeds are real, texts are not.",
             shown=False,
+            placeholder="RATES",
         ),
     ] = None
     dummy_weights: Annotated[

@@ -75,6 +75,7 @@ PromptField = Annotated[
         is_rare=True,
         help="Field of a file's rows that contains the prompt, such as question or body.text.",
         shown="the field that published prompt sets use",
+        placeholder="FIELD",
     ),
 ]
 K = Option(
@@ -84,6 +85,7 @@ K = Option(
     max=MAX_K,
     help="K: a number, a range or a list (4, 0..8 or 1,2,4), auto, or 0..8,auto.",
     shown=f"the pairing's, or {DEFAULT_K}",
+    placeholder="K",
 )
 Temperatures = Annotated[
     tuple[float, ...],
@@ -92,6 +94,7 @@ Temperatures = Annotated[
         read=parse_temperatures,
         min=0,
         help="0 is greedy; a list such as 0,1 measures each.",
+        placeholder="N",
     ),
 ]
 MaxNewTokens = Annotated[
@@ -112,6 +115,7 @@ BudgetS = Annotated[
         help="Measure for about this long, such as 3m. It sets the numbers of prompts and repeats. "
         "Loading and warm-up are not cut short.",
         shown=False,
+        placeholder="DURATION",
     ),
 ]
 Engines = Annotated[
@@ -199,6 +203,7 @@ class EffortSettings:
             read=parse_share,
             help="Stop once the best K's speedup is known within plus or minus this, such as 2%.",
             shown=False,
+            placeholder="PERCENT",
         ),
     ] = None
 
@@ -221,6 +226,7 @@ class LoadSettings:
             min=1,
             max=MAX_CONCURRENCY,
             help="Concurrent requests: 1 or a list such as 1,4,16.",
+            placeholder="N",
         ),
     ] = (1,)
     request_rate: Annotated[  # None: closed loop
@@ -238,6 +244,7 @@ class LoadSettings:
             help="Choose K by goodput: requests per second within these limits, such as "
             "ttft=200ms,tpot=20ms; also request_latency.",
             shown="the fastest K",
+            placeholder="LIMITS",
         ),
     ] = None
     num_samples: Annotated[  # above 1: also a cell with N outputs per prompt
@@ -260,6 +267,7 @@ class LoadSettings:
             max=MAX_CONTEXT,
             help="Lengthen prompts with real text to this many tokens, such as 512,4k,32k.",
             shown=False,
+            placeholder="N",
         ),
     ] = ()
 
@@ -292,6 +300,7 @@ class ForecastSettings:
             help="Forecast your serving engine's best K from its step times: a table, a `vllm "
             "bench serve` result, a run or a server's URL. Repeatable.",
             shown=False,
+            placeholder="FILE",
         ),
     ] = ()
     acceptance_rule: Annotated[  # of the engine of `costs`; None: as drafts are made here

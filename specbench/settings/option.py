@@ -15,6 +15,7 @@ class Option:
     min: float | None = None
     max: float | None = None
     read: Callable[[Any], object] | None = None  # the value that words mean; None: as typed
+    placeholder: str | None = None  # of its value in help; None: by the type
     is_rare: bool = False  # printed by --help-all only
     is_repeated: bool = False  # `read` gets a list, which is empty without the option
     is_argument: bool = False

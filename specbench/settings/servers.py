@@ -21,6 +21,7 @@ class ServerSettings:
             help="Measure a running server, such as http://localhost:8000, with #k=4 if its K is "
             "4. Repeatable for other K and replicas.",
             shown=False,
+            placeholder="URL",
         ),
     ] = ()
     launch: Annotated[
@@ -30,6 +31,7 @@ class ServerSettings:
             help="Command that starts the engine, with {args} and {port}, such as "
             "'docker run --network host IMAGE {args}'.",
             shown="the engine's",
+            placeholder="COMMAND",
         ),
     ] = None
     engine_python: Annotated[
@@ -43,6 +45,7 @@ class ServerSettings:
             read=parse_engine_args,
             help="Arguments for the engine, such as '--tensor-parallel-size 2'.",
             shown=False,
+            placeholder="ARGS",
         ),
     ] = ()
     engine_version: Annotated[
@@ -51,6 +54,7 @@ class ServerSettings:
             is_rare=True,
             help="Version of the engine, whose flags differ between releases.",
             shown="what --engine-python reports, or the newest known",
+            placeholder="VERSION",
         ),
     ] = None
     cycles: Annotated[
@@ -87,5 +91,6 @@ class ServerSettings:
             names=("--startup-timeout",),
             min=1,
             help="Seconds until a started server must be healthy.",
+            placeholder="SECONDS",
         ),
     ] = 900.0
