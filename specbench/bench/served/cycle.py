@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 from specbench.bench.blocks import Cell
 from specbench.bench.budget import Deadline
@@ -31,12 +33,13 @@ from specbench.inputs.address import Address
 from specbench.probes.nvml import Gpus
 from specbench.records import BlockPurpose, BlockRecord, DraftConfig, ServerRecord
 from specbench.runs import RunStore, StoredRecord, StoredRun
-from specbench.servers.page_cache import read_once
 from specbench.servers.server_log import EngineError
 from specbench.servers.silence import watch_for_stalls
 
 Failures = Mapping[DraftConfig, Sequence[str]]  # reasons of the latest consecutive failures
 LONGEST_REASON = 1_000  # characters of a stored reason
+WEIGHTS = (".safetensors", ".gguf", ".bin")
+CHUNK_BYTES = 2**24
 TRIES = 2  # consecutive failed sessions after which a K is not tried again
 _NUMBER = re.compile(r"[\d.]+")
 
@@ -123,7 +126,7 @@ class CycleRun:
                 self._measure_session(session, attempt, loop)
 
     def _read_models(self) -> None:
-        """Read the models into the page cache, so that all server starts are alike."""
+        """Read the models into the system's page cache, so that all server starts are alike."""
         models = [self._plan.target.model, *(p.drafter.model for p in self._plan.pairings)]
         for folder in dict.fromkeys(m.folder for m in models if m is not None and m.folder):
             with suppress(ModelError):  # the engine then reports the error
@@ -208,3 +211,20 @@ def _same(reason: str, other: str) -> bool:
 def _on_one_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     return " ".join(filter(None, lines))[:LONGEST_REASON] or type(error).__name__
+
+
+@cache
+def read_once(model: Path) -> int:
+    """Read the weights of a folder, or one file, once per process; the bytes read. ModelError."""
+    chunk = bytearray(CHUNK_BYTES)
+    num_bytes = 0
+    try:
+        inside = model.iterdir() if model.is_dir() else ()
+        weights = [path for path in inside if path.suffix in WEIGHTS and path.is_file()]
+        for path in weights if model.is_dir() else [model]:
+            with path.open("rb", buffering=0) as stream:
+                while num_read := stream.readinto(chunk):
+                    num_bytes += num_read
+    except OSError as error:
+        raise ModelError(f"{model} cannot be read: {error}") from error
+    return num_bytes

@@ -1,7 +1,7 @@
 import pytest
 
+from specbench.bench.served.cycle import CHUNK_BYTES, read_once
 from specbench.errors import ModelError
-from specbench.servers.page_cache import CHUNK_BYTES, read_once
 
 
 def test_the_weights_of_a_model_are_read_and_nothing_else(tmp_path):

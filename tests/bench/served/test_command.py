@@ -1,7 +1,7 @@
 import pytest
 
+from specbench.bench.served.host import command_line
 from specbench.errors import UsageError
-from specbench.servers.command import command_line
 
 DEFAULT = ["python", "-m", "engine"]
 ARGS = ["--model", "my model", "--port", "8123"]
