@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from specbench.errors import ModelError
 
-MOST_LAYERS = 1000  # what no head has; a config that says more is not followed
+MOST_LAYERS = 1000  # more than any head has
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class Fields:
         return int(value)
 
     def must(self, name: str, least: int = 0, most: int | None = None) -> int:
-        """A whole number that has to be there."""
+        """A whole number; ModelError if it is missing."""
         value = self.whole(name, least, most)
         if value is None:
             self.lacks(name)
@@ -122,7 +122,7 @@ ATTENTION_LAYERS = frozenset(
 STATE_LAYERS = ("linear_attention", "conv")  # by the names that masks go by
 # `mamba` is an older name; `hybrid` layers have attention and a state; the last two have neither.
 _KNOWN_LAYER_TYPES = ATTENTION_LAYERS | {*STATE_LAYERS, "mamba", "hybrid", "mlp", "moe"}
-_OWN_LAYER_TYPES = {"zaya": {"hybrid_sliding"}}  # others call the mask of such a layer otherwise
+_OWN_LAYER_TYPES = {"zaya": {"hybrid_sliding"}}  # others name the mask otherwise
 _WITH_ALIBI = ("bloom", "mpt")  # by model type; others have a field for it
 _PICKED = ("index_topk", "keep_window_size")  # DeepSeek V3.2, GLM with DSA; Doge
 ELSEWHERE = "measure it with --engine transformers, or with vllm if vLLM serves it"
@@ -148,7 +148,7 @@ def is_hybrid(fields: ReadField) -> bool:
 
 
 def unsupported_attention(fields: ReadField) -> str | None:
-    """Why the decoder would be wrong, to be read after the model's name; None if it is not."""
+    """Why the decoder does not support the model, to follow its name; None if it does."""
     known = _KNOWN_LAYER_TYPES | _OWN_LAYER_TYPES.get(str(fields("model_type")), set())
     if unknown := set(fields("layer_types") or ()) - known:
         return (
@@ -201,7 +201,7 @@ def ropes(fields: ReadField) -> list[Mapping[str, Any]]:
 
 
 def rope_type(rope: Mapping[str, Any]) -> Any:
-    """Under the key of today, else that of older configs."""
+    """The value of the current key, or else of the key of older configs."""
     return rope.get("rope_type") or rope.get("type")
 
 
@@ -240,7 +240,7 @@ ACTIVATIONS = frozenset(
         *("gelu_python_tanh", "gelu_pytorch_tanh"),
     }
 )
-# What would change the computation, with the value that does not.
+# Fields that change the computation, with the value that does not.
 _NEUTRAL = {
     "partial_rotary_factor": 1.0,
     "attn_logit_softcapping": 0.0,

@@ -1,4 +1,4 @@
-"""The files of a draft head: its config, tensors or what headers say of them, and its layout."""
+"""The files of a draft head: its config, its tensors or their headers, and its layout."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ OLD_ROTARY = "rotary_emb.inv_freq"  # old transformers stored what follows from 
 
 
 class Shaped(Protocol):
-    """A tensor as far as fitting goes."""
+    """The type and shape of a tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -27,7 +27,7 @@ class Shaped(Protocol):
 
 @runtime_checkable
 class KnowsHeaders(Protocol):
-    """Tensors of which something is known before they are read."""
+    """Tensors with headers that are known before they are read."""
 
     def header(self, name: str) -> Shaped: ...
 
@@ -55,15 +55,15 @@ class HeadFiles(Generic[T_co]):
         return self._mapped(lambda name: new_name(name, rename))
 
     def without(self, suffix: str) -> Self:
-        """Without the tensors whose names end so."""
+        """The files without the tensors whose names end with these suffixes."""
         return self._mapped(lambda name: None if name.endswith(suffix) else name)
 
     def under(self, prefix: str) -> Self:
-        """Only what begins with the prefix, and without it."""
+        """The tensors whose names begin with the prefix, without the prefix."""
         return self._mapped(lambda n: n.removeprefix(prefix) if n.startswith(prefix) else None)
 
     def _mapped(self, new_name: Callable[[str], str | None]) -> Self:
-        """Under new names, without reading a tensor; None leaves one out."""
+        """The tensors under new names, without reading them; None leaves one out."""
         names: dict[str, str] = {}
         for old in self.tensors:
             new = new_name(old)
@@ -123,7 +123,7 @@ def new_name(name: str, rename: Mapping[str, str]) -> str:
 
 
 def _listed(names: list[str], most: int = 12) -> str:
-    """Names with commas; of very many the first ones."""
+    """The names with commas; only the first ones of very many."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -221,7 +221,7 @@ def token_ids(files: HeadFiles[Shaped], D: int, V: int) -> list[int] | None:
 
 
 class Layout(NamedTuple):
-    """Whose layout a head's files have, and whether a head by its author was ever met.
+    """The project whose layout a head's files have, and whether its heads were tested.
 
     `release` is the one whose heads were met, which `tests/foreign_heads` holds; None: only its
     source was read. docs/heads.md has the same as a table.

@@ -13,14 +13,14 @@ _SMALL_FILES = (".json", ".jinja", ".model", ".tiktoken", ".txt")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HubFacts:
-    """One model there; None: the hub does not say."""
+    """A model on the hub; None: not stated by the hub."""
 
     source: str
     revision: str | None = None  # the commit that the entry's revision, or the newest, is now
     license: str | None = None
     is_gated: bool = False
     weight_bytes: int | None = None  # of its safetensors files, as stored
-    problem: str | None = None  # why there is nothing else
+    problem: str | None = None  # why the other fields are unknown
     sizes: Mapping[str, int | None] = field(default_factory=dict, compare=False)  # bytes by file
 
     def files_to_load(self, *, weights: bool, code: bool) -> dict[str, int]:
@@ -34,7 +34,7 @@ class HubFacts:
 
 
 def hub_facts(source: str, revision: str | None) -> HubFacts:
-    """The hub's word on a model; UsageError if the hub itself cannot be asked."""
+    """The facts of the hub about a model; UsageError if the hub cannot be reached."""
     from huggingface_hub import HfApi, constants  # noqa: PLC0415 - half a second
     from huggingface_hub.errors import (  # noqa: PLC0415
         GatedRepoError,

@@ -18,7 +18,7 @@ _SHARED = "lm_head.weight"
 
 
 class _Names(NamedTuple):
-    """How files name the tensors of head i."""
+    """The names of head i's tensors in a file."""
 
     numbers: re.Pattern[str]  # of head and layer, in a layer's name
     layer: str
@@ -192,7 +192,7 @@ NEW_HEADS = 4  # of a new checkpoint by default
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MedusaTree:
-    """Heads, and how drafts branch that they make."""
+    """The heads, and the tree of their drafts."""
 
     num_heads: int
     num_tokens: int | None  # that the heads can say; None: more than any tree has ranks

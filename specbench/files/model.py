@@ -1,4 +1,4 @@
-"""A model or a head as its files describe it, in a local folder or the hub's cache."""
+"""A model or a head by its files, in a local folder or the hub's cache."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -48,7 +48,7 @@ UNKNOWN_TYPE = (
     "the installed transformers does not know the model_type of its config.json; correct it, or "
     "install a newer transformers"
 )
-# What architectures call a size that most call otherwise.
+# Other names of sizes in some architectures.
 _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "dtype": ("torch_dtype",),
     "hidden_size": ("n_embd", "d_model"),
@@ -62,7 +62,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
 class ModelFiles:
-    """Nothing is loaded, and a file is read when it is first asked for. All raise ModelError."""
+    """The files of a model, each read at its first use. All methods raise ModelError."""
 
     def __init__(self, spec: ModelSpec, folder: Path) -> None:
         self.spec = spec
@@ -98,7 +98,7 @@ class ModelFiles:
         return fields.whole(name, least=1)
 
     def must(self, name: str) -> int:
-        """A size that has to be there."""
+        """A size; ModelError if it is missing."""
         value = self.size(name)
         if value is None:
             raise ModelError(f"{self.spec.source}: config.json has no {name}")

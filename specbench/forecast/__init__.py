@@ -1,5 +1,5 @@
-"""Which K are worth measuring? Traces and step times in, forecast speedups out.
+"""Forecasts of speedups from traces and step times, to choose the K to measure.
 
-Open `forecast.py` first: it replays the rounds of every K along a trace. `cost_curve.py` has what a
-round costs, and `engine_costs.py` reads the step times of other engines.
+Read `forecast.py` first: it replays the rounds of every K along a trace. `cost_curve.py` has the
+cost of a round, and `engine_costs.py` reads the step times of other engines.
 """

@@ -21,7 +21,7 @@ class CostCurve:
     visits: Mapping[int, tuple[float, ...]]
     source: str | None = None
     is_relative: bool = False  # True: in steps of K = 0, else in seconds
-    # What was measured there, by K.
+    # Results of the engine of the costs, by K.
     lengths: Mapping[int, float] | None = None  # mean acceptance length
     speedups: Mapping[int, float] | None = None
 

@@ -1,4 +1,4 @@
-"""A stored run as tables: which DataFrame has which figure, in what unit?
+"""The DataFrames of a stored run, with the unit of every figure.
 
 In: a run and its analysis (`report.document`). Out: one DataFrame per table, whose columns are the
 same for every run, and those tables as CSV and Parquet. Open `tables.py` first; `column.py` says

@@ -1,4 +1,4 @@
-"""A row per cell, with its speedup and every metric; and a row per decision, with its words."""
+"""One row per cell, with its speedup and every metric, and one row per decision."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ from specbench.records import CellKey, CellSummary, Decision, RunRecord
 
 
 class Analysed(Protocol):
-    """The source of cells: a run after analysis, as `Document` is."""
+    """The source of cells: a run after analysis, such as `Document`."""
 
     @property
     def run(self) -> RunRecord: ...
@@ -59,7 +59,7 @@ def cells_frame(runs: Sequence[Analysed]) -> pd.DataFrame:
 
 
 def cell_columns() -> tuple[TableColumn[Any], ...]:
-    """Every metric has a column, whether the run has it or not."""
+    """The columns of all metrics, which every run has."""
     metrics = map(_metric_column, all_metrics().values())
     return (RUN_ID, _SYNTHETIC, *KEY, *_SUMMARY, *metrics, cell_id())
 
@@ -92,7 +92,7 @@ class DecisionRow(NamedTuple):
 
     @property
     def key(self) -> CellKey:
-        """The cell to use: `none` and K = 0 if the answer is not to speculate, or undecided."""
+        """The configuration to use: `none` and K = 0 for no speculation and if undecided."""
         return self.decision.key
 
 
@@ -109,7 +109,7 @@ _ANSWER: tuple[TableColumn[DecisionRow], ...] = record_columns(
 
 
 def decisions_frame(runs: Sequence[DecisionSource]) -> pd.DataFrame:
-    """The answer to every question, in the order of the plan."""
+    """The decisions, in the order of the plan."""
     rows = [
         DecisionRow(run.run, replace(decision, reasons=decision.reasons_and_warnings))
         for run in runs
@@ -119,5 +119,5 @@ def decisions_frame(runs: Sequence[DecisionSource]) -> pd.DataFrame:
 
 
 def decision_columns() -> tuple[TableColumn[Any], ...]:
-    """`cell_id` is the cell that the decision is about, also if the answer is not to use it."""
+    """The columns of decisions; `cell_id` is the cell that a decision is about."""
     return (RUN_ID, *KEY, _VERDICT, *_ANSWER, cell_id(attrgetter("decision.leader")))

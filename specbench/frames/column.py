@@ -1,7 +1,7 @@
-"""A column of a table: its name, unit, meaning and type, and how a row fills it.
+"""A column of a table: its name, unit, meaning and type, and the value of a row.
 
-A record's field says its own meaning and unit (`records.doc`); every table begins and ends with
-the columns of its run and cell.
+The fields of records declare meaning and unit (`records.doc`); every table begins and ends with the
+columns of its run and cell.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +29,7 @@ _NULLABLE = {bool: "boolean", int: "Int64", float: "Float64", str: "category"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableColumn(Generic[Row]):
-    """A column of a table; its `value` is None if a row has none: absent, never zero."""
+    """A column of a table; `value` returns None for an absent value, which is never zero."""
 
     name: str
     unit: str
@@ -45,7 +45,7 @@ def record_columns(
     without: Iterable[str] = (),
     prefix: str = "",
 ) -> tuple[TableColumn[Row], ...]:
-    """A column for every field of a record, in its order; an interval is three, its estimate first.
+    """One column per field of a record, in its order; an interval has three, its estimate first.
 
     `get` returns the record of a row; with a `prefix`, a part of it that can be absent. Several
     texts in one field are joined. Raises TypeError for a field without a Doc.
@@ -65,7 +65,7 @@ def record_columns(
 
 
 def dtype_of(annotation: Any, *, each: bool = False) -> str:
-    """pandas' type for what a field or a function is annotated with; `each`: for one of a tuple."""
+    """pandas' type for the annotation of a field or function; `each`: for an entry of a tuple."""
     options = set(get_args(annotation)) if get_origin(annotation) is UnionType else {annotation}
     (kind,) = options - {NoneType}
     if get_origin(kind) is tuple:
@@ -152,7 +152,7 @@ def _joined(get: Callable[[Row], Any]) -> Callable[[Row], Any]:
 
 
 class OfRun(Protocol):
-    """A row of any table: whose it is."""
+    """The run and the cell of a row of any table."""
 
     @property
     def run(self) -> RunRecord: ...

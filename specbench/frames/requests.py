@@ -1,4 +1,4 @@
-"""A row per request, one turn of one prompt decoded once in one cell; and a row per round of it."""
+"""One row per request (one turn of one prompt, decoded once in one cell), and one per round."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -53,7 +53,7 @@ def request_rows(stored: StoredRun) -> Iterator[RequestRow]:
 
 
 def requests_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
-    """Every request of both passes, in the order they were stored."""
+    """Every request of both phases, in the order they were stored."""
     return frame_of(request_columns(), [row for run in runs for row in request_rows(run)])
 
 
@@ -142,7 +142,7 @@ def round_columns() -> tuple[TableColumn[Any], ...]:
 
 
 def rounds_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
-    """The rounds of every request that finished: those which metrics are computed from."""
+    """The rounds of every finished request, from which metrics are computed."""
     rows = [row for stored in runs for row in request_rows(stored) if _counts(row)]
     lengths = [len(index) for index in map(_index, rows)]
     request_of = np.repeat(np.arange(len(rows)), lengths)
@@ -167,7 +167,7 @@ def _index(row: RequestRow) -> range:
 
 
 def _logged() -> Iterator[TableColumn[RequestRow]]:
-    """The fields of a log, each a request's rounds at once, by the type of a single one."""
+    """The fields of a log, which have one entry per round, with the type of an entry."""
     hints = get_type_hints(RoundLog)
     for column in record_columns(RoundLog, attrgetter("request.rounds")):
         yield replace(column, dtype=dtype_of(hints[column.name], each=True))

@@ -1,4 +1,4 @@
-"""A row per session of a server: its command, its effective settings and its counters."""
+"""One row per session of a server: its command, effective settings and counters."""
 
 import json
 import shlex
@@ -31,7 +31,7 @@ class ServerRow(NamedTuple):
 
 
 def servers_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
-    """Every attempt at a session, in their order; no row if nothing was served."""
+    """Every attempt at a session, in order; none without a serving engine."""
     rows = [ServerRow(run.run, server) for run in runs for server in run.servers]
     return frame_of(server_columns(), rows)
 

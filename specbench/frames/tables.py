@@ -1,4 +1,4 @@
-"""The tables there are, what a row of each is, and what its columns mean."""
+"""All tables, with the meaning of their rows and columns."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from specbench.frames.requests import request_columns, round_columns
 from specbench.frames.servers import server_columns
 from specbench.plain_text import inert_cell
 
-# Written as JSON writes them, from the first version of the file on; other flags as True, False.
+# Flags that the file has as in JSON since its first version; other flags are True and False.
 _JSON_FLAGS = ("synthetic", "valid")
 
 

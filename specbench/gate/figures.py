@@ -239,7 +239,7 @@ def _of_unit(cell: CellData, unit: str) -> _UnitRequests:
     if not cell.key.condition.is_stream:
         both = (tuple(r for r in s if r.prompt_id == unit) for s in (cell.requests, cell.baseline))
         return _UnitRequests(*both)
-    # In a pass that serves a prompt several times, each time is a separate repeat.
+    # A pass may serve one prompt several times; each time is a separate repeat.
     served = cell.passes[int(unit.removeprefix("pass "))]
     base = (p.requests for p in cell.baseline_passes if p.name == served.name)
     return _UnitRequests(served.requests, tuple(r for each in base for r in each))

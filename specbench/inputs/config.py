@@ -51,7 +51,7 @@ MAX_K = 64
 def load_pairings(path: Path | None = None) -> Pairings:
     """Read `path`, else pairings.yaml of the working folder; the shipped one adds to either.
 
-    Whatever is wrong raises ConfigError with file, line, key and what is allowed.
+    Raises ConfigError with file, line, key and the allowed values.
     """
     of_folder, of_package = Path("pairings.yaml"), shipped("pairings.yaml")
     file = path or (of_folder if of_folder.exists() else of_package)
@@ -65,7 +65,7 @@ def load_pairings(path: Path | None = None) -> Pairings:
 
 @cache
 def _read_once(shipped_file: Path) -> Pairings:
-    """It is long, and the same for as long as the program runs."""
+    """The shipped file, which is long and read once per process."""
     return _read(shipped_file)
 
 

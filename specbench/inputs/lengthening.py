@@ -1,4 +1,4 @@
-"""Lengthens prompts with real text, so that speed can be measured against context length.
+"""Lengthens prompts with real text, to measure speed against context length.
 
 The first user message grows from QUESTION to
 
@@ -49,7 +49,7 @@ class TextSource:
         return cls(workloads=(workload, *added), seed=seed)
 
     def texts(self, prompt: Prompt) -> Iterator[str]:
-        """The text of other prompts, endless and without paragraphs of the prompt itself.
+        """An endless text of other prompts, without paragraphs of the prompt itself.
 
         Documents, questions and earlier outputs; no system messages. The prompts of a workload form
         a ring whose order depends on the seed and their ids, and each is followed by those after

@@ -48,7 +48,7 @@ def gguf_complaint(source: str, beside: Path = Path()) -> str | None:
 
 
 def model_spec(source: str) -> ModelSpec:
-    """The model that a word on the command line names; UsageError if it cannot be one."""
+    """The model of this name on the command line; UsageError if it cannot be one."""
     if complaint := gguf_complaint(source):
         raise UsageError(complaint)
     kind, _, name = source.partition(":")
@@ -146,7 +146,7 @@ def _model_folder(value: Value) -> Path | None:
 
 
 def _folder_complaint(hub_id: str, beside: Path) -> str | None:
-    """Why a hub id that is also a folder's name is refused; None if it is accepted.
+    """Why a hub id is rejected because a folder has its name; None if it is accepted.
 
     Loading prefers a folder in the working folder to a hub id of the same name, so such an id is
     always refused.

@@ -1,4 +1,4 @@
-"""A target, its drafters, and the pairings of the two: what pairings.yaml says, as records."""
+"""The records of pairings.yaml: a target, its drafters, and their pairings."""
 
 import hashlib
 import json
@@ -17,12 +17,12 @@ from specbench.settings.words import nearest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """The page that names the entry, and what it states; None: not stated."""
+    """The page that published the entry, and its statements; None: not stated."""
 
     source: str
     checked: date
     license: str | None = None
-    figure: str | None = None  # what the authors report of it, in their terms
+    figure: str | None = None  # a figure that the authors report, in their terms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class DrafterSpec:
     method: str
     model: ModelSpec | None = None
     parameters: Mapping[str, Setting] = field(default_factory=dict)
-    num_speculative_tokens: int | None = None  # None: the file leaves it to the program
+    num_speculative_tokens: int | None = None  # None: chosen by the program
     lossy: LossyRule | None = None  # None: the text is the target's own
     note: str = ""
     origin: Origin | None = None  # None: an entry of the user's own
@@ -41,7 +41,7 @@ class DrafterSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """The model whose distribution is kept, and its drafters in the file's order."""
+    """The model whose distribution is preserved, and its drafters in the file's order."""
 
     name: str
     model: ModelSpec
@@ -69,12 +69,12 @@ class Pairing:
 
     @property
     def least_gib(self) -> float:
-        """The part of it that the file states; 0 if none."""
+        """The part of the memory that the file states; 0 if none."""
         return sum(model.weights_gib or 0.0 for model in self.models)
 
     @property
     def models(self) -> tuple[ModelSpec, ...]:
-        """The target's, and the drafter's if it has one."""
+        """The models of the target and, if it has one, of the drafter."""
         drafter = self.drafter.model
         return (self.target.model, drafter) if drafter else (self.target.model,)
 
@@ -93,7 +93,7 @@ class Pairing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pairings:
-    """A whole pairings.yaml, and the shipped targets whose names it has not."""
+    """The pairings of a pairings.yaml, and the shipped targets with other names."""
 
     path: Path
     targets: tuple[Target, ...]
@@ -163,7 +163,7 @@ def _as_a_model(word: str) -> str:
 
 
 def _weights(model: ModelSpec) -> dict[str, object]:
-    """A model's entry without what the same weights may differ by: place and sizes stated."""
+    """A model's entry without its location and stated sizes, which may differ for equal weights."""
     stated = ("folder", "weights_gib", "vocab_size")
     return {key: value for key, value in asdict(model).items() if key not in stated}
 

@@ -75,7 +75,7 @@ def read_rows(file: Path) -> Iterator[tuple[Row, bytes]]:
 
 
 def _start(file: Path, stream: gzip.GzipFile | io.BufferedReader) -> bytes:
-    """The first byte that is not blank; advice for a file of another kind."""
+    """The first byte that is not blank; raises an error with advice for a file of another kind."""
     first = Row(file=file, line=1)
     try:
         head = stream.peek(2**12)
@@ -200,7 +200,7 @@ def row_object(content: bytes, row: Row) -> Mapping[str, Any]:
 
 
 def without_nulls(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """A field that is null is one that is not there."""
+    """The fields of the row without those that are null."""
     return {key: value for key, value in entry.items() if value is not None}
 
 

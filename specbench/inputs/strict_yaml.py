@@ -94,7 +94,7 @@ class Value:
         return str(self.node.value).lower() in ("true", "yes", "on")
 
     def scalar(self) -> str | int | float | bool:
-        """A single value of whatever type it is written as."""
+        """A single value of any type."""
         match self.node.tag.removeprefix(_TAG):
             case "bool":
                 return self.flag()
@@ -141,13 +141,13 @@ class YamlMapping:
     entries: Mapping[str, Value]
 
     def must(self, key: str, read: Callable[[Value], T]) -> T:
-        """The entry as `read` reads it; its absence is an error."""
+        """The entry, read by `read`; it is an error if it is missing."""
         if key not in self.entries:
             self.value.fail(f"the key `{key}` is missing")
         return read(self.entries[key])
 
     def may(self, key: str, read: Callable[[Value], T], default: D) -> T | D:
-        """The entry as `read` reads it, or `default` if the file has none."""
+        """The entry, read by `read`, or `default` if it is missing."""
         return read(self.entries[key]) if key in self.entries else default
 
 
@@ -199,7 +199,7 @@ def one_of(allowed: Sequence[str]) -> Callable[[Value], str]:
 
 
 def read_yaml(file: Path, error: type[SpecbenchError]) -> Value:
-    """The file's top value; whatever is wrong with the file raises `error` with its line."""
+    """The top value of a file; raises `error` with the line of a fault."""
     text = _read_text(file, error)
     try:
         loader = _Loader(text)

@@ -1,4 +1,4 @@
-"""One row of a prompt file -> a Prompt: our own format and those of the field.
+"""Reads one row of a prompt file as a Prompt, from the own format and those of known sets.
 
     {"turns": ["...", "..."], "system": "..."}             Spec-Bench, MT-bench, ours
     {"messages": [{"role": "user", "content": "..."}]}     OpenAI chat, ours for tool use
@@ -7,7 +7,7 @@
 
 KNOWN_SETS has the others. In addition: id (or question_id), category, tools, template_args,
 prediction. A prediction is a text that the first answer may resemble, or a list of such texts or
-nulls, one a turn; the method `previous_turn` drafts from it.
+nulls, one per turn; the method `previous_turn` drafts from it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +70,7 @@ class KnownSet(NamedTuple):
     then: str = ""  # a field whose text follows the prompt, if there is any
     is_whole: bool = False  # a row has no other fields
     is_request: bool = False  # the row is the body of an API call
-    may_skip: bool = False  # rows with nothing to ask are left out
+    may_skip: bool = False  # rows without a question are left out
 
     def fits(self, entry: Mapping[str, Any]) -> bool:
         """Whether the row has the fields of this set."""
@@ -79,7 +79,7 @@ class KnownSet(NamedTuple):
 
 
 class SkippedRow(Exception):
-    """A row with nothing to ask, in a set that is known to have such rows; says why."""
+    """A row without a question, in a set known to have such rows; its text is the reason."""
 
 
 def read_prompt(
@@ -271,7 +271,7 @@ def _message(entry: Mapping[str, Any], refuse: Refuse) -> Message:
 
 
 def _joined(parts: Sequence[Mapping[str, Any]], refuse: Refuse) -> str:
-    """Content in parts as one text, a part per line, as vLLM hands it to templates of text."""
+    """Content in parts as one text, one part per line, as vLLM passes it to text templates."""
     for part in parts:
         if part.get("type") not in _TEXT_PARTS:
             refuse(

@@ -1,6 +1,6 @@
 """Finds, checks and reads prompts.
 
-A workload is two files: NAME.jsonl, one prompt a line, and NAME.yaml, its card:
+A workload is two files: NAME.jsonl, one prompt per line, and NAME.yaml, its card:
 
     name: chat
     description: text
@@ -47,11 +47,11 @@ class PromptSample:
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
-        """The prompts that are held, in the order of the file."""
+        """The prompts of the sample, in the order of the file."""
         return tuple(prompt for _, _, prompt in sorted(self._held, key=lambda held: held[1]))
 
     def add(self, prompt: Prompt, sha256: str) -> None:
-        """Hold the prompt; `sha256`, of its id, decides between it and others."""
+        """Adds one prompt; `sha256`, the hash of its id, decides whether it stays."""
         self._num_added += 1
         heapq.heappush(self._held, (-int(sha256, 16), self._num_added, prompt))
         self._size += _size(prompt)
@@ -60,7 +60,7 @@ class PromptSample:
             self.num_left_out += 1
 
     def note(self, file: str) -> str:
-        """A note about a file of which only a sample is held."""
+        """A note about a file of which only a sample is used."""
         return (
             f"{file}: {len(self._held):,} of {self._num_added:,} prompts are used, drawn evenly: "
             f"at most {self._most / 2**20:,.0f} MiB of text are held"
@@ -84,17 +84,17 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class Workload:
     """Prompts of one kind; only a workload with a card has a license and a length."""
 
-    name: str  # a file without a card goes by its file name
+    name: str  # of the card, or else of the file
     path: Path
     sha256: str  # of the file's bytes
     prompts: tuple[Prompt, ...]
     description: str = ""
     license: str | None = None
     max_new_tokens: int | None = None
-    notes: tuple[str, ...] = ()  # what of the file is not among the prompts
+    notes: tuple[str, ...] = ()  # notes on the rows of the file that are not prompts
 
     def take(self, num_prompts: int, seed: int) -> tuple[Prompt, ...]:
-        """A draw spread evenly over the categories; a smaller one begins a larger one.
+        """A sample spread evenly over the categories; a larger one starts with a smaller one.
 
         The order depends only on the seed and the ids. Fewer are returned if there are fewer;
         UsageError below one.

@@ -62,13 +62,13 @@ def moments(
             values.invalid[labels[request.cell_id]] = None
     return tuple(
         Moment(
-            at_s=(place + 0.5) * width,
+            at_s=(index + 0.5) * width,
             sm_clock_mhz=min(values.clocks, default=None),
             cpu_share=min(values.shares, default=None),
             baseline_speed=fmean(values.speeds) if values.speeds else None,
             invalid=tuple(values.invalid),
         )
-        for place, values in sorted(by_moment.items())
+        for index, values in sorted(by_moment.items())
     )
 
 
@@ -188,8 +188,8 @@ def _drifted(cells: Iterable[CellData]) -> Iterator[str]:
     for cell in cells:
         for request in cell.finished:
             if request.decode_s and request.num_timed_tokens > 0:
-                place = cell.key, request.prompt_id, request.turn
-                times.setdefault(place, []).append(request.decode_s / request.num_timed_tokens)
+                prompt = cell.key, request.prompt_id, request.turn
+                times.setdefault(prompt, []).append(request.decode_s / request.num_timed_tokens)
     ratios = [max(some) / min(some) for some in times.values() if len(some) > 1]
     if len(ratios) >= FEWEST_PROMPTS and median(ratios) > DRIFTED:
         yield f"K = 0 drifted by a factor of {median(ratios):.2f} between blocks of one prompt"

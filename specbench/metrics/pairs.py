@@ -30,7 +30,7 @@ from specbench.stats.crossed import crossed_speedup
 from specbench.stats.intervals import with_half_count
 
 U = TypeVar("U", bound=Hashable)
-_Place = tuple[int | None, str]  # cycle of a server's sessions, None: in no whole one; and unit
+_UnitKey = tuple[int | None, str]  # cycle of a server's sessions, None: in no whole one; and unit
 _NO_SPAN = Span(math.nan, math.nan)
 
 
@@ -62,7 +62,7 @@ class PairedSeconds(NamedTuple):
 class _PairedUnits(NamedTuple):
     """Requests that finished on both sides, and the unit that each pair is added to."""
 
-    places: list[_Place]
+    unit_keys: list[_UnitKey]
     base: RequestTimings
     spec: RequestTimings
 
@@ -70,7 +70,7 @@ class _PairedUnits(NamedTuple):
 class _PairedRows(NamedTuple):
     """Amounts that requests or passes add to their units, one row per request or pass."""
 
-    places: list[_Place]
+    unit_keys: list[_UnitKey]
     columns: NDArray[np.float64]  # of PairedSeconds; NaN if a side has no such time
 
 
@@ -97,8 +97,8 @@ def prompt_speedups(cell: CellData) -> dict[str, float]:
     """
     if cell.key.condition.overlaps or cell.slo:
         return {}
-    places, columns = _requests(cell, _decoding)
-    sums = _sums([prompt for _, prompt in places], columns)
+    unit_keys, columns = _requests(cell, _decoding)
+    sums = _sums([prompt for _, prompt in unit_keys], columns)
     return {
         prompt: float(base_s / base_tokens / (spec_s / spec_tokens))
         for prompt, (base_s, spec_s, base_tokens, spec_tokens) in sums.items()
@@ -143,7 +143,7 @@ def paired_goodput(cell: CellData) -> PairedSeconds | None:
         )
     else:
         rows = _rows(
-            [_place(cell, spec.prompt_id, spec) for _, spec in cell.pairs],
+            [_unit_key(cell, spec.prompt_id, spec) for _, spec in cell.pairs],
             ((_whole(request, cell.slo) for request in pair) for pair in cell.pairs),
         )
     counts = _summed(cell, rows)
@@ -178,7 +178,7 @@ def _paired(cell: CellData) -> _PairedUnits:
     else:
         units = [(pair.spec.prompt_id, pair) for pair in cell.pairs]
     return _PairedUnits(
-        places=[_place(cell, unit, pair.spec) for unit, pair in units],
+        unit_keys=[_unit_key(cell, unit, pair.spec) for unit, pair in units],
         base=timings_of(pair.base for _, pair in units),
         spec=timings_of(pair.spec for _, pair in units),
     )
@@ -188,9 +188,9 @@ def _requests(
     cell: CellData, span: Callable[[RequestTimings], tuple[Column, Column]]
 ) -> _PairedRows:
     """The rows of the pairs; a request without such a time adds nothing."""
-    places, base, spec = _paired(cell)
+    unit_keys, base, spec = _paired(cell)
     columns = np.stack([span(base), span(spec)], axis=1).reshape(4, -1)
-    return _PairedRows(places, np.where(columns > 0, columns, np.nan))
+    return _PairedRows(unit_keys, np.where(columns > 0, columns, np.nan))
 
 
 def _decoding(known: RequestTimings) -> tuple[Column, Column]:
@@ -198,17 +198,17 @@ def _decoding(known: RequestTimings) -> tuple[Column, Column]:
 
 
 def _passes(cell: CellData, span: Callable[[Pass], Span | None]) -> _PairedRows:
-    places = [_place(cell, spec.unit, spec.requests[0]) for _, spec in cell.pass_pairs]
-    return _rows(places, ((span(base), span(spec)) for base, spec in cell.pass_pairs))
+    unit_keys = [_unit_key(cell, spec.unit, spec.requests[0]) for _, spec in cell.pass_pairs]
+    return _rows(unit_keys, ((span(base), span(spec)) for base, spec in cell.pass_pairs))
 
 
-def _rows(places: list[_Place], spans: Iterable[Iterable[Span | None]]) -> _PairedRows:
+def _rows(unit_keys: list[_UnitKey], spans: Iterable[Iterable[Span | None]]) -> _PairedRows:
     table = [[span or _NO_SPAN for span in both] for both in spans]
     columns = np.array(table).reshape(-1, 4).T
-    return _PairedRows(places, columns[[0, 2, 1, 3]])  # seconds of both sides, then tokens
+    return _PairedRows(unit_keys, columns[[0, 2, 1, 3]])  # seconds of both sides, then tokens
 
 
-def _place(cell: CellData, unit: str, request: RequestRecord) -> _Place:
+def _unit_key(cell: CellData, unit: str, request: RequestRecord) -> _UnitKey:
     cycle = cell.cycles.get(request.repeat)
     return cycle, unit if cycle is None or not cell.key.condition.is_stream else ""
 
@@ -217,7 +217,7 @@ def _summed(cell: CellData, rows: _PairedRows) -> PairedSeconds | None:
     """Sums per unit; None if no row has both sides."""
     sums = _sums(*rows)
     if cell.servers:
-        sums = {place: total for place, total in sums.items() if place[0] is not None}
+        sums = {unit_key: total for unit_key, total in sums.items() if unit_key[0] is not None}
     if not sums:
         return None
     if not cell.servers:

@@ -46,8 +46,8 @@ def decode_speedup(cell: CellData) -> float | None:
     concurrent requests busy_tokens_per_s / the baseline's.
 
     If lengths differ, at temperature > 0, the ratio of seconds per output token. With several
-    samples, the seconds until the last one has ended. In open loop, where arrivals determine the
-    throughput, the ratio of mean seconds per output token after the first.
+    samples, the seconds until the last one has ended. In open loop, arrivals determine the
+    throughput, so it is the ratio of mean seconds per output token after the first.
     A ratio of sums, not a mean of ratios: short prompts must not dominate. For a server the
     geometric mean of such ratios over cycles of sessions.
     """

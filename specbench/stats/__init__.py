@@ -1,5 +1,5 @@
-"""How sure is a number? Only numbers enter: floats and arrays in, estimates with errors out.
+"""Statistics: estimates with errors, from floats and arrays.
 
-Start at `spread.py` and `intervals.py`; nothing here knows a record, a metric or a cell. Every
-statistic stands here once, the acceptance formulas (`acceptance.py`) among them.
+Read `spread.py` and `intervals.py` first. No module here depends on records, metrics or cells.
+Every statistic is defined here once, including the acceptance formulas (`acceptance.py`).
 """

@@ -1,4 +1,4 @@
-"""Where a short noisy series stepped, and whether it drifts instead.
+"""Steps of a short noisy series, or else its trend.
 
 Steps: binary segmentation (Scott and Knott 1974; Vostrikova 1981) with the least-squares split,
 each split tested by permutation as E-divisive does (Matteson and James 2014, arXiv:1306.4933), the
@@ -28,7 +28,7 @@ Values = NDArray[np.float64]
 
 
 class ChangePoint(NamedTuple):
-    """From `run_index` on the series is at another level."""
+    """A step: from `run_index` on, the series is at another level."""
 
     run_index: int  # of the first run of the new level
     before: float  # means of the two levels

@@ -1,4 +1,4 @@
-"""An estimate and how far off it may be."""
+"""An estimate with its interval."""
 
 from dataclasses import dataclass
 

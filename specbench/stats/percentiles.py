@@ -13,7 +13,7 @@ def percentile(values: Sequence[float], percent: int) -> float | None:
 
 
 def num_needed(percent: int) -> int:
-    """So many values that one of them is expected beyond the percentile: 20 for the 95th."""
+    """The number of values of which one is expected beyond the percentile: 20 for the 95th."""
     return 100 // (100 - percent)
 
 

@@ -1,4 +1,4 @@
-"""How far off an estimate may be: its standard error, and how well that is known itself."""
+"""The uncertainty of an estimate: its standard error, with its degrees of freedom."""
 
 import math
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ class Uncertainty:
     degrees_of_freedom: float
 
     def margin(self, probability: float = UPPER) -> float:
-        """How far above the estimate the true value is at most, in `probability` of cases."""
+        """The upper limit of true value - estimate, in `probability` of cases."""
         return student_t(self.degrees_of_freedom, probability) * self.standard_error
 
     def detectable(self, probability: float = UPPER, power: float = POWER) -> float:

@@ -41,7 +41,7 @@ def test_what_is_no_address_at_all_is_refused_without_repeating_it():
     with pytest.raises(UsageError, match=r"--step-times: .*such as http://localhost:8000") as wrong:
         Address.at("http://me:secret@[::1", "--step-times")
     assert "secret" not in str(wrong.value)
-    with pytest.raises(UsageError, match="only the K"):
+    with pytest.raises(UsageError, match="expected the server's K"):
         Address.at("http://a#k=\u00b2", "--step-times")
 
 
