@@ -75,7 +75,7 @@ def test_a_server_that_counts_nothing_must_be_said_to_run_at_k_0():
 @pytest.mark.parametrize(
     ("fake", "reason"),
     [
-        (FakeServer(has_usage=False), "no usage"),
+        (FakeServer(has_usage=False), "no `usage`"),
         (FakeServer(models=()), "names no model"),
         (FakeServer(num_rounds=0), "one token each"),
         (FakeServer(models_page="[" * 100_000), "/v1/models is not JSON"),

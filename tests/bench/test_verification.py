@@ -61,7 +61,7 @@ def test_shares_have_together_what_one_process_finds(
                 assert own == other
             case pair:
                 raise AssertionError(pair)
-    told = [text for text in watch.stages if "greedy answers" in text]
+    told = [text for text in watch.told if "greedy answers" in text]
     assert len(told) == 2  # of the whole, and of the first share
 
 

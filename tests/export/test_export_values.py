@@ -130,7 +130,7 @@ def test_tensorrt_llm_says_what_it_does_beyond_the_last_tier():
     rising = deployment("draft_model", tiers=SEVERAL[:2])
     for version, k in (("1.2", 3), ("1.3", 0)):
         said = " ".join(exported("tensorrt_llm", rising, version).not_expressed)
-        assert re.search(f"beyond 4 requests .*TensorRT-LLM keeps K={k}", said)
+        assert re.search(f"above 4 concurrent requests.*TensorRT-LLM keeps K={k}", said)
 
 
 def test_sglang_says_how_it_counts_a_batch_where_k_depends_on_it():

@@ -158,7 +158,7 @@ def test_a_model_folder_must_be_complete(tmp_path):
     [
         ({"launch": "true {arg}"}, "{arg} in"),
         ({"launch": "true 'unclosed"}, "No closing quotation"),
-        ({"engines": ("llama_cpp",), "launch": "true {args}"}, "there is no big.gguf"),
+        ({"engines": ("llama_cpp",), "launch": "true {args}"}, "big.gguf is not in"),
     ],
 )
 def test_what_is_missing_or_mistyped_is_said_before_anything_is_started(tmp_path, changes, said):

@@ -73,7 +73,7 @@ def test_a_missing_gguf_file_is_a_message_that_says_how_to_make_it(tmp_path, mon
     monkeypatch.chdir(with_model(tmp_path, "t/a.gguf", "t/b.gguf"))
     with pytest.raises(UsageError, match=r"t\.gguf is not in") as error:
         LLAMA.launch(start(tmp_path, *DRAFTED, models=(tmp_path / "t",)))
-    assert f"in {tmp_path / 't'}" in str(error.value)
+    assert f"or {tmp_path / 't'};" in str(error.value)
     assert "convert_hf_to_gguf.py MODEL --outfile t.gguf" in str(error.value)
     assert "--engine-args '--model FILE'" in str(error.value)
 
