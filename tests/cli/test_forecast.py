@@ -114,7 +114,7 @@ def told(tiny: Path) -> Ran:
 def test_the_k_of_another_engine(tiny, told):
     assert told.is_complete, told.err
     last = told.out.strip().splitlines()[-1]
-    assert "prompts.jsonl: forecast " in last
+    assert "prompts.jsonl: forecast: " in last
     assert re.search(r"vllm 0\.32\.0 \(costs\.csv\), .*greedily$", last)
     stored = load_run("latest", tiny / "told")
     assert stored.blocks == ()
