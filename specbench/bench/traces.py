@@ -28,7 +28,7 @@ Trace = Callable[
 ]
 
 
-class Ground(NamedTuple):
+class TraceKey(NamedTuple):
     """The facts that traces depend on in addition to the drafter.
 
     Conditions that differ only in the number of rows share traces.
@@ -39,8 +39,8 @@ class Ground(NamedTuple):
     context: int | None
 
 
-def ground_of(condition: Condition) -> Ground:
-    return Ground(condition.workload, condition.temperature, condition.context)
+def trace_key_of(condition: Condition) -> TraceKey:
+    return TraceKey(condition.workload, condition.temperature, condition.context)
 
 
 class Tracer:
@@ -64,8 +64,8 @@ class Tracer:
         self._trace = trace
         self._drafting = drafting
         self._clock = clock
-        self._texts: dict[Ground, list[TargetText]] = {}
-        self._seconds: dict[Ground, float] = {}  # of decoding texts that only traces need
+        self._texts: dict[TraceKey, list[TargetText]] = {}
+        self._seconds: dict[TraceKey, float] = {}  # of decoding texts that only traces need
         self._untraceable: set[tuple[str, float | None]] = set()  # None: at any temperature
 
     def run(self, pairings: Sequence[Pairing], deadline: Deadline) -> None:
@@ -79,14 +79,14 @@ class Tracer:
                 at = trace.drafter, _text_of(trace)
                 depths[at] = max(trace.num_speculative_tokens, depths.get(at, 0))
         left_s = deadline.seconds_left("explore")
-        for i, (ground, condition, prompt) in self._numbered():
+        for i, (key, condition, prompt) in self._numbered():
             now_s = deadline.seconds_left("explore")
             share = TRACING_SHARE if i >= MIN_UNITS else MAX_TRACING_SHARE
             if i and left_s is not None and now_s is not None and now_s < left_s * (1 - share):
                 return
-            self._reporter.stage(f"{self._target}: tracing {ground.workload}")
-            texts = self._decode(ground, condition, prompt)
-            self._texts.setdefault(ground, []).extend(texts)
+            self._reporter.stage(f"{self._target}: tracing {key.workload}")
+            texts = self._decode(key, condition, prompt)
+            self._texts.setdefault(key, []).extend(texts)
             for pairing in pairings if texts else ():
                 name, deepest = pairing.drafter.name, max(self._ks(pairing), default=0)
                 # Each K of a tree is a record, the deepest last: a killed run may lack some.
@@ -95,43 +95,45 @@ class Tracer:
 
     def texts(self, condition: Condition) -> Sequence[TargetText]:
         """The texts for a condition, without texts that have no round."""
-        return [t for t in self._texts.get(ground_of(condition), ()) if t.num_starts]
+        return [t for t in self._texts.get(trace_key_of(condition), ()) if t.num_starts]
 
     def traces(self, pairing: Pairing, condition: Condition) -> list[TraceRecord]:
         """The traces of one drafter under a condition; the last ones if a text was traced twice."""
-        ground, drafting = ground_of(condition), self._drafting(condition.temperature)
+        key, drafting = trace_key_of(condition), self._drafting(condition.temperature)
         newest = {
             (_text_of(trace), trace.num_speculative_tokens): trace
             for trace in self._store.stored.traces
             if trace.target == self._target
             and trace.drafter == pairing.drafter.name
-            and Ground(trace.workload, trace.temperature, trace.context) == ground
+            and TraceKey(trace.workload, trace.temperature, trace.context) == key
             and trace.drafting == drafting
         }
         return list(newest.values())
 
     def seconds(self, traces: Sequence[TraceRecord], condition: Condition) -> float:
         """The time spent on these traces, and on texts that only traces need."""
-        return sum(t.seconds or 0.0 for t in traces) + self._seconds.get(ground_of(condition), 0.0)
+        return sum(t.seconds or 0.0 for t in traces) + self._seconds.get(
+            trace_key_of(condition), 0.0
+        )
 
     @property
     def _target(self) -> str:
         return self._plan.target.name
 
-    def _numbered(self) -> Iterator[tuple[int, tuple[Ground, Condition, Prompt]]]:
-        """Every prompt of every ground with its number; the first prompts of all grounds first."""
+    def _numbered(self) -> Iterator[tuple[int, tuple[TraceKey, Condition, Prompt]]]:
+        """Every prompt of every key with its number; the first prompts of all keys first."""
         conditions = {
-            ground_of(condition): replace(condition, concurrency=1, request_rate=None)
+            trace_key_of(condition): replace(condition, concurrency=1, request_rate=None)
             for condition in self._plan.conditions
         }
         workloads = {workload.name: workload for workload in self._plan.workloads}
         prompts = {g: self._plan.prompts(workloads[g.workload]) for g in conditions}
         for i in range(max(map(len, prompts.values()), default=0)):
-            for ground, condition in conditions.items():
-                if i < len(prompts[ground]):
-                    yield i, (ground, condition, prompts[ground][i])
+            for key, condition in conditions.items():
+                if i < len(prompts[key]):
+                    yield i, (key, condition, prompts[key][i])
 
-    def _decode(self, ground: Ground, condition: Condition, prompt: Prompt) -> list[TargetText]:
+    def _decode(self, key: TraceKey, condition: Condition, prompt: Prompt) -> list[TargetText]:
         """A prompt's texts, turn by turn; empty if the target cannot decode it."""
         cell = self._plan.cells(condition)[0]
         block = Block(
@@ -145,11 +147,11 @@ class Tracer:
         try:
             texts = self._session.texts(block, cell)
         except EXPECTED_ERRORS as error:
-            self._reporter.warn(f"{ground.workload}, prompt {prompt.id}: {first_line(error)}")
+            self._reporter.warn(f"{key.workload}, prompt {prompt.id}: {first_line(error)}")
             return []
-        if ground.temperature > 0:  # at 0 the texts are the references, which every run needs
-            spent_s = self._seconds.get(ground, 0.0)
-            self._seconds[ground] = spent_s + self._clock() - began_s
+        if key.temperature > 0:  # at 0 the texts are the references, which every run needs
+            spent_s = self._seconds.get(key, 0.0)
+            self._seconds[key] = spent_s + self._clock() - began_s
         return texts
 
     def _trace_one(self, pairing: Pairing, texts: Sequence[TargetText]) -> None:

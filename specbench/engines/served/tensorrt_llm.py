@@ -276,6 +276,6 @@ def _lost(deployment: Deployment, release: Release) -> list[str]:
     if deployment.temperature > 0:
         lost.append(
             "the acceptance rule above temperature 0: no setting is known for it; compare "
-            "acceptance there before you trust the speed-up"
+            "acceptance there before you trust the speedup"
         )
     return lost
