@@ -84,13 +84,16 @@ IN_EVERY_RUN = [
 ]
 
 
-@pytest.mark.slow  # 10,000 texts a case
+@pytest.mark.slow  # 5,000 texts a case find what is planted in test_planted_bugs.py
 @pytest.mark.parametrize(
-    ("name", "k", "sampling"),
-    [pytest.param(*case, marks=() if case in IN_EVERY_RUN else pytest.mark.long) for case in CASES],
+    ("name", "k", "sampling", "num_samples"),
+    [
+        *((*case, NUM_SAMPLES // 2) for case in IN_EVERY_RUN),
+        *(pytest.param(*case, NUM_SAMPLES, marks=pytest.mark.long) for case in CASES),
+    ],
 )
 def test_sampled_texts_are_distributed_as_the_targets(
-    name: str, k: int, sampling: Sampling
+    name: str, k: int, sampling: Sampling, num_samples: int
 ) -> None:
     # A part of the target drafts only where the target has parts.
     subject = bench(sampling, num_layers=2 if name.startswith("self_speculation") else 1)
@@ -103,6 +106,7 @@ def test_sampled_texts_are_distributed_as_the_targets(
         k=deepest(drafter, k),
         sampling=sampling,
         first_seed=first_seed,
+        num_samples=num_samples,
     )
 
     p_values = [sampled_p_value(texts_N6, subject.probs, triple) for triple in (FIRST, LAST)]
@@ -146,6 +150,8 @@ def test_a_draft_distribution_that_is_not_the_one_drawn_from_is_found_out() -> N
     subject = bench(WARM)
     liar = Flattened(make_drafter("draft_model", subject.target, subject.draft))
 
-    texts_N6, _ = sample_texts(subject.target, liar, k=4, sampling=WARM)
+    texts_N6, _ = sample_texts(
+        subject.target, liar, k=4, sampling=WARM, num_samples=NUM_SAMPLES // 2
+    )
 
     assert sampled_p_value(texts_N6, subject.probs, FIRST) < 1e-6
