@@ -238,7 +238,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "attention_sink_bias is true",
     ),
     "a relative of speculators": ({"speculators_model_type": "dspark"}, "type is dspark"),
-    "no mask": ({"dflash_config": {"target_layer_ids": [1]}}, "lacks mask_token_id"),
+    "no mask": ({"dflash_config": {"target_layer_ids": [1]}}, "config.json has no mask_token_id"),
     "layers beyond the target's": (
         {"dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 3}},
         r"target_layer_ids \[1, 4\]",

@@ -157,7 +157,7 @@ CONFIGS: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "bias": ({"bias": True}, "missing: fc.bias"),
     "layers": ({"num_hidden_layers": 2}, "missing: layers.1.input_layernorm.weight"),
     "norms": ({"layernorms": True}, "layernorms"),
-    "heads": ({"num_attention_heads": None}, "lacks num_attention_heads"),
+    "heads": ({"num_attention_heads": None}, "config.json has no num_attention_heads"),
 }
 
 

@@ -225,9 +225,9 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "no states": ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
     "a window of no size": ({"layer_types": ["sliding_attention"]}, "sliding_window is None"),
     "chunks": ({"layer_types": ["chunked_attention"]}, "layer_types is"),
-    "all at once": ({"parallel_drafting": True}, "choose method: peagle"),
+    "all at once": ({"parallel_drafting": True}, "write `method: peagle`"),
     "dynamic positions": ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
-    "no size": ({"intermediate_size": None}, "lacks intermediate_size"),
+    "no size": ({"intermediate_size": None}, "config.json has no intermediate_size"),
     "a word for a number": ({"intermediate_size": "many"}, "intermediate_size is 'many'"),
     "a norm it has no weights for": ({"norm_before_fc": True}, "missing: input_norm.weight"),
 }
