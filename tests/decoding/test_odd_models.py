@@ -10,6 +10,9 @@ from specbench.engines.expected_errors import errors_translated
 from specbench.errors import ModelError, UsageError
 from specbench.forward.attention.reach import Reach, field, reaches, reaches_beside_states
 from specbench.forward.attention.stock import slot_attention
+from specbench.forward.final_norm import state_features
+from specbench.forward.kernels import availability
+from specbench.forward.limits import refuse_unsupported
 from specbench.forward.runner import StockRunner
 from specbench.forward.self_test import make_checked_runner
 from specbench.forward.slot_cache import SlotCache
@@ -152,3 +155,50 @@ def test_what_a_models_code_raises_is_a_refusal_in_words(monkeypatch: pytest.Mon
 def test_errors_of_our_own_code_stay_what_they_are(error: Exception) -> None:
     with pytest.raises(type(error), match="ours"), errors_translated():
         raise error
+
+
+def test_a_model_without_an_output_head_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match="LlamaModel names no output head"):
+        refuse_unsupported(tiny_llama().model)
+
+
+def test_a_final_norm_by_another_name_cannot_give_the_last_layers_bare_output() -> None:
+    model = tiny_llama()
+    assert state_features((1, 2), model, num_layers=2) == (1, 3)
+    model.model.last = model.model.norm
+    del model.model.norm
+    with pytest.raises(ModelError, match=r"aux layer id 2\) cannot be read"):
+        state_features((1, 2), model, num_layers=2)
+    assert state_features((1,), model, num_layers=2) == (1,)
+
+
+def test_a_model_that_gives_no_hidden_states_is_refused_if_a_head_reads_them() -> None:
+    model = tiny_llama()
+    runner = StockRunner(model)
+    runner.allocate(1, 8)
+
+    def lose(_: object, __: object, out: Any) -> Any:
+        out["hidden_states"] = None
+        return out
+
+    model.register_forward_hook(lose)
+    tokens_1T = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        assert runner.forward(tokens_1T, torch.arange(3)[None], 8).logits.shape == (1, 3, 97)
+        with pytest.raises(ModelError, match="LlamaForCausalLM gives no hidden states"):
+            runner.forward(tokens_1T, torch.arange(3)[None], 8, features=(1,))
+
+
+@pytest.mark.parametrize(
+    ("changed", "value", "words"),
+    [("find_spec", lambda _: None, "Triton is not installed"), ("which", lambda _: None, "no C ")],
+)
+def test_what_triton_lacks_is_named(
+    changed: str, value: object, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = availability._missing.__wrapped__  # not the answer that is kept
+    monkeypatch.setenv("CC", "cc")
+    assert missing() is None
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr(availability, changed, value)
+    assert words in missing()

@@ -18,6 +18,7 @@ class PlainDFlash:
 
     windows: Sequence[int | None] = (None, None)
     causal: Sequence[bool] = (False, False)
+    embedding_scale = 1.0
     from_current = False  # windows count back from the current token
 
     def __init__(self, model: Any, checkpoint: Checkpoint) -> None:
@@ -28,7 +29,7 @@ class PlainDFlash:
         """For the k tokens after a text, whose last token the target has not read [K, V]."""
         facts = self.config["dflash_config"]
         block = torch.tensor([text[-1], *[facts["mask_token_id"]] * k])
-        states_NF = self.model.get_input_embeddings().weight[block]
+        states_NF = self.model.get_input_embeddings().weight[block] * self.embedding_scale
         if len(text) > 1:
             ids_1T = torch.tensor([text[:-1]])
             out = self.model.model(input_ids=ids_1T, use_cache=False, output_hidden_states=True)

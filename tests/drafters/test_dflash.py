@@ -201,14 +201,16 @@ def test_it_drafts_one_token_less_than_a_block_has() -> None:
 
 def test_scales_and_the_cap_of_logits_are_the_configs() -> None:
     target, checkpoint, plain, _ = subject()
-    more = {"output_multiplier": 0.5, "final_logit_softcapping": 2.0}
+    more = {"output_multiplier": 0.5, "final_logit_softcapping": 2.0, "input_embedding_scale": 3.0}
     config = {**checkpoint.config["dflash_config"], **more}
     scaled = with_config(checkpoint, dflash_config=config)
     watched = Watched(DFlash(parts_of(target, checkpoint=scaled)))
 
     run_rounds(target, watched, PROMPTS[:1], [3], sampling=Sampling(temperature=1.0))
 
-    logits_KV = 2 * torch.tanh(plain.logits(watched.seen[0].text, 3) * 0.5 / 2)
+    expected = PlainDFlash(plain.model, checkpoint)
+    expected.embedding_scale = 3.0
+    logits_KV = 2 * torch.tanh(expected.logits(watched.seen[0].text, 3) * 0.5 / 2)
     torch.testing.assert_close(watched.seen[0].probs, logits_KV.softmax(-1), atol=1e-4, rtol=1e-3)
 
 

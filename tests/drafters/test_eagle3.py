@@ -139,6 +139,11 @@ def test_an_embedding_of_its_own_is_used_and_a_copy_of_the_targets_is_not_kept()
     assert not torch.allclose(spoken(other), spoken(new()))
 
 
+def test_logits_of_a_head_with_its_own_vocabulary_are_scaled_as_its_config_says() -> None:
+    scaled_V = spoken(with_config(new(), logit_scale=0.5))
+    torch.testing.assert_close(scaled_V, 0.5 * spoken(new()))
+
+
 def test_a_bias_is_used_where_the_files_have_one() -> None:
     biased = with_tensors(new(), fc__bias=torch.ones(32), layers__0__self_attn__q_proj__bias=None)
 

@@ -33,7 +33,7 @@ from specbench.stats.intervals import (
     minimum_detectable_effect,
     speedup_ratio,
 )
-from specbench.stats.spread import Uncertainty, combined
+from specbench.stats.spread import MIN_UNITS, Uncertainty, combined
 from tests.stats.simulated_sweeps import NOISES, Cells
 
 SWEEPS = 2_000
@@ -366,3 +366,10 @@ def test_an_interval_holds_if_one_session_was_slow(name):
     print(f"{name}, one slow session: {covered:.1%}, wrong helps {helps:.1%}")
     assert covered >= 0.93
     assert helps < 0.07
+
+
+def test_fewer_prompts_than_an_interval_needs_give_no_noise_to_plan_with() -> None:
+    assert expected_noise(MIN_UNITS - 1) is None
+    planned = expected_noise(MIN_UNITS, prompt_sd=0.1)
+    assert planned is not None
+    assert planned.prompts.standard_error == pytest.approx(0.1 / math.sqrt(MIN_UNITS))
