@@ -76,20 +76,25 @@ def drafter_for(name: str, bench: SamplingBench) -> Drafter:
 
 
 # One for each way of verifying; the drafts of the rest come out of code that one of these runs.
-IN_EVERY_RUN = [
-    ("none", 0, CUT),
-    ("draft_model without its distribution", 4, WARM),
-    (CHAIN, 4, CUT),  # warm ones are in test_planted_bugs.py and test_planted_tree_bugs.py
-    (TREE, 4, CUT),
-]
+# With half the texts, the first and the third miss a temperature that is wrong by 15%.
+IN_EVERY_RUN = {
+    ("none", 0, CUT): NUM_SAMPLES,
+    ("draft_model without its distribution", 4, WARM): NUM_SAMPLES // 2,
+    (CHAIN, 4, CUT): NUM_SAMPLES,  # warm ones: test_planted_bugs.py, test_planted_tree_bugs.py
+    (TREE, 4, CUT): NUM_SAMPLES // 2,
+}
 
 
-@pytest.mark.slow  # 5,000 texts a case find what is planted in test_planted_bugs.py
+@pytest.mark.slow  # thousands of texts a case
 @pytest.mark.parametrize(
     ("name", "k", "sampling", "num_samples"),
     [
-        *((*case, NUM_SAMPLES // 2) for case in IN_EVERY_RUN),
-        *(pytest.param(*case, NUM_SAMPLES, marks=pytest.mark.long) for case in CASES),
+        *((*case, num_samples) for case, num_samples in IN_EVERY_RUN.items()),
+        *(
+            pytest.param(*case, NUM_SAMPLES, marks=pytest.mark.long)
+            for case in CASES
+            if IN_EVERY_RUN.get(case) != NUM_SAMPLES
+        ),
     ],
 )
 def test_sampled_texts_are_distributed_as_the_targets(
