@@ -46,7 +46,7 @@ class SideBySide:
     Next to a server there are only estimates, since the built-in decoder was started only once.
     """
 
-    own: Annotated[CellKey, Doc("the cell of the built-in decoder")]
+    builtin: Annotated[CellKey, Doc("the cell of the built-in decoder")]
     peer: Annotated[CellKey, Doc("the cell of the other engine")]
     decode: Annotated[
         Interval,
@@ -104,7 +104,7 @@ def _compare_engines(builtin: CellData, peer: CellData) -> SideBySide | None:
     if decode is None:
         return None
     return SideBySide(
-        own=builtin.key,
+        builtin=builtin.key,
         peer=peer.key,
         decode=speedup_interval(*decode),
         end_to_end=_interval(paired_end_to_end(both)),
@@ -131,7 +131,7 @@ def _compare_with_server(builtin: CellData, peer: CellData) -> SideBySide | None
     first = {_turn(request): request for request in reversed(theirs.finished)}
     pairs = [Pair(first[_turn(r)], r) for r in ours.finished if _turn(r) in first]
     return SideBySide(
-        own=builtin.key,
+        builtin=builtin.key,
         peer=peer.key,
         decode=decode,
         end_to_end=end_to_end,

@@ -33,7 +33,7 @@ def side_by_side_grid(document: Document) -> Grid | None:
     pairs = document.side_by_side
     if not pairs:
         return None
-    settings = [pair.own.condition for pair in pairs]
+    settings = [pair.builtin.condition for pair in pairs]
     engines = list(dict.fromkeys(pair.peer.condition.engine for pair in pairs))
     several = len(engines) > 1
     return Grid(
@@ -52,7 +52,7 @@ def side_by_side_grid(document: Document) -> Grid | None:
         rows=tuple(
             (
                 _setting_name(setting, settings),
-                work_of(pair.own),
+                work_of(pair.builtin),
                 f"{pair.peer.condition.engine} {work_of(pair.peer)}"
                 if several
                 else work_of(pair.peer),

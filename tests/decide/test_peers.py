@@ -32,7 +32,10 @@ NGRAM = draft(4, pairing="demo/ngram", drafter="ngram", method="ngram")
 def names(keys: tuple[CellKey, ...]) -> list[tuple[str, str]]:
     cells = [cell(key, SECONDS) for key in keys]
     return [
-        ("kauto" if pair.own.draft.is_adaptive else f"k{pair.own.draft.k}", pair.peer.draft.method)
+        (
+            "kauto" if pair.builtin.draft.is_adaptive else f"k{pair.builtin.draft.k}",
+            pair.peer.draft.method,
+        )
         for pair in side_by_side(cells)
     ]
 
