@@ -368,8 +368,10 @@ def test_an_interval_holds_if_one_session_was_slow(name):
     assert helps < 0.07
 
 
-def test_fewer_prompts_than_an_interval_needs_give_no_noise_to_plan_with() -> None:
+def test_prompts_that_are_served_together_add_no_noise_of_their_own() -> None:
+    together, apart = (expected_noise(n, cycle_sd=0.02) for n in (None, MIN_UNITS))
+    assert together is not None
+    assert apart is not None
+    assert (together.cycle_sd, apart.cycle_sd) == (0.02, 0.02)
+    assert together.prompts.standard_error == 0 < apart.prompts.standard_error
     assert expected_noise(MIN_UNITS - 1) is None
-    planned = expected_noise(MIN_UNITS, prompt_sd=0.1)
-    assert planned is not None
-    assert planned.prompts.standard_error == pytest.approx(0.1 / math.sqrt(MIN_UNITS))
