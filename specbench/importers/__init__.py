@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from specbench.errors import UsageError
-from specbench.importers import aiperf
+from specbench.importers import aiperf, guidellm
 from specbench.importers.imported_cell import Format, ImportedCell, ImportOverrides, to_cell
 from specbench.importers.result_file import JsonObject, read_results
 from specbench.settings.words import MAX_K
@@ -47,7 +47,7 @@ def import_files(
         results += in_file
     cells: list[ImportedCell] = []
     targets: dict[str, str] = {}
-    for result in aiperf.join(results):
+    for result in guidellm.join(aiperf.join(results)):
         known = _format_of(result)
         k = given_k[result.place]
         facts = given if k is None else replace(given, num_speculative_tokens=k)

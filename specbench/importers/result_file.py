@@ -40,6 +40,13 @@ class JsonObject:
             self.fail(key, f"an object is needed, not {_kind(value)}")
         return replace(self, key=self._dotted(key), values=value)
 
+    def inner(self, *keys: str) -> "JsonObject":
+        """The object at the end of a path of keys; an empty one if it is absent."""
+        part = self
+        for key in keys:
+            part = part.section(key) or replace(part, key=part._dotted(key), values={})
+        return part
+
     def items(self, key: str) -> list[Any] | None:
         """A list of anything; None if it is absent or null."""
         value = self.values.get(key)

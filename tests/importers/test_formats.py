@@ -290,7 +290,9 @@ def test_a_folder_stands_for_its_results_and_other_files_are_reported(tmp_path):
 
 def test_a_folder_without_results_is_refused(tmp_path):
     (tmp_path / "inputs.json").write_text('{"data": []}')
-    with pytest.raises(UsageError, match="aiperf, sglang bench_serving, vllm bench serve"):
+    with pytest.raises(
+        UsageError, match="aiperf, guidellm, sglang bench_serving, vllm bench serve"
+    ):
         import_files([tmp_path], GREEDY)
 
 
@@ -359,7 +361,7 @@ def test_figures_have_our_metrics_names():
         temperature=0.0, num_speculative_tokens=4, method="eagle3", pairing="a/b"
     )
     files = [path for path in FILES.iterdir() if path.suffix in (".json", ".jsonl")]
-    assert len(files) == 5
+    assert len(files) == 7
     for file in files:
         for found in import_files([file], told):
             assert set(found.record.figures) <= set(all_metrics())
@@ -370,11 +372,13 @@ def test_figures_have_our_metrics_names():
 def test_each_format_recognizes_only_its_results():
     assert [known.TOOL for known in formats()] == [
         "aiperf",
+        "guidellm",
         "sglang bench_serving",
         "vllm bench serve",
     ]
     for name, tool in (
         ("aiperf.json", "aiperf"),
+        ("guidellm_k4.json", "guidellm"),
         ("sglang.jsonl", "sglang bench_serving"),
         ("vllm_base.json", "vllm bench serve"),
     ):

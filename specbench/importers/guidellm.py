@@ -1,0 +1,145 @@
+"""Reports of GuideLLM (`benchmarks.json`): a report has a benchmark for each strategy.
+
+Facts: guidellm/schemas/request_stats.py and benchmark/schemas/metrics.py of 0.7 and 0.8. Its
+inter-token latency is our time per output token: (last - first) / (n - 1), weighted by tokens. Its
+time per output token includes the first token and has no counterpart.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from specbench.importers.imported_cell import (
+    ImportOverrides,
+    ParsedResult,
+    latencies,
+    request_of,
+)
+from specbench.importers.result_file import JsonObject
+from specbench.records import RequestRecord
+
+TOOL = "guidellm"
+
+_LATENCIES = {
+    "ttft_s": "time_to_first_token_ms",
+    "tpot_s": "inter_token_latency_ms",
+    "request_latency_s": "request_latency",
+}
+_RATES = {
+    "requests_per_s": "requests_per_second",
+    "input_tokens_per_s": "prompt_tokens_per_second",
+    "aggregate_tokens_per_s": "output_tokens_per_second",
+}
+
+
+def recognizes(result: JsonObject) -> bool:
+    about = result.values.get("metadata")
+    return isinstance(about, dict) and "guidellm_version" in about and result.has("benchmarks")
+
+
+def join(results: Sequence[JsonObject]) -> list[JsonObject]:
+    """Every result, with a report split into reports of one benchmark each."""
+    split: list[JsonObject] = []
+    for result in results:
+        if not recognizes(result):
+            split.append(result)
+            continue
+        benchmarks = result.sections("benchmarks") or result.fail("benchmarks", "is empty")
+        split += [
+            replace(result, values={**result.values, "benchmarks": [benchmark.values]})
+            for benchmark in benchmarks
+        ]
+    return split
+
+
+def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
+    """The load is in the strategy; model and temperature are in the body of a request."""
+    benchmark = result.sections("benchmarks")[0]
+    metrics = benchmark.section("metrics") or benchmark.fail("metrics", "is missing")
+    strategy, totals = benchmark.inner("config", "strategy"), metrics.inner("request_totals")
+    body, kind = _body(benchmark), strategy.text("type_")
+    completed, failed = totals.whole("successful"), totals.whole("errored")
+    started = benchmark.number("start_time")
+    concurrency = strategy.whole("streams") or strategy.whole("max_concurrency")
+    peak = _statistic(metrics, "request_concurrency", "total", "max")
+    return ParsedResult(
+        engine="openai",
+        model=body.text("model") or benchmark.inner("config", "backend").text("model"),
+        # The observed peak differs between repeats, so a given number takes precedence over it.
+        concurrency=(1 if kind == "synchronous" else concurrency)
+        or given.concurrency
+        or (int(peak) if peak else None),
+        request_rate=strategy.rate("rate"),
+        temperature=body.number("temperature"),
+        tool_version=result.inner("metadata").text("guidellm_version"),
+        measured_at=datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds")
+        if started is not None and started < 1e11
+        else None,
+        num_requests=None if completed is None else completed + (failed or 0),
+        num_failed=failed,
+        figures={
+            **{
+                name: _statistic(metrics, rate, "total", "mean")
+                or _statistic(metrics, rate, "successful", "mean")
+                for name, rate in _RATES.items()
+            },
+            "num_output_tokens": _statistic(
+                metrics, "output_token_count", "successful", "total_sum"
+            ),
+            **latencies(lambda name, percent: _seconds(metrics, name, percent), **_LATENCIES),
+        },
+        requests=_requests(benchmark, completed),
+    )
+
+
+def _statistic(metrics: JsonObject, name: str, status: str, statistic: str) -> float | None:
+    return metrics.inner(name, status).number(statistic)
+
+
+def _seconds(metrics: JsonObject, name: str, percent: int) -> float | None:
+    """The median or a percentile over the requests that succeeded."""
+    stated = metrics.inner(name, "successful")
+    value = (
+        stated.number("median")
+        if percent == 50
+        else stated.inner("percentiles").number(f"p{percent}")
+    )
+    return value if value is None or not name.endswith("_ms") else value / 1e3
+
+
+def _body(benchmark: JsonObject) -> JsonObject:
+    """The body of a request; if no request is stored, the part of it that options added."""
+    for request in benchmark.inner("requests").sections("successful")[:1]:
+        try:
+            values = json.loads(request.text("request_args") or "")
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(values, dict):
+            return replace(request, values=values).inner("body")
+    return benchmark.inner("config", "backend", "extras", "body")
+
+
+def _requests(benchmark: JsonObject, completed: int | None) -> tuple[RequestRecord, ...]:
+    """The requests in the order they were sent; empty if the file has only a sample of them."""
+    stored = benchmark.inner("requests").sections("successful")
+    if len(stored) != completed:
+        return ()
+    records: list[RequestRecord] = []
+    first: dict[str, int] = {}
+    by_start = sorted(stored, key=lambda request: request.number("request_start_time") or 0.0)
+    for i, request in enumerate(by_start):
+        tokens, ttft = request.number("output_tokens"), request.number("time_to_first_token_ms")
+        gap = request.number("inter_token_latency_ms") or 0.0
+        prompt = first.setdefault(str(request.values.get("request_args") or i), i)
+        records.append(
+            request_of(
+                f"prompt {prompt}",
+                i,
+                num_prompt_tokens=request.number("prompt_tokens"),
+                num_tokens=tokens,
+                ttft_s=None if ttft is None else ttft / 1e3,
+                total_s=None if ttft is None else (ttft + gap * ((tokens or 1) - 1)) / 1e3,
+            )
+        )
+    return tuple(records)
