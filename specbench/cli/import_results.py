@@ -22,8 +22,8 @@ _Files = Annotated[
     typer.Argument(
         metavar="FILE[#k=K]...",
         help=(
-            "JSON from vllm bench serve, aiperf, guidellm or SGLang's bench_serving, or folders of "
-            "them; #k=4 gives a file's K."
+            "JSON from vllm bench, aiperf, guidellm, SGLang's bench_serving, trtllm-bench or "
+            "specdec_bench, or folders of them; #k=4 gives a file's K."
         ),
     ),
 ]

@@ -144,7 +144,8 @@ def _decide(
     if is_imported and evidence.speedup.low is None:
         text = (
             f"undecided: {speedup_text(evidence.speedup, ' over K=0')} at {k_text(evidence)}, "
-            f"without an interval, which needs the times of {MIN_UNITS} prompts sent one at a time"
+            "without an interval, which needs repeats at each K, or the times of "
+            f"{MIN_UNITS} prompts sent one at a time"
         )
         return _decision(choice, SpeedupVerdict.NOT_SHOWN, text, evidence.speedup)
     verdict = judge(evidence.speedup)

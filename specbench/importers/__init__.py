@@ -6,19 +6,20 @@ first.
 """
 
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from specbench.errors import UsageError
 from specbench.importers import aiperf, guidellm
 from specbench.importers.imported_cell import Format, ImportedCell, ImportOverrides, to_cell
+from specbench.importers.repeats import pool
 from specbench.importers.result_file import JsonObject, read_results
 from specbench.settings.words import MAX_K
 
-_NOT_FORMATS = ("imported_cell", "result_file")
+_NOT_FORMATS = ("imported_cell", "repeats", "result_file")
 
 
 def formats() -> tuple[Format, ...]:
@@ -33,11 +34,11 @@ def import_files(
     *,
     note: Callable[[str], None] = lambda _: None,
 ) -> tuple[ImportedCell, ...]:
-    """A cell for each result in the files, in order; `FILE#k=4` gives a file's K.
+    """A cell for each setting of the results in the files, in order; `FILE#k=4` gives a file's K.
 
-    A folder stands for the results of known tools in it. UsageError names file and key: no JSON,
-    an unknown format, an impossible value, a missing fact that was not given, two results of one
-    cell, or different models. `note` is called with warnings.
+    A folder stands for the results of known tools in it, and results of one cell are pooled.
+    UsageError names file and key: no JSON, an unknown format, an impossible value, a missing fact
+    that was not given, or different models. `note` is called with warnings.
     """
     given_k: dict[str, int | None] = {}
     results: list[JsonObject] = []
@@ -45,11 +46,16 @@ def import_files(
         in_file = _results_in(path, note) if path.is_dir() else read_results(path)
         given_k |= {result.place: k for result in in_file}
         results += in_file
-    cells: list[ImportedCell] = []
+    repeats: dict[str, list[ImportedCell]] = {}
+    seen: list[tuple[int | None, Mapping[str, Any]]] = []
     targets: dict[str, str] = {}
     for result in guidellm.join(aiperf.join(results)):
         known = _format_of(result)
         k = given_k[result.place]
+        if (k, result.values) in seen:  # a sweep stores a run twice: by itself, in its summary
+            note(f"{result.place}: in another file as well, and counted once")
+            continue
+        seen.append((k, result.values))
         facts = given if k is None else replace(given, num_speculative_tokens=k)
         parsed = known.read(result, facts)
         if k is not None and parsed.num_speculative_tokens not in (None, k):
@@ -60,14 +66,7 @@ def import_files(
         if parsed.model:
             targets.setdefault(parsed.target, result.place)
         cell = to_cell(known.TOOL, parsed, result, facts)
-        twin = next((c for c in cells if c.key == cell.key), None)
-        if twin is not None:
-            raise UsageError(
-                f"{result.place}: the same cell as {twin.record.file}, "
-                f"{cell.key.label}; if their K differ, give each, such as {result.file_name}#k=4; "
-                "import repeats one by one"
-            )
-        cells.append(cell)
+        repeats.setdefault(cell.key.id, []).append(cell)
     if len(targets) > 1:
         models = ", ".join(f"{target} in {place}" for target, place in targets.items())
         if not given.pairing:
@@ -76,7 +75,13 @@ def import_files(
                 "they are with --pairing target/drafter"
             )
         note(f"different models, taken for one as --pairing says: {models}")
-    return tuple(cells)
+    for cells in repeats.values():
+        if len(cells) > 1:
+            note(
+                f"pooled as {len(cells)} repeats of {cells[0].key.label}: "
+                + ", ".join(dict.fromkeys(cell.record.file for cell in cells))
+            )
+    return tuple(map(pool, repeats.values()))
 
 
 def _path_and_k(text: str) -> tuple[Path, int | None]:

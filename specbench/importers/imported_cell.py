@@ -65,6 +65,7 @@ class ParsedResult:
     figures: Figures = field(default_factory=dict)
     requests: tuple[RequestRecord, ...] = ()
     warnings: tuple[str, ...] = ()
+    parameters: str = ""  # what a sweep varied and no other field has
 
     @property
     def target(self) -> str:
@@ -92,6 +93,7 @@ class ImportedCell:
 
     key: CellKey
     record: ImportedRecord
+    parameters: str
 
 
 def to_cell(
@@ -137,6 +139,7 @@ def to_cell(
     has_acceptance = any("accept" in name for name in figures)
     return ImportedCell(
         key=key,
+        parameters=parsed.parameters,
         record=ImportedRecord(
             cell_id=key.id,
             tool=tool,

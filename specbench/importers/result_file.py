@@ -18,7 +18,7 @@ _MAX_WHOLE = 2**63
 class JsonObject:
     """One JSON object of a file; reading methods raise UsageError with file and key."""
 
-    place: str  # the file, and the line if it has several objects
+    place: str  # the file, and the line or item if it has several objects
     file_name: str
     sha256: str
     key: str  # dotted, from the top of the object
@@ -126,7 +126,7 @@ class JsonObject:
 
 
 def read_results(file: Path) -> tuple[JsonObject, ...]:
-    """The JSON object of a file, or those of its lines; UsageError names the file and line."""
+    """The JSON object of a file, or those of its list or lines; UsageError names file and place."""
     try:
         if file.stat().st_size > MAX_BYTES:
             raise UsageError(f"{file}: larger than {MAX_BYTES >> 20} MiB; this cannot be a result")
@@ -142,8 +142,15 @@ def read_results(file: Path) -> tuple[JsonObject, ...]:
         raise UsageError(f"{file}: the file is empty")
     digest = hashlib.sha256(content).hexdigest()
     if len(lines) > 1 and _is_object(lines[0][1]):
-        return tuple(_result(f"{file}:{n}", file.name, digest, line) for n, line in lines)
-    return (_result(str(file), file.name, digest, text),)
+        return tuple(
+            _result(place, file.name, digest, _parse(place, line))
+            for n, line in lines
+            for place in [f"{file}:{n}"]
+        )
+    values = _parse(str(file), text)
+    if isinstance(values, list) and values:
+        return tuple(_result(f"{file}[{i}]", file.name, digest, v) for i, v in enumerate(values))
+    return (_result(str(file), file.name, digest, values),)
 
 
 def _is_object(line: str) -> bool:
@@ -153,9 +160,9 @@ def _is_object(line: str) -> bool:
         return False
 
 
-def _result(place: str, name: str, digest: str, text: str) -> JsonObject:
+def _parse(place: str, text: str) -> Any:
     try:
-        values = json.loads(text, object_pairs_hook=_once)
+        return json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         position = f"line {error.lineno}, column {error.colno}"
         raise UsageError(f"{place}: not JSON: {error.msg} ({position})") from error
@@ -163,6 +170,9 @@ def _result(place: str, name: str, digest: str, text: str) -> JsonObject:
         raise UsageError(f"{place}: nested too deep to be a result") from error
     except ValueError as error:  # a repeated key, a number of thousands of digits
         raise UsageError(f"{place}: {error}") from error
+
+
+def _result(place: str, name: str, digest: str, values: Any) -> JsonObject:
     if not isinstance(values, dict):
         raise UsageError(f"{place}: a JSON object is needed, not {_kind(values)}")
     return JsonObject(place=place, file_name=name, sha256=digest, key="", values=values)

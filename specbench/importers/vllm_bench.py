@@ -1,5 +1,8 @@
 """Result files of `vllm bench serve` (--save-result, --append-result, --save-detailed).
 
+`vllm bench sweep serve` adds `run_number` and, after it, the parameters that it varied; a summary
+is a list of runs, each of which is also a file (vllm/benchmarks/sweep/serve.py of 0.33).
+
 Facts: vllm/benchmarks/serve.py of 0.30 to 0.33. Acceptance is the difference of the server's
 counters: they exclude rounds that drafted nothing and include draft tokens accepted past the end
 of an output. The rate is a percentage.
@@ -21,11 +24,13 @@ from specbench.stats.acceptance import mean_length
 
 TOOL = "vllm bench serve"
 
+_WARMUP = -1  # the run number of a sweep's warm-up
 _DATE = re.compile(r"(\d{4})(\d{2})(\d{2})-(\d{2})(\d{2})(\d{2})")
 
 
 def recognizes(result: JsonObject) -> bool:
-    return result.has("model_id", "tokenizer_id", "completed", "total_token_throughput")
+    is_result = result.has("model_id", "tokenizer_id", "completed", "total_token_throughput")
+    return is_result and result.values.get("run_number") != _WARMUP
 
 
 def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
@@ -55,6 +60,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
             **acceptance,
         },
         requests=requests_of(result),
+        parameters=_parameters(result),
         warnings=(PAST_THE_END,) if acceptance else (),
     )
 
@@ -79,6 +85,13 @@ def _acceptance(
         num_rounds=rounds,
         per_position=curve,
     )
+
+
+def _parameters(result: JsonObject) -> str:
+    """The keys that a sweep added after its run number, with their values."""
+    names = list(result.values)
+    added = names[names.index("run_number") + 1 :] if "run_number" in names else []
+    return ", ".join(f"{name}={result.values[name]}" for name in added)
 
 
 def _iso(stamp: str | None) -> str | None:

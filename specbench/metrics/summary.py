@@ -1,5 +1,6 @@
 """A cell after analysis: metrics, validity, speedup; measured here or by another tool."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -13,7 +14,7 @@ from specbench.metrics.pairs import (
 )
 from specbench.metrics.registry import measure, number_of
 from specbench.metrics.validity import cell_warnings, judge_cell, suspicious_acceptance
-from specbench.records import CellKey, CellSummary, Goodput, ImportedRecord, Interval
+from specbench.records import CellKey, CellSummary, Goodput, ImportedRecord
 from specbench.settings.words import limits_text
 from specbench.stats.crossed import crossed_speedup
 from specbench.stats.intervals import (
@@ -23,6 +24,7 @@ from specbench.stats.intervals import (
     speedup_ratio,
     with_count_noise,
 )
+from specbench.stats.spread import Uncertainty, cautiously_combined
 
 
 def summarize(cells: Iterable[CellData]) -> tuple[CellSummary, ...]:
@@ -87,8 +89,8 @@ def summarize_imported(
 ) -> tuple[CellSummary, ...]:
     """One summary per imported cell, in the order of `keys`.
 
-    Speedups over a K = 0 of the same setting have an interval if both files have the times of
-    requests that were sent one at a time; whether aggregates are of the same prompts is unknown.
+    Speedups over a K = 0 of the same setting have an interval over prompts if both files have the
+    times of requests that were sent one at a time, or else over repeats if both were repeated.
     """
     by_id = {record.cell_id: record for record in records}
     bases = {k.condition: by_id[k.id] for k in keys if k.is_baseline and k.id in by_id}
@@ -106,10 +108,14 @@ def import_warnings(records: Sequence[ImportedRecord]) -> tuple[str, ...]:
     if not records:
         return ()
     tools = ", ".join(dict.fromkeys(f"{r.tool} {r.tool_version or ''}".strip() for r in records))
+    units = [
+        *(["requests"] if any(record.requests for record in records) else []),
+        *(["repeats"] if any(record.num_repeats > 1 for record in records) else []),
+    ]
     known = (
-        "intervals are over requests, with each server started once"
-        if any(record.requests for record in records)
-        else "no interval without the times of single requests, and no K is chosen"
+        f"intervals are over {' or '.join(units)}, with each server started once"
+        if units
+        else "no interval without repeats or the times of single requests, and no K is chosen"
     )
     return (f"imported from {tools}: figures as reported by that tool; {known}",)
 
@@ -137,7 +143,8 @@ def _imported_summary(
         if before and after is not None:
             metrics.setdefault(name, after / before)
     names = reversed(_SPEEDUPS) if key.condition.overlaps else _SPEEDUPS
-    ratio = next((x for name in names if (x := number_of(metrics, name))), None)
+    speedups = [(x, _SPEEDUPS[name]) for name in names if (x := number_of(metrics, name))]
+    ratio = _over_repeats(*speedups[0], record, base) if speedups else None
     return replace(
         summary,
         valid=not reasons,
@@ -145,10 +152,28 @@ def _imported_summary(
         num_prompts=summary.num_prompts or (record.num_requests or 0) - (record.num_failed or 0),
         num_requests=record.num_requests or 0,
         metrics=dict(sorted(metrics.items())),
-        speedup=summary.speedup
-        or (ratio and Interval(estimate=ratio, low=None, high=None))
-        or None,
+        speedup=summary.speedup or (interval(ratio) if ratio else None),
         warnings=(*record.warnings, *suspicious_acceptance(curve)),
+    )
+
+
+def _over_repeats(
+    ratio: float, rate: str, record: ImportedRecord, base: ImportedRecord | None
+) -> LogRatio:
+    """A ratio of mean rates, with a spread if both were repeated and the repeats differ."""
+    sides = [side for side in (base, record) if side and side.deviations.get(rate)]
+    spreads = [
+        Uncertainty(
+            standard_error=side.deviations[rate]
+            / ((number_of(side.figures, rate) or math.inf) * math.sqrt(side.num_repeats)),
+            degrees_of_freedom=side.num_repeats - 1.0,
+        )
+        for side in sides
+    ]
+    return LogRatio(
+        log=math.log(ratio),
+        spread=cautiously_combined(*spreads) if len(spreads) == 2 else None,
+        num_prompts=0,
     )
 
 

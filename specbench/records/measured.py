@@ -414,7 +414,12 @@ class ImportedRecord:
     num_failed: Annotated[int | None, Doc("failed", "requests")]
     figures: Annotated[
         Mapping[str, float | tuple[float, ...]],
-        Doc("figures under the names and in the units of our metrics"),
+        Doc("figures under the names and in the units of our metrics; the mean over repeats"),
+    ] = field(default_factory=dict)
+    num_repeats: Annotated[int, Doc("results of this cell that are pooled", "repeats")] = 1
+    deviations: Annotated[
+        Mapping[str, float],
+        Doc("standard deviation of each figure over the repeats; empty for one result"),
     ] = field(default_factory=dict)
     requests: Annotated[
         tuple[RequestRecord, ...],

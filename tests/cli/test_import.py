@@ -190,7 +190,7 @@ def test_random_prompts_and_a_servers_running_average_are_warned_of(tmp_path):
         ((VLLM[1], "--pairing", "llama"), "expected target/drafter"),
         ((VLLM[1], "--pairing", "/head"), "expected target/drafter"),
         ((VLLM[1], "--method", "magic"), "unknown method 'magic'"),
-        ((VLLM[1], VLLM[1], *TOLD), "the same cell as vllm_spec.json"),
+        ((FILES / "README.md", *TOLD), "README.md: not JSON"),
     ],
 )
 def test_mistakes_are_told_with_exit_code_2_and_store_nothing(tmp_path, arguments, complaint):

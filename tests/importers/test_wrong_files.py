@@ -28,7 +28,8 @@ def refusal(file, told=TOLD):
         (b" \n\n", "the file is empty"),
         (b"{", "not JSON"),
         (b"{'a': 1}", "not JSON"),
-        (b"[1, 2]", "a JSON object is needed, not a list"),
+        (b"[]", "a JSON object is needed, not a list"),
+        (b'[{"a": 1}, 2]', "[1]: a JSON object is needed, not a number"),
         (b"null", "a JSON object is needed, not null"),
         (b"\xff\xfe{}", "not UTF-8"),
         (b'{"a": 1, "a": 2}', "the key 'a' is given twice"),
@@ -113,8 +114,19 @@ def test_an_unknown_unit_is_refused(tmp_path):
     assert {"time_to_first_token.unit:", "'fortnights'", "s,"} <= set(message.split())
 
 
-def test_two_results_of_one_cell_are_refused(tmp_path):
-    twin = tmp_path / "twin.json"
-    twin.write_bytes((FILES / "vllm_spec.json").read_bytes())
-    with pytest.raises(UsageError, match=r"twin\.json.*vllm_spec\.json"):
-        import_files([FILES / "vllm_spec.json", twin], TOLD)
+@pytest.mark.parametrize(
+    ("values", "difference"),
+    [
+        ({"completed": 79, "failed": 0}, "number of requests: 80 and 79"),
+        ({"total_input_tokens": 80000}, "input tokens per request: "),
+        ({"run_number": 0, "max_num_seqs": 8}, "swept parameters: none and max_num_seqs=8"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_two_results_of_one_cell_that_differ_are_refused(tmp_path, values, difference):
+    with pytest.raises(
+        UsageError, match=r"changed\.json: not a repeat of vllm_spec\.json"
+    ) as raised:
+        import_files([FILES / "vllm_spec.json", changed(tmp_path, **values)], TOLD)
+    assert difference in str(raised.value)
+    assert "changed.json#k=4" in str(raised.value)
