@@ -36,7 +36,7 @@ _HEAD = """\
 """
 # Examples that the user replaces by real prompts in the same form.
 _PROMPTS = (
-    "Summarise in one sentence why unit tests should not depend on the clock.",
+    "Summarize in one sentence why unit tests should not depend on the clock.",
     "Write a Python function that returns the n-th Fibonacci number, with a docstring.",
     "Rewrite as a polite email: the report is late, send it today.",
     "List three things to check before a database migration.",
