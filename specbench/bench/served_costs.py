@@ -99,7 +99,7 @@ class _TimedServer:
         answers = await self.answers(prompts)
         counted = (await self._client.counters(_METRICS, counter_pages())).since(before)
         emitted = sum(answer.num_tokens or 0 for answer in answers)
-        if counted.is_of_a_restart:
+        if counted.spans_restart:
             self._client.fail("it restarted while it was timed")
         if counted.num_tokens is not None and counted.num_tokens > emitted + len(answers):
             self._num_foreign += 1

@@ -30,8 +30,8 @@ from specbench.records import BlockRecord
 MINUTE_S = 60.0
 
 
-class _Live(Progress):
-    """The bar, and below it the cells that were just measured."""
+class _LiveProgress(Progress):
+    """The progress bar, with the latest cells below it."""
 
     def __init__(self, cells: LiveCells, *columns: ProgressColumn, **options: Any) -> None:
         self._cells = cells
@@ -44,24 +44,24 @@ class _Live(Progress):
 
 
 class _Count(MofNCompleteColumn):
-    """A count of tasks; empty if the total is unknown, or if the bar is of time."""
+    """Blocks done and in total; empty if the total is unknown or the bar shows time."""
 
     def render(self, task: Task) -> Text:
-        is_none = task.total is None or task.fields["is_time"]
-        return Text() if is_none else super().render(task)
+        is_hidden = task.total is None or task.fields["is_time"]
+        return Text() if is_hidden else super().render(task)
 
 
 class ProgressWatch:
-    """Shows a run on a terminal, else prints a line per stage, cell and minute. SIGTERM raises
-    KeyboardInterrupt, as Ctrl-C does; `interrupted` is the exit code."""
+    """Shows the progress of a run: a live display on a terminal, else a line per stage, cell and
+    minute. SIGTERM raises KeyboardInterrupt, as Ctrl-C does; `interrupted` is the exit code."""
 
     def __init__(self) -> None:
         self.id: str | None = None
         self.interrupted = ExitCode.INTERRUPTED
-        # Sentences are broken between words on a terminal, and are one line in a log.
+        # A terminal wraps sentences between words; a log has one line per sentence.
         self._console = open_console(stderr=True, soft_wrap=not is_terminal(stderr=True))
         self._cells, self._finished = LiveCells(), FinishedCells()
-        self._progress = _Live(
+        self._progress = _LiveProgress(
             self._cells,
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -75,15 +75,16 @@ class ProgressWatch:
         )
         self._task = self._progress.add_task("", total=None, left="", is_time=False)
         self._stage = ""
-        self._told: set[str] = set()
-        self._began: tuple[int, float] | None = None  # blocks and seconds at a pass's first advance
+        self._printed: set[str] = set()
+        # Blocks and seconds at the first advance of a pass.
+        self._first_advance: tuple[int, float] | None = None
         self._closed = Event()
 
     def __enter__(self) -> Self:
         self._progress.start()
         listeners.append(self.detail)
         if not self._console.is_terminal:
-            Thread(target=self._say_each_minute, daemon=True).start()
+            Thread(target=self._print_each_minute, daemon=True).start()
         if current_thread() is main_thread():
             self._before = signal.signal(signal.SIGTERM, self._terminate)
         return self
@@ -105,8 +106,8 @@ class ProgressWatch:
         if self.detail in listeners:
             listeners.remove(self.detail)
 
-    def _say_each_minute(self) -> None:
-        """A line per minute in a log, which cannot be overwritten."""
+    def _print_each_minute(self) -> None:
+        """Print the state once a minute, if the output is a log."""
         while not self._closed.wait(MINUTE_S):
             task = self._progress.tasks[self._task]
             parts = [task.description, f"{duration(task.elapsed or 0.0)} so far"]
@@ -119,23 +120,24 @@ class ProgressWatch:
         self._console.print(f"run {run_id}", style="dim")
 
     def detail(self, text: str) -> None:
-        """How far a slow step of the stage is: on a terminal at once, in a log each minute."""
+        """Progress of a slow step within the stage: a terminal shows it immediately, a log with the
+        next line of `_print_each_minute`."""
         shown = ": ".join(filter(None, [self._stage, text]))
         self._progress.update(self._task, description=shown)
 
     def stage(self, text: str) -> None:
         self._stage = text
         self._progress.update(self._task, description=text)
-        if not self._console.is_terminal and text not in self._told:
+        if not self._console.is_terminal and text not in self._printed:
             self._console.print(text)
-        self._told.add(text)
+        self._printed.add(text)
 
     def advance(self, done: int, total: int, seconds_left: float | None) -> None:
         task = self._progress.tasks[self._task]
         elapsed, is_time = task.elapsed or 0.0, seconds_left is not None
-        if self._began is None or done <= self._began[0]:  # what came before was no block
-            self._began = (done, elapsed)
-        num_done, spent_s = done - self._began[0], elapsed - self._began[1]
+        if self._first_advance is None or done <= self._first_advance[0]:  # no block measured yet
+            self._first_advance = (done, elapsed)
+        num_done, spent_s = done - self._first_advance[0], elapsed - self._first_advance[1]
         if seconds_left is None and num_done:
             seconds_left = spent_s / num_done * (total - done)
         left = "" if seconds_left is None else f"about {duration(max(seconds_left, 0))} left"
@@ -162,6 +164,6 @@ class ProgressWatch:
     def warn(self, text: str) -> None:
         """Each text is printed once."""
         line = f"warning: {text}"
-        if line not in self._told:
+        if line not in self._printed:
             self._console.print(line, style="yellow")
-        self._told.add(line)
+        self._printed.add(line)

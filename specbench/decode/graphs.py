@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from specbench.decode.clock import Clock
-from specbench.decode.cuda_graphs import NUM_WARM_UPS, Captured, CudaGraphs, Graphs
+from specbench.decode.cuda_graphs import NUM_WARM_UPS, Capture, CudaGraphs, Graphs
 from specbench.decode.drafter import Proposal
 from specbench.decode.launcher import (
     EagerLauncher,
@@ -220,7 +220,7 @@ class GraphLauncher:
         half = self._graph_of(finish, kind="finish")
         return _Halves(state, draft, half.replay, half.output)
 
-    def _graph_of(self, run: Callable[[], T], kind: Hashable) -> Captured[T]:
+    def _graph_of(self, run: Callable[[], T], kind: Hashable) -> Capture[T]:
         """`run` captured as a graph.
 
         Libraries are set up when another of its kind was captured; a shape's own plans need one

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specbench.decode.clock import Clock
-from specbench.decode.cuda_graphs import Captured, Graphs
+from specbench.decode.cuda_graphs import Capture, Graphs
 from specbench.decode.head_part import SlotCapacity
 from specbench.footprint import rounded_up, span_bucket
 from specbench.forward.attention.backends import pinned_attention
@@ -47,7 +47,7 @@ class _ForwardGraph(NamedTuple):
 
     runner: weakref.ref[Forwards]
     cache: weakref.ref[SlotCapacity]
-    captured: Captured[object] | None
+    captured: Capture[object] | None
     inputs: tuple[Tensor, Tensor]  # replays read these tensors
 
 
@@ -100,7 +100,7 @@ class ModelForwards:
         if self._graphs is None or is_known:
             return run
         run()  # buffers that the first call creates would otherwise cause a recompilation
-        captured: Captured[object] | None
+        captured: Capture[object] | None
         try:
             captured = self._graphs.capture(run, num_warm_ups=1)
         except Exception as error:  # then the rounds also run eagerly

@@ -96,7 +96,7 @@ def generate_errors_translated(module: Any, method: str) -> Iterator[None]:
         ) from error
 
 
-_KEYS = (
+_ASSISTANT_KEYS = (
     "num_assistant_tokens",
     "num_assistant_tokens_schedule",
     "assistant_confidence_threshold",
@@ -139,7 +139,7 @@ class Assistant:
 def require_same_width(target: LoadedModel, draft: LoadedModel, name: str) -> None:
     """Raise CompatibilityError unless the configs have the same vocab_size, padding included.
 
-    transformers takes unequal sizes for different tokenizers.
+    transformers treats unequal sizes as different tokenizers.
     """
     target_width, draft_width = (
         loaded.model.config.get_text_config().vocab_size for loaded in (target, draft)
@@ -153,7 +153,7 @@ def require_same_width(target: LoadedModel, draft: LoadedModel, name: str) -> No
 
 
 def _library_defaults(checkpoint: GenerationConfig) -> GenerationConfig:
-    values = {key: getattr(checkpoint, key) for key in _KEYS}
+    values = {key: getattr(checkpoint, key) for key in _ASSISTANT_KEYS}
     # The defaults that replace None have no public name.
     library = GenerationConfig._get_default_generation_params()
     return GenerationConfig(
@@ -162,9 +162,9 @@ def _library_defaults(checkpoint: GenerationConfig) -> GenerationConfig:
 
 
 class TransformersEngine(InProcess):
-    """`generate`, with or without an assistant, in this process.
+    """Runs `generate`, with or without an assistant, in this process.
 
-    Its modules are twins of the loaded ones (`twin`), so attention and settings of either do not
+    Its modules are twins of the loaded ones (`twin`), so attention and settings of one do not
     affect the other. It decodes one request at a time. The model forwards of these weights are
     measured in the built-in decoder.
     """
@@ -180,9 +180,9 @@ class TransformersEngine(InProcess):
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
         self._module = make_peer(self._target.model)
         self.context = context_limit(self._module.config.get_text_config())
-        self._static_tokens = 0  # of the longest request that generate_static was compiled for
+        self._static_tokens = 0  # in the longest request that generate_static was compiled for
         self._assistants: dict[str, Assistant] = {}
-        self._ngrams: dict[str, int | None] = {}  # longest suffix looked up; None: the library's
+        self._ngrams: dict[str, int | None] = {}  # longest suffix to look up; None: the default
         self.record = EngineRecord(
             target=target.name,
             engine=self.name,
@@ -225,7 +225,7 @@ class TransformersEngine(InProcess):
         if name in self._assistants:
             self._pool.release(self._assistants.pop(name).spec)
 
-    @torch.inference_mode()  # cheaper than the no_grad of `generate`
+    @torch.inference_mode()  # less overhead than the no_grad of `generate`
     def generate(self, request: Request, work: Work) -> Result:
         """Decode one request; ModelError if it is too long or transformers raises an error.
 
@@ -240,8 +240,8 @@ class TransformersEngine(InProcess):
         log = GenerationLog(num_prompt_tokens=len(request.prompt_ids))
         with (
             _seeded(request.seed, self._module.device),
-            quiet(),  # it warns about its own call of the assistant
-            self._fed_to(log, work),
+            quiet(),  # transformers warns about how it calls the assistant itself
+            self._log_inputs(log, work),
             generate_errors_translated(self._module, work.method),
         ):
             if self._module.device.type == "cuda":
@@ -251,7 +251,7 @@ class TransformersEngine(InProcess):
                 ids_1T,
                 attention_mask=torch.ones_like(ids_1T),
                 generation_config=settings,
-                assistant_model=self._drafting(work),
+                assistant_model=self._assistant_model(work),
                 streamer=log,
             )
             output_ids = tuple(text_1T[0].tolist()[len(request.prompt_ids) :])
@@ -314,10 +314,10 @@ class TransformersEngine(InProcess):
         check_context(self.context, num_tokens)
         if work.method == STATIC and num_tokens > self._static_tokens:
             self._static_tokens = num_tokens
-            few = min(_FEW_TOKENS, longest.max_new_tokens)
-            self.generate(replace(longest, max_new_tokens=few, stop_at_eos=False), work)
+            num_new = min(_FEW_TOKENS, longest.max_new_tokens)
+            self.generate(replace(longest, max_new_tokens=num_new, stop_at_eos=False), work)
 
-    def _drafting(self, work: Work) -> Any:
+    def _assistant_model(self, work: Work) -> Any:
         """The assistant with its settings for `work`; None for a method without an assistant."""
         if work.method == ASSISTED:
             return self._assistants[work.drafter].drafting(work.k)
@@ -345,7 +345,7 @@ class TransformersEngine(InProcess):
         return settings
 
     @contextmanager
-    def _fed_to(self, log: GenerationLog, work: Work) -> Iterator[None]:
+    def _log_inputs(self, log: GenerationLog, work: Work) -> Iterator[None]:
         """Log the target's input tokens, which include the drafts."""
         if work.k == 0:  # no drafts, and a hook would break up a compiled forward
             yield
@@ -373,8 +373,8 @@ def _kv_bytes_per_token(model: Any) -> int:
     """Bytes of the library's cache per token, summed over layers of possibly different sizes."""
     token_11 = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     cache = model(input_ids=token_11, use_cache=True).past_key_values
-    kept = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
-    return sum(tensor.nbytes for tensor in kept if isinstance(tensor, torch.Tensor))
+    tensors = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
+    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
 
 
 @contextmanager

@@ -7,25 +7,25 @@ from specbench.errors import UsageError
 
 GIB, GB = 2**30, 10**9
 RESERVED_BYTES = 3 * 2**28  # CUDA's context and libraries
-FEWEST_PLAIN = 2**20  # below it a number without a unit is meant in GiB or GB/s
+MIN_WITHOUT_UNIT = 2**20  # a smaller number without a unit is probably in GiB or GB/s
 
 
 class UnknownGpu(UsageError):
-    """A name that the table does not have."""
+    """A GPU name that is not in the table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """Facts about a GPU that a plan needs; `source` says who states its figures."""
+    """Memory and bandwidth of a GPU; `source` is where the figures come from."""
 
     name: str
     memory_bytes: int
-    bytes_per_s: float | None  # peak; 80 to 90% of it are reached
+    bytes_per_s: float | None  # peak; 80 to 90% is reached in practice
     source: str = "vendor datasheet"
 
 
 def _gpu(name: str, gib: int, gb_per_s: float, *, in_band_ecc: bool = False) -> Gpu:
-    """`in_band_ecc`: GDDR whose error correction, on by default, takes a sixteenth of it."""
+    """`in_band_ecc`: the error correction of GDDR, on by default, takes 1/16 of the memory."""
     memory_bytes = gib * GIB * 15 // 16 if in_band_ecc else gib * GIB
     return Gpu(name=name, memory_bytes=memory_bytes, bytes_per_s=gb_per_s * GB)
 
@@ -76,7 +76,7 @@ _ALIASES = {
     "v100": "V100-16GB",
     "h200sxm": "H200",
     "b200sxm": "B200",
-    # As drivers call them.
+    # Names that drivers report.
     "h10080gbhbm3": "H100",
     "h100nvl": "H100-NVL",
     "h200nvl": "H200",
@@ -96,25 +96,25 @@ _UNITS = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of that name, however it is spelt; UsageError names those there are."""
-    wanted = _plain(name)
-    known = {_plain(gpu.name): gpu for gpu in GPUS}
-    known |= {alias: known[_plain(full)] for alias, full in _ALIASES.items()}
+    """The GPU of that name, ignoring case, punctuation and vendor; UsageError if unknown."""
+    wanted = _normalized(name)
+    known = {_normalized(gpu.name): gpu for gpu in GPUS}
+    known |= {alias: known[_normalized(full)] for alias, full in _ALIASES.items()}
     if wanted in known:
         return known[wanted]
     raise UnknownGpu(
-        f"--gpu {name!r}: known are {', '.join(gpu.name for gpu in GPUS)}; for another give "
-        "--gpu-memory 24GiB and --gpu-bandwidth 1008GB/s"
+        f"--gpu {name!r} is unknown; choose from {', '.join(gpu.name for gpu in GPUS)}, or give "
+        "--gpu-memory 24GiB --gpu-bandwidth 1008GB/s"
     )
 
 
 def parse_bytes(text: str) -> int:
-    """`24GiB`, `24GB` or `80e9`; UsageError, also for a plain `24`."""
+    """Bytes in a size such as `24GiB`, `24GB` or `80e9`; UsageError for others, also for `24`."""
     return round(_number("--gpu-memory", text, "24GiB"))
 
 
 def parse_bandwidth(text: str) -> float:
-    """`1008GB/s` or `3.35TB/s`, in bytes per second; UsageError."""
+    """Bytes per second in `1008GB/s` or `3.35TB/s`; UsageError for any other text."""
     return _number("--gpu-bandwidth", text.removesuffix("/s").removesuffix("ps"), "1008GB/s")
 
 
@@ -123,11 +123,11 @@ def _number(option: str, text: str, example: str) -> float:
     factor = _UNITS.get(match[2].lower()) if match else None
     if match is None or factor is None or not float(match[1]):
         raise UsageError(f"{option} {text!r}: expected a size such as {example}")
-    if not match[2] and float(match[1]) < FEWEST_PLAIN:
+    if not match[2] and float(match[1]) < MIN_WITHOUT_UNIT:
         raise UsageError(f"{option} {text!r}: add a unit, such as {example}")
     return float(match[1]) * factor
 
 
-def _plain(name: str) -> str:
-    """Letters and digits, without the maker's names."""
+def _normalized(name: str) -> str:
+    """The lowercase letters and digits, without vendor names."""
     return re.sub(r"[^a-z0-9]|nvidia|geforce|tesla|amd ", "", name.lower())

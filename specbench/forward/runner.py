@@ -239,7 +239,7 @@ class StockRunner:
         if start is not None:
             span = start + tokens_BT.shape[1]
         slots_BT = self._slots_of(positions_BT, first_row, branches, start)
-        self.cache.index.point(slots_BT, span, first_row)
+        self.cache.index.select(slots_BT, span, first_row)
         # Drafts past the budget may lie beyond the model's last position; they are discarded.
         model_positions = positions_BT
         if self.max_position is not None:

@@ -1,7 +1,8 @@
-"""A KV cache in which every token has an explicit row and slot to be written to.
+"""A KV cache that writes every token to an explicit row and slot.
 
-Rollback is free: a rejected draft's slot is beyond the committed length, is masked, and is
-overwritten by the next round. Shape suffixes: B rows, T new tokens, S slots, H heads, D head size.
+Rollback is free: the slot of a rejected draft token is beyond the committed length, is masked, and
+is overwritten by the next round.
+Shape suffixes: B rows, T new tokens, S slots, H heads, D head size.
 """
 
 from collections.abc import Iterator
@@ -16,11 +17,11 @@ from specbench.forward.state_slots import StateSlots
 
 
 class KvCache(Protocol):
-    """Keys and values of a model for all rows, in a slot cache or a fused forward's buffers."""
+    """Keys and values of a model for all rows: a `SlotCache`, or the buffers of fused layers."""
 
     @property
     def max_len(self) -> int:
-        """Slots of a row; 0 before `allocate`."""
+        """Slots per row; 0 before `allocate`."""
         ...
 
     @property
@@ -30,7 +31,7 @@ class KvCache(Protocol):
 
     @property
     def state_bytes_per_row(self) -> int:
-        """Bytes of recurrent state that any row takes; 0 before the first forward."""
+        """Bytes of recurrent state per row, whatever its length; 0 before the first forward."""
         ...
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
@@ -38,16 +39,16 @@ class KvCache(Protocol):
 
 
 class SlotIndex:
-    """Where the forward in progress writes and reads; shared by all layers of a cache."""
+    """Slots that the current forward writes and reads; shared by all layers of a cache."""
 
     def __init__(self, num_rows: int, max_len: int) -> None:
         self.num_rows = num_rows
         self.max_len = max_len
         self.first_row = 0
-        self.flat_N = torch.empty(0, dtype=torch.long)
-        self.span = 0
+        self.flat_N = torch.empty(0, dtype=torch.long)  # to write, in the rows laid end to end
+        self.span = 0  # slots of each row that attention reads
 
-    def point(self, slots_BT: Tensor, span: int, first_row: int) -> None:
+    def select(self, slots_BT: Tensor, span: int, first_row: int) -> None:
         """Write row i of the next forward at `slots_BT[i]` of row `first_row + i`."""
         rows_B = torch.arange(len(slots_BT), device=slots_BT.device) + first_row
         self.flat_N = (rows_B[:, None] * self.max_len + slots_BT).reshape(-1)
@@ -56,7 +57,7 @@ class SlotIndex:
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer: two buffers [rows, max_len, H, D], made at first use."""
+    """Keys and values of one layer: two buffers [rows, max_len, H, D], allocated on first use."""
 
     is_compileable = True
     is_sliding = False
@@ -80,16 +81,18 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         """Write [B, H, T, D] at the indexed slots; return the first `span` slots [B, H, S, D]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        return self._exchange(self.keys, key_states), self._exchange(self.values, value_states)
+        return self._write_and_read(self.keys, key_states), self._write_and_read(
+            self.values, value_states
+        )
 
-    def _exchange(self, buffer: Tensor, new_BHTD: Tensor) -> Tensor:
+    def _write_and_read(self, buffer: Tensor, new_BHTD: Tensor) -> Tensor:
         B, H, T, D = new_BHTD.shape
         flat_N = self.index.flat_N.to(buffer.device)
         buffer.view(-1, H, D).index_copy_(0, flat_N, new_BHTD.transpose(1, 2).reshape(B * T, H, D))
         first = self.index.first_row
         return buffer[first : first + B, : self.index.span].transpose(1, 2)
 
-    # Positions and masks are always passed in, so no model asks these; lengths live outside.
+    # The base class requires these. Models do not call them: positions and masks are passed in.
     def get_seq_length(self) -> int:
         return 0
 
@@ -106,7 +109,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 class SlotCache(Cache):  # type: ignore[misc]
     """`num_rows` rows of `max_len` slots for a model of `num_layers` layers.
 
-    `states` has what layers keep that have no keys.
+    `states` stores the states of recurrent layers.
     """
 
     def __init__(
@@ -114,9 +117,9 @@ class SlotCache(Cache):  # type: ignore[misc]
     ) -> None:
         self.index = SlotIndex(num_rows, max_len)
         self.states = states
-        # Not super(): a model may insist on a class that takes no layers.
+        # Not super(): the next base may be a model's own cache class, which takes no layers.
         Cache.__init__(self, layers=[SlotLayer(self.index) for _ in range(num_layers)])
-        # Some layers keep more than one pair of keys and values (LongCat Flash).
+        # For LongCat Flash, whose layers have two pairs of keys and values: it adds cache layers.
         self.layer_class_to_replicate = partial(SlotLayer, self.index)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
@@ -127,7 +130,7 @@ class SlotCache(Cache):  # type: ignore[misc]
             buffer[destination, :num_tokens].copy_(buffer[source, :num_tokens])
 
     def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
-        """Copy slots of B rows from `first_row` on within their row, in all layers.
+        """Copy slots within each of B rows, the first being `first_row`, in all layers.
 
         Sources and destinations may overlap.
         """
@@ -136,18 +139,18 @@ class SlotCache(Cache):  # type: ignore[misc]
         from_N, to_N = (first_B1 + sources_BT).flatten(), (first_B1 + destinations_BT).flatten()
         for buffer in self._buffers():
             flat = buffer.view(-1, *buffer.shape[2:])
-            here_N = to_N.to(buffer.device)
-            flat.index_copy_(0, here_N, flat.index_select(0, from_N.to(buffer.device)))
+            moved = flat.index_select(0, from_N.to(buffer.device))
+            flat.index_copy_(0, to_N.to(buffer.device), moved)
 
     def _buffers(self) -> Iterator[Tensor]:
-        """Keys and values of every layer that keeps its own (not all of Gemma 3n's do)."""
+        """Keys and values of every layer that stores any (some of Gemma 3n's share another's)."""
         for layer in self.layers:
             if layer.is_initialized:
                 yield from (layer.keys, layer.values)
 
     @property
     def max_len(self) -> int:
-        """Slots of a row."""
+        """Slots per row."""
         return self.index.max_len
 
     @property
@@ -157,7 +160,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def state_bytes_per_row(self) -> int:
-        """Bytes of the states of one row, however long it is; 0 before the first forward."""
+        """Bytes of recurrent state per row, whatever its length; 0 before the first forward."""
         return 0 if self.states is None else self.states.bytes_per_row
 
     @property

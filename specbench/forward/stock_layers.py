@@ -1,6 +1,7 @@
-"""Transformers' own decoder layers over slots, or over whole texts with gradients.
+"""Runs transformers' decoder layers over cache slots, or over whole texts with gradients.
 
-Shape suffixes: B rows, T tokens, F hidden size, W what the first layer's attention reads, S slots.
+Shape suffixes: B rows, T tokens, F hidden size, W input size of the first layer's attention, S
+slots.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,11 +19,11 @@ from specbench.forward.tree import Branches
 
 
 class WholeTexts:
-    """Keys and values of every pass over the same texts so far, one after the other.
+    """Keys and values of all passes so far over the same texts, concatenated.
 
     The first pass reads the target's states. Pass u reads states that the head made in u passes, so
-    its token at t follows a context that ends at t - u: it sees the first pass up to there, and of
-    each later pass the one token that led to it, which is what a draft at depth u sees. Source:
+    its token at t follows a context that ends at t - u. It attends to the first pass up to t - u
+    and to one token of each later pass, as a draft token at depth u does. Source:
     training-time test, Li et al. 2025 (EAGLE-3, arXiv:2503.01840), section 3.2.
     """
 
@@ -33,42 +34,42 @@ class WholeTexts:
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """The update of transformers' caches; returns [B, H, T, D] of this pass and all before."""
+        """Append keys and values [B, H, T, D]; return those of all passes, concatenated along T."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         keys.append(key_states)
         values.append(value_states)
         return torch.cat(keys, 2), torch.cat(values, 2)
 
-    def seen(
+    def visible_slots(
         self, positions_BT: Tensor, layer: int, first: int, window: int | None = None
     ) -> Tensor:
         """The slots that the next pass of a layer may attend to, bool [1, T, S].
 
-        Before position `first` there is nothing.
+        Positions of the first pass before `first` are hidden.
         """
         T, passes = positions_BT.shape[1], len(self._keys[layer])
-        at_T = torch.arange(T, device=positions_BT.device)
-        behind_TT = at_T[:, None] - at_T
-        blocks = [(behind_TT >= passes) & (at_T >= first)]
+        positions_T = torch.arange(T, device=positions_BT.device)
+        distance_TT = positions_T[:, None] - positions_T
+        masks = [(distance_TT >= passes) & (positions_T >= first)]
         if window is not None:
-            blocks[0] &= behind_TT < window
-        blocks += [behind_TT == passes - j for j in range(1, passes + 1)]
-        return torch.cat(blocks, 1)[None]
+            masks[0] &= distance_TT < window
+        masks += [distance_TT == passes - j for j in range(1, passes + 1)]
+        return torch.cat(masks, 1)[None]
 
 
 def _run_layer(layer: Any, states_BTF: Tensor, attention_args: dict[str, Any]) -> Tensor:
-    """A layer of transformers' own as it stands."""
+    """The states that one layer returns, alone or first in a tuple."""
     out = layer(states_BTF, **attention_args)
     states: Tensor = out[0] if isinstance(out, tuple) else out
     return states
 
 
 class StockLayers:
-    """Transformers' layers, or ones whose `self_attn` is called like theirs.
+    """A stack of transformers layers, or of layers whose `self_attn` has the same arguments.
 
-    `config` is theirs, with its own attention implementation; layer i must say `layer_idx` i.
-    `rotary` gives cosines and sines for states and positions. `windows`: how many tokens each layer
-    sees, itself included; None: all.
+    The attention implementation of `config` is replaced; layer i must have `layer_idx` i. `rotary`
+    returns cosines and sines for states and positions. `windows`: how many tokens each layer
+    attends to, including the current one; None: all.
     """
 
     def __init__(
@@ -90,22 +91,22 @@ class StockLayers:
         return self._texts is not None
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        """Allocate; a larger cache is kept, for stale slots are masked."""
+        """Make the cache at least this large; a larger one is reused, as stale slots are masked."""
         index = self.cache.index
         if num_rows > index.num_rows or max_len > index.max_len:
             rows, length = max(num_rows, index.num_rows), max(max_len, index.max_len)
-            self.release()  # before taking
+            self.release()  # so that the old and the new cache never coexist
             self.cache = SlotCache(len(self._layers), rows, length)
 
     def release(self) -> None:
-        """Give the memory of all rows back."""
+        """Free the memory of all rows."""
         self.cache = SlotCache(len(self._layers), 0, 0)
 
     @contextmanager
     def whole_texts(self) -> Iterator[None]:
-        """Inside, each `forward` is one more pass over the same texts, with gradients.
+        """In this context each `forward` is another pass over the same texts, with gradients.
 
-        Every row begins at position 0; slots, rows and branches are not looked at.
+        Every row begins at position 0; `span`, `first_row` and `branches` are ignored.
         """
         self._texts = WholeTexts(len(self._layers))
         try:
@@ -126,24 +127,31 @@ class StockLayers:
         entry_BTW: Tensor | None = None,
         windows_from_BT: Tensor | None = None,
     ) -> Tensor:
-        """Runs the layers; see LayerStack.forward."""
+        """Run the layers; see LayerStack.forward."""
         cache: SlotCache | WholeTexts = self.cache
         layers = range(len(self._layers)) if only is None else (only,)
         windows = {self._windows[i] for i in layers}
         if self._texts is not None:
             cache = texts = self._texts
-            seen = {w: texts.seen(positions_BT, only or 0, first_slot, w) for w in windows}
+            visibility = {
+                w: texts.visible_slots(positions_BT, only or 0, first_slot, w) for w in windows
+            }
         else:
             slots_BT = positions_BT if branches is None else branches.slots_BT
-            self.cache.index.point(slots_BT, span, first_row)
+            self.cache.index.select(slots_BT, span, first_row)
             slots_S = torch.arange(span, device=positions_BT.device)
-            places_BT = positions_BT if windows_from_BT is None else windows_from_BT
-            seen = {w: visible(places_BT, slots_S, window=w, branches=branches) for w in windows}
+            window_ends_BT = positions_BT if windows_from_BT is None else windows_from_BT
+            visibility = {
+                w: visible(window_ends_BT, slots_S, window=w, branches=branches) for w in windows
+            }
             if first_slot:
-                seen = {w: seen_BTS & (slots_S >= first_slot) for w, seen_BTS in seen.items()}
+                visibility = {
+                    w: visible_BTS & (slots_S >= first_slot)
+                    for w, visible_BTS in visibility.items()
+                }
         masks = {
-            window: additive_mask(seen_BTS, states_BTF.dtype, pack=self._pack)
-            for window, seen_BTS in seen.items()
+            window: additive_mask(visible_BTS, states_BTF.dtype, pack=self._pack)
+            for window, visible_BTS in visibility.items()
         }
         arguments: dict[str, Any] = {
             "position_embeddings": self._rotary(states_BTF, positions_BT),
@@ -151,17 +159,17 @@ class StockLayers:
             "past_key_values": cache,
             "use_cache": True,
         }
-        of_first = {} if entry_BTW is None else {"entry_BTW": entry_BTW}
+        first_arguments = {} if entry_BTW is None else {"entry_BTW": entry_BTW}
         for i in layers:
             mask = {"attention_mask": masks[self._windows[i]]}
-            states_BTF = _run_layer(self._layers[i], states_BTF, arguments | mask | of_first)
-            of_first = {}
+            states_BTF = _run_layer(self._layers[i], states_BTF, arguments | mask | first_arguments)
+            first_arguments = {}
         return states_BTF
 
     def keep(self, x_BTF: Tensor, positions_BT: Tensor, span: int, *, first_row: int = 0) -> None:
-        """Writes keys and values only; see LayerStack.keep."""
-        self.cache.index.point(positions_BT, span, first_row)
-        turn = self._rotary(x_BTF, positions_BT)
+        """Write keys and values only; see LayerStack.keep."""
+        self.cache.index.select(positions_BT, span, first_row)
+        rotation = self._rotary(x_BTF, positions_BT)
         for i, layer in enumerate(self._layers):
             attention: Any = layer.self_attn
             shape = (*positions_BT.shape, -1, attention.head_dim)
@@ -171,4 +179,4 @@ class StockLayers:
             )
             if hasattr(attention, "k_norm"):
                 keys = attention.k_norm(keys)
-            self.cache.update(apply_rotary_pos_emb(keys, keys, *turn)[1], values, i)
+            self.cache.update(apply_rotary_pos_emb(keys, keys, *rotation)[1], values, i)

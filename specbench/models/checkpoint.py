@@ -1,7 +1,7 @@
-"""Reads a draft head's folder: its config at once, a tensor when it is asked for.
+"""Reads the folder of a draft head: its config immediately, each tensor on first use.
 
-Nothing in the files is trusted: pickles may hold tensors only, an index may name no file outside
-of its folder, and a link may not lead out of it.
+The files are not trusted: a pickle may contain only tensors, and an index or a link must not lead
+outside the folder.
 """
 
 import pickle
@@ -36,8 +36,8 @@ from specbench.models.library_errors import load_advice
 
 WEIGHT_KINDS = ("*.safetensors", "*.bin", "*.pt")
 _COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})/")
-# What torch's reader of pickles raises for arbitrary bytes.
-UNREADABLE = (
+# Errors that torch.load raises for arbitrary bytes.
+PICKLE_ERRORS = (
     OSError,
     RuntimeError,
     EOFError,
@@ -56,16 +56,16 @@ UNREADABLE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint(HeadFiles[Tensor]):
-    """A draft head's config and tensors; these are on the host, in the dtype of the files."""
+    """A draft head's config and tensors; tensors are on the CPU, in the dtype of the files."""
 
 
 def read_checkpoint(
     location: str, revision: str | None = None, *, shapes_only: bool = False
 ) -> Checkpoint:
-    """The head in a local folder or of a hub id, which transformers downloads or has kept.
+    """Read the head in a local folder or with a hub id, which transformers downloads or has cached.
 
-    Raises ModelError for what is not there or cannot be trusted. Safetensors are read lazily,
-    and of a pickle's tensors `shapes_only` reads no values.
+    ModelError if files are missing or unsafe. Safetensors are read lazily; `shapes_only` skips
+    the values of a pickle's tensors.
     """
     config_file = _find(location, revision, "config.json")
     if config_file is None:
@@ -74,7 +74,7 @@ def read_checkpoint(
             "folder (./my-head)"
         )
     commit = _COMMIT.search(config_file.as_posix())
-    revision = commit[1] if commit else revision  # all files are those of one commit
+    revision = commit[1] if commit else revision  # so that all files come from one commit
     file = _find(location, revision, *HEAD_WEIGHTS)
     if file is None:
         raise ModelError(f"{location}: {NO_HEAD}")
@@ -92,18 +92,22 @@ def read_checkpoint(
 
 
 def has_tokenizer(location: str, revision: str | None = None) -> bool:
-    """Whether a head comes with its own tokenizer."""
+    """Whether the files of a head include a tokenizer."""
     return _find(location, revision, *TOKENIZER_FILES) is not None
 
 
 def _find(location: str, revision: str | None, *names: str) -> Path | None:
-    """The first of the files on this machine, else the first that can be downloaded, or None.
-    ModelError."""
+    """The first of the files on this machine, else the first that can be downloaded, else None.
+    ModelError if the repository is gated."""
     folder = Path(location)
     files = (
         (local_file(folder, name) for name in names)
         if folder.is_dir()
-        else (_hub_file(location, revision, name, off) for off in (True, False) for name in names)
+        else (
+            _hub_file(location, revision, name, is_offline)
+            for is_offline in (True, False)
+            for name in names
+        )
     )
     return next((file for file in files if file is not None), None)
 
@@ -111,7 +115,7 @@ def _find(location: str, revision: str | None, *names: str) -> Path | None:
 def _hub_file(location: str, revision: str | None, name: str, is_offline: bool) -> Path | None:
     try:
         path = cached_file(location, name, revision=revision, local_files_only=is_offline)
-    except (OSError, ValueError) as error:  # not there, or not to be had without a connection
+    except (OSError, ValueError) as error:  # missing, or not cached and offline
         if "gated repo" in str(error):
             raise ModelError(f"{location}: {load_advice(error)}") from error
         return None
@@ -119,7 +123,7 @@ def _hub_file(location: str, revision: str | None, name: str, is_offline: bool) 
 
 
 class _Safetensors(LazyTensors[Tensor]):
-    """Tensors of one file or several, whose `names` are given by tensor."""
+    """Tensors of one or more files; `names` maps each tensor to its file name."""
 
     def __init__(self, names: Mapping[str, str], find: Callable[[str], Path | None]) -> None:
         super().__init__(names)
@@ -138,32 +142,31 @@ class _Safetensors(LazyTensors[Tensor]):
         return tensor
 
     def header(self, name: str) -> TensorHeader:
-        """Read from its file, which is looked for when one of its tensors is asked for."""
+        """The header of a tensor; finds its file and reads its headers on first use."""
         file = self._names[name]
         if file not in self._headers:
             path = self._find(file)
             if path is None:
-                raise ModelError(f"the file {file}, which has {name}, is not there")
+                raise ModelError(f"{file}, which contains {name}, is missing")
             self._headers[file] = read_headers(path)
         if name not in self._headers[file]:
-            raise ModelError(f"the file {file} does not have {name}")
+            raise ModelError(f"{file} does not have {name}")
         return self._headers[file][name]
 
 
 def _read_pickle(file: Path, device: str) -> dict[str, Tensor]:
-    """The tensors of a pickle by name; ModelError for any other content, which is never run."""
+    """The tensors of a pickle by name; ModelError for any other content. Runs no code from it."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of unusual pickles, which are read or refused
+            warnings.simplefilter("ignore")  # unusual pickles either load or raise an error
             content = torch.load(file, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         raise ModelError(
-            f"{file} is damaged or has more than tensors, and a pickle may run any code; if you "
-            "trust it, convert it to safetensors"
+            f"{file} is damaged or contains more than tensors, and a pickle can run any code; if "
+            "you trust it, convert it to safetensors"
         ) from error
-    except UNREADABLE as error:
-        first = first_line(error)
-        raise ModelError(f"{file} cannot be read: {first}") from error
+    except PICKLE_ERRORS as error:
+        raise ModelError(f"{file} cannot be read: {first_line(error)}") from error
     if not isinstance(content, dict) or not all(map(_is_named_tensor, content.items())):
         raise ModelError(f"{file} is not a mapping from names to tensors")
     return content

@@ -60,7 +60,7 @@ class Counters:
     num_positions: int | None = None  # K, if each position is counted or a gauge reports it
     num_in_progress: float | None = None  # requests that run or wait now
     started_s: float | None = None  # when the process started, in Unix seconds
-    is_of_a_restart: bool = False  # of a difference: another process counted before
+    spans_restart: bool = False  # of a difference: the two pages come from different processes
 
     @property
     def sums(self) -> dict[str, float]:
@@ -79,7 +79,7 @@ class Counters:
         return replace(
             self,
             num_accepted_at=tuple(now - earlier for now, earlier in at),
-            is_of_a_restart=has_fallen or (is_known and self.started_s != before.started_s),
+            spans_restart=has_fallen or (is_known and self.started_s != before.started_s),
             **counted,
         )
 

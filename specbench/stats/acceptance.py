@@ -1,7 +1,7 @@
-"""The acceptance formulas, on counts and on rates; standard library only, because the decoder's
-controller uses them between rounds.
+"""Acceptance formulas on counts and on rates. Only the standard library is imported, because the
+decoder's controller uses them between rounds.
 
-Per round: d drafts, a of them accepted, e tokens emitted; N rounds, at most K accepted in each.
+Per round: d draft tokens, a of them accepted (at most K), e tokens emitted. N rounds in all.
 Position i has the joint rate #(a >= i) / N, and the conditional rate #(a >= i) / #(a >= i - 1).
 """
 
@@ -14,14 +14,14 @@ from operator import mul
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundCounts:
-    """Counts of rounds at one K, or expectations of them; None and (): nothing to divide by."""
+    """Counts of rounds at one K, or their expected values; a rate without data is None or ()."""
 
     num_rounds: float
     num_drafted: float
     num_accepted: float
     num_emitted: float
     num_drafting: float  # rounds that drafted anything
-    # Rounds that accepted fewer than they drafted, and emitted one more; None: unknown.
+    # Rounds that rejected a draft token and emitted the correction; None: unknown.
     num_rejecting: float | None
     reached: tuple[float, ...]  # rounds that accepted at least 0, 1 .. K; (): unknown
 
@@ -29,11 +29,12 @@ class RoundCounts:
     def of_rounds(
         cls, drafted: Sequence[int], accepted: Sequence[int], emitted: Sequence[int], k: int
     ) -> "RoundCounts":
-        """From the counts of each round: few are different, so equal rounds are counted together.
+        """Sum the counts of each round.
 
-        A text that ends inside its drafts emits what was accepted: that round rejects nothing.
+        A round in which the text ends within the drafts emits only what it accepted, and is not
+        counted as a rejection.
         """
-        kinds = Counter(accepted)
+        rounds_by_accepted = Counter(accepted)
         return cls(
             num_rounds=len(accepted),
             num_drafted=sum(drafted),
@@ -45,7 +46,9 @@ class RoundCounts:
                 for (d, a, e), n in Counter(zip(drafted, accepted, emitted, strict=True)).items()
                 if a < d and e > a
             ),
-            reached=tuple(sum(n for a, n in kinds.items() if a >= i) for i in range(k + 1)),
+            reached=tuple(
+                sum(n for a, n in rounds_by_accepted.items() if a >= i) for i in range(k + 1)
+            ),
         )
 
     @classmethod
@@ -60,10 +63,11 @@ class RoundCounts:
         num_rejecting: int | None,
         by_accepted: Sequence[int] | None,
     ) -> "RoundCounts":
-        """From what a server counts of whole answers.
+        """Convert the totals that a server reports.
 
-        Without `num_drafting` all rounds drafted. Without `by_accepted`, rounds by how many drafts
-        they accepted, nothing is known by position; a round that is not in it drafted nothing.
+        `num_drafting` None: all rounds drafted. `by_accepted[a]` is the number of rounds that
+        accepted a draft tokens, without rounds that drafted nothing; None: unknown, and so are
+        the rates per position.
         """
         reached: list[float] = []
         if by_accepted is not None:
@@ -80,7 +84,7 @@ class RoundCounts:
         )
 
     def __add__(self, other: "RoundCounts") -> "RoundCounts":
-        """Both together; ValueError for two K."""
+        """Pool the counts of both; ValueError if their K differ."""
         if self.k != other.k:
             raise ValueError("rounds at different K cannot be pooled")
         return RoundCounts(
@@ -97,7 +101,7 @@ class RoundCounts:
 
     @property
     def k(self) -> int:
-        """The most that a round can accept."""
+        """Maximum number of draft tokens that a round can accept."""
         return len(self.reached) - 1
 
     @property
@@ -126,11 +130,11 @@ class RoundCounts:
     @property
     def conditional_acceptance_rate(self) -> tuple[float, ...]:
         """#(a >= i) / #(a >= i - 1); ends before the first i that no round reaches."""
-        return tuple(here / before for before, here in pairwise(self.reached) if before)
+        return tuple(n / previous for previous, n in pairwise(self.reached) if previous)
 
     @property
     def alpha(self) -> float | None:
-        """sum(a) / (sum(a) + rounds with a rejection): the chance that one draft is accepted.
+        """sum(a) / (sum(a) + rounds with a rejection): the probability of accepting one token.
 
         Maximum-likelihood estimate under Leviathan et al. 2023 (arXiv:2211.17192), definition 3.1,
         which stops drafting at the first rejection. None if the counts are those of trees, whose
@@ -138,8 +142,8 @@ class RoundCounts:
         """
         if self.num_rejecting is None or self.num_drafted > self.k * self.num_drafting:
             return None
-        judged = self.num_accepted + self.num_rejecting
-        return self.num_accepted / judged if judged else None
+        num_tested = self.num_accepted + self.num_rejecting
+        return self.num_accepted / num_tested if num_tested else None
 
 
 def mean_length(num_accepted: float, num_rounds: float) -> float:
@@ -147,29 +151,30 @@ def mean_length(num_accepted: float, num_rounds: float) -> float:
     return 1 + num_accepted / num_rounds
 
 
-def mean_length_at(per_position: Iterable[float]) -> float:
-    """The same from joint rates: 1 + their sum."""
+def mean_length_from_rates(per_position: Iterable[float]) -> float:
+    """Mean acceptance length from joint rates: 1 + their sum."""
     return 1 + sum(per_position)
 
 
 def conditional_rates(per_position: Sequence[float]) -> tuple[float, ...]:
-    """c_i = a_i / a_(i-1), a_0 = 1, from joint rates; 0 if the one before is never accepted."""
+    """c_i = a_i / a_(i-1), a_0 = 1, from joint rates; 0 if a_(i-1) is 0."""
     pairs = pairwise((1.0, *per_position))
-    return tuple(here / before if before else 0.0 for before, here in pairs)
+    return tuple(rate / previous if previous else 0.0 for previous, rate in pairs)
 
 
 def joint_rates(conditional: Iterable[float]) -> list[float]:
-    """a_i = c_1 c_2 .. c_i: all drafts up to i are accepted."""
+    """a_i = c_1 c_2 .. c_i: the probability that all draft tokens up to i are accepted."""
     return list(accumulate(conditional, mul))
 
 
 def expected_tokens_by_k(conditional: Iterable[float]) -> list[float]:
-    """Tokens emitted per round at K = 0, 1, .. n, from P(draft i accepted | drafts before it)."""
+    """Tokens emitted per round at K = 0, 1, .. n, from conditional rates."""
     return list(accumulate(joint_rates(conditional), initial=1.0))
 
 
 def expected_tokens_iid(alpha: float, k: int) -> float:
-    """(1 - alpha^(K+1)) / (1 - alpha): every draft is accepted alike and independently.
+    """(1 - alpha^(K+1)) / (1 - alpha): tokens per round if each draft token is accepted
+    independently with probability alpha.
 
     Source: Leviathan et al. 2023 (arXiv:2211.17192), equation 1.
     """

@@ -13,7 +13,7 @@ from specbench.forward.runner import Runner
 from specbench.methods import Recipe, all_methods, find_method
 from specbench.models.checkpoint import Checkpoint
 from specbench.training.optimizer import Schedule
-from specbench.training.student import ChainStudent, MedusaStudent, Student, from_targets_head
+from specbench.training.student import ChainStudent, MedusaStudent, Student, initial_medusa_heads
 from specbench.training.teacher import head_rows
 from specbench.training.texts import TrainingText
 
@@ -48,7 +48,7 @@ def new_student(
     if recipe.has_vocabulary:
         start = _with_targets_head(start, target, options["target_ids"])
     elif not recipe.passes:
-        start = from_targets_head(start, target)
+        start = initial_medusa_heads(start, target)
     return open_student(method, start, target)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specbench.errors import ModelError, StoreError, first_line
-from specbench.models.checkpoint import UNREADABLE
+from specbench.models.checkpoint import PICKLE_ERRORS
 from specbench.training.optimizer import MuonAdamW, Schedule
 from specbench.training.replacing import replaced
 from specbench.training.student import Student
@@ -82,7 +82,7 @@ def load_progress(
                     raise ValueError(f"{name} has another shape")
                 tensor.copy_(weights[name])
         optimizer.load(content["optimizer"])
-    except UNREADABLE as error:
+    except PICKLE_ERRORS as error:
         first = first_line(error)
         raise StoreError(f"{path} cannot be resumed: {first}; remove it to start again") from error
     return progress

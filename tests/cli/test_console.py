@@ -15,7 +15,7 @@ from rich.console import Console
 
 from specbench.cli.console import WIDTH
 from specbench.cli.live_cells import LiveCells
-from specbench.cli.progress import ProgressWatch, _Live
+from specbench.cli.progress import ProgressWatch, _LiveProgress
 from specbench.records import DeviceSample, RoundLog
 from tests.cell_keys import BASE_KEY, KEY
 from tests.cli.calls import specbench
@@ -124,5 +124,5 @@ def test_a_cell_is_a_line_below_the_bar_on_a_terminal_and_at_its_end_in_a_log(ca
     cells = LiveCells()
     cells.add(block, record)
     shown = Console(width=80, file=StringIO())
-    shown.print(*_Live(cells).get_renderables(), sep="\n")
+    shown.print(*_LiveProgress(cells).get_renderables(), sep="\n")
     assert [line.strip() for line in shown.file.getvalue().splitlines() if "tok/s" in line] == lines

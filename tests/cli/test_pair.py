@@ -164,7 +164,7 @@ def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
         (("owner/nobody",), "owner/nobody is not in the hub's cache"),
         (("tiny", "--search-dir", "drafts"), "add --discover"),
         (("tiny", "--discover", "--search-dir", "nowhere"), "folder not found"),
-        (("tiny", "--gpu", "Voodoo"), "--gpu 'Voodoo': known are"),
+        (("tiny", "--gpu", "Voodoo"), "--gpu 'Voodoo' is unknown"),
         (("tiny", "--gpu-memory", "much"), "--gpu-memory 'much': expected"),
         (("tiny", "--gpu-memory", "24"), "add a unit, such as 24GiB"),
         (("tiny", "--gpu-memory", "24GiB", "--gpu-bandwidth", "1008"), "such as 1008GB/s"),

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from specbench.decode.clock import Mark
-from specbench.decode.cuda_graphs import Captured
+from specbench.decode.cuda_graphs import Capture
 from specbench.decode.decoder import MakeLauncher
 from specbench.decode.graphs import GraphLauncher
 from specbench.decode.launcher import GraphKind, PinnedMemory
@@ -33,12 +33,12 @@ class FakeGraphs:
         self.num_replays = 0
         self.warm_ups: list[int] = []
 
-    def capture(self, run: Callable[[], T], *, num_warm_ups: int = 3) -> Captured[T]:
+    def capture(self, run: Callable[[], T], *, num_warm_ups: int = 3) -> Capture[T]:
         self.warm_ups.append(num_warm_ups)
         run()
         self.num_captures += 1
         output = tree_map_only(Tensor, partial(torch.full_like, fill_value=self.unwritten), run())
-        return Captured(output=output, replay=partial(self._replay, run, output))
+        return Capture(output=output, replay=partial(self._replay, run, output))
 
     def _replay(self, run: Callable[[], T], output: T) -> None:
         self.num_replays += 1
@@ -67,7 +67,7 @@ class FailingGraphs(FakeGraphs):
         self._numbers = numbers
         self._error = error
 
-    def capture(self, run: Callable[[], T], *, num_warm_ups: int = 3) -> Captured[T]:
+    def capture(self, run: Callable[[], T], *, num_warm_ups: int = 3) -> Capture[T]:
         if self._numbers and self.num_captures + 1 not in self._numbers:
             return super().capture(run, num_warm_ups=num_warm_ups)
         self.warm_ups.append(num_warm_ups)

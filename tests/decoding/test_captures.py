@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from specbench.decode.cuda_graphs import SHORT_BYTES, CudaGraphs
+from specbench.decode.cuda_graphs import LOW_MEMORY_BYTES, CudaGraphs
 from specbench.errors import UsageError
 from tests.decoding.fake_driver import GRAPH_BYTES, OWN_BYTES, FakeDriver
 
@@ -116,7 +116,7 @@ def test_the_cache_is_emptied_only_where_memory_is_short(driver: FakeDriver) -> 
     graphs.capture(nothing)
     assert "empty_cache" not in driver.log
 
-    driver.free = SHORT_BYTES - 1
+    driver.free = LOW_MEMORY_BYTES - 1
     graphs.capture(nothing)
 
     assert driver.log[-3:] == ["empty_cache", "begin pool2", "capture_end"]

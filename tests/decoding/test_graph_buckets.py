@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from specbench.decode.cuda_graphs import Captured
+from specbench.decode.cuda_graphs import Capture
 from specbench.decode.decoder import Decoder, MakeLauncher
 from specbench.decode.drafter import NoDrafter
 from specbench.decode.graphs import Launchers
@@ -141,7 +141,7 @@ class OneCard(FakeGraphs):
 
         target.forward = outside  # type: ignore[method-assign]
 
-    def capture(self, run: Callable[[], T], *, num_warm_ups: int = 3) -> Captured[T]:
+    def capture(self, run: Callable[[], T], *, num_warm_ups: int = 3) -> Capture[T]:
         def inside() -> T:
             self.is_inside = True
             try:

@@ -22,7 +22,7 @@ from tests.decoding.models import build, tiny_llama
 
 def test_layers_without_keys_of_their_own_are_left_alone() -> None:
     cache = SlotCache(2, 1, 4)
-    cache.index.point(torch.tensor([[0, 1]]), 2, 0)
+    cache.index.select(torch.tensor([[0, 1]]), 2, 0)
     cache.update(torch.arange(4.0).view(1, 1, 2, 2), torch.ones(1, 1, 2, 2), 0)
 
     cache.move_slots(torch.tensor([[1]]), torch.tensor([[0]]))
@@ -33,7 +33,7 @@ def test_layers_without_keys_of_their_own_are_left_alone() -> None:
 
 def test_a_layer_that_keeps_two_pairs_gets_both() -> None:
     cache = SlotCache(1, 1, 4)
-    cache.index.point(torch.tensor([[0]]), 1, 0)
+    cache.index.select(torch.tensor([[0]]), 1, 0)
     for layer in (0, 1):
         cache.update(torch.full((1, 1, 1, 2), 1.0 + layer), torch.ones(1, 1, 1, 2), layer)
     assert [layer.keys[0, 0, 0, 0].item() for layer in cache.layers] == [1, 2]

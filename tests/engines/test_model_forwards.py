@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specbench.decode.cuda_graphs import Captured
+from specbench.decode.cuda_graphs import Capture
 from specbench.engines.model_forwards import ModelForwards
 from tests.decoding.fakes import CountingClock
 
@@ -51,13 +51,13 @@ class Replays:
         self.num_captures = self.num_replays = 0
         self._fails = fails
 
-    def capture(self, run: Callable[[], object], *, num_warm_ups: int = 3) -> Captured[object]:
+    def capture(self, run: Callable[[], object], *, num_warm_ups: int = 3) -> Capture[object]:
         assert num_warm_ups == 1  # it has run once, and rounds were captured before it
         self.num_captures += 1
         run()
         if self._fails:
             raise RuntimeError("operation not permitted when stream is capturing")
-        return Captured(output=None, replay=self._replay)
+        return Capture(output=None, replay=self._replay)
 
     def _replay(self) -> None:
         self.num_replays += 1

@@ -215,7 +215,7 @@ def test_a_hub_out_of_reach_is_one_sentence(
         (("--fits", "--check-hub"), "leave out --fits"),
         (("--gpu", "L4"), "add --fits"),
         (("--output", "x.yaml"), "add --check-hub"),
-        (("--fits", "--gpu", "abacus"), "--gpu 'abacus': known are"),
+        (("--fits", "--gpu", "abacus"), "--gpu 'abacus' is unknown"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(

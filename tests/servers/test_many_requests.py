@@ -156,7 +156,7 @@ def test_after_a_restart_requests_are_answered_again():
     answers, counted = asyncio.run(ask())
     assert ["broke off" in (a.error or "") for a in answers] == [True, True, False, False]
     assert [not a.error for a in answers] == [False, False, True, True]
-    assert counted.is_of_a_restart
+    assert counted.spans_restart
 
 
 def test_what_a_server_counts_for_others_is_seen_beside_the_answers():

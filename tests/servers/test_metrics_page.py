@@ -74,8 +74,8 @@ def test_requests_in_progress_are_those_of_gauges_that_follow_every_request(page
 def test_a_server_that_counts_from_nothing_again_was_restarted():
     page = "vllm:generation_tokens_total {}\n"
     before, after = (read_counters(page.format(n)) for n in (900, 30))
-    assert after.since(before).is_of_a_restart
-    assert not before.since(after).is_of_a_restart
+    assert after.since(before).spans_restart
+    assert not before.since(after).spans_restart
 
 
 def test_what_is_no_page_of_counters_is_an_error():

@@ -13,7 +13,7 @@ from specbench.stats.acceptance import (
     expected_tokens_iid,
     joint_rates,
     mean_length,
-    mean_length_at,
+    mean_length_from_rates,
 )
 
 SEEDS = range(300)
@@ -67,7 +67,7 @@ def test_the_length_is_one_plus_the_joint_rates_which_are_products_of_the_condit
     for seed in SEEDS:
         found = drawn(seed).counts
         joint = found.acceptance_rate_per_position
-        assert found.mean_acceptance_length == pytest.approx(mean_length_at(joint))
+        assert found.mean_acceptance_length == pytest.approx(mean_length_from_rates(joint))
         conditional = found.conditional_acceptance_rate
         assert joint_rates(conditional) == pytest.approx(joint[: len(conditional)])
         assert not any(joint[len(conditional) :])
@@ -132,4 +132,4 @@ def test_tokens_by_k_are_sums_of_products_and_rise_less_and_less():
 
 def test_the_mean_length_counts_the_additional_token():
     assert mean_length(6, 5) == 2.2
-    assert mean_length_at((0.5, 0.25)) == 1.75
+    assert mean_length_from_rates((0.5, 0.25)) == 1.75

@@ -59,7 +59,7 @@ def test_agreement_is_what_a_drafter_of_chains_keeps(method, num_heads):
     student = bench.student(method, num_heads)
     teacher = bench.teacher(student)
     found = [student.agreement(teacher.lesson(batch), 3) for batch in bench.held_out]
-    right = torch.stack([one.right_D for one in found]).sum(0).tolist()
+    right = torch.stack([one.correct_D for one in found]).sum(0).tolist()
     contexts = torch.stack([one.contexts_D for one in found]).sum(0).tolist()
 
     counted = [0, 0, 0]

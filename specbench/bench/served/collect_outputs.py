@@ -190,7 +190,7 @@ class OutputCollector:
 def _text(running: ServerHandle, turn: _TurnRef, answer: Streamed) -> ServedText:
     """The text of an answer; ServerError if it failed, with the cause if the server ended."""
     if answer.error is not None:
-        running.require()
+        running.require_running()
         raise ServerError(f"prompt {turn.id}: the server did not answer: {answer.error}")
     return ServedText(
         prompt=turn.id,

@@ -21,7 +21,7 @@ def count_problems(
     failed = [request for request in requests if request.finish_reason == "failed"]
     if len(failed) == len(requests):
         yield f"no request was answered: {failed[0].error}"
-    elif counted.is_of_a_restart:
+    elif counted.spans_restart:
         yield "the server restarted while it was measured: its counters were reset"
     else:
         yield from _other_traffic(requests, counted, len(failed), most_tokens)

@@ -176,7 +176,7 @@ class CycleRun:
                 server.warm_up()
                 loop.serve(session.blocks(self._plan, name), server, after=server.check)
         except LostError:
-            running.require()  # raises the cause if the server has ended
+            running.require_running()  # raises the cause if the server has ended
             raise
         finally:
             used = self._gpus.stop()

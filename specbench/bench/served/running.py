@@ -1,4 +1,4 @@
-"""Servers that run already, with the facts that they report."""
+"""Running servers and the facts that they report."""
 
 import asyncio
 from collections import Counter
@@ -24,7 +24,8 @@ from specbench.settings import SERVED, RunSettings
 
 OPTION = "--base-url"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-ROUTER_PAGES = 4  # of counters; a random one of two servers responds to all with probability 1/8
+# To fetch: behind a router, one of two servers responds to all with probability 1/8.
+ROUTER_PAGES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +49,10 @@ class ServerHandle:
     async def ask(
         self, engine: str, requests: Sequence[Request], *, concurrency: int
     ) -> list[Streamed]:
-        """The answers, in order. LostError if a request is lost; then no more are sent."""
+        """Send the requests and return the responses in order.
+
+        Raises LostError at the first lost request.
+        """
 
         async def send(client: Client, request: Request, _: Sequence[Streamed]) -> Streamed:
             return await find_served(engine).answer(client, self.facts.model, request)
@@ -59,11 +63,11 @@ class ServerHandle:
         try:
             done.require_no_loss()
         except LostError:
-            self.require()  # raises the cause if the server has ended
+            self.require_running()  # raises the cause if the server has ended
             raise
         return done.answers
 
-    def require(self) -> None:
+    def require_running(self) -> None:
         """Raise ServerError, with the cause, if a started server has ended."""
         if self.process is not None:
             self.process.require_running()
@@ -77,8 +81,8 @@ class ExternalServers:
 
     @asynccontextmanager
     async def open(self, session: Session) -> AsyncIterator[ServerHandle]:
-        """Connect to the session's servers. ServerError for a server that does not respond or runs
-        at another K, and for replicas that differ."""
+        """Connect to the session's servers. ServerError if one does not respond or runs at
+        another K, or if replicas differ."""
         addresses = [a for a in self._addresses if a.k == session.draft.k]
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(Client(address)) for address in addresses]
@@ -89,33 +93,34 @@ class ExternalServers:
                 if server.model != facts[0].model or server.version != facts[0].version:
                     client.fail(
                         f"it serves {server.model} {server.version}, but another replica at this K "
-                        f"serves {facts[0].model} {facts[0].version}; replicas must be alike"
+                        f"serves {facts[0].model} {facts[0].version}; replicas must be equal"
                     )
             yield ServerHandle(clients=tuple(clients), facts=facts[0])
 
 
 async def _facts(client: Client, name: str) -> ServerFacts:
-    """The facts that a server reports; UsageError if its counters are those of another engine.
+    """The facts that a server reports; UsageError if its counters belong to another engine.
 
-    ServerError if it takes longer than `NOTICE_S`, or if its counters are those of several
-    servers: each page is fetched on a new connection, so that a router is noticed.
+    ServerError if it takes longer than `NOTICE_S`, or if its counter pages come from
+    several servers. Each page is fetched on a new connection, which reveals a router.
     """
     engine, pages = find_served(name), []
     try:
         async with asyncio.timeout(NOTICE_S):
             if engine.COUNTERS is not None:
                 for _ in range(ROUTER_PAGES):
-                    async with Client(client.address) as fresh:
-                        pages.append(await fresh.counters(engine.COUNTERS.path, counter_pages()))
+                    async with Client(client.address) as connection:
+                        page = await connection.counters(engine.COUNTERS.path, counter_pages())
+                        pages.append(page)
                 if pages[0].engine not in (None, name):
                     raise UsageError(
-                        f"{OPTION} {client.address.root}: its counters are those of "
+                        f"{OPTION} {client.address.root}: its counters belong to "
                         f"{pages[0].engine}; measure it with --engine {pages[0].engine}"
                     )
-                if any(after.since(before).is_of_a_restart for before, after in pairwise(pages)):
+                if any(after.since(before).spans_restart for before, after in pairwise(pages)):
                     client.fail(
-                        f"its {engine.COUNTERS.path} pages are those of several servers: a router? "
-                        f"give the address of each server as {OPTION}"
+                        f"its {engine.COUNTERS.path} pages come from several servers, "
+                        f"as behind a router; give the address of each server as {OPTION}"
                     )
             return await engine.facts(client)
     except TimeoutError:
@@ -156,25 +161,25 @@ def running_context(running: Sequence[RunningServer]) -> int | None:
 
 
 def server_warnings(running: Sequence[RunningServer], engine: str, target: Target) -> Iterator[str]:
-    """Warnings about assumptions on the servers that they do not report."""
+    """Warnings about what is assumed because a server does not report it."""
     for server in running:
-        at = f"{OPTION} {server.address.root}"
-        if not _may_be(server.model, target):
+        option = f"{OPTION} {server.address.root}"
+        if not _names_target(server.model, target):
             yield (
-                f"{at} serves {server.model}, and the target {target.name} is "
+                f"{option} serves {server.model}, and the target {target.name} is "
                 f"{target.model.source}: check that they are the same model"
             )
         if not server.is_engine_known and find_served(engine).COUNTERS is not None:
-            yield f"{at} does not report its version: check that it is {engine}"
+            yield f"{option} does not report its version: check that it is {engine}"
         if not server.is_k_known:
-            yield f"{at} does not report its K: measured as K = 0; if it drafts, write {at}#k=4"
+            yield f"{option} does not report its K: measured as K = 0; add #k=4 if it drafts"
     replicas = Counter(server.address.k for server in running)
-    for k, num in replicas.items():
-        if num > 1:
-            yield f"{num} servers run at K = {k}: they share the requests as replicas"
+    for k, num_servers in replicas.items():
+        if num_servers > 1:
+            yield f"{num_servers} servers run at K = {k}: they share the requests as replicas"
 
 
-def _may_be(served: str, target: Target) -> bool:
+def _names_target(served: str, target: Target) -> bool:
     """Whether the model name of a server equals the target's name, id or folder."""
     names = {target.name, target.model.source.removeprefix("demo:"), target.model.location}
     name = PurePath(served).name.removesuffix(".gguf").lower()

@@ -67,7 +67,7 @@ def test_a_server_that_does_not_report_prompt_tokens_per_request_is_not_accused(
 
 
 def test_a_restart_is_named_and_counts_after_it_are_not_compared():
-    (problem,) = problems(requests(3), num_tokens=-5.0, is_of_a_restart=True)
+    (problem,) = problems(requests(3), num_tokens=-5.0, spans_restart=True)
     assert "restarted" in problem
 
 
