@@ -1,4 +1,4 @@
-"""Downloads the models of the hub that are not on this machine, and says how much that is."""
+"""Downloads missing models from the hub, and warns of the size first."""
 
 from collections.abc import Callable, Iterable
 from io import StringIO
@@ -10,7 +10,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 from tqdm.auto import tqdm
 
 from specbench.errors import UsageError, first_line
-from specbench.files.hub_facts import HubFacts, gated_words, hub_facts
+from specbench.files.hub_facts import HubFacts, gated_advice, hub_facts
 from specbench.files.model import has_weights, is_here
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.demand import gib
@@ -28,12 +28,12 @@ def download_missing(
     """Download missing models, with their weights if `weights`, after a warning with the size.
 
     If the hub cannot be reached, warn and go offline, so that loading a missing model fails
-    immediately instead of retrying for minutes. A failed download is only warned of: loading the
+    immediately instead of retrying for minutes. A failed download is only a warning: loading the
     model then fails.
     """
     is_present = has_weights if weights else is_here
-    of_hub = {(spec.source, spec.revision): spec for spec in models if spec.folder is None}
-    missing = [spec for spec in of_hub.values() if not is_present(spec)]
+    hub_models = {(spec.source, spec.revision): spec for spec in models if spec.folder is None}
+    missing = [spec for spec in hub_models.values() if not is_present(spec)]
     if not missing or constants.is_offline_mode():
         return
     names = ", ".join(spec.source for spec in missing)
@@ -67,8 +67,8 @@ def download_missing(
         try:
             _download(spec, files)
         except GatedRepoError:
-            warn(f"{spec.source}: {gated_words(spec.source)}")
-        except Exception as error:  # of the connection, the disk or the client's own
+            warn(f"{spec.source}: {gated_advice(spec.source)}")
+        except Exception as error:  # from the connection, the disk or the client
             warn(f"{spec.source}: the download failed: {first_line(error)}")
     report_progress("")
 
@@ -78,7 +78,7 @@ def _download(spec: ModelSpec, files: dict[str, int]) -> None:
     num_bytes, shown = sum(files.values()), f"downloading {spec.source}"
     report_progress(f"{shown}: {gib(0)} of {gib(num_bytes)}")
 
-    class Bar(tqdm):  # type: ignore[misc]  # it has no types
+    class Bar(tqdm):  # type: ignore[misc]  # untyped
         """Reports bytes instead of drawing: the client has two bars of bytes and one of files."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -95,7 +95,7 @@ def _download(spec: ModelSpec, files: dict[str, int]) -> None:
 
 
 def _is_reachable() -> bool:
-    """Whether the hub's address gives any response."""
+    """Whether the hub responds at all, even with an error."""
     try:
         _ = urlsplit(constants.ENDPOINT).port
         get_session().head(constants.ENDPOINT, timeout=PATIENCE_S)

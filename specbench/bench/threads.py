@@ -1,4 +1,7 @@
-"""The number of CPU threads: the fastest of 1, half and all physical cores that are idle."""
+"""Chooses the number of CPU threads: the fastest of 1, half and all of the physical cores.
+
+Numbers above the count of idle cores are not tried.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,7 +29,7 @@ from specbench.probes.load import HostLoad, idle_cores, others_fact, physical_co
 from specbench.records import Contender, KernelChoice, Request, Sampling
 from specbench.settings import BUILTIN
 
-TIMED_TOKENS = 12  # per answer; with each number of threads at most 7 answers of each K
+TIMED_TOKENS = 12  # per output; at most 7 outputs per K and number of threads
 PROMPT_TOKENS = 64
 
 # The key of a choice, in addition to hardware and versions: the sha256 of the target's weights and
@@ -35,24 +38,24 @@ Facts = tuple[str, str, str, int]
 
 
 def candidates(load: HostLoad) -> tuple[list[int], list[Contender]]:
-    """Numbers to try, in ascending order, and those left out because other processes use cores."""
-    every, idle = physical_cores(load.num_cores), idle_cores(load)
-    numbers = sorted({1, max(1, every // 2), every})
+    """Thread counts to try, ascending, and those left out because other processes use cores."""
+    num_cores, idle = physical_cores(load.num_cores), idle_cores(load)
+    numbers = sorted({1, max(1, num_cores // 2), num_cores})
     left_out = [Contender(name=str(n), refusal=others_fact(load)) for n in numbers if n > idle]
     return [n for n in numbers if n <= idle], left_out
 
 
 def idle_threads() -> int:
-    """The largest of the numbers to try, for work that is not timed."""
+    """The largest thread count to try, for work that is not timed."""
     return candidates(host.host_load())[0][-1]
 
 
 def choose_threads(
     target: str, facts: Facts, autotune: Callable[[Sequence[int]], Outcome]
 ) -> KernelChoice:
-    """Set torch's number of threads to an earlier choice for equal facts, else autotune it.
+    """Set torch's number of threads to the cached choice for these facts, else autotune it.
 
-    If nothing can be timed, all idle cores are used, and the choice is not kept.
+    If nothing can be timed, all idle cores are used, and the choice is not cached.
     """
     load = host.host_load()
     numbers, left_out = candidates(load)
@@ -92,24 +95,24 @@ def autotune_threads(
         served = engine.serve([request] * concurrency, work, Load(concurrency=concurrency))
         return sum(result.decode_s or result.total_s or 0.0 for result in served.results)
 
-    able = []
+    runnable = []
     for work in works:
         with suppress(*EXPECTED_ERRORS):
             seconds(work)
-            able.append(work)
+            runnable.append(work)
 
     def decode(num_threads: int) -> float:
         torch.set_num_threads(num_threads)
-        return sum(map(seconds, able))
+        return sum(map(seconds, runnable))
 
-    runs = [KernelCandidate(str(n), partial(decode, n)) for n in numbers if able]
+    runs = [KernelCandidate(str(n), partial(decode, n)) for n in numbers if runnable]
     return fastest(runs, Timing(seconds=lambda run: cast("float", run())))
 
 
 def autotune_for_plan(
     plan: TargetPlan, engine: Engine, concurrency: int, numbers: Sequence[int]
 ) -> Outcome:
-    """K = 0 and the first pairing that can be loaded, at its largest K, on the first prompt."""
+    """Autotune on the first prompt, with K = 0 and the first loadable pairing at its largest K."""
     works = [engine.baseline]
     for pairing in plan.pairings:
         drafter = pairing.drafter
@@ -119,7 +122,7 @@ def autotune_for_plan(
             continue
         try:
             engine.add_drafter(drafter)
-        except EXPECTED_ERRORS:  # which the run reports when it loads the drafter
+        except EXPECTED_ERRORS:  # the run reports it later, when it loads the drafter
             engine.remove_drafter(drafter.name)
         else:
             works.append(Work(drafter=drafter.name, method=methods[0], k=k))

@@ -1,11 +1,12 @@
-"""Verifiers that accept drafts which the target finds good enough: faster, and not its text.
+"""Lossy verifiers: they accept draft tokens that are likely enough under the target.
 
-The target's distribution is NOT preserved, so nothing here is used unless an option names it, and
-what it made is marked wherever it is shown. A draft is judged by the target's distribution at the
-sampling's temperature, top-k and top-p; at temperature 0 by that at temperature 1, because a
-one-hot distribution would turn every rule into the lossless one. Every other token is the target's
-own, drawn as ever. Shape suffixes: B rows, K drafts, N = K + 1 nodes, T = depth + 1 tokens of a
-path, V vocabulary.
+The target's distribution is NOT preserved, so these rules are used only if an option names one, and
+every report marks their results. A draft token is judged by the target's distribution at the
+request's temperature, top-k and top-p; at temperature 0, by that at temperature 1, because a
+one-hot distribution would turn every rule into the lossless one. All other tokens are sampled from
+the target.
+Shape suffixes: B rows, K draft tokens, N = K + 1 nodes, T = depth + 1 tokens of a path, V
+vocabulary.
 """
 
 from collections.abc import Mapping
@@ -22,28 +23,28 @@ from specbench.decode.verifier import Verdict, chain_verdict
 from specbench.forward.tree import Tree
 from specbench.records import LossyRule
 
-_LOG_GUARD = 1e-5  # keeps the logarithm of a probability of 0 finite; the authors' own
+_LOG_GUARD = 1e-5  # keeps log(0) finite; the authors' value
 
 
 class Rule(Protocol):
-    """Judges every draft by itself."""
+    """Judges every draft token independently."""
 
     def __call__(
-        self, p_BK: Tensor, probs_BNV: Tensor, parents_BK: Tensor, is_own_BK: Tensor
+        self, p_BK: Tensor, probs_BNV: Tensor, parents_BK: Tensor, is_sampled_BK: Tensor
     ) -> Tensor:
-        """Whether each draft may be accepted if those before it are [B, K].
+        """Whether each draft token may be accepted if those before it are, bool [B, K].
 
-        `p_BK` is the draft's probability after its parent, of whose distribution `probs_BNV` has
-        one per node; `is_own_BK` is true if the draft is the token that the target drew there.
+        `probs_BNV` is the target's distribution after each node, and `p_BK` the probability of
+        each draft token after its parent. `is_sampled_BK`: the target sampled the same token.
         """
         ...
 
 
 class TypicalAcceptance:
-    """Accepts a draft with p(x) > min(threshold, alpha exp(-H(p))), whatever drafted it.
+    """Accepts a draft with p(x) > min(threshold, alpha exp(-H(p))), with any drafter.
 
-    The flatter the distribution (entropy H), the less likely a draft may be. With alpha < 1 the
-    distribution's likeliest token always passes; the authors take the square root of the threshold.
+    The higher the entropy H, the less likely a draft token may be. With alpha < 1 the most likely
+    token always passes. The authors use the square root of the threshold as alpha.
     Source: Cai et al. 2024, Medusa (arXiv:2401.10774), "typical acceptance".
     """
 
@@ -56,17 +57,17 @@ class TypicalAcceptance:
         p_BK: Tensor,
         probs_BNV: Tensor,
         parents_BK: Tensor,
-        is_own_BK: Tensor,  # noqa: ARG002
+        is_sampled_BK: Tensor,  # noqa: ARG002
     ) -> Tensor:
         entropy_BN = -(probs_BNV * (probs_BNV + _LOG_GUARD).log()).sum(-1)
-        bar_BN = (self._alpha * (-entropy_BN).exp()).clamp(max=self._threshold)
-        return p_BK > bar_BN.gather(1, parents_BK)
+        threshold_BN = (self._alpha * (-entropy_BN).exp()).clamp(max=self._threshold)
+        return p_BK > threshold_BN.gather(1, parents_BK)
 
 
 class ThresholdAcceptance:
-    """Accepts a draft that the target draws itself, and any with p(x) >= single.
+    """Accepts a draft token that the target samples as well, or with p(x) >= single.
 
-    At 1 nothing is accepted but what the lossless rule accepts of drafts that have no distribution.
+    At 1 it equals the lossless rule for draft tokens without a distribution.
     Source: SGLang's option `--speculative-accept-threshold-single`.
     """
 
@@ -78,15 +79,15 @@ class ThresholdAcceptance:
         p_BK: Tensor,
         probs_BNV: Tensor,  # noqa: ARG002
         parents_BK: Tensor,  # noqa: ARG002
-        is_own_BK: Tensor,
+        is_sampled_BK: Tensor,
     ) -> Tensor:
-        return is_own_BK | (p_BK >= self._single)
+        return is_sampled_BK | (p_BK >= self._single)
 
 
 class LossyVerifier:
-    """A verifier (round.Verifier) that accepts the longest path of drafts that pass a rule.
+    """A verifier (round.Verifier) that accepts the longest path of draft tokens that pass a rule.
 
-    The likeliest if several are longest. The drafts' own distribution plays no part.
+    Among equally long paths, the most likely. The distribution of the drafter is not used.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -100,31 +101,31 @@ class LossyVerifier:
         seed_B: Tensor,
         positions_BN: Tensor,
     ) -> Verdict:
-        """The drafts accepted, then the target's own draw after the last of them."""
+        """The accepted draft tokens, followed by the token that the target samples after them."""
         drafts_BK, tree = proposal.tokens_BK, proposal.tree
         if proposal.depth == 0:
-            own_BN = sampler.pick(logits_BNV, seed_B, positions_BN)
-            return Verdict(torch.zeros_like(proposal.num_drafted_B), own_BN)
+            sampled_BN = sampler.pick(logits_BNV, seed_B, positions_BN)
+            return Verdict(torch.zeros_like(proposal.num_drafted_B), sampled_BN)
         if sampler.is_greedy:
             probs_BNV = Sampler(replace(sampler.sampling, temperature=1.0)).probs(logits_BNV)
-            own_BN = logits_BNV.argmax(-1)
+            sampled_BN = logits_BNV.argmax(-1)
         else:
             probs_BNV = sampler.probs(logits_BNV)
-            own_BN = draw(probs_BNV, seed_B, positions_BN, Purpose.TARGET)
-        places_K = torch.arange(drafts_BK.shape[1], device=drafts_BK.device)
-        parents_BK = places_K.expand_as(drafts_BK) if tree is None else tree.parents_BK
+            sampled_BN = draw(probs_BNV, seed_B, positions_BN, Purpose.TARGET)
+        parents_K = torch.arange(drafts_BK.shape[1], device=drafts_BK.device)
+        parents_BK = parents_K.expand_as(drafts_BK) if tree is None else tree.parents_BK
         V = probs_BNV.shape[-1]
         p_BK = probs_BNV.flatten(1).gather(1, parents_BK * V + drafts_BK)
-        is_own_BK = drafts_BK == own_BN.gather(1, parents_BK)
-        passes_BK = self._rule(p_BK, probs_BNV, parents_BK, is_own_BK)
+        is_sampled_BK = drafts_BK == sampled_BN.gather(1, parents_BK)
+        passes_BK = self._rule(p_BK, probs_BNV, parents_BK, is_sampled_BK)
         if tree is None:
             num_accepted_B = passes_BK.cumprod(1).sum(1).minimum(proposal.num_drafted_B)
-            return chain_verdict(num_accepted_B, drafts_BK, own_BN)
-        return _tree(proposal, tree, passes_BK, p_BK, own_BN)
+            return chain_verdict(num_accepted_B, drafts_BK, sampled_BN)
+        return _tree_verdict(proposal, tree, passes_BK, p_BK, sampled_BN)
 
 
-def _tree(
-    proposal: Proposal, tree: Tree, passes_BK: Tensor, p_BK: Tensor, own_BN: Tensor
+def _tree_verdict(
+    proposal: Proposal, tree: Tree, passes_BK: Tensor, p_BK: Tensor, sampled_BN: Tensor
 ) -> Verdict:
     root_B1 = torch.ones_like(passes_BK[:, :1])
     accepted_BN = torch.cat([root_B1, passes_BK & tree.is_active_BK], 1)
@@ -132,12 +133,12 @@ def _tree(
     depths_BN = tree.depths_BN * is_reached_BN
     is_longest_BN = is_reached_BN & (depths_BN == depths_BN.amax(1, keepdim=True))
     log_p_BN = torch.cat([root_B1 * 0.0, p_BK.clamp(min=1e-30).log()], 1)
-    of_path_BN = (log_p_BN[:, None] * tree.seen_BNN).sum(-1)
-    leaf_B = of_path_BN.masked_fill(~is_longest_BN, -torch.inf).argmax(1)
+    path_log_p_BN = (log_p_BN[:, None] * tree.seen_BNN).sum(-1)
+    leaf_B = path_log_p_BN.masked_fill(~is_longest_BN, -torch.inf).argmax(1)
     path_BT, num_accepted_B = tree.path_to(leaf_B), tree.depth_of(leaf_B)
-    # Node i + 1 is draft i, and what follows the last node accepted is the target's.
+    # Node i + 1 is draft token i; the target samples the token after the last accepted node.
     accepted_BT = proposal.tokens_BK.gather(1, (path_BT[:, 1:] - 1).clamp(min=0))
-    next_B1 = own_BN.gather(1, leaf_B[:, None])
+    next_B1 = sampled_BN.gather(1, leaf_B[:, None])
     tokens_BT = torch.cat([accepted_BT, next_B1], 1).scatter(1, num_accepted_B[:, None], next_B1)
     return Verdict(num_accepted_B, tokens_BT, path_BT)
 
@@ -149,5 +150,5 @@ _RULES: Mapping[str, type[TypicalAcceptance] | type[ThresholdAcceptance]] = {
 
 
 def make_lossy_verifier(rule: LossyRule) -> Verifier:
-    """The verifier of a rule that an option named."""
+    """The verifier for a rule that an option names."""
     return LossyVerifier(_RULES[rule.name](**rule.parameters))

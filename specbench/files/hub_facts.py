@@ -16,7 +16,7 @@ class HubFacts:
     """A model on the hub; None: not stated by the hub."""
 
     source: str
-    revision: str | None = None  # the commit that the entry's revision, or the newest, is now
+    revision: str | None = None  # the commit of the requested revision, else of the newest
     license: str | None = None
     is_gated: bool = False
     weight_bytes: int | None = None  # of its safetensors files, as stored
@@ -24,7 +24,7 @@ class HubFacts:
     sizes: Mapping[str, int | None] = field(default_factory=dict, compare=False)  # bytes by file
 
     def files_to_load(self, *, weights: bool, code: bool) -> dict[str, int]:
-        """Bytes of each file that loading reads: config and tokenizer, and what is asked for."""
+        """Bytes of each file that loading reads: config, tokenizer, and the selected kinds."""
         kinds = (*_SMALL_FILES, ".py") if code else _SMALL_FILES
         chosen = {n: s for n, s in self.sizes.items() if "/" not in n and n.endswith(kinds)}
         if weights:
@@ -34,7 +34,7 @@ class HubFacts:
 
 
 def hub_facts(source: str, revision: str | None) -> HubFacts:
-    """The facts of the hub about a model; UsageError if the hub cannot be reached."""
+    """Request the facts about a model; UsageError if the hub cannot be reached."""
     from huggingface_hub import HfApi, constants  # noqa: PLC0415 - half a second
     from huggingface_hub.errors import (  # noqa: PLC0415
         GatedRepoError,
@@ -45,7 +45,7 @@ def hub_facts(source: str, revision: str | None) -> HubFacts:
 
     if constants.is_offline_mode():
         raise UsageError("--check-hub needs the hub, but HF_HUB_OFFLINE is set; unset it")
-    # The hub's error derives from that of the HTTP client it uses, another one by release.
+    # The base class of the hub's errors depends on its HTTP client, which differs by release.
     unreachable = cast("tuple[type[Exception], ...]", (*HfHubHTTPError.__bases__, ValueError))
     try:
         info = HfApi(endpoint=constants.ENDPOINT).model_info(
@@ -54,12 +54,12 @@ def hub_facts(source: str, revision: str | None) -> HubFacts:
     except RevisionNotFoundError:
         return HubFacts(source=source, problem=f"has no revision {revision}")
     except GatedRepoError:
-        return HubFacts(source=source, is_gated=True, problem=gated_words(source))
+        return HubFacts(source=source, is_gated=True, problem=gated_advice(source))
     except RepositoryNotFoundError:
         return HubFacts(source=source, problem="not on the hub, or private")
     except unreachable as error:
         raise UsageError(
-            f"--check-hub: no answer from {constants.ENDPOINT} about {source}: {error}"
+            f"--check-hub: no response from {constants.ENDPOINT} for {source}: {error}"
         ) from error
     card = info.card_data
     sizes = {file.rfilename: file.size for file in info.siblings or ()}
@@ -76,15 +76,15 @@ def hub_facts(source: str, revision: str | None) -> HubFacts:
     )
 
 
-def gated_words(source: str) -> str:
-    """Advice for a model whose license has to be accepted on its page."""
+def gated_advice(source: str) -> str:
+    """Advice on how to get access to a model whose license must be accepted on its page."""
     from huggingface_hub import constants  # noqa: PLC0415 - half a second
 
     return f"gated: accept its license at {constants.ENDPOINT}/{source}, then run `hf auth login`"
 
 
 def _weight_files(sizes: Mapping[str, int | None]) -> dict[str, int | None]:
-    """Sizes of `model*.safetensors`, else of all at the top; a repository may have both."""
+    """Sizes of `model*.safetensors`, else of all such files in the top folder."""
     every = {name: size for name, size in sizes.items() if name.endswith(".safetensors")}
     top = {name: size for name, size in every.items() if "/" not in name}
     return {name: size for name, size in top.items() if name.startswith("model")} or top

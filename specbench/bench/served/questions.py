@@ -1,4 +1,4 @@
-"""The requests of a session: those of one condition, in the same order at every K."""
+"""Builds the requests of a server session: one condition, in the same order at every K."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,31 +15,31 @@ from specbench.files.tokenizer import TEMPLATE_CLOCK, prints_clock
 from specbench.records import Message, Prompt, Request, RequestRecord
 from specbench.settings import OPENAI
 
-FEWEST_BYTES_PER_TOKEN = 2  # on average, with any usual tokenizer
-
-
+MIN_BYTES_PER_TOKEN = 2  # on average, with any usual tokenizer
 UNANSWERED = Message(role="assistant", content="")  # placeholder for an earlier turn's answer
 
 
 class Answers:
-    """The server's first answers without speculation, which later turns follow at every K."""
+    """The server's first outputs without speculation: the history of later turns at every K."""
 
     def __init__(self) -> None:
         self._texts: dict[tuple[str, float, str, int], str] = {}
 
     def learn(self, cell: Cell, requests: Sequence[RequestRecord]) -> None:
-        """Add the answers of a session without speculation."""
+        """Store the outputs of a session without speculation, if they are the first."""
         for request in requests:
             if request.text is not None and request.finish_reason != "failed":
-                self._texts.setdefault((*_at(cell), request.prompt_id, request.turn), request.text)
+                self._texts.setdefault(
+                    (*_setting(cell), request.prompt_id, request.turn), request.text
+                )
 
     def completed(self, cell: Cell, request: Request, texts: Sequence[str]) -> Request:
-        """A request with the answers to the turns before it.
+        """The request with the outputs of earlier turns inserted.
 
-        `texts`: the answers of this session, used if none is known yet.
+        `texts`: the outputs of this session, used for turns without a stored output.
         """
         answers = (
-            self._texts.get((*_at(cell), request.prompt_id, turn), text)
+            self._texts.get((*_setting(cell), request.prompt_id, turn), text)
             for turn, text in enumerate(texts)
         )
         messages = (
@@ -49,7 +49,7 @@ class Answers:
         return replace(request, messages=tuple(messages))
 
 
-def _at(cell: Cell) -> tuple[str, float]:
+def _setting(cell: Cell) -> tuple[str, float]:
     return cell.key.condition.workload, cell.key.condition.temperature
 
 
@@ -73,7 +73,7 @@ def requests_of(plan: TargetPlan, block: Block) -> list[Request]:
 def request_of(
     plan: TargetPlan, cell: Cell, prompt: Prompt, turn: int, *, repeat: int, seed: int
 ) -> Request:
-    """A turn of a prompt, with placeholders for the answers to the turns before."""
+    """The request for a turn, with placeholders for the outputs of earlier turns."""
     _, clock_args = template_clock(plan.target.model, cell.key.condition.engine)
     messages: list[Message] = []
     for earlier in prompt.turns[:turn]:
@@ -96,7 +96,7 @@ def request_of(
 @cache  # so that no file is read while a request is timed
 def template_clock(target: ModelSpec, engine: str) -> tuple[str | None, Mapping[str, str]]:
     """The date that a server's chat template prints, as in a ServerRecord, and the template
-    arguments that fix it; OpenAI's API takes none."""
+    arguments that fix it. The API of OpenAI accepts no such arguments."""
     try:
         template = open_model(target).chat_template
     except ModelError:
@@ -109,12 +109,12 @@ def template_clock(target: ModelSpec, engine: str) -> tuple[str | None, Mapping[
 
 
 def context_needed(plan: TargetPlan, cells: Sequence[Cell]) -> int:
-    """An upper estimate of the tokens of the longest conversation, including its answers."""
+    """An upper estimate of the tokens of the longest conversation, including its outputs."""
     needed = 0
     for workload in map(plan.workload, {cell.key.condition.workload for cell in cells}):
         for prompt in workload.prompts:
             num_bytes = sum(len(m.content.encode()) for turn in prompt.turns for m in turn)
             num_bytes += sum(len(json.dumps(dict(tool))) for tool in prompt.tools)
             answers = len(prompt.turns) * plan.max_new_tokens(workload.name)
-            needed = max(needed, num_bytes // FEWEST_BYTES_PER_TOKEN + answers + TEMPLATE_TOKENS)
+            needed = max(needed, num_bytes // MIN_BYTES_PER_TOKEN + answers + TEMPLATE_TOKENS)
     return needed
