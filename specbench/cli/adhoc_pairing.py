@@ -141,11 +141,11 @@ def named_drafters(
     words: Sequence[str], known: "Sequence[DrafterSpec]"
 ) -> "tuple[DrafterSpec, ...]":
     """The drafters of these words, each a name in the file, a model or a method; UsageError."""
-    from specbench.fit.discover import drafter_of, with_own_names
+    from specbench.fit.discover import drafter_of, with_unique_names
 
     by_name = {drafter.name: drafter for drafter in known}
     every = [part for word in words for part in word.split(",") if part]
-    return with_own_names(by_name.get(part) or drafter_of(part) for part in every)
+    return with_unique_names(by_name.get(part) or drafter_of(part) for part in every)
 
 
 def adhoc_file(target: "Target", drafters: "Sequence[DrafterSpec]", runs_dir: Path) -> Path:

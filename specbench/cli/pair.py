@@ -183,12 +183,12 @@ def _prepare(
     call: PairOptions,
 ) -> "Prepared":
     from specbench.fit.candidates import prepare
-    from specbench.fit.discover import catalogued, discover, draftless, with_own_names
+    from specbench.fit.discover import catalog_drafters, discover, draftless, with_unique_names
 
     if call.folders and not call.discover:
         raise UsageError("--search-dir names folders to search; add --discover")
     drafters = list(named_drafters(call.drafts or (), known))
-    published = catalogued(target.model.source) if call.catalogue else ()
+    published = catalog_drafters(target.model.source) if call.catalogue else ()
     discovered = discover(files, call.folders or ()) if call.discover else None
     for added in (published, discovered.drafters if discovered else ()):
         kinds = {(d.method, d.model) for d in drafters}
@@ -201,7 +201,7 @@ def _prepare(
     prepared = prepare(
         target,
         files,
-        with_own_names(drafters),
+        with_unique_names(drafters),
         machine.setup,
         left_out=discovered.left_out if discovered else (),
         count=_built_hybrid if call.dry_run else _built,

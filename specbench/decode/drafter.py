@@ -1,6 +1,6 @@
 """The protocol of a drafter, which proposes tokens for the target to verify.
 
-Shape suffixes: B rows, T tokens, K drafts, N = K + 1 nodes, F hidden size, V the target's
+Shape suffixes: B rows, T tokens, K draft tokens, N = K + 1 nodes, F hidden size, V the target's
 vocabulary.
 """
 
@@ -21,12 +21,12 @@ from specbench.forward.tree import Tree
 
 
 class Proposal(NamedTuple):
-    """K guesses per row: a chain of which the first `num_drafted_B` count, or a tree.
+    """K draft tokens per row: a tree, or a chain of which only the first `num_drafted_B` are valid.
 
-    `probs` is the distribution guesses were drawn from at temperature > 0: [B, K, V] in a chain; in
-    a tree [B, I, V] for the children of each of `tree.families.parents_I`, which were drawn without
-    replacement and are in the order of their draws. None if guesses have no distribution, and then
-    the verifier matches them against the target's own tokens.
+    `probs` is the distribution that they were sampled from at temperature > 0: [B, K, V] for a
+    chain. For a tree it is [B, I, V], for the children of each of `tree.families.parents_I`, which
+    are sampled without replacement and in that order. None: no distribution; the verifier then
+    compares them with tokens that it samples from the target.
     """
 
     tokens_BK: Tensor
@@ -36,15 +36,15 @@ class Proposal(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """The most drafts that can be accepted."""
+        """The maximum number of draft tokens that can be accepted."""
         return self.tokens_BK.shape[1] if self.tree is None else self.tree.depth
 
 
 class Chunk(NamedTuple):
-    """A piece of the prompts of neighboring rows, right-padded, as the target saw it."""
+    """A chunk of the prompts of adjacent rows, right-padded, with the target's hidden states."""
 
     tokens_BT: Tensor
-    following_BT: Tensor  # the token after each; past a prompt's end anything
+    following_BT: Tensor  # the token after each; arbitrary past the end of a prompt
     positions_BT: Tensor
     span: int
     features: tuple[Tensor, ...]  # [B, T, F] each
@@ -52,11 +52,11 @@ class Chunk(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of verifying a proposal, once it is committed to the state.
+    """The result of verifying a proposal, after it is committed to the state.
 
-    The target was fed N nodes; T of them, `depth` + 1, are the path whose first `num_emitted_B`
-    were kept. A row that was done emitted none, and keeps what it had. A prompt's last token is
-    a path of one.
+    The target was fed N nodes. T = `depth` + 1 of them form the path, of which the first
+    `num_emitted_B` are buffer. A finished row emits none, and its state does not change. After a
+    prefill, the path is the last token of the prompt.
     """
 
     num_emitted_B: Tensor
@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
     span: int
     tokens_BN: Tensor  # what was fed
     logits_BNV: Tensor
-    path_BT: Tensor | None = None  # the path's nodes, of which 0 is the first; None: a chain
+    path_BT: Tensor | None = None  # nodes of the path, starting with node 0; None: a chain
 
     def keep_last(self, x_BTF: Tensor, last_hidden_BF: Tensor) -> None:
         """Write the last accepted token's entry to `last_hidden_BF`, except for finished rows."""
@@ -82,29 +82,29 @@ Repeatability = Literal["exact", "approximate", "none"]
 class Capabilities:
     """Capabilities of a drafter, fixed when it is built."""
 
-    features: tuple[int, ...] = ()  # hidden states of the target that prefill and observe want
-    needs_host: bool = False  # it proposes on the host: a graph cannot hold its half of a round
-    max_k: int | None = None  # the deepest it can draft; None: as deep as one likes
-    # A row's next text may begin like its last one, and what they share need not be seen again.
+    features: tuple[int, ...] = ()  # layers of the target whose states prefill and observe need
+    needs_host: bool = False  # proposes on the host, so a CUDA graph cannot include it
+    max_k: int | None = None  # maximum draft depth; None: unlimited
+    # If the next text of a row shares a prefix with the last one, prefill may skip it.
     keeps_prefix: bool = True
-    # A chain at a smaller K is the beginning of one at a greater K. False is the safe side: then
-    # every K is looked at by itself.
+    # A chain at a smaller K is a prefix of one at a larger K. False is safe: then every K is
+    # replayed separately.
     chains_nest: bool = False
-    # What it drafts after a given text, wherever the rounds before began: the same; about the same;
-    # or unknown without those rounds.
+    # Whether drafts depend on the text only, or also on where earlier rounds began: not at all, a
+    # little, or so much that they are unknown without those rounds.
     repeatability: Repeatability = "exact"
 
 
 class OwnForward(NamedTuple):
-    """How often a round runs the drafter's own forward over `num_tokens` tokens per row."""
+    """How often a round runs a forward of the drafter over `num_tokens` tokens per row."""
 
     num_tokens: int
     times: int
-    part: str = ""  # of a head: which of its `head_parts`
+    part: str = ""  # for a head: which of its `head_parts`
 
 
-class KeepsCache(Protocol):
-    """A draft model or a head's layers, with a KV cache that may be replaced by a larger one."""
+class CachedLayers(Protocol):
+    """Layers with a KV cache, which may be replaced by a larger one."""
 
     @property
     def cache(self) -> KvCache: ...
@@ -116,16 +116,16 @@ def _no_forwards(k: int) -> tuple[OwnForward, ...]:  # noqa: ARG001
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Resources:
-    """Memory that a drafter takes in addition to the target's, and its forwards in a round."""
+    """Memory of a drafter in addition to the target's, and its forwards per round."""
 
-    runner: Runner | None = None  # whose forwards are counted if they name no part
-    keeps: KeepsCache | None = None  # what has its own keys and values
-    weights: tuple[Tensor, ...] = ()  # in addition to those of `runner` and the target: a head's
-    spare_slots: int = 0  # that a row of its cache has beyond those of a row of the target's
-    # A head's work in a round, in pieces that can run separately; forwards name them.
+    runner: Runner | None = None  # runs the forwards that name no part
+    cached_layers: CachedLayers | None = None  # the drafter's layers with keys and values
+    weights: tuple[Tensor, ...] = ()  # of a head, without those of `runner` and the target
+    spare_slots: int = 0  # of a row of its cache, in addition to the slots of the target's
+    # Parts of a head that can run separately; `forwards` names them.
     head_parts: Mapping[str, HeadPart] = field(default_factory=dict)
-    # By K, those that a round runs at least, a lower bound on its cost. What is done with the
-    # outcome is among them; forwards of the same kind may come apart.
+    # The minimum forwards of a round at K, including those of `observe`; the same kind may occur
+    # several times.
     forwards: Callable[[int], tuple[OwnForward, ...]] = _no_forwards
 
     @property
@@ -136,21 +136,21 @@ class Resources:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes per token of a row in the drafter's own cache; 0 before the first forward."""
-        return 0 if self.keeps is None else self.keeps.cache.bytes_per_token
+        return 0 if self.cached_layers is None else self.cached_layers.cache.bytes_per_token
 
     @property
     def state_bytes_per_row(self) -> int:
-        """Bytes per row that its own recurrent layers keep; 0 before the first forward."""
-        return 0 if self.keeps is None else self.keeps.cache.state_bytes_per_row
+        """Bytes of recurrent state per row of the drafter; 0 before the first forward."""
+        return 0 if self.cached_layers is None else self.cached_layers.cache.state_bytes_per_row
 
 
 RowBuffer = Tensor | KvCache  # of all rows: a tensor's first dimension
 
 
 class Drafter(Protocol):
-    """Proposes inside the round: fixed shapes, no host sync, no branch on data.
+    """Proposes draft tokens within a round: fixed shapes, no host sync, no branch on data.
 
-    Buffers by row are addressed from `state.first_row` on.
+    Buffers are indexed by row, starting at `state.first_row`.
     """
 
     capabilities: Capabilities
@@ -164,37 +164,38 @@ class Drafter(Protocol):
         ...
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        """Allocate `num_rows` rows of `max_len` tokens; forget what was seen."""
+        """Allocate `num_rows` rows of `max_len` tokens; discard all state."""
 
     def num_drafts(self, k: int) -> int:
         """Tokens in a proposal that looks k tokens ahead: k in a chain, more in a tree."""
         ...
 
     def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:
-        """Requests come into the state's rows, which still hold those that were there before.
+        """Start new requests in the rows; runs between rounds.
 
-        A prediction is a text that the row's answer may resemble, or nothing. Never in a round.
+        The rows still contain the previous requests. A prediction is a text that the output of
+        the row may resemble, or empty.
         """
 
     def prefill(self, state: State, chunk: Chunk) -> None:
-        """See one chunk of the prompts of the state's rows; every chunk, in order."""
+        """Process one chunk of the prompts; called for every chunk, in order."""
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
-        """Guess the tokens at positions length + 1 .. length + k of every row; k > 0."""
+        """Draft the tokens at positions length + 1 .. length + k of every row; k > 0."""
         ...
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        """See the outcome of a prefill or a round, one at K = 0 too."""
+        """Process the outcome of a prefill or of a round, also at K = 0."""
 
     def catch_up(self, state: State, num_tokens: int, span: int) -> None:
-        """See the last `num_tokens` committed tokens of every row, which rounds at K = 0 emitted
-        without it; those it saw already may be among them."""
+        """Process the last `num_tokens` committed tokens of every row, emitted by rounds at K = 0
+        without the drafter. Some may have been processed before."""
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Make what it keeps of one row, up to `num_tokens`, equal to another's.
+        """Copy the state of one row, up to `num_tokens`, to another.
 
-        For samples of one prompt it comes between the prompt's last chunk and `observe`, and
-        after `begin` of both rows.
+        For several samples of one prompt: called after `begin` of both rows and the last chunk of
+        the prompt, before `observe`.
         """
 
 
@@ -203,20 +204,20 @@ class PredictsOutput(Protocol):
     """A drafter that can also predict a whole output, not only the next tokens."""
 
     def predicted_output(self, state: State, most: int) -> Proposal | None:
-        """All that is expected to follow in the state's one row, a chain of up to `most` drafts
-        without probabilities; None if nothing is. Asked before the first round, never in one."""
+        """The predicted rest of the only row's output: a chain of up to `most` tokens without
+        probabilities, or None. Called before the first round, never during one."""
 
 
 def no_proposal(state: State) -> Proposal:
-    """K = 0: nothing to check but the target's own next token."""
+    """The empty proposal of K = 0."""
     tokens_B0 = state.budget_B.new_empty(state.num_rows, 0)
     return Proposal(tokens_B0, torch.zeros_like(state.budget_B))
 
 
 class PlainDrafter:
-    """Defaults of a drafter: it drafts chains from the state only.
+    """Defaults for a drafter that drafts chains from the state only.
 
-    One with `buffers` keeps nothing of a row elsewhere.
+    Any state that it keeps per row must be in `buffers`.
     """
 
     capabilities: Capabilities = Capabilities()
@@ -248,16 +249,16 @@ class PlainDrafter:
         """Does nothing: the state contains every token."""
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Does nothing: the caller copies the row's state."""
-        for kept in self.buffers:
-            if isinstance(kept, Tensor):
-                kept[destination].copy_(kept[source])
+        """Copies the row of every buffer; the caller copies the state."""
+        for buffer in self.buffers:
+            if isinstance(buffer, Tensor):
+                buffer[destination].copy_(buffer[source])
             else:
-                kept.copy_row(source, destination, num_tokens)
+                buffer.copy_row(source, destination, num_tokens)
 
 
 class NoDrafter(PlainDrafter):
-    """A drafter without drafts, with which a round is plain decoding, the K = 0 baseline."""
+    """Drafts nothing, so that rounds are plain decoding: the K = 0 baseline."""
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
         raise ValueError(f"NoDrafter was asked for {k} drafts")

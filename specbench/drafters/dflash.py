@@ -227,7 +227,7 @@ class DFlash(PlainDrafter):
     @cached_property
     def resources(self) -> Resources:
         return Resources(
-            keeps=self.head.layers,
+            cached_layers=self.head.layers,
             weights=self.head.weights,
             head_parts=self._head_parts(),
             forwards=lambda k: (

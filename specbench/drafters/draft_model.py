@@ -26,7 +26,7 @@ class DraftModel(ModelDrafter):
 
     @cached_property
     def resources(self) -> Resources:
-        return replace(super().resources, keeps=self.runner)
+        return replace(super().resources, cached_layers=self.runner)
 
     @property
     def buffers(self) -> tuple[RowBuffer, ...]:

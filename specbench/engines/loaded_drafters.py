@@ -135,7 +135,7 @@ class LoadedDrafters:
         if is_head and first_not_finite(("", tensor) for tensor in method.resources.weights) == "":
             name = first_not_finite(head().tensors.items())
             raise ModelError(not_finite_words(f"the head {drafter.name}", name))
-        if isinstance(layers := method.resources.keeps, LayerStack):
+        if isinstance(layers := method.resources.cached_layers, LayerStack):
             self._note(*self._kernels.choose_for_layers(layers, self._forward, drafter.name))
             self._pool.give_back()  # the matrices that were joined into larger ones
         self._methods[drafter.name] = method

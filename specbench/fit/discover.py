@@ -1,6 +1,6 @@
-"""Looks for whatever might draft for a target: in folders, the hub's local cache, our catalog.
+"""Finds drafters for a target: in folders, the local hub cache, and the shipped catalog.
 
-Only configs and headers are read: nothing is unpickled, no code of a model runs.
+Only configs and headers are read: nothing is unpickled, and no model code runs.
 """
 
 import os
@@ -21,21 +21,21 @@ from specbench.methods import MODEL_METHOD, all_methods, kind_of
 from specbench.settings.words import nearest
 from specbench.shipped import shipped
 
-_DEEPEST = 6  # folders below the one that is named
-_MOST_FOLDERS = 20_000
+_MAX_DEPTH = 6  # levels below the search folder
+_MAX_FOLDERS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SkippedModel:
-    """Something that was found and cannot draft, for any target or for this one."""
+    """A model that cannot draft, for any target or for this one."""
 
     source: str
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Discovered:
-    """Drafters whose names differ, and what is none."""
+class Discovery:
+    """Drafters, with unique names, and models that cannot draft."""
 
     drafters: tuple[DrafterSpec, ...]
     left_out: tuple[SkippedModel, ...]
@@ -43,9 +43,8 @@ class Discovered:
 
 def discover(
     target: ModelFiles, folders: Sequence[Path] = (), *, in_hub_cache: bool = True
-) -> Discovered:
-    """Every draft model and head there, and methods that need neither; UsageError if not a
-    folder."""
+) -> Discovery:
+    """All draft models, heads and methods without weights; UsageError if a folder is missing."""
     drafters, left_out = [*draftless(target)], []
     specs = [spec for folder in folders for spec in _in_folder(folder)]
     if in_hub_cache:
@@ -56,7 +55,7 @@ def discover(
             left_out.append(drafter)
         elif drafter is not None:
             drafters.append(drafter)
-    return Discovered(drafters=with_own_names(drafters), left_out=tuple(left_out))
+    return Discovery(drafters=with_unique_names(drafters), left_out=tuple(left_out))
 
 
 def draftless(target: ModelFiles) -> Iterator[DrafterSpec]:
@@ -70,10 +69,10 @@ def draftless(target: ModelFiles) -> Iterator[DrafterSpec]:
 
 
 def drafter_of(word: str) -> DrafterSpec:
-    """The drafter that a word names: a method without weights, a folder, a hub id, demo:NAME.
+    """The drafter of a --draft word: a method without weights, a folder, a hub id or demo:NAME.
 
-    METHOD=MODEL names a method that a draft model's files do not imply: one for another tokenizer.
-    Missing files stay a matter of compatibility. UsageError for any other word.
+    METHOD=MODEL names a method that the files do not imply, for a model with another tokenizer.
+    UsageError for any other word. Missing files are reported by the compatibility check.
     """
     methods = {method.name: method for method in all_methods()}
     method_name, _, source = word.partition("=")
@@ -102,8 +101,8 @@ def drafter_of(word: str) -> DrafterSpec:
     return DrafterSpec(name=plain_name(spec.source), method=method, model=spec)
 
 
-def with_own_names(drafters: Iterable[DrafterSpec]) -> tuple[DrafterSpec, ...]:
-    """Names that two have in common get numbers."""
+def with_unique_names(drafters: Iterable[DrafterSpec]) -> tuple[DrafterSpec, ...]:
+    """Make names unique by appending numbers to repeated ones."""
     taken: set[str] = set()
     renamed = []
     for drafter in drafters:
@@ -133,13 +132,11 @@ def _drafter(target: ModelFiles, spec: ModelSpec) -> DrafterSpec | SkippedModel 
 
 
 def _not_smaller(target: ModelFiles, draft: ModelFiles) -> str | None:
-    of_draft, of_target = model_weights(draft, "float32"), model_weights(target, "float32")
-    if of_draft is None or of_target is None or of_draft.num_parameters < of_target.num_parameters:
+    weights = [model_weights(files, "float32") for files in (draft, target)]
+    num_draft, num_target = (w and w.num_parameters for w in weights)
+    if num_draft is None or num_target is None or num_draft < num_target:
         return None
-    return (
-        f"not smaller than the target: {of_draft.num_parameters:,} parameters against "
-        f"{of_target.num_parameters:,}"
-    )
+    return f"not smaller than the target: {num_draft:,} parameters against {num_target:,}"
 
 
 def _in_folder(root: Path) -> Iterator[ModelSpec]:
@@ -147,20 +144,21 @@ def _in_folder(root: Path) -> Iterator[ModelSpec]:
     if not root.is_dir():
         raise UsageError(f"--search-dir {root}: folder not found")
     top = root.absolute()
-    for number, (folder, below, files) in enumerate(os.walk(top, onerror=lambda _: None)):
-        here = Path(folder)
-        depth = len(here.relative_to(top).parts)
-        below[:] = sorted(n for n in below if not n.startswith(".")) if depth < _DEEPEST else []
+    for number, (folder, subfolders, files) in enumerate(os.walk(top, onerror=lambda _: None)):
+        path = Path(folder)
+        depth = len(path.relative_to(top).parts)
+        visible = sorted(n for n in subfolders if not n.startswith("."))
+        subfolders[:] = visible if depth < _MAX_DEPTH else []
         if "config.json" in files:
-            yield ModelSpec(source=str(here), folder=here)
-        if number >= _MOST_FOLDERS:
+            yield ModelSpec(source=str(path), folder=path)
+        if number >= _MAX_FOLDERS:
             raise UsageError(
-                f"--search-dir {root}: more than {_MOST_FOLDERS} folders; name one below it"
+                f"--search-dir {root}: more than {_MAX_FOLDERS} folders; name one below it"
             )
 
 
 def _in_hub_cache() -> list[ModelSpec]:
-    """Every model repository in the cache, at its main revision or the newest there is."""
+    """Every model repository in the cache, at its main revision, else at the newest one cached."""
     from huggingface_hub import scan_cache_dir  # noqa: PLC0415 - half a second
     from huggingface_hub.errors import CacheNotFound  # noqa: PLC0415
 
@@ -179,24 +177,24 @@ def _in_hub_cache() -> list[ModelSpec]:
 
 
 def plain_name(source: str) -> str:
-    """A name as pairings.yaml takes it."""
+    """A drafter name for pairings.yaml, from the last part of a folder or hub id."""
     last = re.sub(r"[^A-Za-z0-9._-]+", "-", source.rstrip("/").replace(":", "/").split("/")[-1])
     return last.lstrip("._-") or "draft"
 
 
-def catalogued(source: str) -> tuple[DrafterSpec, ...]:
-    """Drafters of the shipped file for a model, each configuration once; UsageError for none."""
+def catalog_drafters(source: str) -> tuple[DrafterSpec, ...]:
+    """Drafters of the shipped catalog for a model, without duplicates; UsageError if none."""
     targets = load_pairings(shipped("pairings.yaml")).targets
     by_method: dict[object, DrafterSpec] = {}
     for target in targets:
         for drafter in target.drafters if target.model.source == source else ():
             draft = drafter.model.source if drafter.model else None
-            way = drafter.method, draft, str(drafter.parameters), str(drafter.lossy)
-            by_method.setdefault(way, drafter)
+            configuration = drafter.method, draft, str(drafter.parameters), str(drafter.lossy)
+            by_method.setdefault(configuration, drafter)
     if not by_method:
         known = [t.model.source for t in targets if ":" not in t.model.source]
         raise UsageError(
             f"--published has nothing for {source}{nearest(source, known)}; "
-            "it knows targets by their hub ids, which `specbench list pairings --json` shows"
+            "targets are listed by hub id, which `specbench list pairings --json` shows"
         )
     return tuple(by_method.values())

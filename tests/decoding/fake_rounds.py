@@ -60,7 +60,7 @@ def trace_round(
         drafter = make_drafter(method, target, draft, **parameters)
         if k := deepest(drafter, k):
             drafter.num_drafts(k)  # asked before any round, as the decoder does
-        layers = drafter.resources.keeps
+        layers = drafter.resources.cached_layers
         if isinstance(target, FusedRunner) and isinstance(layers, LayerStack) and layers.fused:
             layers.fused.kernels = target.kernels  # as for equal heads
         for holder in (target, draft, drafter):

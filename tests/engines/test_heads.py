@@ -227,7 +227,7 @@ def test_a_heads_layers_run_as_the_forward_says(
     target = Target(name="tiny", model=files.spec, drafters=())
     engine = BuiltinEngine(target, ModelPool(torch.device("cpu")), DecoderSettings(forward=forward))
     engine.add_drafter(DrafterSpec(name="e", method="eagle", model=head.spec))
-    layers = engine.drafting("e").resources.keeps
+    layers = engine.drafting("e").resources.cached_layers
 
     assert isinstance(layers, LayerStack)
     assert (layers.fused is None) is (forward == "stock")

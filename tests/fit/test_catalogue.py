@@ -14,7 +14,7 @@ from huggingface_hub import close_session, constants
 
 from specbench.errors import UsageError
 from specbench.files.hub_facts import HubFacts, hub_facts
-from specbench.fit.discover import catalogued
+from specbench.fit.discover import catalog_drafters
 from specbench.fit.pairings_file import filled
 from specbench.inputs.config import load_pairings
 from specbench.shipped import shipped
@@ -227,15 +227,15 @@ def test_options_that_do_not_go_together_are_refused(
 
 def test_a_model_without_entry_has_nothing_in_the_catalogue() -> None:
     with pytest.raises(UsageError, match="did you mean 'Qwen/Qwen3-8B'"):
-        catalogued("Qwen/Qwen3-8b")
+        catalog_drafters("Qwen/Qwen3-8b")
 
 
 def test_a_model_that_is_a_target_twice_has_each_draft_once() -> None:
-    drafts = catalogued("meta-llama/Llama-3.3-70B-Instruct")
+    drafts = catalog_drafters("meta-llama/Llama-3.3-70B-Instruct")
     sources = [drafter.model.source for drafter in drafts if drafter.model]
     assert len(set(sources)) == len(sources) > 3
     (demo,) = (t for t in load_pairings(shipped("pairings.yaml")).targets if t.name == "demo")
-    assert catalogued("demo:target") == demo.drafters
+    assert catalog_drafters("demo:target") == demo.drafters
 
 
 def test_pair_takes_published_drafts_and_refuses_a_model_that_has_none(tmp_path: Path) -> None:

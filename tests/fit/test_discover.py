@@ -9,7 +9,7 @@ import pytest
 
 from specbench.errors import UsageError
 from specbench.files.model import ModelFiles
-from specbench.fit.discover import Discovered, discover, drafter_of, draftless, with_own_names
+from specbench.fit.discover import Discovery, discover, drafter_of, draftless, with_unique_names
 from specbench.methods import find_method
 from tests.fit.test_compatibility import Mark
 from tests.tiny_models import (
@@ -52,7 +52,7 @@ def target(pool: Path) -> ModelFiles:
     return files_of(pool / "big" / "target")
 
 
-def find(target: ModelFiles, *folders: Path) -> Discovered:
+def find(target: ModelFiles, *folders: Path) -> Discovery:
     return discover(target, folders, in_hub_cache=False)
 
 
@@ -158,7 +158,7 @@ def test_a_word_that_names_nothing_is_a_usage_error(word, said):
 
 
 def test_equal_names_get_numbers():
-    names = [d.name for d in with_own_names([drafter_of("ngram")] * 3)]
+    names = [d.name for d in with_unique_names([drafter_of("ngram")] * 3)]
     assert names == ["ngram", "ngram-2", "ngram-3"]
 
 

@@ -63,8 +63,8 @@ def test_what_a_drafter_keeps_besides_keys_is_planned(tiny, method, parameters):
         return whole.peak.rest - alone.peak.rest
 
     shared = own if method == "token_recycling" else 0  # by all rows
-    if drafting.resources.keeps is not None:
-        layers = drafting.resources.keeps.fused
+    if drafting.resources.cached_layers is not None:
+        layers = drafting.resources.cached_layers.fused
         shared = layers._scratch.nbytes + layers.slots.rope.nbytes
     by_row = 0 if method == "token_recycling" else own
     assert rest(drafter, 1) == by_row + shared

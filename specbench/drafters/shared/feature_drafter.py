@@ -130,7 +130,7 @@ class FeatureDrafter(PlainDrafter):
     @cached_property
     def resources(self) -> Resources:
         return Resources(
-            keeps=self.head.layers,
+            cached_layers=self.head.layers,
             weights=self.head.weights,
             spare_slots=self._spare_slots,
             head_parts=self._head_parts(),

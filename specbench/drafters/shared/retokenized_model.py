@@ -58,7 +58,7 @@ class RetokenizedModel(PlainDrafter):
         def forwards(k: int) -> tuple[OwnForward, ...]:
             return (OwnForward(1, 1),) * k
 
-        return Resources(runner=self.runner, keeps=self.runner, forwards=forwards)
+        return Resources(runner=self.runner, cached_layers=self.runner, forwards=forwards)
 
     @property
     def buffers(self) -> tuple[RowBuffer, ...]:
