@@ -90,8 +90,8 @@ class Capabilities:
     # A chain at a smaller K is a prefix of one at a larger K. False is safe: then every K is
     # replayed separately.
     chains_nest: bool = False
-    # Whether drafts depend on the text only, or also on where earlier rounds began: not at all, a
-    # little, or so much that they are unknown without those rounds.
+    # How well the text determines the drafts: exactly; approximately, because they also depend
+    # a little on the positions of earlier rounds; or not at all without those rounds.
     repeatability: Repeatability = "exact"
 
 

@@ -1,8 +1,8 @@
-"""Guess the coming tokens in parallel, collect the n-grams that turn up, and try them. No model.
+"""Lookahead decoding: drafts n-grams that the target completed in earlier rounds. No draft model.
 
-Shape suffixes: B rows, R all rows, N = the n-gram's tokens, L = N - 1 levels, W columns of the
-window, G guesses, D tokens of a guess, K drafts, T tokens, V vocabulary. Suffixes of the pool: S
-buckets, E n-grams of a bucket, P = S * E + 1 places, M n-grams to add, X = M * E places.
+Shape suffixes: B rows, R all rows, N tokens of an n-gram, L = N - 1 levels, W columns of the
+window, G guesses, D tokens of a guess, K draft tokens, T tokens, V vocabulary. Suffixes of the
+pool: S buckets, E n-grams per bucket, P = S * E + 1 entries, M n-grams to add, X = M * E entries.
 """
 
 from functools import partial
@@ -19,26 +19,26 @@ from specbench.footprint import NGRAM_BUCKETS
 from specbench.forward.tree import Tree
 from specbench.methods import lookahead_depth
 
-_ADDED_AT_ONCE = 128  # n-grams of a prompt; each is compared with each
+_CHUNK_SIZE = 128  # n-grams of a prompt, compared pairwise
 _EMPTY = -1
 
 
 @drafter("lookahead")
 class Lookahead(PlainDrafter):
-    """Feeds a window of guesses, collects the n-grams that it completes, and tries them.
+    """Feeds a window of guesses, collects the n-grams that it completes, and drafts from them.
 
-    A round feeds ngram - 1 levels of `window` tokens, of which each level is what the target
-    said after the one above it in the round before, and up to `guesses` n-grams that begin with
-    the current token. What the target says after the last level completes `window` n-grams, and
-    the levels move up. A guess that is right to its end yields `ngram` tokens. The defaults feed
-    40 tokens per round, which a CPU can bear.
+    A round feeds `ngram` - 1 levels of `window` tokens, and up to `guesses` n-grams that begin with
+    the current token. Each level is the target's prediction after the level above, from the round
+    before. The predictions after the last level complete `window` n-grams, and the levels move up.
+    A fully accepted guess yields `ngram` tokens. The defaults feed 40 tokens per round, which is
+    affordable on a CPU.
     """
 
     def __init__(
         self, parts: Parts, *, window: int, ngram: int, guesses: int, pool_from_prompt: bool
     ) -> None:
         device = parts.target.device
-        # Its n-grams come from what its own rounds feed.
+        # Its n-grams depend on the rounds that it has run.
         self.capabilities = Capabilities(max_k=lookahead_depth(ngram), repeatability="none")
         self._window, self._ngram, self._num_levels = window, ngram, ngram - 1
         self._pool_from_prompt = pool_from_prompt
@@ -46,7 +46,7 @@ class Lookahead(PlainDrafter):
         self._shapes = ByDepth(partial(round_shape, ngram - 1, window, guesses, device))
         zeros = torch.zeros(0, ngram - 1, window, dtype=torch.long, device=device)
         self._levels_RLW = zeros
-        self._num_filled_R = zeros[:, 0, 0]  # levels that hold what the target said
+        self._num_filled_R = zeros[:, 0, 0]  # levels with predictions of the target
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:
@@ -62,15 +62,15 @@ class Lookahead(PlainDrafter):
         return self._shapes[min(k, self._num_levels)].parents_BK.shape[1]
 
     def prefill(self, state: State, chunk: Chunk) -> None:
-        """A prompt's beginning empties its row, and fills level 0 with tokens of the prompt.
+        """Clear the row at the start of a prompt, and fill level 0 with tokens of the prompt.
 
-        The next turn of a conversation begins past it, and keeps what the row has found.
+        The next turn of a conversation starts at a later position, so it keeps the n-grams.
         """
         levels_BLW, num_filled_B = self._rows(state)
         begins_B1 = chunk.positions_BT[:, :1] == 0
-        places_BW = state.places(self._window).expand(state.num_rows, -1)
-        chance_BW = uniform(state.seed_B, places_BW, Purpose.DRAFT)
-        drawn_BW = (chance_BW * state.length_B1).long().minimum(state.length_B1 - 1)
+        columns_BW = state.places(self._window).expand(state.num_rows, -1)
+        uniform_BW = uniform(state.seed_B, columns_BW, Purpose.DRAFT)
+        drawn_BW = (uniform_BW * state.length_B1).long().minimum(state.length_B1 - 1)
         seeds_B1W = state.tokens_at(drawn_BW)[:, None]
         levels_BLW.copy_(torch.where(begins_B1[..., None], seeds_B1W, levels_BLW))
         num_filled_B.masked_fill_(begins_B1[:, 0], 1)
@@ -79,13 +79,13 @@ class Lookahead(PlainDrafter):
             self._collect(state, chunk.positions_BT)
 
     def _collect(self, state: State, positions_BT: Tensor) -> None:
-        """The prompt's own n-grams that end at those positions."""
-        for first in range(0, positions_BT.shape[1], _ADDED_AT_ONCE):
-            ends_BT = positions_BT[:, first : first + _ADDED_AT_ONCE]
+        """Add the n-grams of the prompt that end at these positions."""
+        for first in range(0, positions_BT.shape[1], _CHUNK_SIZE):
+            ends_BT = positions_BT[:, first : first + _CHUNK_SIZE]
             begins_BT1 = ends_BT[..., None] - self._num_levels
             is_whole_BT = (begins_BT1[..., 0] >= 0) & (ends_BT < state.length_B1)
-            places_BTN = (begins_BT1 + state.places(self._ngram)).clamp(min=0)
-            grams_BTN = state.tokens_at(places_BTN.flatten(1)).view_as(places_BTN)
+            positions_BTN = (begins_BT1 + state.places(self._ngram)).clamp(min=0)
+            grams_BTN = state.tokens_at(positions_BTN.flatten(1)).view_as(positions_BTN)
             self._pool.add(state.first_row, grams_BTN, is_whole_BT)
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
@@ -110,31 +110,31 @@ class Lookahead(PlainDrafter):
         return Proposal(tokens_BK, is_active_BK.sum(1), tree=tree)
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        """The n-grams that the last level completes, and the levels of the next round.
+        """Collect the n-grams that the last level completes, and set the levels of the next round.
 
-        Until all levels are filled each round fills one more, and completes nothing.
+        Until all levels are filled, each round fills one more and completes no n-gram.
         """
         if outcome.tokens_BN.shape[1] == 1:  # a prefill or a round at K = 0: no window was fed
             return
         L, W = self._num_levels, self._window
         levels_BLW, num_filled_B = self._rows(state)
-        is_live_B = outcome.num_emitted_B > 0
+        is_running_B = outcome.num_emitted_B > 0
         fed_BLW = outcome.tokens_BN[:, : L * W].reshape(-1, L, W)
         rows_B1 = torch.arange(state.num_rows, device=num_filled_B.device)[:, None]
         newest_BW = (num_filled_B[:, None] - 1) * W + state.places(W)
-        said_B1W = outcome.logits_BNV[rows_B1, newest_BW].argmax(-1)[:, None]
+        predicted_B1W = outcome.logits_BNV[rows_B1, newest_BW].argmax(-1)[:, None]
 
         is_full_B = num_filled_B == L
-        grams_BWN = torch.cat([fed_BLW, said_B1W], 1).transpose(1, 2)
-        is_added_BW = (is_live_B & is_full_B)[:, None].expand(-1, W)
+        grams_BWN = torch.cat([fed_BLW, predicted_B1W], 1).transpose(1, 2)
+        is_added_BW = (is_running_B & is_full_B)[:, None].expand(-1, W)
         self._pool.add(state.first_row, grams_BWN, is_added_BW)
 
         is_next_BL1 = (state.places(L) == num_filled_B[:, None])[..., None]
-        longer_BLW = torch.where(is_next_BL1, said_B1W, levels_BLW)
-        moved_BLW = torch.cat([levels_BLW[:, 1:], said_B1W], 1)
+        longer_BLW = torch.where(is_next_BL1, predicted_B1W, levels_BLW)
+        moved_BLW = torch.cat([levels_BLW[:, 1:], predicted_B1W], 1)
         next_BLW = torch.where(is_full_B[:, None, None], moved_BLW, longer_BLW)
-        levels_BLW.copy_(torch.where(is_live_B[:, None, None], next_BLW, levels_BLW))
-        num_filled_B.add_(is_live_B & ~is_full_B)
+        levels_BLW.copy_(torch.where(is_running_B[:, None, None], next_BLW, levels_BLW))
+        num_filled_B.add_(is_running_B & ~is_full_B)
 
     def _rows(self, state: State) -> tuple[Tensor, Tensor]:
         return state.rows_of(self._levels_RLW), state.rows_of(self._num_filled_R)
@@ -143,10 +143,10 @@ class Lookahead(PlainDrafter):
 def round_shape(
     num_levels: int, window: int, num_guesses: int, device: torch.device, depth: int
 ) -> Tree:
-    """The tree of one row: the window level by level, the current token first, then the guesses.
+    """The tree of one row: the window level by level, current token first, then the guesses.
 
-    A token of level 0 sees those before it. One further down sees what its column's token of
-    level 0 sees, and its own column. A guess sees the current token and itself.
+    A token of level 0 attends to the tokens before it. A token of a lower level also attends to its
+    column. A token of a guess attends to the current token and the guess so far.
     """
     seen = [
         [*range(column + 1), *(column + i * window for i in range(1, level + 1))]
@@ -177,9 +177,9 @@ class NgramPool:
     def __init__(self, ngram: int, size: int, vocab_size: int, device: torch.device) -> None:
         self._size = size
         self._num_buckets = min(NGRAM_BUCKETS, vocab_size)
-        # The last place of a row is for what is not to be kept.
-        num_places = self._num_buckets * size + 1
-        self._grams_RPN = torch.full((0, num_places, ngram), _EMPTY, device=device)
+        # The last entry of a row takes the writes to discard.
+        num_entries = self._num_buckets * size + 1
+        self._grams_RPN = torch.full((0, num_entries, ngram), _EMPTY, device=device)
         self._num_added_RS = torch.zeros(0, self._num_buckets, dtype=torch.long, device=device)
 
     @property
@@ -187,7 +187,7 @@ class NgramPool:
         return (self._grams_RPN, self._num_added_RS)
 
     def allocate(self, num_rows: int) -> None:
-        """Allocate; rows keep their contents until they are cleared."""
+        """Allocate at least `num_rows` rows; `clear` empties them."""
         if num_rows > len(self._grams_RPN):
             _, P, N = self._grams_RPN.shape
             self._grams_RPN = self._grams_RPN.new_full((num_rows, P, N), _EMPTY)
@@ -201,39 +201,39 @@ class NgramPool:
 
     def find(self, first_row: int, tokens_B1: Tensor) -> tuple[Tensor, Tensor]:
         """The n-grams [B, E, N] of each token's bucket, and which of them begin with it [B, E]."""
-        grams_BEN = self._held(first_row, tokens_B1)[:, 0]
+        grams_BEN = self._bucket(first_row, tokens_B1)[:, 0]
         return grams_BEN, grams_BEN[..., 0] == tokens_B1
 
     def add(self, first_row: int, grams_BMN: Tensor, is_added_BM: Tensor) -> None:
-        """Add n-grams in their order, except known ones; they replace the oldest."""
+        """Add n-grams that are not in the pool, in order; they replace the oldest of the bucket."""
         B, M, N = grams_BMN.shape
         rows = slice(first_row, first_row + B)
         is_earlier_MM = torch.ones(M, M, dtype=torch.bool, device=grams_BMN.device).tril(-1)
         is_equal_BMM = (grams_BMN[:, :, None] == grams_BMN[:, None]).all(-1)
-        is_again_BM = (is_equal_BMM & is_added_BM[:, None] & is_earlier_MM).any(-1)
-        held_BMEN = self._held(first_row, grams_BMN[..., 0])
-        is_held_BM = (held_BMEN == grams_BMN[:, :, None]).all(-1).any(-1)
-        is_new_BM = is_added_BM & ~is_held_BM & ~is_again_BM
+        is_repeated_BM = (is_equal_BMM & is_added_BM[:, None] & is_earlier_MM).any(-1)
+        stored_BMEN = self._bucket(first_row, grams_BMN[..., 0])
+        is_stored_BM = (stored_BMEN == grams_BMN[:, :, None]).all(-1).any(-1)
+        is_new_BM = is_added_BM & ~is_stored_BM & ~is_repeated_BM
 
         # [b, m, i]: n-gram i is new and goes to the bucket of m.
         bucket_BM = grams_BMN[..., 0] % self._num_buckets
-        beside_BMM = (bucket_BM[:, :, None] == bucket_BM[:, None]) & is_new_BM[:, None]
-        num_before_BM = (beside_BMM & is_earlier_MM).sum(-1)
-        num_after_BM = (beside_BMM & is_earlier_MM.T).sum(-1)
+        shares_bucket_BMM = (bucket_BM[:, :, None] == bucket_BM[:, None]) & is_new_BM[:, None]
+        num_before_BM = (shares_bucket_BMM & is_earlier_MM).sum(-1)
+        num_after_BM = (shares_bucket_BMM & is_earlier_MM.T).sum(-1)
         is_kept_BM = is_new_BM & (num_after_BM < self._size)
         num_added_BS = self._num_added_RS[rows]
-        turn_BM = (num_added_BS.gather(1, bucket_BM) + num_before_BM) % self._size
-        spare = self._num_buckets * self._size
-        place_BM = torch.where(is_kept_BM, bucket_BM * self._size + turn_BM, spare)
-        self._grams_RPN[rows].scatter_(1, place_BM[..., None].expand(-1, -1, N), grams_BMN)
+        index_BM = (num_added_BS.gather(1, bucket_BM) + num_before_BM) % self._size
+        discarded = self._num_buckets * self._size
+        entry_BM = torch.where(is_kept_BM, bucket_BM * self._size + index_BM, discarded)
+        self._grams_RPN[rows].scatter_(1, entry_BM[..., None].expand(-1, -1, N), grams_BMN)
         num_added_BS.scatter_add_(1, bucket_BM, is_new_BM.long())
 
-    def _held(self, first_row: int, tokens_BM: Tensor) -> Tensor:
-        """All that is in the tokens' buckets [B, M, E, N]."""
+    def _bucket(self, first_row: int, tokens_BM: Tensor) -> Tensor:
+        """The n-grams in the bucket of each token [B, M, E, N]."""
         B, M = tokens_BM.shape
         N = self._grams_RPN.shape[2]
         first_BM1 = (tokens_BM % self._num_buckets * self._size)[..., None]
-        places_BX = (first_BM1 + torch.arange(self._size, device=tokens_BM.device)).flatten(1)
+        entries_BX = (first_BM1 + torch.arange(self._size, device=tokens_BM.device)).flatten(1)
         grams_BPN = self._grams_RPN[first_row : first_row + B]
-        held_BXN = grams_BPN.gather(1, places_BX[..., None].expand(-1, -1, N))
-        return held_BXN.view(B, M, self._size, N)
+        stored_BXN = grams_BPN.gather(1, entries_BX[..., None].expand(-1, -1, N))
+        return stored_BXN.view(B, M, self._size, N)

@@ -133,7 +133,7 @@ def _drafter(target: ModelFiles, spec: ModelSpec) -> DrafterSpec | SkippedModel 
 
 def _not_smaller(target: ModelFiles, draft: ModelFiles) -> str | None:
     weights = [model_weights(files, "float32") for files in (draft, target)]
-    num_draft, num_target = (w and w.num_parameters for w in weights)
+    num_draft, num_target = (None if total is None else total.num_parameters for total in weights)
     if num_draft is None or num_target is None or num_draft < num_target:
         return None
     return f"not smaller than the target: {num_draft:,} parameters against {num_target:,}"

@@ -16,7 +16,7 @@ class UnknownGpu(UsageError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """Memory and bandwidth of a GPU; `source` is where the figures come from."""
+    """Memory and bandwidth of a GPU; `source` is the document that states them."""
 
     name: str
     memory_bytes: int

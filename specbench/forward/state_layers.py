@@ -1,10 +1,10 @@
-"""Layers that fold their past into a state, run by transformers' own code over state slots.
+"""Runs the recurrent layers of a model, by transformers' code, with their states in `StateSlots`.
 
-A recurrent or convolutional layer of a model (gated delta net, Mamba, lightning attention, short
-convolution) is called piece by piece, each with the state before it, and the state that it leaves
-is kept. In a round a piece is one token: the step that every such layer has for plain decoding,
-so that the state after each token exists. Products that depend only on the token are taken out
-of the steps: they run once over all tokens, and read their weights once.
+Such a layer (gated delta net, Mamba, lightning attention, short convolution) is called piece by
+piece: each call gets the state before the piece, and the state after it is stored. In a round a
+piece is one token, as in plain decoding, so that the state after each token is available for
+rollback. Projections that depend only on the token run once over all tokens, outside these calls,
+so that their weights are read once.
 Shape suffixes: B rows, T tokens, F hidden size.
 """
 
@@ -25,8 +25,8 @@ from specbench.forward.state_slots import Piece, StateSlots
 KINDS = ("conv", "recurrent")
 
 
-class OwnState:
-    """The state of one layer as transformers' own cache hands it to the layer's code."""
+class LayerState:
+    """The state of one layer in a transformers cache, as the layer's code reads and writes it."""
 
     def __init__(self, config: Any, layer: int) -> None:
         self.cache: Cache = DynamicCache(config=config)
@@ -34,7 +34,7 @@ class OwnState:
         self._names: list[tuple[str, int]] = []
 
     def load(self, states: list[Tensor] | None) -> None:
-        """Begin with these, which the layer may write to; None: with none."""
+        """Set the states, which the layer may overwrite; None: no states yet."""
         layer = self._layer
         if states is not None:
             for (kind, i), state in zip(self._names, states, strict=True):
@@ -42,26 +42,26 @@ class OwnState:
         for kind in KINDS:
             is_there = getattr(layer, f"is_{kind}_states_initialized")
             is_there.update(dict.fromkeys(is_there, states is not None))
-        for other in self.cache.layers:  # some layers ask whether the last one has any
+        for other in self.cache.layers:  # some layers query whether the last one has a state
             if hasattr(other, "has_previous_state"):
-                had = other.has_previous_state
-                had.update(dict.fromkeys(had, states is not None))
+                flags = other.has_previous_state
+                flags.update(dict.fromkeys(flags, states is not None))
 
-    def left(self) -> list[Tensor]:
-        """The states that the layer left."""
+    def stored(self) -> list[Tensor]:
+        """The states that the layer has stored."""
         layer = self._layer
-        kept = {kind: getattr(layer, f"{kind}_states") for kind in KINDS}
+        by_kind = {kind: getattr(layer, f"{kind}_states") for kind in KINDS}
         self._names = [
             (kind, i)
-            for kind, states in kept.items()
+            for kind, states in by_kind.items()
             for i, state in states.items()
             if state is not None
         ]
-        return [kept[kind][i] for kind, i in self._names]
+        return [by_kind[kind][i] for kind, i in self._names]
 
 
-class LinearState(OwnState):
-    """That of lightning attention, whose model has its own class of cache."""
+class LinearState(LayerState):
+    """The state of lightning attention, whose model defines a separate cache class."""
 
     def __init__(self, cache_class: type[Cache], layer: int) -> None:
         self._class = cache_class
@@ -73,12 +73,12 @@ class LinearState(OwnState):
         if states is not None:
             self.cache.set_linear_cache(self._index, states[0])
 
-    def left(self) -> list[Tensor]:
+    def stored(self) -> list[Tensor]:
         return [self.cache.linear_cache[self._index]]
 
 
 def cache_bytes(cache: Any) -> tuple[int, int]:
-    """Bytes of the keys and values in a cache of transformers' own, and of the states."""
+    """Bytes of the keys and values in a transformers cache, and bytes of its states."""
     layers = cache.layers
     keys = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
     states = [
@@ -91,32 +91,32 @@ def cache_bytes(cache: Any) -> tuple[int, int]:
     return _bytes_of(keys), _bytes_of(states)
 
 
-def _bytes_of(kept: list[Any]) -> int:
-    return sum(tensor.nbytes for tensor in kept if isinstance(tensor, Tensor))
+def _bytes_of(values: list[Any]) -> int:
+    return sum(tensor.nbytes for tensor in values if isinstance(tensor, Tensor))
 
 
-# What transformers' layers call on a cache to leave their state there.
-_LEAVES_STATE = {"update_recurrent_state", "update_conv_state", "set_linear_cache"}
+# Cache methods that transformers' layers call to store their state.
+_STORES = {"update_recurrent_state", "update_conv_state", "set_linear_cache"}
 
 
 def state_layers(model: Any) -> list[nn.Module]:
-    """The modules of a model that keep a state, in order."""
+    """The modules of a model that have a recurrent state, in order."""
     kinds: dict[type, bool] = {}
     layers = []
     for module in model.modules():
         if hasattr(module, "layer_idx"):
             kind = type(module)
             if kind not in kinds:
-                kinds[kind] = _leaves_state(kind)
+                kinds[kind] = _stores_state(kind)
             if kinds[kind]:
                 layers.append(module)
     return layers
 
 
 def has_other_state(model: Any) -> bool:
-    """Whether the model keeps state that no slot cache can hold.
+    """Whether the model has state that a slot cache cannot store.
 
-    A class may keep state in some of its models and have nothing but attention in this one.
+    transformers marks whole classes as stateful, although some of their models have only attention.
     """
     if state_layers(model):
         return "past_key_values" not in inspect.signature(model.forward).parameters
@@ -125,39 +125,39 @@ def has_other_state(model: Any) -> bool:
 
 
 def run_over_slots(model: Any) -> None:
-    """Have the model's state layers use state slots wherever they are called with a SlotCache.
+    """Make the state layers of a model use state slots if they are called with a SlotCache.
 
-    With any other cache they are what they were.
+    With any other cache they behave as before.
     """
     config = model.config.get_text_config()
     for module in state_layers(model):
-        if not isinstance(vars(module).get("forward"), _OverSlots):
-            module.forward = _OverSlots(module, config, _cache_class_of(model))
+        if not isinstance(vars(module).get("forward"), _SlotForward):
+            module.forward = _SlotForward(module, config, _cache_class_of(model))
 
 
 def slot_cache_class(model: Any) -> type[SlotCache]:
-    """The slot cache, as a child of the class of cache that the model insists on, if any."""
-    insisted = _cache_class_of(model)
-    return SlotCache if insisted is None else type("SlotCache", (SlotCache, insisted), {})
+    """SlotCache, or a subclass of it and of the cache class that the model requires."""
+    required = _cache_class_of(model)
+    return SlotCache if required is None else type("SlotCache", (SlotCache, required), {})
 
 
 def _cache_class_of(model: Any) -> type[Cache] | None:
-    """The class of cache that a model's own file defines; usually none."""
-    home = sys.modules[type(model).__module__]
-    classes = (thing for thing in vars(home).values() if inspect.isclass(thing))
+    """The cache class that the model's module defines, or None, as usual."""
+    module = sys.modules[type(model).__module__]
+    classes = (value for value in vars(module).values() if inspect.isclass(value))
     return next(
-        (c for c in classes if issubclass(c, Cache) and c.__module__ == home.__name__),
+        (c for c in classes if issubclass(c, Cache) and c.__module__ == module.__name__),
         None,
     )
 
 
-def _leaves_state(kind: type) -> bool:
+def _stores_state(kind: type) -> bool:
     methods = (inspect.unwrap(m) for m in vars(kind).values() if inspect.isfunction(m))
-    return any(_LEAVES_STATE & set(method.__code__.co_names) for method in methods)
+    return any(_STORES & set(method.__code__.co_names) for method in methods)
 
 
-class _OverSlots:
-    """The forward of one state layer; stands in its module's place."""
+class _SlotForward:
+    """Replaces the forward of one state layer, to use state slots."""
 
     def __init__(self, module: nn.Module, config: Any, cache_class: type[Cache] | None) -> None:
         self._module = module
@@ -166,8 +166,8 @@ class _OverSlots:
         index = module.layer_idx
         assert isinstance(index, int), "a layer's number"
         self._layer: int = index
-        self._own = (
-            OwnState(config, index) if cache_class is None else LinearState(cache_class, index)
+        self._state = (
+            LayerState(config, index) if cache_class is None else LinearState(cache_class, index)
         )
         self._products: tuple[tuple[str, ...], str | None] | None = None
 
@@ -179,7 +179,7 @@ class _OverSlots:
         states = given[name].states
         assert states is not None, "the runner's cache has state slots"
         hidden_BTF = given.pop(self._names[0])
-        given[name] = self._own.cache
+        given[name] = self._state.cache
 
         def step(new_BTF: Tensor) -> Any:
             return self._plain(new_BTF, **given)
@@ -189,44 +189,44 @@ class _OverSlots:
             return self._run(step, hidden_BTF, states, pieces[0])
         if self._products is None:
             self._products = self._token_products(step, hidden_BTF[:, :1], states, pieces[0])
-        with self._products_once(hidden_BTF) as (at, finish):
+        with self._shared_products(hidden_BTF) as (select_token, finish):
             outs = []
             for piece in pieces:
-                at(piece.begin)
+                select_token(piece.begin)
                 step_B1F = hidden_BTF[:, piece.begin : piece.end]
                 outs.append(self._run(step, step_B1F, states, piece))
-            return finish(_joined(outs))
+            return finish(_concatenate(outs))
 
     def _run(
         self, step: Callable[[Tensor], Any], new_BTF: Tensor, states: StateSlots, piece: Piece
     ) -> Any:
-        self._own.load(states.read(self._layer, piece))
+        self._state.load(states.read(self._layer, piece))
         out = step(new_BTF)
-        states.write(self._layer, piece, self._own.left())
+        states.write(self._layer, piece, self._state.stored())
         return out
 
     def _token_products(
         self, step: Callable[[Tensor], Any], hidden_B1F: Tensor, states: StateSlots, piece: Piece
     ) -> tuple[tuple[str, ...], str | None]:
-        """The children that are fed the layer's input as it is, and the one that gives its output.
+        """The child modules that get the layer's input unchanged, and the one with its output.
 
-        Found by watching one step.
+        Found by running one step with hooks.
         """
         inputs: list[str] = []
         outputs: dict[str, Tensor] = {}
 
-        def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
-            def see(_: nn.Module, args: Any, out: Any) -> None:
+        def make_hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
+            def record(_: nn.Module, args: Any, out: Any) -> None:
                 if args and args[0] is hidden_B1F and isinstance(out, Tensor):
                     inputs.append(name)
                 if isinstance(out, Tensor):
                     outputs[name] = out
 
-            return see
+            return record
 
         children = dict(self._module.named_children())
-        hooks = [child.register_forward_hook(watch(name)) for name, child in children.items()]
-        self._own.load(states.read(self._layer, piece))
+        hooks = [child.register_forward_hook(make_hook(name)) for name, child in children.items()]
+        self._state.load(states.read(self._layer, piece))
         out = _first(step(hidden_B1F))
         for hook in hooks:
             hook.remove()
@@ -234,38 +234,41 @@ class _OverSlots:
         return tuple(inputs), last if isinstance(children.get(last or ""), nn.Linear) else None
 
     @contextmanager
-    def _products_once(
+    def _shared_products(
         self, hidden_BTF: Tensor
     ) -> Iterator[tuple[Callable[[int], None], Callable[[Any], Any]]]:
-        """While it lasts, steps look the products of their inputs up and leave out the last one."""
+        """In this context steps use precomputed input projections and skip the output one.
+
+        Yields functions that set the token of the next step and that apply the output projection.
+        """
         assert self._products is not None
         inputs, last = self._products
         modules = self._module._modules
-        known = {name: modules[name] for name in (*inputs, *([last] if last else []))}
-        ready = {name: _Ready(modules[name], hidden_BTF) for name in inputs}
+        originals = {name: modules[name] for name in (*inputs, *([last] if last else []))}
+        precomputed = {name: _Precomputed(modules[name], hidden_BTF) for name in inputs}
 
-        def at(token: int) -> None:
-            for product in ready.values():
+        def select_token(token: int) -> None:
+            for product in precomputed.values():
                 product.token = token
 
         def finish(out: Any) -> Any:
             if last is None:
                 return out
-            product: Any = known[last]
+            product: Any = originals[last]
             made = product(_first(out))
             return (made, *out[1:]) if isinstance(out, tuple) else made
 
-        modules.update(ready)  # type: ignore[arg-type]
+        modules.update(precomputed)  # type: ignore[arg-type]
         if last is not None:
-            modules[last] = _Through(modules[last])  # type: ignore[assignment]
+            modules[last] = _Skipped(modules[last])  # type: ignore[assignment]
         try:
-            yield at, finish
+            yield select_token, finish
         finally:
-            modules.update(known)
+            modules.update(originals)
 
 
-class _Stand:
-    """Stands in a module's place for a while; what else is asked of it is the module's."""
+class _ModuleProxy:
+    """Temporarily replaces a module, whose attributes it passes on."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -274,20 +277,20 @@ class _Stand:
         return getattr(self._module, name)
 
 
-class _Ready(_Stand):
+class _Precomputed(_ModuleProxy):
     """A module's output for all tokens, returned token by token."""
 
     def __init__(self, module: Any, hidden_BTF: Tensor) -> None:
         super().__init__(module)
         self.token = 0
-        self._made_BTF: Tensor = module(hidden_BTF)
+        self._output_BTF: Tensor = module(hidden_BTF)
 
     def __call__(self, _: Tensor) -> Tensor:
-        return self._made_BTF[:, self.token : self.token + 1]
+        return self._output_BTF[:, self.token : self.token + 1]
 
 
-class _Through(_Stand):
-    """Leaves its module's work to be done later, over all tokens."""
+class _Skipped(_ModuleProxy):
+    """Returns its input: the module runs later, over all tokens."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return x
@@ -298,9 +301,9 @@ def _first(out: Any) -> Tensor:
     return first
 
 
-def _joined(outs: list[Any]) -> Any:
-    """The outputs of pieces, one after the other, whatever of them goes by tokens (Zaya's queries,
-    keys and values); a layer's other results are those of the last piece."""
+def _concatenate(outs: list[Any]) -> Any:
+    """Concatenate the outputs of pieces. In a tuple, only tensors with a token axis are
+    concatenated (Zaya's queries, keys and values); other values are those of the last piece."""
     if not isinstance(outs[-1], tuple):
         return torch.cat(outs, 1)
     by_tokens = _first(outs[-1]).shape[:2]

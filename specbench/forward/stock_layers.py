@@ -58,7 +58,7 @@ class WholeTexts:
 
 
 def _run_layer(layer: Any, states_BTF: Tensor, attention_args: dict[str, Any]) -> Tensor:
-    """The states that one layer returns, alone or first in a tuple."""
+    """The states that one layer returns, possibly as the first item of a tuple."""
     out = layer(states_BTF, **attention_args)
     states: Tensor = out[0] if isinstance(out, tuple) else out
     return states

@@ -9,7 +9,7 @@ from specbench.decode import rows
 from specbench.decode.rows import Rows
 from specbench.forward.runner import StockRunner
 from specbench.forward.slot_cache import SlotCache
-from specbench.forward.state_layers import OwnState, _Ready
+from specbench.forward.state_layers import LayerState, _Precomputed
 from specbench.forward.state_slots import StateSlots
 from tests.decoding.conftest import Plant
 from tests.hybrids.checks import (
@@ -76,14 +76,14 @@ BUGS = {
         StockRunner.reserve, "num_drafts + STATES_BESIDE_DRAFTS", "num_drafts", loaded_anew, "LFM2"
     ),
     "window of the convolution off by one": Bug(
-        OwnState.load,
+        LayerState.load,
         '_states")[i] = state',
         '_states")[i] = state.roll(1, -1) if kind == "conv" else state',
         side_by_side,
         "LFM2",
     ),
     "products of the token before": Bug(
-        _Ready.__call__,
+        _Precomputed.__call__,
         "self.token : self.token + 1",
         "max(self.token - 1, 0) : max(self.token, 1)",
         side_by_side,
