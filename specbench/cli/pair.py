@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _Word = Annotated[
     str | None,
     typer.Argument(
-        metavar="TARGET", help="Target in pairings.yaml, folder, hub id or demo:target."
+        metavar="TARGET", help="Target in pairings.yaml, folder, hub id, demo:target or GGUF file."
     ),
 ]
 _Target = Annotated[
@@ -79,6 +79,9 @@ def pair(call: PairOptions, word: _Word = None, named: _Target = None) -> None:
         raise UsageError(f"--output {call.write}: directory does not exist or is not writable")
     if call.write is not None and call.write.exists():
         raise UsageError(f"--output {call.write}: file exists; name a new one")
+    if target.lower().endswith(".gguf"):
+        _pair_gguf(target, settings, call)
+        return
     stored = interrupted_run(call, settings)
     chosen, known = find_target(target, call.pairings_file, call.runs_dir)
     if stored is None and not call.dry_run:
@@ -94,9 +97,7 @@ def pair(call: PairOptions, word: _Word = None, named: _Target = None) -> None:
             ),
         )
     files = open_model(chosen.model)
-    machine = _machine(call, settings, files)
-    if call.skip_memory_check:
-        machine = machine._replace(setup=replace(machine.setup, memory_bytes=None))
+    machine = _machine(call, settings, files.longest_context)
     prepared = _prepare(chosen, files, known, machine, call)
     if not prepared.fitting:
         _show(prepared, machine, call)
@@ -117,6 +118,40 @@ def pair(call: PairOptions, word: _Word = None, named: _Target = None) -> None:
         _write(call.write, chosen, [c.drafter for c in prepared.fitting], "not measured")
         return
     _measure(target, prepared, machine, settings, call, stored)
+
+
+def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
+    """Verdicts and memory of GGUF files by their headers; nothing is measured."""
+    from specbench.cli.pair_tables import gguf_json, pair_document, print_gguf, print_prepared
+    from specbench.files.gguf import read_gguf
+    from specbench.files.model_spec import ModelSpec
+    from specbench.fit.discover import plain_name, with_unique_names
+    from specbench.fit.gguf import prepare_gguf
+    from specbench.inputs.model_spec import gguf_complaint
+    from specbench.inputs.pairing import DrafterSpec, Target
+
+    words = [part for word in call.drafts or () for part in word.split(",") if part]
+    are_files = bool(words) and all(word.lower().endswith(".gguf") for word in words)
+    if not are_files or call.discover or call.catalogue or call.resume or call.write:
+        advice = f"compare with --draft FILE.gguf, or measure: {gguf_complaint(target)}"
+        raise UsageError(f"{target}: {advice}")
+    chosen = Target(name=plain_name(target), model=ModelSpec(source=target), drafters=())
+    drafters = with_unique_names(
+        DrafterSpec(name=plain_name(word), method="draft_model", model=ModelSpec(source=word))
+        for word in words
+    )
+    file = read_gguf(Path(target).expanduser())
+    machine = _machine(call, settings, file.number("context_length", 0) or None)
+    prepared, files = prepare_gguf(chosen, file, drafters, machine.setup)
+    if call.as_json:
+        facts = {name: gguf_json(file) for name, file in files.items()}
+        document = pair_document(prepared, machine, (), None) | {"files": facts}
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        print_gguf(files)
+        print_prepared(prepared, machine)
+    if not prepared.fitting:
+        raise CompatibilityError(f"no drafter fits {chosen.name}; see the reasons above")
 
 
 def _settings(call: PairOptions) -> RunSettings:
@@ -142,14 +177,14 @@ def _settings(call: PairOptions) -> RunSettings:
     )
 
 
-def _machine(call: PairOptions, settings: RunSettings, files: "ModelFiles") -> "MachineSummary":
+def _machine(call: PairOptions, settings: RunSettings, longest: int | None) -> "MachineSummary":
+    """The machine and settings of the plan; `longest`: the positions of the target."""
     from specbench.cli.hardware import find_machine
     from specbench.fit.memory_plan import DeploymentSpec
 
     contexts = parse_contexts(call.context)
     if len(contexts) > 1:
         raise UsageError(f"--plan-context {call.context!r}: expected one length to plan memory for")
-    longest = files.longest_context
     context = min(contexts[0], longest or contexts[0])
     setup = DeploymentSpec(
         device="cpu",
@@ -166,11 +201,13 @@ def _machine(call: PairOptions, settings: RunSettings, files: "ModelFiles") -> "
         gpu_memory=call.gpu_memory,
         gpu_bandwidth=call.gpu_bandwidth,
     )
+    if call.skip_memory_check:
+        machine = machine._replace(setup=replace(machine.setup, memory_bytes=None))
     if context == contexts[0]:
         return machine
     limit = (
-        f"context: capped at {context:,} tokens, the maximum in the target's config.json, instead "
-        f"of {contexts[0]:,}"
+        f"context: capped at {context:,} tokens, the maximum by the target's files, instead of "
+        f"{contexts[0]:,}"
     )
     return machine._replace(notes=(*machine.notes, limit))
 

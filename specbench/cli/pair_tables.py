@@ -1,6 +1,6 @@
 """Output of `specbench pair`: unsupported drafters, memory, the ranking."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from specbench.cli.hardware import MachineSummary
 from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.rank import Gain, Ranked, are_distinct
 from specbench.decide.recommend import SpeedupVerdict, judge
+from specbench.files.gguf import GgufFile
 from specbench.fit.candidates import Prepared
 from specbench.fit.memory_plan import MemoryPlan
 from specbench.footprint import STATES_BESIDE_DRAFTS
@@ -21,6 +22,7 @@ from specbench.report.document import Document
 from specbench.report.notes import failure_lines
 from specbench.report.numbers import ABSENT, measured, plural, significant, value_text
 
+_WORDS = {"True": "yes", "False": "no", "None": "none"}
 _WHAT_DECIDES = "use more --num-prompts or a quieter machine"
 
 
@@ -29,6 +31,37 @@ def print_prepared(prepared: Prepared, machine: MachineSummary) -> None:
     for line in _lines(prepared):
         say(line)
     _print_memory(prepared, machine)
+
+
+def print_gguf(files: Mapping[str, GgufFile]) -> None:
+    """Prints the facts of GGUF files, a column per file."""
+    table = Table(box=None, pad_edge=False)
+    for header in ("", *files):
+        table.add_column(header, overflow="fold")
+    facts = [gguf_json(file) for file in files.values()]
+    for name in facts[0]:
+        values = [fact[name] for fact in facts]
+        if "bytes" in name:
+            values = [measured(value, "bytes") for value in values]
+        shown = [f"{v:,}" if type(v) is int else _WORDS.get(str(v), str(v)) for v in values]
+        table.add_row(name.replace("_bytes", "").replace("_", " "), *shown)
+    open_console(width=WIDTH).print(table)
+    typer.echo("")
+
+
+def gguf_json(file: GgufFile) -> dict[str, Any]:
+    """The facts of a GGUF file."""
+    return {
+        "architecture": file.architecture,
+        "layers": file.num_layers,
+        "heads": file.num_heads,
+        "kv_heads": max(file.kv_heads),
+        "kv_bytes_per_token": file.kv_bytes_per_token,
+        "weights_bytes": file.nbytes,
+        "quantization": file.quantization,
+        **file.vocabulary._asdict(),
+        "tokens": len(file.vocabulary.tokens),
+    }
 
 
 def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[Path]) -> None:

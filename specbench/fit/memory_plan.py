@@ -318,7 +318,7 @@ def _plan(
         num_drafts=shape.num_drafts,
         peak=at,
         headroom_bytes=None if room is None else room - at.total,
-        max_context=None if room is None else _max_context(peak, room, files.longest_context),
+        max_context=None if room is None else longest_that_fits(peak, room, files.longest_context),
         step_s=bound.step_s if bound else None,
         round_s=bound.round_s if bound and k else None,
         notes=tuple(_notes(files, target, draft, drafter)),
@@ -369,7 +369,7 @@ def _peak(
     )
 
 
-def _max_context(peak: Callable[[int], Peak], room: int, limit: int | None) -> int:
+def longest_that_fits(peak: Callable[[int], Peak], room: int, limit: int | None) -> int:
     """The longest context whose peak still fits, in steps; rows of one length."""
     most = (limit or 2**20) // STEP
     low, high = 0, most

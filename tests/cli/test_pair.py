@@ -190,7 +190,7 @@ def test_a_context_that_is_cut_says_whose_limit_it_is(shelf):
     longest = json.loads((shelf / "target" / "config.json").read_text())["max_position_embeddings"]
     arguments = ("tiny", "--draft", "ngram", "--gpu", "L4", "--plan-context")
     cut = plan(*arguments, str(4 * longest), cwd=shelf)
-    said = f"capped at {longest:,} tokens, the maximum in the target's config.json, instead of"
+    said = f"capped at {longest:,} tokens, the maximum by the target's files, instead of"
     assert f"{said} {4 * longest:,}" in cut.out
     assert "the target's config.json" not in plan(*arguments, str(longest), cwd=shelf).out
 

@@ -40,6 +40,7 @@ from specbench.engines.served_engine import (
     counts_of_sums,
 )
 from specbench.errors import UsageError
+from specbench.files.gguf import FIRST_COMPARED_ID, MAX_VOCAB_DIFFERENCE
 from specbench.records import Request, RequestCounts
 from specbench.servers.metrics_page import DRAFT_COUNTERS, CounterPage, count_of
 from specbench.servers.server_log import ARGUMENTS, MEMORY, PORT, LogFormat
@@ -274,7 +275,6 @@ _HYBRIDS = (
     "llama.cpp turned speculation off for it before pull request 19493 (April 2026), and "
     "copies the whole state in every round since then, which may cost more than drafts bring"
 )
-_MAX_DIFFERENCE, _FIRST_COMPARED = 128, 5  # of vocab_size; id whose token is compared
 
 
 class _Dialect(NamedTuple):
@@ -286,11 +286,11 @@ def vocabulary_notes(deployment: Deployment) -> list[str]:
     """common/speculative.cpp compares sizes and tokens; if they differ too much, the server logs
     an error and serves without drafts."""
     target, draft = deployment.vocab_sizes or (0, 0)
-    compared = range(_FIRST_COMPARED, min(target, draft))
-    if abs(target - draft) > _MAX_DIFFERENCE:
+    compared = range(FIRST_COMPARED_ID, min(target, draft))
+    if abs(target - draft) > MAX_VOCAB_DIFFERENCE:
         raise UsageError(
             f"{deployment.unequal_vocab_sizes}: llama.cpp serves without drafts if they are more "
-            f"than {_MAX_DIFFERENCE} apart; {PAD}"
+            f"than {MAX_VOCAB_DIFFERENCE} apart; {PAD}"
         )
     if ids := [i for i in deployment.different_ids if i in compared]:
         raise UsageError(f"llama.cpp serves without drafts, as the token of id {ids[0]} differs")

@@ -1,0 +1,261 @@
+"""Reads the header of a GGUF file: its keys, its vocabulary, and the sizes of its tensors.
+
+`GGUF`, a version, the numbers of tensors and keys, the keys with their values, and the name, shape,
+type and offset of each tensor. Nothing is trusted: no more is allocated than was read.
+Sources: docs/gguf.md of ggml; src/llama-vocab.cpp of llama.cpp (October 2026) for missing keys.
+"""
+
+import math
+import re
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, NoReturn
+
+from specbench.errors import ModelError
+from specbench.files.config import MOST_LAYERS
+from specbench.files.headers import TensorHeader
+
+# Builds of llama.cpp draft with another vocabulary only within these bounds: the difference in the
+# number of tokens, and the first id whose tokens are compared. Source: common/speculative.cpp.
+MAX_VOCAB_DIFFERENCE, FIRST_COMPARED_ID = 128, 5
+
+_LARGEST_HEADER = 2**28  # bytes; those of published models are below 2**24
+_MOST_NUMBERS = 2**12  # of an array of numbers that is kept: a value per layer, not one per token
+_NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+_STRING, _ARRAY = 8, 9
+_SHARD = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
+_AGAIN = "download or convert it again"
+
+# Name, elements of a block, and its bytes.
+_TYPES: Mapping[int, tuple[str, int, int]] = {
+    **{0: ("F32", 1, 4), 1: ("F16", 1, 2), 28: ("F64", 1, 8), 30: ("BF16", 1, 2)},
+    **{24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8)},
+    **{2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24)},
+    **{8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110)},
+    **{12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210)},
+    **{15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74)},
+    **{18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18)},
+    **{21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136)},
+    **{29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66)},
+    **{39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18)},
+}
+
+
+class GgufVocabulary(NamedTuple):
+    """Tokens by id, and the ids that llama.cpp adds around a prompt."""
+
+    tokenizer: str  # its kind: BPE, SPM ...; else the file's own word
+    bos: int | None
+    eos: int | None
+    add_bos: bool
+    add_eos: bool
+    tokens: tuple[str, ...] = ()
+
+
+# What holds if a file does not say.
+_DEFAULTS = {
+    "llama": GgufVocabulary("SPM", 1, 2, True, False),
+    "gpt2": GgufVocabulary("BPE", 11, 11, False, False),
+    "gemma4": GgufVocabulary("BPE", None, None, True, False),
+    "t5": GgufVocabulary("UGM", None, 1, False, True),
+}
+# Splits of text before BPE with which llama.cpp adds the first token if a file does not say.
+_ADDING_BOS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0"}
+_ADDING_BOS |= {"lfm2", "jina-v5-nano", "tekken", "chameleon"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufFile:
+    """The header of a model in one file or several; properties raise ModelError for wrong keys."""
+
+    path: Path
+    keys: Mapping[str, Any]  # long arrays of numbers are left out
+    tensors: Mapping[str, TensorHeader]  # `nbytes` is 0 for types that are not known here
+    nbytes: int  # of tensors
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """A whole number of at least 0 under a key of the architecture, such as `block_count`."""
+        value: Any = self.keys.get(f"{self.architecture}.{name}", default)
+        if type(value) is not int or value < 0:
+            self._fail(f"its {self.architecture}.{name} is {str(value)[:40]}, not a whole number")
+        return int(value)
+
+    @property
+    def architecture(self) -> str:
+        return str(self.keys.get("general.architecture"))
+
+    @property
+    def num_layers(self) -> int:
+        if (count := self.number("block_count")) > MOST_LAYERS:
+            self._fail(f"it would have {count:,} layers")
+        return count
+
+    @property
+    def num_heads(self) -> int:
+        return max(self._heads("attention.head_count", 0))
+
+    @property
+    def kv_heads(self) -> tuple[int, ...]:
+        return self._heads("attention.head_count_kv", self.num_heads)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """In f16, llama.cpp's default, with all layers attending to everything: the most it is."""
+        size = self.number("embedding_length", 0) // max(self.num_heads, 1)
+        sizes = (self.number(f"attention.{of}_length", size) for of in ("key", "value"))
+        return 2 * sum(self.kv_heads) * sum(sizes)
+
+    @property
+    def quantization(self) -> str:
+        """The type with the most elements."""
+        counts: Counter[str] = Counter()
+        for tensor in self.tensors.values():
+            counts[tensor.dtype] += tensor.num_elements
+        return max(counts, key=counts.__getitem__, default="none")
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that a forward reads: no embedding that is only looked up in."""
+        is_looked_up = {"token_embd.weight", "output.weight"} <= self.tensors.keys()
+        return self.nbytes - (self.tensors["token_embd.weight"].nbytes if is_looked_up else 0)
+
+    @cached_property
+    def vocabulary(self) -> GgufVocabulary:
+        of = {name.removeprefix("tokenizer.ggml."): value for name, value in self.keys.items()}
+        model, tokens = of.get("model"), of.get("tokens") or (None,)
+        if not isinstance(model, str) or type(tokens) is not tuple or type(tokens[0]) is not str:
+            self._fail("it has no tokenizer, so it writes no text")
+
+        def token_id(name: str, default: int | None) -> int | None:
+            known = (of.get(f"{name}_token_id"), default)
+            return next((i for i in known if type(i) is int and 0 <= i < len(tokens)), None)
+
+        known = _DEFAULTS.get(model, GgufVocabulary(model, None, None, False, False))
+        adds_bos = known.add_bos or (known.tokenizer == "BPE" and of.get("pre") in _ADDING_BOS)
+        return GgufVocabulary(
+            tokenizer=known.tokenizer,
+            bos=token_id("bos", known.bos),
+            eos=token_id("eos", known.eos),
+            add_bos=model == "gemma4" or bool(of.get("add_bos_token", adds_bos)),
+            add_eos=bool(of.get("add_eos_token", known.add_eos)),
+            tokens=tokens,
+        )
+
+    def _heads(self, name: str, default: int) -> tuple[int, ...]:
+        """A number for all layers or one per layer."""
+        value = self.keys.get(f"{self.architecture}.{name}")
+        if not isinstance(value, tuple):
+            return (self.number(name, default),) * self.num_layers or (0,)
+        if len(value) != self.num_layers or not all(type(n) is int and n >= 0 for n in value):
+            self._fail(f"its {self.architecture}.{name} is not a number per layer")
+        return value or (0,)
+
+    def _fail(self, text: str) -> NoReturn:
+        raise ModelError(f"{self.path}: {text}; {_AGAIN}")
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """The header of a file and, for the first of several, of the others; ModelError."""
+    files = [_read_file(path)]
+    if match := _SHARD.fullmatch(path.name):
+        names = (f"{match[1]}-{i:05}-of-{match[2]}.gguf" for i in range(2, int(match[2]) + 1))
+        files += [_read_file(path.with_name(name)) for name in names]
+    tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
+    return replace(files[0], tensors=tensors, nbytes=sum(file.nbytes for file in files))
+
+
+def _read_file(path: Path) -> GgufFile:
+    try:
+        if not path.is_file():
+            raise ModelError(f"{path} is not a file; name a GGUF file")
+        with path.open("rb") as opened:
+            return _Header(path, opened, opened.seek(0, 2)).read()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}; name a GGUF file") from error
+
+
+class _Header:
+    """Reads forward; every count is compared with the bytes that are left before it is used."""
+
+    def __init__(self, path: Path, opened: BinaryIO, size: int) -> None:
+        self._path, self._opened, self._size = path, opened, size
+        self._end = min(size, _LARGEST_HEADER)
+        opened.seek(0)
+
+    def read(self) -> GgufFile:
+        if (magic := self._opened.read(4)) != b"GGUF":
+            self._fail(f"is not a GGUF file: it begins with {magic!r}; name a GGUF file")
+        version = self._number("I")
+        if version not in (2, 3):
+            text = f"has version {version} of GGUF" if version < 2**16 else "is big-endian"
+            self._fail(f"{text}; little-endian versions 2 and 3 are read: convert it again")
+        num_tensors, num_keys = self._count("tensors", least=24), self._count("keys", least=13)
+        keys = {}
+        for _ in range(num_keys):
+            name = self._string()
+            keys[name] = self._value(self._number("I"), name)
+        tensors = dict(self._tensor() for _ in range(num_tensors))
+        alignment = keys.get("general.alignment", 32)
+        if type(alignment) is not int or not 0 < alignment <= 2**20:
+            self._fail(f"has a general.alignment of {str(alignment)[:40]}; {_AGAIN}")
+        begin = -(-self._opened.tell() // alignment) * alignment
+        ends = (begin + tensor.begin + tensor.nbytes for tensor in tensors.values())
+        if (missing := max(ends, default=0) - self._size) > 0:
+            self._fail(f"ends {missing:,} bytes before its tensors do; {_AGAIN}")
+        nbytes = max(self._size - begin, 0)
+        return GgufFile(path=self._path, keys=keys, tensors=tensors, nbytes=nbytes)
+
+    def _tensor(self) -> tuple[str, TensorHeader]:
+        name = self._string()
+        num_dims = self._number("I")
+        if num_dims > 8:
+            self._fail(f"says that {name[:80]} has {num_dims} dimensions; {_AGAIN}")
+        shape = tuple(self._number("Q") for _ in range(num_dims))
+        number, offset = self._number("I"), self._number("Q")
+        dtype, elements, nbytes = _TYPES.get(number, (f"type {number}", 1, 0))
+        nbytes *= -(-math.prod(shape) // elements)
+        return name, TensorHeader(dtype, shape, self._path, offset, nbytes)
+
+    def _value(self, kind: int, name: str) -> Any:
+        """A key's value; None for an array of too many numbers, which is passed over."""
+        if kind == _STRING:
+            return self._string()
+        if kind in _NUMBERS:
+            return self._number(_NUMBERS[kind])
+        of = self._number("I") if kind == _ARRAY else kind
+        if kind == _ARRAY and of == _STRING:
+            return tuple(self._string() for _ in range(self._count(name[:80], least=8)))
+        if of not in _NUMBERS:
+            self._fail(f"has the unknown type {of} at {name[:80]}; {_AGAIN}")
+        size = struct.calcsize(_NUMBERS[of])
+        count = self._count(name[:80], least=size)
+        if count > _MOST_NUMBERS:
+            self._opened.seek(count * size, 1)
+            return None
+        return struct.unpack(f"<{count}{_NUMBERS[of]}", self._take(count * size))
+
+    def _count(self, text: str, least: int) -> int:
+        """A number of things of at least `least` bytes each."""
+        count: int = self._number("Q")
+        if count * least > self._end - self._opened.tell():
+            self._fail(f"would have {count:,} {text}, more than its bytes can hold; {_AGAIN}")
+        return count
+
+    def _string(self) -> str:
+        return self._take(self._number("Q")).decode("utf-8", "backslashreplace")
+
+    def _number(self, letter: str) -> Any:
+        (value,) = struct.unpack(f"<{letter}", self._take(struct.calcsize(f"<{letter}")))
+        return value
+
+    def _take(self, count: int) -> bytes:
+        if count > self._end - self._opened.tell():
+            self._fail(f"ends within its header, or a length in it is wrong; {_AGAIN}")
+        return self._opened.read(count)
+
+    def _fail(self, text: str) -> NoReturn:
+        raise ModelError(f"{self._path} {text}")

@@ -1,0 +1,115 @@
+"""`specbench pair` with GGUF files: what llama.cpp compares, the plan, and how it ends."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.calls import specbench
+from tests.examples import ROOT, examples
+from tests.gguf_files import HIDDEN, KV_BYTES, NUM_TOKENS, TOKENS, write_gguf
+
+
+def more(count: int) -> tuple[str, ...]:
+    return (*TOKENS, *(f"more{i}" for i in range(count)))
+
+
+def swapped(token_id: int) -> tuple[str, ...]:
+    return (*TOKENS[:token_id], "other", *TOKENS[token_id + 1 :])
+
+
+def pair(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    ran = specbench("pair", "t.gguf", "--draft", "d.gguf", *arguments, "--json", cwd=folder)
+    return ran.code, json.loads(ran.out)
+
+
+SPM, ADDED = {"tokenizer__ggml__model": "llama"}, {"tokenizer__ggml__add_eos_token": True}
+BOS, EOS = "tokenizer__ggml__bos_token_id", "tokenizer__ggml__eos_token_id"
+PAIRS: dict[str, tuple[Any, Any, Any, Any]] = {
+    "the same": (TOKENS, {}, {}, None),
+    "id 4 differs": (swapped(4), {}, {}, None),
+    "id 5 differs": (swapped(5), {}, {}, ("tokens", "refused")),
+    "the last id differs": (swapped(NUM_TOKENS - 1), {}, {}, ("tokens", "refused")),
+    "128 more": (more(128), {}, {}, ("vocab_size", "warning")),
+    "129 more": (more(129), {}, {}, ("vocab_size", "refused")),
+    "129 fewer": (TOKENS[:-129], {}, {}, ("vocab_size", "refused")),
+    "other eos": (TOKENS, {}, {EOS: 3}, ("eos_token_id", "warning")),
+    "other eos that is added": (TOKENS, ADDED, {**ADDED, EOS: 3}, ("eos_token_id", "refused")),
+    "eos added by one": (TOKENS, {}, ADDED, ("add_eos_token", "refused")),
+    "other bos that is added": (TOKENS, SPM, {**SPM, BOS: 3}, ("bos_token_id", "refused")),
+    "other tokenizer": (TOKENS, {}, SPM, ("tokenizer", "refused")),
+    "a head": (TOKENS, {}, {"general__architecture": "eagle3"}, ("kind", "refused")),
+}
+
+
+@pytest.mark.parametrize(("tokens", "target", "draft", "expected"), PAIRS.values(), ids=PAIRS)
+def test_a_pair_is_refused_by_what_llama_cpp_compares(
+    tmp_path: Path, tokens: Any, target: Any, draft: Any, expected: Any
+) -> None:
+    write_gguf(tmp_path / "t.gguf", **target)
+    write_gguf(tmp_path / "d.gguf", tokens, **draft)
+    code, document = pair(tmp_path)
+    (drafter,) = document["drafters"]
+    found = [(finding["field"], finding["level"]) for finding in drafter["findings"]]
+    assert found[:1] == ([expected] if expected else [])
+    is_refused = ("refused" in expected) if expected else False
+    assert code == (2 if is_refused else 0)
+    assert (drafter["memory"] is None) == is_refused
+
+
+def test_the_plan_has_both_files_and_their_caches(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "t.gguf")
+    write_gguf(tmp_path / "d.gguf", more(20), llama__attention__head_count_kv=1)
+    sizes = ("--plan-context", "1000", "--concurrency", "3", "-k", "4", "--gpu", "H100")
+    _, document = pair(tmp_path, *sizes)
+    memory = document["drafters"][0]["memory"]
+    weights = [NUM_TOKENS * 34, (NUM_TOKENS + 20) * 34]
+    assert [memory[name]["nbytes"] for name in ("target", "draft")] == weights
+    assert memory["peak"]["kv_cache"] == 3 * (1000 + 4 + 1) * KV_BYTES * 1.5
+    assert memory["peak"]["rest"] == 512 * 4 * (2 * NUM_TOKENS + 20 + 2 * HIDDEN)
+    assert memory["max_context"] == 4096
+    reads = [weights[0] + 3000 * KV_BYTES, weights[1] + 3000 * KV_BYTES // 2]
+    assert memory["break_even_length"] == pytest.approx(1 + 4 * reads[1] / reads[0])
+
+
+def test_a_pair_that_is_too_large_does_not_fit(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "t.gguf")
+    write_gguf(tmp_path / "d.gguf", llama__attention__key_length=2**26)
+    assert pair(tmp_path, "--gpu-memory", "24GiB")[0] == 2
+    assert pair(tmp_path, "--gpu-memory", "24GiB", "--skip-memory-check")[0] == 0
+
+
+def test_the_facts_of_readable_files_are_printed(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "t.gguf")
+    write_gguf(tmp_path / "d.gguf")
+    (tmp_path / "cut.gguf").write_bytes((tmp_path / "d.gguf").read_bytes()[:-1])
+    drafts = ("--draft", "d.gguf", "--draft", "cut.gguf,absent.gguf")
+    ran = specbench("pair", "t.gguf", *drafts, cwd=tmp_path)
+    for part in ("BPE", "Q8_0", "refused  cut.gguf", "refused  absent.gguf"):
+        assert part in ran.out
+    document = json.loads(specbench("pair", "t.gguf", *drafts, "--json", cwd=tmp_path).out)
+    assert list(document["files"]) == ["t.gguf", "d.gguf"]
+    facts = document["files"]["d.gguf"]
+    assert {"eos": 2, "add_bos": False, "kv_bytes_per_token": KV_BYTES}.items() <= facts.items()
+
+
+OTHER_WORDS: tuple[str, ...] = ("absent.gguf --draft d.gguf", "cut.gguf --draft d.gguf", "d.gguf")
+OTHER_WORDS += tuple(f"d.gguf --draft {more}" for more in ("ngram", "d.gguf --discover"))
+
+
+@pytest.mark.parametrize("words", [*OTHER_WORDS, "d.gguf --draft d.gguf --output new.yaml"])
+def test_what_cannot_be_compared_is_exit_code_2(tmp_path: Path, words: str) -> None:
+    content = write_gguf(tmp_path / "d.gguf").read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(content[:100])
+    ran = specbench("pair", *words.split(), cwd=tmp_path)
+    assert (ran.code, ran.out) == (2, "")
+    assert words.split()[0] in ran.err
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
+    blocks = [one for one in examples(ROOT / "docs" / "pair.md") if ".gguf" in one.text]
+    (words,) = blocks[0].commands
+    for word in (word for word in words if word.endswith(".gguf")):
+        write_gguf(tmp_path / word)
+    assert specbench(*words[1:], cwd=tmp_path).code == 0

@@ -1,0 +1,121 @@
+"""GGUF headers: what a file says, what llama.cpp takes a missing key to be, and broken files."""
+
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench.errors import ModelError
+from specbench.files.gguf import read_gguf
+from tests.gguf_files import KV_BYTES, TOKENS, write_gguf
+
+EMBEDDING = "token_embd.weight"
+
+
+def test_sizes_are_those_of_the_keys_and_tensors(tmp_path: Path) -> None:
+    tensors = {EMBEDDING: (32, 300), "output.weight": (32, 600)}
+    file = read_gguf(write_gguf(tmp_path / "a.gguf", tensors=tensors))
+    assert (file.architecture, file.num_layers, file.num_heads) == ("llama", 2, 4)
+    assert (file.kv_heads, file.kv_bytes_per_token) == ((2, 2), KV_BYTES)
+    assert (file.quantization, file.nbytes, file.read_bytes) == ("Q8_0", 900 * 34, 600 * 34)
+    assert read_gguf(write_gguf(tmp_path / "tied.gguf")).read_bytes == 300 * 34
+
+
+HEADS, LENGTHS = "llama__attention__head_count_kv", "llama__attention__{}_length"
+CACHES: tuple[tuple[dict[str, Any], int], ...] = (
+    ({HEADS: [2, 0]}, KV_BYTES // 2),
+    ({HEADS: None}, 2 * KV_BYTES),
+    ({LENGTHS.format("key"): 16, LENGTHS.format("value"): 24}, 320),
+)
+
+
+@pytest.mark.parametrize(("changes", "per_token"), CACHES)
+def test_the_kv_cache_follows_the_keys(tmp_path: Path, changes: Any, per_token: int) -> None:
+    file = read_gguf(write_gguf(tmp_path / "a.gguf", **changes))
+    assert file.kv_bytes_per_token == per_token
+
+
+@pytest.mark.parametrize(
+    ("model", "pre", "kind", "added"),
+    [
+        ("llama", None, "SPM", (True, False)),
+        ("gpt2", "qwen2", "BPE", (False, False)),
+        ("gpt2", "llama-bpe", "BPE", (True, False)),
+        ("t5", None, "UGM", (False, True)),
+        ("of-the-future", None, "of-the-future", (False, False)),
+    ],
+)
+def test_a_missing_flag_is_what_the_kind_of_tokenizer_has(
+    tmp_path: Path, model: str, pre: str | None, kind: str, added: object
+) -> None:
+    keys: Any = {"tokenizer__ggml__model": model, "tokenizer__ggml__pre": pre}
+    vocabulary = read_gguf(write_gguf(tmp_path / "a.gguf", **keys)).vocabulary
+    assert (vocabulary.tokenizer, (vocabulary.add_bos, vocabulary.add_eos)) == (kind, added)
+    assert (vocabulary.bos, vocabulary.eos, len(vocabulary.tokens)) == (1, 2, len(TOKENS))
+
+
+def test_the_shards_of_a_model_are_read_together(tmp_path: Path) -> None:
+    first = write_gguf(tmp_path / "m-00001-of-00002.gguf", split__count=2)
+    second = tmp_path / "m-00002-of-00002.gguf"
+    with pytest.raises(ModelError, match=second.name):
+        read_gguf(first)
+    write_gguf(second, split__count=2, tensors={"blk.0.attn_q.weight": (32, 32)})
+    whole = read_gguf(first)
+    assert (len(whole.tensors), whole.nbytes) == (2, 332 * 34)
+
+
+def put(after: str, distance: int, number: int, letter: str) -> Any:
+    def change(content: bytearray) -> None:
+        begin = content.index(after.encode()) + len(after) + distance
+        struct.pack_into(f"<{letter}", content, begin, number)
+
+    return change
+
+
+def cut(length: int) -> Any:
+    return lambda content: content.__delitem__(slice(length, None))
+
+
+LIST = "tokenizer.ggml.tokens"
+BROKEN = {
+    "empty": (cut(0), "is not a GGUF file"),
+    "cut in the keys": (cut(200), "ends within its header"),
+    "cut in the tensors": (cut(-1), "ends 1 bytes before its tensors"),
+    "version 1": (put("", 4, 1, "I"), "version 1"),
+    "big-endian": (put("", 4, 3 << 24, "I"), "big-endian"),
+    "tensors": (put("", 8, 2**60, "Q"), "would have 1,152,921,504,606,846,976 tensors"),
+    "a name's length": (put("", 24, 2**63, "Q"), "a length in it is wrong"),
+    "tokens": (put(LIST, 8, 2**40, "Q"), "would have .* tokenizer.ggml.tokens"),
+    "a type": (put(LIST, 0, 99, "I"), "unknown type 99"),
+    "nested arrays": (put(LIST, 4, 9, "I"), "unknown type 9"),
+    "layers": (put("llama.block_count", 4, 2**31, "I"), "2,147,483,648 layers"),
+    "dimensions": (put(EMBEDDING, 0, 2**31, "I"), "2147483648 dimensions"),
+    "a shape": (put(EMBEDDING, 4, 2**63, "Q"), "before its tensors"),
+}
+
+
+@pytest.mark.parametrize(("change", "expected"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_allocates_nothing(tmp_path: Path, change: Any, expected: str) -> None:
+    content = bytearray(write_gguf(path := tmp_path / "a.gguf").read_bytes())
+    change(content)
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match=rf"a\.gguf:? .*{expected}"):
+            assert read_gguf(path).kv_heads
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+WRONG: dict[str, Any] = {"llama__attention__head_count_kv": [2], "llama__embedding_length": "wide"}
+WRONG |= {"tokenizer__ggml__tokens": [], "tokenizer__ggml__model": None}
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG.items())
+def test_a_key_of_another_kind_is_a_message(tmp_path: Path, name: str, value: Any) -> None:
+    file = read_gguf(write_gguf(tmp_path / "a.gguf", **{name: value}))
+    with pytest.raises(ModelError, match=r"a\.gguf: its? "):
+        _ = file.kv_bytes_per_token, file.vocabulary
