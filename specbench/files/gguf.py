@@ -86,7 +86,7 @@ class GgufFile:
 
     @property
     def architecture(self) -> str:
-        return str(self.keys.get("general.architecture"))
+        return str(self.keys.get("general.architecture", "(no general.architecture)"))
 
     @property
     def num_layers(self) -> int:
