@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from specbench.errors import UsageError
-from specbench.importers import aiperf, guidellm
+from specbench.importers import aiperf, guidellm, specdec_bench
 from specbench.importers.imported_cell import Format, ImportedCell, ImportOverrides, to_cell
 from specbench.importers.repeats import pool
 from specbench.importers.result_file import JsonObject, read_results
@@ -49,7 +49,7 @@ def import_files(
     repeats: dict[str, list[ImportedCell]] = {}
     seen: list[tuple[int | None, Mapping[str, Any]]] = []
     targets: dict[str, str] = {}
-    for result in guidellm.join(aiperf.join(results)):
+    for result in specdec_bench.join(guidellm.join(aiperf.join(results))):
         known = _format_of(result)
         k = given_k[result.place]
         if (k, result.values) in seen:  # a sweep stores a run twice: by itself, in its summary

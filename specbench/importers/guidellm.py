@@ -10,12 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from specbench.importers.imported_cell import (
-    ImportOverrides,
-    ParsedResult,
-    latencies,
-    request_of,
-)
+from specbench.importers.imported_cell import ImportOverrides, ParsedResult, latencies, request_of
 from specbench.importers.result_file import JsonObject
 from specbench.records import RequestRecord
 
@@ -40,16 +35,11 @@ def recognizes(result: JsonObject) -> bool:
 
 def join(results: Sequence[JsonObject]) -> list[JsonObject]:
     """Every result, with a report split into reports of one benchmark each."""
-    split: list[JsonObject] = []
-    for result in results:
-        if not recognizes(result):
-            split.append(result)
-            continue
+    split = [result for result in results if not recognizes(result)]
+    for result in filter(recognizes, results):
         benchmarks = result.sections("benchmarks") or result.fail("benchmarks", "is empty")
-        split += [
-            replace(result, values={**result.values, "benchmarks": [benchmark.values]})
-            for benchmark in benchmarks
-        ]
+        parts = [{**result.values, "benchmarks": [part.values]} for part in benchmarks]
+        split += [replace(result, values=values) for values in parts]
     return split
 
 
@@ -100,11 +90,8 @@ def _statistic(metrics: JsonObject, name: str, status: str, statistic: str) -> f
 def _seconds(metrics: JsonObject, name: str, percent: int) -> float | None:
     """The median or a percentile over the requests that succeeded."""
     stated = metrics.inner(name, "successful")
-    value = (
-        stated.number("median")
-        if percent == 50
-        else stated.inner("percentiles").number(f"p{percent}")
-    )
+    value = stated.inner("percentiles").number(f"p{percent}")
+    value = stated.number("median") if percent == 50 else value
     return value if value is None or not name.endswith("_ms") else value / 1e3
 
 

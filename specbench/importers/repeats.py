@@ -42,13 +42,16 @@ def pool(cells: Sequence[ImportedCell]) -> ImportedCell:
         if name in _SHOWN and (number := number_of(figures, name))
     ]
     requests = [request for record in records for request in record.requests]
+    failed = [record.num_failed for record in records]
     hashes = sorted({record.file_sha256 for record in records})
     record = replace(
         first.record,
         file=", ".join(dict.fromkeys(record.file for record in records)),
-        file_sha256=hashes[0] if len(hashes) == 1 else _hash_of(hashes),
-        num_requests=_total([record.num_requests for record in records]),
-        num_failed=_total([record.num_failed for record in records]),
+        file_sha256=hashlib.sha256("".join(hashes).encode()).hexdigest()
+        if len(hashes) > 1
+        else hashes[0],
+        num_requests=(first.record.num_requests or 0) * len(records) or None,
+        num_failed=None if None in failed else sum(filter(None, failed)),
         figures=figures,
         num_repeats=len(records),
         deviations=deviations,
@@ -87,12 +90,3 @@ def _prompt_tokens(record: ImportedRecord) -> float | None:
     names = ("input_tokens_per_s", "requests_per_s")
     tokens, requests = (number_of(record.figures, name) for name in names)
     return tokens / requests if tokens and requests else None
-
-
-def _hash_of(hashes: Sequence[str]) -> str:
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()
-
-
-def _total(counts: Sequence[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None

@@ -24,13 +24,12 @@ from specbench.stats.acceptance import mean_length
 
 TOOL = "vllm bench serve"
 
-_WARMUP = -1  # the run number of a sweep's warm-up
 _DATE = re.compile(r"(\d{4})(\d{2})(\d{2})-(\d{2})(\d{2})(\d{2})")
 
 
 def recognizes(result: JsonObject) -> bool:
     is_result = result.has("model_id", "tokenizer_id", "completed", "total_token_throughput")
-    return is_result and result.values.get("run_number") != _WARMUP
+    return is_result and result.values.get("run_number") != -1  # a warm-up
 
 
 def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:

@@ -356,10 +356,10 @@ def test_k_of_an_sglang_server_without_steps_follows_from_its_draft_tokens(tmp_p
 
 def test_figures_have_our_metrics_names():
     told = ImportOverrides(
-        temperature=0.0, num_speculative_tokens=4, method="eagle3", pairing="a/b"
+        temperature=0.0, num_speculative_tokens=4, method="eagle3", concurrency=4
     )
     files = [path for path in FILES.iterdir() if path.suffix in (".json", ".jsonl")]
-    assert len(files) == 7
+    assert len(files) == 8
     for file in files:
         for found in import_files([file], told):
             assert set(found.record.figures) <= set(all_metrics())
@@ -372,6 +372,8 @@ def test_each_format_recognizes_only_its_results():
         "aiperf",
         "guidellm",
         "sglang bench_serving",
+        "specdec_bench",
+        "trtllm-bench",
         "vllm bench serve",
     ]
     for name, tool in (
