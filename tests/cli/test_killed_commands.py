@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from specbench.inputs.config import load_pairings
-from specbench.report.document import build_document
 from specbench.runs import load_run
 from tests.bench.fake_runs import write_prompts
 from tests.cli.calls import specbench
 from tests.cli.sessions import session
-from tests.servers.fake_server import FakeServer, serving
 
 MOST_LINES = 10  # before a kill
 LATE = 4  # lines that are stored at most until the kill comes
@@ -116,46 +114,6 @@ def test_kills_lose_no_stored_block_and_double_none(
     assert len(answered) == len(run.references) == num_prompts
     if command == "pair" and "not written" not in last.err:
         assert load_pairings(kept).all
-
-
-def counted(root):
-    """The prompts and requests of every cell, and its tokens."""
-    document = build_document(load_run("latest", root))
-    return {
-        cell.key.id: (cell.num_prompts, cell.num_requests, cell.metrics["num_output_tokens"])
-        for cell in document.cells
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("num_kills", "num_prompts"), [(1, 5), pytest.param(25, 60, marks=pytest.mark.long)]
-)
-def test_kills_of_a_served_run_lose_no_request_and_double_none(
-    num_kills, num_prompts, tiny, tmp_path
-):
-    rng = random.Random(0)
-    prompts = write_prompts(tmp_path / "many.jsonl", [f"prompt {i}" for i in range(num_prompts)])
-    with serving(FakeServer(k=0)) as without, serving(FakeServer(k=3)) as with_k:
-        urls = ("--base-url", f"{without}#k=0", "--base-url", f"{with_k}#k=3")
-        start = ("run", "tiny/draft", "--engine", "openai", *urls, "-w", prompts)
-        start = (*start, "--num-prompts", str(num_prompts), "--max-new-tokens", "4")
-        whole = specbench(*start, "--runs-dir", str(tmp_path / "whole"), cwd=tiny)
-        assert whole.is_complete, whole.err
-        root = tmp_path / "out"
-        out = ("--runs-dir", str(root))
-        stored = b""
-        for _ in range(num_kills):
-            command = ("run", *out, "--resume") if stored else (*start, *out)
-            num_lines, delay_s = rng.randint(1, MOST_LINES), rng.uniform(0, MOST_DELAY_S)
-            kill_in(command, tiny, root, num_lines, delay_s)
-            now = stored_lines(root)
-            assert now.startswith(stored)
-            stored = now
-        last = specbench("run", *out, "--resume", cwd=tiny)
-    assert last.is_complete, last.err
-    assert stored_lines(root).startswith(stored)
-    assert counted(root) == counted(tmp_path / "whole")
 
 
 @pytest.mark.long
