@@ -110,10 +110,10 @@ class BudgetPruner:
                 break
             kept.append(cell)
         if cut := [cell for cell in active if cell not in kept]:
-            units = f"prompts: {len({stored.prompt_id for stored in measured})}"
+            units = f"prompts measured: {len({stored.prompt_id for stored in measured})}"
             if block.condition.is_stream:
-                units = f"passes: {num}"
-            self._info(block, f"dropped to stay within the time budget: {_names(cut)}, {units}")
+                units = f"passes measured: {num}"
+            self._info(block, f"the time budget ends {_names(cut)}; {units}")
         decided = frozenset(cell.key.id for cell in _fixed(block.cells) if cell not in kept)
         return None if decided == left_out else decided
 
