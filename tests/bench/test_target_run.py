@@ -265,26 +265,25 @@ def test_a_few_blocks_are_enough_for_the_model_forwards(tmp_path, monkeypatch):
 
 
 class SlowForwards(FakeEngine):
-    """Timing the forwards of a cell takes a tenth of a block."""
+    """Timing the forwards of a cell takes 50 s, more than its part of a block."""
 
     def time_forwards(self, request, work):
-        self.clock.now_s += 10.0
+        self.clock.now_s += 50.0
         return super().time_forwards(request, work)
 
 
 def test_under_a_budget_model_forwards_take_at_most_a_share_of_the_time(tmp_path, monkeypatch):
     monkeypatch.setattr(passes, "BLOCKS", limits.BLOCKS)
     prompts = [f"prompt {i}" for i in range(40)]
-    settings = changed(SETTINGS, budget_s=6_000.0, num_repeats=1)
+    settings = changed(SETTINGS, budget_s=12_000.0, num_repeats=1)
     clock = FakeClock()
     run = measure(make_plan(tmp_path, settings, prompts), SlowForwards(clock), tmp_path)
     measured = Counter(cost.cell_id for cost in run.forwards if cost.role == "target")
     ids = {cell_id for block in explored(run) for cell_id in cells_of(block)}
     assert set(measured) == ids  # every cell at least once
     served_s = sum(sum(block_seconds(block).values()) for block in explored(run))
-    a_pass_s = 10.0 * len(ids)
-    assert 10.0 * measured.total() <= passes.FORWARD_SHARE * served_s + a_pass_s
-    assert measured.total() < 8 * len(ids)
+    a_pass_s = 50.0 * len(ids)
+    assert 50.0 * measured.total() <= 0.15 * served_s + a_pass_s
 
 
 def test_drafters_that_do_not_fit_together_have_a_k_0_of_their_own(tmp_path):
