@@ -180,7 +180,8 @@ def provenance_line(document: Mapping[str, Any]) -> str:
         f"`{' '.join(e['command'])}`, {e['cpu']}, "
         f"{_threads(e)}, torch {e['packages']['torch']}, transformers "
         f"{e['packages']['transformers']}, {forward}{cell['dtype']}, concurrency "
-        f"{cell['concurrency']}, {counts} prompt{'s' if counts != '1' else ''} per cell."
+        f"{cell['concurrency']}, {counts} prompt{'s' if counts != '1' else ''} "
+        "per drafter, K and workload."
     )
 
 

@@ -93,7 +93,9 @@ class Passes:
     def _with_stages(self, blocks: Iterable[Block], suffix: str = "") -> Iterator[Block]:
         """The blocks, each reported as a stage before it is served."""
         for block in blocks:
-            self._reporter.stage(f"{block.condition.target}: {block.condition.workload}{suffix}")
+            self._reporter.stage(
+                f"{block.condition.target}: measuring {block.condition.workload}{suffix}"
+            )
             yield block
 
     def _measure_limits(

@@ -110,10 +110,10 @@ class BudgetPruner:
                 break
             kept.append(cell)
         if cut := [cell for cell in active if cell not in kept]:
-            units = f"prompts measured: {len({stored.prompt_id for stored in measured})}"
+            unit, count = "prompts", len({stored.prompt_id for stored in measured})
             if block.condition.is_stream:
-                units = f"passes measured: {num}"
-            self._info(block, f"the time budget ends {_names(cut)}; {units}")
+                unit, count = "passes", num
+            self._info(block, f"no time for more {unit} at {_names(cut)} (measured: {count})")
         decided = frozenset(cell.key.id for cell in _fixed(block.cells) if cell not in kept)
         return None if decided == left_out else decided
 
@@ -134,8 +134,9 @@ class BudgetPruner:
         first = [cell for group in groups for cell in _spread(group, max(each, 1))]
         later = frozenset(c.key.id for group in groups for c in group if c not in first)
         if later and each >= 1:
-            text = f"within the budget: {MIN_UNITS} prompts at K = 0 and {_names(first)} first; "
-            self._info(block, text + "K next to the best follow if time is left")
+            text = f"within the budget: {MIN_UNITS} prompts without speculation (K = 0) and at "
+            text += f"{_names(first)} first; K next to the best follow if time is left"
+            self._info(block, text)
         elif each < 1:
             needed_s = cell_s * MIN_UNITS * (num_unpruned + len(groups)) / self._share(block)
             budget_s = (needed_s + self._deadline.spent_s) / EXPLORE_SHARE

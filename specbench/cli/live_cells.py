@@ -140,7 +140,10 @@ class FinishedCells:
         bounds = speedup_text(speedup).removeprefix(ratio).strip() if speedup else ""
         name = key.source if key.draft.k else key.condition.target
         row = [time.strftime("%H:%M:%S"), name, key.condition.brief, key.draft.length.named]
-        return [*row, speed, ratio, bounds, prompts, "confirmation run" if is_again else ""]
+        note = "confirmation run" if is_again else ""
+        if speedup and not (bounds or is_again):
+            note = "too few for an interval"
+        return [*row, speed, ratio, bounds, prompts, note]
 
     def _speedup(self, key: CellKey) -> Interval | None:
         """The speedup over the prompts so far; None at K = 0 and in a session."""

@@ -234,7 +234,7 @@ def _time(estimate: PlanOutlook) -> str:
         else f"{estimate.seconds / 60:,.0f} minutes"
     )
     if estimate.is_ended_by_budget:
-        return f"about {length}, loading and --time-budget"
+        return f"about {length}: loading, then the time that --time-budget sets"
     if estimate.seconds_are_measured:
         return f"about {length}, as an earlier run took here"
     return f"about {length} (a guess from the sizes of the models: it may be three times off)"

@@ -122,7 +122,9 @@ def _formed(cell: CellSummary, name: str, form: Callable[[float], str]) -> str |
     return None if value is None else form(value)
 
 
-_K = CellColumn("K", "maximum draft tokens per round; for auto the mean", k_of)
+_K = CellColumn(
+    "K", "maximum draft tokens per round, 0 without speculation; for auto the mean", k_of
+)
 _PROMPTS = CellColumn(
     "prompts",
     "prompts in the row; a time budget gives fewer to K that cannot win",
