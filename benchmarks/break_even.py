@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from specbench.report.charts.canvas import INK, SERIES, Label, drawing, hover, spaced, to_svg
-from specbench.stats.acceptance import expected_tokens_iid
-from specbench.stats.costs import break_even_acceptance
+from specbench.stats.rounds import break_even_acceptance, expected_tokens_iid
 
 COSTS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # m, in baseline steps
 _CHART_K = 4  # what runs where nobody names a K

@@ -30,7 +30,7 @@ from specbench.forecast.forecast_check import CheckedForecast, check_forecasts, 
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.summary import summarize
 from specbench.probes.environment import describe_environment
-from specbench.probes.nvml import open_probe
+from specbench.probes.gpu import open_probe
 from specbench.records import NO_DRAFTER, CellKey, CellSummary
 from specbench.runs import StoredRun, load_run
 from specbench.settings import (

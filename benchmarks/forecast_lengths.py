@@ -29,11 +29,11 @@ from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import DrafterSpec, Pairing
 from specbench.inputs.workloads import Workload, load_workload
 from specbench.probes.environment import describe_environment
-from specbench.probes.probe import NoProbe
+from specbench.probes.gpu import NoProbe
 from specbench.records import Message, Request, RoundLog, Sampling
 from specbench.shipped import shipped
-from specbench.stats.acceptance import RoundCounts, mean_length
 from specbench.stats.intervals import log_ratio
+from specbench.stats.rounds import RoundCounts, mean_length
 from specbench.tracing.text import TargetText
 from specbench.tracing.trace import trace_conversation
 

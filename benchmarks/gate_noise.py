@@ -21,7 +21,7 @@ from specbench.gate.figures import CellFigures, Figure, rounded
 from specbench.gate.fingerprint import Fingerprint
 from specbench.metrics.cell import CellData
 from specbench.records import CellKey, Condition, DraftConfig, Fixed
-from specbench.stats.acceptance import mean_length
+from specbench.stats.rounds import mean_length
 
 Floats = NDArray[np.float64]
 _COLUMNS = ("base_s", "spec_s", "base_tokens", "spec_tokens", "accepted", "rounds")

@@ -15,7 +15,7 @@ from specbench.gate.baseline import Snapshot, pool
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.judging import GateVerdict, Judgment
 from specbench.gate.tolerances import MetricKind
-from specbench.stats.acceptance import mean_length
+from specbench.stats.rounds import mean_length
 
 SECONDS = (MetricKind.RATIO, MetricKind.TIME)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specbench.cli.baseline import read_run
-from specbench.exit_code import ExitCode
+from specbench.errors import ExitCode
 from specbench.gate.baseline import Snapshot
 from specbench.runs import list_runs
 

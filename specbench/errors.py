@@ -1,4 +1,4 @@
-"""One exception tree: a user's mistake is a SpecbenchError; a bug is anything else.
+"""One exception tree: a user's mistake is a SpecbenchError; a bug is anything else. Exit codes.
 
 SpecbenchError
 |- ConfigError       pairings.yaml: wrong key, type, name or file
@@ -14,6 +14,8 @@ SpecbenchError
 |- DeviceError       the device failed at one piece of work and can continue
 '- DeviceLostError   the device fails at everything; only a new process helps; exit code 4
 """
+
+from enum import IntEnum
 
 _LONGEST_LINE = 300
 _BUSY = (408, 425, 429)  # HTTP statuses after which the same request may succeed later
@@ -95,3 +97,16 @@ class DeviceError(SpecbenchError):
 
 class DeviceLostError(SpecbenchError):
     """The device fails at everything that this process starts on it."""
+
+
+class ExitCode(IntEnum):
+    """0 good; the others name what a caller, such as CI, should do next."""
+
+    GOOD = 0
+    FAILED = 1  # a check failed: a regression, or output that is not the target's
+    USER_ERROR = 2  # wrong input, or runs that may not be compared
+    INCONCLUSIVE = 3  # one of the answers is undecided; 1 and 4 take precedence
+    INCOMPLETE = 4  # cells are missing or failed, or the device was lost: resume the run
+    BUG = 70  # ours
+    INTERRUPTED = 130
+    TERMINATED = 143

@@ -13,24 +13,21 @@ import pytest
 from specbench.methods import METHODS
 
 PACKAGE = Path(__file__).parents[1] / "specbench"
-BASE = {"", "errors", "exit_code", "stats", "settings", "records", "footprint", "whole_file"}
-BASE |= {"json_text", "plain_text", "no_collection"}
+BASE = {"", "errors", "stats", "settings", "records", "footprint"}
+BASE |= {"whole_file", "untrusted", "no_collection"}
 FILES = {"shipped", "inputs", "files", "topology", "methods"}
 DECIDING = {*BASE, *FILES, "metrics", "decide"}
 ANALYSING = {*DECIDING, "runs", "gate", "importers", "fit", "forecast", "export"}
 DECODING = {*BASE, *FILES, "models", "forward", "decode"}
-DRIVING = {*DECODING, "arrivals", "drafters", "engines"}
+DRIVING = {*DECODING, "drafters", "engines"}
 
 # Room -> the rooms it may import; "" is the package itself (its version).
 MAY_IMPORT = {
     "": {"notebook"},  # for type checkers; at run time when `load` is first asked for
     "errors": set(),
-    "exit_code": set(),
     "whole_file": set(),
-    "json_text": set(),
-    "plain_text": set(),
+    "untrusted": set(),
     "no_collection": set(),
-    "arrivals": set(),
     "shipped": set(),
     "footprint": set(),
     "stats": {"errors"},  # only numbers enter
@@ -57,7 +54,7 @@ MAY_IMPORT = {
     "drafters": {*BASE, *FILES, "models", "forward", "decode"},
     "engines": {*DRIVING, "servers"},
     "probes": BASE,
-    "servers": {"errors", "json_text", "arrivals", "inputs", "records"},
+    "servers": {"errors", "untrusted", "inputs", "records"},
     "demo": set(),
     "verify": DRIVING,
     "tracing": DRIVING,
@@ -210,7 +207,7 @@ def test_the_statistics_know_none_of_our_records():
 
 
 def test_what_the_decoder_and_the_records_take_from_statistics_is_light(tmp_path):
-    code = "import specbench.records, specbench.stats.interval, specbench.stats.acceptance"
+    code = "import specbench.records, specbench.stats.summaries, specbench.stats.rounds"
     assert not modules_after(code, tmp_path) & HEAVY
 
 

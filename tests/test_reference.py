@@ -5,8 +5,8 @@ import re
 import pytest
 
 from benchmarks import break_even, readme
-from specbench.exit_code import ExitCode
-from specbench.stats.acceptance import expected_tokens_iid
+from specbench.errors import ExitCode
+from specbench.stats.rounds import expected_tokens_iid
 from tools import reference
 
 

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from specbench.cli import app
 from specbench.cli.help import panel_of, record_of
-from specbench.exit_code import ExitCode
+from specbench.errors import ExitCode
 from specbench.inputs.config import DEFAULTS_KEYS, DRAFTER_KEYS, FILE_KEYS, MAX_K, TARGET_KEYS
 from specbench.inputs.model_spec import DTYPES, MODEL_KEYS, QUANTIZATIONS
 from specbench.inputs.workloads import CARD_KEYS, MAX_NEW_TOKENS

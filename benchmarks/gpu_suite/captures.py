@@ -17,7 +17,7 @@ from specbench.decode.policy import FixedK
 from specbench.decode.round import Verifier
 from specbench.decode.rows import Rows
 from specbench.decode.sampling import Sampler
-from specbench.probes.launches import count_host_calls
+from specbench.probes.device import count_host_calls
 
 K = 4
 FEW_TOKENS, MANY_TOKENS = 10, 60

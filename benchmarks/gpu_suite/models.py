@@ -17,7 +17,7 @@ from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.models.loading import LoadedModel
 from specbench.models.weights import fill, make_skeleton
 from specbench.shipped import PACKAGE
-from specbench.stats.costs import bytes_per_forward
+from specbench.stats.rounds import bytes_per_forward
 
 _SHAPES = PACKAGE / "shapes"
 _FAMILIES = {

@@ -12,7 +12,7 @@ from benchmarks.gpu_suite.timing import Point, measure_points, read_bandwidth
 from specbench.decode.decoder import Decoder
 from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.runner import Runner
-from specbench.probes.bandwidth import measure_copy_bandwidth
+from specbench.probes.device import measure_copy_bandwidth
 
 LENGTHS = {256: 100, 4096: 2100, 32_768: 32_000}  # prompts, by the bucket they decode in
 NEW_TOKENS = 100

@@ -16,7 +16,7 @@ from specbench.decode.policy import FixedK
 from specbench.decode.sampling import Sampler
 from specbench.decode.serving import ServedRequests
 from specbench.records import Request, Sampling
-from specbench.stats.costs import roofline_s
+from specbench.stats.rounds import roofline_s
 
 GREEDY = Sampler(Sampling())
 READ_BYTES = {"cuda": 2**30, "cpu": 2**24}

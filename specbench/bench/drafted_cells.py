@@ -10,7 +10,7 @@ from specbench.bench.round_costs import TimedCell
 from specbench.forecast.forecast import Effort, middle_context, replayed
 from specbench.inputs.pairing import Pairing
 from specbench.records import CellKey, Condition, TraceRecord
-from specbench.stats.acceptance import RoundCounts
+from specbench.stats.rounds import RoundCounts
 
 _ALIKE = 256  # tokens of context: up to it, and within each doubling beyond, costs are shared
 

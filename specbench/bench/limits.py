@@ -9,7 +9,7 @@ import torch
 from specbench.bench.blocks import Cell, work_of
 from specbench.engines.engine import Engine, Instrumented, Work
 from specbench.models.library_errors import raise_if_device_lost
-from specbench.probes.launches import HostCalls, count_host_calls
+from specbench.probes.device import HostCalls, count_host_calls
 from specbench.records import BlockRecord, ForwardCost, LimitRecord, Request, Sampling
 
 ROUNDS = 12  # per block

@@ -15,8 +15,7 @@ from specbench.bench.units import Once, UnitSource, WholeTarget
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing, Target
 from specbench.probes.environment import describe_environment
-from specbench.probes.nvml import open_probe
-from specbench.probes.probe import NoProbe
+from specbench.probes.gpu import NoProbe, open_probe
 from specbench.records import Environment
 from specbench.runs import RunStore
 from specbench.settings import SERVED, RunSettings

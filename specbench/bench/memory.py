@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from specbench.engines.engine import Engine, InProcess
 from specbench.probes.device import allocator_peaks, reset_allocator_peaks
+from specbench.probes.gpu import Probe
 from specbench.probes.host import HostProbe, host_used_bytes, process_used_bytes
-from specbench.probes.probe import Probe
 from specbench.records import NO_DRAFTER, MemoryRecord
 
 

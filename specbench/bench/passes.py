@@ -21,7 +21,7 @@ from specbench.engines.expected_errors import EXPECTED_ERRORS, errors_translated
 from specbench.errors import first_line
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.summary import summarize
-from specbench.probes.bandwidth import copy_bandwidth
+from specbench.probes.device import copy_bandwidth
 from specbench.records import (
     BlockRecord,
     CellKey,

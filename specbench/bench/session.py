@@ -20,7 +20,7 @@ from specbench.engines.engine import Engine, Load, ServedPass
 from specbench.engines.expected_errors import EXPECTED_ERRORS
 from specbench.errors import first_line
 from specbench.inputs.lengthening import TextSource, lengthen
-from specbench.probes.probe import Probe
+from specbench.probes.gpu import Probe
 from specbench.records import (
     BlockRecord,
     DeviceSample,

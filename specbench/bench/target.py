@@ -30,7 +30,7 @@ from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import have_same_text
 from specbench.metrics.validity import HALF_PRECISION
 from specbench.models.library_errors import raise_if_device_lost
-from specbench.probes.probe import Probe
+from specbench.probes.gpu import Probe
 from specbench.records import (
     NO_DRAFTER,
     FailureRecord,

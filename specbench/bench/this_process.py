@@ -26,8 +26,8 @@ from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from specbench.models.loading import planned_dtype
 from specbench.probes.device import cuda_uuid, find_device
 from specbench.probes.environment import describe_environment
+from specbench.probes.gpu import open_probe
 from specbench.probes.load import num_cores, physical_cores
-from specbench.probes.nvml import open_probe
 from specbench.records import Environment
 from specbench.runs import RunStore
 from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings

@@ -30,10 +30,9 @@ from specbench.cli.report import report
 from specbench.cli.run import run, sweep_k
 from specbench.cli.train import train
 from specbench.cli.verify import verify
-from specbench.errors import DeviceLostError, SpecbenchError, UsageError
-from specbench.exit_code import ExitCode
+from specbench.errors import DeviceLostError, ExitCode, SpecbenchError, UsageError
 from specbench.models import library_log
-from specbench.plain_text import plain
+from specbench.untrusted import plain
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Errors of a path that the user named.

@@ -10,10 +10,9 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.baseline import AllowDifferent
-from specbench.errors import SpecbenchError, UsageError
-from specbench.exit_code import ExitCode
+from specbench.errors import ExitCode, SpecbenchError, UsageError
 from specbench.gate.tolerances import Tolerance, default_tolerances, defaults_in_words
-from specbench.plain_text import plain
+from specbench.untrusted import plain
 
 if TYPE_CHECKING:
     from specbench.gate.check import Gate

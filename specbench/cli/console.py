@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook,
 from rich.segment import Segment
 from rich.text import Text
 
-from specbench.plain_text import plain
+from specbench.untrusted import plain
 
 WIDTH = 80  # columns that tables are made for
 

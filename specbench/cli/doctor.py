@@ -11,8 +11,7 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.adhoc_pairing import known_pairings
-from specbench.errors import ModelError, SpecbenchError
-from specbench.exit_code import ExitCode
+from specbench.errors import ExitCode, ModelError, SpecbenchError
 from specbench.settings.groups import PairingNames, PairingsFile
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def doctor(
     from specbench.cli.hardware import this_machine, torch_build
     from specbench.fit.memory_plan import DeploymentSpec
     from specbench.probes.environment import package_versions
-    from specbench.probes.nvml import open_probe
+    from specbench.probes.gpu import open_probe
 
     machine = this_machine(DeploymentSpec(device="cpu"), "auto")
     probe = open_probe("cuda:0")

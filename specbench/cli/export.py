@@ -10,8 +10,7 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.adhoc_pairing import known_pairings
-from specbench.errors import CompatibilityError, StoreError, UsageError
-from specbench.exit_code import ExitCode
+from specbench.errors import CompatibilityError, ExitCode, StoreError, UsageError
 from specbench.settings import BUILTIN, EXPORTED, TRANSFORMERS
 from specbench.settings.groups import PairingsFile
 from specbench.settings.words import MAX_CONCURRENCY, MAX_K

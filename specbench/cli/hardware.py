@@ -65,8 +65,8 @@ def this_machine(setup: "DeploymentSpec", device: str) -> MachineSummary:
     from dataclasses import replace
 
     from specbench.fit.gpus import RESERVED_BYTES, UnknownGpu, find_gpu
+    from specbench.probes.gpu import open_probe
     from specbench.probes.host import host_available_bytes
-    from specbench.probes.nvml import open_probe
 
     if device != "cpu" and (device != "auto" or torch_build() != "CPU"):
         probe = open_probe("cuda:0" if device in ("auto", "cuda") else device)

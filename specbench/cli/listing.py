@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbench.cli import options
-from specbench.errors import UsageError
-from specbench.exit_code import ExitCode
+from specbench.errors import ExitCode, UsageError
 from specbench.fit.gpus import GIB
-from specbench.plain_text import inert_cell
 from specbench.settings.groups import DEFAULT_K, PairingsFile
 from specbench.settings.words import one_of
+from specbench.untrusted import inert_cell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

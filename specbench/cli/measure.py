@@ -17,8 +17,7 @@ import typer
 from specbench.cli import options
 from specbench.cli.adhoc_pairing import AdhocPairing, adhoc_file, known_pairings, yaml_snippet
 from specbench.cli.preflight import preflight, require_device_and_out, require_loadable
-from specbench.errors import DeviceLostError, UsageError
-from specbench.exit_code import ExitCode
+from specbench.errors import DeviceLostError, ExitCode, UsageError
 from specbench.settings import RunSettings, WorkloadSettings
 from specbench.settings.groups import DEFAULT_WORKLOADS
 from specbench.settings.option import choices_of, leaves

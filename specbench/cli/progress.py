@@ -23,7 +23,7 @@ from specbench.bench.blocks import Block
 from specbench.bench.budget import duration
 from specbench.cli.console import is_terminal, open_console
 from specbench.cli.live_cells import FinishedCells, LiveCells
-from specbench.exit_code import ExitCode
+from specbench.errors import ExitCode
 from specbench.models.progress import listeners
 from specbench.records import BlockRecord
 

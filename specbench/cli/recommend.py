@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from specbench.cli import options
-from specbench.errors import UsageError
-from specbench.exit_code import ExitCode
+from specbench.errors import ExitCode, UsageError
 
 
 def recommend(

@@ -10,8 +10,8 @@ from typing import Literal
 from specbench.methods import METHODS
 from specbench.metrics.registry import number_of
 from specbench.records import CellSummary, Interval
-from specbench.stats.costs import break_even_acceptance
 from specbench.stats.crossed import MIN_CYCLES
+from specbench.stats.rounds import break_even_acceptance
 from specbench.stats.spread import MIN_UNITS, UPPER, student_t
 
 Bound = Literal["draft", "verify", "acceptance", "overhead"]

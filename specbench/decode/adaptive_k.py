@@ -14,8 +14,7 @@ from specbench.decode.decoder import Decoder
 from specbench.decode.policy import FixedK
 from specbench.decode.sampling import Sampler
 from specbench.records import Request
-from specbench.stats.acceptance import expected_tokens_by_k
-from specbench.stats.costs import amortised_goodput, goodput
+from specbench.stats.rounds import amortised_goodput, expected_tokens_by_k, goodput
 
 _PACE_GAIN = 0.05  # the machine's pace is a mean over about 20 rounds
 _LARGEST_SURPRISE = 0.2  # of log seconds: a round of three times the time counts as one of 1.2

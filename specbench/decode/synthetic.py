@@ -15,7 +15,7 @@ from specbench.decode.sampling import Purpose, Sampler, uniform
 from specbench.decode.verifier import Verdict, chain_verdict
 from specbench.errors import UsageError
 from specbench.forward.tree import Tree
-from specbench.stats.acceptance import conditional_rates, joint_rates
+from specbench.stats.rounds import conditional_rates, joint_rates
 
 
 def acceptance_rates(values: Sequence[float], k: int) -> tuple[float, ...]:

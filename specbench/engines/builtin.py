@@ -44,7 +44,7 @@ from specbench.forward.scoring import mean_log_probs
 from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity, Request, Result, Sampling
 from specbench.settings import BUILTIN, DecoderSettings
-from specbench.stats.costs import bytes_per_forward
+from specbench.stats.rounds import bytes_per_forward
 
 MOST_CAPTURING_PASSES = 3
 _DEFAULTS = DecoderSettings()

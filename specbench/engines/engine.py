@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
-from specbench.arrivals import poisson_arrivals
 from specbench.inputs.pairing import DrafterSpec
 from specbench.records import (
     EngineRecord,
@@ -18,6 +17,7 @@ from specbench.records import (
     Result,
     RoundTimeline,
 )
+from specbench.records.requests import poisson_arrivals
 
 
 class Tokenizer(Protocol):

@@ -23,7 +23,6 @@ from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
 from specbench.inputs.pairing import DrafterSpec
-from specbench.json_text import parse_json
 from specbench.methods import find_method
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.loading import LoadedModel, first_not_finite, not_finite_words
@@ -31,6 +30,7 @@ from specbench.models.retokenizer import require_common_tokens
 from specbench.models.tokenizer import ChatTokenizer, require_same_vocabulary
 from specbench.records import NO_DRAFTER, LossyRule, ModelIdentity
 from specbench.settings.decoder import ModelImplementation
+from specbench.untrusted import parse_json
 
 FILE = "training.json"
 

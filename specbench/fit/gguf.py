@@ -14,7 +14,7 @@ from specbench.fit.memory_plan import DeploymentSpec, MemoryPlan, Peak, longest_
 from specbench.fit.weights import Weights
 from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.methods import METHODS
-from specbench.stats.costs import bytes_per_forward, roofline_s
+from specbench.stats.rounds import bytes_per_forward, roofline_s
 
 _BATCH = 512  # tokens of a forward of a prompt: llama.cpp's default
 _SERVES = "llama-server starts, but drafts nothing; builds before 2026-05-16 translate the drafts"

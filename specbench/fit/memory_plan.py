@@ -28,7 +28,7 @@ from specbench.footprint import (
 )
 from specbench.inputs.pairing import DrafterSpec
 from specbench.methods import METHODS, BufferSizes, RoundShape, find_method
-from specbench.stats.costs import bytes_per_forward, roofline_s
+from specbench.stats.rounds import bytes_per_forward, roofline_s
 
 _PROBABILITY = 4  # bytes of a probability
 _TOKEN = 8

@@ -13,13 +13,13 @@ import yaml
 from specbench.errors import UsageError
 from specbench.inputs.address import Address
 from specbench.inputs.strict_yaml import Value, YamlMapping, number, one_of, read_yaml, whole
-from specbench.json_text import parse_json
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.registry import number_of
 from specbench.metrics.summary import summarize
 from specbench.records import EngineCost
 from specbench.runs import StoredRun, load_run
 from specbench.settings import SERVED, AcceptanceRule
+from specbench.untrusted import parse_json
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "steps": None}
 SHARED = ("engine", "unit", "concurrency", "draft", "overhead")

@@ -27,8 +27,8 @@ from specbench.forecast.cost_curve import CostCurve
 from specbench.methods import find_method
 from specbench.records import CellKey, ForecastPoint, ForecastRecord, TraceRecord
 from specbench.settings import AcceptanceRule
-from specbench.stats.acceptance import RoundCounts, joint_rates
 from specbench.stats.intervals import LogRatio, interval, log_ratio, product
+from specbench.stats.rounds import RoundCounts, joint_rates
 from specbench.stats.spread import CONFIDENCE, Uncertainty
 
 Floats = NDArray[np.float64]

@@ -13,7 +13,7 @@ from specbench.frames.cells import Analysed, cell_columns, cells_frame, decision
 from specbench.frames.column import LIST, TEXT, TableColumn
 from specbench.frames.requests import request_columns, round_columns
 from specbench.frames.servers import server_columns
-from specbench.plain_text import inert_cell
+from specbench.untrusted import inert_cell
 
 # Flags that the file has as in JSON since its first version; other flags are True and False.
 _JSON_FLAGS = ("synthetic", "valid")

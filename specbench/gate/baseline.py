@@ -27,12 +27,12 @@ from specbench.gate.fingerprint import (
     fingerprint_of,
     software_changes,
 )
-from specbench.json_text import parse_json
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.machine import LIMITED_CLOCKS, cpu_share, noise_facts, noise_signs
 from specbench.metrics.summary import summarize_imported
 from specbench.records import NO_DRAFTER, CellKey
 from specbench.runs import StoredRun
+from specbench.untrusted import parse_json
 from specbench.whole_file import write_whole
 
 

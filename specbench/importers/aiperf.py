@@ -24,7 +24,7 @@ from specbench.importers.imported_cell import (
 from specbench.importers.result_file import JsonObject
 from specbench.records import RequestRecord
 from specbench.settings.words import MAX_K
-from specbench.stats.acceptance import mean_length
+from specbench.stats.rounds import mean_length
 
 TOOL = "aiperf"
 

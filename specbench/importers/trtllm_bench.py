@@ -6,7 +6,7 @@ are its decoding iterations + 1, so that K is (acceptance length - 1) / acceptan
 
 from specbench.importers.imported_cell import Figures, ImportOverrides, ParsedResult, latencies
 from specbench.importers.result_file import JsonObject
-from specbench.stats.acceptance import mean_length
+from specbench.stats.rounds import mean_length
 
 TOOL = "trtllm-bench"
 

@@ -20,7 +20,7 @@ from specbench.importers.imported_cell import (
     requests_of,
 )
 from specbench.importers.result_file import JsonObject
-from specbench.stats.acceptance import mean_length
+from specbench.stats.rounds import mean_length
 
 TOOL = "vllm bench serve"
 

@@ -19,7 +19,7 @@ from typing import Annotated
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import metric
 from specbench.records.doc import Doc
-from specbench.stats.acceptance import mean_length
+from specbench.stats.rounds import mean_length
 
 
 @metric(unit="tokens/round", better="higher", low=1, label="accept. length")

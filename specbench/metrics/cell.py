@@ -20,7 +20,7 @@ from specbench.records import (
     SamplesRecord,
     ServerRecord,
 )
-from specbench.stats.acceptance import RoundCounts
+from specbench.stats.rounds import RoundCounts
 
 T = TypeVar("T")
 

@@ -10,9 +10,8 @@ from statistics import fmean, median
 from specbench.metrics.cell import CellData, finished_baseline, once_a_baseline, once_a_cell
 from specbench.metrics.registry import metric
 from specbench.records import RequestRecord
-from specbench.stats.acceptance import RoundCounts
-from specbench.stats.costs import roofline_s
-from specbench.stats.percentiles import median_of, percentile
+from specbench.stats.rounds import RoundCounts, roofline_s
+from specbench.stats.summaries import median_of, percentile
 
 _STEADY = 0.95  # a round contains its forwards and a baseline step: a lower ratio is a fault
 

@@ -8,8 +8,8 @@ from specbench.metrics.cell import CellData, counted_by_server, sum_of_all
 from specbench.metrics.pairs import paired_decode
 from specbench.metrics.registry import metric
 from specbench.records import RequestRecord, ServerRecord
-from specbench.stats.acceptance import mean_length
 from specbench.stats.crossed import SessionNoise, session_noise
+from specbench.stats.rounds import mean_length
 
 
 @metric(unit="cycles", better=None, label="cycles")

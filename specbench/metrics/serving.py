@@ -12,7 +12,7 @@ from specbench.metrics.cell import CellData, num_within, once_a_cell
 from specbench.metrics.pairs import paired_goodput
 from specbench.metrics.registry import metric
 from specbench.metrics.timings import Span, busy_span, timings, whole_span
-from specbench.stats.percentiles import median_of, num_needed, percentile
+from specbench.stats.summaries import median_of, num_needed, percentile
 
 
 @metric(unit="tokens/s", better="higher", label="tok/s, busy")

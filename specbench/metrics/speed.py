@@ -4,7 +4,7 @@ from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import paired_cpu, paired_decode, paired_end_to_end
 from specbench.metrics.registry import metric
 from specbench.metrics.timings import Column, timings
-from specbench.stats.percentiles import median_of
+from specbench.stats.summaries import median_of
 
 
 @metric(unit="tokens/s", better="higher", label="tok/s")

@@ -1,11 +1,16 @@
-"""Devices as torch sees them: the one that a run takes, its name in CUDA, its allocator's peaks."""
+"""A device as torch sees it: which one a run takes, memory peaks, bandwidth, the host's calls."""
 
+import time
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from specbench.errors import UsageError
-from specbench.probes.nvml import open_probe
+from specbench.probes.gpu import open_probe
 
 
 class AllocatorPeaks(NamedTuple):
@@ -72,4 +77,99 @@ def _unusable_gpu_reason() -> str | None:
         f"{gpu.name} is here with driver {gpu.driver or 'unknown'}, and torch {torch.__version__} "
         f"cannot use it: it is built {f'for CUDA {built}{needs}' if built else 'without CUDA'}; "
         "install a build of torch for this driver"
+    )
+
+
+NUM_BYTES = {"cuda": 512 * 2**20, "cpu": 64 * 2**20}
+REPEATS = 8
+
+
+def measure_copy_bandwidth(
+    device: torch.device, *, num_bytes: int | None = None, repeats: int = REPEATS
+) -> float:
+    """Bytes read + written per second by the best of `repeats` copies of `num_bytes`.
+
+    It takes twice `num_bytes` of memory and gives them back. A copy that fits a cache measures
+    the cache; on a host as many threads copy as torch has.
+    """
+    size = num_bytes or NUM_BYTES[device.type]
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    destination = source.clone()  # touched already: no page of it is mapped while time counts
+    copy_s = _cuda_copy_s if device.type == "cuda" else _host_copy_s
+    seconds = min(copy_s(source, destination) for _ in range(repeats))
+    del source, destination
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # else the run's own reserved memory would include them
+    return 2 * size / seconds
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """The copy bandwidth, measured once per process for each number of threads."""
+    return _measured(device, torch.get_num_threads())
+
+
+@cache
+def _measured(device: torch.device, _num_threads: int) -> float:
+    return measure_copy_bandwidth(device)
+
+
+def _host_copy_s(source: Tensor, destination: Tensor) -> float:
+    began = time.perf_counter()
+    destination.copy_(source)
+    return time.perf_counter() - began
+
+
+def _cuda_copy_s(source: Tensor, destination: Tensor) -> float:
+    began, ended = (torch.Event(source.device, enable_timing=True) for _ in range(2))
+    began.record()
+    destination.copy_(source)
+    ended.record()
+    ended.synchronize()
+    return began.elapsed_time(ended) / 1000
+
+
+# Calls of the CUDA runtime (cuda...) and of the driver (cu..., which Triton uses) as the
+# profiler names them, some with more behind (ExC, _v11060). Memory copies and sets are not
+# kernels; torch ends a copy that blocks with a wait, which is counted.
+_KERNELS = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernel")
+_GRAPHS = ("cudaGraphLaunch", "cuGraphLaunch")
+_WAITS = (
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaEventSynchronize",
+    "cuStreamSynchronize",
+    "cuCtxSynchronize",
+    "cuEventSynchronize",
+)
+
+
+class HostCalls(NamedTuple):
+    """How often the host started a kernel by itself, started a graph, waited for the device."""
+
+    launches: int
+    graph_launches: int
+    syncs: int
+
+
+def count_host_calls(work: Callable[[], object]) -> HostCalls | None:
+    """Run `work` under the profiler and count.
+
+    None if nothing was started: no GPU took part, or the driver does not permit profiling. The
+    profiler's own wait at the end is counted too: compare two runs of different length.
+    """
+    gpu = (ProfilerActivity.CUDA,) if torch.cuda.is_available() else ()
+    # Without acc_events, torch 2.11 warns of profiler cycles that do not exist.
+    with profile(activities=(ProfilerActivity.CPU, *gpu), acc_events=True) as profiled:
+        work()
+    calls = calls_of(event.name for event in profiled.events())
+    return calls if calls.launches + calls.graph_launches else None
+
+
+def calls_of(names: Iterable[str]) -> HostCalls:
+    """Counts among the names of a profile's events."""
+    calls = tuple(names)
+    return HostCalls(
+        launches=sum(name.startswith(_KERNELS) for name in calls),
+        graph_launches=sum(name.startswith(_GRAPHS) for name in calls),
+        syncs=sum(name.startswith(_WAITS) for name in calls),
     )

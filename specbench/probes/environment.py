@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from specbench import __version__
-from specbench.probes.probe import Probe
+from specbench.probes.gpu import Probe
 from specbench.records import Environment
 
 _PACKAGE = Path(__file__).parents[1]

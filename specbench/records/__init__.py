@@ -62,7 +62,7 @@ from specbench.records.provenance import (
     no_template,
 )
 from specbench.records.requests import Message, Prompt, Request, Role, Sampling, ids_sha256
-from specbench.stats.interval import Interval
+from specbench.stats.summaries import Interval
 
 __all__ = [
     "ALL_PROMPTS",

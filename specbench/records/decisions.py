@@ -6,7 +6,7 @@ from typing import Annotated
 
 from specbench.records.doc import Doc
 from specbench.records.keys import CellKey, Condition, DraftConfig
-from specbench.stats.interval import Interval
+from specbench.stats.summaries import Interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from specbench.records.doc import Doc
 from specbench.records.keys import CellKey, Condition
 from specbench.settings import AcceptanceRule
-from specbench.stats.interval import Interval
+from specbench.stats.summaries import Interval
 
 Drafting = Literal["own", "greedy"]
 

@@ -1,7 +1,8 @@
-"""Prompts, sampling, and the request that an engine decodes."""
+"""Prompts, sampling, the request that an engine decodes, and arrival times of requests."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import random
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -83,3 +84,11 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and output together, at most."""
         return len(self.prompt_ids) + self.max_new_tokens
+
+
+def poisson_arrivals(rate: float, seed: int) -> Iterator[float]:
+    """Seconds since the first arrival, endlessly; `rate` per second, equal for equal seeds."""
+    draw, at_s = random.Random(seed), 0.0
+    while True:
+        yield at_s
+        at_s += draw.expovariate(rate)

@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from specbench.gate.history import History, Series
-from specbench.plain_text import plain
 from specbench.report.charts.canvas import INK, SERIES, VERIFY, Chart, Panels, drawing
 from specbench.report.history_lines import change_lines, history_grid, left_out_lines
 from specbench.report.numbers import Scale, scale_of
+from specbench.untrusted import plain
 
 _FITTING = 27  # characters above a panel
 _CAPTION = (

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from specbench.plain_text import plain
 from specbench.report.blocks import formulas_part, run_report
 from specbench.report.charts.canvas import drawing
 from specbench.report.charts.speedups import answers_charts
 from specbench.report.comparisons import answers_grid, differences_grid
 from specbench.report.document import Document
 from specbench.report.pictures import pictures
+from specbench.untrusted import plain
 
 _TEMPLATE = Path(__file__).with_name("template.html")
 _SCRIPT = Path(__file__).with_name("table.js")

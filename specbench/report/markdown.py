@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 from specbench.decide.recommend import SpeedupVerdict
-from specbench.plain_text import plain
 from specbench.report.answers import SectionAnswer, without_workload
 from specbench.report.blocks import (
     Block,
@@ -20,6 +19,7 @@ from specbench.report.comparisons import answers_grid, differences_grid
 from specbench.report.document import Document
 from specbench.report.grids import Grid, Legend
 from specbench.report.provenance import Fact
+from specbench.untrusted import plain
 
 _ESCAPES = str.maketrans(
     {

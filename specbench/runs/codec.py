@@ -13,7 +13,6 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from specbench.errors import UsageError
-from specbench.json_text import parse_json
 from specbench.records import (
     BlockRecord,
     EngineCost,
@@ -34,6 +33,7 @@ from specbench.records import (
     ServerRecord,
     TraceRecord,
 )
+from specbench.untrusted import parse_json
 
 # Runs of this layout stay readable; earlier ones, which were never released, are refused.
 SCHEMA_VERSION = 7

@@ -13,10 +13,10 @@ from pydantic_core import from_json
 
 from specbench.errors import LostError, RefusedError, ServerError
 from specbench.inputs.address import Address
-from specbench.json_text import parse_json
 from specbench.servers.connections import Connections
 from specbench.servers.metrics_page import CounterPage, Counters, read_counters
 from specbench.servers.streamed import EventData, Payload, Streamed, invalid_field
+from specbench.untrusted import parse_json
 
 CONNECT_S, SILENCE_S = 10.0, 120.0  # how long a server may take to answer, and between two chunks
 HEALTH_S = 3.0  # how long its health check may take

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from specbench.arrivals import poisson_arrivals
 from specbench.errors import LostError, ServerError, SpecbenchError
 from specbench.records import Request
+from specbench.records.requests import poisson_arrivals
 from specbench.servers.client import Client
 from specbench.servers.client_load import ProcessLoad, load_of
 from specbench.servers.streamed import Streamed

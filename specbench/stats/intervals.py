@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specbench.stats.interval import Interval
 from specbench.stats.spread import MIN_UNITS, Uncertainty, combined, jackknife, of_mean
+from specbench.stats.summaries import Interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specbench.stats.acceptance import mean_length_from_rates
+from specbench.stats.rounds import mean_length_from_rates
 from specbench.training.student import Student
 from specbench.training.teacher import Batch, Teacher
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from specbench.exit_code import ExitCode
+from specbench.errors import ExitCode
 from specbench.settings import SERVED
 from specbench.verify.judge import FALSE_ALARM, Finding, describe_divergence, is_tie
 

@@ -26,7 +26,7 @@ from specbench.records import (
     RoundLog,
     RoundTimeline,
 )
-from specbench.stats.costs import bytes_per_forward
+from specbench.stats.rounds import bytes_per_forward
 
 ANSWER_TOKENS = 41  # the target's own greedy answer, its end token included
 PREFILL_S = 0.5

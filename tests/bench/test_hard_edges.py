@@ -8,7 +8,7 @@ import pytest
 
 from specbench.bench import session
 from specbench.errors import StoreError
-from specbench.probes.nvml import NvmlProbe
+from specbench.probes.gpu import NvmlProbe
 from specbench.runs import load_run
 from tests.bench.fake_runs import RUN_ID, SETTINGS, SIX, make_plan, measure
 from tests.bench.fakes import FakeClock, FakeEngine

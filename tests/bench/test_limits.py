@@ -11,7 +11,7 @@ from specbench.bench.blocks import Cell
 from specbench.bench.limits import count_launches, measure_limits
 from specbench.engines.engine import RoundForward, Work
 from specbench.errors import UsageError
-from specbench.probes.launches import HostCalls
+from specbench.probes.device import HostCalls
 from specbench.records import BlockRecord, Request, Result, Sampling
 from tests.cell_keys import cell_key
 from tests.made_records import made_block, made_request, steps

@@ -12,7 +12,7 @@ from specbench.bench import limits, passes, target
 from specbench.bench.budget import block_seconds
 from specbench.bench.limits import count_launches
 from specbench.bench.target import WARM_UP_TOKENS
-from specbench.probes.launches import HostCalls
+from specbench.probes.device import HostCalls
 from specbench.report.document import build_document
 from specbench.tracing.trace import trace_conversation
 from tests.bench.fake_runs import (

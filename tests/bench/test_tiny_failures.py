@@ -14,7 +14,7 @@ from specbench.errors import UsageError, WorkloadError
 from specbench.inputs.config import load_pairings
 from specbench.probes import device
 from specbench.probes.device import find_device
-from specbench.probes.probe import GpuFacts, NoProbe
+from specbench.probes.gpu import GpuFacts, NoProbe
 from specbench.report.document import build_document
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch

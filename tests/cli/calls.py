@@ -13,7 +13,7 @@ import typer.main
 
 from specbench.bench import passes
 from specbench.cli import main
-from specbench.exit_code import ExitCode
+from specbench.errors import ExitCode
 from specbench.report import html
 from specbench.report.pictures import Pictures
 

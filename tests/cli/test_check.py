@@ -11,9 +11,9 @@ import pytest
 
 from specbench.cli.check import SUMMARY_VARIABLE
 from specbench.metrics.machine import noise_warning
-from specbench.plain_text import plain
 from specbench.records import BlockRecord
 from specbench.runs import StoredRun
+from specbench.untrusted import plain
 from tests.cli.calls import Ran, specbench
 from tests.report import stored_runs
 from tests.report.stored_runs import Wish, stored_run

@@ -14,20 +14,20 @@ import torch
 from specbench.cli import gpu_check
 from specbench.forward.attention import implementations
 from specbench.forward.kernels import availability
-from specbench.probes import device, nvml
-from specbench.probes.probe import GpuFacts, NoProbe
+from specbench.probes import device
+from specbench.probes.gpu import GpuFacts, NoProbe
 from tests.cli.calls import specbench
 
 GPU = "NVIDIA H100 80GB HBM3"
 PLANTED = f"""
-from specbench.probes import nvml
-from specbench.probes.probe import GpuFacts, NoProbe
+from specbench.probes import gpu
+from specbench.probes.gpu import GpuFacts, NoProbe
 
 class Gpu(NoProbe):
     def gpu_facts(self):
         return GpuFacts(name={GPU!r}, memory_bytes=80 * 2**30, driver="550.54")
 
-nvml.open_probe = lambda *_, **__: Gpu("")
+gpu.open_probe = lambda *_, **__: Gpu("")
 """
 
 
@@ -39,7 +39,7 @@ class Gpu(NoProbe):
 @pytest.fixture
 def gpu(monkeypatch):
     """What NVML shows; torch sees what it is told to."""
-    monkeypatch.setattr(nvml, "open_probe", lambda *_, **__: Gpu(""))
+    monkeypatch.setattr("specbench.probes.gpu.open_probe", lambda *_, **__: Gpu(""))
     monkeypatch.setattr(device, "open_probe", lambda *_, **__: Gpu(""))
 
 

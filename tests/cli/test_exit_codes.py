@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench.exit_code import ExitCode
+from specbench.errors import ExitCode
 from specbench.runs import StoredRun, load_run
 from tests.cli.calls import specbench
 from tests.report.stored_runs import BROKEN, SMALL, keep, stored_run

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench.errors import StoreError
-from specbench.exit_code import ExitCode
+from specbench.errors import ExitCode, StoreError
 from specbench.notebook import load
 from specbench.runs import load_run, resume_run
 from tests.cli.calls import specbench

@@ -9,8 +9,7 @@ import typer
 from specbench.bench.served.outlook import TOKENS_PER_S
 from specbench.cli.checks import checked
 from specbench.cli.measure import _show_plan, require_complete
-from specbench.errors import UsageError
-from specbench.exit_code import ExitCode
+from specbench.errors import ExitCode, UsageError
 from specbench.inputs.config import load_pairings
 from specbench.report.document import build_document
 from tests.bench.served.running import running

@@ -6,7 +6,7 @@ from math import exp
 import pytest
 
 from specbench.decode.adaptive_k import AcceptanceTracker, RoundCostModel
-from specbench.stats.costs import amortised_goodput, goodput
+from specbench.stats.rounds import amortised_goodput, goodput
 
 
 def test_goodput_is_the_tokens_of_all_live_rows_over_the_time_of_a_round():

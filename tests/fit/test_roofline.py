@@ -6,7 +6,7 @@ import pytest
 
 from specbench.fit.memory_plan import DeploymentSpec, plan_pair
 from specbench.inputs.pairing import DrafterSpec
-from specbench.stats.costs import bytes_per_forward, roofline_s
+from specbench.stats.rounds import bytes_per_forward, roofline_s
 from tests.fit.tiny_drafters import TinyDrafters
 from tests.tiny_models import VOCAB_SIZE
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from specbench.forecast.forecast import Rounds, replay_one
-from specbench.stats.acceptance import RoundCounts
 from specbench.stats.intervals import LogRatio, interval, paired_log_ratio, product
+from specbench.stats.rounds import RoundCounts
 from tests.forecast.traces import trace
 
 RUNS = 2_000

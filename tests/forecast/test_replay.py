@@ -10,7 +10,7 @@ from specbench.forecast.forecast import replay_one, serves
 from specbench.metrics import acceptance
 from specbench.metrics.cell import CellData
 from specbench.records import RoundLog, TraceRecord
-from specbench.stats.acceptance import RoundCounts
+from specbench.stats.rounds import RoundCounts
 from tests.cell_keys import KEY, with_axes
 from tests.forecast.traces import trace
 from tests.made_records import made_request

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specbench.cli import _PlainStream
-from specbench.plain_text import inert_cell, plain
+from specbench.untrusted import inert_cell, plain
 from tests.cli.calls import specbench
 from tests.hostile.file_readers import RUN
 

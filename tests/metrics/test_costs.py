@@ -1,6 +1,6 @@
 import pytest
 
-from specbench.stats.costs import (
+from specbench.stats.rounds import (
     bytes_per_forward,
     roofline_s,
 )

@@ -1,4 +1,17 @@
-from specbench.probes.device import allocator_peaks, cuda_uuid, reset_allocator_peaks
+import time
+
+import pytest
+import torch
+
+from specbench.probes.device import (
+    HostCalls,
+    allocator_peaks,
+    calls_of,
+    count_host_calls,
+    cuda_uuid,
+    measure_copy_bandwidth,
+    reset_allocator_peaks,
+)
 
 
 def test_a_cpu_has_no_allocator_peaks_and_no_uuid():
@@ -6,3 +19,83 @@ def test_a_cpu_has_no_allocator_peaks_and_no_uuid():
 
     assert allocator_peaks("cpu") == (None, None)
     assert cuda_uuid("cpu") is None
+
+
+MIB = 2**20
+CPU = torch.device("cpu")
+SIZE = 16 * MIB
+
+
+def test_the_best_of_all_copies_counts_and_bytes_read_and_bytes_written_do(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """On a clock of known steps: copies take 4, 3, 2, 3 and 4 seconds."""
+    steps = iter([0, 4, 10, 13, 20, 22, 30, 33, 40, 44])
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(steps)))
+    assert measure_copy_bandwidth(CPU, num_bytes=SIZE, repeats=5) == 2 * SIZE / 2
+    assert next(steps, None) is None
+
+
+def read_and_written_per_s() -> float:
+    """A copy timed by hand, the best of eight."""
+    source = torch.ones(SIZE, dtype=torch.uint8)
+    destination = source.clone()
+    seconds = []
+    for _ in range(8):
+        began = time.perf_counter()
+        destination[:] = source
+        seconds.append(time.perf_counter() - began)
+    return 2 * SIZE / min(seconds)
+
+
+def test_a_copy_takes_the_time_of_a_copy():
+    """One that copies nothing, or only a part, would be many times as fast.
+
+    The best of interleaved tries on either side, which a busy machine seldom moves by a fifth.
+    """
+    pairs = [
+        (measure_copy_bandwidth(CPU, num_bytes=SIZE), read_and_written_per_s()) for _ in range(8)
+    ]
+    measured, by_hand = (max(side) for side in zip(*pairs, strict=True))
+    assert 0.4 < measured / by_hand < 2.5
+
+
+def test_kernels_graphs_and_waits_are_told_apart():
+    names = [
+        "aten::mm",
+        "cudaLaunchKernel",
+        "cudaLaunchKernelExC_v11060",
+        "cuLaunchKernelEx",
+        "cudaLaunchCooperativeKernel",
+        "cudaGraphLaunch",
+        "cudaGraphLaunch_v10000",
+        "cudaStreamSynchronize",
+        "cudaEventSynchronize",
+        "cudaDeviceSynchronize",
+    ]
+    assert calls_of(names) == HostCalls(launches=4, graph_launches=2, syncs=3)
+
+
+def test_what_neither_starts_a_kernel_nor_waits_is_not_counted():
+    names = [
+        "cudaMemcpyAsync",
+        "cudaMemsetAsync",
+        "cudaLaunchHostFunc",
+        "cudaEventRecord",
+        "cudaEventQuery",
+        "cudaStreamWaitEvent",
+        "cudaStreamIsCapturing",
+        "cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
+        "void at::native::vectorized_elementwise_kernel<4>",
+        "Memcpy DtoH (Device -> Pinned)",
+        "Stream Sync",
+        "my function around cudaLaunchKernel",
+    ]
+    assert calls_of(names) == HostCalls(launches=0, graph_launches=0, syncs=0)
+
+
+def test_without_a_gpu_nothing_is_told_and_the_work_is_done():
+    done = []
+
+    assert count_host_calls(lambda: done.append(torch.ones(3).sum())) is None
+    assert len(done) == 1

@@ -19,8 +19,7 @@ from specbench.probes.environment import (
     package_versions,
     program_name,
 )
-from specbench.probes.nvml import open_probe
-from specbench.probes.probe import NoProbe
+from specbench.probes.gpu import NoProbe, open_probe
 from specbench.records import Environment
 from specbench.runs.codec import decode_line, encode_line
 
@@ -155,7 +154,7 @@ def test_without_git_there_is_no_commit(fake_git: Path):
 
 def test_describing_needs_no_torch():
     code = (
-        "import sys, specbench.probes.environment, specbench.probes.nvml, specbench.probes.host;"
+        "import sys, specbench.probes.environment, specbench.probes.gpu, specbench.probes.host;"
         "sys.exit('torch' in sys.modules)"
     )
 

@@ -10,11 +10,11 @@ from time import process_time
 
 import pytest
 
-from specbench.arrivals import poisson_arrivals
 from specbench.engines.engine import Load, arriving
 from specbench.errors import ServerError, WorkloadError
 from specbench.metrics.aggregate import why_bound
 from specbench.records import ClientLoad, Request, Sampling
+from specbench.records.requests import poisson_arrivals
 from specbench.servers.streamed import Streamed
 from tests.servers.event_loops import in_virtual_time
 from tests.servers.raw_server import posted, send_all

@@ -12,7 +12,6 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from specbench.stats.interval import Interval
 from specbench.stats.intervals import (
     interval,
     log_ratio,
@@ -20,6 +19,7 @@ from specbench.stats.intervals import (
     speedup_interval,
     speedup_ratio,
 )
+from specbench.stats.summaries import Interval
 
 Floats = NDArray[np.float64]
 RUNS = 2_000

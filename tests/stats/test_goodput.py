@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from specbench.stats.interval import Interval
 from specbench.stats.intervals import interval, speedup_ratio, with_count_noise, with_half_count
+from specbench.stats.summaries import Interval
 
 RUNS = 500
 

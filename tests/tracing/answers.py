@@ -15,7 +15,7 @@ from specbench.inputs.pairing import Target
 from specbench.inputs.workloads import load_workload
 from specbench.records import Message, Prompt, Request, RoundLog, Sampling
 from specbench.shipped import shipped
-from specbench.stats.acceptance import RoundCounts
+from specbench.stats.rounds import RoundCounts
 from specbench.tracing.text import TargetText
 
 WORKLOADS = ("chat", "code", "creative", "qa", "edit")

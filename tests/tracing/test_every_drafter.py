@@ -17,7 +17,7 @@ from specbench.forecast.forecast import replay_one, serves
 from specbench.forward.fused_runner import FusedRunner
 from specbench.records import Request, Sampling, TraceRecord
 from specbench.records.forecasts import Drafting
-from specbench.stats.acceptance import RoundCounts
+from specbench.stats.rounds import RoundCounts
 from specbench.tracing import trace as trace_module
 from specbench.tracing.text import TargetText
 from specbench.tracing.trace import TraceNames, trace

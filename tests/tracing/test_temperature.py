@@ -16,7 +16,7 @@ import pytest
 
 from specbench.forecast.forecast import replay_one
 from specbench.records import Request, Sampling, TraceRecord
-from specbench.stats.acceptance import RoundCounts
+from specbench.stats.rounds import RoundCounts
 from specbench.tracing import text as text_module
 from specbench.tracing.text import TargetText
 from specbench.tracing.trace import TraceNames, trace, trace_conversation

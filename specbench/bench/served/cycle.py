@@ -30,7 +30,7 @@ from specbench.bench.units import Machine
 from specbench.engines.served_engine import find_served
 from specbench.errors import LostError, ModelError, SpecbenchError
 from specbench.inputs.address import Address
-from specbench.probes.nvml import Gpus
+from specbench.probes.gpu import Gpus
 from specbench.records import BlockPurpose, BlockRecord, DraftConfig, ServerRecord
 from specbench.runs import RunStore, StoredRecord, StoredRun
 from specbench.servers.server_log import EngineError

@@ -20,7 +20,7 @@ from specbench.bench.served.running import ServerHandle
 from specbench.bench.served.sessions import Session
 from specbench.engines.served_engine import find_served
 from specbench.errors import ServerError
-from specbench.probes.nvml import GpuUse
+from specbench.probes.gpu import GpuUse
 from specbench.records import (
     BlockRecord,
     ClientLoad,
@@ -34,7 +34,7 @@ from specbench.servers.metrics_page import Counters
 from specbench.servers.silence import Stall
 from specbench.servers.streamed import Streamed
 from specbench.servers.traffic import Traffic, send_all
-from specbench.stats.percentiles import median_of
+from specbench.stats.summaries import median_of
 
 T = TypeVar("T")
 

@@ -2,9 +2,9 @@
 
 from itertools import islice
 
-from specbench.arrivals import poisson_arrivals
 from specbench.bench.blocks import request_seed
 from specbench.records import ALL_PROMPTS
+from specbench.records.requests import poisson_arrivals
 from tests.bench.served.running import running
 from tests.bench.served.served_runs import measured, running_settings
 

@@ -12,7 +12,7 @@ from specbench.bench.served.recording import request_records
 from specbench.bench.served.running import ServerHandle
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.engines.served_engine import ServerFacts
-from specbench.probes.nvml import GpuUse
+from specbench.probes.gpu import GpuUse
 from specbench.servers.streamed import Streamed
 from tests.bench.served.served_runs import plan_of
 

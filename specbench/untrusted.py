@@ -1,6 +1,8 @@
-"""Text that is safe to print: names come from files and servers that are not trusted."""
+"""Text from files and servers that are not trusted: printed as plain text, or parsed as JSON."""
 
+import json
 import re
+from typing import Any
 
 # Control characters except newline and tab, halves of surrogate pairs, line separators, and marks
 # that turn the direction of writing, with which a name could pass for another.
@@ -27,3 +29,11 @@ def inert_cell(text: str) -> str:
 def _sign(match: re.Match[str]) -> str:
     code = ord(match[0])
     return "\u2421" if code == 0x7F else chr(0x2400 + code) if code < 0x20 else "\ufffd"
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Like json.loads, but with a ValueError also for deep nesting."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error

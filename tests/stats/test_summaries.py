@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from specbench.stats.percentiles import percentile
+from specbench.stats.summaries import percentile
 
 
 @pytest.mark.parametrize(("percent", "needed"), [(90, 10), (95, 20), (99, 100)])

@@ -1,7 +1,17 @@
-"""Percentiles, if there are enough values to distinguish them from the largest one."""
+"""Summaries of many values: an estimate with its interval, a median, a percentile."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import median, quantiles
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """A point estimate with its 95% interval; low and high are None below 5 prompts."""
+
+    estimate: float
+    low: float | None
+    high: float | None
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:

@@ -1,6 +1,7 @@
 import ast
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pynvml
@@ -8,15 +9,22 @@ import pytest
 from fake_nvml import EVERY_FUNCTION, EVERY_READING, FakeGpu, FakeNvml, Process
 
 import specbench.probes
-from specbench.probes.nvml import (
+from specbench.probes.gpu import (
     GPU_IDLE,
     THROTTLE_REASONS,
+    GpuFacts,
+    GpuNotFoundError,
     GpuReading,
+    Gpus,
+    GpuUse,
+    NoProbe,
     NvmlProbe,
+    Probe,
+    find_gpu,
+    open_probe,
     summarize,
     throttle_names,
 )
-from specbench.probes.probe import GpuFacts
 from specbench.records import DeviceSample
 
 OWN = Process(os.getpid(), 3_000)
@@ -279,3 +287,160 @@ def test_the_clock_of_an_idle_gpu_is_not_held_against_the_work():
 )
 def test_throttle_reasons_have_names(bits: list[int], names: tuple[str, ...]):
     assert throttle_names(bits) == names
+
+
+def test_the_opened_probe_watches_the_gpu_that_was_asked_for():
+    gpus = FakeGpu(uuid="GPU-a", used=1), FakeGpu(uuid="GPU-b", used=2)
+
+    probe = open_probe("cuda:1", nvml=FakeNvml(*gpus), environment={})
+
+    assert probe.reason == ""
+    assert probe.device_used_bytes() == 2
+
+
+class NoDriver(FakeNvml):
+    def nvmlInit(self) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+
+class NoPermission(FakeNvml):
+    def nvmlInit(self) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+
+
+@pytest.mark.parametrize(
+    ("device", "nvml", "reason"),
+    [
+        ("cuda:0", NoDriver(), "no NVIDIA driver: NVML shared library not found"),
+        ("cuda:0", NoPermission(), "NVML refuses: Insufficient Permissions"),
+        ("cuda:0", FakeNvml(FakeGpu(mig=1)), "MIG is on"),
+        ("cuda:7", FakeNvml(FakeGpu()), "cuda:7 is GPU 7, and NVML knows 1"),
+        ("cpu", FakeNvml(FakeGpu()), "none (NVML supports NVIDIA GPUs only)"),
+    ],
+)
+def test_where_nothing_can_be_measured_the_probe_says_why_and_gives_no_zero(
+    device: str, nvml: FakeNvml, reason: str
+):
+    probe = open_probe(device, nvml=nvml, environment={})
+
+    probe.start()
+    assert probe.stop() is None
+    assert reason in probe.reason
+    assert probe.energy_j() is None
+    assert probe.device_used_bytes() is None
+    assert probe.process_used_bytes() is None
+    assert probe.gpu_facts() == GpuFacts()
+
+
+def test_a_gpu_without_mig_is_a_whole_gpu():
+    nvml = FakeNvml(FakeGpu(), refused=("nvmlDeviceGetMigMode",))
+
+    assert open_probe("cuda", nvml=nvml, environment={}).reason == ""
+
+
+A = FakeGpu(uuid="GPU-aaaa-1111")
+B = FakeGpu(uuid="GPU-abbb-2222")
+C = FakeGpu(uuid="GPU-cccc-3333")
+EQUAL = FakeNvml(A, B, C)
+MIXED = FakeNvml(FakeGpu(uuid="GPU-slow", name="Small"), FakeGpu(uuid="GPU-fast", name="Large"))
+
+
+@pytest.mark.parametrize(
+    ("index", "visible", "gpu"),
+    [
+        (0, None, A),
+        (2, None, C),
+        (0, "2", C),
+        (1, "2, 0", A),
+        (0, "GPU-cccc-3333,GPU-aaaa-1111", C),
+        (1, "GPU-cccc-3333,GPU-aaaa-1111", A),
+        (0, "GPU-ab", B),
+    ],
+)
+def test_cuda_visible_devices_is_followed_as_cuda_does(
+    index: int, visible: str | None, gpu: FakeGpu
+):
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+
+    assert find_gpu(index, None, EQUAL, environment) is gpu
+
+
+def test_cudas_own_uuid_settles_it():
+    environment = {"CUDA_VISIBLE_DEVICES": "0"}
+
+    assert find_gpu(0, "abbb-2222", EQUAL, environment) is B
+    assert find_gpu(0, "fast", MIXED, {}) is MIXED.gpus[1]
+
+
+@pytest.mark.parametrize(
+    ("index", "visible", "complaint"),
+    [
+        (0, "", "cuda:0 is not among CUDA_VISIBLE_DEVICES=''"),
+        (1, "2", "cuda:1 is not among"),
+        (3, None, "cuda:3 is GPU 3, and NVML knows 3"),
+        (0, "9", "cuda:0 is GPU 9"),
+        (0, "-1", "0 GPUs whose UUID begins with -1"),
+        (0, "GPU-a", "2 GPUs whose UUID begins with GPU-a"),
+        (0, "MIG-1234", "only of whole GPUs"),
+    ],
+)
+def test_a_device_that_names_no_gpu_says_why(index: int, visible: str | None, complaint: str):
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+
+    with pytest.raises(GpuNotFoundError, match=complaint):
+        find_gpu(index, None, EQUAL, environment)
+
+
+def test_a_uuid_that_nvml_does_not_know_is_refused():
+    with pytest.raises(GpuNotFoundError, match=r"GPU 9999.*MIG"):
+        find_gpu(0, "9999", EQUAL, {})
+
+
+def test_different_gpus_are_told_apart_only_in_pci_order_or_by_uuid():
+    with pytest.raises(GpuNotFoundError, match="set CUDA_DEVICE_ORDER=PCI_BUS_ID"):
+        find_gpu(0, None, MIXED, {})
+
+    assert find_gpu(1, None, MIXED, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) is MIXED.gpus[1]
+    assert find_gpu(0, None, MIXED, {"CUDA_VISIBLE_DEVICES": "GPU-fast"}) is MIXED.gpus[1]
+
+
+SAMPLE = DeviceSample(num_samples=2, device_used_bytes=10, power_w=300.0)
+
+
+def gpus_that_tell(*samples: DeviceSample | None) -> Gpus:
+    class Telling:
+        reason = ""
+
+        def __init__(self, sample: DeviceSample | None) -> None:
+            self._sample, self._is_started = sample, False
+
+        def start(self) -> None:
+            self._is_started = True
+
+        def stop(self) -> DeviceSample | None:
+            return self._sample if self._is_started else None
+
+    def open_one(device: str) -> Probe:
+        index = int(device.removeprefix("cuda:"))
+        return Telling(samples[index]) if index < len(samples) else NoProbe("no such GPU")  # type: ignore[return-value]
+
+    return Gpus(open_one)
+
+
+def use_of(gpus: Gpus) -> GpuUse:
+    gpus.start()
+    return gpus.stop()
+
+
+def test_power_and_memory_are_summed_over_all_of_them():
+    other = replace(SAMPLE, device_used_bytes=5, power_w=100.0, throttle_reasons=("hw_slowdown",))
+    assert use_of(gpus_that_tell(SAMPLE, other)) == GpuUse(2, 400.0, 15, ("hw_slowdown",))
+
+
+def test_what_one_of_them_does_not_tell_is_not_known_of_all():
+    assert use_of(gpus_that_tell(SAMPLE, replace(SAMPLE, power_w=None))) == GpuUse(2, None, 20, ())
+    assert use_of(gpus_that_tell(SAMPLE, None)) == GpuUse(2, None, None, ())
+
+
+def test_a_machine_without_a_gpu_tells_nothing():
+    assert use_of(gpus_that_tell()) == GpuUse(None, None, None, ())
