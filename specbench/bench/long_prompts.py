@@ -21,7 +21,8 @@ Shortened = tuple[TargetPlan, tuple[FailureRecord, ...]]
 
 def fitting(plan: TargetPlan, context: int | None = None) -> TargetPlan:
     """The plan without prompts that exceed the context, counted by tokenizer.json, and with notes
-    on their number. `context`: of running servers. WorkloadError if no prompt fits."""
+    on their number. `context`: of running servers. WorkloadError if no prompt fits; servers are
+    sent all of them, since the tokens of their chat template are an estimate."""
     margin = TEMPLATE_TOKENS if plan.served else 0
     with suppress(ModelError):  # loading the model raises the error again
         files = open_model(plan.target.model)
@@ -33,15 +34,15 @@ def fitting(plan: TargetPlan, context: int | None = None) -> TargetPlan:
         limit = min(files.longest_context or inf, context or inf)
         short, failures = _without(plan, limit, count)
         reasons = {failure.workload: failure.reason for failure in failures}
-        for workload in plan.workloads:
-            if margin == 0 and workload.name in reasons and workload in short.workloads:
-                raise WorkloadError(f"{workload.name}: no prompt fits: {reasons[workload.name]}")
-        noted = (
-            replace(w, notes=(*w.notes, f"{w.name}: left out: {reasons[w.name]}"))
-            if w.name in reasons
-            else w
-            for w in short.workloads
-        )
+        noted = []
+        for workload in short.workloads:
+            reason, outcome = reasons.get(workload.name), "left out"
+            if reason and workload in plan.workloads:
+                if not plan.served:
+                    raise WorkloadError(f"{workload.name}: no prompt fits: {reason}")
+                outcome = "sent, though they may not fit"
+            note = (f"{workload.name}: {outcome}: {reason}",) if reason else ()
+            noted.append(replace(workload, notes=(*workload.notes, *note)))
         return replace(short, workloads=tuple(noted))
     return plan
 
@@ -76,7 +77,7 @@ def _without(plan: TargetPlan, limit: float, count: Callable[[Prompt], int]) -> 
             longest = max(long, key=lambda prompt: long[prompt])
             reason = (
                 f"{len(long):,} of {len(workload.prompts):,} prompts: with answers of up to "
-                f"{answer:,} tokens {longest!r} takes at least {long[longest]:,}, and the context "
+                f"{answer:,} tokens {longest!r} may take {long[longest]:,}, and the context "
                 f"has {limit:,}; shorten them or choose a smaller --max-new-tokens"
             )
             failures.append(

@@ -13,6 +13,7 @@ from specbench import demo
 from specbench.bench.budget import block_seconds
 from specbench.cli.plan_table import PlanOutlook, time_lines
 from specbench.runs import SCHEMA_VERSION, create_run
+from tests.bench.fake_runs import write_prompts
 from tests.cli.calls import specbench
 from tests.report.served_runs import served_run
 
@@ -124,8 +125,22 @@ def test_prompts_that_exceed_the_context_are_counted_in_a_plan_and_not_planned(
     plan = json.loads(ran.out)
     assert {cell["num_prompts"] for cell in plan["cells"]} == {2}
     (told,) = plan["warnings"]
-    for value in ("own.jsonl", "2 of 4 prompts", "1,024"):
+    for value in ("own.jsonl", "left out", "2 of 4 prompts", "1,024"):
         assert value in told
+
+
+def test_prompts_that_may_all_exceed_a_servers_context_are_planned_and_not_called_left_out(
+    tmp_path: Path,
+) -> None:
+    """Only the server knows its chat template; here its tokens are an estimate."""
+    write_prompts(tmp_path / "own.jsonl", ["short " * 3000] * 2)
+    server = ("--engine", "vllm", "--engine-command", "true {args}", "-k", "2")
+    words = ("run", "demo/draft", "-w", "./own.jsonl", *server, "--dry-run", "--json")
+    plan = json.loads(specbench(*words, cwd=tmp_path).out)
+    assert {cell["num_prompts"] for cell in plan["cells"]} == {2}
+    (warning,) = plan["warnings"]
+    assert "2 of 2 prompts" in warning
+    assert "left out" not in warning
 
 
 def test_a_plan_says_that_the_target_has_no_chat_template(tmp_path: Path) -> None:
