@@ -1,17 +1,28 @@
 """`kill -9` at random moments of commands, then `--resume`: nothing is lost, nothing doubled."""
 
+import json
 import random
+import shlex
+import shutil
+import sys
 import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 
 from specbench.inputs.config import load_pairings
+from specbench.metrics.aggregate import aggregate_run
+from specbench.records import SESSIONS_PER_K
+from specbench.report.document import build_document
 from specbench.runs import load_run
 from tests.bench.fake_runs import write_prompts
+from tests.bench.served.fake_vllm import __file__ as fake_engine
+from tests.bench.served.running import running
 from tests.cli.calls import specbench
 from tests.cli.sessions import session
+from tests.tiny_pair import write_pair
 
 MOST_LINES = 10  # before a kill
 LATE = 4  # lines that are stored at most until the kill comes
@@ -34,6 +45,9 @@ COMMANDS = {
         *TINY,
     ),
 }
+SERVED_KS = (0, 2)
+SERVED = ("sweep-k", "tiny/draft", "--engine", "vllm", "--warmup", "1", "--max-new-tokens", "16")
+MOST_SESSION_S = 0.5  # a server's start, its warm-up and its requests: a kill comes within one
 
 
 def stored_lines(root: Path) -> bytes:
@@ -114,6 +128,104 @@ def test_kills_lose_no_stored_block_and_double_none(
     assert len(answered) == len(run.references) == num_prompts
     if command == "pair" and "not written" not in last.err:
         assert load_pairings(kept).all
+
+
+def wait_until_ended(engine):
+    """Wait until no process has the engine's file among its arguments."""
+    patience_ends_s = time.monotonic() + PATIENCE_S
+    while left := [
+        p for p in psutil.process_iter(["cmdline"]) if engine in (p.info["cmdline"] or ())
+    ]:
+        assert time.monotonic() < patience_ends_s, left
+        time.sleep(0.02)
+
+
+def served_requests(run):
+    """How often each request counts in the analysis, with the tokens of its answer."""
+    return Counter(
+        (r.cell_id, r.prompt_id, r.turn, r.repeat, r.num_output_tokens)
+        for cell in aggregate_run(run)
+        for r in cell.requests
+    )
+
+
+def served_cells(run):
+    """The prompts, requests and output tokens of each K in the report."""
+    return {
+        cell.key.draft.k: (
+            cell.num_prompts,
+            cell.num_requests,
+            cell.metrics["num_output_tokens"],
+        )
+        for cell in build_document(run).cells
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("is_started", "num_kills"),
+    [
+        (True, 1),
+        pytest.param(False, 10, marks=pytest.mark.long),
+        pytest.param(True, 10, marks=pytest.mark.long),
+    ],
+)
+def test_kills_of_served_runs_lose_no_session_and_double_none(is_started, num_kills, tmp_path):
+    rng = random.Random(is_started)
+    write_pair(tmp_path)
+    config = tmp_path / "target" / "config.json"  # a context that holds prompts and a template
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 1024})
+    )
+    turns = [f"prompt {i}" for i in range(3)] + [["Say hello", "And again"]]
+    prompts = write_prompts(tmp_path / "short.jsonl", turns)
+    engine = str(shutil.copy(fake_engine, tmp_path / "engine.py"))
+    num_cycles = num_kills + 1  # a kill comes at the latest before the second cycle of a command
+    root, whole = tmp_path / "out", tmp_path / "whole"
+    resume = ("sweep-k", "--runs-dir", str(root), "--resume")
+
+    with running(*(() if is_started else SERVED_KS)) as servers:
+        urls = [word for server in servers for word in ("--base-url", server.url)]
+        command = shlex.join([sys.executable, engine, "{args}"])
+        server = ["-k", "0,2", "--engine-command", command] if is_started else urls
+        start = (*SERVED, *server, "-w", prompts, "--restart-cycles", str(num_cycles))
+        uninterrupted = specbench(*start, "--runs-dir", str(whole), cwd=tmp_path)
+        assert uninterrupted.is_complete, uninterrupted.err
+
+        # The first during the start, the last during the report; a single one after a whole cycle.
+        between = [rng.randint(1, MOST_LINES) for _ in range(num_kills - 2)]
+        moments = [0, *between, None] if num_kills > 1 else [MOST_LINES]
+        stored = b""
+        for num_lines in moments:
+            arguments = resume if stored else (*start, "--runs-dir", str(root))
+            delay_s = 0.0 if num_lines is None else rng.uniform(0, MOST_SESSION_S)
+            kill_in(arguments, tmp_path, root, num_lines, delay_s)
+            wait_until_ended(engine)
+            now = stored_lines(root)
+            assert now.startswith(stored)
+            assert (b'{"type":"done"' in now) == (num_lines is None)
+            stored = now
+        last = specbench(*resume, cwd=tmp_path)
+    assert last.is_complete, last.err
+    assert stored_lines(root).startswith(stored)
+
+    run = load_run("latest", root)
+    num_requests = 5 * SESSIONS_PER_K * num_cycles  # one prompt has two turns
+    requests = served_requests(run)
+    assert requests == served_requests(load_run("latest", whole))
+    assert set(requests.values()) == {1}
+    assert len(requests) == len(SERVED_KS) * num_requests
+    cells = served_cells(run)
+    assert cells == served_cells(load_run("latest", whole))
+    assert {cell[:2] for cell in cells.values()} == {(4, num_requests)}
+    assert all(num_tokens > num_requests for *_, num_tokens in cells.values())
+    assert len({block.block_id for block in run.blocks}) == len(run.blocks)
+    # A cycle with a missing session is measured again, all of it; a whole one never.
+    attempts = Counter((server.cycle, server.attempt) for server in run.servers)
+    size = SESSIONS_PER_K * len(SERVED_KS)
+    held = Counter(cycle for (cycle, _), num in attempts.items() if num == size)
+    assert set(range(num_cycles)) <= set(held)
+    assert set(held.values()) == {1}
 
 
 @pytest.mark.long
