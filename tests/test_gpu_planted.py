@@ -11,8 +11,7 @@ from benchmarks.gpu_suite import autotuning, drafting, numerics, own_kernels
 from benchmarks.gpu_suite.distribution import accept_all
 from benchmarks.gpu_suite.machine import Json, Machine
 from specbench.decode.decoder import Decoder
-from specbench.forward.attention.implementations import PlainAttention
-from specbench.forward.attention.kernel import AttentionInputs
+from specbench.forward.attention.implementations import AttentionInputs, PlainAttention
 from specbench.forward.fused_layers import TorchSteps
 
 

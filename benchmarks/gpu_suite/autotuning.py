@@ -19,7 +19,7 @@ from specbench.engines.kernel_choices import (
     round_timing,
 )
 from specbench.forward.attention.candidates import KERNELS, SHAPES, BatchShape, autotune_attention
-from specbench.forward.attention.kernel import AttentionShape
+from specbench.forward.attention.implementations import AttentionShape
 from specbench.forward.autotune import Timing
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.kernels.availability import DEVICES

@@ -16,7 +16,7 @@ from specbench.decode.graphs import Launchers
 from specbench.engines.kernel_choices import FORWARDS
 from specbench.engines.transformers_engine import make_peer
 from specbench.errors import ModelError
-from specbench.forward.attention.backends import pinned_attention
+from specbench.forward.attention.stock import pinned_attention
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import TOLERANCE, distance
 

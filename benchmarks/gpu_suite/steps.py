@@ -10,7 +10,7 @@ from benchmarks.gpu_suite.models import forward_bytes
 from benchmarks.gpu_suite.stage import Stage
 from benchmarks.gpu_suite.timing import Point, measure_points, read_bandwidth
 from specbench.decode.decoder import Decoder
-from specbench.forward.attention.backends import pinned_attention
+from specbench.forward.attention.stock import pinned_attention
 from specbench.forward.runner import Runner
 from specbench.probes.device import measure_copy_bandwidth
 

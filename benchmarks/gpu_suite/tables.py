@@ -14,7 +14,7 @@ from benchmarks.gpu_suite.models import make_model, shape
 from benchmarks.gpu_suite.timing import read_bandwidth
 from specbench.footprint import Sizes
 from specbench.forward.attention.candidates import KERNELS
-from specbench.forward.attention.kernel import AttentionInputs, AttentionShape, Kernel
+from specbench.forward.attention.implementations import AttentionInputs, AttentionShape, Kernel
 from specbench.forward.autotune import Timing
 from specbench.forward.fused_weights import FusedWeights, fuse
 from specbench.forward.workspace import JoinedCache, Workspace

@@ -14,9 +14,8 @@ from specbench.decode.sampling import Sampler
 from specbench.decode.serving import ServedRequests, Serving
 from specbench.decode.verifier import verify
 from specbench.footprint import PREFILL_CHUNK, row_slots
-from specbench.forward.attention.backends import pinned_attention
-from specbench.forward.limits import check_context
-from specbench.forward.runner import Runner
+from specbench.forward.attention.stock import pinned_attention
+from specbench.forward.runner import Runner, check_context
 from specbench.records import Request, Result, Sampling
 
 MakeLauncher = Callable[[Rows, Sampler, Verifier, Clock], Launcher]

@@ -45,8 +45,7 @@ from specbench.files.dflash import (
     DFlashStyle,
     with_layer_fields,
 )
-from specbench.forward.final_norm import state_features
-from specbench.forward.runner import Runner
+from specbench.forward.runner import Runner, state_features
 from specbench.forward.tree import Branches
 from specbench.methods import NEW_BLOCK_SIZE
 from specbench.models.checkpoint import Checkpoint

@@ -29,8 +29,7 @@ from specbench.drafters.shared.layers import (
     token_table,
 )
 from specbench.files.eagle import Style, default_layer_ids
-from specbench.forward.final_norm import state_features
-from specbench.forward.runner import Runner
+from specbench.forward.runner import Runner, state_features
 from specbench.models.checkpoint import Checkpoint
 from specbench.topology import EAGLE_STATIC
 

@@ -35,9 +35,9 @@ from specbench.engines.loaded_drafters import LoadedDrafters, take
 from specbench.engines.model_forwards import Forwards, ModelForwards
 from specbench.engines.model_pool import ModelPool, bytes_read, identity
 from specbench.footprint import row_slots
-from specbench.forward.attention.backends import attention_backend
 from specbench.forward.attention.candidates import USUAL
-from specbench.forward.attention.reach import field
+from specbench.forward.attention.masks import field
+from specbench.forward.attention.stock import attention_backend
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
 from specbench.forward.scoring import mean_log_probs

@@ -23,7 +23,7 @@ from specbench.decode.nucleus import nucleus
 from specbench.decode.sampling import Purpose, Sampler, draw, exponential, uniform
 from specbench.errors import ModelError, UsageError, first_line
 from specbench.forward.attention.candidates import BY_NAME, KERNELS, autotune_attention
-from specbench.forward.attention.kernel import AttentionShape
+from specbench.forward.attention.implementations import AttentionShape
 from specbench.forward.autotune import Autotuner, Outcome, Results, Run, Timing, Work, autotune
 from specbench.forward.fused_layers import FusedLayers
 from specbench.forward.fused_runner import FusedRunner

@@ -15,7 +15,7 @@ from specbench.decode.clock import Clock
 from specbench.decode.cuda_graphs import Capture, Graphs
 from specbench.decode.head_part import SlotCapacity
 from specbench.footprint import rounded_up, span_bucket
-from specbench.forward.attention.backends import pinned_attention
+from specbench.forward.attention.stock import pinned_attention
 from specbench.forward.slot_cache import SlotCache
 from specbench.models.library_errors import raise_if_device_lost
 

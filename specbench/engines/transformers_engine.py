@@ -19,7 +19,7 @@ from specbench.engines.transformers import ASSISTED, BASELINES, COUNTERPARTS, LO
 from specbench.errors import CompatibilityError, ModelError, SpecbenchError, UsageError, first_line
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.attention.stock import attend_by
-from specbench.forward.limits import check_context, context_limit
+from specbench.forward.runner import check_context, context_limit
 from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.models.library_errors import model_failure
 from specbench.models.library_log import quiet

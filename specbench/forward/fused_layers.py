@@ -19,7 +19,7 @@ from torch.nn.functional import silu
 from specbench.errors import ModelError
 from specbench.footprint import KEPT_TOKENS, Sizes
 from specbench.forward.attention.candidates import Kernels, usual_kernels
-from specbench.forward.attention.kernel import AttentionInputs, AttentionShape
+from specbench.forward.attention.implementations import AttentionInputs, AttentionShape
 from specbench.forward.attention.stock import causal_attention
 from specbench.forward.fused_weights import FusedLayer, without_queries
 from specbench.forward.kernels.availability import why_not

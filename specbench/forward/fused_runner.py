@@ -12,11 +12,10 @@ from torch import Tensor
 
 from specbench.errors import ModelError
 from specbench.forward.attention.candidates import Kernels
-from specbench.forward.attention.kernel import AttentionShape
+from specbench.forward.attention.implementations import AttentionShape
 from specbench.forward.fused_layers import FusedLayers, is_mirrored
 from specbench.forward.fused_weights import can_fuse, fuse
-from specbench.forward.limits import context_limit, refuse_unsupported
-from specbench.forward.runner import FUSED, FUSED_TRITON, Output
+from specbench.forward.runner import FUSED, FUSED_TRITON, Output, context_limit, refuse_unsupported
 from specbench.forward.tree import Branches
 from specbench.forward.workspace import JoinedCache
 

@@ -1,27 +1,39 @@
-"""Runs an unmodified transformers model over slots: ragged rows, free rollback.
+"""Runs an unmodified transformers model over slots: ragged rows, free rollback. Models whose
+architecture it does not support are refused.
 
 Shape suffixes: B rows, T new tokens, V vocabulary, F features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specbench.errors import ModelError
-from specbench.files.config import ELSEWHERE, NO_TREES
+from specbench.files.config import (
+    ELSEWHERE,
+    NO_TREES,
+    RECURRENT,
+    ReadField,
+    longest_context,
+    unsupported_attention,
+)
 from specbench.footprint import STATES_BESIDE_DRAFTS
 from specbench.forward.attention import stock
-from specbench.forward.final_norm import entering
-from specbench.forward.limits import context_limit, refuse_unsupported
-from specbench.forward.slot_cache import KvCache, SlotCache
-from specbench.forward.state_layers import run_over_slots, slot_cache_class, state_layers
-from specbench.forward.state_slots import StateSlots
-from specbench.forward.stock_masks import StockMasks
+from specbench.forward.attention.masks import StockMasks, field
+from specbench.forward.slot_cache import KvCache, SlotCache, StateSlots
+from specbench.forward.state_layers import (
+    has_other_state,
+    run_over_slots,
+    slot_cache_class,
+    state_layers,
+)
 from specbench.forward.tree import Branches
 from specbench.models.parts import cut_model
 
@@ -244,7 +256,7 @@ class StockRunner:
         model_positions = positions_BT
         if self.max_position is not None:
             model_positions = positions_BT.clamp(max=self.max_position - 1)
-        with entering(self.model, is_wanted=self.num_layers + 1 in features) as entered:
+        with _entering(self.model, is_wanted=self.num_layers + 1 in features) as entered:
             out = self.model(
                 input_ids=tokens_BT,
                 position_ids=model_positions,
@@ -286,3 +298,70 @@ class StockRunner:
             return positions_BT
         is_fed_BT = states.point(positions_BT, first_row)
         return torch.where(is_fed_BT, positions_BT, self.cache.max_len - 1)
+
+
+def fields_of(config: Any) -> ReadField:
+    """The fields of a loaded config, as the files' rules read them."""
+    return partial(field, config)
+
+
+def context_limit(config: Any) -> int | None:
+    """The longest context in tokens at which the model's positions are valid."""
+    return longest_context(fields_of(config))
+
+
+def check_context(limit: int | None, num_tokens: int) -> None:
+    """Raise ModelError if a request's `num_tokens` exceed the target's context."""
+    if limit is not None and num_tokens > limit:
+        raise ModelError(
+            f"prompt and output take {num_tokens} tokens, the target's context has {limit}; "
+            "choose shorter prompts or a smaller --max-new-tokens"
+        )
+
+
+def refuse_unsupported(model: Any) -> None:
+    """ModelError if the decoder would be wrong: recurrent state, unknown attention kinds."""
+    name = type(model).__name__
+    if has_other_state(model):
+        raise ModelError(f"{name} {RECURRENT}")
+    if reason := unsupported_attention(fields_of(model.config.get_text_config())):
+        raise ModelError(f"{name} {reason}")
+    if model.get_output_embeddings() is None:
+        raise ModelError(f"{name} names no output head; {ELSEWHERE}")
+
+
+_FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
+
+
+def state_features(layer_ids: Sequence[int], model: Any, num_layers: int) -> tuple[int, ...]:
+    """The features that are those layers' inputs; `num_layers` is the last one's bare output.
+
+    ModelError if that is asked for and cannot be read.
+    """
+    if num_layers in layer_ids and _final_norm(model) is None:
+        raise ModelError(
+            f"{type(model).__name__}: its last layer's output (aux layer id {num_layers}) cannot "
+            "be read: no final norm is found by the names that are known; choose a head without it"
+        )
+    return tuple(i if i < num_layers else num_layers + 1 for i in layer_ids)
+
+
+def _final_norm(model: Any) -> nn.Module | None:
+    decoder = model.get_decoder()
+    candidates = (getattr(decoder, name, None) for name in _FINAL_NORMS)
+    return next((norm for norm in candidates if isinstance(norm, nn.Module)), None)
+
+
+@contextmanager
+def _entering(model: Any, *, is_wanted: bool) -> Iterator[list[Tensor]]:
+    """Collects the inputs of the model's final norm in forwards inside; empty unless wanted."""
+    entered: list[Tensor] = []
+    norm = _final_norm(model) if is_wanted else None
+    if norm is None:
+        yield entered
+        return
+    hook = norm.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
+    try:
+        yield entered
+    finally:
+        hook.remove()

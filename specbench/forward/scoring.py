@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from specbench.footprint import rounded_up
-from specbench.forward.attention.backends import pinned_attention
-from specbench.forward.limits import check_context
-from specbench.forward.runner import Runner
+from specbench.forward.attention.stock import pinned_attention
+from specbench.forward.runner import Runner, check_context
 
 MOST_LOGITS = 2**25  # at once
 _CHUNK = 512  # tokens per row and forward

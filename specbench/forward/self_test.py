@@ -14,13 +14,12 @@ from torch import Tensor
 
 from specbench.errors import ModelError
 from specbench.files.config import ELSEWHERE
-from specbench.forward.attention.reach import field
+from specbench.forward.attention.masks import field
 from specbench.forward.attention.stock import attend_by
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.fused_weights import can_fuse
 from specbench.forward.layer_stack import LayerStack
-from specbench.forward.limits import refuse_unsupported
-from specbench.forward.runner import Runner, StockRunner
+from specbench.forward.runner import Runner, StockRunner, refuse_unsupported
 from specbench.forward.state_layers import state_layers
 from specbench.forward.tree import Branches, ancestors_of
 from specbench.models.library_errors import failure_reason, model_failure

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 
 from specbench.files.config import ATTENTION_LAYERS
-from specbench.forward.slot_cache import SlotCache
-from specbench.forward.state_slots import Piece, StateSlots
+from specbench.forward.slot_cache import Piece, SlotCache, StateSlots
 
 KINDS = ("conv", "recurrent")
 

@@ -20,7 +20,7 @@ from specbench.decode.state import State
 from specbench.engines.engine import Engine
 from specbench.errors import UsageError
 from specbench.footprint import rounded_up
-from specbench.forward.attention.backends import pinned_attention
+from specbench.forward.attention.stock import pinned_attention
 from specbench.forward.runner import Runner
 from specbench.records import Sampling, TraceRecord
 from specbench.records.forecasts import Drafting

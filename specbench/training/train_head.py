@@ -14,7 +14,7 @@ from torch import Tensor
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelMemoryError, UsageError
 from specbench.files.medusa import ACCURACIES
-from specbench.forward.attention.backends import pinned_attention
+from specbench.forward.attention.stock import pinned_attention
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
 from specbench.models.checkpoint import Checkpoint, read_checkpoint

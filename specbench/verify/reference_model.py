@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specbench.errors import ModelError
-from specbench.forward.limits import check_context
+from specbench.forward.runner import check_context
 from specbench.forward.self_test import make_checked_runner
 from specbench.records import Sampling
 from specbench.verify.distribution import token_distribution

@@ -13,12 +13,13 @@ from torch import Tensor
 from specbench.forward.attention import implementations
 from specbench.forward.attention.candidates import USUAL, BatchShape, Inputs
 from specbench.forward.attention.implementations import (
+    AttentionShape,
     FlashAttn,
+    Kernel,
     PlainAttention,
     SplitKv,
     VarlenFlash,
 )
-from specbench.forward.attention.kernel import AttentionShape, Kernel
 from specbench.forward.kernels import slot_attention
 
 CPU = torch.device("cpu")

@@ -12,8 +12,7 @@ from specbench.engines.kernel_choices import autotune_forward
 from specbench.errors import DeviceLostError
 from specbench.forward.attention import candidates as attention_candidates
 from specbench.forward.attention.candidates import BatchShape, Inputs, autotune_attention, wrong
-from specbench.forward.attention.implementations import Masked, PlainAttention
-from specbench.forward.attention.kernel import AttentionShape
+from specbench.forward.attention.implementations import AttentionShape, Masked, PlainAttention
 from specbench.forward.autotune import KernelCandidate, Timing, fastest
 from specbench.forward.fused_runner import FusedRunner
 from tests.decoding.fake_graphs import FakeGraphs

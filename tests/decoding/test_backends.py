@@ -4,7 +4,7 @@ import torch
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench.forward.attention.backends import PREFERRED, attention_backend
+from specbench.forward.attention.stock import PREFERRED, attention_backend
 from specbench.forward.runner import StockRunner
 from tests.decoding.models import tiny_llama
 

@@ -13,11 +13,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from specbench.forward.attention import implementations
 from specbench.forward.attention.implementations import (
     FlashAttn,
+    Kernel,
     PlainAttention,
     SplitKv,
     VarlenFlash,
 )
-from specbench.forward.attention.kernel import Kernel
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
 from tests.decoding.fake_cuda import HostTensorError

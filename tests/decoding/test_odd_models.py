@@ -8,15 +8,18 @@ import torch
 
 from specbench.engines.expected_errors import errors_translated
 from specbench.errors import ModelError, UsageError
-from specbench.forward.attention.reach import Reach, field, reaches, reaches_beside_states
+from specbench.forward.attention.masks import (
+    Reach,
+    StockMasks,
+    field,
+    reaches,
+    reaches_beside_states,
+)
 from specbench.forward.attention.stock import slot_attention
-from specbench.forward.final_norm import state_features
 from specbench.forward.kernels import availability
-from specbench.forward.limits import refuse_unsupported
-from specbench.forward.runner import StockRunner
+from specbench.forward.runner import StockRunner, refuse_unsupported, state_features
 from specbench.forward.self_test import make_checked_runner
 from specbench.forward.slot_cache import SlotCache
-from specbench.forward.stock_masks import StockMasks
 from tests.decoding.models import build, tiny_llama
 
 

@@ -12,8 +12,7 @@ from specbench.decode.topology import StaticTree
 from specbench.errors import ModelError
 from specbench.forward.attention.masks import additive_mask, visible
 from specbench.forward.fused_runner import FusedRunner
-from specbench.forward.limits import refuse_unsupported
-from specbench.forward.runner import Runner, StockRunner
+from specbench.forward.runner import Runner, StockRunner, refuse_unsupported
 from specbench.forward.tree import branches_of
 from specbench.records import Request
 from specbench.topology import Topology

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM, StaticCache
 from specbench.engines.engine import Load
 from specbench.engines.transformers_engine import generate_errors_translated
 from specbench.errors import ModelError
-from specbench.forward.limits import check_context
+from specbench.forward.runner import check_context
 from tests.decoding.models import random_prompt, tiny_llama
 from tests.engines.peer_work import (
     ALL,

@@ -8,9 +8,8 @@ import pytest
 from specbench.decode import rows
 from specbench.decode.rows import Rows
 from specbench.forward.runner import StockRunner
-from specbench.forward.slot_cache import SlotCache
+from specbench.forward.slot_cache import SlotCache, StateSlots
 from specbench.forward.state_layers import LayerState, _Precomputed
-from specbench.forward.state_slots import StateSlots
 from tests.decoding.conftest import Plant
 from tests.hybrids.checks import (
     Subject,

@@ -7,7 +7,7 @@ import torch
 
 from specbench.footprint import STATES_BESIDE_DRAFTS
 from specbench.forward.runner import StockRunner
-from specbench.forward.state_slots import StateSlots
+from specbench.forward.slot_cache import StateSlots
 from tests.hybrids.models import tiny_hybrid
 
 CPU = torch.device("cpu")

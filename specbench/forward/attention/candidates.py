@@ -18,13 +18,15 @@ from torch.nn.attention import SDPBackend
 from specbench.errors import ModelError
 from specbench.footprint import Sizes
 from specbench.forward.attention.implementations import (
+    AttentionInputs,
+    AttentionShape,
     FlashAttn,
+    Kernel,
     Masked,
     PlainAttention,
     SplitKv,
     VarlenFlash,
 )
-from specbench.forward.attention.kernel import AttentionInputs, AttentionShape, Kernel
 from specbench.forward.autotune import Outcome, Results, Timing, Work, autotune
 from specbench.forward.tree import Branches, ancestors_of
 from specbench.forward.workspace import JoinedCache, Workspace

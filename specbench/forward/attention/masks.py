@@ -1,11 +1,15 @@
-"""Which slots each token sees, as booleans and as a mask to be added to scores.
+"""Which slots each token sees, as booleans and as a mask to be added to scores, for one window or
+for the kinds of layers of a model.
 
 Shape suffixes: B rows, T new tokens, S slots, M slots of branches.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
+from specbench.files.config import STATE_LAYERS
 from specbench.forward.tree import Branches
 
 
@@ -58,3 +62,90 @@ def additive_mask(seen_BTS: Tensor, dtype: torch.dtype, *, pack: int) -> Tensor:
     mask_BTS = torch.zeros(seen_BTS.shape, dtype=dtype, device=seen_BTS.device)
     mask_BTS = mask_BTS.masked_fill(~seen_BTS, hidden(dtype))
     return mask_BTS.repeat(1, pack, 1)[:, None]
+
+
+class Reach(NamedTuple):
+    """The visible positions: the last `window`, or those of the token's `chunk`; else all."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+
+EVERYTHING = Reach()
+
+
+def reaches(config: Any) -> dict[str, Reach]:
+    """The reach of each layer type; one entry means that the model takes a single mask."""
+    window = Reach(window=field(config, "sliding_window"))
+    known = {
+        "full_attention": EVERYTHING,
+        "sliding_attention": window,
+        "chunked_attention": Reach(chunk=field(config, "attention_chunk_size")),
+    }
+    kinds = sorted(set(field(config, "layer_types") or ()))
+    return {kind: known.get(kind, EVERYTHING) for kind in kinds} if kinds else {"all": window}
+
+
+def reaches_beside_states(config: Any) -> dict[str, Reach]:
+    """The reach of each mask, by its name in models whose other layers keep a state.
+
+    There attention has one name, whatever the layers are called. If only some layers have a
+    window, those have another name (LFM3, Zaya).
+    """
+    window = Reach(window=field(config, "sliding_window"))
+    windowed = {"sliding_attention": window, "hybrid_sliding": window}
+    kinds = sorted(set(field(config, "layer_types") or ()))
+    named = {
+        kind: reach for kind in kinds if (reach := {"hybrid": EVERYTHING, **windowed}.get(kind))
+    }
+    return {"full_attention": window if windowed.keys().isdisjoint(named) else EVERYTHING, **named}
+
+
+def field(config: Any, name: str) -> Any:
+    """A field of a loaded config; None if it has none, or another in each layer (Gemma 4)."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:
+        return None
+
+
+Masks = Tensor | dict[str, Tensor | None]
+
+
+class StockMasks:
+    """The masks of one model's forwards over slots.
+
+    Those that `are_whole` have one row per token and are never left out.
+    """
+
+    def __init__(
+        self, config: Any, dtype: torch.dtype, *, has_states: bool, are_whole: bool = False
+    ) -> None:
+        self._dtype = dtype
+        self._are_whole = are_whole
+        self._pack = 1 if are_whole else _query_heads_per_kv_head(config)
+        self._reaches = reaches_beside_states(config) if has_states else reaches(config)
+        # A state goes by tokens; which of them are real is not for a mask to say.
+        self._unmasked = dict.fromkeys(STATE_LAYERS) if has_states else {}
+
+    def __call__(
+        self, positions_BT: Tensor, span: int, branches: Branches | None, *, is_plain: bool
+    ) -> Masks:
+        """For tokens at those positions; `is_plain` if they are the last of `span` slots."""
+        slots_S = torch.arange(span, device=positions_BT.device)
+        made: dict[Reach, Tensor] = {}
+        for reach in set(self._reaches.values()):
+            if is_plain and not self._are_whole and reach == EVERYTHING:
+                made[reach] = torch.empty(1, 1, 0, 0, dtype=self._dtype, device=slots_S.device)
+                continue
+            seen_BTS = visible(positions_BT, slots_S, **reach._asdict(), branches=branches)
+            made[reach] = additive_mask(seen_BTS, self._dtype, pack=self._pack)
+        masks = {kind: made[reach] for kind, reach in self._reaches.items()}
+        if len(masks) == 1 and not self._unmasked:
+            return next(iter(masks.values()))
+        return {**self._unmasked, **masks}
+
+
+def _query_heads_per_kv_head(config: Any) -> int:
+    heads: int = field(config, "num_attention_heads") or 1
+    return max(heads // (field(config, "num_key_value_heads") or heads), 1)

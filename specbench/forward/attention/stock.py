@@ -1,13 +1,16 @@
-"""Our attention over slots as transformers' modeling code calls it, registered there.
+"""Our attention over slots as transformers' modeling code calls it, registered there, and the torch
+kernels that serve it, chosen by us and recorded.
 
 Shape suffixes: B rows, T new tokens, S slots, H query heads, N key/value heads, G = H / N,
 D head size.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
@@ -95,6 +98,51 @@ def _softmax(scores_BNMS: Tensor, sinks_H: Tensor | None, T: int) -> Tensor:
     B, N, M, _ = scores_BNMS.shape
     sinks = sinks_H.reshape(1, N, -1, 1, 1).expand(B, -1, -1, T, 1).reshape(B, N, M, 1)
     return torch.cat([scores_BNMS, sinks], -1).softmax(-1, dtype=torch.float32)[..., :-1]
+
+
+# The best first. cuDNN builds a plan for each shape, so an eager round pays for one every time its
+# span grows; the efficient kernel takes any. Heads are packed, so none is refused
+# for unequal head counts.
+PREFERRED = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+def pinned_attention(device: torch.device) -> AbstractContextManager[object]:
+    """Inside, attention on a CUDA device takes the first of our backends that can serve it."""
+    if device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel(PREFERRED, set_priority=True)
+
+
+def attention_backend(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    num_tokens: int = 1,
+    span: int = 256,
+) -> str:
+    """The backend of one row's forward over `num_tokens` tokens, as torch names it.
+
+    Torch is asked with tensors of the decoder's shapes; nothing is computed. Layers with
+    soft-capping or sinks do not come here: `slot_attention` computes them itself.
+    """
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device=device)
+
+    num_queries = num_heads // num_kv_heads * num_tokens
+    query = empty(1, num_kv_heads, num_queries, head_dim)
+    key, value = (empty(1, span, num_kv_heads, head_dim).transpose(1, 2) for _ in range(2))
+    with pinned_attention(device):
+        chosen = torch._fused_sdp_choice(query, key, value, empty(1, 1, num_queries, span))
+    return SDPBackend(chosen).name.lower()
 
 
 AttentionInterface.register(NAME, slot_attention)
