@@ -40,7 +40,13 @@ MAY_IMPORT = {
     "runs": BASE,
     "metrics": {*BASE, "runs"},
     "gate": {*BASE, "runs", "metrics"},
-    "importers": {*BASE, "methods", "metrics", "engines"},  # which have names of their own
+    "importers": {
+        *BASE,
+        "inputs",
+        "methods",
+        "metrics",
+        "engines",
+    },  # which have names of their own
     "decide": {*BASE, "methods", "metrics"},
     "fit": {*BASE, *FILES},
     "forecast": {*DECIDING, "runs"},

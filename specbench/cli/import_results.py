@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specbench.importers.imported_cell import ImportedCell, ImportOverrides
-    from specbench.records import RunRecord
+    from specbench.records import CellKey, EngineCost, ForecastRecord, RunRecord
 
 _Files = Annotated[
     list[str],
     typer.Argument(
         metavar="FILE[#k=K]...",
         help=(
-            "JSON from vllm bench, aiperf, guidellm, SGLang's bench_serving, trtllm-bench or "
-            "specdec_bench, or folders of them; #k=4 gives a file's K."
+            "Results of vllm bench, aiperf, guidellm, SGLang, trtllm-bench or specdec_bench, "
+            "folders, or acceptance files; #k=4 gives K, #thinking_on chooses a curve."
         ),
     ),
 ]
@@ -65,6 +65,16 @@ _Temperature = Annotated[
         show_default=False,
     ),
 ]
+_StepTimes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--step-times",
+        help="Forecast the best K of an engine from the files' acceptance and its step times: a "
+        "table, a `vllm bench serve` result or a run. Repeatable.",
+        show_default=False,
+        metavar="FILE",
+    ),
+]
 _Dtype = Annotated[str, typer.Option(help="Dtype of the target.", show_default="unknown")]
 
 
@@ -77,6 +87,7 @@ def import_results(
     concurrency: _Concurrency = None,
     temperature: _Temperature = None,
     dtype: _Dtype = "",
+    step_times: _StepTimes = None,
     runs_dir: options.RunsDir = Path("reports"),
     as_json: options.AsJson = False,
 ) -> None:
@@ -102,10 +113,11 @@ def import_results(
         temperature=temperature,
     )
     cells = import_files(files, overrides, note=lambda text: typer.echo(text, err=True))
-    run = _run_record(cells, overrides)
+    forecasts = _forecasts(cells, step_times) if step_times else []
+    run = _run_record(cells, overrides, step_times or ())
     with create_run(runs_dir, run) as writer:
-        for cell in cells:
-            writer.append(cell.record)
+        for record in (*(cell.record for cell in cells), *forecasts):
+            writer.append(record)
         writer.finish()
     document = build_document(load_run(run.run_id, runs_dir))
     if as_json:
@@ -115,13 +127,53 @@ def import_results(
         typer.echo(f"stored: {runs_dir / run.run_id}")
 
 
-def _run_record(cells: "Sequence[ImportedCell]", overrides: "ImportOverrides") -> "RunRecord":
+def _forecasts(
+    cells: "Sequence[ImportedCell]", sources: "Sequence[str]"
+) -> "list[ForecastRecord | EngineCost]":
+    """The step times, and a forecast from them for each drafter and setting with acceptance.
+
+    UsageError if there is none, or if the step times do not cover it."""
+    from specbench.forecast.cost_curve import curve_from
+    from specbench.forecast.engine_costs import is_address, read_file
+    from specbench.forecast.forecast import forecast_of_rates
+    from specbench.importers import acceptance_by_k
+    from specbench.records import Fixed
+
+    for source in filter(is_address, sources):
+        raise UsageError(
+            f"--step-times {source}: `import` sends no requests; give a file, or measure step "
+            "times there with `specbench sweep-k --engine`"
+        )
+    costs = [cost for source in sources for cost in read_file(Path(source))]
+    groups: dict[CellKey, list[ImportedCell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.key.at(Fixed(1)), []).append(cell)
+    records: list[ForecastRecord | EngineCost] = []
+    for key, group in groups.items():
+        rates = acceptance_by_k(group)
+        at = key.condition
+        usable = [cost for cost in costs if cost.is_of(at, key.draft.drafter)]
+        if rates and usable:
+            curve = curve_from(usable, concurrency=at.concurrency, ks=rates)
+            try:
+                records.append(forecast_of_rates(key.at(Fixed(max(rates))), rates, curve))
+            except ValueError as error:
+                raise UsageError(f"--step-times: {error}") from error
+    if not records:
+        raise UsageError("--step-times: no file has acceptance at a K > 0 for these step times")
+    return [*costs, *records]
+
+
+def _run_record(
+    cells: "Sequence[ImportedCell]", overrides: "ImportOverrides", step_times: "Sequence[str]"
+) -> "RunRecord":
     """Provenance of what was measured elsewhere: of the machine nothing is known."""
     from specbench import __version__
     from specbench.records import CellPlan, Environment, RunRecord
     from specbench.runs import SCHEMA_VERSION, new_run_id
     from specbench.settings import (
         DraftSettings,
+        ForecastSettings,
         LoadSettings,
         MachineSettings,
         RunSettings,
@@ -164,6 +216,7 @@ def _run_record(cells: "Sequence[ImportedCell]", overrides: "ImportOverrides") -
                 engines=tuple(dict.fromkeys(key.condition.engine for key in keys)),
                 concurrency=tuple(sorted({key.condition.concurrency for key in keys})),
             ),
+            forecasting=ForecastSettings(forecast=bool(step_times), costs=tuple(step_times)),
             machine=MachineSettings(dtype=overrides.dtype or None),
         ),
         workload_sha256={},

@@ -159,33 +159,75 @@ def forecast(
     """
     known = sorted({0, *ks} & set(curve.visits))
     rounds = {k: counts for k in known if (counts := replayed(traces, k)) is not None}
-    if 0 not in rounds or len(rounds) < 2:
-        raise ValueError("no K > 0 has both traces and costs")
+    if 0 not in rounds:
+        raise ValueError(_NOTHING_KNOWN)
     # Concurrent requests would draft from one another's answers, a trace drafts from its own.
     is_shared = key.condition.concurrency > 1 and find_method(key.draft.method).learns
     is_exact = all(trace.is_exact for trace in traces) and not is_shared
-    points = tuple(_point(k, rounds[k], curve, is_exact=is_exact) for k in rounds)
-    best, worth = choose(points, curve, is_exact=is_exact)
-    record = ForecastRecord(
-        key=key,
-        points=points,
-        best=best,
-        to_measure=worth if curve.source is None else (),
-        num_prompts=len(rounds[0].num_rounds),
+    record = replace(
+        _of_rounds(key, rounds, curve, is_exact=is_exact),
         context=middle_context(traces),
-        is_exact=is_exact,
-        costs_of=curve.source,
         acceptance_rule=rule,
         trace_s=effort.trace_s,
         costs_s=effort.costs_s,
     )
     if curve.source is not None:
         return record
+    best, worth = record.best, record.to_measure
     once_s = {k: (rounds[k].pooled.num_rounds * (curve.round_s(k) or 0.0)) for k in rounds}
     return replace(
         record,
         sweep_s=effort.sweep * _passes_s(once_s, tuple(rounds), best),
         measure_s=effort.after * _passes_s(once_s, worth, best),
+    )
+
+
+def forecast_of_rates(
+    key: CellKey, rates: Mapping[int, Sequence[float]], curve: CostCurve
+) -> ForecastRecord:
+    """The curve of one setting over K with known joint rates, which count as exact: no interval.
+
+    Raises ValueError if no K > 0 has both rates and costs.
+    """
+    known = {k: _expected_rounds(rates.get(k, ())) for k in curve.visits if k in (0, *rates)}
+    return replace(_of_rounds(key, known, curve), num_prompts=0)
+
+
+def _expected_rounds(rates: Sequence[float]) -> Rounds:
+    """One round of these joint rates, on average."""
+    num_accepted, k = sum(rates), len(rates)
+    counts = RoundCounts(
+        num_rounds=1.0,
+        num_drafted=k,
+        num_accepted=num_accepted,
+        num_emitted=1.0 + num_accepted,
+        num_drafting=min(k, 1),
+        num_rejecting=1.0 - rates[-1] if rates else 0.0,
+        reached=(1.0, *rates),
+    )
+    return Rounds(np.ones(1), np.array([counts.num_emitted]), counts, (1.0,))
+
+
+_NOTHING_KNOWN = "no K > 0 has both acceptance and costs"
+
+
+def _of_rounds(
+    key: CellKey, rounds: Mapping[int, Rounds], curve: CostCurve, *, is_exact: bool = True
+) -> ForecastRecord:
+    """The forecast of rounds by K, 0 among them; ValueError without another K."""
+    if len(rounds) < 2:
+        raise ValueError(_NOTHING_KNOWN)
+    points = tuple(_point(k, rounds[k], curve, is_exact=is_exact) for k in sorted(rounds))
+    best, worth = choose(points, curve, is_exact=is_exact)
+    return ForecastRecord(
+        key=key,
+        points=points,
+        best=best,
+        to_measure=worth if curve.source is None else (),
+        num_prompts=len(rounds[0].num_rounds),
+        context=0,
+        is_exact=is_exact,
+        costs_of=curve.source,
     )
 
 

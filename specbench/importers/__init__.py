@@ -6,14 +6,20 @@ first.
 """
 
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
 from specbench.errors import UsageError
-from specbench.importers import aiperf, guidellm, specdec_bench
+from specbench.importers import (
+    aiperf,
+    golden_lengths,
+    guidellm,
+    specdec_bench,
+    speculation_profile,
+)
 from specbench.importers.imported_cell import Format, ImportedCell, ImportOverrides, to_cell
 from specbench.importers.repeats import pool
 from specbench.importers.result_file import JsonObject, read_results
@@ -34,7 +40,9 @@ def import_files(
     *,
     note: Callable[[str], None] = lambda _: None,
 ) -> tuple[ImportedCell, ...]:
-    """A cell for each setting of the results in the files, in order; `FILE#k=4` gives a file's K.
+    """A cell for each setting of the results in the files, in order.
+
+    `FILE#k=4` gives a file's K, and `FILE#thinking_on` chooses a curve of golden lengths.
 
     A folder stands for the results of known tools in it, and results of one cell are pooled.
     UsageError names file and key: no JSON, an unknown format, an impossible value, a missing fact
@@ -42,14 +50,24 @@ def import_files(
     """
     given_k: dict[str, int | None] = {}
     results: list[JsonObject] = []
-    for path, k in map(_path_and_k, map(str, files)):
+    for path, k, curve in map(_split, map(str, files)):
         in_file = _results_in(path, note) if path.is_dir() else read_results(path)
+        if curve is not None:
+            in_file = [golden_lengths.choose(result, curve) for result in in_file]
         given_k |= {result.place: k for result in in_file}
         results += in_file
     repeats: dict[str, list[ImportedCell]] = {}
     seen: list[tuple[int | None, Mapping[str, Any]]] = []
     targets: dict[str, str] = {}
-    for result in specdec_bench.join(guidellm.join(aiperf.join(results))):
+    for join in (
+        aiperf.join,
+        guidellm.join,
+        specdec_bench.join,
+        golden_lengths.join,
+        speculation_profile.join,
+    ):
+        results = join(results)
+    for result in results:
         known = _format_of(result)
         k = given_k[result.place]
         if (k, result.values) in seen:  # a sweep stores a run twice: by itself, in its summary
@@ -84,14 +102,27 @@ def import_files(
     return tuple(map(pool, repeats.values()))
 
 
-def _path_and_k(text: str) -> tuple[Path, int | None]:
+def _split(text: str) -> tuple[Path, int | None, str | None]:
+    """The path, and the K or the curve after #."""
     path, mark, fact = text.rpartition("#")
     if not mark or Path(text).exists():
-        return Path(text), None
+        return Path(text), None, None
     k = fact.removeprefix("k=")
-    if k == fact or not (k.isdecimal() and len(k) < 6 and int(k) <= MAX_K):
+    if k == fact:
+        return Path(path), None, fact
+    if not (k.isdecimal() and len(k) < 6 and int(k) <= MAX_K):
         raise UsageError(f"{text}: after # only K from 0 to {MAX_K} is allowed: {path}#k=4")
-    return Path(path), int(k)
+    return Path(path), int(k), None
+
+
+def acceptance_by_k(cells: Iterable[ImportedCell]) -> dict[int, tuple[float, ...]]:
+    """P(a round accepts at least 1 .. K draft tokens), by K; of a chain also for each smaller K."""
+    known = {c.key.draft.k: c for c in cells if c.key.draft.k and c.acceptance_rates is not None}
+    by_k = {k: cell.acceptance_rates or () for k, cell in known.items()}
+    for k, cell in known.items():
+        if cell.is_chain:
+            by_k = {**{i: by_k[k][:i] for i in range(1, k)}, **by_k}
+    return dict(sorted(by_k.items()))
 
 
 def _results_in(folder: Path, note: Callable[[str], None]) -> list[JsonObject]:

@@ -1,5 +1,6 @@
 """A result as a cell: the facts of the file, completed by those that the user gave."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
@@ -7,6 +8,7 @@ from typing import Protocol, TypeVar
 from specbench.errors import UsageError
 from specbench.importers.result_file import JsonObject
 from specbench.methods import METHODS
+from specbench.metrics.registry import number_of
 from specbench.records import (
     CellKey,
     Condition,
@@ -17,6 +19,7 @@ from specbench.records import (
     RequestRecord,
     Result,
 )
+from specbench.stats.rounds import rates_of_length
 
 UNKNOWN = "unknown"  # a name that is in neither the file nor the options
 N = TypeVar("N", int, float)
@@ -53,8 +56,11 @@ class ParsedResult:
 
     engine: str
     model: str | None = None
+    drafter: str | None = None
+    method: str | None = None
     workload: str | None = None
     num_speculative_tokens: int | None = None  # 0: it did not speculate
+    is_chain: bool = False  # a smaller K drafts a prefix, and accepts what it has of these rates
     concurrency: int | None = None
     request_rate: float | None = None
     temperature: float | None = None
@@ -70,7 +76,7 @@ class ParsedResult:
     @property
     def target(self) -> str:
         """The model without its owner or folder."""
-        return (self.model or UNKNOWN).rstrip("/").rsplit("/", 1)[-1]
+        return _without_owner(self.model)
 
 
 class Format(Protocol):
@@ -94,6 +100,21 @@ class ImportedCell:
     key: CellKey
     record: ImportedRecord
     parameters: str
+    is_chain: bool = False
+
+    @property
+    def acceptance_rates(self) -> tuple[float, ...] | None:
+        """P(a round accepts at least 1 .. K draft tokens); None if the file has no acceptance.
+
+        A mean length without rates gives those with the least variance, as engines take it.
+        """
+        figures, k = self.record.figures, self.key.draft.k
+        rates = figures.get("acceptance_rate_per_position")
+        if isinstance(rates, tuple) and len(rates) == k:
+            return rates
+        names = ("mean_acceptance_length", "mean_acceptance_length_when_drafted")
+        lengths = (number_of(figures, name) for name in names)
+        return next((rates_of_length(length, k) for length in lengths if length), None)
 
 
 def to_cell(
@@ -119,6 +140,7 @@ def to_cell(
     )
     given_target, _, given_drafter = given.pairing.partition("/")
     target = given_target or parsed.target
+    method = given.method or (parsed.method if parsed.method in METHODS else None)
     key = CellKey(
         condition=Condition(
             target=target,
@@ -130,7 +152,9 @@ def to_cell(
             engine=parsed.engine,
         ),
         draft=DraftConfig(
-            drafter=given_drafter or UNKNOWN, method=given.method or UNKNOWN, length=Fixed(k)
+            drafter=given_drafter or _without_owner(parsed.drafter),
+            method=method or UNKNOWN,
+            length=Fixed(k),
         )
         if k
         else DraftConfig.none,
@@ -140,6 +164,7 @@ def to_cell(
     return ImportedCell(
         key=key,
         parameters=parsed.parameters,
+        is_chain=parsed.is_chain,
         record=ImportedRecord(
             cell_id=key.id,
             tool=tool,
@@ -154,6 +179,18 @@ def to_cell(
             warnings=(*parsed.warnings, *([NO_ACCEPTANCE] if k and not has_acceptance else [])),
         ),
     )
+
+
+def conditions(named: Mapping[str, object], *sentences: str) -> tuple[str, ...]:
+    """A note with what a file says about its measurement; none if it says nothing."""
+    facts = [f"{name} {_in_words(value)}".strip() for name, value in named.items()]
+    text = "; ".join([*(fact for fact in facts if fact), *filter(None, sentences)])
+    return (f"conditions in the file: {text}",) if text else ()
+
+
+def _in_words(value: object) -> str:
+    words = str(value) if isinstance(value, str | int | float) else json.dumps(value)
+    return "".join(c for c in words if c.isprintable())[:200]
 
 
 def latencies(percentile: Callable[[str, int], float | None], **names: str) -> Figures:
@@ -245,6 +282,11 @@ def acceptance_when_drafted(
         of_all_rounds = {"mean_acceptance_length": length, "num_rounds": num_rounds}
         figures = {**figures, **of_all_rounds, "acceptance_rate_per_position": per_position}
     return _known(figures)
+
+
+def _without_owner(model: str | None) -> str:
+    """A model's name without its owner or folder."""
+    return (model or UNKNOWN).rstrip("/").rsplit("/", 1)[-1]
 
 
 def _known(figures: Figures) -> dict[str, float | tuple[float, ...]]:

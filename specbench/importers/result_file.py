@@ -1,15 +1,18 @@
-"""JSON of other tools, read strictly: every error names the file and the key."""
+"""JSON or YAML of other tools, read strictly: every error names the file and the key."""
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
 from specbench.errors import UsageError
+from specbench.inputs.strict_yaml import read_yaml
 
+COMMENTS = "#"  # the key of a YAML file's comments before its first key
 MAX_BYTES = 256 * 2**20  # files with every token's time and every text are large
 _MAX_WHOLE = 2**63
 
@@ -141,6 +144,8 @@ def read_results(file: Path) -> tuple[JsonObject, ...]:
     if not lines:
         raise UsageError(f"{file}: the file is empty")
     digest = hashlib.sha256(content).hexdigest()
+    if file.suffix.lower() in (".yaml", ".yml"):
+        return (_result(str(file), file.name, digest, _parse_yaml(file, lines)),)
     if len(lines) > 1 and _is_object(lines[0][1]):
         return tuple(
             _result(place, file.name, digest, _parse(place, line))
@@ -151,6 +156,14 @@ def read_results(file: Path) -> tuple[JsonObject, ...]:
     if isinstance(values, list) and values:
         return tuple(_result(f"{file}[{i}]", file.name, digest, v) for i, v in enumerate(values))
     return (_result(str(file), file.name, digest, values),)
+
+
+def _parse_yaml(file: Path, lines: Iterable[tuple[int, str]]) -> Any:
+    values = read_yaml(file, UsageError).plain()
+    if isinstance(values, dict):
+        comments = takewhile(lambda line: line.startswith("#"), (text for _, text in lines))
+        values[COMMENTS] = [comment.strip("# \r") for comment in comments]
+    return values
 
 
 def _is_object(line: str) -> bool:

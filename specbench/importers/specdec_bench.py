@@ -13,8 +13,8 @@ from specbench.importers.result_file import JsonObject
 
 TOOL = "specdec_bench"
 
-_CHUNKS = "specdec_bench takes each chunk for a round, also the first token: lengths are too short"
-_ENGINES = {"TRTLLM": "tensorrt_llm", "VLLM": "vllm", "SGLANG": "sglang"}
+CHUNKS = "specdec_bench takes each chunk for a round, also the first token: lengths are too short"
+ENGINES = {"TRTLLM": "tensorrt_llm", "VLLM": "vllm", "SGLANG": "sglang"}
 _HISTOGRAM = "Acceptance_Length_Histogram"
 # Keys of the files of a folder; `join` adds the others under these names to each histogram.
 _PARTS = {"timing": "Output TPS", "configuration": "speculative_algorithm"}
@@ -49,7 +49,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
     greedy = 0.0 if about.values and sampling is None else None
     temperatures = (about.number("temperature"), (sampling or about).number("temperature"), greedy)
     return ParsedResult(
-        engine=_ENGINES.get(about.text("engine") or "", "unknown"),
+        engine=ENGINES.get(about.text("engine") or "", "unknown"),
         model=about.text("model_dir"),
         workload=about.text("dataset"),
         num_speculative_tokens=k,
@@ -65,7 +65,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
             "user_tokens_per_s": _median(timing, "Request Generation Tokens Per Second"),
             **acceptance,
         },
-        warnings=(_CHUNKS,) if acceptance else (),
+        warnings=(CHUNKS,) if acceptance else (),
     )
 
 

@@ -58,14 +58,19 @@ class Value:
                 entry.fail(f"unknown key{nearest(name, allowed)}; allowed: {', '.join(allowed)}")
         return section
 
-    def entries(self) -> dict[str, "Value"]:
-        """The mapping's entries in the file's order; keys are text and differ."""
+    def entries(self, *, any_key: bool = False) -> dict[str, "Value"]:
+        """The mapping's entries in the file's order; keys are text and differ.
+
+        With `any_key` a number or a word such as `no` is also a key, as it is written.
+        """
         if not isinstance(self.node, yaml.MappingNode):
             self.fail(f"a mapping (key: value) is needed, not {self.kind}")
         entries: dict[str, Value] = {}
         for key_node, value_node in self.node.value:
             line = _line_of(key_node)
-            name = self._part(key_node, line, f"a key of {self.key or 'the file'}").text()
+            key = self._part(key_node, line, f"a key of {self.key or 'the file'}")
+            is_text = not (any_key and isinstance(key_node, yaml.ScalarNode))
+            name = key.text() if is_text else str(key_node.value)
             entry = self._part(value_node, line, f"{self.key}.{name}" if self.key else name)
             if name in entries:
                 entry.fail(f"given twice, first on line {entries[name].line}; keep one")
@@ -86,6 +91,19 @@ class Value:
             self.fail("holds control characters or half a surrogate pair; plain text is needed")
         if not self.node.value.strip():
             self.fail("is empty; text is needed")
+        return str(self.node.value)
+
+    def plain(self) -> Any:
+        """The value with all values in it, as JSON has them."""
+        if self.is_mapping:
+            return {name: entry.plain() for name, entry in self.entries(any_key=True).items()}
+        if isinstance(self.node, yaml.SequenceNode):
+            return [item.plain() for item in self.items()]
+        match self.node.tag.removeprefix(_TAG):
+            case "null":
+                return None
+            case "bool" | "int" | "float":
+                return self.scalar()
         return str(self.node.value)
 
     def flag(self) -> bool:

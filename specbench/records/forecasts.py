@@ -177,8 +177,13 @@ class ForecastRecord:
             low=1,
         ),
     ]
-    num_prompts: Annotated[int, Doc("prompts that were traced", "prompts")]
-    context: Annotated[int, Doc("tokens in the cache in the middle of a typical output", "tokens")]
+    num_prompts: Annotated[
+        int, Doc("prompts that were traced; 0: acceptance is from an imported file", "prompts")
+    ]
+    context: Annotated[
+        int,
+        Doc("tokens in the cache in the middle of a typical output; 0: unknown", "tokens"),
+    ]
     is_exact: Annotated[
         bool,
         Doc(

@@ -166,7 +166,7 @@ def _no_winner(section: Section, verdict: SpeedupVerdict) -> str:
             if nothing
             else "undecided: no drafter is shown to be faster"
         )
-    if section.cells:
+    if section.cells and not section.forecasts:
         return "not compared: the imported file has no K=0; see the tables"
     if section.baseline is None:
         best = best_forecast(section.forecasts)

@@ -157,6 +157,12 @@ def mean_length_from_rates(per_position: Iterable[float]) -> float:
     return 1 + sum(per_position)
 
 
+def rates_of_length(length: float, k: int) -> tuple[float, ...]:
+    """Joint rates a_1 .. a_k of a mean acceptance length, with the least variance: 1, 1 .. and one
+    fraction. vLLM, SGLang and TensorRT-LLM simulate a length in this way."""
+    return tuple(round(min(max(length - 1 - i, 0.0), 1.0), 6) for i in range(k))
+
+
 def conditional_rates(per_position: Sequence[float]) -> tuple[float, ...]:
     """c_i = a_i / a_(i-1), a_0 = 1, from joint rates; 0 if a_(i-1) is 0."""
     pairs = pairwise((1.0, *per_position))

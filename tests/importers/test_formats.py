@@ -290,7 +290,9 @@ def test_a_folder_stands_for_its_results_and_other_files_are_reported(tmp_path):
 
 def test_a_folder_without_results_is_refused(tmp_path):
     (tmp_path / "inputs.json").write_text('{"data": []}')
-    with pytest.raises(UsageError, match="aiperf, guidellm, sglang bench_serving, "):
+    with pytest.raises(
+        UsageError, match="aiperf, golden acceptance lengths, guidellm, sglang bench_serving, "
+    ):
         import_files([tmp_path], GREEDY)
 
 
@@ -359,7 +361,8 @@ def test_figures_have_our_metrics_names():
         temperature=0.0, num_speculative_tokens=4, method="eagle3", concurrency=4
     )
     files = [path for path in FILES.iterdir() if path.suffix in (".json", ".jsonl")]
-    assert len(files) == 8
+    files.append(FILES / "golden.yaml")
+    assert len(files) == 10
     for file in files:
         for found in import_files([file], told):
             assert set(found.record.figures) <= set(all_metrics())
@@ -370,18 +373,20 @@ def test_figures_have_our_metrics_names():
 def test_each_format_recognizes_only_its_results():
     assert [known.TOOL for known in formats()] == [
         "aiperf",
+        "golden acceptance lengths",
         "guidellm",
         "sglang bench_serving",
         "specdec_bench",
+        "speculation_profile.json",
         "trtllm-bench",
         "vllm bench serve",
     ]
     for name, tool in (
         ("aiperf.json", "aiperf"),
+        ("golden.yaml", "golden acceptance lengths"),
         ("guidellm_k4.json", "guidellm"),
         ("sglang.jsonl", "sglang bench_serving"),
         ("vllm_base.json", "vllm bench serve"),
     ):
-        assert (
-            cell(name, ImportOverrides(temperature=0, num_speculative_tokens=4)).record.tool == tool
-        )
+        told = ImportOverrides(temperature=0, num_speculative_tokens=4, concurrency=1)
+        assert cell(name, told).record.tool == tool

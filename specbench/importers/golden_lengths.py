@@ -1,0 +1,95 @@
+"""InferenceX's golden acceptance lengths: a mean length for each model, thinking mode and K.
+
+Facts: golden_al_distribution/ of SemiAnalysisAI/InferenceX at fb9a9ca1. A length is 1 + accepted /
+drafts of vLLM's counters, with the bonus token, of heads that draft in every round. Conditions are
+only in comments, and the draft model in `_metadata`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specbench.errors import UsageError
+from specbench.importers.imported_cell import (
+    PAST_THE_END,
+    ImportOverrides,
+    ParsedResult,
+    conditions,
+)
+from specbench.importers.result_file import COMMENTS, JsonObject
+from specbench.settings.words import MAX_K
+
+TOOL = "golden acceptance lengths"
+METADATA, DRAFT_MODEL = "_metadata", "draft-model"
+MODE = "thinking_"  # then on or off
+
+_CELL = "_cell"  # the model, mode and K that `join` picked
+
+
+def recognizes(result: JsonObject) -> bool:
+    models = _models(result)
+    return bool(models) and all(
+        isinstance(model, dict) and model and all(mode.startswith(MODE) for mode in model)
+        for model in models.values()
+    )
+
+
+def join(results: Sequence[JsonObject]) -> list[JsonObject]:
+    """Every result, with a file split into its lengths."""
+    split = [result for result in results if not recognizes(result)]
+    for result in filter(recognizes, results):
+        for model, mode in _curves(result):
+            for k in result.inner(model, mode).values:
+                split.append(replace(result, values={**result.values, _CELL: (model, mode, k)}))
+    return split
+
+
+def choose(result: JsonObject, curve: str) -> JsonObject:
+    """The file with only the curves of a model, a mode or both: `thinking_on`, `model/thinking_on`.
+
+    UsageError lists the curves if none is meant.
+    """
+    curves = _curves(result) if recognizes(result) else []
+    parts = curve.split("/")
+    chosen = [pair for pair in curves if all(part in pair for part in parts)]
+    if not chosen:
+        allowed = ", ".join(map("/".join, curves))
+        allowed = allowed or f"K from 0 to {MAX_K}, as in {result.place}#k=4,"
+        raise UsageError(f"{result.place}#{curve}: after # only {allowed} is allowed")
+    about = {key: result.values[key] for key in (METADATA, COMMENTS) if result.has(key)}
+    models = {
+        model: {m: result.values[model][m] for of, m in chosen if of == model}
+        for model, _ in chosen
+    }
+    return replace(result, values={**about, **models})
+
+
+def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: ARG001
+    """The mode stands for the workload unless one is given."""
+    model, mode, key = result.values[_CELL]
+    curve = result.inner(model, mode)
+    if not (key.isdecimal() and len(key) < 6 and 0 < int(key) <= MAX_K):
+        curve.fail(key, f"K from 1 to {MAX_K} is needed")
+    k, length = int(key), curve.number(key, low=1)
+    if length is None or length > k + 1:
+        curve.fail(key, f"a length from 1 to {k + 1} is needed")
+    about = result.inner(METADATA)
+    comments = result.items(COMMENTS) or ()
+    return ParsedResult(
+        engine="vllm",
+        model=model,
+        drafter=about.text(DRAFT_MODEL),
+        workload=mode,
+        parameters=mode,
+        num_speculative_tokens=k,
+        figures={"mean_acceptance_length": length, "mean_acceptance_length_when_drafted": length},
+        warnings=(*conditions({mode: "", **about.values}, *comments), PAST_THE_END),
+    )
+
+
+def _models(result: JsonObject) -> dict[str, object]:
+    return {n: v for n, v in result.values.items() if n not in (METADATA, COMMENTS, _CELL)}
+
+
+def _curves(result: JsonObject) -> list[tuple[str, str]]:
+    """Model and mode of each curve."""
+    return [(model, mode) for model in _models(result) for mode in result.inner(model).values]

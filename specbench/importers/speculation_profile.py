@@ -1,0 +1,143 @@
+"""Model Optimizer's `speculation_profile.json`, which travels with a draft model's checkpoint.
+
+Facts: NVIDIA/Model-Optimizer pull requests 2247 (examples/specdec_bench), 2313 and 2315, at
+edf879d3; schema_version 1.0. Lengths include the bonus token, and are over rounds. Conditional
+rates are P(draft i accepted | those before it were), marginal ones P(drafts 1 .. i accepted).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from specbench.importers.imported_cell import Figures, ImportOverrides, ParsedResult, conditions
+from specbench.importers.result_file import JsonObject
+from specbench.importers.specdec_bench import CHUNKS, ENGINES
+from specbench.settings.words import MAX_K
+from specbench.stats.rounds import conditional_rates, joint_rates, mean_length_from_rates
+
+TOOL = "speculation_profile.json"
+SCHEMA_VERSION = "1.0"
+CHAIN, PER_K = "chain_analytic", "measured_per_k"  # of accept_length_model
+
+_TOLERANCE = 0.02  # of the format's own check of its mean
+_LENGTH, _BY_K, _K = "mean_accept_length", "accept_length_by_k", "num_speculative_tokens"
+_MARGINAL, _CONDITIONAL = "marginal_accept_rates", "conditional_accept_rates"
+_HISTOGRAM = "acceptance_length_histogram"
+# Keys about the one K that was measured round by round.
+_OF_ONE_K = (_MARGINAL, _CONDITIONAL, _HISTOGRAM, "mean_accept_length_per_request")
+
+
+def recognizes(result: JsonObject) -> bool:
+    return result.has("schema_version") and any(
+        result.has(key) for key in ("measured", _MARGINAL, _CONDITIONAL, _LENGTH)
+    )
+
+
+def join(results: Sequence[JsonObject]) -> list[JsonObject]:
+    """Every result, and one for each other K of which a profile has the mean length."""
+    joined = []
+    for result in results:
+        joined.append(result)
+        if recognizes(result):
+            by_k = result.inner(_BY_K)
+            for key in by_k.values:
+                if key != str(result.values.get(_K)):
+                    kept = {k: v for k, v in result.values.items() if k not in _OF_ONE_K}
+                    about = {_K: _k_of(by_k, key), _LENGTH: by_k.number(key, low=1)}
+                    joined.append(replace(result, values={**kept, **about}))
+    return joined
+
+
+def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: ARG001
+    """The conditions that cells need are read under the names that `export` writes."""
+    version = str(result.values["schema_version"])
+    if version.partition(".")[0] != "1":
+        result.fail("schema_version", f"1.0 is read, not {version[:40]}")
+    if result.values.get("measured") is False:
+        result.fail("measured", "false: a placeholder without a measurement; take another file")
+    k = result.whole(_K)
+    if k is None or not 0 < k <= MAX_K:
+        result.fail(_K, f"a whole number from 1 to {MAX_K} is needed")
+    measured_with = result.inner("measurement_conditions")
+    engine = measured_with.text("engine") or "unknown"
+    is_of_chunks = result.text("producer") is None and result.has(_HISTOGRAM)
+    return ParsedResult(
+        engine=ENGINES.get(engine, engine),
+        model=_model(result, "target_model"),
+        drafter=_model(result, "draft_checkpoint"),
+        method=result.text("method"),
+        workload=measured_with.text("dataset"),
+        num_speculative_tokens=k,
+        is_chain=result.text("accept_length_model") == CHAIN,
+        concurrency=measured_with.whole("concurrency"),
+        temperature=measured_with.number("temperature"),
+        num_requests=measured_with.whole("num_samples"),
+        figures=_figures(result, k),
+        warnings=(*conditions(measured_with.values), *([CHUNKS] if is_of_chunks else [])),
+    )
+
+
+def _figures(result: JsonObject, k: int) -> Figures:
+    """Lengths and rates of K; UsageError if they contradict each other."""
+    marginal, conditional = (_rates(result, key, k) for key in (_MARGINAL, _CONDITIONAL))
+    length = result.number(_LENGTH, low=1)
+    if marginal is None and conditional is not None:
+        marginal = tuple(joint_rates(conditional))
+    if marginal is None:
+        if length is None or length > k + 1:
+            result.fail(_LENGTH, f"a number from 1 to {k + 1} is needed without rates")
+        return {"mean_acceptance_length": length, **_counts(result, k)}
+    for i, (before, rate) in enumerate(pairwise((1.0, *marginal))):
+        if rate > before:
+            result.fail(f"{_MARGINAL}[{i}]", f"{rate:g} rises: two drafts cannot be accepted more "
+                        "often than one")  # fmt: skip
+    implied = mean_length_from_rates(marginal)
+    if conditional is not None and _differ(
+        implied, mean_length_from_rates(joint_rates(conditional))
+    ):
+        result.fail(_CONDITIONAL, f"contradicts {_MARGINAL}")
+    if length is not None and _differ(implied, length):
+        result.fail(_LENGTH, f"{length:g} contradicts the rates, which give {implied:.3f}")
+    return {
+        "mean_acceptance_length": length or implied,
+        "mean_acceptance_length_per_request": result.number("mean_accept_length_per_request"),
+        "acceptance_rate_per_position": marginal,
+        "conditional_acceptance_rate": conditional or conditional_rates(marginal),
+        **_counts(result, k),
+    }
+
+
+def _rates(result: JsonObject, key: str, k: int) -> tuple[float, ...] | None:
+    rates = result.numbers(key)
+    if rates is not None and len(rates) != k:
+        result.fail(key, f"{len(rates)} rates for K = {k}")
+    for i, rate in enumerate(rates or ()):
+        if rate > 1:
+            result.fail(f"{key}[{i}]", f"a share from 0 to 1 is needed, not {rate:g}")
+    return rates
+
+
+def _counts(result: JsonObject, k: int) -> Figures:
+    """The rounds of each length, which are keyed by it."""
+    histogram = result.inner(_HISTOGRAM)
+    for key in histogram.values:
+        if key not in map(str, range(1, k + 2)):
+            histogram.fail(key, f"a length from 1 to {k + 1} is needed at K = {k}")
+    counts = tuple(float(histogram.whole(str(i + 1)) or 0) for i in range(k + 1))
+    return {"acceptance_histogram": counts, "num_rounds": sum(counts)} if any(counts) else {}
+
+
+def _k_of(by_k: JsonObject, key: str) -> int:
+    if not (key.isdecimal() and len(key) < 6 and 0 < int(key) <= MAX_K):
+        by_k.fail(key, f"K from 1 to {MAX_K} is needed")
+    return int(key)
+
+
+def _model(result: JsonObject, key: str) -> str | None:
+    """A model, named directly or by the id in an object about it."""
+    value = result.values.get(key)
+    return result.inner(key).text("id") if isinstance(value, dict) else result.text(key)
+
+
+def _differ(length: float, other: float) -> bool:
+    return abs(length - other) > _TOLERANCE
