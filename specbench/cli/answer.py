@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import typer
+from rich.console import Group
 
 from specbench.cli.console import WIDTH, open_console, say
 from specbench.report.answers import answer_lines
-from specbench.report.blocks import run_report
+from specbench.report.blocks import ReportPart, run_report
 from specbench.report.document import Document
 from specbench.report.document_json import to_json
-from specbench.report.terminal import terminal_report
+from specbench.report.terminal import terminal_part, terminal_report
 
 
 def print_answer(
@@ -22,12 +23,22 @@ def print_answer(
     is_verbose: bool = False,
 ) -> None:
     """Prints tables, the paths of reports, then all verdicts; `seen`: warnings already printed."""
-    open_console(width=WIDTH).print(terminal_report(document, seen, is_verbose=is_verbose))
+    answers = (*answer_lines(document), *run_report(document).shared.lines)
+    _print(terminal_report(document, seen, is_verbose=is_verbose), paths, answers)
+
+
+def print_part(part: ReportPart, paths: Sequence[Path] = ()) -> None:
+    """Prints tables and sentences, the paths of reports, then the answers."""
+    _print(terminal_part(part), paths, part.answers)
+
+
+def _print(shown: Group, paths: Sequence[Path], answers: Sequence[str]) -> None:
+    open_console(width=WIDTH).print(shown)
     for path in paths:
         typer.echo(f"report: {path}")
     if paths:
         typer.echo("")
-    for line in (*answer_lines(document), *run_report(document).shared.lines):
+    for line in answers:
         say(line)
 
 

@@ -16,6 +16,7 @@ from specbench.untrusted import plain
 
 if TYPE_CHECKING:
     from specbench.gate.check import Gate
+    from specbench.report.blocks import ReportPart
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"  # the variable with the file of a CI job's summary
 
@@ -51,13 +52,14 @@ def check(
 
     Exit code 1 if worse beyond noise and tolerance, 3 if undecided.
     """
+    from specbench.cli.answer import print_part
     from specbench.report.gate import (
         gate_json,
         gate_junit,
-        gate_markdown,
+        gate_report,
         incomparable_json,
         incomparable_junit,
-        incomparable_markdown,
+        incomparable_report,
     )
 
     try:
@@ -65,17 +67,18 @@ def check(
     except SpecbenchError as error:
         reason = str(error)
         _tell(
-            _write_files(junit, incomparable_junit(reason), markdown, incomparable_markdown(reason))
+            _write_files(junit, incomparable_junit(reason), markdown, incomparable_report(reason))
         )
         if as_json:
             typer.echo(json.dumps(incomparable_json(reason), indent=2))
         raise
+    shown = gate_report(gate)
     # Written before anything is printed, since `| head` may close the pipe.
-    unwritten = _write_files(junit, gate_junit(gate), markdown, gate_markdown(gate))
+    unwritten = _write_files(junit, gate_junit(gate), markdown, shown)
     if as_json:
         typer.echo(json.dumps(gate_json(gate), indent=2, allow_nan=False))
     else:
-        _print(gate)
+        print_part(shown)
     _tell(unwritten)
     raise typer.Exit(exit_code(gate) or (ExitCode.USER_ERROR if unwritten else 0))
 
@@ -131,18 +134,13 @@ def parse_fail_on(text: str) -> tuple[Tolerance, ...]:
     return tuple(by_metric.values())
 
 
-def _print(gate: "Gate") -> None:
-    from specbench.cli.console import WIDTH, open_console, say
-    from specbench.report.gate import gate_table, headline
-
-    open_console(width=WIDTH).print(gate_table(gate))
-    say(headline(gate))
-
-
 def _write_files(
-    junit: Path | None, junit_text: str, markdown: Path | None, markdown_text: str
+    junit: Path | None, junit_text: str, markdown: Path | None, part: "ReportPart"
 ) -> tuple[str, ...]:
     """Writes the requested files and the summary of a CI job; prints those that failed."""
+    from specbench.report.markdown import part_to_markdown
+
+    markdown_text = part_to_markdown(part)
     files = [(junit, junit_text, "w"), (markdown, markdown_text, "w")]
     if summary := os.environ.get(SUMMARY_VARIABLE):
         files.append((Path(summary), markdown_text, "a"))

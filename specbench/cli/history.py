@@ -1,8 +1,6 @@
 """`specbench history`: metrics over the stored runs."""
 
 import json
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +12,7 @@ from specbench.whole_file import write_whole
 
 if TYPE_CHECKING:
     from specbench.gate.history import History, PastRun
+    from specbench.report.blocks import ReportPart
 
 DEFAULT = "decode_speedup,mean_acceptance_length"
 
@@ -63,10 +62,12 @@ def history(
 
     Shows trends as well; interrupted runs, and runs that are not comparable, are left out.
     """
+    from specbench.cli.answer import print_part
     from specbench.cli.baseline import parse_allowed
     from specbench.gate.history import WORDS
     from specbench.gate.history import history as history_of
     from specbench.metrics.registry import all_metrics
+    from specbench.report.history import history_report
     from specbench.settings.words import parse_names
 
     metrics = parse_names("--metric", metric, tuple(all_metrics()))
@@ -76,18 +77,19 @@ def history(
     if not series_of_runs.series:
         filters = {"--pairing": pairing, "--workload": workload}
         raise UsageError(_why_nothing(metric, filters, past, series_of_runs))
+    shown = history_report(series_of_runs)
     if html is not None:
-        _write(html, series_of_runs)
+        _write(html, shown, series_of_runs)
     if as_json:
         typer.echo(json.dumps(_document(series_of_runs), indent=2, allow_nan=False))
     else:
-        _print(series_of_runs, html)
+        print_part(shown, [html] if html else [])
 
 
 def _why_nothing(
     metric: str, filters: dict[str, str | None], past: "list[PastRun]", history: "History"
 ) -> str:
-    from specbench.report.history_lines import left_out_lines
+    from specbench.report.history import left_out_lines
     from specbench.report.numbers import plural
 
     values = [run_cell.metrics.get(metric) for run in past for run_cell in run.cells]
@@ -151,37 +153,6 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
     return past
 
 
-def _print(history: "History", page: Path | None) -> None:
-    from specbench.cli.console import WIDTH, open_console
-    from specbench.report.history_lines import change_lines, history_grid, left_out_lines
-    from specbench.report.terminal import titled_table
-
-    grid = history_grid(history)
-    console = open_console(width=WIDTH)
-    for cell, rows in groupby(grid.rows, itemgetter(0)):  # whose names need a separate line
-        table = titled_table(cell)
-        for header in grid.headers[1:]:
-            table.add_column(
-                header,
-                justify="right" if header == "runs" else "left",
-                overflow="fold",
-                no_wrap=header in ("metric", "newest"),
-            )
-        for _, *texts in rows:
-            table.add_row(*texts)
-        console.print(table)
-    typer.echo("")
-    for line in (*left_out_lines(history), history.false_alarms):
-        typer.echo(line)
-    if page is not None:
-        typer.echo(f"page: {page}")
-    changes = change_lines(history)
-    if not changes and history.num_judged:
-        changes = ["no change points or trends found"]
-    for line in changes:
-        typer.echo(line)
-
-
 def _document(history: "History") -> dict[str, Any]:
     from pydantic_core import to_jsonable_python
 
@@ -209,10 +180,11 @@ def _document(history: "History") -> dict[str, Any]:
     }
 
 
-def _write(path: Path, history: "History") -> None:
-    from specbench.report.history_page import to_page
+def _write(path: Path, part: "ReportPart", history: "History") -> None:
+    from specbench.report.charts.history import history_charts
+    from specbench.report.html import page
 
-    text = to_page(history)
+    text = page(part, {"history": history_charts(history)})
     try:
         write_whole(path, text)
     except OSError as error:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from specbench.report.answers import SectionAnswer, answer, shared_k_lines
-from specbench.report.comparisons import comparison_grids
+from specbench.report.comparisons import answers_grid, comparison_grids, differences_grid
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_legend, forecast_lines
 from specbench.report.grids import (
@@ -37,6 +38,7 @@ class Lines(NamedTuple):
     """A list of sentences."""
 
     lines: Sequence[str]
+    is_answer: bool = False  # a terminal shows the answer last
 
 
 class Paragraph(NamedTuple):
@@ -81,7 +83,7 @@ class Reasons(NamedTuple):
 class Charts(NamedTuple):
     """The charts of one kind, which only a page shows."""
 
-    kind: Literal["costs", "evidence"]
+    kind: Literal["costs", "evidence", "answers", "history"]
 
 
 class ReportPart(NamedTuple):
@@ -90,6 +92,12 @@ class ReportPart(NamedTuple):
     title: str
     blocks: Sequence["Block"]
     is_folded: bool = False  # a page shows only its title until it is opened
+
+    @property
+    def answers(self) -> Sequence[str]:
+        """The sentences that answer the question of the part."""
+        answers = (b.lines for b in self.blocks if isinstance(b, Lines) and b.is_answer)
+        return tuple(chain.from_iterable(answers))
 
 
 Block = (
@@ -203,6 +211,20 @@ def run_report(document: Document) -> RunReport:
                 for grid in metric_grids(section)
             ],
         ),
+    )
+
+
+def side_by_side_part(documents: Sequence[Document]) -> ReportPart:
+    """Several runs compared; no blocks for a single run."""
+    return ReportPart(
+        f"{len(documents)} runs side by side",
+        [
+            TableBlock(answers_grid(documents)),
+            Charts("answers"),
+            TableBlock(differences_grid(documents)),
+        ]
+        if len(documents) > 1
+        else [],
     )
 
 

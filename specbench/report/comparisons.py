@@ -259,10 +259,8 @@ def _difference(interval: Interval) -> str:
     return f"{interval.estimate:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
 
 
-def answers_grid(documents: Sequence[Document]) -> Grid | None:
-    """One row per question and drafter, one column per run; None for a single run."""
-    if len(documents) < 2:
-        return None
+def answers_grid(documents: Sequence[Document]) -> Grid:
+    """One row per question and drafter, one column per run."""
     keys = decided_cells(documents)
     settings = [key.condition for key in keys]
     return Grid(
@@ -276,14 +274,13 @@ def answers_grid(documents: Sequence[Document]) -> Grid | None:
             )
             for key in keys
         ),
-        num_names=2 + len(documents),
+        num_names=2,
+        num_remarks=len(documents),
     )
 
 
-def differences_grid(documents: Sequence[Document]) -> Grid | None:
-    """The facts in which the runs differ, one column per run; None for a single run."""
-    if len(documents) < 2:
-        return None
+def differences_grid(documents: Sequence[Document]) -> Grid:
+    """The facts in which the runs differ, one column per run."""
     facts = [{fact.name: fact.value for fact in provenance(document)} for document in documents]
     names = dict.fromkeys(name for run_facts in facts for name in run_facts)
     return Grid(
@@ -294,7 +291,7 @@ def differences_grid(documents: Sequence[Document]) -> Grid | None:
             for name in names
             if len({run_facts.get(name) for run_facts in facts}) > 1
         ),
-        num_names=1 + len(documents),
+        num_remarks=len(documents),
     )
 
 

@@ -1,4 +1,4 @@
-"""A gate as sentences, a terminal table, Markdown, JSON and JUnit XML."""
+"""A gate as sentences, blocks, JSON and JUnit XML."""
 
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
@@ -6,9 +6,6 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from pydantic_core import to_jsonable_python
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from specbench.gate.attribution import Attribution, Cause, Shift
 from specbench.gate.baseline import Snapshot
@@ -18,7 +15,8 @@ from specbench.gate.judging import CELL, FALSE_ALARM, GateVerdict, Judgment
 from specbench.gate.tolerances import MetricKind, default_tolerances, deviation_floor
 from specbench.metrics.registry import all_metrics
 from specbench.records import NO_DRAFTER, Interval
-from specbench.report.markdown import escape
+from specbench.report.blocks import Lines, Paragraph, ReportPart, TableBlock
+from specbench.report.grids import Grid
 from specbench.report.numbers import (
     ABSENT,
     effect_text,
@@ -28,7 +26,6 @@ from specbench.report.numbers import (
     plural,
     scale_of,
 )
-from specbench.report.terminal import titled_table
 
 
 def baseline_lines(baseline: Snapshot) -> Iterator[str]:
@@ -64,7 +61,7 @@ def baseline_lines(baseline: Snapshot) -> Iterator[str]:
         )
 
 
-HEADERS = ("metric", "before", "after", "change +- 95%", "limit", "MDE", "verdict")
+_NAME = "specbench check"
 REFUSED = "refused"  # the verdict of sides that cannot be compared
 LEGEND = (
     "before, after: baseline and candidate; limit: tolerated change; MDE: minimum detectable "
@@ -73,7 +70,7 @@ LEGEND = (
 
 
 class JudgmentRow(NamedTuple):
-    """The row of a judgment in a table, in the order of HEADERS."""
+    """The row of a judgment in a table, without the name of its cell."""
 
     metric: str
     before: str
@@ -266,68 +263,44 @@ def _limit(judgment: Judgment) -> str:
     return f"{'-' if metric.better == 'higher' else '+'}{100 * judgment.tolerance:.3g}%"
 
 
-_STYLES = {
-    GateVerdict.PASS: "",
-    GateVerdict.INCONCLUSIVE: "yellow",
-    GateVerdict.MISSING: "yellow",
-    GateVerdict.REGRESSION: "bold red",
+_MARKS = {
+    GateVerdict.REGRESSION: "worse",
+    GateVerdict.INCONCLUSIVE: "open",
+    GateVerdict.MISSING: "open",
 }
 
 
-def gate_table(gate: Gate) -> Group:
-    """The title, one table per cell, and the details, without the headline."""
-    parts: list[RenderableType] = [Text(title(gate)), ""]
-    ordered = sorted(gate.judgments, key=lambda j: j.cell.id)
-    for cell, judgments in groupby(ordered, key=lambda j: j.cell):
-        parts += [_terminal_table(cell.label, list(judgments)), ""]
-    parts += [Text(line) for line in detail_lines(gate)]
-    parts += [Text(f"{LEGEND} {chance_note(gate)}".rstrip(), style="dim"), ""]
-    return Group(*parts)
+def gate_report(gate: Gate) -> ReportPart:
+    """The headline, the details and a table per cell."""
+    ordered = sorted(gate.judgments, key=lambda judgment: judgment.cell.id)
+    grids = (_grid(list(of_cell)) for _, of_cell in groupby(ordered, key=lambda j: j.cell))
+    return ReportPart(
+        f"{_NAME}: {gate.verdict.value}",
+        [
+            Lines([headline(gate)], is_answer=True),
+            Lines(detail_lines(gate)),
+            Paragraph(title(gate)),
+            *map(TableBlock, grids),
+            Paragraph(f"{LEGEND} {chance_note(gate)}".rstrip()),
+        ],
+    )
 
 
-def _terminal_table(name: str, judgments: list[Judgment]) -> Table:
-    table = titled_table(name)
-    for i, header in enumerate(HEADERS):
-        is_words = i in (0, len(HEADERS) - 1)
-        table.add_column(
-            header, justify="left" if is_words else "right", overflow="fold", no_wrap=i > 0
-        )
-    for judgment in judgments:
-        table.add_row(*row(judgment), style=_STYLES[judgment.verdict])
-    return table
+def _grid(judgments: Sequence[Judgment]) -> Grid:
+    """The judgments of one cell."""
+    return Grid(
+        title=judgments[0].cell.label,
+        headers=("metric", "before", "after", "change +- 95%", "limit", "MDE", "verdict"),
+        rows=tuple(map(row, judgments)),
+        num_remarks=1,
+        marks=tuple(_MARKS.get(judgment.verdict, "") for judgment in judgments),
+    )
 
 
-def gate_markdown(gate: Gate) -> str:
-    """The headline, the details and a table; it ends with a line end, so it can be appended."""
-    return "\n".join(_lines(gate)) + "\n"
-
-
-def incomparable_markdown(reason: str) -> str:
-    """The Markdown of two sides that cannot be compared, with the reason."""
-    first, *rest = reason.splitlines() or [""]
-    lines = (f"## specbench check: {REFUSED}", "", f"**{escape(first)}**", "")
-    return "\n".join((*lines, *(f"- {escape(line.strip())}" for line in rest), "")) + "\n"
-
-
-def _lines(gate: Gate) -> Iterator[str]:
-    yield from (f"## specbench check: {gate.verdict.value}", "")
-    yield from (f"**{escape(headline(gate))}**", "")
-    yield from (f"- {escape(line)}" for line in detail_lines(gate))
-    yield from ("", f"{escape(title(gate))}.", "")
-    yield f"| cell | {' | '.join(HEADERS)} |"
-    yield f"| --- | --- | {'---: | ' * (len(HEADERS) - 2)}--- |"
-    ordered = sorted(gate.judgments, key=lambda j: j.cell.id)
-    for _, judgments in groupby(ordered, key=lambda j: j.cell):
-        for i, judgment in enumerate(judgments):
-            yield _markdown_row(judgment, is_first=i == 0)
-    yield from ("", escape(f"{LEGEND} {chance_note(gate)}".rstrip()), "")
-
-
-def _markdown_row(judgment: Judgment, *, is_first: bool) -> str:
-    mark = "**" if judgment.verdict is GateVerdict.REGRESSION else ""
-    *values, verdict = (escape(text) for text in row(judgment))
-    name = escape(judgment.cell.label) if is_first else ""
-    return f"| {' | '.join((name, *values))} | {mark}{verdict}{mark} |"
+def incomparable_report(reason: str) -> ReportPart:
+    """Two sides that cannot be compared, with the reason."""
+    first, *rest = map(str.strip, reason.splitlines() or [""])
+    return ReportPart(f"{_NAME}: {REFUSED}", [Lines([first], is_answer=True), Lines(rest)])
 
 
 JSON_VERSION = 1
@@ -386,7 +359,6 @@ _ELEMENTS = {
     GateVerdict.MISSING: "error",
     GateVerdict.INCONCLUSIVE: "skipped",
 }
-_NAME = "specbench check"
 
 
 def gate_junit(gate: Gate) -> str:

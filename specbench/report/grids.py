@@ -28,8 +28,9 @@ class Grid:
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     num_names: int = 1  # leading columns of words
+    num_remarks: int = 0  # trailing columns of text
     brief: Sequence[int] | None = None  # columns that fit a terminal; None: all
-    marks: tuple[str, ...] = ()  # per row: chosen, invalid or ""; empty if rows have no marks
+    marks: tuple[str, ...] = ()  # per row: chosen, invalid, worse, open or ""; empty: no marks
 
     @property
     def brief_columns(self) -> Sequence[int]:
@@ -37,8 +38,18 @@ class Grid:
         return range(len(self.headers)) if self.brief is None else self.brief
 
     def is_words(self, column: int) -> bool:
-        """Whether a column contains words: the leading ones, and remarks, which have no header."""
-        return column < self.num_names or not self.headers[column]
+        """Whether a column contains words: names, remarks, and columns without a header."""
+        return column < self.num_names or column in self._remarks or not self.headers[column]
+
+    @property
+    def _remarks(self) -> range:
+        return range(len(self.headers) - self.num_remarks, len(self.headers))
+
+    @property
+    def wrapped(self) -> Sequence[int]:
+        """The columns that a terminal may wrap: remarks of several words, or else names."""
+        phrases = [i for i in self._remarks if any(" " in row[i] for row in self.rows)]
+        return phrases or [i for i in range(self.num_names) if self.headers[i]]
 
 
 class Legend(NamedTuple):

@@ -14,8 +14,8 @@ from specbench.report.blocks import (
     TableBlock,
     formulas_part,
     run_report,
+    side_by_side_part,
 )
-from specbench.report.comparisons import answers_grid, differences_grid
 from specbench.report.document import Document
 from specbench.report.grids import Grid, Legend
 from specbench.report.provenance import Fact
@@ -36,13 +36,16 @@ _ESCAPES = str.maketrans(
 
 def to_markdown(documents: Sequence[Document]) -> str:
     """The report of one or more runs: the answers of each run first, formulas at the end."""
-    lines: list[str] = []
-    for grid in (answers_grid(documents), differences_grid(documents)):
-        lines += _grid(grid, level=2) if grid else ()
+    lines = [*_block(side_by_side_part(documents), level=1)]
     for document in documents:
         lines += _run(run_report(document))
     lines += _block(formulas_part(documents), level=2)
     return "\n".join(lines)
+
+
+def part_to_markdown(part: ReportPart) -> str:
+    """A part, as a section that can be appended to a file."""
+    return "\n".join(_block(part, level=2)) + "\n"
 
 
 def escape(text: str) -> str:
@@ -77,6 +80,8 @@ def _block(block: Block, *, level: int) -> Iterator[str]:
             if lines and block.title:
                 yield from (f"{'#' * level} {escape(block.title)}", "")
             yield from lines
+        case Lines(is_answer=True):
+            yield from (f"**{escape(line)}**\n" for line in block.lines)
         case Lines() if block.lines:
             yield from (*(f"- {escape(line)}" for line in block.lines), "")
         case Paragraph():

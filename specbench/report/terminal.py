@@ -1,6 +1,6 @@
 """A run on a terminal of 80 columns: tables, then notes."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from textwrap import wrap
 
 from rich.box import SIMPLE_HEAD
@@ -20,7 +20,7 @@ from specbench.report.blocks import (
 from specbench.report.document import Document
 from specbench.report.grids import Grid, Legend
 
-_STYLES = {"chosen": "bold green", "invalid": "dim", "": ""}
+_STYLES = {"chosen": "bold green", "invalid": "dim", "worse": "bold red", "open": "yellow", "": ""}
 
 
 def terminal_report(
@@ -38,17 +38,28 @@ def terminal_report(
         *(text for part in parts for text in _part(part)),
         *(text for part in report.notes.blocks for text in _note(part, shown)),
     ]
+    return _spaced(rendered)
+
+
+def terminal_part(part: ReportPart) -> Group:
+    """Tables and sentences of a part, without its answers."""
+    return _spaced(_part(part))
+
+
+def _spaced(rendered: Iterable[RenderableType]) -> Group:
     return Group(*(piece for text in rendered for piece in (text, "")))
 
 
 def _part(part: ReportPart) -> Iterator[RenderableType]:
-    for block in part.blocks:
+    for block in sorted(part.blocks, key=lambda block: isinstance(block, Lines)):
         if isinstance(block, TableBlock):
             yield grid_table(block.grid)
         elif isinstance(block, Legend):
             yield _legend_table(block.shown(is_brief=True))
         elif isinstance(block, Paragraph):
             yield Text(block.brief or block.text, style="dim")
+        elif isinstance(block, Lines) and not block.is_answer:
+            yield from _lines(block.lines, "")
 
 
 def _legend_table(entries: Collection[tuple[str, str]]) -> RichTable:
@@ -75,18 +86,6 @@ def _lines(lines: Collection[str], style: str) -> Iterator[Text]:
         yield Text("\n".join(lines), style=style)
 
 
-def titled_table(title: str) -> RichTable:
-    return RichTable(
-        title=Text(title),
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        padding=0,
-        header_style="",
-    )
-
-
 def _header(grid: Grid, column: int) -> str:
     """The header, broken into lines if it is wider than its column."""
     header, widths = grid.headers[column], [len(row[column]) for row in grid.rows]
@@ -98,15 +97,22 @@ def _header(grid: Grid, column: int) -> str:
 
 def grid_table(grid: Grid) -> RichTable:
     """The columns of a grid that fit a terminal; repeated names are left out."""
-    table = titled_table(grid.title)
+    table = RichTable(
+        title=Text(grid.title),
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        padding=0,
+        header_style="",
+    )
     columns = grid.brief_columns
     for i in columns:
-        is_words = grid.is_words(i)
         table.add_column(
             _header(grid, i),
-            justify="left" if is_words else "right",
+            justify="left" if grid.is_words(i) else "right",
             overflow="fold",
-            no_wrap=not is_words or not grid.headers[i],
+            no_wrap=i not in grid.wrapped,
             min_width=8 if grid.headers[i] == "drafter" else None,
         )
     marks = grid.marks or ("",) * len(grid.rows)

@@ -267,7 +267,7 @@ def test_ci_gets_its_files(made: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert failed == ["decode_speedup", "decode_tokens_per_s"]
     markdown = (tmp_path / "gate.md").read_text()
     assert markdown.startswith("## specbench check: regression\n")
-    assert "**REGRESSION**" in markdown
+    assert "| REGRESSION |" in markdown
     assert summary.read_text() == f"before\n{markdown}"
 
 

@@ -106,7 +106,7 @@ def test_the_page_is_written_where_asked(nightly, tmp_path):
     page = tmp_path / "history.html"
     ran = specbench("history", *METRIC, "--html", page, cwd=nightly)
     assert ran.code == 0
-    assert f"page: {page}" in ran.out
+    assert f"report: {page}" in ran.out
     assert "<svg " in page.read_text()
 
 

@@ -16,13 +16,14 @@ from specbench.report.gate import (
     chance_note,
     gate_json,
     gate_junit,
-    gate_markdown,
-    gate_table,
+    gate_report,
     headline,
     incomparable_junit,
     row,
 )
+from specbench.report.markdown import part_to_markdown
 from specbench.report.numbers import effect_text
+from specbench.report.terminal import terminal_part
 from tests.gate.gate_sides import cell, figure, key, side
 
 HOSTILE = 'a|b <i>&"[x](y)\x07\n`'
@@ -62,7 +63,7 @@ def test_the_first_cause_is_in_every_format(gate, capsys):
     (failure,) = ET.fromstring(gate_junit(gate)).iter("failure")
     assert cause in failure.get("message")
     assert weights in failure.text
-    markdown = gate_markdown(gate).splitlines()
+    markdown = part_to_markdown(gate_report(gate)).splitlines()
     (verdict,) = (line for line in markdown if line.startswith("**REGRESSION"))
     assert cause in verdict
     details = [line for line in markdown if line.startswith("- ")]
@@ -72,7 +73,7 @@ def test_the_first_cause_is_in_every_format(gate, capsys):
     assert cause in document["sentence"]
     assert document["attributions"][0]["causes"][0] == cause
     assert document["attributions"][0]["changes"][0]["candidate"].endswith(weights)
-    open_console(width=80).print(gate_table(gate))
+    open_console(width=80).print(terminal_part(gate_report(gate)))
     printed = capsys.readouterr().out
     assert printed.index(cause) < printed.index("changed since")
 
@@ -87,7 +88,11 @@ def test_an_undecided_answer_names_changed_weights_in_every_format():
     (found,) = gate.attributions
     assert (found.metrics, found.causes) == ((), (Cause.WEIGHTS,))
     (skipped,) = ET.fromstring(gate_junit(gate)).iter("skipped")
-    (verdict,) = (line for line in gate_markdown(gate).splitlines() if "**INCONCLUSIVE" in line)
+    (verdict,) = (
+        line
+        for line in part_to_markdown(gate_report(gate)).splitlines()
+        if "**INCONCLUSIVE" in line
+    )
     for text in (skipped.get("message"), verdict, headline(gate)):
         assert Cause.WEIGHTS.value in text
     assert "b" * 12 in skipped.text
@@ -160,15 +165,15 @@ def test_an_effect_beyond_a_doubling_has_no_size():
 
 
 def test_markdown_has_a_row_a_judgment_and_no_markup_of_names(gate):
-    text = gate_markdown(gate)
+    text = part_to_markdown(gate_report(gate))
     rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len(rows) == 2 + len(gate.judgments)
+    assert len(rows) == 2 * len({j.cell for j in gate.judgments}) + len(gate.judgments)
     assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
     assert "<i>" not in text
 
 
 def test_the_table_prints_brackets_as_they_are(gate, capsys):
-    open_console(width=80).print(gate_table(gate))
+    open_console(width=80).print(terminal_part(gate_report(gate)))
     assert "[x](y)" in capsys.readouterr().out
 
 

@@ -1,6 +1,10 @@
-"""A history as a table and sentences."""
+"""A history as sentences, charts and a table."""
+
+from collections.abc import Iterator
+from itertools import groupby
 
 from specbench.gate.history import History, Series
+from specbench.report.blocks import Charts, Lines, ReportPart, TableBlock
 from specbench.report.grids import Grid
 from specbench.report.numbers import measured
 from specbench.stats.change_points import MIN_RUNS, ChangePoint
@@ -9,24 +13,43 @@ _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 24
 
 
-def history_grid(history: History) -> Grid:
-    """One row per series: number of runs, newest value, course and finding."""
-    return Grid(
-        title="History",
-        headers=("cell", "metric", "runs", "newest", "course", "finding"),
-        rows=tuple(
-            (
-                series.key.label,
-                series.metric,
-                str(len(series.points)),
-                measured(series.values[-1], series.unit),
-                sparkline(series.values),
-                ", ".join(brief(series))
-                or ("steady" if len(series.points) >= MIN_RUNS else f"fewer than {MIN_RUNS} runs"),
-            )
-            for series in history.series
-        ),
-        num_names=2,
+def history_report(history: History) -> ReportPart:
+    """The changes, the charts, a table, and what the runs allow to find."""
+    answers = change_lines(history) or ["no change points or trends found"]
+    notes = [*left_out_lines(history), history.false_alarms]
+    if not history.num_judged:
+        answers = [notes.pop()]
+    return ReportPart(
+        "specbench history",
+        [
+            Lines(answers, is_answer=True),
+            Charts("history"),
+            *map(TableBlock, history_grids(history)),
+            Lines(notes),
+        ],
+    )
+
+
+def history_grids(history: History) -> Iterator[Grid]:
+    """A table per cell with one row per metric."""
+    for key, group in groupby(history.series, key=lambda series: series.key):
+        yield Grid(
+            title=key.label,
+            headers=("metric", "runs", "newest", "course", "finding"),
+            rows=tuple(map(_row, group)),
+            num_remarks=1,
+        )
+
+
+def _row(series: Series) -> tuple[str, ...]:
+    num_runs = len(series.points)
+    no_finding = "steady" if num_runs >= MIN_RUNS else f"fewer than {MIN_RUNS} runs"
+    return (
+        series.metric,
+        str(num_runs),
+        measured(series.values[-1], series.unit),
+        sparkline(series.values),
+        ", ".join(brief(series)) or no_finding,
     )
 
 

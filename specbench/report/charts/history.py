@@ -1,7 +1,6 @@
-"""A history as one self-contained HTML page. Imports matplotlib."""
+"""The charts of a history."""
 
 from collections.abc import Iterator, Sequence
-from html import escape
 from itertools import pairwise
 
 from matplotlib.axes import Axes
@@ -9,54 +8,13 @@ from matplotlib.ticker import MaxNLocator
 
 from specbench.gate.history import History, Series
 from specbench.report.charts.canvas import INK, SERIES, VERIFY, Chart, Panels, drawing
-from specbench.report.history_lines import change_lines, history_grid, left_out_lines
-from specbench.report.numbers import Scale, scale_of
-from specbench.untrusted import plain
+from specbench.report.numbers import Scale, plural, scale_of
 
 _FITTING = 27  # characters above a panel
 _CAPTION = (
     "One point per run, oldest on the left, with its 95% interval if it has one. Lines are the "
     "levels between change points; a dashed line marks a change point, a slanted line is a trend."
 )
-_STYLE = """
-:root { color-scheme: light dark; font: 15px/1.45 system-ui, sans-serif; }
-body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem; }
-table { border-collapse: collapse; }
-th, td { padding: .2rem .7rem .2rem 0; text-align: left; border-bottom: 1px solid #8884; }
-svg { width: var(--width); max-width: 100%; height: auto; }
-figcaption { opacity: .75; }
-"""
-
-
-def to_page(history: History) -> str:
-    """The page of a history; equal histories give equal bytes."""
-    return plain("\n".join(_lines(history))) + "\n"
-
-
-def _lines(history: History) -> Iterator[str]:
-    grid = history_grid(history)
-    yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-    yield f"<title>specbench history</title><style>{_STYLE}</style></head><body>"
-    yield "<h1>History</h1><ul>"
-    yield from (
-        f"<li>{escape(line)}</li>"
-        for line in change_lines(history) or [("No change points or trends found")]
-    )
-    yield "</ul>"
-    for chart in history_charts(history):
-        yield f"<figure><h2>{escape(chart.title)}</h2>"
-        yield from chart.panels
-        yield f"<figcaption>{escape(chart.caption)}</figcaption></figure>"
-    yield f"<table><tr>{_cells('th', grid.headers)}</tr>"
-    yield from (f"<tr>{_cells('td', row)}</tr>" for row in grid.rows)
-    yield "</table>"
-    notes = [history.false_alarms, *left_out_lines(history)]
-    yield from (f"<p>{escape(line)}</p>" for line in notes)
-    yield "</body></html>"
-
-
-def _cells(tag: str, texts: tuple[str, ...]) -> str:
-    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
 
 
 def history_charts(history: History) -> tuple[Chart, ...]:
@@ -79,7 +37,7 @@ def _charts(drawn: Sequence[Series]) -> Iterator[Chart]:
         panels.name_y(f"{metric.replace('_', ' ')}, {scale.unit}")
         panels.axes[0].yaxis.set_major_locator(MaxNLocator(nbins=5))
         panels.set_x(1, max(len(series.points) for series in group), "run")
-        yield panels.chart(metric, f"{len(group)} cells", _CAPTION)
+        yield panels.chart(metric, plural(len(group), "cell"), _CAPTION)
 
 
 def _draw(ax: Axes, series: Series, scale: Scale) -> None:
