@@ -13,8 +13,7 @@ from torch import Tensor
 from specbench.decode.drafter import Proposal
 from specbench.decode.sampling import Purpose, Sampler, exponential
 from specbench.decode.state import State
-from specbench.decode.topology import StaticTree
-from specbench.forward.tree import Branches, Tree, ancestors_of
+from specbench.forward.tree import Branches, StaticTree, Tree, ancestors_of
 
 _STEP_DOWN = 1e-4  # of log probability a level: parents rank before children that are certain
 _LOWEST = -500.0  # no score is below: further down float32 would round the step away

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from specbench.decode.drafter import (
     Capabilities,
     Chunk,
+    HeadPart,
     Outcome,
     OwnForward,
     PlainDrafter,
@@ -23,7 +24,6 @@ from specbench.decode.drafter import (
     RowBuffer,
 )
 from specbench.decode.growth import grow_block
-from specbench.decode.head_part import HeadPart
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter

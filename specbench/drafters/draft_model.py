@@ -1,18 +1,104 @@
 """A small model with the same vocabulary drafts the next tokens as a chain or a tree.
 
-Shape suffixes: B rows, T tokens.
+Shape suffixes: B rows, T tokens, W nodes of a level, V the target's vocabulary.
 """
 
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from specbench.decode.drafter import Chunk, Outcome, Resources, RowBuffer
+from specbench.decode.drafter import (
+    Capabilities,
+    Chunk,
+    Outcome,
+    OwnForward,
+    PlainDrafter,
+    Proposal,
+    Resources,
+    RowBuffer,
+)
+from specbench.decode.growth import Frontier, grow_chain, grow_static
+from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
-from specbench.drafters.shared.model_drafter import ModelDrafter
+from specbench.forward.runner import Runner
+from specbench.forward.tree import Branches, StaticTrees
+from specbench.topology import Topology
+
+
+class ModelDrafter(PlainDrafter):
+    """The common part of drafters that run a language model of the target's vocabulary.
+
+    Guesses with `runner`; a round first feeds it the last `num_fed` committed tokens.
+
+    `tree` says how many children the nodes of each level have, 1 past its end; K is its depth.
+    """
+
+    capabilities = Capabilities(chains_nest=True)
+
+    def __init__(
+        self, runner: Runner, target: Runner, tree: tuple[int, ...], *, num_fed: int = 1
+    ) -> None:
+        self.runner: Runner = runner
+        self._target_vocab_size = target.vocab_size
+        self._trees = StaticTrees(partial(Topology.of_widths, tree), target.device)
+        self._is_tree = bool(tree)
+        self._num_fed = num_fed
+
+    @cached_property
+    def resources(self) -> Resources:
+        trees = self._trees if self._is_tree else None
+        num_fed = self._num_fed
+
+        def forwards(k: int) -> tuple[OwnForward, ...]:
+            widths = (1,) * (k - 1) if trees is None else trees[k].topology.inner_widths
+            return (OwnForward(num_fed, 1), *(OwnForward(width, 1) for width in widths))
+
+        return Resources(runner=self.runner, forwards=forwards)
+
+    def num_drafts(self, k: int) -> int:
+        return self._trees[k].topology.num_drafts if self._is_tree else k
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
+        positions_BT = state.positions(1 - self._num_fed, self._num_fed)
+        logits_of = partial(self._logits, span=span, first_row=state.first_row)
+        logits_BV = logits_of(state.tokens_at(positions_BT), positions_BT)[:, -1]
+
+        def feed(nodes: Frontier) -> Tensor:
+            return logits_of(nodes.tokens_BW, nodes.positions_BW, branches=nodes.branches)
+
+        if self._is_tree:
+            return grow_static(self._trees[k], state, logits_BV, feed, sampler)
+        return grow_chain(state, logits_BV, logits_of, k, sampler)
+
+    def _logits(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        *,
+        span: int,
+        first_row: int,
+        branches: Branches | None = None,
+    ) -> Tensor:
+        """Over the target's vocabulary [B, T, V]; tokens that the model lacks are impossible."""
+        out = self.runner.forward(
+            self._known(tokens_BT), positions_BT, span, first_row=first_row, branches=branches
+        )
+        missing = self._target_vocab_size - out.logits.shape[-1]
+        if missing < 0:
+            return out.logits[..., :missing]
+        if missing > 0:
+            return pad(out.logits, (0, missing), value=-torch.inf)
+        return out.logits
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        """Ids past the model's vocabulary are padding of the target's; any id will do."""
+        if self.runner.vocab_size >= self._target_vocab_size:
+            return tokens
+        return tokens.clamp(max=self.runner.vocab_size - 1)
 
 
 @drafter("draft_model")

@@ -13,10 +13,9 @@ from torch import Tensor
 from specbench.decode.drafter import Capabilities, Chunk, Outcome, PlainDrafter, Proposal
 from specbench.decode.sampling import Purpose, Sampler, uniform
 from specbench.decode.state import State
-from specbench.decode.topology import ByDepth
 from specbench.drafters.registry import Parts, drafter
 from specbench.footprint import NGRAM_BUCKETS
-from specbench.forward.tree import Tree
+from specbench.forward.tree import ByDepth, Tree
 from specbench.methods import lookahead_depth
 
 _CHUNK_SIZE = 128  # n-grams of a prompt, compared pairwise

@@ -17,16 +17,15 @@ from torch.nn.functional import silu
 
 from specbench.decode.drafter import (
     Capabilities,
+    HeadPart,
     Outcome,
     OwnForward,
     PlainDrafter,
     Proposal,
     Resources,
 )
-from specbench.decode.head_part import HeadPart
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
-from specbench.decode.topology import StaticTrees
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafters.shared.layers import fitting
 from specbench.files.medusa import (
@@ -38,6 +37,7 @@ from specbench.files.medusa import (
     token_map,
 )
 from specbench.forward.runner import Runner
+from specbench.forward.tree import StaticTrees
 from specbench.models.checkpoint import Checkpoint
 
 

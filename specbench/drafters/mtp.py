@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-from specbench.decode.drafter import Chunk, Outcome, OwnForward, Proposal
+from specbench.decode.drafter import Chunk, HeadPart, Outcome, OwnForward, Proposal
 from specbench.decode.growth import grow_chain
-from specbench.decode.head_part import HeadPart
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter

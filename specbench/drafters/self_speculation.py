@@ -1,7 +1,7 @@
 """The target's first layers draft the next tokens, with no other weights and no other cache."""
 
+from specbench.drafters.draft_model import ModelDrafter
 from specbench.drafters.registry import Parts, drafter
-from specbench.drafters.shared.model_drafter import ModelDrafter
 from specbench.errors import UsageError
 from specbench.methods import num_first_layers
 

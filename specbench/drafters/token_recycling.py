@@ -9,8 +9,8 @@ import torch
 from specbench.decode.drafter import Capabilities, Outcome, PlainDrafter, Proposal
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
-from specbench.decode.topology import StaticTrees
 from specbench.drafters.registry import Parts, drafter
+from specbench.forward.tree import StaticTrees
 from specbench.topology import RANK_PROBS, recycling_tree
 
 

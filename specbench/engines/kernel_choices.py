@@ -19,8 +19,7 @@ from torch.nn.functional import linear
 
 from specbench.decode.clock import Clock
 from specbench.decode.cuda_graphs import Graphs
-from specbench.decode.nucleus import nucleus
-from specbench.decode.sampling import Purpose, Sampler, draw, exponential, uniform
+from specbench.decode.sampling import Purpose, Sampler, draw, exponential, nucleus, uniform
 from specbench.errors import ModelError, UsageError, first_line
 from specbench.forward.attention.candidates import BY_NAME, KERNELS, autotune_attention
 from specbench.forward.attention.implementations import AttentionShape

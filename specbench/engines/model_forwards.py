@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specbench.decode.clock import Clock
 from specbench.decode.cuda_graphs import Capture, Graphs
-from specbench.decode.head_part import SlotCapacity
+from specbench.decode.drafter import SlotCapacity
 from specbench.footprint import rounded_up, span_bucket
 from specbench.forward.attention.stock import pinned_attention
 from specbench.forward.slot_cache import SlotCache

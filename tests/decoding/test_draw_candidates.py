@@ -75,13 +75,10 @@ def test_those_that_are_right_win(drawing):
 
 @pytest.mark.parametrize(("drawing", "module", "name", "wrong", "said"), WRONG, ids=range(6))
 def test_one_that_is_wrong_or_fails_loses_to_torch(monkeypatch, drawing, module, name, wrong, said):
-    from specbench.decode import nucleus as cut
     from specbench.decode import sampling
 
-    where = cut if module == "in_parts" else sampling
-    monkeypatch.setattr(
-        where, module, SimpleNamespace(**{**vars(noise), **vars(race), name: wrong})
-    )
+    kernels = SimpleNamespace(**{**vars(noise), **vars(race), name: wrong})
+    monkeypatch.setattr(sampling, module, kernels)
     winner, (lost, _) = held(drawing)
     assert winner == "torch"
     assert said in lost.refusal

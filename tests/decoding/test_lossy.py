@@ -15,9 +15,9 @@ from specbench.decode.lossy import (
 )
 from specbench.decode.round import Verifier
 from specbench.decode.sampling import Sampler
-from specbench.decode.topology import StaticTree
 from specbench.decode.verifier import verify
 from specbench.forward.runner import StockRunner
+from specbench.forward.tree import StaticTree
 from specbench.records import LossyRule, Request, Result, Sampling
 from specbench.records.lossy import RULES
 from specbench.topology import Topology

@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench.decode import round as one_round
 from specbench.decode import sampling, verifier
 from specbench.decode.sampling import Purpose, exponential
-from specbench.drafters.shared.model_drafter import ModelDrafter
+from specbench.drafters.draft_model import ModelDrafter
 from specbench.forward.attention import masks, stock
 from tests.decoding import planted_checks as checks
 from tests.decoding.conftest import Plant

@@ -7,9 +7,9 @@ from torch import Tensor
 from specbench.decode.growth import Frontier, grow_static
 from specbench.decode.sampling import Purpose, Sampler, draw, exponential, uniform
 from specbench.decode.state import State
-from specbench.decode.topology import StaticTree
 from specbench.decode.verifier import verify
 from specbench.forward.kernels import availability, noise, race
+from specbench.forward.tree import StaticTree
 from specbench.records import Sampling
 from specbench.topology import Topology
 from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda

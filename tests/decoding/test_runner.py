@@ -8,12 +8,11 @@ import torch
 import transformers
 from torch import Tensor
 
-from specbench.decode.topology import StaticTree
 from specbench.errors import ModelError
 from specbench.forward.attention.masks import additive_mask, visible
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner, refuse_unsupported
-from specbench.forward.tree import branches_of
+from specbench.forward.tree import StaticTree, branches_of
 from specbench.records import Request
 from specbench.topology import Topology
 from tests.decoding.lossless import assert_texts, decode, make_drafter

@@ -14,9 +14,9 @@ from torch import Tensor
 from specbench.decode.drafter import Proposal
 from specbench.decode.sampling import Purpose, Sampler, uniform
 from specbench.decode.synthetic import SyntheticVerifier, acceptance_rates
-from specbench.decode.topology import StaticTree
 from specbench.decode.verifier import Verdict
 from specbench.errors import UsageError
+from specbench.forward.tree import StaticTree
 from specbench.records import Sampling
 from specbench.topology import Topology
 from tests.decoding.fake_rounds import trace_round

@@ -10,13 +10,12 @@ from specbench.decode.drafter import Proposal
 from specbench.decode.growth import Frontier, grow_static
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
-from specbench.decode.topology import StaticTree
 from specbench.decode.verifier import verify
 from specbench.errors import UsageError
 from specbench.forward.attention.masks import visible
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
-from specbench.forward.tree import Tree, branches_of
+from specbench.forward.tree import StaticTree, Tree, branches_of
 from specbench.records import Sampling
 from specbench.topology import Topology
 from tests.decoding.models import exact_llama, plain_logits

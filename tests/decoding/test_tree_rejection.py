@@ -10,9 +10,8 @@ from specbench.decode.drafter import Proposal
 from specbench.decode.growth import Frontier, grow_static
 from specbench.decode.sampling import Purpose, Sampler, draw, uniform
 from specbench.decode.state import State
-from specbench.decode.topology import StaticTree
 from specbench.decode.verifier import Verdict, verify
-from specbench.forward.tree import Tree
+from specbench.forward.tree import StaticTree, Tree
 from specbench.records import Sampling
 from specbench.topology import Topology
 

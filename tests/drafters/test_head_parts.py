@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench.decode.drafter import Drafter, Outcome, OwnForward, Proposal
-from specbench.decode.head_part import HeadPart
+from specbench.decode.drafter import Drafter, HeadPart, Outcome, OwnForward, Proposal
 from specbench.decode.round import run_round
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State

@@ -16,6 +16,7 @@ from torch import Tensor
 from specbench.decode.drafter import (
     Capabilities,
     Chunk,
+    HeadPart,
     Outcome,
     OwnForward,
     PlainDrafter,
@@ -29,13 +30,11 @@ from specbench.decode.growth import (
     grow_dynamic,
     grow_static,
 )
-from specbench.decode.head_part import HeadPart
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
-from specbench.decode.topology import StaticTrees
 from specbench.footprint import DEEPEST_BEAM, num_dynamic_drafts, num_dynamic_slots
 from specbench.forward.layer_stack import LayerStack
-from specbench.forward.tree import Branches
+from specbench.forward.tree import Branches, StaticTrees
 from specbench.methods import feature_depth
 from specbench.topology import Topology
 

@@ -1,6 +1,6 @@
 """Top-p by searching its threshold, in 16 launches with its softmax instead of 48.
 
-`decode/nucleus.py` has the rule and the order of numbers. Here a histogram distinguishes 5 bits,
+`decode/sampling.py` has the rule and the order of numbers. Here a histogram distinguishes 5 bits,
 and programs share out the vocabulary; parts are added up in one order, so that a row is cut alike
 in every replay. Shape suffixes: N distributions, V vocabulary, P parts of it, D digits.
 """
