@@ -7,10 +7,9 @@ from itertools import zip_longest
 from pathlib import Path
 
 from specbench.bench.cluster import Cluster, ClusterScheduler
-from specbench.bench.depth import any_shape
 from specbench.bench.machine import CPU, ThisMachine, are_served, head_reader
 from specbench.bench.plan import TargetPlan, peers_of
-from specbench.bench.planning import fit_warnings, plan_targets
+from specbench.bench.planning import any_shape, fit_warnings, plan_targets
 from specbench.bench.progress import Reporter
 from specbench.bench.served.host import require_startable
 from specbench.bench.served.running import (

@@ -5,15 +5,14 @@ Decisions depend only on stored records, so a resumed run decides the same.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from specbench.bench.blocks import Block
+from specbench.bench.blocks import Block, Cell
 from specbench.bench.budget import Deadline, block_seconds
-from specbench.bench.drafted_cells import DraftedCells, effort, sharing_costs, timed_cells
 from specbench.bench.plan import TargetPlan
 from specbench.bench.progress import Reporter
-from specbench.bench.round_costs import TIME_SHARE, RoundCosts
+from specbench.bench.round_costs import TIME_SHARE, RoundCosts, TimedCell
 from specbench.bench.session import OpenTarget
 from specbench.bench.traces import Trace, Tracer
 from specbench.decide.rank import shortlist
@@ -21,12 +20,98 @@ from specbench.engines.expected_errors import EXPECTED_ERRORS
 from specbench.errors import UsageError, first_line
 from specbench.forecast.cost_curve import CostCurve, curve_from, describe, left_out, measured_here
 from specbench.forecast.engine_costs import acceptance_rule
-from specbench.forecast.forecast import forecast, replayed
-from specbench.records import NO_DRAFTER, BlockRecord, CellKey, Condition, ForecastRecord
+from specbench.forecast.forecast import Effort, forecast, middle_context, replayed
+from specbench.inputs.pairing import Pairing
+from specbench.records import (
+    NO_DRAFTER,
+    BlockRecord,
+    CellKey,
+    Condition,
+    ForecastRecord,
+    TraceRecord,
+)
 from specbench.records.forecasts import Drafting
 from specbench.runs import RunStore
 from specbench.settings import BUILTIN, AcceptanceRule
+from specbench.stats.rounds import RoundCounts
 from specbench.tracing.text import TargetText
+
+_ALIKE = 256  # tokens of context: up to it, and within each doubling beyond, costs are shared
+
+
+class DraftedCells(NamedTuple):
+    """The cells of one forecast: a drafter under a condition."""
+
+    pairing: Pairing
+    condition: Condition
+    cells: tuple[Cell, ...]  # one per fixed K > 0
+    traces: list[TraceRecord]
+
+    @property
+    def key(self) -> CellKey:
+        """The key of the deepest K, which identifies the forecast."""
+        return max((c.key for c in self.cells), key=lambda key: key.draft.k)
+
+    @property
+    def ks(self) -> list[int]:
+        return [cell.key.draft.k for cell in self.cells]
+
+
+def sharing_costs(forecasts: Iterable[DraftedCells]) -> list[list[DraftedCells]]:
+    """Groups with similar contexts that differ only in workload and drafter."""
+    groups: dict[tuple[object, ...], list[DraftedCells]] = {}
+    for drafted in forecasts:
+        same = drafted.cells[0].key.condition.without("workload")
+        size = max(middle_context(drafted.traces), _ALIKE)
+        groups.setdefault((same, (size - 1).bit_length()), []).append(drafted)
+    return list(groups.values())
+
+
+def timed_cells(plan: TargetPlan, group: Sequence[DraftedCells]) -> list[TimedCell]:
+    """A cell for each drafter and K, from the first workload that has it, and one at K = 0."""
+    cells: dict[tuple[str, int], Cell] = {}
+    ids: dict[tuple[str, int], list[str]] = {}
+    rounds: dict[tuple[str, int], list[RoundCounts]] = {}
+    swept: defaultdict[tuple[str, int], float] = defaultdict(float)  # rounds of the whole sweep
+    for drafted in group:
+        baseline = next(c for c in plan.cells(drafted.condition) if c.key.is_baseline)
+        repeats = effort(plan, drafted).sweep
+        for cell in (baseline, *drafted.cells):
+            at = (cell.drafter, cell.key.draft.k)
+            replay = replayed(drafted.traces, cell.key.draft.k)
+            if replay is None or cell.key.id in ids.get(at, ()):
+                continue
+            cells.setdefault(at, cell)
+            ids.setdefault(at, []).append(cell.key.id)
+            rounds.setdefault(at, []).append(replay.pooled)
+            swept[at] += repeats * replay.pooled.num_rounds
+    return [
+        TimedCell(
+            cell=cell,
+            cell_ids=tuple(ids[at]),
+            tokens_per_round=max(r.num_emitted / r.num_rounds for r in rounds[at]),
+            num_rounds=swept[at],
+        )
+        for at, cell in cells.items()
+    ]
+
+
+def effort(
+    plan: TargetPlan, drafted: DraftedCells, *, trace_s: float = 0.0, costs_s: float = 0.0
+) -> Effort:
+    """The decoding that each traced prompt represents, in the sweep and after the forecast."""
+    condition = drafted.condition
+    repeats: float = plan.repeats(condition)
+    workload = plan.workload(condition.workload)
+    num_traced = len({trace.prompt_id for trace in drafted.traces})
+    if condition.is_stream:  # rows decode side by side
+        share = len(plan.pass_prompts(workload, condition)) / condition.concurrency
+        sweep = after = repeats * share / num_traced
+    else:
+        sweep = repeats * len(plan.prompts(workload)) / num_traced
+        after = repeats * len(plan.after_forecast(workload)) / num_traced
+    return Effort(sweep=sweep, after=after, trace_s=trace_s, costs_s=costs_s)
+
 
 COSTS_SHARE = 0.3  # of the time that exploring may still take, for round costs
 

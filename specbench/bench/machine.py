@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from specbench.bench.budget import Deadline, spent_s
-from specbench.bench.depth import ReadHead, headers_on_this_machine
 from specbench.bench.plan import TargetPlan
+from specbench.bench.planning import ReadHead, headers_on_this_machine
 from specbench.bench.progress import Reporter
 from specbench.bench.served.served_run import ServedRun
 from specbench.bench.units import Once, UnitSource, WholeTarget

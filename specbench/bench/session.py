@@ -1,29 +1,30 @@
-"""A loaded target that serves blocks, single requests and references."""
+"""A loaded target: it serves blocks, single requests and references, and makes their records.
+
+Work that loses the device is tried in two processes, then left out.
+"""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from specbench.bench.blocks import Block, Cell, request_seed, work_of
-from specbench.bench.lost_device import losses_kept
 from specbench.bench.plan import TargetPlan
-from specbench.bench.recording import (
-    make_pass,
-    make_records,
-    make_samples,
-)
 from specbench.bench.references import References
 from specbench.engines.engine import Engine, Load, ServedPass
 from specbench.engines.expected_errors import EXPECTED_ERRORS
-from specbench.errors import first_line
+from specbench.errors import DeviceLostError, ModelError, first_line
+from specbench.forward.scoring import likeliest
 from specbench.inputs.lengthening import TextSource, lengthen
 from specbench.probes.gpu import Probe
 from specbench.records import (
     BlockRecord,
     DeviceSample,
+    FailureRecord,
     Message,
     PassRecord,
     Prompt,
@@ -32,6 +33,7 @@ from specbench.records import (
     RequestRecord,
     Result,
     SamplesRecord,
+    ids_sha256,
 )
 from specbench.runs import RunStore
 from specbench.tracing.text import TargetText
@@ -163,11 +165,13 @@ class OpenTarget:
         self, block: Block, cell: Cell, requests: Sequence[Request], done: _CellRecords
     ) -> None:
         served, device, energy_j = self._serve(cell, requests, block)
-        done.requests.extend(make_records(cell, requests, served, device=device, energy_j=energy_j))
+        done.requests.extend(
+            _make_records(cell, requests, served, device=device, energy_j=energy_j)
+        )
         if served.scores is not None:
-            done.samples.append(make_samples(cell, requests, served))
+            done.samples.append(_make_samples(cell, requests, served))
         elif block.condition.is_stream or cell.key.draft.is_adaptive:
-            done.passes.append(make_pass(cell, served))
+            done.passes.append(_make_pass(cell, served))
 
     def _requests(self, block: Block, cell: Cell) -> Iterator[Request]:
         """The requests of a block, in order."""
@@ -240,3 +244,92 @@ def quoted_text(messages: Sequence[Message]) -> str:
         return ""
     blocks = [match.group() for match in _FENCED.finditer(texts[-1])]
     return max(blocks, key=len, default=texts[-1])
+
+
+def _make_pass(cell: Cell, served: ServedPass) -> PassRecord:
+    """The rounds that served a cell's requests together."""
+    return PassRecord(
+        cell_id=cell.key.id,
+        seconds=served.seconds,
+        rounds=served.rounds,
+        calibration_s=served.calibration_s,
+        kv_bytes=served.kv_bytes,
+    )
+
+
+def _make_samples(cell: Cell, requests: Sequence[Request], served: ServedPass) -> SamplesRecord:
+    """The samples of one turn, and the likeliest of them, or the first of equals."""
+    assert served.scores is not None, "samples have scores"
+    first, log_probs = requests[0], served.scores.log_probs
+    return SamplesRecord(
+        prompt_id=first.prompt_id,
+        turn=first.turn,
+        repeat=first.repeat,
+        served=_make_pass(cell, served),
+        log_probs=log_probs,
+        picked=likeliest(log_probs),
+        scoring_s=served.scores.seconds,
+    )
+
+
+def _make_records(
+    cell: Cell,
+    requests: Sequence[Request],
+    served: ServedPass,
+    *,
+    device: DeviceSample | None,
+    energy_j: float | None,
+) -> list[RequestRecord]:
+    """The requests of a cell, each with its share of the energy and, unless requests overlap, of
+    the CPU seconds."""
+    is_shared = cell.key.condition.overlaps
+    sizes = [len(r.output_ids) if is_shared else r.total_s or 0.0 for r in served.results]
+    whole = sum(sizes) or 1
+    records = []
+    for i, (request, result, size) in enumerate(zip(requests, served.results, sizes, strict=True)):
+        part = size / whole
+        records.append(
+            RequestRecord.of(
+                cell.key.id,
+                request,
+                result,
+                cpu_s=None if is_shared else served.cpu_s * part,
+                energy_j=None if energy_j is None else energy_j * part,
+                device=None if is_shared and i else device,  # of the whole pass, kept once
+                arrived_s=result.arrived_s if is_shared else None,
+                queue_s=result.queue_s if is_shared else None,
+                prompt_sha256=ids_sha256(request.prompt_ids),
+            )
+        )
+    return records
+
+
+MOST_LOSSES = 2  # per cell; each ends a process
+
+
+@contextmanager
+def losses_kept(
+    store: RunStore, cells: Sequence[Cell], stage: Literal["load", "warm_up", "decode"]
+) -> Iterator[None]:
+    """Store a failure if work for cells of one pairing loses the device, and stop the run.
+
+    ModelError if all of the cells have lost the device `MOST_LOSSES` times.
+    """
+    losses = Counter(
+        cell_id for f in store.stored.failures if f.ended_process for cell_id in f.cell_ids
+    )
+    if cells and all(losses[cell.key.id] >= MOST_LOSSES for cell in cells):
+        raise ModelError(f"the device was lost here {MOST_LOSSES} times; it is not tried again")
+    try:
+        yield
+    except DeviceLostError as error:
+        failure = FailureRecord(
+            pairing=cells[0].key.pairing if cells else "",
+            workload="",
+            stage=stage,
+            reason=first_line(error),
+            cell_ids=tuple(cell.key.id for cell in cells),
+            ended_process=True,
+        )
+        store.append(failure)
+        raise

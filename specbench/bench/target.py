@@ -13,12 +13,11 @@ from specbench.bench.budget import Deadline
 from specbench.bench.forecasting import Forecasting
 from specbench.bench.limits import count_launches
 from specbench.bench.long_prompts import without_long_prompts
-from specbench.bench.lost_device import losses_kept
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.passes import Passes
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.progress import Reporter
-from specbench.bench.session import OpenTarget
+from specbench.bench.session import OpenTarget, losses_kept
 from specbench.bench.traces import Trace
 from specbench.decode.adaptive_k import default_ks
 from specbench.engines.engine import Engine, InProcess, Load, Work

@@ -1,9 +1,12 @@
-"""The units of a run: cells that are compared with each other, measured on one machine."""
+"""The units of a run: cells that are compared with each other, measured on one machine, block after
+block; each block is stored before the next one begins.
+"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from specbench.bench.blocks import Block
 from specbench.bench.budget import Deadline
 from specbench.bench.plan import TargetPlan
 from specbench.bench.progress import Reporter
@@ -90,3 +93,41 @@ class Once:
 
     def next_unit(self, num_running: int) -> Unit | None:  # noqa: ARG002
         return self._units.pop() if self._units else None
+
+
+class BlockServer(Protocol):
+    """An engine that is ready: a target with its drafters loaded, or a server at one K."""
+
+    def serve(self, block: Block) -> BlockRecord:
+        """Serve the block in each of its cells. What cannot be decoded is recorded as failed."""
+        ...
+
+
+class RunLoop:
+    """Serves the blocks of one pass that are not stored yet; `num_blocks` are planned."""
+
+    def __init__(
+        self, store: RunStore, reporter: Reporter, deadline: Deadline, num_blocks: int
+    ) -> None:
+        self._store, self._reporter, self._deadline = store, reporter, deadline
+        self._num_done, self._num_blocks = 0, num_blocks
+
+    def serve(
+        self,
+        blocks: Iterable[Block],
+        live: BlockServer,
+        after: Callable[[Block, BlockRecord], None] = lambda *_: None,
+    ) -> None:
+        """Serve them with one live engine; `after` is called after each one that was served."""
+        for block in blocks:
+            if block.id not in self._store.finished_blocks:
+                # A session is not cut short: it would miss conditions that other K have.
+                if block.session is None and self._deadline.is_over(block.purpose):
+                    return
+                record = live.serve(block)
+                self._store.append(record)
+                self._reporter.measured(block, record)
+                after(block, record)
+            self._num_done += 1
+            left_s = self._deadline.seconds_left("confirm")
+            self._reporter.advance(self._num_done, self._num_blocks, left_s)

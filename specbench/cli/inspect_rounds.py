@@ -131,7 +131,7 @@ def _k(settings: RunSettings, pairing: "Pairing") -> int:
         return ks[0]
     if pairing.drafter.num_speculative_tokens is not None:
         return pairing.drafter.num_speculative_tokens
-    from specbench.bench.depth import deepest, headers_on_this_machine
+    from specbench.bench.planning import deepest, headers_on_this_machine
 
     most = deepest(pairing, headers_on_this_machine, dummy=False)
     return DEFAULT_K if most is None else min(DEFAULT_K, most)

@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.table import Table
 
-from specbench.bench.expected_time import ExpectedTime, earlier_run, expected_time
+from specbench.bench.expected_time import (
+    ExpectedTime,
+    SessionsEstimate,
+    earlier_run,
+    estimate_sessions,
+    expected_time,
+)
 from specbench.bench.plan import TargetPlan
-from specbench.bench.served.outlook import SessionsEstimate, estimate_sessions
 from specbench.cli.console import open_console
 from specbench.cli.hardware import this_machine
 from specbench.cli.preflight import planned_setups, setup_of

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from specbench.bench.budget import Deadline
-from specbench.bench.loop import RunLoop
+from specbench.bench.units import RunLoop
 from tests.bench.fake_runs import SETTINGS, SIX, make_plan
 from tests.bench.fakes import FakeClock, RecordingWatch
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.bench.drafted_cells import DraftedCells, timed_cells
+from specbench.bench.forecasting import DraftedCells, timed_cells
 from tests.bench.fake_runs import make_plan, measure, write_prompts
 from tests.bench.fake_traces import fake_trace
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch

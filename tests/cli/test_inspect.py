@@ -100,7 +100,7 @@ def test_k_is_the_one_asked_for_else_the_pairings_else_what_the_drafter_can(
     k: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("specbench.bench.depth.deepest", lambda *_, **__: deepest)
+    monkeypatch.setattr("specbench.bench.planning.deepest", lambda *_, **__: deepest)
     ks = None if asked is None else (asked,)
     settings: Any = SimpleNamespace(draft=DraftSettings(num_speculative_tokens=ks))
     pairing: Any = SimpleNamespace(drafter=SimpleNamespace(num_speculative_tokens=own))

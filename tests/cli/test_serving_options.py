@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-from specbench.bench.served.outlook import TOKENS_PER_S
+from specbench.bench.expected_time import TOKENS_PER_S
 from specbench.cli.checks import checked
 from specbench.cli.measure import _show_plan, require_complete
 from specbench.errors import ExitCode, UsageError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specbench.bench.depth import ReadHead, deepest, headers_on_this_machine
+from specbench.bench.planning import ReadHead, deepest, headers_on_this_machine
 from specbench.bench.this_process import read_shapes
 from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.files.medusa import ACCURACIES

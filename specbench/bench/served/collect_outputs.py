@@ -10,9 +10,8 @@ from specbench.bench.blocks import Cell, request_seed
 from specbench.bench.plan import TargetPlan
 from specbench.bench.progress import Reporter
 from specbench.bench.served.host import Host
-from specbench.bench.served.questions import Answers, request_of
 from specbench.bench.served.running import ServerHandle
-from specbench.bench.served.sessions import UP, Session, cycle_of, served_cells
+from specbench.bench.served.sessions import UP, Answers, Session, cycle_of, request_of, served_cells
 from specbench.engines.served_engine import find_served
 from specbench.errors import ServerError, SpecbenchError, first_line
 from specbench.records import DraftConfig, Prompt, Request

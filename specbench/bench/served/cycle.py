@@ -10,15 +10,13 @@ from pathlib import Path
 
 from specbench.bench.blocks import Cell
 from specbench.bench.budget import Deadline
-from specbench.bench.loop import RunLoop
 from specbench.bench.plan import TargetPlan
 from specbench.bench.progress import Reporter
 from specbench.bench.served.host import Host, host_of
-from specbench.bench.served.open_session import OpenSession, entered
-from specbench.bench.served.questions import Answers
-from specbench.bench.served.recording import broken_off, unusable
+from specbench.bench.served.open_session import OpenSession, broken_off, entered, unusable
 from specbench.bench.served.running import ServerHandle
 from specbench.bench.served.sessions import (
+    Answers,
     Session,
     cycle_of,
     next_name,
@@ -26,7 +24,7 @@ from specbench.bench.served.sessions import (
     sessions_missing,
     was_held,
 )
-from specbench.bench.units import Machine
+from specbench.bench.units import Machine, RunLoop
 from specbench.engines.served_engine import find_served
 from specbench.errors import LostError, ModelError, SpecbenchError
 from specbench.inputs.address import Address

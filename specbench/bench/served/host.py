@@ -12,9 +12,8 @@ from typing import NamedTuple, Protocol
 
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.deployments import exported, require_module
-from specbench.bench.served.questions import context_needed
 from specbench.bench.served.running import ExternalServers, ServerHandle
-from specbench.bench.served.sessions import Session, cycle_of, served_cells
+from specbench.bench.served.sessions import Session, context_needed, cycle_of, served_cells
 from specbench.engines.deployment import Export
 from specbench.engines.served_engine import StartOptions, find_served
 from specbench.errors import UsageError

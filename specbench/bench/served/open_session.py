@@ -1,4 +1,6 @@
-"""Measures a session on its running server: warm-up, blocks, cross-checks, record."""
+"""Measures a session on its running server: warm-up, blocks, records of the responses, and checks
+of the server's counters against the requests that were sent to it.
+"""
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
@@ -13,12 +15,9 @@ from typing import Any, TypeVar
 
 from specbench.bench.blocks import Block, Cell, request_seed
 from specbench.bench.plan import TargetPlan
-from specbench.bench.served.crosscheck import count_problems, count_warnings
-from specbench.bench.served.questions import Answers, requests_of, template_clock
-from specbench.bench.served.recording import broken_off, request_records
 from specbench.bench.served.running import ServerHandle
-from specbench.bench.served.sessions import Session
-from specbench.engines.served_engine import find_served
+from specbench.bench.served.sessions import Answers, Session, requests_of, template_clock
+from specbench.engines.served_engine import find_served, result_of
 from specbench.errors import ServerError
 from specbench.probes.gpu import GpuUse
 from specbench.records import (
@@ -27,7 +26,9 @@ from specbench.records import (
     Message,
     PassRecord,
     Request,
+    RequestRecord,
     ServerRecord,
+    ids_sha256,
 )
 from specbench.servers.client import Client
 from specbench.servers.metrics_page import Counters
@@ -231,3 +232,141 @@ def _token_s(answer: Streamed) -> float | None:
     if answer.last_s is None or not answer.num_tokens:
         return None
     return (answer.last_s - answer.sent_s) / answer.num_tokens
+
+
+def request_records(
+    session: Session, cell: Cell, requests: Sequence[Request], answers: Sequence[Streamed]
+) -> tuple[RequestRecord, ...]:
+    """The records of one condition's requests, in their order."""
+    engine = find_served(session.engine)
+    results = [result_of(engine, answer, session.draft.k) for answer in answers]
+    began_s = min((answer.sent_s for answer in answers), default=0.0)
+    return tuple(
+        RequestRecord.of(cell.key.id, request, result, **_of_prompt(cell, answer, began_s))
+        if result.error is None
+        else RequestRecord.of(cell.key.id, request, result)
+        for request, answer, result in zip(requests, answers, results, strict=True)
+    )
+
+
+def _of_prompt(cell: Cell, answer: Streamed, began_s: float) -> dict[str, Any]:
+    """Fields about the prompt as the server reports it, and the time at which it was sent."""
+    return {
+        "num_prompt_tokens": answer.num_prompt_tokens or 0,
+        "prompt_sha256": ids_sha256(answer.prompt_ids) if answer.prompt_ids else None,
+        "arrived_s": answer.sent_s - began_s if cell.key.condition.overlaps else None,
+    }
+
+
+def broken_off(
+    session: Session, name: str, running: ServerHandle, problems: Sequence[str]
+) -> ServerRecord:
+    """The record of a session whose server came up, with the server's facts."""
+    facts = running.facts
+    return replace(
+        unusable(session, name, problems),
+        version=facts.version,
+        model=facts.model,
+        addresses=() if running.command else tuple(c.address.root for c in running.clients),
+        command=running.command,
+        settings=facts.settings,
+        prefix_cache=facts.prefix_cache,
+        acceptance_rule=running.acceptance_rule,
+        kv_tokens=facts.kv_tokens,
+        start_s=running.start_s,
+        log=running.log,
+    )
+
+
+def unusable(session: Session, name: str, problems: Sequence[str]) -> ServerRecord:
+    """The record of a session without a running server."""
+    return ServerRecord(
+        session=name,
+        place=session.place,
+        target=session.target,
+        engine=session.engine,
+        drafter=session.draft.drafter,
+        method=session.draft.method,
+        num_speculative_tokens=session.draft.k,
+        cycle=session.cycle,
+        version="",
+        model="",
+        addresses=(),
+        problems=tuple(problems),
+    )
+
+
+def count_problems(
+    requests: Sequence[RequestRecord], counted: Counters, k: int, most_tokens: int
+) -> Iterator[str]:
+    """Differences between the requests of one condition at K and the server's counts meanwhile.
+
+    `most_tokens`: the limit of an output, which a failed request may also have reached.
+    """
+    if k == 0 and counted.num_draft_tokens:
+        yield (
+            f"it drafted {counted.num_draft_tokens:,.0f} tokens, but is measured as K = 0; "
+            "add its K to the address, such as #k=4"
+        )
+    failed = [request for request in requests if request.finish_reason == "failed"]
+    if len(failed) == len(requests):
+        yield f"no request was answered: {failed[0].error}"
+    elif counted.spans_restart:
+        yield "the server restarted while it was measured: its counters were reset"
+    else:
+        yield from _other_traffic(requests, counted, len(failed), most_tokens)
+
+
+def _other_traffic(
+    requests: Sequence[RequestRecord], counted: Counters, num_failed: int, most_tokens: int
+) -> Iterator[str]:
+    """Counts above or below those of our requests.
+
+    A server may count an end-of-text token that it does not send, and a template's token that is
+    not in `usage`: one per request. A failed request may have been served to its end, and a
+    preempted one prefilled twice.
+    """
+    num = len(requests)
+    excess = []
+    ours = sum(request.num_output_tokens for request in requests)
+    most = ours + num + num_failed * most_tokens
+    if counted.num_tokens is not None and counted.num_tokens > most:
+        excess.append(f"{counted.num_tokens:,.0f} output tokens (ours: {ours:,})")
+    prompts = [r.num_prompt_tokens for r in requests if r.finish_reason != "failed"]
+    prefilled_again = (num_failed + (counted.num_preemptions or 0.0)) * max(prompts)
+    if (
+        counted.num_prompt_tokens is not None
+        and all(prompts)  # else usage does not report them
+        and counted.num_prompt_tokens > sum(prompts) + num + prefilled_again
+    ):
+        excess.append(f"{counted.num_prompt_tokens:,.0f} prompt tokens (ours: {sum(prompts):,})")
+    if counted.num_requests is not None and counted.num_requests > num:
+        excess.append(f"{counted.num_requests:,.0f} finished requests (ours: {num:,})")
+    if counted.num_in_progress:
+        excess.append(f"{counted.num_in_progress:,.0f} requests still in progress (ours: 0)")
+    if excess:
+        yield f"another client was served meanwhile: the server counted {', '.join(excess)}"
+    if counted.num_tokens is not None and counted.num_tokens < ours - num:
+        yield (
+            f"the server counted {counted.num_tokens:,.0f} output tokens, our requests have "
+            f"{ours:,}: its counters miss some (a router in front of several servers?)"
+        )
+
+
+def count_warnings(requests: Sequence[RequestRecord], counted: Counters) -> Iterator[str]:
+    """Warnings if the counts of drafts by requests and by the server differ."""
+    counts = [r.counts for r in requests if r.counts is not None]
+    if not counts or len(counts) < len(requests):
+        return
+    num_accepted = sum(c.num_accepted + c.num_overshot for c in counts)
+    if counted.num_accepted not in (None, num_accepted):
+        yield (
+            f"accepted drafts: {num_accepted:,} by the requests' counts, "
+            f"{counted.num_accepted:,.0f} by the server's"
+        )
+    drafting = [c.num_drafting for c in counts if c.num_drafting is not None]
+    if len(drafting) == len(counts) and counted.num_rounds not in (None, sum(drafting)):
+        yield (
+            f"rounds with drafts: {sum(drafting):,} by the requests' counts, "
+            f"{counted.num_rounds:,.0f} by the server's"
+        )

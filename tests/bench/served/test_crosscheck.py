@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.bench.served.crosscheck import count_problems, count_warnings
+from specbench.bench.served.open_session import count_problems, count_warnings
 from specbench.records import RequestCounts
 from specbench.servers.metrics_page import Counters
 from tests.made_records import made_request

@@ -8,7 +8,7 @@ import pytest
 
 from specbench.bench.budget import Deadline, mean_session_s
 from specbench.bench.served.cycle import CycleRun, is_over
-from specbench.bench.served.recording import unusable
+from specbench.bench.served.open_session import unusable
 from specbench.bench.served.served_run import ServedRun
 from specbench.bench.served.sessions import cycle_of, next_name, served_cells, was_held
 from specbench.errors import ServerError

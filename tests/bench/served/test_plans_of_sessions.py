@@ -8,12 +8,17 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.bench.expected_time import TOKENS_PER_S, estimate_sessions
 from specbench.bench.served.deployments import exported
 from specbench.bench.served.host import require_startable
-from specbench.bench.served.outlook import TOKENS_PER_S, estimate_sessions
-from specbench.bench.served.questions import TEMPLATE_TOKENS, context_needed, requests_of
-from specbench.bench.served.recording import unusable
-from specbench.bench.served.sessions import cycle_of, served_cells
+from specbench.bench.served.open_session import unusable
+from specbench.bench.served.sessions import (
+    TEMPLATE_TOKENS,
+    context_needed,
+    cycle_of,
+    requests_of,
+    served_cells,
+)
 from specbench.cli.plan_table import print_plan
 from specbench.engines.served_engine import find_served
 from specbench.errors import ModelError, UsageError

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.bench.served.questions import (
+from specbench.bench.served.sessions import (
     Answers,
+    cycle_of,
     request_of,
+    served_cells,
     template_clock,
 )
-from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.records import Message, Prompt
 from tests.bench.served.served_runs import plan_of
 from tests.made_records import made_request

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.bench.served.open_session import OpenSession
-from specbench.bench.served.questions import Answers, requests_of
-from specbench.bench.served.recording import request_records
+from specbench.bench.served.open_session import OpenSession, request_records
 from specbench.bench.served.running import ServerHandle
-from specbench.bench.served.sessions import cycle_of, served_cells
+from specbench.bench.served.sessions import Answers, cycle_of, requests_of, served_cells
 from specbench.engines.served_engine import ServerFacts
 from specbench.probes.gpu import GpuUse
 from specbench.servers.streamed import Streamed
