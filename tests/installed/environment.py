@@ -27,11 +27,12 @@ class Built(NamedTuple):
     wheel: Path
 
 
-def build(folder: Path) -> Built:
+def build(folder: Path, url: str = "") -> Built:
     """Both, the wheel from the unpacked sdist: what the sdist lacks, the wheel lacks."""
     tools = _venv(sys.executable, ENGINES / "build-tools", _TOOLS)
     command = [tools, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
-    subprocess.run(command, check=True, capture_output=True, env=clean())
+    environment = clean() | {"SPECBENCH_URL": url}
+    subprocess.run(command, check=True, capture_output=True, env=environment)
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return Built(sdist, wheel)
 

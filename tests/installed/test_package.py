@@ -1,5 +1,6 @@
 """The sdist and the wheel: what is in them, how large they are, and on which Pythons they work."""
 
+import re
 import subprocess
 import tarfile
 import zipfile
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specbench import __version__
-from tests.installed.environment import ROOT, Built, clean, light, pythons
+from tests.installed.environment import ROOT, Built, build, clean, light, pythons
 
 pytestmark = pytest.mark.docs
 
@@ -81,6 +82,22 @@ def test_the_metadata_says_python_license_and_entry_point(built):
     with zipfile.ZipFile(built.wheel) as wheel:
         entry = wheel.read(f"specbench_llm-{__version__}.dist-info/entry_points.txt").decode()
     assert "specbench = specbench.cli:main" in entry
+
+
+def test_the_readme_of_the_package_has_no_link_that_leads_nowhere(built, tmp_path):
+    def links(of: Built) -> set[str]:
+        return set(re.findall(r"\]\(([^)]+)\)", str(metadata(of).get_payload())))
+
+    there = set(re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text()))
+    assert len(there) > 15
+    assert not metadata(built).get_all("Project-URL")
+    assert links(built) == {link for link in there if link.startswith("https://")}
+    url = "https://example.org/specbench/blob/main"
+    published = build(tmp_path, url)
+    assert {link.removesuffix("?raw=true") for link in links(published)} == {
+        link if link.startswith("https://") else f"{url}/{link}" for link in there
+    }
+    assert len(metadata(published).get_all("Project-URL") or []) == 2
 
 
 @pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
