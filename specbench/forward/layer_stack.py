@@ -7,7 +7,7 @@ slots.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -62,19 +62,13 @@ class WholeTexts:
         return torch.cat(masks, 1)[None]
 
 
-def _run_layer(layer: Any, states_BTF: Tensor, attention_args: dict[str, Any]) -> Tensor:
-    """The states that one layer returns, possibly as the first item of a tuple."""
-    out = layer(states_BTF, **attention_args)
-    states: Tensor = out[0] if isinstance(out, tuple) else out
-    return states
+class LayerStack:
+    """Layers of transformers, or whose `self_attn` has the same arguments, and who runs them.
 
-
-class StockLayers:
-    """A stack of transformers layers, or of layers whose `self_attn` has the same arguments.
-
-    The attention implementation of `config` is replaced; layer i must have `layer_idx` i. `rotary`
-    returns cosines and sines for states and positions. `windows`: how many tokens each layer
-    attends to, including the current one; None: all.
+    Fused ones take their small operations from the target, and are made when first wanted: a
+    head that is trained runs its modules. The attention implementation of `config` is replaced;
+    layer i must have `layer_idx` i. `rotary` returns cosines and sines for states and positions.
+    `windows`: how many tokens each layer attends to, including the current one; None: all.
     """
 
     def __init__(
@@ -82,30 +76,61 @@ class StockLayers:
         config: Any,
         layers: Sequence[nn.Module],
         rotary: nn.Module,
-        windows: Sequence[int | None],
+        target: Runner,
+        windows: Sequence[int | None] = (),
     ) -> None:
         config._attn_implementation = stock.NAME
-        self._layers, self._rotary, self._windows = layers, rotary, windows
-        self.cache = SlotCache(0, 0, 0)
-        self._texts: WholeTexts | None = None
+        self.layers, self.windows = layers, tuple(windows) or (None,) * len(layers)
+        self._config, self._rotary, self._target = config, rotary, target
         heads = config.num_attention_heads
         self._pack: int = heads // (getattr(config, "num_key_value_heads", None) or heads)
+        self._slots = SlotCache(0, 0, 0)  # of layers that are not fused
+        self._texts: WholeTexts | None = None
+        self._fused: FusedLayers | None = None
+        self.reason = can_fuse_layers(config, layers, rotary)  # None: they run fused
 
     @property
-    def is_over_texts(self) -> bool:
-        return self._texts is not None
+    def fused(self) -> FusedLayers | None:
+        """The fused layers that run; None if transformers' own code runs instead."""
+        if self._fused is None and self.reason is None:
+            target, mirrored = self._target, is_mirrored(self._target.device)
+            joined = fuse_layers(self._config, self.layers, self.windows, mirrored=mirrored)
+            fused = FusedLayers(joined, self._config, self._rotary, mirrored=mirrored)
+            self._fused = fused.with_triton() if target.kind == FUSED_TRITON else fused
+        return self._fused
+
+    def run_stock(self, reason: str) -> None:
+        """From now on, and why."""
+        self.reason, self._fused = reason, None
+
+    def as_stock(self) -> "LayerStack":
+        """The same layers over other slots, in transformers' own code."""
+        other = LayerStack(self._config, self.layers, self._rotary, self._target, self.windows)
+        other.run_stock("what fused layers are compared with")
+        return other
+
+    @property
+    def cache(self) -> KvCache:
+        """Another one after an `allocate` that had to grow it."""
+        return self._slots if self.fused is None else self.fused.cache
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         """Make the cache at least this large; a larger one is reused, as stale slots are masked."""
-        index = self.cache.index
+        if self.fused is not None:
+            self.fused.allocate(num_rows, max_len)
+            return
+        index = self._slots.index
         if num_rows > index.num_rows or max_len > index.max_len:
             rows, length = max(num_rows, index.num_rows), max(max_len, index.max_len)
             self.release()  # so that the old and the new cache never coexist
-            self.cache = SlotCache(len(self._layers), rows, length)
+            self._slots = SlotCache(len(self.layers), rows, length)
 
     def release(self) -> None:
         """Free the memory of all rows."""
-        self.cache = SlotCache(len(self._layers), 0, 0)
+        if self.fused is not None:
+            self.fused.release()
+        else:
+            self._slots = SlotCache(len(self.layers), 0, 0)
 
     @contextmanager
     def whole_texts(self) -> Iterator[None]:
@@ -113,7 +138,7 @@ class StockLayers:
 
         Every row begins at position 0; `span`, `first_row` and `branches` are ignored.
         """
-        self._texts = WholeTexts(len(self._layers))
+        self._texts = WholeTexts(len(self.layers))
         try:
             yield
         finally:
@@ -132,10 +157,33 @@ class StockLayers:
         entry_BTW: Tensor | None = None,
         windows_from_BT: Tensor | None = None,
     ) -> Tensor:
-        """Run the layers; see LayerStack.forward."""
-        cache: SlotCache | WholeTexts = self.cache
-        layers = range(len(self._layers)) if only is None else (only,)
-        windows = {self._windows[i] for i in layers}
+        """The last layer's states [B, T, F]; rows, slots and masks as in Runner.forward.
+
+        `only` runs just that layer. Slots before `first_slot` hold nothing and are not seen.
+        `entry_BTW` is what the first layer's attention reads instead of the normed states. Among
+        branches, windows count back from `windows_from_BT`, if given, else from each token's own
+        position.
+        """
+        fused = self.fused if self._texts is None else None
+        if fused is not None:
+            assert not first_slot, "fused layers see a row from its first slot on"
+            B, T = positions_BT.shape
+            states = fused.forward(
+                fused.workspace(B, T),
+                states_BTF.reshape(B * T, -1),
+                positions_BT,
+                span,
+                first_row=first_row,
+                branches=branches,
+                entry_NW=None if entry_BTW is None else entry_BTW.reshape(B * T, -1),
+                only=only,
+                windows_from_BT=None if windows_from_BT is None else windows_from_BT.expand(B, T),
+                is_kept=True,
+            )
+            return states[len(self.layers) if only is None else only + 1].view(B, T, -1)
+        cache: SlotCache | WholeTexts = self._slots
+        layers = range(len(self.layers)) if only is None else (only,)
+        windows = {self.windows[i] for i in layers}
         if self._texts is not None:
             cache = texts = self._texts
             visibility = {
@@ -143,7 +191,7 @@ class StockLayers:
             }
         else:
             slots_BT = positions_BT if branches is None else branches.slots_BT
-            self.cache.index.select(slots_BT, span, first_row)
+            self._slots.index.select(slots_BT, span, first_row)
             slots_S = torch.arange(span, device=positions_BT.device)
             window_ends_BT = positions_BT if windows_from_BT is None else windows_from_BT
             visibility = {
@@ -166,16 +214,21 @@ class StockLayers:
         }
         first_arguments = {} if entry_BTW is None else {"entry_BTW": entry_BTW}
         for i in layers:
-            mask = {"attention_mask": masks[self._windows[i]]}
-            states_BTF = _run_layer(self._layers[i], states_BTF, arguments | mask | first_arguments)
+            mask = {"attention_mask": masks[self.windows[i]]}
+            out = self.layers[i](states_BTF, **arguments, **mask, **first_arguments)
+            states_BTF = out[0] if isinstance(out, tuple) else out
             first_arguments = {}
         return states_BTF
 
     def keep(self, x_BTF: Tensor, positions_BT: Tensor, span: int, *, first_row: int = 0) -> None:
-        """Write keys and values only; see LayerStack.keep."""
-        self.cache.index.select(positions_BT, span, first_row)
+        """Write the keys and values that every layer makes of the same states, as they are."""
+        if self.fused is not None:
+            x_NF = x_BTF.reshape(positions_BT.numel(), -1)
+            self.fused.keep(x_NF, positions_BT, span, first_row=first_row)
+            return
+        self._slots.index.select(positions_BT, span, first_row)
         rotation = self._rotary(x_BTF, positions_BT)
-        for i, layer in enumerate(self._layers):
+        for i, layer in enumerate(self.layers):
             attention: Any = layer.self_attn
             shape = (*positions_BT.shape, -1, attention.head_dim)
             keys, values = (
@@ -184,120 +237,4 @@ class StockLayers:
             )
             if hasattr(attention, "k_norm"):
                 keys = attention.k_norm(keys)
-            self.cache.update(apply_rotary_pos_emb(keys, keys, *rotation)[1], values, i)
-
-
-class LayerStack:
-    """Layers as StockLayers takes them, and who runs them; `windows` are one for each layer.
-
-    Fused ones take their small operations from the target, and are made when first wanted: a
-    head that is trained runs its modules.
-    """
-
-    def __init__(
-        self,
-        config: Any,
-        layers: Sequence[nn.Module],
-        rotary: nn.Module,
-        target: Runner,
-        windows: Sequence[int | None] = (),
-    ) -> None:
-        self.layers, self.windows = layers, tuple(windows) or (None,) * len(layers)
-        self._config, self._rotary, self._target = config, rotary, target
-        self._stock = StockLayers(config, layers, rotary, self.windows)
-        self._fused: FusedLayers | None = None
-        self.reason = can_fuse_layers(config, layers, rotary)  # None: they run fused
-
-    @property
-    def fused(self) -> FusedLayers | None:
-        """The fused layers that run; None if transformers' own code runs instead."""
-        if self._fused is None and self.reason is None:
-            target, mirrored = self._target, is_mirrored(self._target.device)
-            joined = fuse_layers(self._config, self.layers, self.windows, mirrored=mirrored)
-            fused = FusedLayers(joined, self._config, self._rotary, mirrored=mirrored)
-            self._fused = fused.with_triton() if target.kind == FUSED_TRITON else fused
-        return self._fused
-
-    def run_stock(self, reason: str) -> None:
-        """From now on, and why."""
-        self.reason, self._fused = reason, None
-
-    def as_stock(self) -> "LayerStack":
-        """The same layers over other slots, in transformers' own code."""
-        stock = LayerStack(self._config, self.layers, self._rotary, self._target, self.windows)
-        stock.run_stock("what fused layers are compared with")
-        return stock
-
-    @property
-    def cache(self) -> KvCache:
-        """Another one after an `allocate` that had to grow it."""
-        return (self.fused or self._stock).cache
-
-    def allocate(self, num_rows: int, max_len: int) -> None:
-        """Allocate; a larger cache is kept, for stale slots are masked."""
-        (self.fused or self._stock).allocate(num_rows, max_len)
-
-    def release(self) -> None:
-        """Give the memory of all rows back."""
-        (self.fused or self._stock).release()
-
-    def whole_texts(self) -> AbstractContextManager[None]:
-        """Inside, forwards are over whole texts, for training; see StockLayers.whole_texts."""
-        return self._stock.whole_texts()
-
-    def forward(
-        self,
-        states_BTF: Tensor,
-        positions_BT: Tensor,
-        span: int,
-        *,
-        first_row: int = 0,
-        branches: Branches | None = None,
-        only: int | None = None,
-        first_slot: int = 0,
-        entry_BTW: Tensor | None = None,
-        windows_from_BT: Tensor | None = None,
-    ) -> Tensor:
-        """The last layer's states [B, T, F]; rows, slots and masks as in Runner.forward.
-
-        `only` runs just that layer. Slots before `first_slot` hold nothing and are not seen.
-        `entry_BTW` is what the first layer's attention reads instead of the normed states. Among
-        branches, windows count back from `windows_from_BT`, if given, else from each token's own
-        position.
-        """
-        fused = None if self._stock.is_over_texts else self.fused
-        if fused is None:
-            return self._stock.forward(
-                states_BTF,
-                positions_BT,
-                span,
-                first_row=first_row,
-                branches=branches,
-                only=only,
-                first_slot=first_slot,
-                entry_BTW=entry_BTW,
-                windows_from_BT=windows_from_BT,
-            )
-        assert not first_slot, "fused layers see a row from its first slot on"
-        B, T = positions_BT.shape
-        states = fused.forward(
-            fused.workspace(B, T),
-            states_BTF.reshape(B * T, -1),
-            positions_BT,
-            span,
-            first_row=first_row,
-            branches=branches,
-            entry_NW=None if entry_BTW is None else entry_BTW.reshape(B * T, -1),
-            only=only,
-            windows_from_BT=None if windows_from_BT is None else windows_from_BT.expand(B, T),
-            is_kept=True,
-        )
-        return states[len(self.layers) if only is None else only + 1].view(B, T, -1)
-
-    def keep(self, x_BTF: Tensor, positions_BT: Tensor, span: int, *, first_row: int = 0) -> None:
-        """Write the keys and values that every layer makes of the same states, as they are."""
-        if self.fused is None:
-            self._stock.keep(x_BTF, positions_BT, span, first_row=first_row)
-        else:
-            x_NF = x_BTF.reshape(positions_BT.numel(), -1)
-            self.fused.keep(x_NF, positions_BT, span, first_row=first_row)
+            self._slots.update(apply_rotary_pos_emb(keys, keys, *rotation)[1], values, i)

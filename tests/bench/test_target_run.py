@@ -308,8 +308,8 @@ def test_the_watch_hears_of_every_block(tmp_path):
     measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path, watch)
     assert [done for done, _, _ in watch.advances] == [*range(1, 7), *range(1, 7)]
     assert {total for _, total, _ in watch.advances} == {6}
-    assert watch.stages[:3] == ["big: loading", "big: warming up", "big: own.jsonl"]
-    assert watch.stages[-1].startswith("big: own.jsonl, the winners")
+    assert watch.stages[:3] == ["big: loading", "big: warming up", "big: measuring own.jsonl"]
+    assert watch.stages[-1].startswith("big: measuring own.jsonl, the winners")
     assert watch.warnings == []
 
 
