@@ -1,24 +1,31 @@
-"""Trains draft heads: the inference code of a head, run on trainable float32 parameters.
+"""Draft heads in training: the inference code of a head, run on trainable float32 parameters.
 
-A head that drafts token by token continues each pass from its own states. Each Medusa head learns
-the target's distribution one token further ahead.
+New and existing heads are opened here, trained in trainer.py, and measured by held-out acceptance:
+how far a head's greedy chains follow the target's own greedy answers. A head that drafts token by
+token continues each pass from its own states. Each Medusa head learns the target's distribution one
+token further ahead.
 Shape suffixes: B rows, T tokens, N positions, H heads, F hidden size, D draft positions or tokens
 that a head can draft, V vocabulary, R ranks.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from specbench.drafters.medusa import MedusaHeads
+from specbench.drafters.registry import drafter_class
 from specbench.drafters.shared.feature_drafter import FeatureHead
+from specbench.errors import UsageError
 from specbench.forward.runner import Runner
-from specbench.methods import Recipe
+from specbench.methods import Recipe, all_methods, find_method
 from specbench.models.checkpoint import Checkpoint
-from specbench.training.teacher import Lesson, head_rows
+from specbench.stats.rounds import mean_length_from_rates
+from specbench.training.optimizer import Schedule
+from specbench.training.teacher import Batch, Lesson, Teacher, head_rows
+from specbench.training.texts import TrainingText
 
 
 class Agreement(NamedTuple):
@@ -291,3 +298,109 @@ def initial_medusa_heads(checkpoint: Checkpoint, target: Runner) -> Checkpoint:
             for name, tensor in checkpoint.tensors.items()
         },
     )
+
+
+DEPTH = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Acceptance:
+    """`per_position[d]`: fraction of contexts whose first d + 1 drafts are all accepted.
+
+    Drafts are the head's own, one after the other; contexts are all tokens of the answers that at
+    least d + 1 more tokens follow. `ranks` of Medusa: how often each rank of each head is right.
+    """
+
+    per_position: tuple[float, ...]
+    contexts: int
+    ranks: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens per round of a chain: 1 + the sum over its positions."""
+        return mean_length_from_rates(self.per_position)
+
+
+def measure_acceptance(
+    student: Student, teacher: Teacher, batches: Sequence[Batch], depth: int = DEPTH
+) -> Acceptance:
+    """The acceptance over all batches; every token has equal weight."""
+    agreements = [student.agreement(teacher.lesson(batch), depth) for batch in batches]
+    contexts_D = torch.stack([agreement.contexts_D for agreement in agreements]).sum(0)
+    correct_D = torch.stack([agreement.correct_D for agreement in agreements]).sum(0)
+    rates_D = correct_D / contexts_D.clamp(min=1)
+    counts = [agreement.ranks for agreement in agreements if agreement.ranks is not None]
+    ranks: tuple[tuple[float, ...], ...] = ()
+    if counts:
+        rates = torch.stack(counts).sum(0) / contexts_D.clamp(min=1)[:, None]
+        ranks = tuple(tuple(round(rate, 4) for rate in head) for head in rates.tolist())
+    return Acceptance(
+        per_position=tuple(round(rate, 4) for rate in rates_D.tolist()),
+        contexts=int(contexts_D[0]),
+        ranks=ranks,
+    )
+
+
+_WIDTH = 128  # of the target that the rates were found on; wider ones take smaller steps
+_MOST_DRAFTED = 32_000  # tokens of a larger vocabulary that an EAGLE-3 head can draft
+
+
+def recipe_of(method: str) -> Recipe:
+    """UsageError names the methods whose heads can be trained."""
+    head = find_method(method).head
+    if head is None or head.recipe is None:
+        trained = [m.name for m in all_methods() if m.head and m.head.recipe]
+        raise UsageError(f"no head of {method!r} can be trained; allowed: {', '.join(trained)}")
+    return head.recipe
+
+
+def schedule(recipe: Recipe, steps: int, hidden_size: int) -> Schedule:
+    """Learning rates for a target of that width."""
+    scale = min(1.0, _WIDTH / hidden_size)
+    return Schedule(steps=steps, muon_lr=recipe.muon_lr * scale, adamw_lr=recipe.adamw_lr * scale)
+
+
+def new_student(
+    method: str, target: Runner, config: Any, texts: Sequence[TrainingText], seed: int, size: int
+) -> Student:
+    """A head with random weights, with that many heads or layers."""
+    recipe = recipe_of(method)
+    options: dict[str, Any] = {recipe.size: size} if recipe.size else {}
+    if recipe.has_vocabulary:
+        options["target_ids"] = _frequent_ids(texts, target.vocab_size)
+    start: Checkpoint = drafter_class(method).new_checkpoint(config, seed, **options)
+    if recipe.has_vocabulary:
+        start = _with_targets_head(start, target, options["target_ids"])
+    elif not recipe.passes:
+        start = initial_medusa_heads(start, target)
+    return open_student(method, start, target)
+
+
+def open_student(method: str, checkpoint: Checkpoint, target: Runner) -> Student:
+    """An existing head, to be trained further or measured."""
+    recipe = recipe_of(method)
+    if not recipe.passes:
+        return MedusaStudent(checkpoint, target)
+    head = drafter_class(method).open_head(checkpoint, target)
+    return ChainStudent(head, checkpoint, target, recipe)
+
+
+def _with_targets_head(checkpoint: Checkpoint, target: Runner, ids: tuple[int, ...]) -> Checkpoint:
+    rows = head_rows(target)
+    head = {"lm_head.weight": rows[list(ids)] if ids else rows}
+    return replace(checkpoint, tensors={**checkpoint.tensors, **head})
+
+
+def _frequent_ids(texts: Sequence[TrainingText], vocab_size: int) -> tuple[int, ...]:
+    """The tokens that answers have most often, in rising order; none means all."""
+    if vocab_size <= _MOST_DRAFTED:
+        return ()
+    counts_V = token_counts(texts, vocab_size)
+    chosen = counts_V.argsort(descending=True, stable=True)[:_MOST_DRAFTED]
+    return tuple(sorted(chosen.tolist()))
+
+
+def token_counts(texts: Sequence[TrainingText], vocab_size: int) -> Tensor:
+    """How often each token is said in answers that are not held out."""
+    tokens = [i for text in texts if not text.is_held_out for i in text.ids[text.num_prompt :]]
+    return torch.tensor(tokens, dtype=torch.long).bincount(minlength=vocab_size)

@@ -22,11 +22,17 @@ from specbench.models.loading import LoadedModel, weights_sha256
 from specbench.models.tokenizer import ChatTokenizer
 from specbench.probes.environment import cpu_model, git_commit, package_versions, program_name
 from specbench.shipped import PACKAGE
-from specbench.training.acceptance import Acceptance, measure_acceptance
-from specbench.training.recipes import new_student, open_student, recipe_of, schedule
 from specbench.training.replacing import replaced
 from specbench.training.settings import TrainSettings
-from specbench.training.student import Student
+from specbench.training.student import (
+    Acceptance,
+    Student,
+    measure_acceptance,
+    new_student,
+    open_student,
+    recipe_of,
+    schedule,
+)
 from specbench.training.teacher import Batch, Teacher, batches_of
 from specbench.training.texts import (
     TextFile,

@@ -10,8 +10,7 @@ import torch
 
 from specbench.drafters.eagle import EagleHead
 from specbench.drafters.registry import build_drafter
-from specbench.training.recipes import open_student
-from specbench.training.student import ChainStudent
+from specbench.training.student import ChainStudent, open_student
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import tiny_llama
 from tests.drafters.feature_cases import Watched, run_rounds

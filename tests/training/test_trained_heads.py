@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from specbench.models.checkpoint import read_checkpoint
-from specbench.training.acceptance import measure_acceptance
-from specbench.training.recipes import open_student
-from specbench.training.student import Student
+from specbench.training.student import Student, measure_acceptance, open_student
 from specbench.training.train_head import write_head
 from specbench.training.trainer import train
 from tests.training.tiny_target import METHODS, SETTINGS, Lab, lab, plan, silent

@@ -11,11 +11,9 @@ from specbench.errors import ModelError, StoreError
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import read_checkpoint
-from specbench.training import recipes
-from specbench.training.acceptance import measure_acceptance
-from specbench.training.recipes import open_student
+from specbench.training import student as students
 from specbench.training.settings import TrainSettings
-from specbench.training.student import Student
+from specbench.training.student import Student, measure_acceptance, open_student
 from specbench.training.train_head import batches_for, write_head
 from specbench.training.trainer import Plan, StepCallback, TrainingProgress, train
 from tests.decoding.models import tiny_llama
@@ -108,7 +106,7 @@ def test_beside_a_target_in_bfloat16_weights_stay_in_float32(method, tmp_path):
 
 
 def test_of_a_large_vocabulary_a_head_learns_the_tokens_that_are_said_most(tmp_path, monkeypatch):
-    monkeypatch.setattr(recipes, "_MOST_DRAFTED", 7)
+    monkeypatch.setattr(students, "_MOST_DRAFTED", 7)
     bench = lab(0.1)
     student = bench.student("eagle3")
 
@@ -116,7 +114,7 @@ def test_of_a_large_vocabulary_a_head_learns_the_tokens_that_are_said_most(tmp_p
     write_head(tmp_path / "head", student.checkpoint())
     written = open_student("eagle3", read_checkpoint(str(tmp_path / "head")), bench.target)
 
-    counts_V = recipes.token_counts(bench.texts, VOCAB_SIZE)
+    counts_V = students.token_counts(bench.texts, VOCAB_SIZE)
     d2t_D = written.checkpoint().tensors["d2t"]
     said = (d2t_D + torch.arange(7)).tolist()
     assert min(counts_V[said]) >= max(counts_V[i] for i in range(VOCAB_SIZE) if i not in said)

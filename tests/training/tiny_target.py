@@ -7,8 +7,7 @@ import torch
 
 from specbench.forward.runner import StockRunner
 from specbench.training.optimizer import Schedule
-from specbench.training.recipes import new_student
-from specbench.training.student import Student
+from specbench.training.student import Student, new_student
 from specbench.training.teacher import Batch, Teacher, batches_of
 from specbench.training.texts import TrainingText, is_held_out
 from specbench.training.trainer import Plan
