@@ -29,7 +29,7 @@ from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import DrafterSpec, Pairing
 from specbench.inputs.workloads import Workload, load_workload
 from specbench.probes.environment import describe_environment
-from specbench.probes.gpu import NoProbe
+from specbench.probes.gpu import Probe
 from specbench.records import Message, Request, RoundLog, Sampling
 from specbench.shipped import shipped
 from specbench.stats.intervals import log_ratio
@@ -281,7 +281,7 @@ def _provenance(asked: argparse.Namespace, words: Sequence[str]) -> dict[str, An
     """What must be known to repeat it; of the command not the file that it writes."""
     at = words.index("--out") if "--out" in words else len(words)
     command = ("benchmarks.forecast_lengths", *words[:at], *words[at + 2 :])
-    environment = describe_environment("cpu", 1, command, NoProbe("counts alone"))
+    environment = describe_environment("cpu", 1, command, Probe("counts alone"))
     settings = {name: value for name, value in vars(asked).items() if name != "out"}
     settings |= {"dtype": "float32", "rows": ROWS, "seed": 0}
     return {"environment": asdict(environment), "settings": settings}

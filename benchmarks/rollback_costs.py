@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 
-from specbench.decode.drafter import PlainDrafter, Proposal
+from specbench.decode.drafter import Drafter, Proposal
 from specbench.decode.round import finish_round, propose
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
@@ -61,7 +61,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-class Fixed(PlainDrafter):
+class Fixed(Drafter):
     """Drafts the same tokens for nothing."""
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002

@@ -16,12 +16,12 @@ from specbench.bench.round_costs import TIME_SHARE, RoundCosts, TimedCell
 from specbench.bench.session import OpenTarget
 from specbench.bench.traces import Trace, Tracer
 from specbench.decide.rank import shortlist
-from specbench.engines.expected_errors import EXPECTED_ERRORS
 from specbench.errors import UsageError, first_line
 from specbench.forecast.cost_curve import CostCurve, curve_from, describe, left_out, measured_here
 from specbench.forecast.engine_costs import acceptance_rule
 from specbench.forecast.forecast import Effort, forecast, middle_context, replayed
 from specbench.inputs.pairing import Pairing
+from specbench.models.library_errors import EXPECTED_ERRORS
 from specbench.records import (
     NO_DRAFTER,
     BlockRecord,

@@ -15,7 +15,7 @@ from specbench.bench.units import Once, UnitSource, WholeTarget
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing, Target
 from specbench.probes.environment import describe_environment
-from specbench.probes.gpu import NoProbe, open_probe
+from specbench.probes.gpu import Probe, open_probe
 from specbench.records import Environment
 from specbench.runs import RunStore
 from specbench.settings import SERVED, RunSettings
@@ -53,10 +53,10 @@ class ThisMachine:
         if self._process is not None:
             return self._process.environment(command)
         if self._settings.servers.base_urls:
-            no_probe = NoProbe("none (servers were running already)")
+            no_probe = Probe("none (servers were running already)")
             return describe_environment(SERVER, None, command, no_probe)
         probe = open_probe(GPU)
-        device = CPU if isinstance(probe, NoProbe) else GPU
+        device = CPU if probe.reason else GPU
         return describe_environment(device, self._settings.machine.threads, command, probe)
 
     def dtype_of(self, target: Target) -> str:

@@ -17,10 +17,10 @@ from specbench.bench.session import OpenTarget
 from specbench.bench.units import RunLoop
 from specbench.decide.recommend import by_question, choose
 from specbench.engines.engine import Engine, Instrumented
-from specbench.engines.expected_errors import EXPECTED_ERRORS, errors_translated
 from specbench.errors import first_line
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.summary import summarize
+from specbench.models.library_errors import EXPECTED_ERRORS, errors_translated
 from specbench.probes.device import copy_bandwidth
 from specbench.records import (
     BlockRecord,

@@ -18,10 +18,10 @@ from specbench.bench.extensions import Extensions
 from specbench.bench.plan import TargetPlan
 from specbench.bench.progress import Reporter
 from specbench.bench.session import OpenTarget
-from specbench.engines.expected_errors import EXPECTED_ERRORS
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import CellData, against
 from specbench.metrics.pairs import paired_decode
+from specbench.models.library_errors import EXPECTED_ERRORS
 from specbench.records import NO_DRAFTER, BlockRecord, Condition
 from specbench.runs import RunStore
 from specbench.stats.intervals import interval, speedup_ratio

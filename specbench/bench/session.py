@@ -16,10 +16,10 @@ from specbench.bench.blocks import Block, Cell, request_seed, work_of
 from specbench.bench.plan import TargetPlan
 from specbench.bench.references import References
 from specbench.engines.engine import Engine, Load, ServedPass
-from specbench.engines.expected_errors import EXPECTED_ERRORS
 from specbench.errors import DeviceLostError, ModelError, first_line
 from specbench.forward.scoring import likeliest
 from specbench.inputs.lengthening import TextSource, lengthen
+from specbench.models.library_errors import EXPECTED_ERRORS
 from specbench.probes.gpu import Probe
 from specbench.records import (
     BlockRecord,

@@ -1,10 +1,10 @@
 """Measures one target with all its pairings: load, warm up, explore, confirm."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
@@ -21,14 +21,13 @@ from specbench.bench.session import OpenTarget, losses_kept
 from specbench.bench.traces import Trace
 from specbench.decode.adaptive_k import default_ks
 from specbench.engines.engine import Engine, InProcess, Load, Work
-from specbench.engines.expected_errors import EXPECTED_ERRORS, errors_translated
 from specbench.errors import ModelMemoryError, first_line
 from specbench.forward.scoring import next_logits
 from specbench.inputs.pairing import DrafterSpec, Pairing
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import have_same_text
 from specbench.metrics.validity import HALF_PRECISION
-from specbench.models.library_errors import raise_if_device_lost
+from specbench.models.library_errors import EXPECTED_ERRORS, errors_translated, raise_if_device_lost
 from specbench.probes.gpu import Probe
 from specbench.records import (
     NO_DRAFTER,
@@ -48,12 +47,8 @@ Stage = Literal["load", "warm_up"]
 WARM_UP_TOKENS = 12
 MOST_EXAMINED = 3  # outputs per cell that differ from K = 0
 NO_MEMORY = (ModelMemoryError, torch.OutOfMemoryError)
-
-
-class OpenEngines(Protocol):
-    """Loads a target in the engines of a run; the engines by name, in order. ModelError."""
-
-    def __call__(self) -> Mapping[str, Engine]: ...
+# Loads a target in the engines of a run; the engines by name, in order. ModelError.
+OpenEngines = Callable[[], Mapping[str, Engine]]
 
 
 class TargetRun:

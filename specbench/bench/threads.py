@@ -14,7 +14,6 @@ import torch
 from specbench import __version__
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.engines.engine import Engine, Load, Work
-from specbench.engines.expected_errors import EXPECTED_ERRORS
 from specbench.forward.autotune import (
     KernelCandidate,
     Outcome,
@@ -23,6 +22,7 @@ from specbench.forward.autotune import (
     find_choice,
     keep_choice,
 )
+from specbench.models.library_errors import EXPECTED_ERRORS
 from specbench.probes import load as host
 from specbench.probes.environment import cpu_model
 from specbench.probes.load import HostLoad, idle_cores, others_fact, physical_cores

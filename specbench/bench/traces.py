@@ -11,9 +11,9 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.progress import Reporter
 from specbench.bench.session import OpenTarget
 from specbench.engines.engine import Engine
-from specbench.engines.expected_errors import EXPECTED_ERRORS, errors_translated
 from specbench.errors import DeviceError, UsageError, first_line
 from specbench.inputs.pairing import Pairing
+from specbench.models.library_errors import EXPECTED_ERRORS, errors_translated
 from specbench.records import Condition, Prompt, TraceRecord
 from specbench.records.forecasts import Drafting
 from specbench.runs import RunStore

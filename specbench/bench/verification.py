@@ -20,13 +20,13 @@ from specbench.bench.sharding import Shard, run_sharded
 from specbench.bench.this_process import open_engines, read_shapes
 from specbench.bench.threads import autotune_for_plan, choose_threads, idle_threads
 from specbench.engines.engine import Engine, Load
-from specbench.engines.expected_errors import EXPECTED_ERRORS
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.transformers import BASELINES
 from specbench.errors import ModelError, SpecbenchError, WorkloadError, first_line
 from specbench.files.model import open_model
 from specbench.fit.weights import model_weights
 from specbench.inputs.pairing import Pairing
+from specbench.models.library_errors import EXPECTED_ERRORS
 from specbench.probes.device import find_device
 from specbench.records import Message, Prompt, Request, Result, Sampling
 from specbench.settings import BUILTIN, RunSettings

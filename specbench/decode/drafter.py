@@ -206,28 +206,30 @@ class Resources:
 RowBuffer = Tensor | KvCache  # of all rows: a tensor's first dimension
 
 
-class Drafter(Protocol):
+class Drafter:
     """Proposes draft tokens within a round: fixed shapes, no host sync, no branch on data.
 
-    Buffers are indexed by row, starting at `state.first_row`.
+    Buffers are indexed by row, starting at `state.first_row`. All members but
+    `propose` have defaults: those of a drafter that drafts chains from the state only.
     """
 
-    capabilities: Capabilities
+    capabilities: Capabilities = Capabilities()
 
-    @property
-    def resources(self) -> Resources: ...
+    @cached_property
+    def resources(self) -> Resources:
+        return Resources()
 
     @property
     def buffers(self) -> tuple[RowBuffer, ...]:
         """State of all rows on the device; `allocate` may replace these buffers."""
-        ...
+        return ()
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         """Allocate `num_rows` rows of `max_len` tokens; discard all state."""
 
     def num_drafts(self, k: int) -> int:
         """Tokens in a proposal that looks k tokens ahead: k in a chain, more in a tree."""
-        ...
+        return k
 
     def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:
         """Start new requests in the rows; runs between rounds.
@@ -241,7 +243,7 @@ class Drafter(Protocol):
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         """Draft the tokens at positions length + 1 .. length + k of every row; k > 0."""
-        ...
+        raise NotImplementedError
 
     def observe(self, state: State, outcome: Outcome) -> None:
         """Process the outcome of a prefill or of a round, also at K = 0."""
@@ -251,11 +253,23 @@ class Drafter(Protocol):
         without the drafter. Some may have been processed before."""
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Copy the state of one row, up to `num_tokens`, to another.
+        """Copy the state of one row, up to `num_tokens`, to another: the row of every buffer.
 
         For several samples of one prompt: called after `begin` of both rows and the last chunk of
         the prompt, before `observe`.
         """
+        for buffer in self.buffers:
+            if isinstance(buffer, Tensor):
+                buffer[destination].copy_(buffer[source])
+            else:
+                buffer.copy_row(source, destination, num_tokens)
+
+
+class NoDrafter(Drafter):
+    """Drafts nothing, so that rounds are plain decoding: the K = 0 baseline."""
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
+        raise ValueError(f"NoDrafter was asked for {k} drafts")
 
 
 @runtime_checkable
@@ -271,53 +285,3 @@ def no_proposal(state: State) -> Proposal:
     """The empty proposal of K = 0."""
     tokens_B0 = state.budget_B.new_empty(state.num_rows, 0)
     return Proposal(tokens_B0, torch.zeros_like(state.budget_B))
-
-
-class PlainDrafter:
-    """Defaults for a drafter that drafts chains from the state only.
-
-    Any state that it keeps per row must be in `buffers`.
-    """
-
-    capabilities: Capabilities = Capabilities()
-
-    @cached_property
-    def resources(self) -> Resources:
-        return Resources()
-
-    @property
-    def buffers(self) -> tuple[RowBuffer, ...]:
-        return ()
-
-    def allocate(self, num_rows: int, max_len: int) -> None:
-        """Does nothing: a plain drafter has no state."""
-
-    def num_drafts(self, k: int) -> int:
-        return k
-
-    def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:
-        """Does nothing: a plain drafter has no state."""
-
-    def prefill(self, state: State, chunk: Chunk) -> None:
-        """Does nothing: the state contains the prompt."""
-
-    def observe(self, state: State, outcome: Outcome) -> None:
-        """Does nothing: the state contains the new tokens."""
-
-    def catch_up(self, state: State, num_tokens: int, span: int) -> None:
-        """Does nothing: the state contains every token."""
-
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Copies the row of every buffer; the caller copies the state."""
-        for buffer in self.buffers:
-            if isinstance(buffer, Tensor):
-                buffer[destination].copy_(buffer[source])
-            else:
-                buffer.copy_row(source, destination, num_tokens)
-
-
-class NoDrafter(PlainDrafter):
-    """Drafts nothing, so that rounds are plain decoding: the K = 0 baseline."""
-
-    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
-        raise ValueError(f"NoDrafter was asked for {k} drafts")

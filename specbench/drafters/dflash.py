@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from specbench.decode.drafter import (
     Capabilities,
     Chunk,
+    Drafter,
     HeadPart,
     Outcome,
     OwnForward,
-    PlainDrafter,
     Proposal,
     Resources,
     RowBuffer,
@@ -203,7 +203,7 @@ def new_dflash_checkpoint(
 
 
 @drafter("dflash")
-class DFlash(PlainDrafter):
+class DFlash(Drafter):
     """Drafts with a block of masks, which one forward fills in.
 
     The block is the current token and K masks, K below the head's block size (of some heads the

@@ -13,9 +13,9 @@ from torch.nn.functional import pad
 from specbench.decode.drafter import (
     Capabilities,
     Chunk,
+    Drafter,
     Outcome,
     OwnForward,
-    PlainDrafter,
     Proposal,
     Resources,
     RowBuffer,
@@ -29,7 +29,7 @@ from specbench.forward.tree import Branches, StaticTrees
 from specbench.topology import Topology
 
 
-class ModelDrafter(PlainDrafter):
+class ModelDrafter(Drafter):
     """The common part of drafters that run a language model of the target's vocabulary.
 
     Guesses with `runner`; a round first feeds it the last `num_fed` committed tokens.

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specbench.decode.drafter import Capabilities, Chunk, Outcome, PlainDrafter, Proposal
+from specbench.decode.drafter import Capabilities, Chunk, Drafter, Outcome, Proposal
 from specbench.decode.sampling import Purpose, Sampler, uniform
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -23,7 +23,7 @@ _EMPTY = -1
 
 
 @drafter("lookahead")
-class Lookahead(PlainDrafter):
+class Lookahead(Drafter):
     """Feeds a window of guesses, collects the n-grams that it completes, and drafts from them.
 
     A round feeds `ngram` - 1 levels of `window` tokens, and up to `guesses` n-grams that begin with

@@ -17,10 +17,10 @@ from torch.nn.functional import silu
 
 from specbench.decode.drafter import (
     Capabilities,
+    Drafter,
     HeadPart,
     Outcome,
     OwnForward,
-    PlainDrafter,
     Proposal,
     Resources,
 )
@@ -101,7 +101,7 @@ class MedusaHeads:
 
 
 @drafter("medusa")
-class Medusa(PlainDrafter):
+class Medusa(Drafter):
     """Drafts with Medusa's heads, all from one state.
 
     They see the target's state, after its final norm, at the last token of its cache; the

@@ -5,7 +5,7 @@ Shape suffixes: B rows, S positions, K drafts, N n-gram length.
 
 import torch
 
-from specbench.decode.drafter import Capabilities, PlainDrafter, Proposal
+from specbench.decode.drafter import Capabilities, Drafter, Proposal
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -13,7 +13,7 @@ from specbench.errors import UsageError
 
 
 @drafter("ngram")
-class Ngram(PlainDrafter):
+class Ngram(Drafter):
     """Drafts what followed the longest match of the text's end, the most recent if several."""
 
     capabilities = Capabilities(chains_nest=True)

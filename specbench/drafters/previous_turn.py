@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specbench.decode.drafter import Capabilities, Chunk, PlainDrafter, Proposal, Repeatability
+from specbench.decode.drafter import Capabilities, Chunk, Drafter, Proposal, Repeatability
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
 
 
 @drafter("previous_turn")
-class PreviousTurn(PlainDrafter):
+class PreviousTurn(Drafter):
     """Drafts from a reference text, at an index that advances with the output.
 
     The index advances while output and reference agree. After a mismatch, the last `max_ngram`

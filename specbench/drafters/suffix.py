@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from specbench.decode.drafter import Capabilities, Outcome, PlainDrafter, Proposal
+from specbench.decode.drafter import Capabilities, Drafter, Outcome, Proposal
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -257,7 +257,7 @@ class _RowIndex:
 
 
 @drafter("suffix")
-class Suffix(PlainDrafter):
+class Suffix(Drafter):
     """Drafts from suffix trees of the text and of earlier answers.
 
     The trees are on the host: `propose` reads what the state holds that it has not seen. Earlier

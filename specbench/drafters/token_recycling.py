@@ -6,7 +6,7 @@ children, R ranks, V vocabulary, X = V + 1 tokens with the unknown one.
 
 import torch
 
-from specbench.decode.drafter import Capabilities, Outcome, PlainDrafter, Proposal
+from specbench.decode.drafter import Capabilities, Drafter, Outcome, Proposal
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -15,7 +15,7 @@ from specbench.topology import RANK_PROBS, recycling_tree
 
 
 @drafter("token_recycling")
-class TokenRecycling(PlainDrafter):
+class TokenRecycling(Drafter):
     """Drafts a tree from a table of each token's last successors.
 
     All rows share one table of the 8 likeliest successors of every token. A round renews it for all

@@ -29,7 +29,6 @@ from specbench.engines.engine import (
     Work,
     arriving,
 )
-from specbench.engines.expected_errors import errors_translated
 from specbench.engines.kernel_choices import KernelChoices
 from specbench.engines.loaded_drafters import LoadedDrafters, take
 from specbench.engines.model_forwards import Forwards, ModelForwards
@@ -42,6 +41,7 @@ from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
 from specbench.forward.scoring import mean_log_probs
 from specbench.inputs.pairing import DrafterSpec, Target
+from specbench.models.library_errors import errors_translated
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity, Request, Result, Sampling
 from specbench.settings import BUILTIN, DecoderSettings
 from specbench.stats.rounds import bytes_per_forward

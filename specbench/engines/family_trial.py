@@ -5,10 +5,10 @@ from copy import deepcopy
 import torch
 from transformers.quantizers.auto import get_hf_quantizer
 
-from specbench.engines.expected_errors import errors_translated
 from specbench.errors import ModelError
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.self_test import make_checked_runner
+from specbench.models.library_errors import errors_translated
 from specbench.models.library_log import quiet
 from specbench.models.loading import load_config, refusing
 from specbench.models.parts import keep_text_part, text_class

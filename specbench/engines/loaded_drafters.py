@@ -12,7 +12,6 @@ from specbench.decode.round import Verifier
 from specbench.decode.verifier import verify
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.engines.engine import Work
-from specbench.engines.expected_errors import errors_translated
 from specbench.engines.kernel_choices import KernelChoices, packed_notes
 from specbench.engines.model_forwards import Forwards
 from specbench.engines.model_pool import ModelPool, bytes_read, head_identity, identity, shown
@@ -25,6 +24,7 @@ from specbench.forward.self_test import make_checked_runner
 from specbench.inputs.pairing import DrafterSpec
 from specbench.methods import find_method
 from specbench.models.checkpoint import Checkpoint
+from specbench.models.library_errors import errors_translated
 from specbench.models.loading import LoadedModel, first_not_finite, not_finite_words
 from specbench.models.retokenizer import require_common_tokens
 from specbench.models.tokenizer import ChatTokenizer, require_same_vocabulary

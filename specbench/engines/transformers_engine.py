@@ -12,7 +12,6 @@ from transformers import GenerationConfig
 from transformers.utils import is_sklearn_available
 
 from specbench.engines.engine import InProcess, Load, ServedPass, Work
-from specbench.engines.expected_errors import device_errors_translated
 from specbench.engines.generation_log import GenerationLog, timeline
 from specbench.engines.model_pool import ModelPool, identity
 from specbench.engines.transformers import ASSISTED, BASELINES, COUNTERPARTS, LOOKUP, STATIC
@@ -21,7 +20,7 @@ from specbench.files.model_spec import ModelSpec
 from specbench.forward.attention.stock import attend_by
 from specbench.forward.runner import check_context, context_limit
 from specbench.inputs.pairing import DrafterSpec, Target
-from specbench.models.library_errors import model_failure
+from specbench.models.library_errors import device_errors_translated, model_failure
 from specbench.models.library_log import quiet
 from specbench.models.loading import LoadedModel
 from specbench.models.tokenizer import require_same_vocabulary

@@ -1,12 +1,24 @@
-"""Errors that libraries raise: their origin, and advice about a model's files."""
+"""Errors that libraries raise: their origin, what they become, and advice about a model's files."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
-from specbench.errors import DeviceLostError, SpecbenchError, first_line
+from specbench.errors import (
+    CompatibilityError,
+    DeviceError,
+    DeviceLostError,
+    ModelError,
+    SpecbenchError,
+    UsageError,
+    WorkloadError,
+    first_line,
+)
+from specbench.files.config import ELSEWHERE
 from specbench.files.model import TRUST_CODE, UNKNOWN_TYPE
 from specbench.files.tokenizer import NO_TOKENIZER
 
@@ -115,3 +127,40 @@ def load_advice(error: Exception) -> str:
     if isinstance(error, _PROGRAMMING):  # the library met something that it did not expect
         return f"{text}; a value in its files is not what it should be: download it again"
     return text
+
+
+# Each is stored as a failure, and the rest of the run continues.
+EXPECTED_ERRORS = (
+    *(ModelError, CompatibilityError, UsageError, WorkloadError, DeviceError),
+    torch.OutOfMemoryError,
+)
+
+
+@contextmanager
+def errors_translated() -> Iterator[None]:
+    """The same as `device_errors_translated`, and ModelError if a model's own code fails."""
+    with device_errors_translated():
+        try:
+            yield
+        except Exception as error:
+            if failure := model_failure(error):
+                raise ModelError(f"{failure.model}: {failure.words}; {ELSEWHERE}") from error
+            raise
+
+
+@contextmanager
+def device_errors_translated() -> Iterator[None]:
+    """Raise DeviceError if the device fails inside the block.
+
+    DeviceLostError if the device then fails at everything else. Lack of memory and specbench's
+    errors pass unchanged.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if not is_of_device(error):
+            raise
+        raise_if_device_lost(error)
+        raise DeviceError(first_line(error)) from error

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count, takewhile
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pynvml
 
@@ -24,54 +24,36 @@ class GpuFacts(NamedTuple):
     sm_clock_default_mhz: int | None = None
 
 
-class Probe(Protocol):
-    """Samples one GPU during measured code; values that it cannot read are None, never zero."""
+class Probe:
+    """Samples one GPU during measured code; values that it cannot read are None, never zero.
 
-    @property
-    def reason(self) -> str:
-        """Why nothing can be measured; empty if something can."""
+    This one measures nothing, for the given reason.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason  # empty if something can be measured
 
     def start(self) -> None:
         """Begin to sample; samples of an earlier start that was never stopped are dropped."""
 
     def stop(self) -> DeviceSample | None:
         """End what `start` began and sum it up."""
+        return None
 
     def energy_j(self) -> float | None:
         """Joules the GPU has used since its driver was loaded: take differences."""
+        return None
 
     def device_used_bytes(self) -> int | None:
         """GPU memory in use now, by everyone."""
+        return None
 
     def process_used_bytes(self) -> int | None:
         """GPU memory in use now by this process."""
+        return None
 
     def gpu_facts(self) -> GpuFacts:
         """Name, size and limits of the GPU."""
-
-
-class NoProbe:
-    """A probe that measures nothing, with the reason."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-
-    def start(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        return None
-
-    def energy_j(self) -> None:
-        return None
-
-    def device_used_bytes(self) -> None:
-        return None
-
-    def process_used_bytes(self) -> None:
-        return None
-
-    def gpu_facts(self) -> GpuFacts:
         return GpuFacts()
 
 
@@ -119,35 +101,34 @@ def open_probe(
     nvml: Any = pynvml,
     environment: Mapping[str, str] = os.environ,
 ) -> Probe:
-    """The probe of a torch device, or a NoProbe that says why there is none.
+    """The probe of a torch device, or one that measures nothing and says why.
 
     `uuid` is what CUDA calls the device (allocator.cuda_uuid) and settles which GPU is meant;
     without it CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are followed as CUDA does.
     """
     kind, _, index = device.partition(":")
     if kind != "cuda":
-        return NoProbe("none (NVML supports NVIDIA GPUs only)")
+        return Probe("none (NVML supports NVIDIA GPUs only)")
     try:
         nvml.nvmlInit()
         gpu = find_gpu(int(index or 0), uuid, nvml, environment)
         if _is_partitioned(nvml, gpu):
-            return NoProbe("MIG is on: NVML reports power, energy and clocks only of whole GPUs")
+            return Probe("MIG is on: NVML reports power, energy and clocks only of whole GPUs")
     except GpuNotFoundError as error:
-        return NoProbe(str(error))
+        return Probe(str(error))
     except nvml.NVMLError_LibraryNotFound:
-        return NoProbe("no NVIDIA driver: NVML shared library not found")
+        return Probe("no NVIDIA driver: NVML shared library not found")
     except nvml.NVMLError as error:
-        return NoProbe(f"NVML refuses: {error}")
+        return Probe(f"NVML refuses: {error}")
     return NvmlProbe(gpu, nvml=nvml)
 
 
-class NvmlProbe:
+class NvmlProbe(Probe):
     """Samples one GPU. A value that NVML does not report is None; its errors are never raised."""
-
-    reason = ""
 
     def __init__(self, gpu: Any, *, nvml: Any = pynvml, interval_s: float = INTERVAL_S) -> None:
         """`gpu` is an NVML device handle; `nvml` is pynvml or obeys its function names."""
+        super().__init__(reason="")
         self._gpu = gpu
         self._nvml = nvml
         self._sampler = PeriodicReader(self.read, interval_s)
@@ -347,7 +328,7 @@ class Gpus:
 
     def __init__(self, open_one: Callable[[str], Probe] = open_probe) -> None:
         opened = (open_one(f"cuda:{i}") for i in count())
-        self._probes = tuple(takewhile(lambda probe: not isinstance(probe, NoProbe), opened))
+        self._probes = tuple(takewhile(lambda probe: not probe.reason, opened))
 
     def start(self) -> None:
         """Begin to sample all of them."""

@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from specbench.engines.engine import Engine, Load, Work
-from specbench.engines.expected_errors import EXPECTED_ERRORS
 from specbench.errors import ModelError, first_line
 from specbench.inputs.pairing import DrafterSpec
+from specbench.models.library_errors import EXPECTED_ERRORS
 from specbench.records import Request, Result, Sampling
 from specbench.verify.evidence import (
     Evidence,

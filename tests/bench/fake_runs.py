@@ -16,7 +16,7 @@ from specbench.bench.target import TargetRun
 from specbench.bench.traces import Trace
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Pairing
-from specbench.probes.gpu import NoProbe, Probe
+from specbench.probes.gpu import Probe
 from specbench.records import BlockRecord, EngineCost, Environment, RunRecord
 from specbench.runs import SCHEMA_VERSION, StoredRun, create_run, load_run, resume_run
 from specbench.settings import RunSettings
@@ -33,7 +33,7 @@ targets:
       bad: {method: ngram}
 """
 RUN_ID = "a-run"
-NO_PROBE = NoProbe("no GPU")
+NO_PROBE = Probe("no GPU")
 SIX = [f"prompt {i}" for i in range(6)]
 TWENTY = [f"prompt {i}" for i in range(20)]
 SETTINGS = settings_of(

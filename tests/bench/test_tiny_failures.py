@@ -14,7 +14,7 @@ from specbench.errors import UsageError, WorkloadError
 from specbench.inputs.config import load_pairings
 from specbench.probes import device
 from specbench.probes.device import find_device
-from specbench.probes.gpu import GpuFacts, NoProbe
+from specbench.probes.gpu import GpuFacts, Probe
 from specbench.report.document import build_document
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
@@ -143,7 +143,7 @@ def test_a_device_that_is_not_there_is_refused_with_what_is(name):
 def test_a_gpu_that_torch_cannot_use_is_an_error_and_no_run_on_the_cpu(
     name, cuda, says, monkeypatch
 ):
-    class Gpu(NoProbe):
+    class Gpu(Probe):
         def gpu_facts(self):
             return GpuFacts(name="NVIDIA H100", driver="550.54")
 
@@ -157,5 +157,5 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_and_no_run_on_the_cpu(
 
 
 def test_without_a_gpu_auto_is_the_cpu(monkeypatch):
-    monkeypatch.setattr(device, "open_probe", lambda _: NoProbe("no NVIDIA driver"))
+    monkeypatch.setattr(device, "open_probe", lambda _: Probe("no NVIDIA driver"))
     assert find_device("auto").type == "cpu"

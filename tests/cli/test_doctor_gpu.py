@@ -15,15 +15,15 @@ from specbench.cli import gpu_check
 from specbench.forward.attention import implementations
 from specbench.forward.kernels import availability
 from specbench.probes import device
-from specbench.probes.gpu import GpuFacts, NoProbe
+from specbench.probes.gpu import GpuFacts, Probe
 from tests.cli.calls import specbench
 
 GPU = "NVIDIA H100 80GB HBM3"
 PLANTED = f"""
 from specbench.probes import gpu
-from specbench.probes.gpu import GpuFacts, NoProbe
+from specbench.probes.gpu import GpuFacts, Probe
 
-class Gpu(NoProbe):
+class Gpu(Probe):
     def gpu_facts(self):
         return GpuFacts(name={GPU!r}, memory_bytes=80 * 2**30, driver="550.54")
 
@@ -31,7 +31,7 @@ gpu.open_probe = lambda *_, **__: Gpu("")
 """
 
 
-class Gpu(NoProbe):
+class Gpu(Probe):
     def gpu_facts(self):
         return GpuFacts(name=GPU, memory_bytes=80 * 2**30, driver="550.54")
 

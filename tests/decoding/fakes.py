@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specbench.decode.clock import Mark
-from specbench.decode.drafter import Drafter, PlainDrafter, PredictsOutput, Proposal
+from specbench.decode.drafter import Drafter, PredictsOutput, Proposal
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.forward.runner import Output
@@ -102,7 +102,7 @@ class CountingRunner:
         return self
 
 
-class ScriptedDrafter(PlainDrafter):
+class ScriptedDrafter(Drafter):
     """Drafts what its script says stands at a position; 0 where it says nothing."""
 
     def __init__(self, script: dict[int, int]) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from specbench.engines.expected_errors import errors_translated
 from specbench.errors import ModelError, UsageError
 from specbench.forward.attention.masks import (
     Reach,
@@ -20,6 +19,7 @@ from specbench.forward.kernels import availability
 from specbench.forward.runner import StockRunner, refuse_unsupported, state_features
 from specbench.forward.self_test import make_checked_runner
 from specbench.forward.slot_cache import SlotCache
+from specbench.models.library_errors import errors_translated
 from tests.decoding.models import build, tiny_llama
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from specbench.engines.expected_errors import EXPECTED_ERRORS, device_errors_translated
 from specbench.errors import DeviceError, DeviceLostError, ModelError
+from specbench.models.library_errors import EXPECTED_ERRORS, device_errors_translated
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ..."
 REFUSED = "CUDA error: too many resources requested for launch"

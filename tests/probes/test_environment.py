@@ -19,7 +19,7 @@ from specbench.probes.environment import (
     package_versions,
     program_name,
 )
-from specbench.probes.gpu import NoProbe, open_probe
+from specbench.probes.gpu import Probe, open_probe
 from specbench.records import Environment
 from specbench.runs.codec import decode_line, encode_line
 
@@ -52,7 +52,7 @@ def fake_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_environment_says_what_ran_on_what():
-    environment = describe_environment("cpu", 2, ["specbench", "run"], NoProbe("no GPU here"))
+    environment = describe_environment("cpu", 2, ["specbench", "run"], Probe("no GPU here"))
 
     assert environment.specbench_version == __version__
     assert environment.python == platform.python_version()
@@ -83,7 +83,7 @@ def test_a_gpu_is_described_through_the_probe():
 def test_no_host_user_or_folder_is_named():
     argv = ["/home/someone/bin/specbench", "run", "--out", "my/folder"]
 
-    environment = describe_environment("cpu", 1, argv, NoProbe("none"))
+    environment = describe_environment("cpu", 1, argv, Probe("none"))
 
     assert environment.command == ("specbench", "run", "--out", "my/folder")
     text = json.dumps(dataclasses.asdict(environment))
@@ -133,7 +133,7 @@ def test_the_working_folder_stands_in_for_a_package_that_is_no_checkout(fake_git
     (fake_git / "answers.json").write_text('{"ls-files": "a.py", "describe": "ab12"}')
 
     def described() -> Environment:
-        return describe_environment("cpu", 1, ["specbench"], NoProbe("none"))
+        return describe_environment("cpu", 1, ["specbench"], Probe("none"))
 
     assert described().git_commit == "ab12"
 

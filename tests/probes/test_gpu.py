@@ -17,7 +17,6 @@ from specbench.probes.gpu import (
     GpuReading,
     Gpus,
     GpuUse,
-    NoProbe,
     NvmlProbe,
     Probe,
     find_gpu,
@@ -422,7 +421,7 @@ def gpus_that_tell(*samples: DeviceSample | None) -> Gpus:
 
     def open_one(device: str) -> Probe:
         index = int(device.removeprefix("cuda:"))
-        return Telling(samples[index]) if index < len(samples) else NoProbe("no such GPU")  # type: ignore[return-value]
+        return Telling(samples[index]) if index < len(samples) else Probe("no such GPU")  # type: ignore[return-value]
 
     return Gpus(open_one)
 

@@ -110,7 +110,7 @@ class _OutputScoring:
         self._collector.reporter.stage(f"{self._plan.target.name}: computing its logits")
         # Imported here, so that no torch is loaded while servers run.
         from specbench.bench.served.reference_scorer import ReferenceScorer  # noqa: PLC0415
-        from specbench.engines.expected_errors import EXPECTED_ERRORS  # noqa: PLC0415
+        from specbench.models.library_errors import EXPECTED_ERRORS  # noqa: PLC0415
 
         requests, most_tokens = self._collector.requests, self._collector.most_tokens
         try:

@@ -16,10 +16,10 @@ from torch import Tensor
 from specbench.decode.drafter import (
     Capabilities,
     Chunk,
+    Drafter,
     HeadPart,
     Outcome,
     OwnForward,
-    PlainDrafter,
     Proposal,
     Resources,
     RowBuffer,
@@ -113,7 +113,7 @@ class TreePlan:
         return max(num_dynamic_slots(k, self.top_k) - self.num_drafts(k), 0)
 
 
-class FeatureDrafter(PlainDrafter):
+class FeatureDrafter(Drafter):
     """Keeps the state after each row's last token, from which the first draft comes for free."""
 
     def __init__(self, head: FeatureHead, plan: TreePlan) -> None:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from specbench.decode.drafter import (
+    Drafter,
     Outcome,
     OwnForward,
-    PlainDrafter,
     Resources,
     RowBuffer,
 )
@@ -40,7 +40,7 @@ class Standing(NamedTuple):
     span: int
 
 
-class RetokenizedModel(PlainDrafter):
+class RetokenizedModel(Drafter):
     """The common part of drafters whose model has another tokenizer than the target.
 
     Positions differ, and so do the tokens as the text grows: each round the host reads what is
