@@ -94,6 +94,7 @@ _KEYS: Mapping[str, str] = {
     "sha256": "checksum of the prompts: a changed prompt is a changed workload",
     "max_new_tokens": f"longest answer in tokens, up to {MAX_NEW_TOKENS}",
     "prompts": "how many prompts there are",
+    "request": "[settings of requests](workloads.md#request-settings), which rows may override",
 }
 _MODELS = {"required": "needed", "optional": "optional", "refused": "none"}
 

@@ -130,6 +130,7 @@ def run_benchmark(
             warnings=warnings,
             pairing_sha256={pairing.name: pairing.sha256 for pairing in pairings},
             workload_prompts={w.name: len(w.prompts) for plan in plans for w in plan.workloads},
+            settings_sha256=_settings_sha256(plans),
         )
         store = create_run(root, run)
     else:
@@ -173,6 +174,12 @@ def peer_warnings(plan: TargetPlan) -> tuple[str, ...]:
     return (f"the engine transformers has no such method for {', '.join(left_out)}: {rest}",)
 
 
+def _settings_sha256(plans: Sequence[TargetPlan]) -> dict[str, str]:
+    """A hash of the request settings of each workload that has any."""
+    workloads = (workload for plan in plans for workload in plan.workloads)
+    return {w.name: w.settings_sha256 for w in workloads if w.settings_sha256}
+
+
 def require_same_work(run: RunRecord, plans: Sequence[TargetPlan]) -> None:
     """Raise UsageError if a resumed run would not measure the same as before."""
     now = {pairing.name: pairing.sha256 for plan in plans for pairing in plan.pairings}
@@ -184,8 +191,13 @@ def require_same_work(run: RunRecord, plans: Sequence[TargetPlan]) -> None:
             "start a new run"
         )
     workloads = {w.name: w.sha256 for plan in plans for w in plan.workloads}
-    if workloads != run.workload_sha256:
-        changed = sorted(n for n in workloads if workloads[n] != run.workload_sha256.get(n))
+    settings = _settings_sha256(plans)
+    if changed := sorted(
+        name
+        for name in workloads
+        if workloads[name] != run.workload_sha256.get(name)
+        or settings.get(name) != run.settings_sha256.get(name)
+    ):
         raise UsageError(
             f"run {run.run_id} cannot be resumed: its workload {', '.join(changed)} has changed "
             "since; start a new run"

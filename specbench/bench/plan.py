@@ -117,6 +117,7 @@ class TargetPlan:
                 request_rate=load.request_rate,
                 num_samples=num_samples,
                 context=context,
+                request_settings=workload.request_settings,
                 dtype=self.dtype,
                 engine=load.engines[0],
             )

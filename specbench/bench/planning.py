@@ -3,7 +3,7 @@
 UsageError if no engine can measure them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Any
 from specbench.bench.long_prompts import fitting
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.served.deployments import unsupported_pairings
+from specbench.engines.served_engine import unsupported_setting
 from specbench.errors import ModelError, UsageError
 from specbench.files.head_files import HeadFiles
 from specbench.files.model import num_rows, open_model
@@ -22,11 +23,14 @@ from specbench.inputs.pairing import Pairing, Target
 from specbench.inputs.workloads import load_workloads
 from specbench.methods import find_method
 from specbench.records import no_template
+from specbench.records.requests import THINKING_ARGS
 from specbench.settings import BUILTIN, SERVED, TRANSFORMERS, RunSettings
 
 ReadHead = Callable[[ModelSpec], HeadFiles[Any]]  # config and shapes of a head; ModelError
 
 CHARACTERS_PER_TOKEN = 3  # fewer than most texts have, so that prompts are overestimated
+_AUTO_TOOLS = "--enable-auto-tool-choice"
+IGNORING = "--ignore-request-settings"
 SERVED_KS = (0, 1, 3, 5)  # the default range if every K costs a start of a server
 
 
@@ -72,7 +76,7 @@ def plan_targets(
         _check_running(settings, pairings, running_ks)
     refused = _refused(settings, pairings) if running_ks is None else {}
     dummy = settings.decoder.dummy_weights or any_shape(pairings)
-    return tuple(
+    plans = tuple(
         fitting(
             TargetPlan(
                 target=group[0].target,
@@ -81,6 +85,7 @@ def plan_targets(
                     settings.workload.workloads,
                     folder=group[0].target.workloads,
                     field=settings.workload.prompt_field,
+                    without_settings=settings.workload.ignore_request_settings,
                 ),
                 settings=settings,
                 dtype=dtype_of(group[0].target),
@@ -92,6 +97,9 @@ def plan_targets(
         )
         for group in by_target.values()
     )
+    for plan in plans:
+        _check_requests(plan)
+    return plans
 
 
 def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
@@ -123,6 +131,54 @@ def _check_peers(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
             f"so {', '.join(p.name for p in pairings)} cannot be measured there; the engine "
             "builtin has it"
         )
+
+
+def _check_requests(plan: TargetPlan) -> None:
+    """Raise UsageError for settings of requests that an engine or the chat template cannot
+    apply."""
+    lacks_template = False
+    with suppress(ModelError):  # not on this machine
+        lacks_template = open_model(plan.target.model).lacks_template
+    for workload in plan.workloads:
+        for prompt in workload.prompts:
+            at = f"{workload.path}, prompt {prompt.id}"
+            needing = ["tools"] if prompt.tools else []
+            needing += [n for n in ("thinking", "reasoning_effort") if n in prompt.settings.given]
+            if lacks_template and needing:
+                raise UsageError(
+                    f"{at}: {needing[0]}: {plan.target.name} has no chat template, so no engine "
+                    "can apply it; leave the workload out"
+                    + ("" if needing[0] == "tools" else f", or add {IGNORING}")
+                )
+            if (
+                "vllm" in plan.served
+                and prompt.settings.tool_choice == "auto"
+                and not plan.settings.servers.base_urls
+                and _AUTO_TOOLS not in " ".join(plan.settings.servers.engine_args)
+            ):
+                raise UsageError(
+                    f"{at}: tool_choice: vLLM needs a parser of tool calls for auto; add "
+                    f"--engine-args '{_AUTO_TOOLS} --tool-call-parser NAME', or leave the key out"
+                )
+            for engine in plan.settings.load.engines:
+                if name := unsupported_setting(engine, prompt.settings):
+                    able = [e for e in SERVED if not unsupported_setting(e, prompt.settings)]
+                    raise UsageError(
+                        f"{at}: {name}: the engine {engine} cannot apply it; use --engine "
+                        f"{' or '.join(able)}, or add {IGNORING} to measure without such settings"
+                    )
+
+
+def require_verifiable(plans: Iterable[TargetPlan]) -> None:
+    """Raise UsageError for settings of requests with which outputs are not the target's own."""
+    for workload in (workload for plan in plans for workload in plan.workloads):
+        for prompt in workload.prompts:
+            for name in prompt.settings.given:
+                if name not in ("thinking", "reasoning_effort"):
+                    raise UsageError(
+                        f"{workload.path}, prompt {prompt.id}: {name}: verify compares with the "
+                        f"target's distribution, which it changes; add {IGNORING}"
+                    )
 
 
 def _check_running(
@@ -181,6 +237,13 @@ def fit_warnings(plan: TargetPlan, *, is_dry: bool = False) -> Iterator[str]:
     with suppress(ModelError):  # not on this machine
         if is_dry and open_model(plan.target.model).lacks_template:
             yield no_template(plan.target.name)
+        template = open_model(plan.target.model).chat_template
+        thinking = [w.name for w in plan.workloads if "thinking" in (w.request_settings or "")]
+        if template and thinking and not any(name in template for name in THINKING_ARGS):
+            yield (
+                f"{', '.join(thinking)}: the chat template of {plan.target.name} has neither "
+                f"{' nor '.join(THINKING_ARGS)}, so the setting thinking has no effect"
+            )
     if plan.served or plan.settings.decoder.dummy_weights:
         return
     fields = {"vocab_size", "d2t", *(("tokenizer",) if is_dry else ())}

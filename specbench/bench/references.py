@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from specbench.decode.stopping import text_before
 from specbench.engines.engine import Engine
 from specbench.errors import WorkloadError
 from specbench.records import Message, Prompt, ReferenceRecord, Request, Sampling
@@ -47,7 +48,7 @@ class References:
         for turn, ids in enumerate(self.turns(workload, prompt, answers)):
             known = self._known.get((workload, prompt.id, turn, context))
             if known is None:
-                known = self._decoded(workload, prompt.id, turn, ids, context)
+                known = self._decoded(workload, prompt, turn, ids, context)
                 self._store.append(known)
                 self._known[workload, prompt.id, turn, context] = known
             answers.append(known)
@@ -57,25 +58,27 @@ class References:
         self, workload: str, prompt: Prompt, answers: list[ReferenceRecord]
     ) -> Iterator[tuple[int, ...]]:
         """Token ids of turn after turn; the caller adds each answer to `answers` in between."""
-        history: list[Message] = []
-        for turn, messages in enumerate(prompt.turns):
+        known: list[Message] = []
+        for turn in range(len(prompt.turns)):
             if turn:
                 text = self._engine.tokenizer.text(answers[turn - 1].output_ids)
-                history.append(Message(role="assistant", content=text))
-            history += messages
+                text = text_before(prompt.settings.stop, text)
+                known.append(Message(role="assistant", content=text))
+            history = prompt.history(turn, known)
             try:
                 yield self._engine.tokenizer.prompt_ids(history, prompt.tools, prompt.template_args)
             except WorkloadError as error:
                 raise WorkloadError(f"{workload}, prompt {prompt.id}: {error}") from error
 
     def _decoded(
-        self, workload: str, prompt_id: str, turn: int, ids: Sequence[int], context: int | None
+        self, workload: str, prompt: Prompt, turn: int, ids: Sequence[int], context: int | None
     ) -> ReferenceRecord:
         request = Request(
             prompt_ids=tuple(ids),
             max_new_tokens=self._max_new_tokens(workload),
             sampling=GREEDY,
             seed=0,
+            settings=prompt.settings,
         )
         output_ids = self._engine.generate(request, self._engine.baseline).output_ids
         # Reports animate one generation per workload, so the pieces of one are enough.
@@ -84,7 +87,7 @@ class References:
         return ReferenceRecord(
             target=self._target,
             workload=workload,
-            prompt_id=prompt_id,
+            prompt_id=prompt.id,
             turn=turn,
             num_prompt_tokens=len(ids),
             output_ids=output_ids,

@@ -194,6 +194,7 @@ class OpenTarget:
                     else self._plan.max_new_tokens(block.condition.workload),
                     sampling=cell.sampling,
                     stop_at_eos=not is_known,
+                    settings=prompt.settings,
                     conversation=f"{prompt.id}|{repeat}" if is_chained else None,
                     prediction_ids=self._prediction(original, turn, answers),
                     prompt_id=prompt.id,

@@ -14,7 +14,7 @@ from specbench.bench.budget import duration
 from specbench.bench.hub import download_missing
 from specbench.bench.long_prompts import without_long_prompts
 from specbench.bench.plan import TargetPlan
-from specbench.bench.planning import plan_targets
+from specbench.bench.planning import plan_targets, require_verifiable
 from specbench.bench.progress import Reporter
 from specbench.bench.sharding import Shard, run_sharded
 from specbench.bench.this_process import open_engines, read_shapes
@@ -104,6 +104,7 @@ def _collect(
     download_missing([model for pairing in pairings for model in pairing.models], reporter.warn)
     evidence: dict[tuple[int, int], Evidence] = {}
     plans = list(plan_targets(settings, pairings, lambda _: "", read_shapes))
+    require_verifiable(plans)
     num_sampled = sum(job.sampling.temperature > 0 for plan in plans for job in _jobs(plan))
     for number, plan in enumerate(plans):
         for warning in (*peer_warnings(plan), *plan.left_out):
@@ -212,7 +213,7 @@ class _Conversation:
     workload: str
     prompt: Prompt
     max_new_tokens: int
-    history: list[Message] = field(default_factory=list)
+    answers: list[Message] = field(default_factory=list)
     answered: list[VerificationPrompt] = field(default_factory=list)
 
     @property
@@ -238,10 +239,10 @@ def _prompts(
         requests: list[tuple[_Conversation, Request]] = []
         failed: list[tuple[_Conversation, SpecbenchError]] = []
         for chat in left:
-            chat.history += chat.prompt.turns[turn]
+            history = chat.prompt.history(turn, chat.answers)
             try:
                 ids = engine.tokenizer.prompt_ids(
-                    chat.history, chat.prompt.tools, chat.prompt.template_args
+                    history, chat.prompt.tools, chat.prompt.template_args
                 )
             except (ModelError, WorkloadError) as error:
                 failed.append((chat, error))
@@ -263,7 +264,7 @@ def _prompts(
                 )
             )
             text = engine.tokenizer.text(answer.output_ids)
-            chat.history.append(Message(role="assistant", content=text))
+            chat.answers.append(Message(role="assistant", content=text))
             if turn + 1 < len(chat.prompt.turns):
                 left.append(chat)
         for chat, failure in failed:

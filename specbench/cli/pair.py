@@ -162,7 +162,10 @@ def _settings(call: PairOptions) -> RunSettings:
         RunSettings(
             command="sweep-k",
             workload=WorkloadSettings(
-                pairings=(), workloads=call.workloads, prompt_field=call.prompt_field
+                pairings=(),
+                workloads=call.workloads,
+                prompt_field=call.prompt_field,
+                ignore_request_settings=call.ignore_request_settings,
             ),
             draft=call.draft,
             sampling=SamplingSettings(

@@ -14,6 +14,7 @@ from specbench.settings import DraftSettings, MachineSettings, RunSettings
 from specbench.settings.groups import (
     PROMPTS,
     BudgetS,
+    IgnoreRequestSettings,
     K,
     MaxNewTokens,
     PairingsFile,
@@ -109,6 +110,7 @@ class PairOptions:
     folders: _In = None
     workloads: Workloads
     prompt_field: PromptField = None
+    ignore_request_settings: IgnoreRequestSettings = False
     draft: Annotated[
         DraftSettings, replace(K, help="K to rank at: 4, 1..8 or 1,2,4.", shown="0..8")
     ] = DEFAULT_KS

@@ -129,7 +129,7 @@ def _row(cell: CellPlan) -> tuple[str, ...]:
     at, draft = cell.key.condition, cell.key.draft
     return (
         cell.key.pairing,
-        at.workload,
+        at.workload_label,
         draft.marked(draft.method),
         f"{at.temperature:g}",
         str(at.batch_size),

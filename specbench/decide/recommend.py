@@ -252,7 +252,7 @@ def _decision(
         leader=key,
         draft=key.draft if verdict is SpeedupVerdict.HELPS else unused,
         speedup=speedup,
-        sentence=f"{key.condition.workload}: {text}{lossy_mark(key)}",
+        sentence=f"{key.condition.workload_label}: {text}{lossy_mark(key)}",
         reasons=(),
     )
 

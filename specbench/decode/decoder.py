@@ -34,7 +34,9 @@ class Decoder:
         verifier: Verifier = verify,
         make_launcher: MakeLauncher = EagerLauncher,
         prefill_chunk: int = PREFILL_CHUNK,
+        text: Callable[[Sequence[int]], str] = str,
     ) -> None:
+        """`text` decodes ids; only requests with stop strings need it."""
         self.target = target
         self.drafter = drafter
         self._eos_ids = tuple(eos_ids)
@@ -42,6 +44,7 @@ class Decoder:
         self._verifier = verifier
         self._make_launcher = make_launcher
         self._prefill_chunk = prefill_chunk
+        self._text = text
         self._rows: Rows | None = None
         self._launchers: dict[Sampling, Launcher] = {}
         self.launcher: Launcher | None = None  # of the last pass
@@ -69,7 +72,14 @@ class Decoder:
         launcher = self.launcher = self._open_launcher(rows, sampler)
         with pinned_attention(self.target.device):
             serving = Serving(
-                requests, rows, launcher, sampler, policy, self._clock, verifier=self._verifier
+                requests,
+                rows,
+                launcher,
+                sampler,
+                policy,
+                self._clock,
+                verifier=self._verifier,
+                text=self._text,
             )
             return serving.run()
 

@@ -7,7 +7,7 @@ prompt in one pass and decodes from its longest valid prefix.
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
 from specbench.decode.scheduler import Admission, Scheduler
 from specbench.decode.state import FURTHEST
+from specbench.decode.stopping import length_to_stop
 from specbench.footprint import PREFILL_LOGITS, rounded_up
 from specbench.records import AnswerCheck, Request, Result, RoundLog, RoundTimeline
 
@@ -87,6 +88,7 @@ class _RequestProgress:
     rounds: list[int] = field(default_factory=list)  # numbers of the pass's rounds
     num_pending_tokens: int = 0  # tokens that rounds may emit whose reports are still to be read
     is_done: bool = False
+    is_stopped: bool = False  # by a stop string
 
 
 class _PendingRound(NamedTuple):
@@ -140,8 +142,10 @@ class Serving:
         clock: Clock,
         *,
         verifier: Verifier,
+        text: Callable[[Sequence[int]], str],
     ) -> None:
         self._requests = requests
+        self._text = text
         self._rows = rows
         self._launcher = launcher
         self._sampler = sampler
@@ -182,7 +186,7 @@ class Serving:
         first_token = self._clock.mark()
         for (_, request), (token, is_done) in zip(admitted, first, strict=True):
             self._progress[request] = _RequestProgress(began, first_token, [token])
-            if is_done:
+            if self._num_kept(request, 1) is not None or is_done:
                 self._finish(request)
         if self._policy.max_k and self._predicts_output:
             self._check_predicted_outputs(
@@ -201,8 +205,26 @@ class Serving:
             progress = self._progress[request]
             progress.check, progress.check_ended = check, ended
             progress.output += check.tokens
-            if check.is_done:
+            num_kept = self._num_kept(request, len(check.tokens))
+            if num_kept is not None:
+                num_accepted = min(check.num_accepted, num_kept)
+                tokens = check.tokens[:num_kept]
+                progress.check = check._replace(tokens=tokens, num_accepted=num_accepted)
+            if check.is_done or progress.is_stopped:
                 self._finish(request)
+
+    def _num_kept(self, request: int, num_new: int) -> int | None:
+        """Cut the output after the token that completes a stop string; how many of its `num_new`
+        last tokens stay, None if it continues."""
+        wanted, progress = self._requests[request], self._progress[request]
+        stop = wanted.settings.stop if wanted.stop_at_eos else ()
+        end = length_to_stop(progress.output, num_new, stop, self._text)
+        if end is None:
+            return None
+        num_kept = num_new - (len(progress.output) - end)
+        del progress.output[end:]
+        progress.is_stopped = True
+        return num_kept
 
     def _fill(self, admission: Admission) -> PrefillRequest:
         request = self._requests[admission.request]
@@ -263,11 +285,14 @@ class Serving:
             progress.num_pending_tokens -= pending.k + 1
             if progress.is_done:  # it ended in a round whose report had not been read
                 continue
+            progress.output += tokens[:e]
+            num_kept = self._num_kept(request, e)
+            if num_kept is not None:
+                e, a, budget = num_kept, min(a, num_kept), 0
             progress.num_drafted.append(d)
             progress.num_accepted.append(a)
             progress.num_emitted.append(e)
             progress.rounds.append(len(self._rounds))
-            progress.output += tokens[:e]
             accepted.append(a)
             emitted.append(e)
             if budget == 0:
@@ -297,7 +322,9 @@ class Serving:
         progress = self._progress[request]
         progress.is_done = True
         row = self._scheduler.finish(request, self._clock.now())
-        if self._requests[request].conversation is not None:
+        if progress.is_stopped:  # the device does not know it
+            self._rows.state.budget_B[row] = 0
+        elif self._requests[request].conversation is not None:
             tokens = (*self._requests[request].prompt_ids, *progress.output)
             # The last token is not in the KV, and the one before it perhaps not in the drafter's.
             self._cached[row] = _CachedPrefix(tokens, max(len(tokens) - 2 - self._behind, 0))
@@ -315,7 +342,9 @@ class Serving:
         started_s = self._clock.seconds(progress.began)
         return Result(
             output_ids=tuple(progress.output),
-            finish_reason="eos" if progress.output[-1] in self._eos_ids else "length",
+            finish_reason="eos"
+            if progress.is_stopped or progress.output[-1] in self._eos_ids
+            else "length",
             prefill_s=first_token_s - started_s,
             ttft_s=first_token_s - arrived_s,
             decode_s=finished_s - first_token_s,

@@ -350,11 +350,12 @@ class BuiltinEngine(Instrumented):
                 clock=self._clock,
                 verifier=self.verifier(drafter),
                 make_launcher=self._launchers,
+                text=self.tokenizer.text,
             )
         return known
 
     def _ended(self, result: Result) -> Result:
         """The result with finish_reason "eos" if its last token is EOS, even if decoding does not
-        stop at EOS."""
-        is_ended = result.output_ids[-1] in self.eos_ids
+        stop at EOS, or completes a stop string."""
+        is_ended = result.finish_reason == "eos" or result.output_ids[-1] in self.eos_ids
         return replace(result, finish_reason="eos" if is_ended else "length")

@@ -14,7 +14,7 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from specbench.errors import ServerError
-from specbench.records import Request, RequestCounts, Result
+from specbench.records import Request, RequestCounts, RequestSettings, Result
 from specbench.servers.metrics_page import MOST_POSITIONS, CounterPage
 from specbench.servers.server_log import LogFormat
 from specbench.servers.streamed import Payload, Streamed, invalid_field
@@ -44,6 +44,7 @@ class StartOptions:
     most_at_once: int  # concurrent requests
     context: int | None = None  # most tokens of a request with its answer; None: engine's default
     keeps_prefixes: bool = False  # of earlier prompts, in its cache
+    constrains_output: bool = False  # whether requests have a response format
     seed: int = 0
     arguments: tuple[str, ...] = ()  # the user's, which override the others
 
@@ -81,6 +82,7 @@ class ServedEngine(Protocol):
     LOG: LogFormat
     HEALTH: str  # the path that returns 200 once requests are accepted
     COUNTERS: CounterPage | None  # with the tokens of all clients
+    UNSUPPORTED: tuple[str, ...]  # settings of requests that it cannot apply
 
     def launch(self, start: StartOptions) -> StartCommand:
         """The command that starts it; UsageError if a requirement is missing.
@@ -110,21 +112,41 @@ def find_served(name: str) -> ServedEngine:
     return cast(ServedEngine, import_module(f"specbench.engines.served.{name}"))
 
 
+_IN_PROCESS_UNSUPPORTED = ("response_format", "tool_choice", "extra_body")
+
+
+def unsupported_setting(engine: str, settings: RequestSettings) -> str | None:
+    """The first setting of a request that the engine cannot apply; None if it can apply all.
+
+    Without a constraint, a `tool_choice` of none or auto changes nothing of what is measured.
+    """
+    names = find_served(engine).UNSUPPORTED if engine in SERVED else _IN_PROCESS_UNSUPPORTED
+    is_free = settings.tool_choice in ("none", "auto")
+    unsupported = (n for n in names if n in settings.given and not (n == "tool_choice" and is_free))
+    return next(unsupported, None)
+
+
 def counter_pages() -> list[CounterPage]:
     """The metrics pages of all engines, to recognize a server's engine."""
     pages = (find_served(name).COUNTERS for name in SERVED)
     return [page for page in pages if page is not None]
 
 
+_BODY_SETTINGS = ("response_format", "stop", "reasoning_effort", "tool_choice")
+
+
 def request_fields(model: str, request: Request) -> dict[str, Any]:
     """The fields of a request in the OpenAI-compatible API, without the conversation and without
     top-k, whose value for "off" differs by engine."""
+    settings = {n: v for n, v in request.settings.given.items() if n in _BODY_SETTINGS}
     return {
         "model": model,
         "max_tokens": request.max_new_tokens,
         "temperature": request.sampling.temperature,
         "top_p": request.sampling.top_p,
         "seed": request.seed,
+        **settings,
+        **request.settings.extra_body,
     }
 
 

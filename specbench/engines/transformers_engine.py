@@ -2,15 +2,17 @@
 
 import copy
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import GenerationConfig
 from transformers.utils import is_sklearn_available
 
+from specbench.decode.stopping import length_to_stop
 from specbench.engines.engine import InProcess, Load, ServedPass, Work
 from specbench.engines.generation_log import GenerationLog, timeline
 from specbench.engines.model_pool import ModelPool, identity
@@ -160,6 +162,22 @@ def _library_defaults(checkpoint: GenerationConfig) -> GenerationConfig:
     )
 
 
+class StopAtString:
+    """A stopping criterion of `generate`: a round may also emit tokens after the stop string."""
+
+    def __init__(self, request: Request, text: Callable[[Sequence[int]], str]) -> None:
+        self._stop, self._num_prompt_tokens = request.settings.stop, len(request.prompt_ids)
+        self._text = text
+        self._num_seen = 0
+        self.length: int | None = None  # tokens of the answer; None: no stop string so far
+
+    def __call__(self, ids_1T: Tensor, _scores: object, **_: object) -> Tensor:
+        output_ids = ids_1T[0, self._num_prompt_tokens :].tolist()
+        num_new, self._num_seen = len(output_ids) - self._num_seen, len(output_ids)
+        self.length = length_to_stop(output_ids, num_new, self._stop, self._text)
+        return torch.full((1,), self.length is not None, device=ids_1T.device)
+
+
 class TransformersEngine(InProcess):
     """Runs `generate`, with or without an assistant, in this process.
 
@@ -237,6 +255,7 @@ class TransformersEngine(InProcess):
         settings = self._settings(request, work)
         ids_1T = torch.tensor([request.prompt_ids], device=self._module.device)
         log = GenerationLog(num_prompt_tokens=len(request.prompt_ids))
+        stop = StopAtString(request, self.tokenizer.text)
         with (
             _seeded(request.seed, self._module.device),
             quiet(),  # transformers warns about how it calls the assistant itself
@@ -251,14 +270,15 @@ class TransformersEngine(InProcess):
                 attention_mask=torch.ones_like(ids_1T),
                 generation_config=settings,
                 assistant_model=self._assistant_model(work),
+                stopping_criteria=[stop] if request.stop_at_eos and request.settings.stop else None,
                 streamer=log,
             )
-            output_ids = tuple(text_1T[0].tolist()[len(request.prompt_ids) :])
+            output_ids = tuple(text_1T[0].tolist()[len(request.prompt_ids) :][: stop.length])
             total_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
         ttft_s = log.first_token_s - began_s
         return Result(
             output_ids=output_ids,
-            finish_reason="eos" if output_ids[-1] in self.eos_ids else "length",
+            finish_reason="eos" if stop.length or output_ids[-1] in self.eos_ids else "length",
             prefill_s=ttft_s if work.k == 0 else None,
             ttft_s=ttft_s,
             decode_s=log.last_token_s - log.first_token_s,

@@ -69,7 +69,7 @@ _CAUSE_OF_PART = {"draft": Cause.DRAFT_COST, "verify": Cause.VERIFICATION}
 _WITHOUT_DRAFTS = {Cause.MACHINE, Cause.PREFILL}
 _CAUSE_OF_ALLOWED = {
     **dict.fromkeys(("model", "target", "tokenizer", DRAFTER, "lossy"), Cause.WEIGHTS),
-    **dict.fromkeys(("prompts", "workload", "max-new-tokens"), Cause.PROMPTS),
+    **dict.fromkeys(("prompts", "workload", "request-settings", "max-new-tokens"), Cause.PROMPTS),
     HARDWARE: Cause.MACHINE,
 }
 

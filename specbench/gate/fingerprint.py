@@ -44,6 +44,8 @@ class Fingerprint:
     models: Mapping[str, str]  # target -> sha256 of its weights
     tokenizers: Mapping[str, str]  # target -> sha256
     workloads: Mapping[str, str]  # name -> sha256
+    # name -> sha256, of workloads that have any
+    request_settings: Mapping[str, str] = field(default_factory=dict)
     sampling: str
     hardware: Mapping[str, str]  # device, GPU or CPU, cores, threads; how a server spreads a model
     torch: str
@@ -92,6 +94,7 @@ def fingerprint_of(
             if m.name in targets and m.template_sha256 is not None
         },
         workloads=dict(run.workload_sha256),
+        request_settings=dict(run.settings_sha256),
         sampling=f"top-k {sampling.top_k or 'off'}, top-p {sampling.top_p:g}",
         max_new_tokens=sampling.max_new_tokens,
         slo=limits_text(settings.load.slo or {}),
@@ -125,6 +128,7 @@ def differences(
         *_hashes("model", baseline.models, candidate.models),
         *_tokenizers(baseline, candidate),
         *_hashes("workload", baseline.workloads, candidate.workloads),
+        *_hashes("request-settings", baseline.request_settings, candidate.request_settings),
         *(d for d in plain if d.baseline != d.candidate),
         *(
             RunDifference(HARDWARE, f"{name} {before}", f"{name} {after}")

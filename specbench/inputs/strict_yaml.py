@@ -129,6 +129,15 @@ class Value:
             return tuple(whole(0, 10**9)(item) for item in self.items())
         return self.scalar()
 
+    def json(self) -> Any:
+        """The value as JSON has it."""
+        if self.is_mapping:
+            return {name: entry.json() for name, entry in self.entries().items()}
+        if isinstance(self.node, yaml.SequenceNode):
+            return [item.json() for item in self.items()]
+        # Text may be blank here, such as a line break that ends an answer.
+        return str(self.node.value) if self.node.tag == _TAG + "str" else self.scalar()
+
     @property
     def is_mapping(self) -> bool:
         return isinstance(self.node, yaml.MappingNode)

@@ -6,11 +6,13 @@
     {"prompt": "..."}                                      HumanEval and plain lists
 
 KNOWN_SETS has the others. In addition: id (or question_id), category, tools, template_args,
-prediction. A prediction is a text that the first answer may resemble, or a list of such texts or
-nulls, one per turn; the method `previous_turn` drafts from it.
+prediction, and the settings that request_settings.py reads. A prediction is a text that the first
+answer may resemble, or a list of such texts or nulls, one per turn; the method `previous_turn`
+drafts from it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from specbench.inputs.prompt_rows import (
@@ -25,12 +27,19 @@ from specbench.inputs.prompt_rows import (
     text,
     without_nulls,
 )
-from specbench.records import Message, Prompt, Role
+from specbench.inputs.request_settings import (
+    API_SETTINGS,
+    SETTINGS,
+    given_settings,
+    read_settings,
+)
+from specbench.records import Message, Prompt, RequestSettings, Role
 from specbench.settings.words import nearest
 
 OWN_FORMS = ("messages", "conversations", "turns", "prompt")
 OWN_KEYS = (
     *("id", "question_id", "category", "system", "tools", "template_args", "prediction"),
+    *SETTINGS,
     *OWN_FORMS,
 )
 
@@ -48,12 +57,12 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 _ENDPOINTS = ("/chat/completions", "/completions", "/responses")
 # Keys of a request's body: those read into a Prompt, and those that change no output.
 _READ_OF_BODY = {"messages", "prompt", "input", "instructions", "tools", "chat_template_kwargs"}
+_READ_OF_BODY.update(API_SETTINGS)
 _NO_SETTINGS = {"model", "stream", "stream_options", "user", "metadata", "store"}
-_SETTINGS = {  # of requests that are rows themselves, next to columns of any other name
-    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens"),
-    *("max_completion_tokens", "max_output_tokens", "output_tokens", "frequency_penalty"),
-    *("presence_penalty", "repetition_penalty", "logit_bias", "response_format", "tool_choice"),
-    *("reasoning", "reasoning_effort"),
+_NOT_APPLIED = {  # of requests that are rows themselves, next to columns of any other name
+    *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens"),
+    *("max_output_tokens", "output_tokens", "frequency_penalty", "presence_penalty"),
+    *("repetition_penalty", "logit_bias", "reasoning"),
 }
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # of SPEED-Bench, for texts of others
 
@@ -89,21 +98,23 @@ def read_prompt(
     *,
     strict: bool,
     field: str | None = None,
+    defaults: Mapping[str, Any] | None = MappingProxyType({}),
 ) -> Prompt:
     """The prompt of a row; `strict` refuses keys that our own format does not have.
 
     `taken`: the ids before it, and their lines. `field` is read as the prompt, whatever set the
-    row seems to be of. Trailing assistant messages are dropped: the target generates them. Without
-    an id the row's number is the id. WorkloadError, and SkippedRow unless `strict`.
+    row seems to be of. `defaults`: settings of the workload's requests; None ignores those of rows.
+    Trailing assistant messages are dropped: the target generates them. Without an id the row's
+    number is the id. WorkloadError, and SkippedRow unless `strict`.
     """
-    entry, settings = row_object(content, row), None
+    entry, not_applied = row_object(content, row), None
     body = entry
     if strict:
         _refuse_unknown(entry, row)
     if field is None:
         known = _known_set(entry)
         if known is not None and known.is_request:
-            body, settings = _request(entry, known, row)
+            body, not_applied = _request(entry, known, row)
             known = _known_set(body)
     else:
         value = _field_of(entry, field)
@@ -117,12 +128,19 @@ def read_prompt(
     if id_ in taken:
         refuse(f"a repeated id; {id_!r} is already on line {taken[id_]}")
     args_key = "template_args" if "template_args" in entry else "chat_template_kwargs"
+    template_args = mapping(entry.get(args_key, {}), args_key, row.fail)
+    settings = RequestSettings()
+    if defaults is not None:
+        settings = read_settings(given_settings(entry, strict=strict), row.fail, defaults)
+    if settings.tool_choice is not None and "tools" not in entry:
+        row.fail("tool_choice: the row has no tools; add them or leave tool_choice out")
     return Prompt(
         id=id_,
         turns=turns,
         tools=tuple(objects(entry.get("tools", []), "tools", row.fail)),
-        template_args=mapping(entry.get(args_key, {}), args_key, row.fail),
-        request_settings=settings or {key: entry[key] for key in entry if key in _SETTINGS},
+        template_args={**settings.template_args, **template_args},
+        settings=settings,
+        not_applied=not_applied or tuple(key for key in entry if key in _NOT_APPLIED),
         category=text(entry.get("category", ""), "category", row.fail),
         predictions=_predictions(entry.get("prediction"), len(turns), row.fail),
     )
@@ -153,8 +171,8 @@ def _unknown(entry: Mapping[str, Any], field: str | None) -> str:
 
 def _request(
     entry: Mapping[str, Any], known: KnownSet, row: Row
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """A line of an OpenAI batch file as one of our rows, and the settings that it requests."""
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """A line of an OpenAI batch file as one of our rows, and the settings that are not applied."""
     url = str(entry.get("url", _ENDPOINTS[0]))
     if not url.endswith(_ENDPOINTS):
         row.fail(f"url {url!r} does not ask for text; {', '.join(_ENDPOINTS)} do")
@@ -164,8 +182,8 @@ def _request(
         request["prompt" if isinstance(body["input"], str) else "messages"] = body["input"]
     if "instructions" in body:
         request["system"] = body["instructions"]
-    settings = {key: body[key] for key in body if key not in _READ_OF_BODY | _NO_SETTINGS}
-    return {**request, "id": _id(entry, known, row)}, settings
+    not_applied = tuple(key for key in body if key not in _READ_OF_BODY | _NO_SETTINGS)
+    return {**request, "id": _id(entry, known, row)}, not_applied
 
 
 def _id(entry: Mapping[str, Any], known: KnownSet, row: Row) -> str:

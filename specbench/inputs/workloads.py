@@ -8,6 +8,7 @@ A workload is two files: NAME.jsonl, one prompt per line, and NAME.yaml, its car
     sha256: of NAME.jsonl, so that a changed prompt is a changed workload
     max_new_tokens: 256
     prompts: 48
+    request: {thinking: true}  # settings of requests, which rows may override
 
 Any other file of prompts is read as it was published: workload_formats.py says which sets, and
 prompt_rows.py in which files.
@@ -15,14 +16,17 @@ prompt_rows.py in which files.
 
 import hashlib
 import heapq
+import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specbench.errors import UsageError, WorkloadError
 from specbench.inputs.prompt_rows import Row, read_rows
+from specbench.inputs.request_settings import SETTINGS, read_settings
 from specbench.inputs.strict_yaml import Value, read_yaml, whole
 from specbench.inputs.workload_formats import SkippedRow, read_prompt
 from specbench.records import Prompt
@@ -76,7 +80,7 @@ MAX_NEW_TOKENS = 131_072
 MOST_REASONS = 5  # why rows were skipped, each printed
 DEFAULT_MAX_NEW_TOKENS = 128  # of a file without a card
 
-CARD_KEYS = ("name", "description", "license", "sha256", "max_new_tokens", "prompts")
+CARD_KEYS = ("name", "description", "license", "sha256", "max_new_tokens", "prompts", "request")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -92,6 +96,20 @@ class Workload:
     license: str | None = None
     max_new_tokens: int | None = None
     notes: tuple[str, ...] = ()  # notes on the rows of the file that are not prompts
+
+    @property
+    def request_settings(self) -> str | None:
+        """The settings of its requests in words; None if no prompt has any."""
+        counts = Counter(word for prompt in self.prompts for word in prompt.settings.words)
+        total = len(self.prompts)
+        words = (w if n == total else f"{w} in {n:,} of {total:,}" for w, n in counts.items())
+        return ", ".join(words) or None
+
+    @property
+    def settings_sha256(self) -> str:
+        """A hash of all settings of its requests; "" if no prompt has any."""
+        given = {prompt.id: prompt.settings.given for prompt in self.prompts}
+        return _hash(json.dumps(given, sort_keys=True)) if any(given.values()) else ""
 
     def take(self, num_prompts: int, seed: int) -> tuple[Prompt, ...]:
         """A sample spread evenly over the categories; a larger one starts with a smaller one.
@@ -118,12 +136,21 @@ def find_workloads(folder: Path | None = None) -> tuple[str, ...]:
 
 
 def load_workloads(
-    names: Sequence[str], *, folder: Path | None = None, field: str | None = None
+    names: Sequence[str],
+    *,
+    folder: Path | None = None,
+    field: str | None = None,
+    without_settings: bool = False,
 ) -> tuple[Workload, ...]:
-    """The workloads of a run, each once; WorkloadError, and UsageError for two of one name."""
+    """The workloads of a run, each once; WorkloadError, and UsageError for two of one name.
+
+    `without_settings` ignores the settings of requests.
+    """
     by_name: dict[str, Workload] = {}
     for name in names:
-        workload = load_workload(name, folder=folder, field=field)
+        workload = load_workload(
+            name, folder=folder, field=field, without_settings=without_settings
+        )
         twin = by_name.setdefault(workload.name, workload)
         if twin is not workload:
             raise UsageError(
@@ -133,7 +160,13 @@ def load_workloads(
     return tuple(by_name.values())
 
 
-def load_workload(name: str, *, folder: Path | None = None, field: str | None = None) -> Workload:
+def load_workload(
+    name: str,
+    *,
+    folder: Path | None = None,
+    field: str | None = None,
+    without_settings: bool = False,
+) -> Workload:
     """The workload of that name, or the file of prompts: what has a dot or a slash is a file.
 
     A name is looked for in `folder` (a pairing's own workloads), then in workloads/ of the
@@ -142,10 +175,10 @@ def load_workload(name: str, *, folder: Path | None = None, field: str | None = 
     and reason.
     """
     if "." in name or "/" in name:
-        return _load_file(Path(name), field)
+        return _load_file(Path(name), field, None if without_settings else {})
     for place in [folder, *_general_places()] if folder else _general_places():
         if name in find_workloads(place):
-            return _load_with_card(place / f"{name}.yaml")
+            return _load_with_card(place / f"{name}.yaml", without_settings)
     known = sorted({*find_workloads(), *(find_workloads(folder) if folder else ())})
     raise WorkloadError(
         f"no workload {name!r}{nearest(name, known)}; there are: {', '.join(known)}; "
@@ -157,13 +190,13 @@ def _general_places() -> list[Path]:
     return [Path("workloads"), shipped("workloads")]
 
 
-def _load_file(path: Path, field: str | None) -> Workload:
+def _load_file(path: Path, field: str | None, settings: Mapping[str, Any] | None) -> Workload:
     sample, skipped, num_rows = PromptSample(), Counter[str](), 0
     taken: dict[str, int] = {}
     for row, content in read_rows(path):
         num_rows += 1
         try:
-            prompt = read_prompt(content, row, taken, strict=False, field=field)
+            prompt = read_prompt(content, row, taken, strict=False, field=field, defaults=settings)
         except SkippedRow as why:
             skipped[str(why).partition(";")[0]] += 1
             continue
@@ -184,13 +217,14 @@ def _load_file(path: Path, field: str | None) -> Workload:
     )
 
 
-def _load_with_card(card: Path) -> Workload:
+def _load_with_card(card: Path, without_settings: bool) -> Workload:
     path = card.with_suffix(".jsonl")
     keys = read_yaml(card, WorkloadError).section(allowed=CARD_KEYS)
     name = keys.must("name", Value.text)
     if name != path.stem:
         keys.entries["name"].fail(f"{name!r} is not the file's name, {path.stem!r}")
-    prompts = _strict_prompts(path)  # first: a malformed line says more than a sum
+    settings = None if without_settings else keys.may("request", _card_settings, {})
+    prompts = _strict_prompts(path, settings)  # first: a malformed line says more than a sum
     sha256 = keys.must("sha256", _digest)
     if sha256 != _sha256(path):
         keys.entries["sha256"].fail(
@@ -208,6 +242,12 @@ def _load_with_card(card: Path) -> Workload:
         license=keys.must("license", Value.text),
         max_new_tokens=keys.must("max_new_tokens", whole(1, MAX_NEW_TOKENS)),
     )
+
+
+def _card_settings(value: Value) -> Mapping[str, Any]:
+    settings = {name: v.json() for name, v in value.section(allowed=SETTINGS).entries.items()}
+    read_settings(settings, value.fail, {})
+    return settings
 
 
 def _digest(value: Value) -> str:
@@ -229,11 +269,11 @@ def _sha256(path: Path) -> str:
         raise WorkloadError(f"{path}: cannot be read: {wrong.strerror}") from wrong
 
 
-def _strict_prompts(path: Path) -> tuple[Prompt, ...]:
+def _strict_prompts(path: Path, settings: Mapping[str, Any] | None) -> tuple[Prompt, ...]:
     prompts: list[Prompt] = []
     taken: dict[str, int] = {}
     for row, content in read_rows(path):
-        prompts.append(read_prompt(content, row, taken, strict=True))
+        prompts.append(read_prompt(content, row, taken, strict=True, defaults=settings))
         taken[prompts[-1].id] = row.line
     return _some(prompts, path)
 
@@ -245,12 +285,12 @@ def _some(prompts: Sequence[Prompt], path: Path, notes: Sequence[str] = ()) -> t
 
 
 def _not_applied(file: str, prompts: Sequence[Prompt]) -> tuple[str, ...]:
-    """Notes on settings in rows, such as those of API requests; the run's own are used."""
-    requested = Counter(key for prompt in prompts for key in prompt.request_settings)
+    """Notes on settings in rows for which the run's own are used, such as the temperature."""
+    requested = Counter(key for prompt in prompts for key in prompt.not_applied)
     if not requested:
         return ()
     named = ", ".join(f"{key} ({num:,})" for key, num in requested.most_common())
-    num_rows = sum(bool(prompt.request_settings) for prompt in prompts)
+    num_rows = sum(bool(prompt.not_applied) for prompt in prompts)
     return (f"{file}: settings in {num_rows:,} of {len(prompts):,} rows are not applied: {named}",)
 
 

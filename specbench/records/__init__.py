@@ -61,7 +61,15 @@ from specbench.records.provenance import (
     chosen_threads,
     no_template,
 )
-from specbench.records.requests import Message, Prompt, Request, Role, Sampling, ids_sha256
+from specbench.records.requests import (
+    Message,
+    Prompt,
+    Request,
+    RequestSettings,
+    Role,
+    Sampling,
+    ids_sha256,
+)
 from specbench.stats.summaries import Interval
 
 __all__ = [
@@ -108,6 +116,7 @@ __all__ = [
     "Request",
     "RequestCounts",
     "RequestRecord",
+    "RequestSettings",
     "Result",
     "Role",
     "RoundCost",

@@ -184,6 +184,15 @@ AXES: Mapping[str, Axis] = {
         allowed_by=("samples",),
         default=1,
     ),
+    "request_settings": Axis(
+        "condition.request_settings",
+        "settings of the workload's requests, such as `response_format`; absent: none",
+        in_id="{key.condition.request_settings}",
+        words="with {at.request_settings}",
+        usual="without request settings",
+        allowed_by=("request-settings",),
+        default=None,
+    ),
     "lossy": Axis(
         "draft.lossy",
         "the rule that changes the target's distribution; absent: lossless",
@@ -199,11 +208,13 @@ ASSISTED_DEFAULT = "assisted_default"  # a peer's method whose K is its own busi
 GENERATE = "generate"  # a peer's method without drafts
 # The methods of K = 0 that others are compared with, one per engine.
 BASELINE_METHODS = (NO_DRAFTER, GENERATE)
-_REQUESTS = ("concurrency", "request_rate", "num_samples")  # `requests` has words for them
+# `requests` and `workload_label` have words for them.
+_IN_OTHER_WORDS = ("concurrency", "request_rate", "num_samples", "request_settings")
 # The neutral value of an axis that `without` leaves out.
 _LEFT_OUT: Mapping[str, Any] = {
     "target": "",
     "workload": "",
+    "request_settings": None,
     "engine": "",
     "concurrency": 0,
     "context": None,
@@ -270,6 +281,7 @@ class Condition:
     request_rate: float | None = None  # arrivals per second; None: one when a row is free
     num_samples: int = 1  # outputs per prompt, decoded together; the likeliest is chosen
     context: int | None = None  # tokens that prompts are lengthened to; None: unchanged
+    request_settings: str | None = None  # those of the workload in words; None: without any
     dtype: str
     engine: str
 
@@ -313,12 +325,20 @@ class Condition:
         """The workload, and the axes that are not at their default."""
         requests = self.requests if self.overlaps else ""
         temperature = AXES["temperature"].in_words(self) if self.temperature else ""
-        return ", ".join(filter(None, (self.workload, requests, temperature, *self.unusual)))
+        return ", ".join(filter(None, (self.workload_label, requests, temperature, *self.unusual)))
+
+    @property
+    def workload_label(self) -> str:
+        """The workload, and its request settings: `json (response_format)`."""
+        settings = f" ({self.request_settings})" if self.request_settings else ""
+        return f"{self.workload}{settings}"
 
     @property
     def unusual(self) -> tuple[str, ...]:
-        """Axes that are not at their default, in words, except those in `requests`."""
-        optional = [f for f in fields(self) if f.default is not MISSING and f.name not in _REQUESTS]
+        """Axes that are not at their default, in words, except those in other words."""
+        optional = [
+            f for f in fields(self) if f.default is not MISSING and f.name not in _IN_OTHER_WORDS
+        ]
         changed = [f.name for f in optional if getattr(self, f.name) != f.default]
         return tuple(AXES[name].in_words(self) for name in changed)
 
@@ -335,7 +355,12 @@ class Condition:
         return is_peer, self.temperature, self.context or 0, self.concurrency
 
     def without(self, *axes: str) -> "Condition":
-        """The same without these axes: equal for conditions that differ only in them."""
+        """The same without these axes: equal for conditions that differ only in them.
+
+        Request settings belong to the workload.
+        """
+        if "workload" in axes:
+            axes = (*axes, "request_settings")
         return replace(self, **{name: _LEFT_OUT[name] for name in axes})
 
     def distinct_parts(self, among: Collection["Condition"], *, also: str = "") -> tuple[str, ...]:

@@ -98,6 +98,8 @@ class RunRecord:
     warnings: tuple[str, ...] = ()
     pairing_sha256: Mapping[str, str] = field(default_factory=dict)  # of their entries in the file
     workload_prompts: Mapping[str, int] = field(default_factory=dict)  # in the file, used or not
+    # By workload with request settings: a hash of them.
+    settings_sha256: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def keys(self) -> tuple[CellKey, ...]:

@@ -1,9 +1,9 @@
-"""Prompts, sampling, the request that an engine decodes, and arrival times of requests."""
+"""Prompts and their request settings, sampling, requests of engines, and their arrival times."""
 
 import hashlib
 import random
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -19,21 +19,70 @@ class Message:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RequestSettings:
+    """Settings of a prompt's requests, in the words of OpenAI's API except `thinking`."""
+
+    response_format: Mapping[str, Any] | None = None
+    stop: tuple[str, ...] = ()  # the answer ends before the first of these strings
+    thinking: bool | None = None  # None: the chat template's default
+    reasoning_effort: str | None = None
+    tool_choice: str | Mapping[str, Any] | None = None
+    extra_body: Mapping[str, Any] = field(default_factory=dict)  # more fields for a server
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The settings that were given, by name."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, (), {})}
+
+    @property
+    def template_args(self) -> dict[str, Any]:
+        """The settings as arguments of a chat template, which ignores names that it lacks."""
+        args: dict[str, Any] = {}
+        if self.thinking is not None:
+            args = dict.fromkeys(THINKING_ARGS, self.thinking)
+        if self.reasoning_effort is not None:
+            args["reasoning_effort"] = self.reasoning_effort
+        return args
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The settings for people, without long values: `response_format`, `thinking on`."""
+        words = {
+            "thinking": "thinking on" if self.thinking else "thinking off",
+            "reasoning_effort": f"reasoning_effort {self.reasoning_effort}",
+        }
+        return tuple(words.get(name, name) for name in self.given)
+
+
+THINKING_ARGS = ("enable_thinking", "thinking")  # of Qwen3 and others; of DeepSeek and Granite
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
     """One unit of a workload: a conversation of one or more turns.
 
     Each turn is the messages appended before the model answers; the next turn follows the
-    model's own answer. Intervals resample prompts, never turns or rounds. `predictions` are
-    texts that the answers may resemble: one per turn, None if unknown, or () without any.
+    model's own answer, or a recorded one if it begins with an assistant message. Intervals
+    resample prompts, never turns or rounds. `predictions` are texts that the answers may
+    resemble: one per turn, None if unknown, or () without any.
     """
 
     id: str
     turns: tuple[tuple[Message, ...], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
-    template_args: Mapping[str, Any] = field(default_factory=dict)
-    request_settings: Mapping[str, Any] = field(default_factory=dict)  # in the file, not applied
+    template_args: Mapping[str, Any] = field(default_factory=dict)  # those of `settings` included
+    settings: RequestSettings = RequestSettings()
+    not_applied: tuple[str, ...] = ()  # names of other settings in the file
     category: str = ""
     predictions: tuple[str | None, ...] = ()
+
+    def history(self, turn: int, answers: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages before the answer to a turn; `answers` are those to the earlier turns."""
+        messages = [*self.turns[0]]
+        for answer, later in zip(answers, self.turns[1 : turn + 1], strict=False):
+            is_recorded = later[0].role == "assistant"
+            messages += later if is_recorded else (answer, *later)
+        return tuple(messages)
 
 
 def ids_sha256(ids: Iterable[int]) -> str:
@@ -57,13 +106,14 @@ _GREEDY = Sampling()
 class Request:
     """One prompt to decode: token ids here, or messages at a server with a chat template.
 
-    Without `stop_at_eos` exactly `max_new_tokens` are emitted.
+    Without `stop_at_eos` exactly `max_new_tokens` are emitted, also past a stop string.
     """
 
     prompt_ids: tuple[int, ...] = ()
     messages: tuple[Message, ...] = ()  # of all turns so far
     tools: tuple[Mapping[str, Any], ...] = ()
     template_args: Mapping[str, Any] = field(default_factory=dict)
+    settings: RequestSettings = RequestSettings()
     max_new_tokens: int
     sampling: Sampling = _GREEDY
     seed: int = 0

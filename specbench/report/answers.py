@@ -150,7 +150,7 @@ def shared_k_lines(document: Document) -> list[str]:
 
 def without_workload(decision: Decision) -> str:
     """A decision's sentence after its `workload: `."""
-    return decision.sentence.removeprefix(f"{decision.condition.workload}: ")
+    return decision.sentence.removeprefix(f"{decision.condition.workload_label}: ")
 
 
 def _quote(section: Section, decision: Decision) -> str:

@@ -151,7 +151,8 @@ class Client:
     ) -> Streamed:
         """The answer to a conversation (`messages`, `tools`, ...); ServerError.
 
-        A model without a chat template gets the text of the messages, joined by empty lines.
+        A model without a chat template gets the text of the messages, joined by empty lines, and
+        no tools.
         """
         if self._has_template:
             try:
@@ -160,6 +161,8 @@ class Client:
                 self._has_template = not _has_no_chat(error)
                 if self._has_template:
                     raise
+        if "tools" in conversation:
+            self.fail("it serves text without a chat template, so tools cannot be sent to it")
         text = "\n\n".join(message["content"] for message in conversation["messages"])
         return await self.stream("completions", {**options, "prompt": text}, answer)
 

@@ -30,8 +30,26 @@ def invalid_field(error: ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
+class _ToolFunction(Payload):
+    name: str | None = None
+    arguments: str | None = None
+
+
+_NO_FUNCTION = _ToolFunction()
+
+
+class _ToolCall(Payload):
+    function: _ToolFunction | None = None
+
+    @property
+    def text(self) -> str:
+        function = self.function or _NO_FUNCTION
+        return f"{function.name or ''}{function.arguments or ''}"
+
+
 class _ChatDelta(Payload):
     content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -48,7 +66,8 @@ class _ChatChoice(Payload):
     @property
     def new_text(self) -> str:
         delta = self.delta or _NOTHING
-        return delta.reasoning_content or delta.reasoning or delta.content or self.text or ""
+        text = delta.reasoning_content or delta.reasoning or delta.content or self.text
+        return text or "".join(call.text for call in delta.tool_calls or ())
 
 
 class _TokenUsage(Payload):

@@ -78,6 +78,13 @@ PromptField = Annotated[
         placeholder="FIELD",
     ),
 ]
+IgnoreRequestSettings = Annotated[
+    bool,
+    Option(
+        is_rare=True,
+        help="Ignore settings of workloads and rows, such as response_format and thinking.",
+    ),
+]
 K = Option(
     names=("-k", "--num-speculative-tokens"),
     read=_draft,
@@ -136,6 +143,7 @@ class WorkloadSettings:
     pairings: PairingNames
     workloads: Workloads  # names or files
     prompt_field: PromptField = None
+    ignore_request_settings: IgnoreRequestSettings = False
     methods: Annotated[
         str | None,
         Option(

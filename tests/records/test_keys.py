@@ -26,6 +26,10 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "context": (4096, "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|x4096"),
     "request_rate": (2.5, "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|r2.5"),
     "num_samples": (4, "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|n4"),
+    "request_settings": (
+        "thinking on",
+        "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|thinking on",
+    ),
     "lossy": ("typical", "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|lossy typical"),
 }
 PLAN = TypeAdapter(CellPlan | None, config=ConfigDict(extra="forbid", strict=True))

@@ -9,7 +9,7 @@ import pytest
 
 from specbench.errors import WorkloadError
 from specbench.inputs.workloads import Workload, load_workload
-from specbench.records import Message, Prompt
+from specbench.records import Message, Prompt, RequestSettings
 
 HUMAN_EVAL = {
     "task_id": "HumanEval/7",
@@ -146,13 +146,10 @@ def test_what_a_batch_file_asks_for_is_applied_or_named(tmp_path: Path) -> None:
     workload = load_workload(str(file))
     first, second = workload.prompts
     assert first.template_args == {"enable_thinking": False}
-    assert first.request_settings == {
-        "max_tokens": 10,
-        "temperature": 0.7,
-        "stop": ["x"],
-        "new_setting": 1,
-    }
-    assert (second.template_args, second.request_settings) == ({}, {})
+    assert set(first.not_applied) == {"max_tokens", "temperature", "new_setting"}
+    assert first.settings == RequestSettings(stop=("x",))
+    assert (second.template_args, second.not_applied) == ({}, ())
+    assert second.settings == RequestSettings()
     (note,) = workload.notes
     for value in ("batch.jsonl", "1 of 2 rows", "max_tokens (1)", "new_setting (1)"):
         assert value in note

@@ -131,6 +131,11 @@ class ManagedServers:
                 most_at_once=max(self._plan.settings.load.concurrency),
                 context=context_needed(self._plan, session.cells),
                 keeps_prefixes=self._options.prefix_cache,
+                constrains_output=any(
+                    prompt.settings.response_format is not None
+                    for workload in self._plan.workloads
+                    for prompt in workload.prompts
+                ),
                 seed=self._plan.settings.seed,
                 arguments=self._options.engine_args,
             )

@@ -199,13 +199,11 @@ def request_of(
 ) -> Request:
     """The request for a turn, with placeholders for the outputs of earlier turns."""
     _, clock_args = template_clock(plan.target.model, cell.key.condition.engine)
-    messages: list[Message] = []
-    for earlier in prompt.turns[:turn]:
-        messages += (*earlier, UNANSWERED)
     return Request(
-        messages=(*messages, *prompt.turns[turn]),
+        messages=prompt.history(turn, [UNANSWERED] * turn),
         tools=prompt.tools,
         template_args={**clock_args, **prompt.template_args},
+        settings=prompt.settings,
         max_new_tokens=plan.max_new_tokens(cell.key.condition.workload),
         sampling=cell.sampling,
         seed=seed,

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from specbench.bench.machine import served_dtype
-from specbench.bench.planning import plan_targets
+from specbench.bench.planning import plan_targets, require_verifiable
 from specbench.bench.progress import Reporter
 from specbench.bench.served.collect_outputs import OutputCollector, ServerOutputs
 from specbench.bench.served.host import host_of, require_startable
@@ -74,6 +74,7 @@ def collect_served_evidence(
         running_ks=running_ks(running),
         context=running_context(running),
     )
+    require_verifiable(plans)
     if not running:
         require_startable(plans)
     for text in server_warnings(running, settings.load.engines[0], plans[0].target):

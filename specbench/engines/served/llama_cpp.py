@@ -41,7 +41,7 @@ from specbench.engines.served_engine import (
 )
 from specbench.errors import UsageError
 from specbench.files.gguf import FIRST_COMPARED_ID, MAX_VOCAB_DIFFERENCE
-from specbench.records import Request, RequestCounts
+from specbench.records import Request, RequestCounts, RequestSettings
 from specbench.servers.metrics_page import DRAFT_COUNTERS, CounterPage, count_of
 from specbench.servers.server_log import ARGUMENTS, MEMORY, PORT, LogFormat
 from specbench.servers.streamed import Count, Payload, Streamed, TokenId, invalid_field
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 MODULE = None
 DISTRIBUTIONS = ()
 START_S = 5.0  # it compiles and captures nothing
+UNSUPPORTED = ("tool_choice",)  # its endpoint of completions takes a schema, and no tools
 HEALTH = "/health"
 COUNTERS = CounterPage(  # tools/server/server-task.cpp
     engine="llama_cpp",
@@ -222,12 +223,23 @@ async def answer(client: "Client", model: str, request: Request) -> Streamed:
         "seed": request.seed,
         "cache_prompt": request.keeps_prefixes,
         "timings_per_token": True,
+        **_constraints(request.settings),
+        **request.settings.extra_body,
     }
     stream = _LlamaStream(sent_s=perf_counter(), prompt_ids=prompt.tokens)
     await client.stream("/completion", body, stream)
     if len(stream.token_ids) != stream.num_tokens:
         del stream.token_ids[:]
     return stream
+
+
+def _constraints(settings: RequestSettings) -> dict[str, Any]:
+    """The fields of a completion for `stop` and `response_format`."""
+    fields: dict[str, Any] = {"stop": list(settings.stop)} if settings.stop else {}
+    if settings.response_format is not None:
+        form = settings.response_format.get("json_schema", {"schema": {"type": "object"}})
+        fields["json_schema"] = form["schema"]
+    return fields
 
 
 def counts(answer: Streamed, k: int) -> RequestCounts | None:

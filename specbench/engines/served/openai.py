@@ -1,5 +1,6 @@
 """Any server with an OpenAI-compatible API: measured by the client's clock and the usage."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specbench.engines.served_engine import (
@@ -23,6 +24,7 @@ MODULE = None
 DISTRIBUTIONS = ()
 START_S = 0.0
 LOG = LogFormat()
+UNSUPPORTED = ()
 HEALTH = "/v1/models"
 COUNTERS = None
 
@@ -49,10 +51,13 @@ async def facts(client: "Client") -> ServerFacts:
 
 
 async def answer(client: "Client", model: str, request: Request) -> Streamed:
-    """Only with fields that the API has, and the top-k if one was asked for."""
+    """Only with fields that the API has, the top-k if one was asked for, and template arguments
+    without the reasoning effort, for which the API has a field."""
     top_k = {"top_k": request.sampling.top_k} if request.sampling.top_k else {}
+    args = {n: v for n, v in request.template_args.items() if n != "reasoning_effort"}
     return await client.chat(
-        {**request_fields(model, request), **top_k}, conversation_fields(request)
+        {**request_fields(model, request), **top_k},
+        conversation_fields(replace(request, template_args=args)),
     )
 
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 MODULE = "sglang"
 DISTRIBUTIONS = ("sglang",)
 START_S = 90.0
+UNSUPPORTED = ()
 HEALTH = "/health"
 COUNTERS = CounterPage(  # srt/observability/metrics_collector.py; a gauge reports K
     engine="sglang",

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 MODULE = "tensorrt_llm"
 DISTRIBUTIONS = ("tensorrt-llm", "tensorrt_llm")
 START_S = 90.0
+UNSUPPORTED = ()
 HEALTH = "/health"
 COUNTERS = CounterPage(
     engine="tensorrt_llm",
@@ -87,8 +88,10 @@ def launch(start: StartOptions) -> StartCommand:
     """`exported` is `trtllm-serve MODEL ...`; what its config file lacks is added in a copy."""
     settings = yaml.safe_load(start.config.read_text(encoding="utf-8")) if start.config else {}
     reuse = {"kv_cache_config": {"enable_block_reuse": start.keeps_prefixes}}
+    guided = {"guided_decoding_backend": "xgrammar"} if start.constrains_output else {}
     config = start.folder / _CONFIG
-    config.write_text(yaml.safe_dump({**settings, **reuse, **_COUNTED}, sort_keys=False), "utf-8")
+    added = {**reuse, **guided, **_COUNTED}
+    config.write_text(yaml.safe_dump({**settings, **added}, sort_keys=False), "utf-8")
     command = list(start.exported)
     if "--config" in command:
         command[command.index("--config") + 1] = str(config)

