@@ -2,10 +2,9 @@
 with one, and speedups over concurrent requests and context lengths.
 """
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from operator import itemgetter
 from statistics import geometric_mean
 from typing import Annotated, NamedTuple
@@ -29,6 +28,7 @@ from specbench.metrics.validity import judge_cell
 from specbench.records import ASSISTED_DEFAULT, CellKey, CellSummary, Interval, RequestRecord
 from specbench.records.doc import Doc
 from specbench.settings import BUILTIN
+from specbench.stats.break_even import break_even, falls_below_1
 from specbench.stats.intervals import (
     interval,
     log_ratio,
@@ -427,6 +427,14 @@ class ContextCurve:
 
     key: Annotated[CellKey, Doc("the cell of the first point")]
     points: Annotated[tuple[Point, ...], Doc("by tokens of context")]
+    break_even: Annotated[
+        Interval | None,
+        Doc(
+            "context at which a straight line of log speedup over log context crosses 1, with "
+            "its 95% interval; absent: not shown",
+            "tokens",
+        ),
+    ]
 
 
 def crossovers(cells: Sequence[CellSummary]) -> tuple[Crossover, ...]:
@@ -438,12 +446,13 @@ def crossovers(cells: Sequence[CellSummary]) -> tuple[Crossover, ...]:
     for group in _of_two_or_more(groups):
         group.sort(key=lambda cell: cell.key.condition.order)
         points = tuple(_point(cell, cell.key.condition.concurrency) for cell in group)
+        estimates = [(at, speedup.estimate) for at, speedup in _known(points)]
         curves.append(
             Crossover(
                 key=group[0].key,
                 points=points,
                 concurrency=_end_of_speedup(points),
-                estimated=_crossing_of_1(points),
+                estimated=next(falls_below_1(estimates), None),
             )
         )
     return tuple(curves)
@@ -459,7 +468,11 @@ def context_curves(cells: Sequence[CellSummary]) -> tuple[ContextCurve, ...]:
     for group in _of_two_or_more(groups):
         points = (_point(cell, cell.key.condition.context or 0) for cell in group)
         by_length = tuple(sorted(points, key=lambda point: point.at))
-        curves.append(ContextCurve(key=group[0].key, points=by_length))
+        curves.append(
+            ContextCurve(
+                key=group[0].key, points=by_length, break_even=break_even(_known(by_length))
+            )
+        )
     return tuple(curves)
 
 
@@ -481,20 +494,13 @@ def _point(cell: CellSummary, at: int) -> Point:
     )
 
 
+def _known(points: Sequence[Point]) -> list[tuple[int, Interval]]:
+    """The speedups of valid points."""
+    return [(p.at, p.speedup) for p in points if p.valid and p.speedup]
+
+
 def _end_of_speedup(points: Sequence[Point]) -> int | None:
     """The lowest concurrency from which no interval is above 1; points without one are ignored."""
-    lows = [(p.at, p.speedup.low) for p in points if p.valid and p.speedup]
-    known = [(at, low) for at, low in lows if low is not None]
+    known = [(at, ratio.low) for at, ratio in _known(points) if ratio.low is not None]
     lost = list(takewhile(lambda pair: pair[1] <= 1, reversed(known)))
     return lost[-1][0] if lost else None
-
-
-def _crossing_of_1(points: Sequence[Point]) -> float | None:
-    """The concurrency at which a line of log speedup over log concurrency first falls below 1."""
-    known = [
-        (math.log(p.at), math.log(p.speedup.estimate)) for p in points if p.valid and p.speedup
-    ]
-    for (x, above), (next_x, below) in pairwise(known):
-        if above >= 0 > below:
-            return math.exp(x + (next_x - x) * above / (above - below))
-    return None

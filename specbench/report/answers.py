@@ -1,5 +1,6 @@
 """The answers of a run in plain sentences, one per question, for every format."""
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from specbench.decide.explanation import range_text
@@ -10,7 +11,7 @@ from specbench.decide.objective import (
     other_ks,
 )
 from specbench.decide.recommend import SpeedupVerdict
-from specbench.records import Decision
+from specbench.records import Condition, Decision
 from specbench.report.document import Document
 from specbench.report.forecasts import best_forecast, forecast_text
 from specbench.report.numbers import listed, measured, scalar
@@ -146,6 +147,25 @@ def shared_k_lines(document: Document) -> list[str]:
             f"loses {listed(losses)}{without}{document.mark}"
         )
     return lines
+
+
+def context_lines(
+    document: Document, conditions: Collection[Condition] | None = None
+) -> Iterator[str]:
+    """K by context length, with the break-even; only under `conditions` if given.
+
+    These are conditions without the context.
+    """
+    settings = [entry.condition for entry in document.by_context]
+    for entry in document.by_context:
+        if conditions is not None and entry.condition not in conditions:
+            continue
+        at = "".join(
+            f", {part}" for part in entry.condition.distinct_parts(settings, also="workload")
+        )
+        text = "; ".join(filter(None, (entry.text, entry.break_even_text)))
+        source = entry.decisions[0].leader.source
+        yield f"{source}{at}, by context: {text}{document.mark}"
 
 
 def without_workload(decision: Decision) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, NamedTuple
 
-from specbench.report.answers import SectionAnswer, answer, shared_k_lines
+from specbench.report.answers import SectionAnswer, answer, context_lines, shared_k_lines
 from specbench.report.comparisons import answers_grid, comparison_grids, differences_grid
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_legend, forecast_lines
@@ -121,7 +121,7 @@ class RunReport:
     question: str
     setup: str
     answers: Sequence[SectionAnswer]
-    shared: Lines  # one K for all workloads, and the forecasts
+    shared: Lines  # one K for all workloads, K by context, and the forecasts
     which_pass: Paragraph | None
     why: ReportPart
     costs: ReportPart
@@ -161,7 +161,9 @@ def run_report(document: Document) -> RunReport:
         question=question(document),
         setup=setup(document),
         answers=answers,
-        shared=Lines((*shared_k_lines(document), *forecast_lines(document))),
+        shared=Lines(
+            (*shared_k_lines(document), *context_lines(document), *forecast_lines(document))
+        ),
         which_pass=Paragraph(text, text.partition(". ")[0] + ".") if text else None,
         why=ReportPart(
             "Why", [Reasons(c.title, c.facts) for a in answers for c in a.cards if c.facts]

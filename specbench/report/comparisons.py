@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from specbench.decide.comparisons import Crossover, Point, pooled
+from specbench.decide.contexts import break_even_text
 from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.recommend import SpeedupVerdict
 from specbench.records import CellKey, Condition, Decision, Interval
@@ -152,6 +153,7 @@ def context_grid(document: Document) -> Grid | None:
             "drafter",
             "K",
             *(f"{n:,}" for n in lengths),
+            "drops to 1 at [95%]",
             *(f"KV, {n:,}" for n in lengths),
         ),
         rows=tuple(
@@ -160,12 +162,13 @@ def context_grid(document: Document) -> Grid | None:
                 drafter_of(curve.key.source),
                 curve.key.draft.length.label,
                 *(_at(curve.points, n) for n in lengths),
+                ABSENT if curve.break_even is None else break_even_text(curve.break_even),
                 *(_kv(curve.points, n) for n in lengths),
             )
             for setting, curve in zip(settings, curves, strict=True)
         ),
         num_names=2,
-        brief=range(3 + len(lengths)),
+        brief=range(4 + len(lengths)),
     )
 
 

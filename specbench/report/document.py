@@ -15,6 +15,7 @@ from specbench.decide.comparisons import (
     crossovers,
     side_by_side,
 )
+from specbench.decide.contexts import ContextDecisions, by_context
 from specbench.decide.objective import SharedK, across_workloads, find_shared_k
 from specbench.decide.recommend import by_question, choose, decide
 from specbench.forecast.forecast_check import CheckedForecast, check_forecasts, is_left_out
@@ -61,6 +62,7 @@ class Document:
     adaptive: tuple[AdaptiveComparison, ...]  # of runs with K = auto and fixed K
     crossovers: tuple[Crossover, ...]  # of runs with several concurrencies
     context_curves: tuple[ContextCurve, ...]  # of runs with several context lengths
+    by_context: tuple[ContextDecisions, ...]  # the same
     best_of: tuple[BestOf, ...]  # of cells with several samples per prompt
     forecasts: tuple[CheckedForecast, ...]  # with the measurements that followed
     time_lines: Mapping[CellKey, PassRecord]  # the first pass of each adaptive cell
@@ -132,6 +134,7 @@ def build_document(stored: StoredRun) -> Document:
     measured = {cell.key for cell in (*cells, *imported)}
     unmeasured = (plan.key for plan in stored.run.cells if plan.key not in measured)
     missing = tuple(key for key in unmeasured if not is_left_out(key, stored.forecasts))
+    curves = context_curves(cells)
     return Document(
         run=replace(stored.run, environment=environment),
         is_complete=stored.is_complete,
@@ -145,7 +148,8 @@ def build_document(stored: StoredRun) -> Document:
         side_by_side=side_by_side(explored),
         adaptive=compare_adaptive(explored, confirmation),
         crossovers=crossovers(cells),
-        context_curves=context_curves(cells),
+        context_curves=curves,
+        by_context=by_context(decisions, curves),
         best_of=compare_best_of(explored),
         forecasts=check_forecasts(stored.forecasts, stored.traces, explored, cells),
         time_lines={

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from specbench.decide.comparisons import Crossover
+from specbench.decide.contexts import ContextDecisions
 from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.objective import (
     Candidate,
@@ -20,6 +21,7 @@ from specbench.decide.objective import (
 )
 from specbench.decide.recommend import SpeedupVerdict, is_undecided, judge
 from specbench.records import NO_DRAFTER, CellKey, Condition, Decision, Interval
+from specbench.report.answers import VERDICT_WORDS, context_lines
 from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.numbers import listed, measured, plural
@@ -63,8 +65,14 @@ def recommendation_lines(
             f"one configuration for all workloads{parts}: {_configuration(joint.key)}; loses "
             f"{_losses(joint, undecided)}"
         )
+    lines += context_lines(document, _settings(picks))
     missing = without_recommendation(document, picks, workloads)
     return [*lines, *(f"{name}: {reason}" for name, reason in missing.items())]
+
+
+def _settings(picks: Sequence[Recommendation]) -> set[Condition]:
+    """The settings of the chosen configurations, without the context."""
+    return {pick.best.key.condition.without("context") for pick in picks if pick.best}
 
 
 def is_open(document: Document, pick: Recommendation) -> bool:
@@ -290,6 +298,20 @@ def _saturation(crossovers: Sequence[Crossover], pick: Recommendation) -> Iterat
 
 def _memory_left(document: Document, key: CellKey) -> Iterator[str]:
     """Tokens of context for which this GPU has memory left, next to the chosen pair."""
+    left, context = _tokens_left(document, key), key.condition.context
+    if left is None:
+        return
+    if context is not None and left <= 0:
+        yield f"memory left: not enough for {context:,} tokens of context"
+    else:
+        yield f"memory left: {max(left, 0):,} more tokens of context per request"
+
+
+def _tokens_left(document: Document, key: CellKey) -> int | None:
+    """Tokens that each request could have beyond its context; None if that is not known.
+
+    The peak is of a short pass, so the KV cache of the context is subtracted.
+    """
     total = document.run.environment.gpu_memory_bytes
     drafter = key.draft.drafter if key.draft.k else NO_DRAFTER
     memory = next(
@@ -297,14 +319,11 @@ def _memory_left(document: Document, key: CellKey) -> Iterator[str]:
         None,
     )
     if total is None or memory is None or memory.peak_reserved_bytes is None:
-        return
-    if memory.kv_bytes_per_token:
-        left = (total - memory.peak_reserved_bytes) // memory.kv_bytes_per_token
-        each = left // key.condition.batch_size
-        if key.condition.context is not None and each <= 0:
-            yield f"memory left: not enough for {key.condition.context:,} tokens of context"
-        else:
-            yield f"memory left: {max(each, 0):,} more tokens of context per request"
+        return None
+    if not memory.kv_bytes_per_token:
+        return None
+    left = (total - memory.peak_reserved_bytes) // memory.kv_bytes_per_token
+    return left // key.condition.batch_size - (key.condition.context or 0)
 
 
 SCHEMA_VERSION = 1
@@ -317,7 +336,9 @@ def recommendation_json(
     *,
     workloads: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The JSON document: `picks` with their candidates, `shared`, `without_recommendation`."""
+    """The JSON document: `picks` with their candidates, `shared`, `by_context` of runs with several
+    context lengths, and `without_recommendation`.
+    """
     document_json: dict[str, Any] = to_jsonable_python(
         {
             "schema_version": SCHEMA_VERSION,
@@ -347,10 +368,35 @@ def recommendation_json(
                 }
                 for joint in joint_recommendations(picks)
             ],
+            "by_context": [
+                _by_context_json(document, entry)
+                for entry in document.by_context
+                if entry.condition in _settings(picks)
+            ],
             "without_recommendation": without_recommendation(document, picks, workloads),
         }
     )
     return document_json
+
+
+def _by_context_json(document: Document, entry: ContextDecisions) -> dict[str, Any]:
+    return {
+        "workload": entry.condition.workload,
+        "target": entry.condition.target,
+        **_setting_json(entry.condition, "context"),
+        "contexts": [
+            {
+                "context": decision.condition.context,
+                **_key_json(decision.key),
+                "verdict": VERDICT_WORDS[judge(decision.speedup)],
+                "speedup": decision.speedup,
+                "memory_left_tokens": _tokens_left(document, decision.key),
+            }
+            for decision in entry.decisions
+        ],
+        "break_even_k": entry.key.draft.k if entry.key else None,
+        "break_even": entry.break_even,
+    }
 
 
 def _candidate_json(candidate: Candidate, objective: Objective) -> dict[str, Any]:
@@ -364,9 +410,9 @@ def _candidate_json(candidate: Candidate, objective: Objective) -> dict[str, Any
     }
 
 
-def _setting_json(at: Condition) -> dict[str, Any]:
+def _setting_json(at: Condition, *without: str) -> dict[str, Any]:
     """The axes that distinguish the picks of one workload, without the concurrency."""
-    left_out = ("target", "workload", "concurrency")
+    left_out = ("target", "workload", "concurrency", *without)
     return {name: value for name, value in at.flat.items() if name not in left_out}
 
 

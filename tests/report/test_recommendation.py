@@ -10,6 +10,7 @@ import pytest
 from specbench.decide.comparisons import Crossover, Point
 from specbench.decide.objective import JointRecommendation, Objective
 from specbench.records import NO_DRAFTER, Interval, MemoryRecord
+from specbench.report.blocks import run_report
 from specbench.report.charts.lines import pareto_front
 from specbench.report.document import Document, build_document
 from specbench.report.recommendation import (
@@ -22,7 +23,7 @@ from specbench.report.recommendation import (
     recommendations_of,
 )
 from tests.cell_keys import BASE_KEY, KEY, with_axes
-from tests.report.served_runs import served_run
+from tests.report.served_runs import context_run, served_run
 from tests.report.stored_runs import SMALL, stored_run
 
 
@@ -271,3 +272,38 @@ def test_without_a_configuration_within_the_limits_the_fastest_says_what_it_exce
     assert list(reasons(served, pick)) == []
     line = headline(served, pick, objective)
     assert line.startswith("no configuration meets the limits. Fastest: ")
+
+
+def test_k_by_context_is_part_of_the_answer() -> None:
+    document = build_document(context_run((512, 16_384, 65_536)))
+    sentence = (
+        "demo/draft, code, by context: K=4 up to 16,384 tokens; do not speculate from 65,536; "
+        "break-even with K=4: 33,000 tokens [31,000, 34,000]"
+    )
+    objective = Objective()
+    picks = recommendations_of(document, objective)
+    assert recommendation_lines(document, picks, objective)[-1] == sentence
+    assert list(run_report(document).shared.lines) == [sentence]
+    found = json.loads(json.dumps(recommendation_json(document, picks, objective)))
+    (entry,) = found["by_context"]
+    assert [
+        (at["context"], at["num_speculative_tokens"], at["verdict"]) for at in entry["contexts"]
+    ] == [(512, 4, "faster"), (16_384, 4, "faster"), (65_536, 0, "no speedup")]
+    # 1.25x at 16,384 and 0.8x at 65,536: half way between their logs.
+    assert entry["break_even"]["estimate"] == pytest.approx(32_768, rel=0.01)
+    assert entry["break_even"]["low"] < 32_768 < entry["break_even"]["high"]
+    other = recommendations_of(document, objective, workloads=["chat"])
+    assert recommendation_json(document, other, objective)["by_context"] == []
+
+
+def test_memory_left_is_what_the_context_leaves() -> None:
+    stored = context_run()
+    environment = replace(stored.run.environment, gpu_memory_bytes=20 * 2**30)
+    memory = replace(stored.memory[1], kv_bytes_per_token=2**20, peak_reserved_bytes=14 * 2**30)
+    document = build_document(
+        replace(stored, run=replace(stored.run, environment=environment), memory=(memory,))
+    )
+    picks = recommendations_of(document, Objective())
+    (entry,) = recommendation_json(document, picks, Objective())["by_context"]
+    # 6 GiB hold the KV cache of 6,144 tokens.
+    assert [at["memory_left_tokens"] for at in entry["contexts"]] == [6_144 - 512, 6_144 - 4_096]

@@ -8,6 +8,7 @@ from itertools import cycle
 from matplotlib.axes import Axes
 
 from specbench.decide.comparisons import ContextCurve, Crossover
+from specbench.decide.contexts import break_even_text
 from specbench.decide.explanation import k_text, speedup_text, units_of
 from specbench.decide.recommend import SpeedupVerdict
 from specbench.forecast.forecast_check import CheckedForecast
@@ -171,7 +172,13 @@ def context_charts(curves: Sequence[ContextCurve]) -> Iterator[Chart]:
     for (label, setting), group in groups.items():
         panels = _curve_panels(group, "tokens of context")
         title = f"{label}: {setting.label}"
-        yield panels.chart("Speedup against context", title, _CONTEXT + _BARS)
+        break_evens = "".join(
+            f" Break-even on {curve.key.condition.workload} with {_curve_name(curve)}: "
+            f"{break_even_text(curve.break_even)}."
+            for curve in group
+            if isinstance(curve, ContextCurve) and curve.break_even is not None
+        )
+        yield panels.chart("Speedup against context", title, _CONTEXT + _BARS + break_evens)
 
 
 def _curve_panels(group: Sequence[Curve], meaning: str) -> Panels:

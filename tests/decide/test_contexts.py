@@ -1,0 +1,79 @@
+"""K by context length: what the decisions at several lengths say together."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench.decide.comparisons import context_curves
+from specbench.decide.contexts import by_context
+from specbench.decide.recommend import choose, decide
+from tests.cell_keys import with_axes
+
+GAIN, OPEN, LOSS = (1.4, 1.5, 1.6), (0.9, 1.05, 1.2), (0.5, 0.6, 0.7)
+
+
+@pytest.fixture
+def answers(summarized):
+    """The entries for cells of {context: {K: bounds}}."""
+
+    def build(speedups, **axes):
+        groups = [
+            [
+                replace(cell, key=with_axes(cell.key, context=context, **axes))
+                for cell in (summarized(k, *bounds) for k, bounds in by_k.items())
+            ]
+            for context, by_k in speedups.items()
+        ]
+        choices = list(map(choose, groups))
+        decisions = [
+            decide(choice, choice.leader if choice.to_confirm else None) for choice in choices
+        ]
+        return by_context(decisions, context_curves([cell for group in groups for cell in group]))
+
+    return build
+
+
+def test_equal_answers_join_and_the_break_even_is_that_of_the_last_k(answers):
+    (entry,) = answers(
+        {
+            32_768: {2: LOSS, 6: LOSS},
+            512: {2: OPEN, 6: GAIN},
+            4_096: {2: OPEN, 6: GAIN},
+            8_192: {2: GAIN, 6: OPEN},
+            16_384: {2: OPEN, 6: LOSS},
+        }
+    )
+    assert entry.text == (
+        "K=6 up to 4,096 tokens; K=2 at 8,192; undecided at 16,384; do not speculate from 32,768"
+    )
+    assert entry.key.draft.k == 2
+    assert 16_384 < entry.break_even.estimate < 32_768
+    assert entry.break_even.low is None  # K = 2 is not shown to gain at 512
+    assert entry.break_even_text.startswith("break-even with K=2: undecided, about 1")
+    assert "[?, " in entry.break_even_text
+
+
+def test_the_interval_is_quoted_if_both_ends_are_shown(answers):
+    (entry,) = answers({1_000: {4: (1.6, 2.0, 2.5)}, 4_000: {4: (0.4, 0.5, 0.625)}})
+    assert entry.break_even.estimate == pytest.approx(2_000)
+    # log 1.6 / log (1.6 / 0.4) = 0.339 of log 4 above log 1,000; the other end is its mirror.
+    assert entry.break_even_text == "break-even with K=4: 2,000 tokens [1,600, 2,500]"
+
+
+def test_one_answer_at_every_length_is_a_range(answers):
+    (gains,) = answers({512: {4: GAIN}, 4_096: {4: GAIN}})
+    assert gains.text == "K=4 from 512 to 4,096 tokens"
+    assert gains.break_even_text == "break-even with K=4: none up to 4,096 tokens"
+    (loses,) = answers({512: {4: LOSS}, 4_096: {4: LOSS}})
+    assert loses.text == "do not speculate from 512 to 4,096 tokens"
+    assert (loses.key, loses.break_even_text) == (None, "")
+
+
+def test_a_k_without_a_point_at_the_longest_context_is_undecided(answers):
+    (entry,) = answers({512: {6: GAIN}, 4_096: {2: LOSS}})
+    assert (entry.break_even, entry.break_even_text) == (None, "break-even with K=6: undecided")
+
+
+def test_a_setting_with_one_context_has_no_entry(answers):
+    assert answers({512: {4: GAIN}}) == ()
+    assert answers({None: {4: GAIN}, 512: {4: GAIN}}) == ()
