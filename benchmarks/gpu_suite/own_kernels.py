@@ -13,7 +13,7 @@ from benchmarks.gpu_suite.claims import claim
 from benchmarks.gpu_suite.machine import Json, Machine
 from specbench.decode.sampling import Sampler
 from specbench.footprint import Sizes
-from specbench.forward.fused_layers import LayerSteps, TorchSteps, TritonSteps
+from specbench.forward.fused_layers import TorchSteps, TritonSteps
 from specbench.forward.kernels.availability import why_not
 from specbench.forward.workspace import JoinedCache, Workspace
 from specbench.records import Sampling
@@ -45,7 +45,7 @@ def own_kernels(machine: Machine) -> Json:
         exact = _stepped(
             TorchSteps(sizes, EPS, mirrored=False), sizes, torch.device("cpu"), torch.float32
         )
-        steps: LayerSteps = TorchSteps(sizes, EPS, mirrored=False)
+        steps = TorchSteps(sizes, EPS, mirrored=False)
         if why_not(machine.device) is None:
             steps = TritonSteps(sizes, EPS)
         got = _stepped(steps, sizes, machine.device, torch.bfloat16)
@@ -68,7 +68,7 @@ def own_kernels(machine: Machine) -> Json:
     }
 
 
-def _stepped(steps: LayerSteps, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Stepped:
+def _stepped(steps: TorchSteps, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Stepped:
     """What they write over the same numbers, which are rounded to bf16 for every dtype."""
     generator = torch.Generator().manual_seed(1)
 

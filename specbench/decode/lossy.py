@@ -9,79 +9,62 @@ Shape suffixes: B rows, K draft tokens, N = K + 1 nodes, T = depth + 1 tokens of
 vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from specbench.decode.drafter import Proposal
-from specbench.decode.round import Verifier
 from specbench.decode.sampling import Purpose, Sampler, draw
-from specbench.decode.verifier import Verdict, chain_verdict
+from specbench.decode.verifier import Verdict, chain_verdict, path_verdict
 from specbench.forward.tree import Tree
 from specbench.records import LossyRule
 
 _LOG_GUARD = 1e-5  # keeps log(0) finite; the authors' value
 
 
-class Rule(Protocol):
-    """Judges every draft token independently."""
-
-    def __call__(
-        self, p_BK: Tensor, probs_BNV: Tensor, parents_BK: Tensor, is_sampled_BK: Tensor
-    ) -> Tensor:
-        """Whether each draft token may be accepted if those before it are, bool [B, K].
-
-        `probs_BNV` is the target's distribution after each node, and `p_BK` the probability of
-        each draft token after its parent. `is_sampled_BK`: the target sampled the same token.
-        """
-        ...
-
-
-class TypicalAcceptance:
-    """Accepts a draft with p(x) > min(threshold, alpha exp(-H(p))), with any drafter.
+def _typical(
+    p_BK: Tensor,
+    probs_BNV: Tensor,
+    parents_BK: Tensor,
+    is_sampled_BK: Tensor,  # noqa: ARG001
+    *,
+    threshold: float,
+    alpha: float,
+) -> Tensor:
+    """Whether p(x) > min(threshold, alpha exp(-H(p))), with any drafter.
 
     The higher the entropy H, the less likely a draft token may be. With alpha < 1 the most likely
     token always passes. The authors use the square root of the threshold as alpha.
     Source: Cai et al. 2024, Medusa (arXiv:2401.10774), "typical acceptance".
     """
-
-    def __init__(self, *, threshold: float, alpha: float) -> None:
-        self._threshold = threshold
-        self._alpha = alpha
-
-    def __call__(
-        self,
-        p_BK: Tensor,
-        probs_BNV: Tensor,
-        parents_BK: Tensor,
-        is_sampled_BK: Tensor,  # noqa: ARG002
-    ) -> Tensor:
-        entropy_BN = -(probs_BNV * (probs_BNV + _LOG_GUARD).log()).sum(-1)
-        threshold_BN = (self._alpha * (-entropy_BN).exp()).clamp(max=self._threshold)
-        return p_BK > threshold_BN.gather(1, parents_BK)
+    entropy_BN = -(probs_BNV * (probs_BNV + _LOG_GUARD).log()).sum(-1)
+    threshold_BN = (alpha * (-entropy_BN).exp()).clamp(max=threshold)
+    return p_BK > threshold_BN.gather(1, parents_BK)
 
 
-class ThresholdAcceptance:
-    """Accepts a draft token that the target samples as well, or with p(x) >= single.
+def _threshold(
+    p_BK: Tensor,
+    probs_BNV: Tensor,  # noqa: ARG001
+    parents_BK: Tensor,  # noqa: ARG001
+    is_sampled_BK: Tensor,
+    *,
+    single: float,
+) -> Tensor:
+    """Whether the target samples the same token, or p(x) >= single.
 
     At 1 it equals the lossless rule for draft tokens without a distribution.
     Source: SGLang's option `--speculative-accept-threshold-single`.
     """
+    return is_sampled_BK | (p_BK >= single)
 
-    def __init__(self, *, single: float) -> None:
-        self._single = single
 
-    def __call__(
-        self,
-        p_BK: Tensor,
-        probs_BNV: Tensor,  # noqa: ARG002
-        parents_BK: Tensor,  # noqa: ARG002
-        is_sampled_BK: Tensor,
-    ) -> Tensor:
-        return is_sampled_BK | (p_BK >= self._single)
+# Rule -> whether each draft token may be accepted if those before it are, bool [B, K]. It gets the
+# probability of each draft token after its parent, the target's distribution after each node, the
+# parents, and whether the target samples the same token; then the rule's parameters.
+_RULES: Mapping[str, Callable[..., Tensor]] = {"typical": _typical, "threshold": _threshold}
 
 
 class LossyVerifier:
@@ -90,8 +73,8 @@ class LossyVerifier:
     Among equally long paths, the most likely. The distribution of the drafter is not used.
     """
 
-    def __init__(self, rule: Rule) -> None:
-        self._rule = rule
+    def __init__(self, rule: LossyRule) -> None:
+        self._passes = partial(_RULES[rule.name], **rule.parameters)
 
     def __call__(
         self,
@@ -117,7 +100,7 @@ class LossyVerifier:
         V = probs_BNV.shape[-1]
         p_BK = probs_BNV.flatten(1).gather(1, parents_BK * V + drafts_BK)
         is_sampled_BK = drafts_BK == sampled_BN.gather(1, parents_BK)
-        passes_BK = self._rule(p_BK, probs_BNV, parents_BK, is_sampled_BK)
+        passes_BK = self._passes(p_BK, probs_BNV, parents_BK, is_sampled_BK)
         if tree is None:
             num_accepted_B = passes_BK.cumprod(1).sum(1).minimum(proposal.num_drafted_B)
             return chain_verdict(num_accepted_B, drafts_BK, sampled_BN)
@@ -129,26 +112,10 @@ def _tree_verdict(
 ) -> Verdict:
     root_B1 = torch.ones_like(passes_BK[:, :1])
     accepted_BN = torch.cat([root_B1, passes_BK & tree.is_active_BK], 1)
-    is_reached_BN = (accepted_BN[:, None] | ~tree.seen_BNN).all(-1) & accepted_BN
+    is_reached_BN = tree.reached(accepted_BN)
     depths_BN = tree.depths_BN * is_reached_BN
     is_longest_BN = is_reached_BN & (depths_BN == depths_BN.amax(1, keepdim=True))
     log_p_BN = torch.cat([root_B1 * 0.0, p_BK.clamp(min=1e-30).log()], 1)
     path_log_p_BN = (log_p_BN[:, None] * tree.seen_BNN).sum(-1)
     leaf_B = path_log_p_BN.masked_fill(~is_longest_BN, -torch.inf).argmax(1)
-    path_BT, num_accepted_B = tree.path_to(leaf_B), tree.depth_of(leaf_B)
-    # Node i + 1 is draft token i; the target samples the token after the last accepted node.
-    accepted_BT = proposal.tokens_BK.gather(1, (path_BT[:, 1:] - 1).clamp(min=0))
-    next_B1 = sampled_BN.gather(1, leaf_B[:, None])
-    tokens_BT = torch.cat([accepted_BT, next_B1], 1).scatter(1, num_accepted_B[:, None], next_B1)
-    return Verdict(num_accepted_B, tokens_BT, path_BT)
-
-
-_RULES: Mapping[str, type[TypicalAcceptance] | type[ThresholdAcceptance]] = {
-    "typical": TypicalAcceptance,
-    "threshold": ThresholdAcceptance,
-}
-
-
-def make_lossy_verifier(rule: LossyRule) -> Verifier:
-    """The verifier for a rule that an option names."""
-    return LossyVerifier(_RULES[rule.name](**rule.parameters))
+    return path_verdict(proposal, tree, leaf_B, sampled_BN.gather(1, leaf_B[:, None]))

@@ -35,6 +35,15 @@ def chain_verdict(
     return Verdict(num_accepted_B, tokens_BT, path_BT)
 
 
+def path_verdict(proposal: Proposal, tree: Tree, leaf_B: Tensor, next_B1: Tensor) -> Verdict:
+    """The drafts of a tree's path to a node, and the target's own token after it."""
+    num_accepted_B, path_BT = tree.depth_of(leaf_B), tree.path_to(leaf_B)
+    # Node i + 1 is draft i.
+    accepted_BT = proposal.tokens_BK.gather(1, (path_BT[:, 1:] - 1).clamp(min=0))
+    tokens_BT = torch.cat([accepted_BT, next_B1], 1).scatter(1, num_accepted_B[:, None], next_B1)
+    return Verdict(num_accepted_B, tokens_BT, path_BT)
+
+
 def verify(
     proposal: Proposal, logits_BNV: Tensor, sampler: Sampler, seed_B: Tensor, positions_BN: Tensor
 ) -> Verdict:
@@ -78,8 +87,7 @@ def _match_tree(proposal: Proposal, tree: Tree, target_BN: Tensor) -> Verdict:
 
 def _deepest(accepted_BN: Tensor, tree: Tree) -> Tensor:
     """The deepest node [B] that is kept with all that it follows; the first of several."""
-    is_reached_BN = (accepted_BN[:, None] | ~tree.seen_BNN).all(-1) & accepted_BN
-    return (tree.depths_BN * is_reached_BN).argmax(1)
+    return (tree.depths_BN * tree.reached(accepted_BN)).argmax(1)
 
 
 def _reject(
@@ -148,11 +156,7 @@ def _reject_tree(
     refused_BV = _at(left_BIV, place_B1.clamp(min=0)[..., None])
     p_BV = torch.where(place_B1 < 0, own_BV, refused_BV)
     next_B1 = draw(p_BV[:, None], seed_B, positions_BN.gather(1, leaf_B1), Purpose.TARGET)
-    num_accepted_B, path_BT = tree.depth_of(leaf_B), tree.path_to(leaf_B)
-    # Node i + 1 is draft i, and what follows the last node accepted is the target's.
-    accepted_BT = proposal.tokens_BK.gather(1, (path_BT[:, 1:] - 1).clamp(min=0))
-    tokens_BT = torch.cat([accepted_BT, next_B1], 1).scatter(1, num_accepted_B[:, None], next_B1)
-    return Verdict(num_accepted_B, tokens_BT, path_BT)
+    return path_verdict(proposal, tree, leaf_B, next_B1)
 
 
 def _in_turn(

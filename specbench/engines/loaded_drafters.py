@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from specbench.decode.drafter import Drafter, NoDrafter
-from specbench.decode.lossy import make_lossy_verifier
+from specbench.decode.lossy import LossyVerifier
 from specbench.decode.round import Verifier
 from specbench.decode.verifier import verify
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
@@ -181,7 +181,7 @@ class LoadedDrafters:
     def verifier(self, name: str) -> Verifier:
         """The verifier of the named drafter."""
         rule = self._rules.get(name)
-        return verify if rule is None else make_lossy_verifier(rule)
+        return verify if rule is None else LossyVerifier(rule)
 
     def depth(self, work: Work) -> int:
         """The work's K; with adaptive K at most the drafter's limit. UsageError beyond it."""

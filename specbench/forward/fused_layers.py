@@ -10,7 +10,7 @@ D head size, P positions, W what the first product reads.
 from collections.abc import Callable, Sequence
 from copy import copy
 from importlib import import_module
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -27,21 +27,26 @@ from specbench.forward.tree import Branches
 from specbench.forward.workspace import CacheView, JoinedCache, LayerKV, LayerSlots, Workspace
 
 
-class LayerSteps(Protocol):
-    """The operations of a layer without its attention, over a workspace.
+class TorchSteps:
+    """The operations of a layer without its attention, over a workspace: torch's own.
 
     Each step passes the hidden state [N, F] to the next: it may be a view of the workspace or not.
+    `mirrored` if a layer norm is one kernel and an RMS norm is not.
     """
 
-    name: str
+    name = "torch"
+
+    def __init__(self, sizes: Sizes, eps: float, *, mirrored: bool) -> None:
+        self._sizes, self._eps, self._mirrored = sizes, eps, mirrored
+        self._normed = ((2 if mirrored else 1) * sizes.hidden,)
 
     def places(self, rope_P: Tensor, positions_N: Tensor, slots_N: Tensor) -> Any:
         """How far each token's heads are turned, and its slot; made once a forward."""
-        ...
+        return slots_N, self.turns(rope_P, positions_N)
 
     def embed(self, work: Workspace, embedding: Tensor, tokens_N: Tensor) -> Tensor:
         """The first hidden state."""
-        ...
+        return torch.index_select(embedding, 0, tokens_N, out=work.hidden)
 
     def before_attention(
         self,
@@ -56,50 +61,6 @@ class LayerSteps(Protocol):
 
         `entry` [N, W] is read instead of the normed hidden state, if given.
         """
-        ...
-
-    def after_attention(
-        self, work: Workspace, hidden: Tensor, layer: FusedLayer, *, lasts: bool = False
-    ) -> Tensor:
-        """The next hidden state, of this one and of `work.joined`; one that `lasts` is not
-        overwritten by what comes after."""
-        ...
-
-    def keys_alone(
-        self, work: Workspace, x_NF: Tensor, layer: FusedLayer, kv: LayerKV, places: Any
-    ) -> None:
-        """Write the keys and values that a layer without queries makes of states as they are."""
-        ...
-
-    def final_norm(self, work: Workspace, hidden: Tensor, weight: Tensor) -> Tensor:
-        """The RMS norm after the last layer [N, F]."""
-        ...
-
-
-class TorchSteps:
-    """Torch's operations; `mirrored` if a layer norm is one kernel and an RMS norm is not."""
-
-    name = "torch"
-
-    def __init__(self, sizes: Sizes, eps: float, *, mirrored: bool) -> None:
-        self._sizes, self._eps, self._mirrored = sizes, eps, mirrored
-        self._normed = ((2 if mirrored else 1) * sizes.hidden,)
-
-    def places(self, rope_P: Tensor, positions_N: Tensor, slots_N: Tensor) -> Any:
-        return slots_N, self.turns(rope_P, positions_N)
-
-    def embed(self, work: Workspace, embedding: Tensor, tokens_N: Tensor) -> Tensor:
-        return torch.index_select(embedding, 0, tokens_N, out=work.hidden)
-
-    def before_attention(
-        self,
-        work: Workspace,
-        hidden: Tensor,
-        layer: FusedLayer,
-        kv: LayerKV,
-        places: Any,
-        entry: Tensor | None = None,
-    ) -> None:
         if entry is None:
             weight = layer.input_norm
             entry = hidden if weight is None else self.norm(work, hidden, weight)
@@ -109,6 +70,8 @@ class TorchSteps:
     def after_attention(
         self, work: Workspace, hidden: Tensor, layer: FusedLayer, *, lasts: bool = False
     ) -> Tensor:
+        """The next hidden state, of this one and of `work.joined`; one that `lasts` is not
+        overwritten by what comes after."""
         hidden = _add_product(hidden, work.joined, layer.output, layer.output_bias, work.hidden)
         normed = self.norm(work, hidden, layer.mlp_norm)
         _product(normed, layer.gate_up, layer.gate_up_bias, work.gate_up)
@@ -118,11 +81,9 @@ class TorchSteps:
     def keys_alone(
         self, work: Workspace, x_NF: Tensor, layer: FusedLayer, kv: LayerKV, places: Any
     ) -> None:
+        """Write the keys and values that a layer without queries makes of states as they are."""
         _product(x_NF, layer.qkv, layer.qkv_bias, work.qkv)
         self.keep(work, layer, kv, *places)
-
-    def final_norm(self, work: Workspace, hidden: Tensor, weight: Tensor) -> Tensor:
-        return self.norm(work, hidden, weight)
 
     def turns(self, rope_P: Tensor, positions_N: Tensor) -> Sequence[Tensor]:
         """How far each token's heads are turned."""
@@ -265,7 +226,7 @@ class FusedLayers:
         )
         self.eps: float = config.rms_norm_eps
         self.kernels: Kernels = usual_kernels()
-        self.steps: LayerSteps = TorchSteps(self.sizes, self.eps, mirrored=mirrored)
+        self.steps = TorchSteps(self.sizes, self.eps, mirrored=mirrored)
         self.slots = LayerSlots(JoinedCache(0, 0, ()), torch.empty(0))
         self._rotary, self._last_position = rotary, last_position
         self._mirrored = mirrored

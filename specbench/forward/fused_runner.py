@@ -138,7 +138,7 @@ class FusedRunner:
         hidden, last = states[self.num_layers], self.num_layers
         if last + 1 in features:
             states[last + 1] = hidden.clone()
-        states[last] = steps.final_norm(work, hidden, self._weights.final_norm)
+        states[last] = steps.norm(work, hidden, self._weights.final_norm)
         normed = states[last]
         if last_B is not None:
             normed = normed.view(B, T, -1)[torch.arange(B, device=self.device), last_B]

@@ -43,6 +43,10 @@ class Tree(NamedTuple):
         fits_BK = self.depths_BN[:, 1:] <= room_B[:, None]
         return self._replace(is_active_BK=self.is_active_BK & fits_BK)
 
+    def reached(self, accepted_BN: Tensor) -> Tensor:
+        """The accepted nodes all of whose ancestors are accepted, bool [B, N]."""
+        return (accepted_BN[:, None] | ~self.seen_BNN).all(-1) & accepted_BN
+
     def path_to(self, node_B: Tensor) -> Tensor:
         """The nodes from node 0 to the given one [B, T], by depth; 0 past its end."""
         index_B1N = node_B[:, None, None].expand(-1, 1, self.seen_BNN.shape[2])

@@ -151,5 +151,4 @@ def _equal_in_tree(proposal: Proposal, tree: Tree, length_B1: Tensor, text_C: Te
     equal_BK = proposal.tokens_BK == _expected(proposal, length_B1, text_C)
     accepted_BK = equal_BK & tree.is_active_BK
     accepted_BN = torch.cat([torch.ones_like(accepted_BK[:, :1]), accepted_BK], 1)
-    is_reached_BN = (accepted_BN[:, None] | ~tree.seen_BNN).all(-1) & accepted_BN
-    return (tree.depths_BN * is_reached_BN).amax(1)
+    return (tree.depths_BN * tree.reached(accepted_BN)).amax(1)

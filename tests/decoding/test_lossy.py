@@ -1,6 +1,7 @@
 """Lossy rules: worked by hand, against a plain loop, and inside rounds. Vocabulary of 4 by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,11 +9,7 @@ from torch import Tensor
 
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Proposal
-from specbench.decode.lossy import (
-    LossyVerifier,
-    TypicalAcceptance,
-    make_lossy_verifier,
-)
+from specbench.decode.lossy import LossyVerifier
 from specbench.decode.round import Verifier
 from specbench.decode.sampling import Sampler
 from specbench.decode.verifier import verify
@@ -31,8 +28,8 @@ GREEDY, WARM = Sampling(), Sampling(temperature=1.0)
 PROBS = torch.tensor([0.5, 0.3, 0.15, 0.05])
 TYPICAL = LossyRule(name="typical", parameters={"threshold": 0.09, "alpha": 0.3})
 QUARTER = LossyRule(name="threshold", parameters={"single": 0.25})
-NOTHING = LossyVerifier(TypicalAcceptance(threshold=1.0, alpha=1e9))
-ANYTHING = LossyVerifier(TypicalAcceptance(threshold=1e-30, alpha=1.0))
+NOTHING = LossyVerifier(replace(TYPICAL, parameters={"threshold": 1.0, "alpha": 1e9}))
+ANYTHING = LossyVerifier(replace(TYPICAL, parameters={"threshold": 1e-30, "alpha": 1.0}))
 # 0 - 1 - 3, 0 - 1 - 4, 0 - 2 - 5: nodes of a tree, draft i is node i + 1
 TREE = Topology.of_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
 
@@ -56,7 +53,7 @@ def judged(
     logits = torch.stack(probs).log()[None]
     places = torch.arange(len(probs))[None] if tree is None else tree.depths_BN
     sampler, seeds = Sampler(sampling), torch.tensor([seed])
-    verdict = make_lossy_verifier(rule)(proposal, logits, sampler, seeds, places)
+    verdict = LossyVerifier(rule)(proposal, logits, sampler, seeds, places)
     own = sampler.pick(logits, seeds, places)[0].tolist()
     return verdict.tokens_BT[0, : int(verdict.num_accepted_B) + 1].tolist(), own
 
@@ -206,7 +203,7 @@ def test_where_all_passes_every_round_keeps_its_depth(parameters: dict[str, obje
 
 @pytest.mark.parametrize("method", ["ngram", "medusa"])
 def test_a_threshold_of_1_is_the_lossless_rule(method: str) -> None:
-    one = make_lossy_verifier(LossyRule(name="threshold", parameters={"single": 1.0}))
+    one = LossyVerifier(LossyRule(name="threshold", parameters={"single": 1.0}))
     lossy, lossless = (decoded(v, method, 3, WARM) for v in (one, verify))
     assert texts(lossy) == texts(lossless)
     assert [r.rounds.num_accepted for r in lossy] == [r.rounds.num_accepted for r in lossless]
@@ -214,8 +211,7 @@ def test_a_threshold_of_1_is_the_lossless_rule(method: str) -> None:
 
 def test_typical_acceptance_keeps_more_and_changes_the_text() -> None:
     bold, plain = (
-        decoded(verifier, "draft_model", 3, GREEDY)
-        for verifier in (make_lossy_verifier(TYPICAL), verify)
+        decoded(verifier, "draft_model", 3, GREEDY) for verifier in (LossyVerifier(TYPICAL), verify)
     )
     assert texts(plain)[:3] == [
         generated(exact_llama(seed=0), prompt, 20) for prompt in ragged_prompts()
@@ -224,9 +220,10 @@ def test_typical_acceptance_keeps_more_and_changes_the_text() -> None:
     assert sum(len(r.rounds) for r in bold) < sum(len(r.rounds) for r in plain)
 
 
-def test_every_rule_that_a_file_may_name_can_be_made() -> None:
+def test_every_rule_that_a_file_may_name_judges() -> None:
     for name, parameters in RULES.items():
-        make_lossy_verifier(LossyRule(name=name, parameters=dict.fromkeys(parameters, 0.5)))
+        rule = LossyRule(name=name, parameters=dict.fromkeys(parameters, 0.4))
+        assert judged(rule, [0], [PROBS] * 2)[0][0] == 0
 
 
 @pytest.mark.sampled(one_in=3, every=["method", "rule"])
@@ -236,4 +233,4 @@ def test_every_rule_that_a_file_may_name_can_be_made() -> None:
 def test_a_lossy_round_neither_syncs_nor_copies(
     method: str, parameters: dict[str, object], rule: LossyRule
 ) -> None:
-    trace_round(method, 3, verifier=make_lossy_verifier(rule), **parameters)
+    trace_round(method, 3, verifier=LossyVerifier(rule), **parameters)
