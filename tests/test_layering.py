@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "decide": {*BASE, "methods", "metrics"},
     "fit": {*BASE, *FILES},
     "forecast": {*DECIDING, "runs"},
-    "export": {*DECIDING, "engines"},
+    "export": {*DECIDING, "engines", "importers"},  # whose files both formats are
     "frames": {*BASE, "runs", "metrics", "decide"},
     "report": {*ANALYSING, "frames"},
     "notebook": {*ANALYSING, "frames", "report"},

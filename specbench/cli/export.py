@@ -1,4 +1,4 @@
-"""`specbench export`: the winner of a run as flags of a serving engine."""
+"""`specbench export`: a run's winner as flags of a serving engine, or its acceptance as a file."""
 
 import json
 import shlex
@@ -13,7 +13,7 @@ from specbench.cli.adhoc_pairing import known_pairings
 from specbench.errors import CompatibilityError, ExitCode, StoreError, UsageError
 from specbench.settings import BUILTIN, EXPORTED, TRANSFORMERS
 from specbench.settings.groups import PairingsFile
-from specbench.settings.words import MAX_CONCURRENCY, MAX_K
+from specbench.settings.words import MAX_CONCURRENCY, MAX_K, one_of
 from specbench.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -32,8 +32,30 @@ _PairingName = Annotated[
     str, typer.Argument(metavar="PAIRING", help="target/drafter, or a target for its best drafter.")
 ]
 _Engine = Annotated[
-    str,
-    typer.Option("--engine", help=f"One of {', '.join(EXPORTED)}."),
+    str | None,
+    typer.Option(
+        "--engine",
+        help=f"One of {', '.join(EXPORTED)}. With --format: only if measured in it.",
+        show_default=False,
+    ),
+]
+_Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="Write the measured acceptance instead: speculation-profile (Model Optimizer's JSON) "
+        "or golden (InferenceX's YAML).",
+        show_default=False,
+        metavar="FORMAT",
+    ),
+]
+_Thinking = Annotated[
+    str | None,
+    typer.Option(
+        help="With --format golden: the thinking mode of the prompts, on or off.",
+        show_default=False,
+        metavar="MODE",
+    ),
 ]
 _EngineVersion = Annotated[
     str | None,
@@ -92,7 +114,9 @@ _Runs = Annotated[Path, typer.Option("--runs-dir", help="Folder of stored runs."
 
 def export(
     pairing: _PairingName,
-    engine: _Engine,
+    engine: _Engine = None,
+    file_format: _Format = None,
+    thinking: _Thinking = None,
     engine_version: _EngineVersion = None,
     run: _Run = None,
     num_speculative_tokens: _K = None,
@@ -104,18 +128,37 @@ def export(
     as_json: options.AsJson = False,
     pairings_file: PairingsFile = None,
 ) -> None:
-    """Print the winner as a serving engine's flags.
+    """Print the winner as a serving engine's flags, or its acceptance as a file.
 
-    A config file comes first if the engine has one. Exit code 3 if undecided.
+    A config file comes first. Exit code 3 if undecided.
     """
     from specbench.engines.deployment import Deployment, Tier, find_exporter
     from specbench.export.winner import Selection, export_as_measured
     from specbench.fit.candidates import unsupported_reasons
 
-    exporter, measured_version = find_exporter(engine), None
     chosen = known_pairings([pairing], pairings_file, runs).select([pairing])
     if len({p.target.name for p in chosen}) != 1:
         raise UsageError(f"{pairing!r} is of several targets; name one pairing: {chosen[0].name}")
+    selection = Selection(workload, temperature, concurrency, engine)
+    if (thinking is not None) != (file_format == "golden"):
+        raise UsageError("--format golden needs --thinking on or --thinking off, no other does")
+    if file_format is not None:
+        if as_json or engine_version is not None:
+            raise UsageError("--format writes another file; drop --json and --engine-version")
+        if len(chosen) > 1:
+            drafters = ", ".join(p.name for p in chosen)
+            raise UsageError(f"--format {file_format}: name one drafter: {drafters}")
+        stored = _find_run({chosen[0].name}, run, runs)
+        text = _acceptance(
+            stored, chosen[0], selection, num_speculative_tokens, file_format, thinking
+        )
+        if output is not None:
+            _write(output, text)
+        typer.echo(text if output is None else f"# written: {output}", nl=output is not None)
+        return
+    if engine is None:
+        raise UsageError("--engine is missing: name the engine to write flags for, or a --format")
+    exporter, measured_version = find_exporter(engine), None
     if num_speculative_tokens is not None:
         if run is not None:
             raise UsageError(
@@ -142,7 +185,6 @@ def export(
             basis=("K was set by hand, not measured",),
         )
     else:
-        selection = Selection(workload, temperature, concurrency, engine)
         deployment, measured_version = _measured(chosen, selection, run, runs)
     config_name = str(output) if output and exporter.CONFIG_NAME else exporter.CONFIG_NAME or ""
     if engine_version is None:
@@ -162,6 +204,50 @@ def export(
         typer.echo(text, nl=False)
         if output is not None:
             typer.echo(f"# written: {output}")
+
+
+def _acceptance(
+    stored: "StoredRun",
+    pairing: "Pairing",
+    selection: "Selection",
+    k: int | None,
+    file_format: str,
+    thinking: str | None,
+) -> str:
+    """The text of an acceptance file, from a run that measured acceptance."""
+    from specbench.export.acceptance import (
+        FORMATS,
+        golden_lengths,
+        measured_acceptance,
+        speculation_profile,
+    )
+    from specbench.metrics.aggregate import aggregate_run
+    from specbench.report.document import build_document
+
+    one_of("--format", file_format, *FORMATS)
+    document = build_document(stored)
+    _require_real(document.run)
+    measured = measured_acceptance(pairing, document.cells, aggregate_run(stored), selection)
+    machine = document.run.environment
+    conditions = {
+        "hardware": machine.gpu or machine.cpu,
+        "run": document.run.run_id,
+        "specbench": machine.specbench_version,
+        "measured_at": machine.created_at,
+    }
+    if thinking is not None:
+        return golden_lengths(measured, one_of("--thinking", thinking, "on", "off"), conditions)
+    profile = speculation_profile(measured, k, conditions)
+    return json.dumps(profile, indent=2, allow_nan=False) + "\n"
+
+
+def _require_real(run: "RunRecord") -> None:
+    """UsageError for a run with simulated acceptance or weights."""
+    if run.settings.decoder.is_synthetic:
+        raise UsageError(
+            f"run {run.run_id} simulated acceptance or weights, so it cannot say which K to serve "
+            "or how much is accepted; measure the real models, or set K by hand: -k 4"
+        )
 
 
 def _tell_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:
@@ -190,11 +276,7 @@ def _measured(
 
     stored = _find_run({p.name for p in chosen}, run, runs)
     document = build_document(stored)
-    if document.run.settings.decoder.is_synthetic:
-        raise UsageError(
-            f"run {document.run.run_id} simulated acceptance or weights, so it cannot say which K "
-            "to serve; measure the real models, or set K by hand: -k 4"
-        )
+    _require_real(document.run)
     deployment = winner(chosen, document.decisions, document.cells, selection)
     cut = "" if document.is_complete else ", interrupted: based on what it measured so far"
     engine, servers = selection.engine or "", document.servers
