@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from specbench.probes import load
-from tests.sampling import leave_the_rest_to_long
+from tests.sampling import make_only_what_runs
 
 # Before Triton is imported: on a machine without a GPU its kernels run in its interpreter.
 if not Path("/dev/nvidiactl").exists():
@@ -32,10 +32,10 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Before any are deselected by their marks."""
-    leave_the_rest_to_long(items)
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """After the cases of every parameter are known."""
+    make_only_what_runs(metafunc)
 
 
 def pytest_collection_finish() -> None:

@@ -8,9 +8,9 @@ command line runs, for it is the only one then.
 """
 
 import random
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
+from typing import Any
 
 import pytest
 
@@ -41,17 +41,29 @@ def _value(case: Mapping[str, object], path: str) -> object:
     return attrgetter(attributes)(case[name]) if attributes else case[name]
 
 
-def leave_the_rest_to_long(items: Sequence[pytest.Item]) -> None:
-    """Mark `long` the cases of sampled tests that are not kept."""
-    by_test: dict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("sampled") and not item.get_closest_marker("long"):
-            by_test[item.nodeid.partition("[")[0]].append(item)
-    for name, own in by_test.items():
-        marker = own[0].get_closest_marker("sampled")
-        assert marker is not None
-        cases = [one.callspec.params for one in own]  # type: ignore[attr-defined]
-        kept = kept_cases(cases, seed=name, **marker.kwargs)
-        for i, one in enumerate(own):
-            if i not in kept:
-                one.add_marker("long")
+def make_only_what_runs(metafunc: pytest.Metafunc) -> None:
+    """Mark `long` the cases of a sampled test that are not kept, and make none of those in vain.
+
+    One case of a test stays in any event, for without any pytest makes the test without values.
+    """
+    test, cases, config = metafunc.definition, metafunc._calls, metafunc.config
+    if any("[" in argument for argument in config.args):
+        return
+    if marker := test.get_closest_marker("sampled"):
+        _leave_the_rest_to_long(test.nodeid, cases, marker)
+    if "not long" in config.option.markexpr:
+        is_long = test.get_closest_marker("long")
+        kept = [case for case in cases if not (is_long or _is_long(case))]
+        metafunc._calls = kept or cases[:1]
+
+
+def _leave_the_rest_to_long(test: str, cases: Sequence[Any], marker: pytest.Mark) -> None:
+    own = [case for case in cases if not _is_long(case)]
+    kept = kept_cases([case.params for case in own], seed=test, **marker.kwargs)
+    for i, case in enumerate(own):
+        if i not in kept:
+            case.marks.append(pytest.mark.long.mark)
+
+
+def _is_long(case: Any) -> bool:
+    return any(mark.name == "long" for mark in case.marks)

@@ -1,11 +1,12 @@
 """A sample of cases is the same every time, and no kind of case is missing from it."""
 
 import itertools
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
 
-from tests.sampling import kept_cases, leave_the_rest_to_long
+from tests.sampling import kept_cases, make_only_what_runs
 
 CASES = [
     {"method": method, "k": k, "how": SimpleNamespace(is_tree=k > 3)}
@@ -35,48 +36,63 @@ def test_every_value_that_matters_is_among_them(seed: str) -> None:
     assert len(kept) < len(CASES)
 
 
-class Case:
-    """A collected test, as far as sampling looks at it."""
-
-    def __init__(self, test: str, *marks: pytest.MarkDecorator, **params: object) -> None:
-        self.nodeid = f"{test}[{params}]"
-        self.callspec = SimpleNamespace(params=params)
-        self._marks = {one.name: one.mark for one in marks}
-
-    def get_closest_marker(self, name: str) -> pytest.Mark | None:
-        return self._marks.get(name)
-
-    def add_marker(self, name: str) -> None:
-        self._marks[name] = getattr(pytest.mark, name).mark
-
-    @property
-    def is_long(self) -> bool:
-        return "long" in self._marks
+SAMPLED = pytest.mark.sampled(one_in=4, every=["b"]).mark
+LONG = pytest.mark.long.mark
 
 
-def test_what_is_not_kept_is_long_and_tests_are_sampled_apart() -> None:
-    marked = pytest.mark.sampled(one_in=4, every=["b"])
-    first, second = (
-        [Case(test, marked, a=a, b=b) for a in range(8) for b in "xy"] for test in ("f", "g")
+def made(
+    test: str = "f",
+    marks: Sequence[pytest.Mark] = (),
+    num_long: int = 0,
+    expression: str = "not gpu and not long",
+    named: str = "tests",
+) -> list[SimpleNamespace]:
+    """What is made of 16 cases, of which the first are long anyway."""
+    cases = [
+        SimpleNamespace(params={"a": i // 2, "b": i % 2}, marks=[LONG] if i < num_long else [])
+        for i in range(16)
+    ]
+    of_test = {mark.name: mark for mark in marks}
+    metafunc = SimpleNamespace(
+        definition=SimpleNamespace(nodeid=test, get_closest_marker=of_test.get),
+        config=SimpleNamespace(args=[named], option=SimpleNamespace(markexpr=expression)),
+        _calls=cases,
     )
-    plain = [Case("plain", a=a) for a in range(8)]
-    leave_the_rest_to_long([*first, *plain, *second])  # type: ignore[list-item]
+    make_only_what_runs(metafunc)  # type: ignore[arg-type]
+    return metafunc._calls
+
+
+def params(cases: Sequence[SimpleNamespace]) -> list[dict[str, int]]:
+    return [case.params for case in cases]
+
+
+def test_what_is_not_kept_is_not_made_and_tests_are_sampled_apart() -> None:
+    first, second = made("f", [SAMPLED]), made("g", [SAMPLED])
     for cases in (first, second):
-        assert sum(not case.is_long for case in cases) == 4
-        assert {case.callspec.params["b"] for case in cases if not case.is_long} == {"x", "y"}
-    assert not any(case.is_long for case in plain)
-    assert [case.is_long for case in first] != [case.is_long for case in second]
+        assert len(cases) == 4
+        assert {case.params["b"] for case in cases} == {0, 1}
+    assert params(first) != params(second)
+    assert len(made()) == 16
+
+
+def test_what_is_not_kept_is_long() -> None:
+    everything = made(marks=[SAMPLED], expression="long")
+    assert len(everything) == 16
+    assert params([case for case in everything if not case.marks]) == params(made(marks=[SAMPLED]))
 
 
 def test_a_case_that_is_long_anyway_is_no_part_of_the_sample() -> None:
-    marked = pytest.mark.sampled(one_in=2)
-    cases = [Case("f", marked, *([pytest.mark.long] if a < 4 else []), a=a) for a in range(8)]
-    leave_the_rest_to_long(cases)  # type: ignore[arg-type]
-    assert all(case.is_long for case in cases[:4])
-    assert sum(not case.is_long for case in cases[4:]) == 2
+    cases = made(marks=[SAMPLED], num_long=8)
+    assert len(cases) == 2
+    assert all(case.params["a"] >= 4 for case in cases)
+
+
+def test_of_a_test_that_is_long_one_case_is_made_and_deselected_later() -> None:
+    assert params(made(marks=[LONG])) == params(made()[:1])
+    assert [case.marks for case in made(num_long=16)] == [[LONG]]
 
 
 def test_a_case_that_is_named_runs() -> None:
-    alone = Case("f", pytest.mark.sampled(one_in=9), a=1)
-    leave_the_rest_to_long([alone])  # type: ignore[list-item]
-    assert not alone.is_long
+    cases = made(marks=[SAMPLED], named="tests/test_f.py::test_f[1-0]")
+    assert len(cases) == 16
+    assert not any(case.marks for case in cases)
