@@ -48,6 +48,7 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 100)  # tests make much that is no garbage
     if interpreter := sys.modules.get("triton.runtime.interpreter"):
         patch_language_per_kernel(interpreter)
+        remember_numpy_types(interpreter)
 
 
 def patch_language_per_kernel(interpreter: Any) -> None:
@@ -63,6 +64,19 @@ def patch_language_per_kernel(interpreter: Any) -> None:
         return interpreter._LangPatchScope() if is_patched else patch(everywhere)
 
     interpreter._patch_lang = patch_once
+
+
+def remember_numpy_types(interpreter: Any) -> None:
+    """Triton's interpreter makes the table of all types for each operation."""
+    find, known = interpreter._get_np_dtype, {}
+
+    def numpy_type(of: Any) -> Any:
+        name = of.scalar.name
+        if name not in known:
+            known[name] = find(of)
+        return known[name]
+
+    interpreter._get_np_dtype = numpy_type
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -27,7 +27,7 @@ from tests.tiny_pair import make_tokenizer
 LAYERS = 8
 # Name -> layers and the noise on them, a share of each weight's deviation.
 DRAFTS = {"small": (1, 0.0), "large": (3, 0.0), "noisy": (1, 2.0), "slow": (4, 2.0)}
-SMALL = ("--num-prompts", "5", "--max-new-tokens", "24", "--threads", "1", "--device", "cpu")
+SMALL = ("--num-prompts", "5", "--max-new-tokens", "12", "--threads", "1", "--device", "cpu")
 
 
 def forward_s(num_layers: int, num_tokens: int) -> float:

@@ -125,7 +125,7 @@ def test_the_k_of_another_engine(tiny, told):
     assert made.points[2].cost == pytest.approx(1.35)
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize(
     ("file", "told_ks", "ks", "shown", "said"),
     [

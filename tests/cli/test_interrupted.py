@@ -86,7 +86,7 @@ class TestResume:
         assert not load_run(folder, tmp_path).is_complete
         return tmp_path
 
-    @pytest.mark.sampled(one_in=3)
+    @pytest.mark.sampled(one_in=5)
     @pytest.mark.parametrize("how", ["alone", "before another option", "latest", "id", "folder"])
     def test_it_goes_on(self, how, root, tiny):
         (folder,) = root.iterdir()

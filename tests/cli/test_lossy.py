@@ -28,7 +28,7 @@ targets:
       bold: {method: draft_model, model: ./draft, lossy: typical}
 """
 ALL = ("tiny/copy", "tiny/wild", "tiny/bold")
-SMALL = ("--threads", "1", "--device", "cpu", "--max-new-tokens", "24", "--config", "lossy.yaml")
+SMALL = ("--threads", "1", "--device", "cpu", "--max-new-tokens", "16", "--config", "lossy.yaml")
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from tests.cli.conftest import SMALL
 from tests.tiny_models import VOCAB_SIZE, change_json, write_head, write_model
 
 DRAFTED = 100  # of the target's tokens, by the heads with a vocabulary of their own
-RUN = ("-w", "prompts.jsonl", "-k", "2", *SMALL)
+RUN = ("-w", "prompts.jsonl", "-k", "2", *SMALL, "--num-prompts", "2")
 
 
 class Case(NamedTuple):
@@ -315,7 +315,7 @@ def refusal_of_loading(folder: Path) -> str:
     return str(refused.value)
 
 
-@pytest.mark.sampled(one_in=3)  # loading and planning refuse every case below
+@pytest.mark.sampled(one_in=6)  # loading and planning refuse every case below
 @pytest.mark.parametrize("name", CASES)
 def test_every_command_refuses_what_loading_refuses(models: Path, tmp_path: Path, name: str):
     case = CASES[name]

@@ -36,7 +36,7 @@ def verified(tiny: Path) -> Ran:
 
 @pytest.fixture(scope="session")
 def as_json(tiny: Path) -> Ran:
-    changes = ("--engine", "builtin,transformers", "--num-tokens", "300", "--max-new-tokens", "12")
+    changes = ("--engine", "builtin,transformers", "--num-tokens", "300", "--max-new-tokens", "8")
     return specbench("verify", "tiny/draft", *SMALL, *changes, "--json", cwd=tiny)
 
 

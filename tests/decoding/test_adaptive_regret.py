@@ -34,7 +34,7 @@ def test_on_an_even_text_it_costs_little_more_than_the_best_fixed_k(alpha, num_r
     assert regret(adaptive, [steady(alpha)] * num_rows, 300) < TOLERANCE
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize(
     ("texts", "num_passes"),
     [

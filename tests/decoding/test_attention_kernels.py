@@ -51,7 +51,7 @@ def error(kernel: Kernel, inputs: Inputs) -> float:
     return float((got - expected).abs().max() / expected.square().mean().sqrt())
 
 
-@pytest.mark.sampled(one_in=2, every=["kernel", "heads", "is_tree"])
+@pytest.mark.sampled(one_in=4, every=["kernel", "heads", "is_tree"])
 @pytest.mark.slow
 @pytest.mark.parametrize("num_trials", [1, pytest.param(40, marks=pytest.mark.long)])
 @pytest.mark.parametrize("is_tree", [False, True], ids=["chain", "tree"])

@@ -44,14 +44,14 @@ def test_a_round_of_the_baseline_neither_syncs_nor_copies() -> None:
     trace_round("none", 0)
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", TRACED)
 def test_no_architectures_forward_syncs_or_copies(architecture: str) -> None:
     trace_round("none", 0, make_runner=lambda: StockRunner(build(ARCHITECTURES[architecture]())))
 
 
-@pytest.mark.sampled(one_in=4, every=["method"])
+@pytest.mark.sampled(one_in=8, every=["method"])
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "k"), [("none", 0), ("draft_model", 4)])
 @pytest.mark.parametrize("name", FUSED)

@@ -166,7 +166,7 @@ DISTRIBUTION_BUGS = {
 }
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("bug", DISTRIBUTION_BUGS)
 def test_the_distribution_check_fails_for(
     bug: str, plant: Plant, monkeypatch: pytest.MonkeyPatch

@@ -82,7 +82,7 @@ DISTRIBUTION_BUGS = {
 }
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("bug", DISTRIBUTION_BUGS)
 def test_the_distribution_check_fails_for(bug: str, plant: Plant) -> None:
     plant(*DISTRIBUTION_BUGS[bug])
@@ -182,7 +182,7 @@ BUGS_BY_HAND: dict[str, Any] = {
 }
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("bug", BUGS_BY_HAND)
 def test_the_check_by_hand_fails_for(bug: str, plant: Plant) -> None:
     check, *fault = BUGS_BY_HAND[bug]

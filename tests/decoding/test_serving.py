@@ -61,7 +61,7 @@ def texts() -> list[tuple[int, ...]]:
     return [generated(model, r.prompt_ids, r.max_new_tokens) for r in some_requests(24)]
 
 
-@pytest.mark.sampled(one_in=3, every=["runner", "num_rows", "ks"])
+@pytest.mark.sampled(one_in=5, every=["runner", "num_rows", "ks"])
 @pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 3, 8, 24, 40])
 @pytest.mark.parametrize("ks", [(0,), (4,), (0, 3, 1, 0, 0, 5)])

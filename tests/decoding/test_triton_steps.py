@@ -56,7 +56,7 @@ def after(steps, sizes, dtype, head_norm, rounded_to):
     return queries.clone(), kept.buffer.clone(), gated.clone()
 
 
-@pytest.mark.sampled(one_in=2, every=["sizes", "dtype", "head_norm"])
+@pytest.mark.sampled(one_in=4, every=["sizes", "dtype", "head_norm"])
 @pytest.mark.parametrize("head_norm", [False, True], ids=["plain", "head norm"])
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: f"{sizes.head}")

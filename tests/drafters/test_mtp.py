@@ -111,7 +111,7 @@ class Subject(NamedTuple):
 def subject(name: str, num_layers: int) -> Subject:
     config = family_of(name).config
     model = build(config)
-    texts = [(*prompt, *generated(model, prompt, 70)) for prompt in PROMPTS]
+    texts = [(*prompt, *generated(model, prompt, 48)) for prompt in PROMPTS]
     checkpoint = checkpoint_for(name, config, num_layers=num_layers)
     layers = [PlainLayer(family_of(name, i), checkpoint.tensors, model) for i in range(num_layers)]
     target = StockRunner(build(family_of(name).config))  # the config is changed by a runner

@@ -165,7 +165,7 @@ def test_drafts_have_probs_where_the_method_says_that_it_draws_them(variant: Var
     assert draws == {deployment(variant.method, **variant.parameters).draws_drafts}
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=7)
 @pytest.mark.parametrize("variant", TURNS, ids=str)
 def test_proposals_of_a_next_turn_are_those_of_a_fresh_prefill(variant: Variant) -> None:
     _, (first,) = served(variant, SAMPLED_PROMPT)

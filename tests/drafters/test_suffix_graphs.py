@@ -56,6 +56,7 @@ class ReplaysOfTheDevice(FakeGraphs):
         self._drafter.is_replaying = False
 
 
+@pytest.mark.sampled(one_in=4, every=["policy", "num_rows", "sampling"])
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("num_rows", [1, 3])

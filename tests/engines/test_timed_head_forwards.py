@@ -51,7 +51,7 @@ def test_every_part_of_a_round_is_timed_and_has_its_bytes(engine: BuiltinEngine,
         assert engine.bytes_read(name, forward, 1, 100) > 0
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_timing_forwards_does_not_change_what_is_decoded_next(
@@ -76,7 +76,7 @@ def test_timing_forwards_does_not_change_what_is_decoded_next(
     assert decoded() == before
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_rounds_keep_the_same_drafts_with_timed_forwards_between_them(

@@ -37,7 +37,7 @@ def told() -> dict[tuple[str, str], tuple[str, str]]:
     }
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", SAMPLE)
 def test_a_family_is_what_the_page_says(family: str) -> None:

@@ -136,7 +136,7 @@ def test_a_dry_run_names_the_field_and_ends_with_exit_code_2(folder, head, metho
     assert "Traceback" not in ran.out + ran.err
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_any_value_of_any_field_is_read_or_refused(folder, head, method):

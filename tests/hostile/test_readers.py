@@ -35,7 +35,7 @@ def most_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-@pytest.mark.parametrize("num_inputs", [20, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_inputs", [8, pytest.param(1000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", READERS)
 def test_damaged_copies_are_read_or_refused_in_words(name, num_inputs, tmp_path: Path):
     case = READERS[name](tmp_path)

@@ -102,7 +102,7 @@ def on_the_embedded_pair() -> Compared:
     return compared(rounds)
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize(
     ("name", "sampling"),
     [

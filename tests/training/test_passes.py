@@ -49,7 +49,7 @@ def test_a_pass_says_what_a_plain_head_says_after_as_many_drafts(method, plain):
             )
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "num_heads"), [*((m, None) for m in METHODS), ("mtp", 2)])
 def test_agreement_is_what_a_drafter_of_chains_keeps(method, num_heads):

@@ -188,7 +188,7 @@ def test_a_planted_fault_is_found(
     plant: Callable[[str], None],
 ) -> None:
     plant(fault)
-    finding = stranger.sampled(temperature=temperature, num_tokens=2 * NUM_TOKENS)
+    finding = stranger.sampled(temperature=temperature, num_tokens=NUM_TOKENS)
     print(fault, finding.p_values)
     assert (finding.verdict, finding.lossless) == ("mismatch", False)
     assert finding.p_values[seen_by] < 1e-4

@@ -38,7 +38,7 @@ class Source:
         return answers
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize(
     "source",
     [Source(2, 5.0, num_prompts=1, length=1), Source(8, 1.0), Source(200, 0.05)],
