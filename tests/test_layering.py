@@ -1,4 +1,4 @@
-"""The layers, as a test: imports point down, and the laptop half starts without torch."""
+"""Imports point down through the layers, and analyzing commands start without torch."""
 
 import ast
 import subprocess
@@ -17,20 +17,20 @@ BASE = {"", "errors", "stats", "settings", "records", "footprint"}
 BASE |= {"whole_file", "untrusted", "no_collection"}
 FILES = {"shipped", "inputs", "files", "topology", "methods"}
 DECIDING = {*BASE, *FILES, "metrics", "decide"}
-ANALYSING = {*DECIDING, "runs", "gate", "importers", "fit", "forecast", "export"}
+ANALYZING = {*DECIDING, "runs", "gate", "importers", "fit", "forecast", "export"}
 DECODING = {*BASE, *FILES, "models", "forward", "decode"}
 DRIVING = {*DECODING, "drafters", "engines"}
 
-# Room -> the rooms it may import; "" is the package itself (its version).
+# Package, or file -> those that it may import; "" is specbench itself (its version).
 MAY_IMPORT = {
-    "": {"notebook"},  # for type checkers; at run time when `load` is first asked for
+    "": {"notebook"},  # for type checkers; at run time at the first use of `load`
     "errors": set(),
     "whole_file": set(),
     "untrusted": set(),
     "no_collection": set(),
     "shipped": set(),
     "footprint": set(),
-    "stats": {"errors"},  # only numbers enter
+    "stats": {"errors"},  # its functions take numbers, not records
     "settings": {"errors"},
     "records": {"stats", "settings"},
     "topology": {"errors", "footprint"},
@@ -40,20 +40,14 @@ MAY_IMPORT = {
     "runs": BASE,
     "metrics": {*BASE, "runs"},
     "gate": {*BASE, "runs", "metrics"},
-    "importers": {
-        *BASE,
-        "inputs",
-        "methods",
-        "metrics",
-        "engines",
-    },  # which have names of their own
+    "importers": {*BASE, "inputs", "methods", "metrics", "engines"},
     "decide": {*BASE, "methods", "metrics"},
     "fit": {*BASE, *FILES},
     "forecast": {*DECIDING, "runs"},
     "export": {*DECIDING, "engines", "importers"},  # whose files both formats are
     "frames": {*BASE, "runs", "metrics", "decide"},
-    "report": {*ANALYSING, "frames"},
-    "notebook": {*ANALYSING, "frames", "report"},
+    "report": {*ANALYZING, "frames"},
+    "notebook": {*ANALYZING, "frames", "report"},
     "models": {*BASE, *FILES, "fit"},
     "forward": {*BASE, *FILES, "models"},
     "decode": {*BASE, *FILES, "models", "forward"},
@@ -65,8 +59,8 @@ MAY_IMPORT = {
     "verify": DRIVING,
     "tracing": DRIVING,
     "training": {*DRIVING, "probes", "demo"},
-    "bench": {*DRIVING, *ANALYSING, "probes", "servers", "verify", "tracing"} - {"gate"},
-    "cli": {*DRIVING, *ANALYSING, "report", "probes", "verify", "training", "bench"},
+    "bench": {*DRIVING, *ANALYZING, "probes", "servers", "verify", "tracing"} - {"gate"},
+    "cli": {*DRIVING, *ANALYZING, "report", "probes", "verify", "training", "bench"},
     "__main__": {"cli"},
 }
 LOOP = {f"specbench.decode.{name}" for name in ("serving", "scheduler", "decoder")}
@@ -77,7 +71,7 @@ MEASURING = {*DRIVING, "probes", "verify", "tracing", "training", "bench", "cli"
 MEASURING -= {*BASE, *FILES}
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     return "" if first == "__init__" else first
 
@@ -87,7 +81,7 @@ FILES_OF_OURS = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py")
 
 @cache
 def imports_of(source: str) -> set[str]:
-    """Dotted names of everything that a file imports, at whatever place."""
+    """Dotted names of everything that a file imports, also within functions."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -98,13 +92,13 @@ def imports_of(source: str) -> set[str]:
     return found
 
 
-def rooms_imported(source: str) -> set[str]:
+def packages_imported(source: str) -> set[str]:
     ours = {name for name in imports_of(source) if name.split(".")[0] == "specbench"}
     return {"" if name == "specbench.__version__" else name.split(".")[1] for name in ours}
 
 
 def files_imported(source: str, names: Iterable[str]) -> set[str]:
-    """Those of our files: `from specbench.cli import options` imports the file, not its room."""
+    """The imported ones of these files: `from specbench.cli import options` imports the file."""
     found = imports_of(source)
     return {name if name in names else name.rpartition(".")[0] for name in found} & {*names}
 
@@ -114,42 +108,42 @@ def dotted(path: Path) -> str:
     return name.removesuffix(".__init__")
 
 
-def first_circle(imported: Mapping[str, set[str]]) -> list[str]:
-    """Files that import one another round about; none where imports only go down."""
+def first_cycle(imported: Mapping[str, set[str]]) -> list[str]:
+    """Files of the first import cycle; empty if there is none."""
     try:
         TopologicalSorter(imported).prepare()
     except CycleError as error:
-        circle: list[str] = error.args[1]
-        return circle
+        cycle: list[str] = error.args[1]
+        return cycle
     return []
 
 
 def test_imports_point_downwards():
     for path, source in FILES_OF_OURS.items():
-        room = room_of(path)
-        assert rooms_imported(source) <= MAY_IMPORT[room] | {room}, path
-        packages = {name.split(".")[0] for name in imports_of(source)}
-        assert not packages & TORCH or room in MEASURING, path
-        assert not packages & {"tools", "tests", "benchmarks"}, path  # no part of the wheel
+        package = package_of(path)
+        assert packages_imported(source) <= MAY_IMPORT[package] | {package}, path
+        names = {name.split(".")[0] for name in imports_of(source)}
+        assert not names & TORCH or package in MEASURING, path
+        assert not names & {"tools", "tests", "benchmarks"}, path  # not in the wheel
 
 
 def test_no_files_import_one_another():
     sources = {dotted(path): source for path, source in FILES_OF_OURS.items()}
     imported = {name: files_imported(source, sources) for name, source in sources.items()}
     assert len(imported) > 100
-    assert first_circle(imported) == []
+    assert first_cycle(imported) == []
 
 
-def test_a_round_knows_neither_what_calls_it_nor_that_its_kernels_are_chosen():
+def test_a_round_imports_neither_its_callers_nor_the_autotuner():
     for path, source in FILES_OF_OURS.items():
-        assert not files_imported(source, MAY_NOT_IMPORT.get(room_of(path), ())), path
+        assert not files_imported(source, MAY_NOT_IMPORT.get(package_of(path), ())), path
 
 
-def test_an_upward_import_and_a_circle_would_be_seen():
-    assert not rooms_imported("from specbench.cli.run import run") <= MAY_IMPORT["decode"]
+def test_an_upward_import_and_a_cycle_are_detected():
+    assert not packages_imported("from specbench.cli.run import run") <= MAY_IMPORT["decode"]
     assert files_imported("from specbench.cli import run", ["specbench.cli.run"])
     assert files_imported("from specbench.decode.serving import Serving", LOOP)
-    assert first_circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
+    assert first_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
 
 
 # Only these files may name methods: the table, a method's drafter and files, and the engines.
@@ -158,7 +152,7 @@ NAMES_METHODS += ("engines/transformers.py",)
 
 
 def methods_named(source: str) -> set[str]:
-    """Names of methods that are compared, matched, or listed beside one another."""
+    """Names of methods that are compared, matched, or listed with other methods."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare | ast.MatchValue):
@@ -181,7 +175,7 @@ def test_no_other_file_compares_or_lists_the_names_of_methods():
             assert methods_named(source) == set(), path
 
 
-def test_a_comparison_a_table_and_a_case_would_be_seen():
+def test_a_comparison_a_table_and_a_case_are_detected():
     assert methods_named('if method != "mtp": ...') == {"mtp"}
     assert methods_named('if method in ("ngram", given): ...') == {"ngram"}
     assert methods_named('RATES = {"mtp": 1, "eagle": 2}') == {"mtp", "eagle"}
@@ -204,15 +198,15 @@ def test_help_imports_nothing_heavy(tmp_path):
     assert not modules_after("import specbench.cli", tmp_path) & HEAVY
 
 
-def test_the_statistics_know_none_of_our_records():
+def test_the_statistics_import_no_records():
     allowed = {"__future__", "specbench", "numpy", "scipy", *sys.stdlib_module_names}
     for path in (PACKAGE / "stats").glob("*.py"):
         source = path.read_text()
-        assert rooms_imported(source) <= {"errors", "stats"}, path
+        assert packages_imported(source) <= {"errors", "stats"}, path
         assert {name.split(".")[0] for name in imports_of(source)} <= allowed, path
 
 
-def test_what_the_decoder_and_the_records_take_from_statistics_is_light(tmp_path):
+def test_the_statistics_of_the_decoder_and_the_records_import_nothing_heavy(tmp_path):
     code = "import specbench.records, specbench.stats.summaries, specbench.stats.rounds"
     assert not modules_after(code, tmp_path) & HEAVY
 
@@ -223,13 +217,13 @@ def test_evidence_is_judged_without_torch(tmp_path):
     assert not loaded & {"torch", "transformers"}
 
 
-def test_the_protocol_of_an_engine_needs_no_torch_for_an_engine_may_be_a_server(tmp_path):
+def test_the_protocol_of_an_engine_needs_no_torch(tmp_path):
     loaded = modules_after("import specbench.engines.engine", tmp_path)
     assert not loaded & {"torch", "transformers"}
 
 
 @pytest.mark.slow
-def test_the_analysing_half_works_without_torch(tmp_path):
+def test_analyzing_commands_work_without_torch(tmp_path):
     commands = (
         *(["list", what] for what in ("pairings", "workloads", "methods", "metrics", "runs")),
         ["run", "--dry-run"],

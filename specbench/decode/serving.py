@@ -1,4 +1,4 @@
-"""The loop over rounds: admit requests, advance all rows, hand rows on, until none is left.
+"""The loop over rounds: it admits requests, advances all rows, and reuses finished rows.
 
 A predicted output is verified right after the prefill of its prompt, and rounds continue from the
 first difference. Source: SPEC-RL (arXiv:2509.23232), which verifies an earlier answer to the same
@@ -39,23 +39,23 @@ class Checked(NamedTuple):
 def check_predicted_output(
     rows: Rows, row: int, sampler: Sampler, verifier: Verifier
 ) -> Checked | None:
-    """Feed a row what its drafter predicts of the output; emit what the target accepts of it.
+    """Verify the output that a row's drafter predicts, and emit what the target accepts.
 
-    The row has its first token. It takes as many forwards as bound the memory of their logits,
-    and stops at the first whose drafts were not all accepted. None if nothing was predicted.
-    Waits for the device.
+    The row has its first token. Each forward takes as many tokens as the memory for logits allows;
+    the first with a rejected token is the last. None if nothing was predicted. Waits for the
+    device.
     """
     drafter = rows.drafter
-    assert isinstance(drafter, PredictsOutput), "only such a drafter is asked"
+    assert isinstance(drafter, PredictsOutput), "the drafter predicts no output"
     state = rows.state.rows(row, 1)
     length, left = torch.cat([state.length_B, state.budget_B]).tolist()
-    at_once = min(rows.prefill_chunk, PREFILL_LOGITS // rows.target.vocab_size, FURTHEST)
+    chunk = min(rows.prefill_chunk, PREFILL_LOGITS // rows.target.vocab_size, FURTHEST)
     if rows.target.most_drafts is not None:
-        at_once = min(at_once, rows.target.most_drafts + 1)
+        chunk = min(chunk, rows.target.most_drafts + 1)
     tokens: list[int] = []
     num_drafted = num_accepted = 0
     while left > 1:  # the last token of a budget is the target's own
-        proposal = drafter.predicted_output(state, min(max(at_once - 1, 1), left - 1))
+        proposal = drafter.predicted_output(state, min(max(chunk - 1, 1), left - 1))
         drafted = 0 if proposal is None else int(proposal.num_drafted_B)
         if proposal is None or not drafted:
             break
@@ -63,7 +63,7 @@ def check_predicted_output(
         span = min(rounded_up(length + drafted + 1), rows.capacity)
         report_BR = finish_round(rows.target, drafter, state, sampler, proposal, span, verifier)
         _, accepted, emitted, left, *round_tokens = report_BR[0].tolist()
-        drafter.catch_up(state, emitted, span)  # more than a round's `propose` looks back
+        drafter.catch_up(state, emitted, span)  # more tokens than `propose` catches up on
         length += emitted
         tokens += round_tokens[:emitted]
         num_drafted += drafted
@@ -75,7 +75,7 @@ def check_predicted_output(
 
 @dataclass
 class _RequestProgress:
-    """One request under way."""
+    """The progress of one admitted request."""
 
     began: Mark
     first_token: Mark
@@ -86,23 +86,23 @@ class _RequestProgress:
     num_accepted: list[int] = field(default_factory=list)
     num_emitted: list[int] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)  # numbers of the pass's rounds
-    num_pending_tokens: int = 0  # tokens that rounds may emit whose reports are still to be read
+    num_pending_tokens: int = 0  # at most, of rounds whose reports are unread
     is_done: bool = False
     is_stopped: bool = False  # by a stop string
 
 
 class _PendingRound(NamedTuple):
-    """A round whose report is still to be read, and who was in its rows."""
+    """A launched round whose report is unread, with the requests in its rows."""
 
     launch: RoundLaunch
     k: int
     num_rows: int
-    num_caught_up: int  # tokens that the drafter saw first
+    num_caught_up: int  # earlier tokens that the drafter processed first
     requests: tuple[int, ...]
 
 
 class _FinishedRound(NamedTuple):
-    """A round that is over; seconds since the pass began."""
+    """A finished round; times are seconds since the pass began."""
 
     k: int
     num_rows: int
@@ -194,7 +194,7 @@ class Serving:
             )
 
     def _check_predicted_outputs(self, admitted: Sequence[Admission]) -> None:
-        """Let the target check predicted outputs, row after row."""
+        """Verify the predicted outputs, row after row."""
         checks: dict[int, Checked] = {}
         for row, request in admitted:
             check = check_predicted_output(self._rows, row, self._sampler, self._verifier)
@@ -242,7 +242,7 @@ class Serving:
         )
 
     def _packed(self) -> tuple[int, ...]:
-        """The requests of the first rows, gaps closed."""
+        """Close gaps between running rows; the requests of the first rows."""
         moves = self._scheduler.pack()
         running = self._scheduler.running
         for source, gap in moves:
@@ -265,17 +265,17 @@ class Serving:
             self._progress[request].num_pending_tokens += k + 1
 
     def _length_bound(self, request: int) -> int:
-        """Committed tokens of a request at most, rounds under way included."""
+        """Most tokens that a request has committed, with those of unread rounds."""
         wanted = self._requests[request]
         known = len(wanted.prompt_ids) + len(self._progress[request].output) - 1
         return min(known + self._progress[request].num_pending_tokens, wanted.num_tokens - 1)
 
     def _num_emitted_bound(self, request: int) -> int:
-        """Tokens at most that a request was given since its prefill."""
+        """Most tokens that a request was given since its prefill."""
         return self._length_bound(request) - len(self._requests[request].prompt_ids)
 
     def _process_report(self, pending: _PendingRound) -> None:
-        """Read a round's report and let go of the rows that are done."""
+        """Read a round's report and free the rows of finished requests."""
         launch = pending.launch
         ended_s = self._clock.seconds(launch.ended)
         report = launch.report_BN.tolist()
@@ -326,7 +326,7 @@ class Serving:
             self._rows.state.budget_B[row] = 0
         elif self._requests[request].conversation is not None:
             tokens = (*self._requests[request].prompt_ids, *progress.output)
-            # The last token is not in the KV, and the one before it perhaps not in the drafter's.
+            # The target's cache lacks the last token; the drafter's may also lack the one before.
             self._cached[row] = _CachedPrefix(tokens, max(len(tokens) - 2 - self._behind, 0))
 
     def _result(self, request: int) -> Result:

@@ -1,10 +1,10 @@
-"""Continues the text as it continued after the same tokens before, here or in other outputs.
+"""Drafts what followed the same tokens earlier in the text or in other outputs.
 
-What follows what is counted in a suffix tree that is cut off at a depth. A string that occurs once
-is a leaf that points into its text, and becomes a node with children only when it occurs again:
-memory grows with the texts and their repetitions, not with the depth.
+A suffix tree of limited depth counts which token follows which string. A string that occurs once is
+a leaf that points into its text, and gets children only when it occurs again: memory grows with the
+texts and their repetitions, not with the depth.
 Source: Oliaro et al. 2024, SuffixDecoding (arXiv:2411.04975).
-Shape suffixes: B rows, T tokens, K drafts, R numbers per row that are read to the host.
+Shape suffixes: B rows, T tokens, K drafts, R numbers per row that the host reads.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ from specbench.errors import UsageError
 
 
 class Node:
-    """A string that occurs in the texts; without children it continues as `text` does."""
+    """A string that occurs in the texts; without children, `text` has its continuation."""
 
     __slots__ = ("best", "children", "depth", "num_followed", "num_seen", "start", "text", "token")
 
@@ -33,17 +33,17 @@ class Node:
         self.num_seen = 1
         self.num_followed = 0  # occurrences that their text continues
         self.children: dict[int, Node] | None = None
-        self.best: Node | None = None  # the child seen most, lately of equals; None: not known
+        self.best: Node | None = None  # the child seen most, the latest of equals; None: unknown
 
     def likeliest(self) -> "Node | None":
-        """The child seen most; None if no text continues."""
+        """The child seen most; None if every occurrence ends its text."""
         if self.best is None and self.children:
             self.best = max(self.children.values(), key=lambda child: child.num_seen)
         return self.best
 
 
 class Continuation(NamedTuple):
-    """Tokens that may come next, and how many of them the counts expect to be right."""
+    """Tokens that may come next, and the number of them expected to be right."""
 
     tokens: list[int]
     score: float
@@ -56,7 +56,7 @@ class SuffixTree:
         self.max_depth = max_depth
         self.root = Node(-1, 0, None, 0)
         self.root.children = {}
-        self.version = 0  # of what whole texts were added and removed
+        self.version = 0  # raised when a whole text is added or removed
 
     def add(self, tokens: Sequence[int]) -> list[int]:
         """Count a whole text; the result identifies it in `remove`."""
@@ -66,7 +66,7 @@ class SuffixTree:
         return growth.text
 
     def remove(self, text: list[int]) -> None:
-        """Undo an `add`, in the same time."""
+        """Undo an `add`, which takes as long."""
         self.version += 1
         for start in range(len(text)):
             node = self.root
@@ -85,7 +85,7 @@ class SuffixTree:
                 node = child
 
     def after(self, node: Node, num_tokens: int, token: int) -> Node | None:
-        """Where a string of `num_tokens` that ends in `node` leads; None: it never occurred."""
+        """The node after `token` for a string of `num_tokens` that ends in `node`; None: unseen."""
         if node.children is not None:
             return node.children.get(token)
         if node.text is None:
@@ -98,8 +98,8 @@ class SuffixTree:
     ) -> Continuation:
         """The continuation with the highest score over all matches; of equals the longest match.
 
-        `ends[m]` is the node of the last m tokens, `max_tokens(m)` how many may follow them: not
-        fewer for a longer match. A draft ends before its probability falls below `min_prob`.
+        `ends[m]` is the node of the last m tokens, `max_tokens(m)` the most tokens that may follow,
+        not fewer for a longer match. A draft ends before its probability falls below `min_prob`.
         """
         best = Continuation([], 0.0)
         for num_matched in range(len(ends) - 1, 0, -1):
@@ -136,7 +136,7 @@ def _likeliest_path(node: Node, num_matched: int, limit: int, min_prob: float) -
 
 
 class Growth:
-    """A text that grows in a tree token by token, each in time of the depth at most."""
+    """A text that grows in a tree token by token; a token takes O(depth) time."""
 
     def __init__(self, tree: SuffixTree) -> None:
         self.tree = tree
@@ -159,7 +159,7 @@ class Growth:
         self.text.append(token)
         if len(ends) <= self.tree.max_depth:
             ends.append(self.tree.root)
-        # The longest string first: it has the token by the time a shorter one needs its text.
+        # The longest string first: a shorter one may need its text, which then has the token.
         for num_tokens in range(len(ends) - 2, -1, -1):
             node = self._end(num_tokens, num_before)
             if node.children is not None:
@@ -167,7 +167,7 @@ class Growth:
             ends[num_tokens + 1] = node
 
     def _end(self, num_tokens: int, length: int) -> Node:
-        """The node of the last tokens, which may have been a leaf when it was last looked at."""
+        """The node of the last tokens, which may have been a leaf when it was last read."""
         node = self._ends[num_tokens]
         while node.children is not None and node.depth < num_tokens:
             node = node.children[self.text[length - num_tokens + node.depth]]
@@ -192,7 +192,7 @@ class Growth:
 
     def _seen_again(self, leaf: Node, start: int) -> None:
         """Give a leaf the child that continues its first occurrence; at the greatest depth, keep
-        one occurrence to continue as."""
+        the text of one occurrence."""
         if leaf.depth == self.tree.max_depth:
             if leaf.text is None:
                 leaf.text, leaf.start = self.text, start
@@ -217,7 +217,7 @@ class Cursor:
 
     @property
     def ends(self) -> list[Node]:
-        """The nodes of the text's last 0, 1, 2 ... tokens, as far as they occur."""
+        """The nodes of the text's last 0, 1, 2 ... tokens, up to the longest that occurs."""
         tree, text = self._tree, self._text
         if self._version != tree.version:
             self._version, self._ends, self._num_read = tree.version, [tree.root], 0
@@ -238,7 +238,7 @@ class Cursor:
 
 @dataclass(slots=True, eq=False)
 class _RowIndex:
-    """A request's prompt and its whole text as far as it was read, in its own tree."""
+    """A request's prompt, and its text as far as it was read, in a tree."""
 
     prompt: tuple[int, ...]
     growth: Growth
@@ -260,10 +260,10 @@ class _RowIndex:
 class Suffix(Drafter):
     """Drafts from suffix trees of the text and of earlier answers.
 
-    The trees are on the host: `propose` reads what the state holds that it has not seen. Earlier
-    answers are those of the same pass to other prompts; samples of one prompt that start together
-    see each other's as they grow. The match whose continuation has the best counts is drafted, up
-    to `max_spec_factor` tokens per matched token.
+    The trees are on the host: `propose` reads the tokens that are new in the state. Earlier answers
+    are those of the same pass to other prompts; samples of one prompt that start together share a
+    tree as they grow. The match whose continuation has the best counts is drafted, up to
+    `max_spec_factor` tokens per matched token.
     """
 
     capabilities = Capabilities(needs_host=True)
@@ -291,10 +291,10 @@ class Suffix(Drafter):
         self._answers = AnswerCache(self._max_cached, self._max_depth)
         self._rows: list[_RowIndex | None] = [None] * num_rows
         self._filled: set[int] = set()  # rows whose prompt is to be read
-        self._samples: dict[int, SuffixTree] = {}  # the tree they will share, of some of those
+        self._samples: dict[int, SuffixTree] = {}  # trees that some of those rows will share
 
     def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:  # noqa: ARG002
-        """The last tokens of the answers that were given in these rows are still there."""
+        """Keep the answers of these rows' last requests, whose tokens are still in the state."""
         for i in range(state.num_rows):
             row = self._held(state, i)
             if row is not None:
@@ -303,14 +303,14 @@ class Suffix(Drafter):
             self._filled.add(state.first_row + i)
 
     def observe(self, state: State, outcome: Outcome) -> None:  # noqa: ARG002
-        """Read prompts that were just prefilled; rounds, which may be replayed, find none."""
+        """Read prompts that were just prefilled. Rounds, which may be replayed, have none."""
         for i in range(state.num_rows):
             if state.first_row + i in self._filled:
                 self._open(state, i)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:  # noqa: ARG002
-        """The source is done, or reads its text again: a tree has one text that grows."""
-        if source in self._filled:  # samples of one prompt, which each of them will read
+        """Move the source's tree, as one text grows in it: the source is done or reads again."""
+        if source in self._filled:  # samples of one prompt, which each will read
             shared = self._samples.setdefault(source, SuffixTree(self._max_depth))
             self._samples[destination] = shared
             return
@@ -373,7 +373,7 @@ class Suffix(Drafter):
         return row
 
     def _read(self, row: _RowIndex, state: State, i: int) -> None:
-        """Reads the tokens of the state's row that are new since the last read."""
+        """Read the tokens of the state's row that are new since the last read."""
         length = int(state.length_B[i])
         row.extend(state.tokens_BC[i, len(row.text) : length + 1].tolist())
 

@@ -1,5 +1,5 @@
-"""Runs an unmodified transformers model over slots: ragged rows, free rollback. Models whose
-architecture it does not support are refused.
+"""Runs an unmodified transformers model over KV slots: rows of any lengths that can be rolled back.
+Models of unsupported architectures are refused.
 
 Shape suffixes: B rows, T new tokens, V vocabulary, F features.
 """
@@ -37,55 +37,55 @@ from specbench.forward.state_layers import (
 from specbench.forward.tree import Branches
 from specbench.models.parts import cut_model
 
-# Whose code runs a forward: transformers' own, or ours with torch's operations, with its small ones
-# in Triton kernels, or compiled.
+# The code that runs a forward: transformers' own, or ours, with torch's operations or with Triton
+# kernels for the small ones.
 STOCK = "stock"
 FUSED = "fused"
 FUSED_TRITON = "fused, triton"
 
 
 class Output(NamedTuple):
-    """Logits [B, T, V] (or [B, 1, V] with `last`) and one hidden state [B, T, F] a feature."""
+    """Logits [B, T, V] (or [B, 1, V] with `last`) and one hidden state [B, T, F] per feature."""
 
     logits: Tensor
     features: tuple[Tensor, ...] = ()
 
 
 class Runner(Protocol):
-    """One model's forward over its own KV slots; the decoder and drafters see nothing else."""
+    """One model's forward over its own KV slots, as the decoder and drafters use it."""
 
-    kind: str  # whose code runs: STOCK, FUSED or FUSED_TRITON
+    kind: str  # the code that runs: STOCK, FUSED or FUSED_TRITON
     model: Any  # transformers' own, which holds the weights
     vocab_size: int
     hidden_size: int
-    num_layers: int  # the number of the feature after the final norm
-    max_position: int | None  # tokens of context the model was made for
+    num_layers: int  # also the number of the feature after the final norm
+    max_position: int | None  # tokens of context that the model supports
     device: torch.device
     dtype: torch.dtype
 
     @property
     def cache(self) -> KvCache:
-        """Another one after an `allocate` that had to grow it."""
+        """The KV cache; another object after an `allocate` that grew it."""
         ...
 
     @property
     def most_drafts(self) -> int | None:
-        """How many of a forward's tokens after the first may be taken back; None: any number.
+        """Most tokens of a forward, after its first, that can be rolled back; None: any number.
 
-        A number says that layers keep a state: they take only chains, of rows whose prompts are not
-        padded, and a row can be continued only at a position whose state was kept.
+        With a number, layers keep states: draft tokens form chains, prompts are not padded, and a
+        row continues only at a position whose state was kept.
         """
         ...
 
     def reserve(self, num_drafts: int) -> None:
-        """Let forwards of `num_drafts` drafts be taken back, from the next `allocate` on."""
+        """Keep states to roll back `num_drafts` draft tokens, from the next `allocate` on."""
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         """Allocate `num_rows` rows of at least `max_len` tokens, which must be prefilled again."""
         ...
 
     def release(self) -> None:
-        """Give the memory of all rows back."""
+        """Free the memory of all rows."""
         ...
 
     def forward(
@@ -103,21 +103,21 @@ class Runner(Protocol):
         """Feed tokens at positions, writing each to the slot of its position.
 
         Row i of the batch is row `first_row + i` of the cache; every position must be below `span`,
-        the number of slots attended to. `last_B` asks for one position's logits per row. `last_B`
-        of one entry holds for all rows. `features` names hidden states: 0 is the embedding, i the
-        output of layer i - 1, `num_layers` the last one after the final norm, `num_layers + 1` the
-        last one before it. `branches` give the slots of tokens and what they see if they form no
-        chain. `start` says that every row's tokens stand at start .. start + T - 1: no mask is
-        needed then.
+        the number of slots attended to. `last_B` has the index of each row's only token with
+        logits; a single entry applies to all rows. `features` are numbers of hidden states: 0 is
+        the embedding, i the output of layer i - 1, `num_layers` the last one after the final norm,
+        `num_layers + 1` the last one before it. `branches` has the slots of a tree's tokens and
+        what each attends to. With `start`, every row's tokens are at start .. start + T - 1, so
+        that no mask is needed.
         """
         ...
 
     def holds(self, row: int, num_tokens: int) -> bool:
-        """Whether a row can be continued after its first tokens; may wait for the device."""
+        """Whether a row can be continued after its first `num_tokens`; may wait for the device."""
         ...
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Copy what is kept of a row's first `num_tokens` tokens to another row."""
+        """Copy the cache of a row's first `num_tokens` tokens to another row."""
 
     def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
         """Copy slots of B rows from `first_row` on within their row; they may overlap."""
@@ -133,8 +133,8 @@ class Runner(Protocol):
     def first_layers(self, num_layers: int) -> "Runner":
         """The model's first layers with its final norm and head, over the same weights and slots.
 
-        What it writes for a token are the keys and values that the whole model has there. Raises
-        ModelError if they cannot run without the others.
+        It writes the same keys and values as the whole model. Raises ModelError if the layers
+        cannot run without the others.
         """
         ...
 
@@ -166,7 +166,7 @@ class StockRunner:
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self._has_states = bool(state_layers(model))
-        # Some layers take many tokens only from a text's beginning; the self-test says.
+        # False if layers take several tokens only at the start of a text; set by the self-test.
         self.continues = True
         self._cache_class = slot_cache_class(model)
         self._num_cached_layers = self.num_layers  # first layers share the slots of all
@@ -266,7 +266,7 @@ class StockRunner:
                 past_key_values=self.cache,
                 use_cache=True,
                 **self._kept(last_B),
-                # All of them: asked by number, transformers 5.17 mistakes the last one.
+                # All of them: by number, transformers 5.17 returns a wrong last one.
                 output_hidden_states=bool(features),
             )
         if features and out.hidden_states is None:
@@ -275,19 +275,19 @@ class StockRunner:
         if last_B is not None and not self._keeps_some:
             logits = logits[:, last_B]
         if last_B is not None and len(last_B) > 1:
-            # [B, B, V]: position last_B[j] of row i; the diagonal is ours
+            # [B, B, V]: position last_B[j] of row i; only the diagonal is needed
             logits = logits.diagonal(dim1=0, dim2=1).permute(1, 0)[:, None]
         states = (*(out.hidden_states or ()), *entered)
         return Output(logits, tuple(states[i] for i in features))
 
     def _kept(self, last_B: Tensor | None) -> dict[str, Any]:
-        """Which logits to compute, for models that take it; others give all (Qwen2-Audio)."""
+        """The argument that limits the logits; empty for models without it, such as Qwen2-Audio."""
         return {"logits_to_keep": 0 if last_B is None else last_B} if self._keeps_some else {}
 
     def _slots_of(
         self, positions_BT: Tensor, first_row: int, branches: Branches | None, start: int | None
     ) -> Tensor:
-        """The slot of each token's keys; states learn which tokens come."""
+        """The cache slot of each token; layers with states are pointed at these tokens."""
         states = self.cache.states
         if states is None:
             return positions_BT if branches is None else branches.slots_BT

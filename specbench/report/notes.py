@@ -127,7 +127,7 @@ def _unfinished(document: Document) -> Iterator[str]:
     run, missing = document.run, document.missing
     if not document.is_complete:
         yield (
-            "incomplete: interrupted or still running, so answers may change. To continue: "
+            "incomplete: interrupted or still running, so recommendations may change. To continue: "
             f"specbench {run.settings.command} --resume {run.run_id}"
         )
     unbudgeted = [key for key in missing if document.is_skipped_for_budget(key)]
@@ -135,7 +135,8 @@ def _unfinished(document: Document) -> Iterator[str]:
         names = ", ".join(
             dict.fromkeys(f"{key.pairing} on {key.condition.workload}" for key in lost)
         )
-        yield f"not measured, so without an answer: {len(lost)} of {len(run.cells)} cells: {names}"
+        cells = f"{len(lost)} of {len(run.cells)} cells"
+        yield f"not measured, so without a recommendation: {cells}: {names}"
     text = "not measured: the time budget went to other K of this drafter"
     yield from _key_lines((key.condition.workload, key, text) for key in unbudgeted)
 
@@ -172,7 +173,7 @@ def _resumed(document: Document) -> Iterator[str]:
             event = f"resumed {session.created_at}"
             if session.node is not None:
                 event = f"also measured on node {session.node}"
-            yield f"{event} under different conditions, which the answers mix: {changed}"
+            yield f"{event} under different conditions, which the results mix: {changed}"
 
 
 def _changes(first: Environment, later: Environment) -> Iterator[str]:

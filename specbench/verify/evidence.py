@@ -25,7 +25,10 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """Whose output was tested. `lossy` names an option that changes the distribution on purpose."""
+    """The engine and setting whose output was tested.
+
+    `lossy` names an option that changes the distribution on purpose.
+    """
 
     pairing: str  # the bare target for K = 0
     engine: str
@@ -64,8 +67,8 @@ class Divergence:
 class GreedyEvidence:
     """Greedy texts compared with the expected ones; at most one divergence per prompt, the first.
 
-    The texts of a server at K = 0 are what its others are compared with, also if they depart from
-    the target.
+    The texts of a server at K = 0 are the baseline of its other texts, even if they depart from the
+    target.
     """
 
     subject: Subject

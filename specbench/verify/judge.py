@@ -54,7 +54,7 @@ EDGE_SHARE = 0.05  # of the tokens: with more whose cut rounding decides, the te
 NUM_TESTS = 4  # of a cell's tokens; `joint` is only for small vocabularies
 MOST_TOKENS, _STEP = 10**8, 1024
 WITHOUT_SPECULATION = (
-    "speculation has no part in it: the server's model, dtype or quantization is another than the "
+    "speculation is not the cause: the server's model, dtype or quantization differs from the "
     "target's here, or it samples with other settings (top-k, penalties, "
     "generation_config.json)"
 )
@@ -68,8 +68,8 @@ _OF_TARGET = {
     "joint": "whole texts do not occur as often as they should",
 }
 _OF_BASELINE = {
-    "rarity": "likely and unlikely tokens do not come as often as in its answers at K = 0",
-    "frequency": "some tokens come more often than in its answers at K = 0",
+    "rarity": "likely and unlikely tokens do not occur as often as in its answers at K = 0",
+    "frequency": "some tokens occur more often than in its answers at K = 0",
 }
 
 

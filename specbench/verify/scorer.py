@@ -1,4 +1,4 @@
-"""Scores finished texts by the target's logits, whatever decoded them: evidence for the judge.
+"""Scores finished texts of any engine by the target's logits: evidence for the judge.
 
 Shape suffixes: N tokens, V vocabulary.
 """

@@ -1,8 +1,8 @@
 """vLLM: `vllm serve MODEL --speculative-config JSON`, or its module with its environment's Python.
 
 Facts: vllm/entrypoints/ and vllm/v1/metrics/ of 0.32; vllm/config/speculative.py of 0.30 to 0.33.
-Counts per request came with 0.29. Drafts are chains; medusa went with 0.33. What it does not take
-of a head: models/llama_eagle.py, llama_eagle3.py and medusa.py of 0.32.
+Counts per request exist since 0.29, medusa until 0.32. Drafts are chains. Parts of a head that it
+ignores: models/llama_eagle.py, llama_eagle3.py and medusa.py of 0.32.
 """
 
 import json
@@ -77,22 +77,22 @@ LOG = LogFormat(
     known={
         ARGPARSE: ARGUMENTS,
         r"is less than desired \w+ memory utilization": (
-            "end what else takes memory, or take a smaller share of it: --engine-args "
+            "stop other programs that use memory, or use a smaller share: --engine-args "
             "'--gpu-memory-utilization 0.5'"
         ),
         r"no available memory for the cache|larger than the available KV cache memory": (
-            "take a larger share of memory or a shorter context: --engine-args "
+            "use a larger share of memory or a shorter context: --engine-args "
             "'--gpu-memory-utilization 0.95 --max-model-len 4096'"
         ),
         r"is greater than the derived max_model_len": (
-            "leave --max-model-len out of --engine-args, or take at most the model's own length"
+            "remove --max-model-len from --engine-args, or use at most the model's own length"
         ),
         r"cannot find any model weights": DOWNLOAD,
         r"died unexpectedly \(exit code: -9\)": MEMORY,
     },
 )
 
-_DEFAULT_AT_ONCE = 128  # concurrent requests that it takes unasked, on any device
+_DEFAULT_CONCURRENCY = 128  # most concurrent requests by default, on any device
 _SETTINGS = ("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization")
 _QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
@@ -101,13 +101,13 @@ def launch(start: StartOptions) -> StartCommand:
     """`exported` is `vllm serve MODEL ...`."""
     command, num_program = list(start.exported), len(("vllm", "serve"))
     if start.python is not None:
-        # Not every build has the command; its module says at each start that it is deprecated.
+        # Not every build has the command; its module logs at each start that it is deprecated.
         module = ["-W", "ignore::DeprecationWarning", "-m", "vllm.entrypoints.openai.api_server"]
         command = [str(start.python), *module, "--model", *command[num_program:]]
         num_program = len((start.python, *module))
     command += ["--host", start.host, "--port", str(start.port), "--seed", str(start.seed)]
     command += [f"--{'' if start.keeps_prefixes else 'no-'}enable-prefix-caching"]
-    if start.most_at_once > _DEFAULT_AT_ONCE:
+    if start.most_at_once > _DEFAULT_CONCURRENCY:
         command += ["--max-num-seqs", str(start.most_at_once)]
     if SPECULATION in command:  # the flag is refused without it
         command += ["--per-request-spec-decode-metrics", "detailed"]
@@ -116,10 +116,10 @@ def launch(start: StartOptions) -> StartCommand:
 
 
 async def facts(client: "Client") -> ServerFacts:
-    """K is the number of drafted positions that it counts."""
+    """K is the number of draft positions among its counters."""
     card = await client.model_card()
     counters, page = await client.counter_page(COUNTERS.path, [COUNTERS])
-    caches = labels_of(page, "vllm:cache_config_info")  # one of each data-parallel rank
+    caches = labels_of(page, "vllm:cache_config_info")  # one per data-parallel rank
     cache = caches[0] if caches else {}
     settings = {name: cache[name] for name in _SETTINGS if name in cache}
     reuses = cache.get("enable_prefix_caching", "")
@@ -135,7 +135,7 @@ async def facts(client: "Client") -> ServerFacts:
 
 
 def _kv_tokens(cache: dict[str, str]) -> int:
-    """Older releases report only blocks."""
+    """The capacity of a KV cache in tokens; older releases report only its blocks."""
     size = count_of(cache.get("kv_cache_size_tokens"))
     if size is not None:
         return size
@@ -144,10 +144,10 @@ def _kv_tokens(cache: dict[str, str]) -> int:
 
 
 async def answer(client: "Client", model: str, request: Request) -> Streamed:
-    """Streamed with token ids; a salt keeps a running server's prefix cache out of it.
+    """Stream the response with token ids; a salt avoids a running server's prefix cache.
 
-    Its default for `tools` needs a parser of tool calls, which none does not: the prompt has the
-    tools, and the answer is text.
+    vLLM's default for `tools` needs a parser of tool calls. With "none" the prompt has the tools,
+    and the response is text.
     """
     body = {
         **({"tool_choice": "none"} if request.tools else {}),
@@ -169,7 +169,7 @@ class _SpecDecodeMetrics(Payload):
 
 
 def counts(answer: Streamed, k: int) -> RequestCounts | None:
-    """A server that was started with "detailed" reports every round, with "summary" sums."""
+    """The counts of one response: every round with the server's "detailed", sums with "summary"."""
     metrics = (answer.metrics or {}).get("speculative_decoding")
     if not metrics or not k:
         return None
@@ -206,7 +206,7 @@ class _VllmMethod(NamedTuple):
     name: str
     settings: tuple[tuple[str, str], ...] = ()
     is_parallel: bool = False
-    lost: Callable[[ModelFiles], Iterator[str]] | None = None  # of a head on this machine
+    lost: Callable[[ModelFiles], Iterator[str]] | None = None  # parts of a head that it ignores
     until: Release | None = None  # the first release without it
 
 
@@ -308,9 +308,9 @@ def _of_eagle(files: ModelFiles) -> Iterator[str]:
         return
     if files.config.get("bias"):
         yield (
-            f'{head.source}/config.json has "bias": true, which vLLM takes for biases of the '
-            "attention: those it leaves to chance, fc.bias it drops, and next to nothing is "
-            f'accepted. With "bias": false in a copy only fc.bias is lost; {_NO_BIAS}'
+            f'{head.source}/config.json has "bias": true, which vLLM reads as biases of the '
+            "attention: it leaves those uninitialized and drops fc.bias, so that it accepts almost "
+            f'no draft. With "bias": false in a copy only fc.bias is lost; {_NO_BIAS}'
         )
     else:
         yield f"fc.bias of {head.source}: vLLM drops it, and accepts fewer drafts; {_NO_BIAS}"
@@ -328,8 +328,8 @@ def _of_medusa(files: ModelFiles) -> Iterator[str]:
     if lacking:
         fields = ", ".join(f'"{name}": {json.dumps(value)}' for name, value in lacking.items())
         yield (
-            f"{files.spec.source}/config.json lacks what vLLM reads there, and without it takes "
-            f"sizes of another model or drops tensors: add {fields}"
+            f"{files.spec.source}/config.json lacks fields of vLLM, which then assumes sizes of "
+            f"another model or drops tensors: add {fields}"
         )
 
 
@@ -340,7 +340,7 @@ def _has_field(files: ModelFiles, name: str, value: object) -> bool:
 def _without_class(files: ModelFiles) -> Iterator[str]:
     if not files.architecture:
         yield (
-            f"{files.spec.source}/config.json names no class, which vLLM asks for: add "
+            f"{files.spec.source}/config.json names no class, which vLLM needs: add "
             '"architectures": ["LlamaForCausalLM"] to it'
         )
 
