@@ -150,6 +150,9 @@ BROKEN_WORKLOADS = [
     _lines("tools that are text", 1, "tools: a list", '{"prompt": "a", "tools": "t"}\n'),
     _lines("tools in a list", 1, "a list of objects", '{"prompt": "a", "tools": ["t"]}\n'),
     _lines("template_args", 1, "an object is needed", '{"prompt": "a", "template_args": [1]}\n'),
+    _lines(
+        "a replay of questions", 1, "recorded answers", '{"turns": ["a", "b"], "replay": true}\n'
+    ),
     _lines("a prediction", 1, "list of at least one item is", '{"prompt": "a", "prediction": 1}\n'),
     _lines("an empty prediction", 1, "is empty", '{"prompt": "a", "prediction": " "}\n'),
     _lines(

@@ -218,6 +218,13 @@ def text(value: Any, name: str, refuse: Refuse) -> str:
     return value
 
 
+def flag(value: Any, name: str, refuse: Refuse) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        refuse(f"{name}: true or false is needed, not {kind(value)}")
+    return value
+
+
 def items(value: Any, name: str, refuse: Refuse) -> list[Any]:
     """A list of at least one item."""
     if not isinstance(value, list) or not value:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from specbench.inputs.prompt_rows import Refuse, filled, items, kind, mapping, text
+from specbench.inputs.prompt_rows import Refuse, filled, flag, items, mapping, text
 from specbench.records import RequestSettings
 
 SETTINGS = tuple(field.name for field in fields(RequestSettings))
@@ -37,7 +37,7 @@ def read_settings(
     """Settings of those names, checked; `refuse` raises the error. A row's win over `defaults`."""
     values = {**defaults, **given}
     readers: dict[str, Callable[[Any, str, Refuse], Any]]
-    readers = {"stop": _stop, "response_format": _response_format, "thinking": _flag}
+    readers = {"stop": _stop, "response_format": _response_format, "thinking": flag}
     readers |= {"reasoning_effort": filled, "tool_choice": _tool_choice, "extra_body": _extra_body}
     return RequestSettings(**{name: readers[name](values[name], name, refuse) for name in values})
 
@@ -47,12 +47,6 @@ def _stop(value: Any, name: str, refuse: Refuse) -> tuple[str, ...]:
     if not all(text(string, name, refuse) for string in strings):
         refuse(f"{name}: is empty")
     return tuple(strings)
-
-
-def _flag(value: Any, name: str, refuse: Refuse) -> bool:
-    if not isinstance(value, bool):
-        refuse(f"{name}: true or false is needed, not {kind(value)}")
-    return value
 
 
 def _response_format(value: Any, name: str, refuse: Refuse) -> Mapping[str, Any] | None:

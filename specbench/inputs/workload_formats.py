@@ -6,12 +6,12 @@
     {"prompt": "..."}                                      HumanEval and plain lists
 
 KNOWN_SETS has the others. In addition: id (or question_id), category, tools, template_args,
-prediction, and the settings that request_settings.py reads. A prediction is a text that the first
-answer may resemble, or a list of such texts or nulls, one per turn; the method `previous_turn`
-drafts from it.
+prediction, replay, and the settings that request_settings.py reads. A prediction is a text that
+the first answer may resemble, or a list of such texts or nulls, one per turn; the method
+`previous_turn` drafts from it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
@@ -19,6 +19,7 @@ from specbench.inputs.prompt_rows import (
     Refuse,
     Row,
     filled,
+    flag,
     items,
     kind,
     mapping,
@@ -39,6 +40,7 @@ from specbench.settings.words import nearest
 OWN_FORMS = ("messages", "conversations", "turns", "prompt")
 OWN_KEYS = (
     *("id", "question_id", "category", "system", "tools", "template_args", "prediction"),
+    "replay",
     *SETTINGS,
     *OWN_FORMS,
 )
@@ -124,6 +126,10 @@ def read_prompt(
     entry = body
     refuse = _skip if known.may_skip and not strict else row.fail
     turns = _turns(entry, known, row, refuse)
+    if strict and "replay" in entry:
+        flag(entry["replay"], "replay", row.fail)
+    if entry.get("replay") is True:
+        turns = tuple(_replayed(turns, row.fail))
     id_ = _id(entry, known, row)
     if id_ in taken:
         refuse(f"a repeated id; {id_!r} is already on line {taken[id_]}")
@@ -239,6 +245,19 @@ def _questions(entry: Mapping[str, Any], known: KnownSet, refuse: Refuse) -> lis
     if any(message.role != "user" for message in messages[is_led:]):
         return [messages]
     return [messages[: is_led + 1], *((message,) for message in messages[is_led + 1 :])]
+
+
+def _replayed(turns: tuple[_Messages, ...], refuse: Refuse) -> Iterator[_Messages]:
+    """A turn per recorded answer of a history; each later turn begins with the answer before it."""
+    if len(turns) > 1:
+        refuse("replay: messages or conversations are needed, which have recorded answers")
+    turn: list[Message] = []
+    for message in turns[0]:
+        if message.role == "assistant" and turn and turn[-1].role in ("user", "tool"):
+            yield tuple(turn)
+            turn = []
+        turn.append(message)
+    yield tuple(turn)
 
 
 def _question(content: str) -> _Messages:

@@ -211,3 +211,17 @@ def test_a_served_request_has_the_settings_of_its_prompt(tmp_path: Path) -> None
     request = request_of(plan, cell, prompt, 1, repeat=0, seed=1)
     assert request.settings == prompt.settings
     assert request.messages[1] == Message(role="assistant", content="")
+
+
+def test_a_replayed_turn_follows_the_recorded_text_in_every_engine(tmp_path: Path) -> None:
+    roles = ("user", "assistant", "user")
+    messages = [{"role": r, "content": c} for r, c in zip(roles, "ARB", strict=True)]
+    row = {"messages": messages, "replay": True}
+    engine = FakeEngine(FakeClock())
+    measure(plan_of(tmp_path, row), engine, tmp_path)
+    asked = {call.text for call in engine.calls if call.request.prompt_id}
+    assert asked == {"user: A\n", "user: A\nassistant: R\nuser: B\n"}
+    plan = plan_of(tmp_path, row, engines=("vllm",), **STARTED)
+    (prompt,) = plan.workloads[0].prompts
+    request = request_of(plan, served_cells(plan, "vllm")[0], prompt, 1, repeat=0, seed=1)
+    assert [message.content for message in request.messages] == ["A", "R", "B"]

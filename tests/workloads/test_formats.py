@@ -103,6 +103,40 @@ def test_a_prediction_is_of_the_first_turn_or_one_a_turn(
     assert prompt.predictions == predictions
 
 
+def test_a_replayed_history_has_a_turn_for_every_recorded_answer(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
+    messages = [
+        {"role": "system", "content": "S"},
+        {"role": "assistant", "content": "greeting"},
+        {"role": "user", "content": "A"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "3"},
+        {"role": "assistant", "content": "B1"},
+        {"role": "assistant", "content": "B2"},
+        {"role": "user", "content": "C"},
+        {"role": "assistant", "content": "the target's own"},
+    ]
+    whole, replayed = read(tmp_path, {"messages": messages}, {"messages": messages, "replay": True})
+    assert len(whole.turns) == 1
+    assert roles_and_texts(replayed) == [
+        [("system", "S"), ("assistant", "greeting"), ("user", "A")],
+        [("assistant", ""), ("tool", "3")],
+        [("assistant", "B1"), ("assistant", "B2"), ("user", "C")],
+    ]
+    assert replayed.turns[1][0].extra == {"tool_calls": [call]}
+    own = [Message(role="assistant", content="own")] * 2
+    assert replayed.history(2, own) == whole.turns[0]
+    assert replayed.history(1, own[:1]) == whole.turns[0][:5]
+    (asked,) = read(tmp_path, {"turns": ["A"]})
+    assert asked.history(0, ()) == asked.turns[0]
+
+
+def test_a_later_question_follows_the_models_own_answer(tmp_path: Path) -> None:
+    (prompt,) = read(tmp_path, {"turns": ["A", "B"]})
+    own = Message(role="assistant", content="own")
+    assert prompt.history(1, [own]) == (*prompt.turns[0], own, *prompt.turns[1])
+
+
 def test_ids_come_from_the_file_else_from_the_line(tmp_path: Path) -> None:
     prompts = read(
         tmp_path, {"id": "a", "prompt": "A"}, {"question_id": 81, "turns": ["B"]}, {"prompt": "C"}
