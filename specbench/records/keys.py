@@ -102,7 +102,10 @@ AXES: Mapping[str, Axis] = {
         "draft.drafter", "name of the drafter; `none` at K = 0", allowed_by=("drafter",)
     ),
     "workload": Axis(
-        "condition.workload", "name of the workload", in_id="{key.condition.workload}"
+        "condition.workload",
+        "name of the workload",
+        in_id="{key.condition.workload}",
+        words="{at.workload_label}",
     ),
     "engine": Axis(
         "condition.engine",
@@ -369,6 +372,8 @@ class Condition:
         varying = {name for name in names if len({getattr(c, name) for c in among}) > 1}
         if "concurrency" in varying:
             varying.discard("request_rate")  # the words for concurrency contain it
+        if "workload" in (*varying, also):
+            varying.discard("request_settings")  # and those for the workload these
         return tuple(AXES[name].in_words(self) for name in names if name in varying | {also})
 
 

@@ -22,6 +22,19 @@ def refused(baseline, candidate, *, absolute_times: bool = False) -> str:
     return str(error.value)
 
 
+def test_runs_with_other_request_settings_are_compared_if_that_is_allowed():
+    """A workload with and without them, and a workload with two kinds of them."""
+    plain, formatted = (
+        side(cell(FIGURES, key(request_settings=s))) for s in (None, "response_format")
+    )
+    assert "request-settings" in refused(plain, formatted)
+    (pair,) = pair_up(plain, formatted, ["request-settings"]).pairs
+    assert pair.candidate.key.condition.request_settings == "response_format"
+    one, other = (side(cell(FIGURES), request_settings={"code": h * 64}) for h in "ef")
+    assert "\n  request-settings: " in refused(one, other)
+    assert pair_up(one, other, ["request-settings"]).pairs
+
+
 @pytest.mark.parametrize(
     ("changed", "word"),
     [

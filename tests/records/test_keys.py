@@ -53,6 +53,17 @@ def test_every_axis_is_in_the_id_and_is_read_back_from_a_file() -> None:
     assert len(ids) == len(OTHERS)
 
 
+def test_a_workload_is_named_with_its_request_settings() -> None:
+    plain, other = KEY.condition, cell_key(workload="json").condition
+    thinking = cell_key(request_settings="thinking on").condition
+    assert thinking.brief == "code (thinking on)"
+    assert thinking.distinct_parts([thinking, other], also="workload") == ("code (thinking on)",)
+    assert thinking.distinct_parts([thinking, plain]) == ("with thinking on",)
+    assert plain.distinct_parts([thinking, plain]) == ("without request settings",)
+    assert thinking.without("workload") == plain.without("workload")
+    assert thinking.label == plain.label
+
+
 def test_every_field_of_a_part_is_an_axis_of_its_name() -> None:
     paths = {axis.path: name for name, axis in AXES.items()}
     for part, place in ((Condition, "condition"), (DraftConfig, "draft")):

@@ -116,7 +116,7 @@ def _part_names(cells: Sequence[CellSummary]) -> list[Label]:
 
 def _panel_title(section: Section) -> str:
     step = scalar(section.baseline.metrics.get("round_s")) if section.baseline else None
-    name = section.condition.workload
+    name = section.condition.workload_label
     return name if step is None else f"{name} (step: {measured(step, 's')})"
 
 

@@ -30,7 +30,7 @@ def acceptance_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]
     cells = [cell for section in drawn for cell in section.deepest]
     last = max(2, *(cell.key.draft.k for cell in cells))
     panels = Panels(
-        [section.condition.workload for section in drawn],
+        [section.condition.workload_label for section in drawn],
         [drafter_of(c.key.source) for c in cells],
     )
     for ax, section in zip(panels.axes, drawn, strict=True):
@@ -100,7 +100,7 @@ def memory_pareto_charts(
         if not drawn:
             continue
         names = [_cost_name(name, cell) for s in drawn for name, (cell, _) in _costed(s).items()]
-        panels = Panels([section.condition.workload for section in drawn], names)
+        panels = Panels([section.condition.workload_label for section in drawn], names)
         largest = max(cost for s in drawn for _, cost in _costed(s).values())
         unit, scale = ("GiB", 2**30) if largest >= 2**30 else ("MiB", 2**20)
         for ax, section in zip(panels.axes, drawn, strict=True):

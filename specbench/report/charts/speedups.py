@@ -48,7 +48,7 @@ def speedup_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -
     if not drawn:
         return None
     names = [drafter_of(label) for section in drawn for label in section.series]
-    panels = Panels([section.condition.workload for section in drawn], names)
+    panels = Panels([section.condition.workload_label for section in drawn], names)
     for ax, section in zip(panels.axes, drawn, strict=True):
         panels.reference_line(ax)
         for i, label in enumerate(section.series):
@@ -253,7 +253,7 @@ def forecast_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) 
         return None
     checked = [check for section in drawn for check in section.forecasts]
     names = [_forecast_name(check) for check in checked]
-    panels = Panels([section.condition.workload for section in drawn], names)
+    panels = Panels([section.condition.workload_label for section in drawn], names)
     for ax, section in zip(panels.axes, drawn, strict=True):
         panels.reference_line(ax)
         for check in section.forecasts:
@@ -391,7 +391,7 @@ def prompts_chart(
         return None
     decisions = [decision for section in drawn for decision in rows[section.title]]
     panels = Panels(
-        [section.condition.workload for section in drawn], [*map(_prompts_name, decisions)]
+        [section.condition.workload_label for section in drawn], [*map(_prompts_name, decisions)]
     )
     for ax, section in zip(panels.axes, drawn, strict=True):
         ax.axvline(1.0, color=INK, alpha=0.6, linewidth=0.8, linestyle=(0, (4, 3)))
