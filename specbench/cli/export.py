@@ -13,7 +13,7 @@ from specbench.cli.adhoc_pairing import known_pairings
 from specbench.errors import CompatibilityError, ExitCode, StoreError, UsageError
 from specbench.settings import BUILTIN, EXPORTED, TRANSFORMERS
 from specbench.settings.groups import PairingsFile
-from specbench.settings.words import MAX_CONCURRENCY, MAX_K, one_of
+from specbench.settings.words import MAX_CONCURRENCY, MAX_K, one_of, parse_contexts
 from specbench.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -103,6 +103,15 @@ _Temperature = Annotated[
     float | None,
     typer.Option(min=0, max=100, help="Only this temperature.", show_default="lowest measured"),
 ]
+_Context = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt-tokens",
+        help="Only prompts lengthened to this many tokens, such as 4k.",
+        show_default="shortest measured",
+        metavar="N",
+    ),
+]
 _File = Annotated[
     Path | None,
     typer.Option(
@@ -123,6 +132,7 @@ def export(
     workload: _Workload = None,
     concurrency: _Rows = None,
     temperature: _Temperature = None,
+    prompt_tokens: _Context = None,
     output: _File = None,
     runs: _Runs = Path("reports"),
     as_json: options.AsJson = False,
@@ -139,7 +149,7 @@ def export(
     chosen = known_pairings([pairing], pairings_file, runs).select([pairing])
     if len({p.target.name for p in chosen}) != 1:
         raise UsageError(f"{pairing!r} is of several targets; name one pairing: {chosen[0].name}")
-    selection = Selection(workload, temperature, concurrency, engine)
+    selection = Selection(workload, temperature, concurrency, engine, _context(prompt_tokens))
     if (thinking is not None) != (file_format == "golden"):
         raise UsageError("--format golden needs --thinking on or --thinking off, no other does")
     if file_format is not None:
@@ -164,7 +174,11 @@ def export(
             raise UsageError(
                 "-k and --run exclude each other: set K by hand, or take it from a run"
             )
-        unused = {"-w": workload, "--concurrency": concurrency}
+        unused = {
+            "-w": workload,
+            "--concurrency": concurrency,
+            "--prompt-tokens": prompt_tokens,
+        }
         for option, value in unused.items():
             if value is not None:
                 raise UsageError(
@@ -248,6 +262,16 @@ def _require_real(run: "RunRecord") -> None:
             f"run {run.run_id} simulated acceptance or weights, so it cannot say which K to serve "
             "or how much is accepted; measure the real models, or set K by hand: -k 4"
         )
+
+
+def _context(text: str | None) -> int | None:
+    """The value of --prompt-tokens; UsageError for several."""
+    if text is None:
+        return None
+    first, *rest = parse_contexts(text)
+    if rest:
+        raise UsageError(f"--prompt-tokens {text!r}: one length is allowed; export each of them")
+    return first
 
 
 def _tell_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:

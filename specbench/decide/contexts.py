@@ -23,6 +23,16 @@ class ContextDecisions:
         return self.decisions[0].condition.without("context")
 
     @property
+    def question(self) -> tuple[Condition, tuple[str, str, str | None]]:
+        """The setting without the context, and the draft configuration without its length."""
+        return self.condition, self.decisions[0].leader.draft.way
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the answer depends on the context."""
+        return len(set(map(_answer, self.decisions))) > 1
+
+    @property
     def text(self) -> str:
         """`K=6 up to 8,192 tokens; undecided at 16,384; do not speculate from 32,768`."""
         answers = [(_answer(d), d.condition.context or 0) for d in self.decisions]

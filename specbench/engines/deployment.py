@@ -48,6 +48,7 @@ class Deployment:
     tiers: tuple[Tier, ...]  # by rows, rising; never empty
     temperature: float = 0.0
     dtype: str | None = None  # as it was measured; None: the checkpoint's
+    context: int | None = None  # tokens of the prompts that K is for, if others need another K
     basis: tuple[str, ...] = ()  # the origin of K, in sentences
     measured_with: str | None = None  # the engine; None: K was set by hand
     is_undecided: bool = False  # K = 0 for lack of evidence, not because drafts do not help
@@ -203,6 +204,16 @@ class Deployment:
         ]
 
     @property
+    def contexts_lost(self) -> list[str]:
+        """A note on K by context, for which no engine has an option."""
+        if self.context is None:
+            return []
+        return [
+            f"K by context: this engine has no limit by context length; the K of {self.context:,} "
+            "tokens is used for all, and --prompt-tokens N uses that of N tokens"
+        ]
+
+    @property
     def tree_lost(self) -> list[str]:
         """A note on a tree that becomes a chain."""
         if not self.tree:
@@ -265,7 +276,11 @@ def exported(
         command=tuple(command),
         config=config,
         acceptance_rule=deployment.acceptance_rule if deployment.k else None,
-        not_expressed=(*lost, *(_unknown(deployment, hybrids) if deployment.k else ())),
+        not_expressed=(
+            *lost,
+            *deployment.contexts_lost,
+            *(_unknown(deployment, hybrids) if deployment.k else ()),
+        ),
         basis=deployment.basis,
     )
 

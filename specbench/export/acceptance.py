@@ -62,6 +62,7 @@ def measured_acceptance(
         and at.workload in (None, condition.workload)
         and at.temperature in (None, condition.temperature)
         and at.concurrency in (None, condition.concurrency)
+        and at.context in (None, condition.context)
         and at.engine in (None, condition.engine)
         and number_of(cell.metrics, "mean_acceptance_length") is not None
     ]

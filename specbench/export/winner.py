@@ -6,6 +6,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import NamedTuple
 
+from specbench.decide.contexts import by_context
 from specbench.decide.objective import (
     find_shared_k,
     left_out_in_words,
@@ -44,6 +45,7 @@ class Selection(NamedTuple):
     temperature: float | None = None
     concurrency: int | None = None
     engine: str | None = None  # the engine to export to, whose own decisions are preferred
+    context: int | None = None  # tokens of the prompts
 
 
 def winner(
@@ -56,7 +58,7 @@ def winner(
 
     K is that of the decision, or for several workloads the K with the least worst regret. The
     decisions are of one engine, the one to export to or else the built-in one, and by default of
-    the lowest temperature and of unchanged prompts. Raises UsageError without a decision.
+    the lowest temperature and of the shortest prompts. Raises UsageError without a decision.
     """
     decisions = tuple(decisions)
     by_name = {pairing.name: pairing for pairing in pairings}
@@ -84,6 +86,9 @@ def winner(
         rest = ", ".join(f"{t:g}" for t in sorted(temperatures - {condition.temperature}))
         here = f"at temperature {condition.temperature:g}"
         basis = (f"{here}; also measured at {rest}: choose with --temperature", *basis)
+    settings = {(d.condition.without("context"), d.leader.draft.way) for d in chosen}
+    lengths = [entry for entry in by_context(decisions, ()) if entry.question in settings]
+    basis += tuple(f"{e.condition.workload}, by context: {e.text}" for e in lengths)
     tiers = _merged([tier or Tier(concurrency, 0) for concurrency, tier, _ in by_concurrency])
     # Engines name the limit of several tiers themselves.
     if selection.concurrency is None and len(tiers) == 1 and tiers[0].num_speculative_tokens:
@@ -95,6 +100,7 @@ def winner(
         tiers=tiers,
         temperature=condition.temperature,
         dtype=condition.dtype,
+        context=condition.context if any(entry.is_split for entry in lengths) else None,
         basis=basis,
         measured_with=condition.engine,
         is_undecided=not any(tier.num_speculative_tokens for tier in tiers)
@@ -119,6 +125,8 @@ def _select(decisions: list[Decision], selection: Selection) -> list[Decision]:
         left = [d for d in left if d.condition.temperature == selection.temperature]
     if selection.concurrency is not None:
         left = [d for d in left if d.condition.concurrency == selection.concurrency]
+    if selection.context is not None:
+        left = [d for d in left if d.condition.context == selection.context]
     if not left:
         return []
     left = [d for d in left if d.condition.engine == selection.engine] or left
@@ -206,6 +214,7 @@ def _in_words(selection: Selection) -> str:
         f"on {selection.workload}" if selection.workload else "",
         f"at temperature {selection.temperature:g}" if selection.temperature is not None else "",
         f"with {selection.concurrency} concurrent requests" if selection.concurrency else "",
+        f"with prompts of {selection.context:,} tokens" if selection.context else "",
     ]
     return "".join(f" {part}" for part in parts if part)
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 
 from specbench.decide.recommend import choose, decide
-from specbench.engines.deployment import Tier
+from specbench.engines.deployment import Tier, find_exporter
 from specbench.errors import UsageError
 from specbench.export.winner import Selection, winner
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import DrafterSpec, Pairing, Target
 from specbench.records import CellSummary, Interval
+from specbench.settings import EXPORTED
 from tests.cell_keys import with_axes
 
 TARGET = Target(name="demo", model=ModelSpec(source="org/big"), drafters=())
@@ -153,6 +154,25 @@ def test_other_temperatures_of_the_run_are_named(measured):
     assert re.match(r".*temperature 0; .*0\.7, 1: choose", found(parts).basis[0])
     for asked, some in ((Selection(temperature=1.0), parts), (Selection(), parts[:1])):
         assert not any("choose with --temperature" in text for text in found(some, asked).basis)
+
+
+def test_k_of_the_shortest_prompts_is_exported_with_a_note_on_the_others(measured):
+    parts = [measured({4: speedup}, context=n) for n, speedup in ((4096, 0.7), (512, 1.6))]
+    made = found(parts)
+    assert (made.k, made.context) == (4, 512)
+    assert "code, by context: K=4 up to 512 tokens; do not speculate from 4,096" in made.basis
+    assert found(parts, Selection(context=4096)).k == 0
+    for engine in EXPORTED:
+        lost = find_exporter(engine).export(made, None, "config").not_expressed
+        assert [line for line in lost if line.startswith("K by context")], engine
+    with pytest.raises(UsageError, match="prompts of 100 tokens"):
+        found(parts, Selection(context=100))
+
+
+def test_a_k_for_every_length_has_no_such_note(measured):
+    made = found([measured({4: 1.6}, context=n) for n in (512, 4096)])
+    assert (made.k, made.context, made.contexts_lost) == (4, None, [])
+    assert "code, by context: K=4 from 512 to 4,096 tokens" in made.basis
 
 
 def test_an_adaptive_winner_is_served_with_the_best_fixed_k(measured, summarized):

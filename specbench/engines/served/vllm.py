@@ -2,7 +2,9 @@
 
 Facts: vllm/entrypoints/ and vllm/v1/metrics/ of 0.32; vllm/config/speculative.py of 0.30 to 0.33.
 Counts per request exist since 0.29, medusa until 0.32. Drafts are chains. Parts of a head that it
-ignores: models/llama_eagle.py, llama_eagle3.py and medusa.py of 0.32.
+ignores: models/llama_eagle.py, llama_eagle3.py and medusa.py of 0.32. The max_model_len of a
+speculative config is not a limit by context: the default runner since 0.29 does not read it
+(v1/worker/gpu/spec_decode/speculator.py; issue 52258).
 """
 
 import json
