@@ -9,7 +9,7 @@ from benchmarks.gpu_suite.claims import all_of, claim
 from benchmarks.gpu_suite.decoders import GRAPHS, GREEDY, Pair, medium_pair
 from benchmarks.gpu_suite.machine import NO_GPU, Json, Machine, absent
 from specbench.decode.clock import Clock
-from specbench.decode.cuda_graphs import Graphs
+from specbench.decode.cuda_graphs import CudaGraphs
 from specbench.decode.decoder import Decoder, MakeLauncher
 from specbench.decode.graphs import Launchers
 from specbench.decode.launcher import GraphKind, Launcher, RoundLaunch
@@ -46,7 +46,7 @@ def captures(machine: Machine) -> Json:
     return captured(pair, launchers, launchers.graphs)
 
 
-def captured(pair: Pair, launchers: MakeLauncher, graphs: Graphs) -> Json:
+def captured(pair: Pair, launchers: MakeLauncher, graphs: CudaGraphs) -> Json:
     """The same of launchers that capture with `graphs`."""
     decoder = pair.decoder(make_launcher=launchers)
     most = pair.machine.pick(600, 100)
@@ -218,7 +218,7 @@ def _sees_a_wait(machine: Machine) -> bool:
 
 
 def _bucket(
-    pair: Pair, decoder: Decoder, graphs: Graphs, rows: int, k: int, context: int
+    pair: Pair, decoder: Decoder, graphs: CudaGraphs, rows: int, k: int, context: int
 ) -> Bucket:
     num_captures, capture_s = graphs.num_captures, graphs.capture_s
     requests = pair.requests(rows, prompt=context, new_tokens=24)

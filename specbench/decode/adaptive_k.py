@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from specbench.decode.decoder import Decoder
-from specbench.decode.policy import FixedK
+from specbench.decode.policy import FixedK, ObservedRound
 from specbench.decode.sampling import Sampler
 from specbench.records import Request
 from specbench.stats.rounds import amortised_goodput, expected_tokens_by_k, goodput
@@ -257,29 +257,20 @@ class Controller:
                 self._end_probe()
         return self._k
 
-    def observe(
-        self,
-        *,
-        k: int,
-        num_rows: int,
-        num_accepted: Sequence[int],
-        num_emitted: Sequence[int],
-        num_caught_up: int,
-        seconds: float,
-    ) -> None:
-        """Take the outcome of a round, with one entry per live row.
+    def observe(self, ended: ObservedRound) -> None:
+        """Take the outcome of a round.
 
         The seconds of a round that also caught up are left out, since they are not those of K.
         """
-        if not num_caught_up:
-            self._costs.observe(num_rows, k, seconds)
-        if k == 0:
-            self._behind += max(num_emitted)
-            self._at_zero_s += seconds
+        if not ended.num_caught_up:
+            self._costs.observe(ended.num_rows, ended.k, ended.seconds)
+        if ended.k == 0:
+            self._behind += max(ended.num_emitted)
+            self._at_zero_s += ended.seconds
         else:
             self._behind = 0
-            self._num_unseen -= len(num_accepted)
-            self._acceptance.observe(k, num_accepted)
+            self._num_unseen -= len(ended.num_accepted)
+            self._acceptance.observe(ended.k, ended.num_accepted)
 
     def _doubt(self, tokens: float) -> float:
         return 0.0 if self._is_probing else _DOUBT * self._acceptance.relative_error(tokens)

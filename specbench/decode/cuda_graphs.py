@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -24,32 +24,6 @@ class Capture(Generic[T]):
 
     output: T
     replay: Callable[[], None]
-
-
-class Graphs(Protocol):
-    """Captures functions as graphs, of which only one runs at a time."""
-
-    @property
-    def num_captures(self) -> int:
-        """Captures that succeeded."""
-        ...
-
-    @property
-    def capture_s(self) -> float:
-        """Seconds spent on capturing, warm-ups and failures included."""
-        ...
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Device memory that the graphs occupy."""
-        ...
-
-    def capture(self, run: Callable[[], T], *, num_warm_ups: int = NUM_WARM_UPS) -> Capture[T]:
-        """Run a function `num_warm_ups` times, then capture it.
-
-        Raises RuntimeError if the function cannot be captured; later captures still work.
-        """
-        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -81,8 +55,8 @@ class CudaGraphs:
                 f"torch {torch.__version__} has no {missing[0]}: a failed CUDA graph "
                 "capture would break its allocator; use torch 2.11 or newer, or --cuda-graph off"
             )
-        self.num_captures = 0
-        self.capture_s = 0.0
+        self.num_captures = 0  # that succeeded
+        self.capture_s = 0.0  # seconds, warm-ups and failures included
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool: _Pool | None = None
         self._alive: weakref.WeakKeyDictionary[torch.cuda.CUDAGraph, _GraphMemory] = (
@@ -92,11 +66,16 @@ class CudaGraphs:
 
     @property
     def reserved_bytes(self) -> int:
+        """Device memory that the graphs occupy."""
         memories = list(self._alive.values())
         pools = {id(memory.pool): memory.pool.reserved_bytes for memory in memories}
         return sum(pools.values()) + sum(memory.other_bytes for memory in memories)
 
     def capture(self, run: Callable[[], T], *, num_warm_ups: int = NUM_WARM_UPS) -> Capture[T]:
+        """Run a function `num_warm_ups` times, then capture it.
+
+        Raises RuntimeError if the function cannot be captured; later captures still work.
+        """
         began_s = time.perf_counter()
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from specbench.decode.clock import Clock
-from specbench.decode.cuda_graphs import NUM_WARM_UPS, Capture, CudaGraphs, Graphs
+from specbench.decode.cuda_graphs import NUM_WARM_UPS, Capture, CudaGraphs
 from specbench.decode.drafter import Proposal
 from specbench.decode.launcher import (
     EagerLauncher,
@@ -81,7 +81,7 @@ class GraphLauncher:
         clock: Clock,
         *,
         graph: GraphKind,
-        graphs: Graphs,
+        graphs: CudaGraphs,
         readback: Readback,
         most_rounds: int = MOST_ROUNDS,
     ) -> None:
@@ -254,7 +254,7 @@ class Launchers:
         self, graph: Literal["auto", "off", "step", "round"], device: torch.device
     ) -> None:
         has_graphs = device.type == "cuda" and graph != "off"
-        self.graphs: Graphs | None = CudaGraphs() if has_graphs else None
+        self.graphs: CudaGraphs | None = CudaGraphs() if has_graphs else None
         self._graph: GraphKind = "step" if graph == "step" and has_graphs else "round"
         self._readback = make_readback(device)
         self._reason: str | None = None

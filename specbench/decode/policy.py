@@ -1,7 +1,22 @@
 """Policies that choose K of the next round."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class ObservedRound(NamedTuple):
+    """The outcome of a round over `num_rows` computed rows, with one entry per live row.
+
+    `num_caught_up`: tokens of a row, emitted at K = 0, that the drafter first saw in it; their time
+    is in `seconds`.
+    """
+
+    k: int
+    num_rows: int
+    num_accepted: Sequence[int]
+    num_emitted: Sequence[int]
+    num_caught_up: int
+    seconds: float
 
 
 class Policy(Protocol):
@@ -19,21 +34,8 @@ class Policy(Protocol):
         """
         ...
 
-    def observe(
-        self,
-        *,
-        k: int,
-        num_rows: int,
-        num_accepted: Sequence[int],
-        num_emitted: Sequence[int],
-        num_caught_up: int,
-        seconds: float,
-    ) -> None:
-        """Take the outcome of a round, with one entry per live row.
-
-        `num_caught_up`: tokens of a row, emitted at K = 0, that the drafter first saw in it;
-        their time is in `seconds`.
-        """
+    def observe(self, ended: ObservedRound) -> None:
+        """Take the outcome of a round."""
 
 
 class FixedK:
@@ -45,16 +47,7 @@ class FixedK:
     def choose(self, num_rows: int, num_live: int, num_behind: int) -> int:  # noqa: ARG002
         return self.max_k
 
-    def observe(
-        self,
-        *,
-        k: int,
-        num_rows: int,
-        num_accepted: Sequence[int],
-        num_emitted: Sequence[int],
-        num_caught_up: int,
-        seconds: float,
-    ) -> None:
+    def observe(self, ended: ObservedRound) -> None:
         """Does nothing."""
 
 
@@ -66,14 +59,5 @@ class ObservedFixedK(FixedK):
         super().__init__(k)
         self._between = between
 
-    def observe(
-        self,
-        *,
-        k: int,  # noqa: ARG002
-        num_rows: int,  # noqa: ARG002
-        num_accepted: Sequence[int],  # noqa: ARG002
-        num_emitted: Sequence[int],
-        num_caught_up: int,  # noqa: ARG002
-        seconds: float,  # noqa: ARG002
-    ) -> None:
-        self._between(num_emitted[0])
+    def observe(self, ended: ObservedRound) -> None:
+        self._between(ended.num_emitted[0])

@@ -16,7 +16,7 @@ import torch
 from specbench.decode.clock import Clock, Mark
 from specbench.decode.drafter import PredictsOutput
 from specbench.decode.launcher import GraphKind, Launcher, RoundLaunch
-from specbench.decode.policy import Policy
+from specbench.decode.policy import ObservedRound, Policy
 from specbench.decode.round import Verifier, finish_round
 from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
@@ -310,12 +310,14 @@ class Serving:
         self._rounds.append(ended)
         if emitted:
             self._policy.observe(
-                k=pending.k,
-                num_rows=pending.num_rows,
-                num_accepted=accepted,
-                num_emitted=emitted,
-                num_caught_up=pending.num_caught_up,
-                seconds=ended.ended_s - ended.began_s,
+                ObservedRound(
+                    k=pending.k,
+                    num_rows=pending.num_rows,
+                    num_accepted=accepted,
+                    num_emitted=emitted,
+                    num_caught_up=pending.num_caught_up,
+                    seconds=ended.ended_s - ended.began_s,
+                )
             )
 
     def _finish(self, request: int) -> None:

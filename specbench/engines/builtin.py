@@ -10,7 +10,7 @@ import torch
 
 from specbench.decode.adaptive_k import Controller, RoundCostModel, default_ks, measure_round_costs
 from specbench.decode.clock import make_clock
-from specbench.decode.cuda_graphs import Graphs
+from specbench.decode.cuda_graphs import CudaGraphs
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter
 from specbench.decode.graphs import Launchers
@@ -64,7 +64,7 @@ def graph_kind(launched: DrafterLaunchers) -> GraphKind:
 
 
 def graph_facts(
-    launched: DrafterLaunchers, graphs: Graphs | None, device: torch.device
+    launched: DrafterLaunchers, graphs: CudaGraphs | None, device: torch.device
 ) -> dict[str, Any]:
     """Fields of an EngineRecord: the kind of graphs, and the number and seconds of captures."""
     return {

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from specbench.decode.clock import Clock
-from specbench.decode.cuda_graphs import Graphs
+from specbench.decode.cuda_graphs import CudaGraphs
 from specbench.decode.sampling import Purpose, Sampler, draw, exponential, nucleus, uniform
 from specbench.errors import ModelError, UsageError, first_line
 from specbench.forward.attention.candidates import BY_NAME, KERNELS, autotune_attention
@@ -145,7 +145,7 @@ FORWARDS: dict[str, Callable[[FusedRunner], Runner]] = {
 }
 
 
-def round_timing(clock: Clock, graphs: Graphs | None) -> Timing:
+def round_timing(clock: Clock, graphs: CudaGraphs | None) -> Timing:
     """The timing of rounds, with the capture of graphs if there are any."""
     return Timing(
         seconds=partial(_seconds, clock),
@@ -166,7 +166,7 @@ class KernelChoices:
     `notes` list the models on which the name has no effect, and the reasons.
     """
 
-    def __init__(self, name: str, clock: Clock, graphs: Graphs | None) -> None:
+    def __init__(self, name: str, clock: Clock, graphs: CudaGraphs | None) -> None:
         self._name = name
         self.autotuner = Autotuner(round_timing(clock, graphs))
         self.notes: list[str] = []

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specbench.decode.clock import Clock
-from specbench.decode.cuda_graphs import Capture, Graphs
+from specbench.decode.cuda_graphs import Capture, CudaGraphs
 from specbench.decode.drafter import SlotCapacity
 from specbench.footprint import rounded_up, span_bucket
 from specbench.forward.attention.stock import pinned_attention
@@ -54,7 +54,7 @@ class _ForwardGraph(NamedTuple):
 class ModelForwards:
     """Times one row's forwards as rounds run them: over the same cache, captured if rounds are."""
 
-    def __init__(self, graphs: Graphs | None, clock: Clock) -> None:
+    def __init__(self, graphs: CudaGraphs | None, clock: Clock) -> None:
         self._graphs = graphs
         self._clock = clock
         self._known: dict[_ForwardShape, _ForwardGraph] = {}

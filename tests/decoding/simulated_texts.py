@@ -11,6 +11,7 @@ from math import exp
 from statistics import mean
 
 from specbench.decode.adaptive_k import Controller, RoundCostModel, default_ks
+from specbench.decode.policy import ObservedRound
 
 KS = default_ks(8)
 # Seconds of a round by K, in the shape measured on a CPU pair: one row, a few, many.
@@ -102,12 +103,14 @@ def seconds_of(make: Make, texts: Sequence[Rates], num_tokens: int, seed: int) -
         behind = 0 if k else behind + 1
         speed *= exp(clock.gauss(0, 0.002))
         controller.observe(
-            k=k,
-            num_rows=num_rows,
-            num_accepted=kept,
-            num_emitted=[n + 1 for n in kept],
-            num_caught_up=caught_up,
-            seconds=shown(cost[k] + catch_up) * speed,
+            ObservedRound(
+                k=k,
+                num_rows=num_rows,
+                num_accepted=kept,
+                num_emitted=[n + 1 for n in kept],
+                num_caught_up=caught_up,
+                seconds=shown(cost[k] + catch_up) * speed,
+            )
         )
         seconds += cost[k] + catch_up
         emitted += sum(kept) + num_rows

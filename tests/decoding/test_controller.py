@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from specbench.decode.adaptive_k import Controller, RoundCostModel, default_ks
+from specbench.decode.policy import ObservedRound
 from tests.decoding.simulated_texts import COSTS, KS
 
 
@@ -25,12 +26,14 @@ def settled(num_accepted: Sequence[int], costs: RoundCostModel | None = None) ->
 
 def saw(controller: Controller, k: int, num_accepted: int) -> None:
     controller.observe(
-        k=k,
-        num_rows=1,
-        num_accepted=[num_accepted],
-        num_emitted=[num_accepted + 1],
-        num_caught_up=0,
-        seconds=COSTS[1][k],
+        ObservedRound(
+            k=k,
+            num_rows=1,
+            num_accepted=[num_accepted],
+            num_emitted=[num_accepted + 1],
+            num_caught_up=0,
+            seconds=COSTS[1][k],
+        )
     )
 
 
@@ -103,12 +106,14 @@ def test_a_round_that_caught_up_does_not_make_its_k_look_slow():
     controller.choose(1, 1, 1)
     controller.choose(1, 1, 0)
     controller.observe(
-        k=4,
-        num_rows=1,
-        num_accepted=[4],
-        num_emitted=[5],
-        num_caught_up=1,
-        seconds=1.0,
+        ObservedRound(
+            k=4,
+            num_rows=1,
+            num_accepted=[4],
+            num_emitted=[5],
+            num_caught_up=1,
+            seconds=1.0,
+        )
     )
 
     assert costs.round_s(1, 4) == before

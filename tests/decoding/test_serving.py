@@ -9,7 +9,7 @@ import pytest
 from specbench.decode.adaptive_k import Controller, RoundCostModel, default_ks
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter, NoDrafter
-from specbench.decode.policy import FixedK, Policy
+from specbench.decode.policy import FixedK, ObservedRound, Policy
 from specbench.decode.sampling import Sampler
 from specbench.decode.serving import ServedRequests
 from specbench.forward.fused_runner import FusedRunner
@@ -205,8 +205,8 @@ def test_a_policy_is_told_what_the_drafter_saw_first_in_each_round() -> None:
     seen: list[tuple[int, int]] = []
 
     class Noting(Cycle):
-        def observe(self, *, k: int, num_caught_up: int, **_: object) -> None:
-            seen.append((k, num_caught_up))
+        def observe(self, ended: ObservedRound) -> None:
+            seen.append((ended.k, ended.num_caught_up))
 
     runner = StockRunner(exact_llama(seed=0))
     drafter = ScriptedDrafter({})

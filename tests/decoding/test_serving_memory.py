@@ -43,7 +43,7 @@ def test_tensors_do_not_grow_with_the_requests_that_passed_through() -> None:
     class Weighing(FixedK):
         num_rounds = most_bytes = 0
 
-        def observe(self, **_: object) -> None:
+        def observe(self, _: object) -> None:
             self.num_rounds += 1
             if self.num_rounds % 7:  # four requests end in every seventh round
                 return
