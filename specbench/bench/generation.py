@@ -17,7 +17,6 @@ from specbench.bench.threads import autotune_threads, choose_threads, idle_threa
 from specbench.decode.clock import make_clock
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Proposal
-from specbench.decode.round import Verifier
 from specbench.decode.sampling import Sampler
 from specbench.decode.verifier import Verdict
 from specbench.engines.builtin import BuiltinEngine
@@ -51,27 +50,8 @@ class Generation(NamedTuple):
 OnRound = Callable[[WatchedRound, Callable[[tuple[int, ...]], str]], None]  # round, ids to text
 
 
-class RecordingVerifier:
-    """A verifier that reports the decisions of another verifier for row 0."""
-
-    def __init__(self, inner: Verifier, report: Callable[[WatchedRound], None]) -> None:
-        self._inner = inner
-        self._report = report
-
-    def __call__(
-        self,
-        proposal: Proposal,
-        logits_BNV: Tensor,
-        sampler: Sampler,
-        seed_B: Tensor,
-        positions_BN: Tensor,
-    ) -> Verdict:
-        verdict = self._inner(proposal, logits_BNV, sampler, seed_B, positions_BN)
-        self._report(_round_of(proposal, verdict))
-        return verdict
-
-
 def _round_of(proposal: Proposal, verdict: Verdict) -> WatchedRound:
+    """The decisions of a verifier for row 0."""
     num_accepted, num_drafted = int(verdict.num_accepted_B[0]), int(proposal.num_drafted_B[0])
     tokens: list[int] = verdict.tokens_BT[0].tolist()
     drafts: list[int] = proposal.tokens_BK[0].tolist()
@@ -149,12 +129,25 @@ def watched_generation(
     drafter = pairing.drafter
     # Raises the engine's error, with its reason, if the drafter cannot draft K tokens.
     engine.generate(one_token, drafting)
+    verifier = engine.verifier(drafter.name)
+
+    def verify_and_report(
+        proposal: Proposal,
+        logits_BNV: Tensor,
+        sampler: Sampler,
+        seed_B: Tensor,
+        positions_BN: Tensor,
+    ) -> Verdict:
+        verdict = verifier(proposal, logits_BNV, sampler, seed_B, positions_BN)
+        report(_round_of(proposal, verdict))
+        return verdict
+
     decoder = Decoder(
         engine.runner,
         engine.drafting(drafter.name),
         eos_ids=engine.eos_ids,
         clock=make_clock(device),
-        verifier=RecordingVerifier(engine.verifier(drafter.name), report),
+        verifier=verify_and_report,
     )
     began_s = time.monotonic()
     request = Request(prompt_ids=ids, max_new_tokens=most, seed=settings.seed)

@@ -7,8 +7,8 @@ import pytest
 from transformers import BambaConfig, DeepseekV3Config, LlamaConfig, Qwen2VLTextConfig
 
 from specbench.engines import family_trial
+from specbench.engines.family_trial import HEAD_SIZE, HEADS, small_config
 from specbench.files.model_spec import ModelSpec
-from specbench.models.small import HEAD_SIZE, HEADS, small_config
 
 
 def test_a_model_of_fewer_heads_than_a_small_one_keeps_them():

@@ -12,12 +12,12 @@ from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter, NoDrafter
 from specbench.decode.sampling import Sampler
 from specbench.drafters.registry import Parts, build_drafter
+from specbench.engines.family_trial import VOCABULARY
 from specbench.errors import ModelError, first_line
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
 from specbench.models.library_errors import errors_translated
 from specbench.models.parts import keep_text_part
-from specbench.models.small import VOCABULARY
 from specbench.records import Request, Sampling
 from tools.families.registry import tiny_model
 

@@ -10,8 +10,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
+from specbench.engines.family_trial import HEAD_SIZE, HEADS, HIDDEN, WINDOW, small_config
 from specbench.models.parts import text_class
-from specbench.models.small import HEAD_SIZE, HEADS, HIDDEN, WINDOW, small_config
 
 # What a family's own defaults leave open, or what has to fit together at small sizes.
 _HEAD_SIZE = {"head_dim": HEAD_SIZE}

@@ -14,10 +14,13 @@ from specbench.bench.served.host import require_startable
 from specbench.bench.served.open_session import unusable
 from specbench.bench.served.sessions import (
     TEMPLATE_TOKENS,
+    Answers,
     context_needed,
     cycle_of,
+    request_of,
     requests_of,
     served_cells,
+    template_clock,
 )
 from specbench.cli.plan_table import print_plan
 from specbench.engines.served_engine import find_served
@@ -27,6 +30,7 @@ from specbench.files.model_spec import ModelSpec
 from specbench.records import Message, Prompt
 from specbench.stats.crossed import expected_noise
 from tests.bench.served.served_runs import MAX_NEW_TOKENS, SIX, plan_of
+from tests.made_records import made_request
 from tests.settings.flat_settings import changed
 
 
@@ -204,3 +208,79 @@ def test_servers_that_run_are_of_one_pairing(tmp_path):
     """Nothing tells which drafter a server has: two would be given the same figures."""
     with pytest.raises(UsageError, match=r"--base-url.*big/lookup, big/sm"):
         plan_of(tmp_path, running_ks=(0, 2), pairings=("big/lookup", "big/small"))
+
+
+TAKES_DATE = "{% if not date_string %}{{ strftime_now('%d %b %Y') }}{% endif %}{{ date_string }}"
+FIRST, SECOND = (
+    (Message(role="user", content="Say hello"),),
+    (Message(role="user", content="And again"),),
+)
+TALK = Prompt(id="p", turns=(FIRST, SECOND))
+PLACE = {"turn": 1, "repeat": 3, "seed": 1}
+
+
+def said(plan, answers, cell, own):
+    """What stands between both turns."""
+    later = request_of(plan, cell, TALK, **PLACE)
+    first, answer, second = answers.completed(cell, later, [own]).messages
+    assert ((first,), (second,)) == (FIRST, SECOND)
+    return answer.content
+
+
+def test_a_later_turn_follows_the_first_answer_without_speculation(tmp_path):
+    plan = plan_of(tmp_path)
+    plain, drafting, *_ = served_cells(plan, "vllm")
+    answers = Answers()
+    assert said(plan, answers, drafting, "its own") == "its own"  # nothing is known yet
+    answer = made_request(plain.key.id, "p", None, text="Hello")
+    answers.learn(plain, [replace(answer, finish_reason="failed", text="Hel"), answer])
+    answers.learn(plain, [replace(answer, text="Hi")])
+    assert (
+        said(plan, answers, drafting, "its own") == said(plan, answers, plain, "its own") == "Hello"
+    )
+
+
+def test_an_answer_is_of_its_temperature(tmp_path):
+    plan = plan_of(tmp_path, temperatures=(0.0, 0.7))
+    cells = served_cells(plan, "vllm")
+    cold, warm = (
+        [cell for cell in cells if cell.key.condition.temperature == t] for t in (0.0, 0.7)
+    )
+    answers = Answers()
+    answers.learn(cold[0], [made_request(cold[0].key.id, "p", None, text="Hello")])
+    assert said(plan, answers, cold[1], "its own") == "Hello"
+    assert said(plan, answers, warm[1], "its own") == "its own"
+
+
+@pytest.mark.parametrize(
+    ("template", "engine", "date", "args"),
+    [
+        ("{{ strftime_now('%d %b %Y') }}", "vllm", "server", {}),
+        (TAKES_DATE, "vllm", "2024-07-26", {"date_string": "26 Jul 2024"}),
+        (TAKES_DATE, "openai", "server", {}),  # its API has no arguments of templates
+        ("{{ date_string }}", "vllm", "", {}),  # a prompt without one has none on any day
+        (None, "vllm", None, {}),
+    ],
+)
+def test_the_date_of_a_chat_template_is_sent_if_it_takes_one(
+    tmp_path, template, engine, date, args
+):
+    plan = plan_of(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    if template is not None:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    model = replace(plan.target.model, source=str(tmp_path), folder=tmp_path)
+    plan = replace(plan, target=replace(plan.target, model=model))
+    assert template_clock(model, engine) == (date, args)
+    (cell, *_) = served_cells(plan, "vllm")
+    today = {"date_string": "today"}
+    own = replace(TALK, template_args=today)
+    assert request_of(plan, cell, own, **PLACE).template_args == today
+
+
+def test_every_temperature_has_starts_of_its_own(tmp_path):
+    """An engine may be told the temperature when it starts."""
+    plan = plan_of(tmp_path, temperatures=(0.0, 0.7), num_speculative_tokens=(0, 2))
+    up = list(cycle_of(served_cells(plan, "vllm"), 0))[:4]
+    assert [(s.draft.k, s.temperature) for s in up] == [(0, 0.0), (0, 0.7), (2, 0.0), (2, 0.7)]
+    assert all(c.key.condition.temperature == s.temperature for s in up for c in s.cells)
