@@ -15,12 +15,19 @@ from specbench.forward.attention.candidates import Kernels
 from specbench.forward.attention.implementations import AttentionShape
 from specbench.forward.fused_layers import FusedLayers, is_mirrored
 from specbench.forward.fused_weights import can_fuse, fuse
-from specbench.forward.runner import FUSED, FUSED_TRITON, Output, context_limit, refuse_unsupported
+from specbench.forward.runner import (
+    FUSED,
+    FUSED_TRITON,
+    Output,
+    Runner,
+    context_limit,
+    refuse_unsupported,
+)
 from specbench.forward.tree import Branches
 from specbench.forward.workspace import JoinedCache
 
 
-class FusedRunner:
+class FusedRunner(Runner):
     """Runner for the architectures of `can_fuse`; ModelError with its reason for others.
 
     The model's parameters become views of joined matrices: it still runs, and nothing is held
@@ -65,27 +72,11 @@ class FusedRunner:
         """Each shape that an implementation of attention is chosen for."""
         return self.layers.cases
 
-    @property
-    def most_drafts(self) -> None:
-        """Only keys and values: any number of drafts is taken back."""
-
-    def reserve(self, num_drafts: int) -> None:
-        """Any number."""
-
     def allocate(self, num_rows: int, max_len: int) -> None:
         self.layers.allocate(num_rows, max_len)
 
     def release(self) -> None:
         self.layers.release()
-
-    def holds(self, row: int, num_tokens: int) -> bool:  # noqa: ARG002
-        return True
-
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        self.cache.copy_row(source, destination, num_tokens)
-
-    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
-        self.cache.move_slots(sources_BT, destinations_BT, first_row)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         return torch.nn.functional.embedding(tokens_BT, self._weights.embedding)

@@ -52,7 +52,10 @@ class Output(NamedTuple):
 
 
 class Runner(Protocol):
-    """One model's forward over its own KV slots, as the decoder and drafters use it."""
+    """One model's forward over its own KV slots, as the decoder and drafters use it.
+
+    Members that are defined here are those of a model whose layers keep only keys and values.
+    """
 
     kind: str  # the code that runs: STOCK, FUSED or FUSED_TRITON
     model: Any  # transformers' own, which holds the weights
@@ -75,10 +78,11 @@ class Runner(Protocol):
         With a number, layers keep states: draft tokens form chains, prompts are not padded, and a
         row continues only at a position whose state was kept.
         """
-        ...
+        return None
 
-    def reserve(self, num_drafts: int) -> None:
+    def reserve(self, num_drafts: int) -> None:  # noqa: ARG002
         """Keep states to roll back `num_drafts` draft tokens, from the next `allocate` on."""
+        return
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         """Allocate `num_rows` rows of at least `max_len` tokens, which must be prefilled again."""
@@ -112,15 +116,17 @@ class Runner(Protocol):
         """
         ...
 
-    def holds(self, row: int, num_tokens: int) -> bool:
+    def holds(self, row: int, num_tokens: int) -> bool:  # noqa: ARG002
         """Whether a row can be continued after its first `num_tokens`; may wait for the device."""
-        ...
+        return True
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy the cache of a row's first `num_tokens` tokens to another row."""
+        self.cache.copy_row(source, destination, num_tokens)
 
     def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
         """Copy slots of B rows from `first_row` on within their row; they may overlap."""
+        self.cache.move_slots(sources_BT, destinations_BT, first_row)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """The model's own embedding of tokens [B, T, F], before any scaling of its forward."""
@@ -147,7 +153,7 @@ class _RunnerCache:
     num_states: int = STATES_BESIDE_DRAFTS  # of a row, if layers keep any
 
 
-class StockRunner:
+class StockRunner(Runner):
     """Runner over transformers' own modeling code.
 
     `whole_masks` is for code that works on masks itself: every forward gets one, with one row per
@@ -214,12 +220,6 @@ class StockRunner:
     def holds(self, row: int, num_tokens: int) -> bool:
         states = self.cache.states
         return states is None or states.holds(row, num_tokens)
-
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        self.cache.copy_row(source, destination, num_tokens)
-
-    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
-        self.cache.move_slots(sources_BT, destinations_BT, first_row)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         states_BTF: Tensor = self.model.get_input_embeddings()(tokens_BT)

@@ -132,7 +132,7 @@ class StateSlots:
 
 
 class KvCache(Protocol):
-    """Keys and values of a model for all rows: a `SlotCache`, or the buffers of fused layers."""
+    """Keys and values of a model for all rows: a `SlotCache`, or a fused model's `JoinedCache`."""
 
     @property
     def max_len(self) -> int:
@@ -151,6 +151,12 @@ class KvCache(Protocol):
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy the first `num_tokens` slots of a row to another, in all layers."""
+
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
+        """Copy slots within each of B rows, the first being `first_row`, in all layers.
+
+        Sources and destinations may overlap.
+        """
 
 
 class SlotIndex:
@@ -238,17 +244,12 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.layer_class_to_replicate = partial(SlotLayer, self.index)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Copy the first `num_tokens` slots of a row to another, in all layers."""
         if self.states is not None:
             self.states.copy_row(source, destination)
         for buffer in self._buffers():
             buffer[destination, :num_tokens].copy_(buffer[source, :num_tokens])
 
     def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
-        """Copy slots within each of B rows, the first being `first_row`, in all layers.
-
-        Sources and destinations may overlap.
-        """
         rows_B = torch.arange(len(sources_BT), device=sources_BT.device) + first_row
         first_B1 = rows_B[:, None] * self.index.max_len
         from_N, to_N = (first_B1 + sources_BT).flatten(), (first_B1 + destinations_BT).flatten()
@@ -265,7 +266,6 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def max_len(self) -> int:
-        """Slots per row."""
         return self.index.max_len
 
     @property
@@ -275,11 +275,9 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def state_bytes_per_row(self) -> int:
-        """Bytes of recurrent state per row, whatever its length; 0 before the first forward."""
         return 0 if self.states is None else self.states.bytes_per_row
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token of one row takes in all layers; 0 before the first forward."""
         slots = self.index.num_rows * self.index.max_len
         return sum(buffer.nbytes // slots for buffer in self._buffers())

@@ -101,20 +101,14 @@ class JoinedCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token of one row takes in all layers; 0 before `allocate`."""
         return self.nbytes // max(self.num_rows * self.max_len, 1)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Copy the first `num_tokens` slots of a row to another, in all layers."""
         for layer in self.layers:
             rows = layer.view(self.num_rows, self.max_len, -1)
             rows[destination, :num_tokens].copy_(rows[source, :num_tokens])
 
     def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
-        """Copy slots of B rows from `first_row` on within their row, in all layers.
-
-        Sources and destinations may overlap.
-        """
         first_B1 = self._first_slots_B1[first_row : first_row + len(sources_BT)]
         from_N, to_N = (first_B1 + sources_BT).flatten(), (first_B1 + destinations_BT).flatten()
         for layer in self.layers:
