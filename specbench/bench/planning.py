@@ -76,30 +76,27 @@ def plan_targets(
         _check_running(settings, pairings, running_ks)
     refused = _refused(settings, pairings) if running_ks is None else {}
     dummy = settings.decoder.dummy_weights or any_shape(pairings)
-    plans = tuple(
-        fitting(
-            TargetPlan(
-                target=group[0].target,
-                pairings=tuple(group),
-                workloads=load_workloads(
-                    settings.workload.workloads,
-                    folder=group[0].target.workloads,
-                    field=settings.workload.prompt_field,
-                    without_settings=settings.workload.ignore_request_settings,
-                ),
-                settings=settings,
-                dtype=dtype_of(group[0].target),
-                depths=depths(group, read_head, dummy=dummy),
-                running_ks=running_ks,
-                refused=refused,
+    plans = [
+        TargetPlan(
+            target=group[0].target,
+            pairings=tuple(group),
+            workloads=load_workloads(
+                settings.workload.workloads,
+                folder=group[0].target.workloads,
+                field=settings.workload.prompt_field,
+                without_settings=settings.workload.ignore_request_settings,
             ),
-            context,
+            settings=settings,
+            dtype=dtype_of(group[0].target),
+            depths=depths(group, read_head, dummy=dummy),
+            running_ks=running_ks,
+            refused=refused,
         )
         for group in by_target.values()
-    )
+    ]
     for plan in plans:
         _check_requests(plan)
-    return plans
+    return tuple(fitting(plan, context) for plan in plans)
 
 
 def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
@@ -238,7 +235,7 @@ def fit_warnings(plan: TargetPlan, *, is_dry: bool = False) -> Iterator[str]:
         if is_dry and open_model(plan.target.model).lacks_template:
             yield no_template(plan.target.name)
         template = open_model(plan.target.model).chat_template
-        thinking = [w.name for w in plan.workloads if "thinking" in (w.request_settings or "")]
+        thinking = [w.name for w in plan.workloads if "thinking on" in (w.request_settings or "")]
         if template and thinking and not any(name in template for name in THINKING_ARGS):
             yield (
                 f"{', '.join(thinking)}: the chat template of {plan.target.name} has neither "

@@ -94,8 +94,11 @@ def with_template(plan: TargetPlan, folder: Path, template: str | None) -> Targe
 
 
 def test_thinking_without_a_switch_in_the_template_is_warned_of(tmp_path: Path) -> None:
+    plain = "{{ messages }}"
+    off = with_template(plan_of(tmp_path, {"prompt": "A", "thinking": False}), tmp_path, plain)
+    assert not any("no effect" in warning for warning in plan_warnings(off))
     plan = plan_of(tmp_path, {"prompt": "A", "thinking": True})
-    texts = {"{{ messages }}": True, "{% if enable_thinking %}{% endif %}": False}
+    texts = {plain: True, "{% if enable_thinking %}{% endif %}": False}
     for template, is_warned in texts.items():
         warnings = plan_warnings(with_template(plan, tmp_path, template))
         assert any("no effect" in warning for warning in warnings) == is_warned

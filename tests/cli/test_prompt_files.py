@@ -60,3 +60,16 @@ def test_the_field_of_a_file_is_an_option_that_a_resumed_run_keeps(tiny, tmp_pat
     again = specbench("run", "--resume", "latest", "--prompt-field", "title", cwd=tmp_path)
     assert again.code == 2
     assert "(--prompt-field)" in again.err
+
+
+def test_a_workload_that_no_engine_of_the_run_can_answer_is_refused_before_it(tiny, tmp_path):
+    shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
+    for more in ((), ("--dry-run",)):
+        ran = specbench("run", "tiny/ngram", "-w", "json", "-k", "1", *more, cwd=tmp_path)
+        assert ran.code == 2
+        words = " ".join(ran.err.split())
+        for part in ("json.jsonl, prompt json-001: response_format", "builtin", "vllm"):
+            assert part in words
+    words = ("-w", "json", "--ignore-request-settings", "--max-new-tokens", "8")
+    planned = specbench("run", "tiny/ngram", *words, "--dry-run", cwd=tmp_path)
+    assert planned.code == 0, planned.err

@@ -8,7 +8,7 @@ import pytest
 from specbench.inputs.workloads import find_workloads, load_workload
 from specbench.shipped import PACKAGE, shipped
 
-GENERAL = ("chat", "code", "creative", "edit", "qa", "summarize", "tools")
+GENERAL = ("chat", "code", "creative", "edit", "json", "qa", "reasoning", "summarize", "tools")
 EMBEDDED = ("chat", "code", "creative", "edit", "qa")
 SPEC_BENCH = Path(
     os.environ.get(
@@ -41,6 +41,20 @@ def test_some_prompts_have_turns_system_prompts_tools_and_template_arguments() -
     assert any(prompt.turns[0][0].role == "system" for prompt in prompts)
     assert any(prompt.tools for prompt in prompts)
     assert any(prompt.template_args for prompt in prompts)
+
+
+def test_every_answer_of_json_has_a_schema_and_every_one_of_reasoning_thinks() -> None:
+    json_, reasoning = (
+        load_workload(n, folder=shipped("workloads")) for n in ("json", "reasoning")
+    )
+    assert json_.request_settings == "response_format"
+    assert reasoning.request_settings == "thinking on"
+    for prompt in json_.prompts:
+        schema = prompt.settings.given["response_format"]["json_schema"]["schema"]
+        assert schema["type"] == "object"
+        assert set(schema["required"]) == set(schema["properties"])
+    assert {p.template_args["enable_thinking"] for p in json_.prompts} == {False}
+    assert {p.template_args["enable_thinking"] for p in reasoning.prompts} == {True}
 
 
 @pytest.mark.skipif(not SPEC_BENCH.exists(), reason="the Spec-Bench questions are not shipped")
