@@ -10,8 +10,17 @@ import re
 from typing import Any
 
 from benchmarks.readme import ROOT, filled
+from specbench.doc import schema_of, type_of_keys
+from specbench.report import gate
 from specbench.report.document_json import json_schema
+from specbench.report.recommendation import RECOMMENDATIONS
+from specbench.verify import report as verify
 
+DOCUMENTS = {
+    "Verify": type_of_keys("Verify", "The output of `specbench verify --json`.", verify.KEYS),
+    "Check": type_of_keys("Check", "The output of `specbench check --json`.", gate.KEYS),
+    "Recommend": RECOMMENDATIONS,
+}
 PAGE = ROOT / "docs" / "json.md"
 SCHEMA = ROOT / "specbench" / "report" / "schema.json"
 
@@ -24,8 +33,9 @@ def schema_text() -> str:
 
 def rewritten(text: str) -> str:
     """The page with a table of keys for every object that it has a mark for."""
-    schema = json_schema()
-    objects = {"Document": schema, **schema["$defs"]}
+    schemas = {"Document": json_schema()}
+    schemas |= {name: schema_of(kind) for name, kind in DOCUMENTS.items()}
+    objects = schemas | {n: part for s in schemas.values() for n, part in s["$defs"].items()}
     marked = {name: keys for name, keys in objects.items() if f"<!-- begin {name} -->" in text}
     return filled(text, {name: _table(keys["properties"]) for name, keys in marked.items()})
 

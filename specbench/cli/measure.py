@@ -332,7 +332,7 @@ def require_same_settings(
 
 def _require_choices(run: "RunRecord") -> None:
     stored = run.settings.stored
-    for name, kind, _, option in leaves(RunSettings):
+    for name, kind, _, option, _ in leaves(RunSettings):
         value, choices = getattr(stored, name), choices_of(kind)
         if option is not None and choices and value not in (None, *choices):
             raise UsageError(
@@ -361,7 +361,7 @@ def _require_names(
 def _other_options(was: RunSettings, requested: RunSettings) -> Iterator[str]:
     unsaid = RunSettings(workload=WorkloadSettings(pairings=(), workloads=DEFAULT_WORKLOADS))
     then, now, default = was.stored, requested.stored, unsaid.stored
-    for name, _, _, option in leaves(RunSettings):
+    for name, _, _, option, _ in leaves(RunSettings):
         is_default_k = name == "num_speculative_tokens" and requested.draft.is_default_range
         if option is None or name in ("pairings", "is_default_range") or is_default_k:
             continue

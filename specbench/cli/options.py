@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
-from specbench.settings.option import Option, bare_type, choices_of, is_group, option_of
+from specbench.settings.option import Option, bare_type, choices_of, doc_of, is_group, option_of
 from specbench.settings.words import one_of
 
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of stored runs.", metavar="DIR")]
@@ -98,7 +98,7 @@ def _parameters(
             within = _inputs_of(hint, default)
             holds_groups = any(is_group(bare_type(inner.hint)) for inner in within)
             yield from _parameters(within, shown, None if holds_groups else _heading(hint))
-        elif hasattr(hint, "__metadata__"):  # typer's own; what has neither cannot be asked for
+        elif hasattr(hint, "__metadata__") and doc_of(hint) is None:  # typer's own
             yield inspect.Parameter(name, _KEYWORD, default=default, annotation=hint)
 
 

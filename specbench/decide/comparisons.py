@@ -9,6 +9,7 @@ from operator import itemgetter
 from statistics import geometric_mean
 from typing import Annotated, NamedTuple
 
+from specbench.doc import Doc
 from specbench.metrics.best_of import by_prompt, first_log_prob, gain, picked_log_prob
 from specbench.metrics.cell import CellData, Pair, against, have_same_text, turn_of
 from specbench.metrics.pairs import (
@@ -26,7 +27,6 @@ from specbench.metrics.speed import decode_tokens_per_s, end_to_end_tokens_per_s
 from specbench.metrics.summary import summarize
 from specbench.metrics.validity import judge_cell
 from specbench.records import ASSISTED_DEFAULT, CellKey, CellSummary, Interval, RequestRecord
-from specbench.records.doc import Doc
 from specbench.settings import BUILTIN
 from specbench.stats.break_even import break_even, falls_below_1
 from specbench.stats.intervals import (

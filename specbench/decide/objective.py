@@ -18,9 +18,9 @@ from specbench.decide.recommend import (
     judge,
     near_best,
 )
+from specbench.doc import Doc
 from specbench.metrics.registry import number_of
 from specbench.records import CellKey, CellSummary, Condition, Decision, Fixed
-from specbench.records.doc import Doc
 from specbench.settings.words import REQUEST_LIMITS
 
 
@@ -178,9 +178,11 @@ class Objective:
     `goodput`: requests per second within the run's SLO; `cost`: money per million tokens.
     """
 
-    name: ObjectiveName = "latency"
-    limits: Mapping[str, float] = field(default_factory=dict)
-    price_per_hour: float | None = None
+    name: Annotated[ObjectiveName, Doc("`latency`, `throughput`, `goodput` or `cost`")] = "latency"
+    limits: Annotated[Mapping[str, float], Doc("those of `--slo`, by metric", "s")] = field(
+        default_factory=dict
+    )
+    price_per_hour: Annotated[float | None, Doc("of the machine; only for `cost`")] = None
 
     @property
     def unit(self) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from specbench.doc import Doc
 from specbench.forecast.forecast import replayed
 from specbench.metrics.cell import CellData
 from specbench.records import (
@@ -16,7 +17,6 @@ from specbench.records import (
     Interval,
     TraceRecord,
 )
-from specbench.records.doc import Doc
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

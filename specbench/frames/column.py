@@ -1,6 +1,6 @@
 """A column of a table: its name, unit, meaning and type, and the value of a row.
 
-The fields of records declare meaning and unit (`records.doc`); every table begins and ends with the
+The fields of records declare meaning and unit (`doc.py`); every table begins and ends with the
 columns of its run and cell.
 """
 
@@ -12,8 +12,8 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origi
 
 import pandas as pd
 
+from specbench.doc import Doc, docs_of
 from specbench.records import CellKey, Interval, RunRecord
-from specbench.records.doc import Doc, docs_of
 from specbench.records.keys import FlatKey
 
 Row = TypeVar("Row")

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from specbench.doc import Doc
 from specbench.frames.column import RUN_ID, TEXT, TableColumn, frame_of, record_columns
 from specbench.records import RunRecord, ServerRecord
-from specbench.records.doc import Doc
 from specbench.runs import StoredRun
 
 _COUNTERS = {

@@ -8,7 +8,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
+from specbench.doc import Doc
 from specbench.gate.figures import CellFigures
 from specbench.gate.fingerprint import (
     DRAFTER,
@@ -78,10 +80,10 @@ _CAUSE_OF_ALLOWED = {
 class Shift:
     """A quantity in the baseline and in the candidate."""
 
-    name: str
-    unit: str
-    before: float
-    after: float
+    name: Annotated[str, Doc("the quantity")]
+    unit: Annotated[str, Doc("of `before` and `after`; `steps`: in steps of K = 0")]
+    before: Annotated[float, Doc("in the baseline")]
+    after: Annotated[float, Doc("in the candidate")]
 
     @property
     def log(self) -> float:
@@ -93,15 +95,27 @@ class Shift:
 class Attribution:
     """Causes of a cell's regression; empty if the engine does not report its rounds."""
 
-    cell: CellKey
-    metrics: tuple[str, ...]  # that regressed; (): undecided, and causes are changes
-    causes: tuple[Cause, ...]
-    acceptance: Shift | None  # mean_acceptance_length
-    curve: tuple[tuple[float, ...], tuple[float, ...]]  # acceptance per position, before and after
-    round: Shift | None  # seconds per round; on other or slower hardware, in K = 0 steps
-    step: Shift | None  # seconds per K = 0 step, on the same hardware
-    slower: tuple[Shift, ...]  # parts of a round that make it slower: draft, verify, other
-    changes: tuple[RunDifference, ...] = ()  # those among the causes
+    cell: Annotated[CellKey, Doc("id of the baseline's cell")]
+    metrics: Annotated[
+        tuple[str, ...], Doc("its metrics that regressed; empty: undecided, and causes are changes")
+    ]
+    causes: Annotated[
+        tuple[Cause, ...],
+        Doc("the causes below that apply, in this order; empty if none is known"),
+    ]
+    acceptance: Annotated[Shift | None, Doc("`mean_acceptance_length`")]
+    curve: Annotated[
+        tuple[tuple[float, ...], tuple[float, ...]],
+        Doc("acceptance per position, `before` and `after`"),
+    ]
+    round: Annotated[
+        Shift | None, Doc("seconds per round; on other or slower hardware, steps of K = 0")
+    ]
+    step: Annotated[Shift | None, Doc("seconds per step of K = 0; absent on other hardware")]
+    slower: Annotated[
+        tuple[Shift, ...], Doc("parts of a round that got slower: `draft`, `verify`, `other`")
+    ]
+    changes: Annotated[tuple[RunDifference, ...], Doc("the changes among the causes")] = ()
 
 
 def changed_causes(

@@ -10,11 +10,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, geometric_mean
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from specbench.doc import Doc
 from specbench.errors import StoreError, UsageError
 from specbench.gate.figures import CellFigures, Figure, cell_figures, imported_figures, rounded
 from specbench.gate.fingerprint import (
@@ -40,14 +41,19 @@ from specbench.whole_file import write_whole
 class SourceRun:
     """A run of a snapshot: its id, versions and signs of noise."""
 
-    run_id: str
-    created_at: str
-    specbench_version: str
-    git_commit: str | None = None
-    imported_sha256: tuple[str, ...] | None = None  # of the result files of other tools
-    # Signs of a busy machine. Limited clocks are not a sign: they limit every run of a machine.
-    noise: tuple[str, ...] | None = None
-    cpu_share: float | None = None  # CPU seconds of its process per second of K = 0
+    run_id: Annotated[str, Doc("id of the run")]
+    created_at: Annotated[str, Doc("ISO 8601, UTC")]
+    specbench_version: Annotated[str, Doc("version of the program that measured it")]
+    git_commit: Annotated[str | None, Doc("its commit; absent outside a checkout")] = None
+    imported_sha256: Annotated[
+        tuple[str, ...] | None, Doc("of the result files of an imported run; else absent")
+    ] = None
+    noise: Annotated[  # limited clocks are not a sign: they limit every run of a machine
+        tuple[str, ...] | None, Doc("the signs that its machine was busy; else absent")
+    ] = None
+    cpu_share: Annotated[
+        float | None, Doc("CPU seconds of its process per second of K = 0; absent if unknown")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,8 +2,9 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from specbench.doc import Doc
 from specbench.metrics.aggregate import usable_sessions
 from specbench.records import (
     EngineRecord,
@@ -41,24 +42,37 @@ class RunDifference(NamedTuple):
 class Fingerprint:
     """Facts that hold for all cells of a run."""
 
-    models: Mapping[str, str]  # target -> sha256 of its weights
-    tokenizers: Mapping[str, str]  # target -> sha256
-    workloads: Mapping[str, str]  # name -> sha256
-    # name -> sha256, of workloads that have any
-    request_settings: Mapping[str, str] = field(default_factory=dict)
-    sampling: str
-    hardware: Mapping[str, str]  # device, GPU or CPU, cores, threads; how a server spreads a model
-    torch: str
-    max_new_tokens: int | None = None  # None: the workload's own
-    slo: str = ""  # limits of --slo; empty: none
-    synthetic: str = ""  # simulated acceptance or dummy weights; empty for a real run
-    # target -> sha256 of its chat template, which is part of the tokenizer's hash; "": without one
-    templates: Mapping[str, str] = field(default_factory=dict)
+    models: Annotated[Mapping[str, str], Doc("target to the sha256 of its weights")]
+    tokenizers: Annotated[Mapping[str, str], Doc("target to the sha256 of its tokenizer")]
+    workloads: Annotated[Mapping[str, str], Doc("workload to its sha256")]
+    request_settings: Annotated[
+        Mapping[str, str], Doc("workload to the sha256 of its request settings, if it has any")
+    ] = field(default_factory=dict)
+    sampling: Annotated[str, Doc("top-k and top-p, in words")]
+    hardware: Annotated[
+        Mapping[str, str],
+        Doc("device, GPU or CPU, cores, threads; how a server spreads a model"),
+    ]
+    torch: Annotated[str, Doc("version of torch")]
+    max_new_tokens: Annotated[int | None, Doc("absent: the workload's own")] = None
+    slo: Annotated[str, Doc("limits of `--slo`; empty: none")] = ""
+    synthetic: Annotated[
+        str, Doc("simulated acceptance or dummy weights; empty for a real run")
+    ] = ""
+    templates: Annotated[
+        Mapping[str, str], Doc("target to the sha256 of its chat template; empty: without one")
+    ] = field(default_factory=dict)
     # Never refused: they may explain a change.
-    drafters: Mapping[str, str] = field(default_factory=dict)  # pairing -> sha256 of its draft
-    # driver, packages, forward, graph; a server's version, settings and arguments
-    software: Mapping[str, str] = field(default_factory=dict)
-    entries: Mapping[str, str] = field(default_factory=dict)  # pairing -> sha256 of its entry
+    drafters: Annotated[Mapping[str, str], Doc("pairing to the sha256 of its draft")] = field(
+        default_factory=dict
+    )
+    software: Annotated[
+        Mapping[str, str],
+        Doc("driver, packages, forward, graph; a server's version, settings and arguments"),
+    ] = field(default_factory=dict)
+    entries: Annotated[
+        Mapping[str, str], Doc("pairing to the sha256 of its entry in the pairings file")
+    ] = field(default_factory=dict)
 
     @property
     def device(self) -> str:

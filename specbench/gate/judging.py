@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
+from specbench.doc import Doc
 from specbench.gate.comparable import CellPair
 from specbench.gate.comparison import Comparison, Runs, compare
 from specbench.gate.figures import CellFigures, are_comparable, first_difference
@@ -34,20 +36,41 @@ class GateVerdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgment:
-    """The verdict on one metric of one cell. Shares: 0.05 is 5%."""
+    """The verdict on one metric of one cell."""
 
-    cell: CellKey  # the baseline's
-    metric: str
-    kind: MetricKind
-    unit: str
-    verdict: GateVerdict
-    baseline: float | None = None
-    candidate: float | None = None
-    change: Interval | None = None  # relative, 95%, two-sided: -0.05 is 5% less
-    tolerance: float | None = None
-    p_value: float | None = None  # of a loss beyond the tolerance, adjusted for the whole gate
-    minimum_detectable_effect: float | None = None  # a loss beyond the tolerance; in 80% of gates
-    reason: str = ""  # if the numbers do not explain the verdict
+    cell: Annotated[CellKey, Doc("id of the baseline's cell")]
+    metric: Annotated[
+        str,
+        Doc(
+            "a metric's name, with `[i]` an entry of a list; `output_tokens`: the greedy text; "
+            "`cell`: the cell was not measured validly"
+        ),
+    ]
+    kind: Annotated[MetricKind, Doc("`count`, `memory`, `ratio` (of seconds in one run) or `time`")]
+    unit: Annotated[str, Doc("of `baseline` and `candidate`")]
+    verdict: Annotated[GateVerdict, Doc("as that of the document")]
+    baseline: Annotated[
+        float | None, Doc("the value there; of several runs their geometric mean")
+    ] = None
+    candidate: Annotated[float | None, Doc("the same, of the candidate")] = None
+    change: Annotated[
+        Interval | None, Doc("relative change of the metric: -0.05 is 5% less", "fraction")
+    ] = None
+    tolerance: Annotated[
+        float | None, Doc("the share by which it may be worse: 0.02 is 2%", "fraction")
+    ] = None
+    p_value: Annotated[
+        float | None,
+        Doc(
+            "of a loss beyond the tolerance, adjusted for the whole gate; absent if the figures "
+            "repeat exactly"
+        ),
+    ] = None
+    minimum_detectable_effect: Annotated[
+        float | None,
+        Doc("the loss beyond the tolerance that is detected in 80% of gates", "fraction"),
+    ] = None
+    reason: Annotated[str, Doc("the reason of the verdict if the numbers do not show it")] = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,9 +16,9 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Annotated
 
+from specbench.doc import Doc
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import metric
-from specbench.records.doc import Doc
 from specbench.stats.rounds import mean_length
 
 

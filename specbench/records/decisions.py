@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from specbench.records.doc import Doc
+from specbench.doc import Doc
 from specbench.records.keys import CellKey, Condition, DraftConfig
 from specbench.stats.summaries import Interval
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Annotated, Literal
 
-from specbench.records.doc import Doc
+from specbench.doc import Doc
 from specbench.records.keys import CellKey, Condition
 from specbench.settings import AcceptanceRule
 from specbench.stats.summaries import Interval

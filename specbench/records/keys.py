@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 
 from pydantic_core import SchemaSerializer, core_schema
 
-from specbench.records.doc import Doc
+from specbench.doc import Doc
 from specbench.settings import BUILTIN, TRANSFORMERS
 
 # A length has `most`, the largest number of draft tokens per round; a `label`; a text with the name

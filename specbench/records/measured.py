@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, Self
 
-from specbench.records.doc import Doc
+from specbench.doc import Doc
 from specbench.records.requests import Request
 
 ALL_PROMPTS = "*"  # in place of the prompt of a block that serves all prompts

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from specbench.records.doc import Doc
+from specbench.doc import Doc
 from specbench.records.keys import CellKey
 from specbench.settings import RunSettings
 

@@ -1,13 +1,12 @@
 """The JSON document of `run --json`, `sweep-k --json` and `report --json`.
 
-This module declares its keys and records/ their fields; `make docs` generates report/schema.json
+This module declares its keys and the records their fields; `make docs` generates report/schema.json
 and the tables of docs/json.md from both.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import field, fields, make_dataclass, replace
-from types import GenericAlias
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic_core import to_jsonable_python
 
@@ -19,6 +18,7 @@ from specbench.decide.comparisons import (
     SideBySide,
 )
 from specbench.decide.objective import SharedK
+from specbench.doc import Doc, Key, docs_of, json_object, schema_of, several, type_of, type_of_keys
 from specbench.forecast.forecast_check import CheckedForecast, MeasuredPoint
 from specbench.metrics.acceptance import VllmCounts
 from specbench.records import (
@@ -33,7 +33,6 @@ from specbench.records import (
     ModelIdentity,
     ServerRecord,
 )
-from specbench.records.doc import Doc, docs_of
 from specbench.records.keys import FlatKey
 from specbench.report.document import Document
 from specbench.report.notes import run_warnings
@@ -54,20 +53,9 @@ _NOT_IN_FAILURE = ("cell_ids", "ended_process")
 _NOT_IN_IMPORTED = ("requests",)
 
 
-class Key(NamedTuple):
-    """A key of the document: its JSON type, its meaning, and the function that fills it."""
-
-    type: Any
-    meaning: str
-    value: Callable[[Document], Any] | None = None  # None: the field of this name
-
-
 def to_json(document: Document) -> dict[str, Any]:
     """A run as a JSON object."""
-    return {
-        name: key.value(document) if key.value else to_jsonable_python(getattr(document, name))
-        for name, key in KEYS.items()
-    }
+    return json_object(KEYS, document)
 
 
 def _cell_json(cell: CellSummary, counts: VllmCounts | None) -> dict[str, Any]:
@@ -96,44 +84,29 @@ def _forecast_json(checked: CheckedForecast) -> dict[str, Any]:
     return {**json, "share_saved": checked.forecast.share_saved}
 
 
-def _type(name: str, doc: str, *parts: tuple[type, Collection[str]], **more: Any) -> Any:
-    """A type with the fields of several records except the named ones, and with `more` fields."""
-    entries: dict[str, Any] = {}
-    for record, left_out in parts:
-        hints = get_type_hints(record, include_extras=True)
-        entries |= {f.name: hints[f.name] for f in fields(record) if f.name not in left_out}
-    made = make_dataclass(name, [*{**entries, **more}.items()])
-    made.__doc__ = doc
-    return made
-
-
-def _several(kind: Any) -> Any:
-    """The type of a list of a type that `_type` made."""
-    return GenericAlias(tuple, (kind, ...))
-
-
-_CELL = _type(
+_CELL = type_of(
     "Cell",
     "One method at one K on one workload under one setting, measured in the exploration phase.",
     (FlatKey, ()),
     (CellSummary, ("key",)),
     vllm=Annotated[
-        VllmCounts, Doc("the counts under vLLM's names; missing without counts of rounds")
+        VllmCounts,
+        Doc("the counts under vLLM's names; missing without counts of rounds", is_optional=True),
     ],
 )
-_DECISION_TYPE = _type(
+_DECISION_TYPE = type_of(
     "Decision",
     "The answer for one drafter, workload and setting.",
     (FlatKey, ("drafter",)),
     (Decision, _NOT_IN_DECISION),
 )
-_SHARED_K = _type(
+_SHARED_K = type_of(
     "SharedK",
     "One K for all workloads of a pairing.",
     (FlatKey, _NOT_IN_SHARED_K),
     (SharedK, ("key", "best_k", "left_out")),
 )
-_FORECAST_POINT = _type(
+_FORECAST_POINT = type_of(
     "ForecastPoint",
     "One K of a forecast.",
     (ForecastPoint, ()),
@@ -141,27 +114,26 @@ _FORECAST_POINT = _type(
         MeasuredPoint | None, Doc("its measurement in the exploration phase; absent: not measured")
     ],
 )
-_FORECAST = _type(
+_FORECAST = type_of(
     "Forecast",
     "The forecast of one drafter on one workload and setting.",
     (ForecastRecord, ()),
-    points=Annotated[_several(_FORECAST_POINT), docs_of(ForecastRecord)["points"]],
+    points=Annotated[several(_FORECAST_POINT), docs_of(ForecastRecord)["points"]],
     share_saved=Annotated[
         float | None,
         Doc("1 - (`trace_s` + `costs_s` + `measure_s`) / `sweep_s`", "fraction", high=1),
     ],
 )
-_FAILURE = _type("Failure", "A measurement that failed.", (FailureRecord, _NOT_IN_FAILURE))
-_IMPORTED = _type("Imported", "The source of an imported cell.", (ImportedRecord, _NOT_IN_IMPORTED))
+_FAILURE = type_of("Failure", "A measurement that failed.", (FailureRecord, _NOT_IN_FAILURE))
+_IMPORTED = type_of(
+    "Imported", "The source of an imported cell.", (ImportedRecord, _NOT_IN_IMPORTED)
+)
 
-_SETTINGS = _type(
+_SETTINGS = type_of(
     "RunSettings",
     "The options of the command.",
     **{
-        leaf.name: Annotated[
-            get_type_hints(StoredSettings)[leaf.name],
-            Doc("", low=leaf.option.min, high=leaf.option.max) if leaf.option else Doc(""),
-        ]
+        leaf.name: Annotated[get_type_hints(StoredSettings)[leaf.name], leaf.doc]
         for leaf in leaves(RunSettings)
     },
 )
@@ -187,26 +159,26 @@ KEYS: Mapping[str, Key] = {
     "environment": Key(
         Environment,
         "provenance, written before the first measurement",
-        lambda document: to_jsonable_python(document.run.environment),
+        lambda document: document.run.environment,
     ),
     "settings": Key(
         _SETTINGS,
         "the options of the command",
-        lambda document: to_jsonable_python(document.run.settings.stored),
+        lambda document: document.run.settings.stored,
     ),
     "models": Key(tuple[ModelIdentity, ...], "the weights and tokenizers of the run"),
     "cells": Key(
-        _several(_CELL),
+        several(_CELL),
         "measured cells: one method at one K on one workload under one setting",
         lambda document: [_cell_json(cell, document.vllm.get(cell.key)) for cell in document.cells],
     ),
     "decisions": Key(
-        _several(_DECISION_TYPE),
+        several(_DECISION_TYPE),
         "the decision for each pairing, workload and setting",
         lambda document: [_decision_json(decision) for decision in document.decisions],
     ),
     "shared_k": Key(
-        _several(_SHARED_K),
+        several(_SHARED_K),
         "one K for all workloads of a pairing that ran on several",
         lambda document: [_shared_k_json(shared) for shared in document.shared_k],
     ),
@@ -214,7 +186,7 @@ KEYS: Mapping[str, Key] = {
     "adaptive_comparisons": Key(
         tuple[AdaptiveComparison, ...],
         "K = auto compared with the best fixed K",
-        lambda document: to_jsonable_python(document.adaptive),
+        lambda document: document.adaptive,
     ),
     "crossovers": Key(
         tuple[Crossover, ...],
@@ -228,7 +200,7 @@ KEYS: Mapping[str, Key] = {
         "cost of several outputs per prompt, and gain of picking the likeliest",
     ),
     "forecasts": Key(
-        _several(_FORECAST),
+        several(_FORECAST),
         "the forecast speedup of each K, and the measured one",
         lambda document: [_forecast_json(checked) for checked in document.forecasts],
     ),
@@ -238,14 +210,14 @@ KEYS: Mapping[str, Key] = {
         "sessions of serving engines: each start, or each use of a running server",
     ),
     "failures": Key(
-        _several(_FAILURE),
+        several(_FAILURE),
         "failed measurements, and sessions that every attempt at their cycle lost",
         lambda document: to_jsonable_python(
             document.failures, exclude={"__all__": {*_NOT_IN_FAILURE}}
         ),
     ),
     "imported": Key(
-        _several(_IMPORTED),
+        several(_IMPORTED),
         "the source of imported cells (`specbench import`)",
         lambda document: to_jsonable_python(
             document.imported, exclude={"__all__": {*_NOT_IN_IMPORTED}}
@@ -256,35 +228,11 @@ KEYS: Mapping[str, Key] = {
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of the document: report/schema.json."""
-    from pydantic import TypeAdapter  # noqa: PLC0415 - only the schema needs it
-
-    keys = [(name, Annotated[key.type, Doc(key.meaning)], field()) for name, key in KEYS.items()]
-    made = make_dataclass("Document", keys)
-    made.__doc__ = (
+    """The schema of the document: report/schema.json."""
+    doc = (
         "The output of `specbench run --json`, `sweep-k --json` and `report --json`; docs/json.md "
         "explains it."
     )
-    schema = _closed(TypeAdapter(made).json_schema(mode="serialization"))
-    schema["$defs"]["Cell"]["required"].remove("vllm")
+    schema = schema_of(type_of_keys("Document", doc, KEYS))
     draft = "https://json-schema.org/draft/2020-12/schema"
     return {"$schema": draft, "title": "specbench JSON document", **schema}
-
-
-def _closed(schema: Any) -> Any:
-    """The schema without titles and defaults, in which objects have exactly the keys they name."""
-    if isinstance(schema, list):
-        return [_closed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    properties = schema.get("properties")
-    kept = {
-        name: {key: _closed(part) for key, part in value.items()}
-        if name in ("properties", "$defs")
-        else _closed(value)
-        for name, value in schema.items()
-        if name not in ("title", "default")
-    }
-    if properties and "$ref" not in schema:
-        kept |= {"required": [*properties], "additionalProperties": False}
-    return kept

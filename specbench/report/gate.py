@@ -1,16 +1,16 @@
 """A gate as sentences, blocks, JSON and JUnit XML."""
 
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic_core import to_jsonable_python
-
+from specbench.doc import Doc, Key, docs_of, json_object, several, type_of
 from specbench.gate.attribution import Attribution, Cause, Shift
-from specbench.gate.baseline import Snapshot
+from specbench.gate.baseline import Snapshot, SourceRun
 from specbench.gate.check import Gate
-from specbench.gate.fingerprint import THREADS
+from specbench.gate.fingerprint import THREADS, Fingerprint
 from specbench.gate.judging import CELL, FALSE_ALARM, GateVerdict, Judgment
 from specbench.gate.tolerances import MetricKind, default_tolerances, deviation_floor
 from specbench.metrics.registry import all_metrics
@@ -305,24 +305,86 @@ def incomparable_report(reason: str) -> ReportPart:
 
 JSON_VERSION = 1
 
+_DIFFERENCE = type_of(
+    "Difference",
+    "A fact that differs.",
+    name=Annotated[str, Doc("a word of `--allow-different`, or the name of a fact")],
+    baseline=Annotated[str, Doc("its text in the baseline")],
+    candidate=Annotated[str, Doc("its text in the candidate")],
+)
+_SIDE = type_of(
+    "Side",
+    "One side of the comparison.",
+    runs=Annotated[tuple[SourceRun, ...], Doc("its runs")],
+    fingerprint=Annotated[Fingerprint, Doc("the facts that hold for all its cells")],
+)
+_CURVE = type_of(
+    "Curve",
+    "Acceptance per position.",
+    before=Annotated[tuple[float, ...], Doc("in the baseline")],
+    after=Annotated[tuple[float, ...], Doc("in the candidate")],
+)
+_ATTRIBUTION = type_of(
+    "Attribution",
+    "The causes of a regression.",
+    (Attribution, ()),
+    cell=Annotated[str, docs_of(Attribution)["cell"]],
+    changes=Annotated[several(_DIFFERENCE), docs_of(Attribution)["changes"]],
+    curve=Annotated[_CURVE, docs_of(Attribution)["curve"]],
+    sentence=Annotated[str, Doc("the attribution in words")],
+)
+_JUDGMENT = type_of(
+    "Judgment",
+    "The verdict on one metric of one cell.",
+    (Judgment, ()),
+    cell=Annotated[str, docs_of(Judgment)["cell"]],
+)
+KEYS: Mapping[str, Key] = {
+    "schema_version": Key(Literal[1], "version of this document", lambda _: JSON_VERSION),
+    "verdict": Key(
+        GateVerdict,
+        "the most severe one: `pass`, `inconclusive`, `missing` or `regression`; or `refused`, "
+        "see below",
+    ),
+    "sentence": Key(str, "the answer in words", lambda gate: headline(gate)),
+    "false_alarm": Key(
+        float, "upper bound of the probability that identical runs fail", lambda _: FALSE_ALARM
+    ),
+    "num_tests": Key(int, "comparisons that noise could fail; they share that chance"),
+    "baseline": Key(_SIDE, "its `runs` and `fingerprint`", lambda gate: _side(gate.baseline)),
+    "candidate": Key(_SIDE, "the same, of the candidate", lambda gate: _side(gate.candidate)),
+    "tolerances": Key(
+        Mapping[str, float],
+        "metric to the share that it may be worse (0.02: 2%)",
+        lambda gate: {t.metric: t.share for t in gate.tolerances},
+    ),
+    "judgements": Key(
+        several(_JUDGMENT),
+        "one metric of one cell each, counts before seconds",
+        lambda gate: [{**asdict(j), "cell": j.cell.id} for j in gate.judgments],
+    ),
+    "attributions": Key(
+        several(_ATTRIBUTION),
+        "why, for every cell with a regression",
+        lambda gate: list(map(_attribution_json, gate.attributions)),
+    ),
+    "allowed": Key(
+        several(_DIFFERENCE),
+        "what differs and was allowed to",
+        lambda gate: [d._asdict() for d in gate.allowed],
+    ),
+    "changes": Key(
+        several(_DIFFERENCE),
+        "what else differs, such as the draft's weights, packages or the driver",
+        lambda gate: [d._asdict() for d in gate.changes],
+    ),
+    "notes": Key(tuple[str, ...], "notes about the comparison"),
+}
+
 
 def gate_json(gate: Gate) -> dict[str, Any]:
     """The gate as a JSON document; new keys do not change its version."""
-    return {
-        "schema_version": JSON_VERSION,
-        "verdict": gate.verdict.value,
-        "sentence": headline(gate),
-        "false_alarm": FALSE_ALARM,
-        "num_tests": gate.num_tests,
-        "baseline": _side_json(gate.baseline),
-        "candidate": _side_json(gate.candidate),
-        "tolerances": {t.metric: t.share for t in gate.tolerances},
-        "judgements": [_judgment_json(judgment) for judgment in gate.judgments],
-        "attributions": [_attribution_json(attribution) for attribution in gate.attributions],
-        "allowed": [d._asdict() for d in gate.allowed],
-        "changes": [d._asdict() for d in gate.changes],
-        "notes": list(gate.notes),
-    }
+    return json_object(KEYS, gate)
 
 
 def incomparable_json(reason: str) -> dict[str, Any]:
@@ -330,26 +392,17 @@ def incomparable_json(reason: str) -> dict[str, Any]:
     return {"schema_version": JSON_VERSION, "verdict": REFUSED, "sentence": reason}
 
 
-def _side_json(side: Snapshot) -> dict[str, Any]:
-    document: dict[str, Any] = to_jsonable_python(
-        {"runs": side.origins, "fingerprint": side.fingerprint}
-    )
-    return document
-
-
-def _judgment_json(judgment: Judgment) -> dict[str, Any]:
-    document: dict[str, Any] = to_jsonable_python(judgment)
-    return {**document, "cell": judgment.cell.id}
+def _side(side: Snapshot) -> dict[str, Any]:
+    return {"runs": side.origins, "fingerprint": side.fingerprint}
 
 
 def _attribution_json(attribution: Attribution) -> dict[str, Any]:
-    document: dict[str, Any] = to_jsonable_python(attribution)
     before, after = attribution.curve
     return {
-        **document,
+        **asdict(attribution),
         "cell": attribution.cell.id,
         "changes": [d._asdict() for d in attribution.changes],
-        "curve": {"before": list(before), "after": list(after)},
+        "curve": {"before": before, "after": after},
         "sentence": cause_text(attribution),
     }
 

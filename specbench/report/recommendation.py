@@ -1,8 +1,8 @@
 """Recommendations for an objective as sentences, tables and JSON."""
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Annotated, Any, Literal
 
 from pydantic_core import to_jsonable_python
 
@@ -20,7 +20,9 @@ from specbench.decide.objective import (
     recommend_for,
 )
 from specbench.decide.recommend import SpeedupVerdict, is_undecided, judge
+from specbench.doc import Doc, docs_of, several, type_of
 from specbench.records import NO_DRAFTER, CellKey, Condition, Decision, Interval
+from specbench.records.keys import AXES, FlatKey
 from specbench.report.answers import VERDICT_WORDS, context_lines
 from specbench.report.document import Document
 from specbench.report.grids import Grid
@@ -328,6 +330,106 @@ def _tokens_left(document: Document, key: CellKey) -> int | None:
 
 SCHEMA_VERSION = 1
 
+_OF_CONFIGURATION = tuple(
+    ["pairing", "method", "num_speculative_tokens", "adaptive", "concurrency", "lossy"]
+)
+_NOT_IN_CONFIGURATION = {*AXES} - {*_OF_CONFIGURATION}
+_NOT_IN_SETTING = {*AXES} - {axis.name for axis in fields(Condition)} | {"concurrency"}
+_CANDIDATE = type_of(
+    "Candidate",
+    "A configuration for a workload.",
+    (FlatKey, _NOT_IN_CONFIGURATION),
+    value=Annotated[float, Doc("in the unit of the objective")],
+    tokens_per_s=Annotated[
+        float, Doc("its rate; missing for goodput", "tokens/s", is_optional=True)
+    ],
+    tokens_per_s_low=Annotated[
+        float, Doc("the same at the lower bound of the speedup", "tokens/s", is_optional=True)
+    ],
+    requests_per_s=Annotated[
+        float, Doc("its rate within the limits, only for goodput", "requests/s", is_optional=True)
+    ],
+    requests_per_s_low=Annotated[
+        float, Doc("the same at the lower bound of the speedup", "requests/s", is_optional=True)
+    ],
+    broken_limits=Annotated[tuple[str, ...], Doc("limits that it exceeds, in words")],
+)
+_PICK = type_of(
+    "Pick",
+    "The answer for one workload and setting; the concurrency is part of the answer.",
+    (FlatKey, _NOT_IN_SETTING),
+    sentence=Annotated[str, Doc("the answer in words")],
+    no_valid_speculative_run=Annotated[
+        bool, Doc("`true`: without a valid measurement with drafts")
+    ],
+    is_undecided=Annotated[
+        bool,
+        Doc("`true`: a configuration with drafts is undecided, so `best` is not a recommendation"),
+    ],
+    best=Annotated[
+        _CANDIDATE | None, Doc("one of the candidates; absent: no configuration meets the limits")
+    ],
+    candidates=Annotated[several(_CANDIDATE), Doc("all candidates, the best first")],
+    reasons=Annotated[tuple[str, ...], Doc("why, in words")],
+)
+_SHARED = type_of(
+    "Shared",
+    "One configuration for all workloads of a target and setting.",
+    (FlatKey, {*_NOT_IN_SETTING, "workload"}),
+    best=Annotated[
+        type_of("Configuration", "A configuration.", (FlatKey, _NOT_IN_CONFIGURATION)),
+        Doc("the configuration"),
+    ],
+    regret=Annotated[
+        Mapping[str, float],
+        Doc("by workload, the share of its best rate that is lost (0.05: 5%)", "fraction"),
+    ],
+)
+_AT_CONTEXT = type_of(
+    "AtContext",
+    "The verdict at one context length.",
+    (FlatKey, {*_NOT_IN_CONFIGURATION} - {"context"}),
+    verdict=Annotated[str, Doc("`faster`, `no speedup` or `undecided`")],
+    speedup=Annotated[Interval | None, docs_of(Decision)["speedup"]],
+    memory_left_tokens=Annotated[
+        int | None,
+        Doc("how many more tokens of context the GPU has memory for, per request; may be negative"),
+    ],
+)
+_BY_CONTEXT = type_of(
+    "ByContext",
+    "K by context length, of one pairing and setting.",
+    (FlatKey, {*_NOT_IN_SETTING, "context"}),
+    contexts=Annotated[several(_AT_CONTEXT), Doc("one per context length, the shortest first")],
+    break_even_k=Annotated[
+        int | None, Doc("the K of the longest context with a speedup; absent: none")
+    ],
+    break_even=Annotated[
+        Interval | None, Doc("that of the `context_curve` of this K; absent: not shown", "tokens")
+    ],
+)
+RECOMMENDATIONS = type_of(
+    "Recommendations",
+    "The output of `specbench recommend --json`.",
+    schema_version=Annotated[Literal[1], Doc("version of this document")],
+    run_id=Annotated[str, Doc("id of the run")],
+    synthetic=Annotated[bool, Doc("as in the document of a run")],
+    objective=Annotated[
+        type_of("Goal", "The objective.", (Objective, ()), unit=Annotated[str, Doc("of `value`")]),
+        Doc("the quantity that is best"),
+    ],
+    picks=Annotated[several(_PICK), Doc("one per workload and setting")],
+    shared=Annotated[
+        several(_SHARED), Doc("one configuration for all workloads of a target and setting")
+    ],
+    by_context=Annotated[
+        several(_BY_CONTEXT), Doc("one per pairing and setting with several context lengths")
+    ],
+    without_recommendation=Annotated[
+        Mapping[str, str], Doc("workload to the reason why it has no pick")
+    ],
+)
+
 
 def recommendation_json(
     document: Document,
@@ -417,5 +519,4 @@ def _setting_json(at: Condition, *without: str) -> dict[str, Any]:
 
 
 def _key_json(key: CellKey) -> dict[str, Any]:
-    first = ("pairing", "method", "num_speculative_tokens", "adaptive", "concurrency", "lossy")
-    return key.entries(*first, without={*key.condition.flat, "drafter"} - {"concurrency"})
+    return {name: key.flat[name] for name in _OF_CONFIGURATION}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from specbench.doc import Doc
 from specbench.settings.option import Option
 from specbench.settings.words import (
     BUILTIN,
@@ -118,6 +119,7 @@ BudgetS = Annotated[
     float | None,
     Option(
         names=("--time-budget",),
+        unit="s",
         read=parse_seconds,
         help="Measure for about this long, such as 3m. It sets the numbers of prompts and repeats. "
         "Loading and warm-up are not cut short.",
@@ -159,9 +161,19 @@ class WorkloadSettings:
 class DraftSettings:
     """Draft length."""
 
-    num_speculative_tokens: tuple[int, ...] | None = None  # None: the pairing's own
-    is_default_range: bool = False  # the K were not typed
-    adaptive: bool = False  # also a cell whose K the controller picks
+    num_speculative_tokens: Annotated[
+        tuple[int, ...] | None, Doc("`-k`: the K to measure; absent: those of each pairing")
+    ] = None
+    is_default_range: Annotated[
+        bool,
+        Doc(
+            "whether the K are the default range of `sweep-k`, which leaves out K that a drafter "
+            "cannot draft"
+        ),
+    ] = False
+    adaptive: Annotated[bool, Doc("`-k auto`: also a cell whose K is picked round by round")] = (
+        False
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,10 +216,11 @@ class EffortSettings:
         ),
     ] = None
     budget_s: BudgetS = None
-    precision: Annotated[  # half-width of the best K's interval, 0.02 = 2 %
+    precision: Annotated[
         float | None,
         Option(
             names=("--margin-of-error",),
+            unit="fraction",
             read=parse_share,
             help="Stop once the best K's speedup is known within plus or minus this, such as 2%.",
             shown=False,
@@ -241,13 +254,15 @@ class LoadSettings:
         float | None,
         Option(
             min=0.001,
+            unit="requests/s",
             help="Poisson arrivals per second.",
             shown="none; a request starts when another ends",
         ),
     ] = None
-    slo: Annotated[  # seconds by metric; None: the fastest is best
+    slo: Annotated[  # by metric; None: the fastest is best
         Mapping[str, float] | None,
         Option(
+            unit="s",
             read=parse_limits,
             help="Choose K by goodput: requests per second within these limits, such as "
             "ttft=200ms,tpot=20ms; also request_latency.",
@@ -320,7 +335,13 @@ class ForecastSettings:
             shown="greedy_draft for vLLM, exact for others",
         ),
     ] = None
-    most_drafters: int | None = None  # `pair --measure-top`: the most per setting; None: all
+    most_drafters: Annotated[
+        int | None,
+        Doc(
+            "`pair --measure-top`: how many forecast drafters were measured in each setting; "
+            "absent: all"
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args, get_origin, get_type_hints
 
+from specbench.doc import Doc
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
@@ -20,6 +22,7 @@ class Option:
     is_repeated: bool = False  # `read` gets a list, which is empty without the option
     is_argument: bool = False
     is_stored: bool = True
+    unit: str = ""  # of the stored value
 
     def names_of(self, field: str) -> tuple[str, ...]:
         """The names as they are typed."""
@@ -33,11 +36,17 @@ class Leaf(NamedTuple):
     type: Any
     default: Any  # MISSING if there is none
     option: Option | None  # one may give several values, as -k does
+    doc: Doc  # its own, or the help of the option
 
 
 def option_of(hint: Any) -> Option | None:
     """The option in the Annotated[] of a type; None if the value cannot be typed."""
     return next((o for o in getattr(hint, "__metadata__", ()) if isinstance(o, Option)), None)
+
+
+def doc_of(hint: Any) -> Doc | None:
+    """The meaning in the Annotated[] of a type."""
+    return next((doc for doc in getattr(hint, "__metadata__", ()) if isinstance(doc, Doc)), None)
 
 
 def bare_type(hint: Any) -> Any:
@@ -65,7 +74,18 @@ def leaves(group: type, option: Option | None = None) -> Iterator[Leaf]:
         if is_group(kind):
             yield from leaves(kind, nearest)
         elif nearest is None or nearest.is_stored:
-            yield Leaf(field.name, kind, field.default, nearest)
+            doc = _doc(hints[field.name], field.name, nearest)
+            yield Leaf(field.name, kind, field.default, nearest, doc)
+
+
+def _doc(hint: Any, field: str, option: Option | None) -> Doc:
+    """The meaning of a field, or the option's help; the unit and the bounds are the option's."""
+    doc = doc_of(hint) or Doc("")
+    if option is None:
+        return doc
+    typed = field if option.is_argument else option.names_of(field)[0]
+    meaning = doc.meaning or f"`{typed}`: {option.help}"
+    return Doc(meaning, option.unit, low=option.min, high=option.max)
 
 
 def flat(group: Any) -> dict[str, Any]:

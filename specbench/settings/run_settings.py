@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, make_dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
+from specbench.doc import Doc
 from specbench.settings.decoder import DecoderSettings
 from specbench.settings.groups import (
     DraftSettings,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 class RunSettings:
     """The settings of a run, with which an interrupted one can be resumed."""
 
-    command: Literal["run", "sweep-k", "import"] = "run"
+    command: Annotated[Literal["run", "sweep-k", "import"], Doc("the command")] = "run"
     workload: WorkloadSettings
     draft: Annotated[DraftSettings, K] = field(default_factory=DraftSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)

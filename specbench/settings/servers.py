@@ -89,6 +89,7 @@ class ServerSettings:
         Option(
             is_rare=True,
             names=("--startup-timeout",),
+            unit="s",
             min=1,
             help="Seconds until a started server must be healthy.",
             placeholder="SECONDS",

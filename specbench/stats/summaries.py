@@ -3,15 +3,18 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
+from typing import Annotated
+
+from specbench.doc import Doc
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
     """A point estimate with its 95% interval; low and high are None below 5 prompts."""
 
-    estimate: float
-    low: float | None
-    high: float | None
+    estimate: Annotated[float, Doc("the ratio or difference")]
+    low: Annotated[float | None, Doc("lower end of the 95% interval; absent: not known")]
+    high: Annotated[float | None, Doc("upper end; absent: not known")]
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:

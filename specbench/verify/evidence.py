@@ -5,10 +5,12 @@ Shape suffixes: N tokens, C cells of a joint distribution.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from specbench.doc import Doc
 
 Floats = NDArray[np.float64]
 Output = tuple[str, tuple[int, ...]]  # the name of its prompt, and its tokens
@@ -47,20 +49,28 @@ class Subject:
 class Divergence:
     """The position at which a greedy text leaves the expected one.
 
-    A token is None if its text has ended. `gap` is the distance between the target's two best
-    logits. `steps` is that between the best and the worse of the two tokens, in units in the last
-    place of the logits' dtype at their magnitude; `tie_steps` is the most that other shapes of the
-    same sums differ by. All three are None without the target's logits.
+    A step is the unit in the last place of the logits' dtype at their magnitude.
     """
 
-    prompt_id: str
-    position: int  # in the output, from 0; in characters if the engine has no token ids
-    expected: int | str | None  # a token, or text without token ids
-    found: int | str | None
-    gap: float | None
-    steps: float | None  # None if one text has ended
-    tie_steps: float | None
-    below: float | None = None  # the same distance as `steps`, in logits
+    prompt_id: Annotated[str, Doc("the prompt")]
+    position: Annotated[
+        int, Doc("in the output, from 0; in characters for a server without token ids")
+    ]
+    expected: Annotated[
+        int | str | None,
+        Doc("a token, or text for a server without token ids; absent: that text has ended"),
+    ]
+    found: Annotated[int | str | None, Doc("the same, of the output")]
+    gap: Annotated[
+        float | None,
+        Doc("between the target's two best logits; absent without its logits, as the two steps"),
+    ]
+    steps: Annotated[
+        float | None,
+        Doc("distance from the best to the worse of the two tokens, in rounding steps"),
+    ]
+    tie_steps: Annotated[float | None, Doc("steps up to which it is a tie")]
+    below: Annotated[float | None, Doc("the distance of `steps`, in logits")] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,12 +127,15 @@ class SampledEvidence:
 class Distance:
     """How far sampled tokens at one position are from the expected distribution, over all prompts.
 
-    `floor` is the mean for tokens drawn from that distribution: a finite sample is never at 0.
+    A finite sample is never at 0.
     """
 
-    position: int  # in the output, from 0
-    total_variation: float
-    floor: float
+    position: Annotated[int, Doc("in the output, from 0")]
+    total_variation: Annotated[
+        float,
+        Doc("from the target's distribution, or from K = 0 if that was the reference"),
+    ]
+    floor: Annotated[float, Doc("mean `total_variation` of the same number of exact draws")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,13 +5,16 @@ target that failed. Serving engines have one sentence per pairing and K.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Literal, get_type_hints
 
+from specbench.doc import Key, docs_of, json_object, several, type_of_keys
 from specbench.errors import ExitCode
+from specbench.records.keys import FlatKey
 from specbench.settings import SERVED
-from specbench.verify.judge import FALSE_ALARM, Finding, describe_divergence, is_tie
+from specbench.verify.evidence import Distance, Divergence, Subject
+from specbench.verify.judge import FALSE_ALARM, Finding, Verdict, describe_divergence, is_tie
 
 SCHEMA_VERSION = 1
 LEAST_P = 1e-99  # a smaller p-value is shown as below this one
@@ -41,18 +44,6 @@ def exit_code(findings: Sequence[Finding]) -> int:
     return ExitCode.INCONCLUSIVE if "inconclusive" in verdicts else ExitCode.GOOD
 
 
-def document(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The JSON document of a call; docs/json.md explains every key."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "lossless": {0: True, 1: False}.get(exit_code(findings)),
-        "false_alarm": FALSE_ALARM,
-        "num_tests": _num_tests(findings),
-        "results": [result(finding) for finding in findings],
-        "sentences": sentences(findings),
-    }
-
-
 def false_alarm_note(findings: Sequence[Finding]) -> str:
     """How to read the p-values; empty without any."""
     num_tests = _num_tests(findings)
@@ -68,33 +59,105 @@ def _num_tests(findings: Sequence[Finding]) -> int:
     return sum(len(finding.p_values) for finding in findings)
 
 
+_RESULT: Mapping[str, Key] = {
+    **{
+        name: Key(hint, docs_of(FlatKey)[name].meaning, attrgetter(f"subject.{name}"))
+        for name, hint in get_type_hints(Subject).items()
+        if name != "lossy"
+    },
+    "lossless": Key(bool | None, "`true`, `false`, or absent if undecided"),
+    "verdict": Key(Verdict, "see below"),
+    "reason": Key(str, "why, in words"),
+    "lossy": Key(
+        str | None,
+        "the option that changes the distribution on purpose; absent: none",
+        lambda f: f.subject.lossy,
+    ),
+    "match_rate": Key(
+        float | None, "share of prompts with the expected tokens; absent above temperature 0"
+    ),
+    "first_divergence": Key(
+        Divergence | None,
+        "the first divergence that is not a tie, or else the first one; absent: none",
+    ),
+    "p_value": Key(
+        float | None,
+        "the smallest of its tests, adjusted for all tests of the call; below `false_alarm` it is "
+        "a fault",
+    ),
+    "p_values": Key(Mapping[str, float], "of each test, not adjusted"),
+    "control_p_value": Key(
+        float | None,
+        "the p-value of tokens at a temperature 20% lower, which must be small: see below",
+    ),
+    "detectable_deviation": Key(
+        float | None,
+        "share of tokens that, moved across the middle of the target's distribution, is detected "
+        "with 80% power",
+        lambda f: f.detectable and f.detectable.shift,
+    ),
+    "detectable_tail": Key(
+        float | None,
+        "the same for tokens moved to its least likely 2^-10",
+        lambda f: f.detectable and f.detectable.tail,
+    ),
+    "num_prompts": Key(
+        int | None,
+        "compared prompts, counting every turn of a conversation; absent above temperature 0",
+    ),
+    "num_tokens": Key(int, "tokens compared or tested"),
+    "divergences": Key(tuple[Divergence, ...], "all divergences at temperature 0"),
+    "distances": Key(
+        tuple[Distance, ...], "of a serving engine's sampled tokens, one per position"
+    ),
+    "not_looked_at": Key(
+        str | None,
+        "why the target's logits were not computed; absent: they were",
+        lambda f: f.not_scored_because or None,
+    ),
+    "acceptance_rule": Key(
+        str | None,
+        "the rule by which the serving engine accepts drafts, by its exporter; absent: unknown, "
+        "or no drafts",
+        lambda f: f.rule,
+    ),
+}
+KEYS: Mapping[str, Key] = {
+    "schema_version": Key(Literal[1], "version of this document", lambda _: SCHEMA_VERSION),
+    "lossless": Key(
+        bool | None,
+        "`true`: all results are; `false`: some result is not; absent: undecided, or something "
+        "could not run",
+        lambda findings: {0: True, 1: False}.get(exit_code(findings)),
+    ),
+    "false_alarm": Key(
+        float,
+        "upper bound of the probability that a call without faults reports one",
+        lambda _: FALSE_ALARM,
+    ),
+    "num_tests": Key(int, "p-values that share it", lambda findings: _num_tests(findings)),
+    "results": Key(
+        several(type_of_keys("VerifyResult", "A result.", _RESULT)),
+        "one entry per pairing, engine, K and temperature; K = 0 of each engine first, with the "
+        "target as `pairing`",
+        lambda findings: [result(finding) for finding in findings],
+    ),
+    "sentences": Key(
+        list[str],
+        "one per pairing; for a serving engine one per pairing and K, K = 0 included",
+        lambda findings: sentences(findings),
+    ),
+}
+
+
+def document(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The JSON document of a call; docs/json.md explains every key."""
+    return json_object(KEYS, findings)
+
+
 def result(finding: Finding) -> dict[str, Any]:
     """A finding as an entry of `results`."""
-    subject, first, power = finding.subject, finding.first_divergence, finding.detectable
-    return {
-        "pairing": subject.pairing,
-        "engine": subject.engine,
-        "method": subject.method,
-        "num_speculative_tokens": subject.num_speculative_tokens,
-        "temperature": subject.temperature,
-        "lossless": finding.lossless,
-        "verdict": finding.verdict,
-        "reason": finding.reason,
-        "lossy": subject.lossy,
-        "match_rate": finding.match_rate,
-        "first_divergence": None if first is None else asdict(first),
-        "p_value": finding.p_value,
-        "p_values": dict(finding.p_values),
-        "control_p_value": finding.control_p_value,
-        "detectable_deviation": None if power is None else power.shift,
-        "detectable_tail": None if power is None else power.tail,
-        "num_prompts": finding.num_prompts,
-        "num_tokens": finding.num_tokens,
-        "divergences": [asdict(each) for each in finding.divergences],
-        "distances": [asdict(each) for each in finding.distances],
-        "not_looked_at": finding.not_scored_because or None,
-        "acceptance_rule": finding.rule,
-    }
+    return json_object(_RESULT, finding)
 
 
 def sentences(findings: Sequence[Finding]) -> list[str]:

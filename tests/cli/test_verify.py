@@ -83,13 +83,6 @@ def test_json_lists_every_result(as_json: Ran) -> None:
         assert (result["p_value"] is None) == (result["temperature"] == 0)
 
 
-def test_every_key_is_explained(as_json: Ran) -> None:
-    document = json.loads(as_json.out)
-    told = (DOCS / "json.md").read_text().partition("## The document of verify")[2]
-    for key in (*document, *document["results"][0]):
-        assert f"`{key}`" in told, key
-
-
 def test_a_fault_of_sampling_exits_1(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sound = Sampler.probs
 
