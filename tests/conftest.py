@@ -97,6 +97,14 @@ def quiet_host() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Runs store thousands of records; tests/runs sees to what a power cut leaves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """A run may set torch's threads for the process; tests that share cores must not fight."""

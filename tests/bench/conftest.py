@@ -1,6 +1,5 @@
 """What every test of the bench shares."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -14,9 +13,3 @@ def forwards_beside_one_block() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(passes, "BLOCKS", 1)
         yield
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch):
-    """These runs store thousands of records; tests/runs sees to what a power cut leaves."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)

@@ -11,7 +11,6 @@ from specbench.runs import load_run
 from specbench.stats.intervals import speedup_interval
 from tests.cli.calls import specbench
 from tests.report.test_json import VALIDATOR
-from tests.test_layering import modules_after
 
 FILES = Path(__file__).parents[1] / "importers" / "files"
 PAGE = Path(__file__).parents[2] / "docs" / "import.md"
@@ -145,19 +144,6 @@ def test_a_slower_server_regresses_where_the_speed_up_is_named_as_the_page_says(
     named = specbench(*compare, "--fail-on", fail_on, cwd=tmp_path)
     assert named.code == 1
     assert "end_to_end_speedup 1.60x -> 1.12x" in json.loads(named.out)["sentence"]
-
-
-@pytest.mark.slow
-def test_neither_import_nor_history_needs_torch(tmp_path):
-    lines = "\n".join(
-        f"try:\n    c.app({arguments!r})\nexcept SystemExit as done:\n    assert not done.code"
-        for arguments in (
-            ["import", str(VLLM[1]), *TOLD],
-            ["history", "--metric", "mean_acceptance_length"],
-        )
-    )
-    loaded = modules_after(f"import specbench.cli as c\n{lines}", tmp_path)
-    assert not loaded & {"torch", "transformers", "matplotlib"}
 
 
 def test_broken_identities_make_a_cell_invalid(tmp_path):

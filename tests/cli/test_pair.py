@@ -12,7 +12,6 @@ from specbench.inputs.config import load_pairings
 from specbench.runs import list_runs, load_run
 from tests.cli.calls import specbench
 from tests.cli.conftest import SMALL
-from tests.test_layering import modules_after
 from tests.tiny_models import change_json, write_head, write_model
 from tests.tiny_pair import write_refusing
 from tests.workloads.test_workloads import write_workload
@@ -58,16 +57,6 @@ def test_a_dry_run_tells_refusals_warnings_and_memory(shelf):
     memory = [line.split()[0] for line in ran.out.splitlines() if "KiB" in line]
     assert memory == ["target", "draft", "ngram"]
     assert re.search(r"22\.5 GiB \(.*L4\)", ran.out)
-
-
-@pytest.mark.slow
-def test_a_dry_run_works_without_torch(shelf):
-    arguments = ["pair", "tiny", "--draft", "./draft", "--draft", "ngram", "--dry-run"]
-    code = (
-        "import specbench.cli as c\n"
-        f"try:\n    c.app({arguments!r})\nexcept SystemExit as done:\n    assert not done.code"
-    )
-    assert not modules_after(code, shelf) & {"torch", "transformers"}
 
 
 def test_the_document_for_machines_has_every_finding_and_figure(shelf):
