@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from specbench.errors import ModelError, UsageError
 from specbench.files.dflash import DFLASH_ARCHITECTURE, DFlashStyle, dflash_fit
 from specbench.files.eagle import EAGLE3_NAMES, EAGLE_NAMES, Style, eagle3_fit, eagle_fit
+from specbench.files.gguf import GgufFile
 from specbench.files.head_files import (
     DFLASH_LAYOUTS,
     EAGLE3_LAYOUTS,
@@ -277,6 +278,11 @@ class Kind(NamedTuple):
     def is_model(self) -> bool:
         """Whether it is a whole model, which writes text by itself."""
         return self.method == MODEL_METHOD
+
+
+def gguf_method(file: GgufFile) -> str:
+    """The method that drafts with a GGUF file; llama.cpp names heads as we do."""
+    return file.architecture if file.architecture in METHODS else MODEL_METHOD
 
 
 def kind_of(files: ModelFiles) -> Kind:

@@ -18,7 +18,9 @@ KEYS: Mapping[str, Any] = {
     "llama.attention.head_count": 4,
     "llama.attention.head_count_kv": 2,
     "llama.context_length": 4096,
+    "llama.attention.layer_norm_rms_epsilon": 1,
     "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.merges": ["t 1"],
     **{"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2},
 }
 

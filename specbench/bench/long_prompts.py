@@ -9,6 +9,7 @@ from math import inf
 from specbench.bench.plan import TargetPlan
 from specbench.engines.engine import Engine, Tokenizer
 from specbench.errors import ModelError, WorkloadError
+from specbench.files.gguf import gguf_of
 from specbench.files.model import open_model
 from specbench.records import FailureRecord, Message, Prompt
 
@@ -25,7 +26,8 @@ def fitting(plan: TargetPlan, context: int | None = None) -> TargetPlan:
     sent all of them, since the tokens of their chat template are an estimate."""
     margin = TEMPLATE_TOKENS if plan.served else 0
     with suppress(ModelError):  # loading the model raises the error again
-        files = open_model(plan.target.model)
+        spec = plan.target.model
+        files = gguf_of(spec) if spec.is_gguf else open_model(spec)
 
         def count(prompt: Prompt) -> int:
             text = "".join(message.content for turn in prompt.turns for message in turn)

@@ -24,7 +24,7 @@ _Target = Annotated[
         "--target",
         metavar="MODEL",
         rich_help_panel=_PANEL,
-        help="Measure this model: a folder, hub id or demo:NAME.",
+        help="Measure this model: a folder, hub id, demo:NAME or GGUF file (llama_cpp).",
         show_default=False,
     ),
 ]
@@ -34,8 +34,8 @@ _Drafts = Annotated[
         "--draft",
         metavar="DRAFT",
         rich_help_panel=_PANEL,
-        help="With --target: a draft model or head (folder, hub id, demo:NAME), METHOD=MODEL, or a "
-        "method such as ngram. Repeatable.",
+        help="With --target: draft model or head (folder, hub id, demo:NAME, FILE.gguf), "
+        "METHOD=MODEL, or a method such as ngram. Repeatable.",
         show_default="methods without a draft model",
     ),
 ]
@@ -73,7 +73,8 @@ class AdhocPairing:
         if self.drafts and not drafters:
             raise UsageError("--draft is empty; expected a folder, hub id, demo:NAME or method")
         if not drafters:
-            drafters = known or tuple(draftless(open_model(target.model)))
+            files = None if target.model.is_gguf else open_model(target.model)
+            drafters = known or tuple(draftless(files))
         whole = replace(target, drafters=drafters)
         names = (whole.name,) if any(d.lossy is None for d in drafters) else ()
         pairings = Pairings(path=Path("--target"), targets=(whole,), default=(whole.name,))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from specbench.inputs.pairing import Pairing
 
 GIB = 2**30
+_NO_SERVER = "llama-server is not on the PATH; name it with --engine-python"
 _FEW = 10  # pairings that are printed in full if none is named
 
 
@@ -118,6 +119,8 @@ def _check(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
     from specbench.files.model import is_here
     from specbench.fit.demand import demand, shortage
 
+    if any(model.is_gguf for model in pairing.models):
+        return _check_gguf(pairing, setup)
     is_downloaded = all(map(is_here, pairing.models))
     problems: list[str] = []
     notes: list[str] = []
@@ -144,6 +147,36 @@ def _check(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
         "ready": not problems,
         "problems": problems,
         "notes": notes,
+    }
+
+
+def _check_gguf(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
+    """The check of a pairing that only llama.cpp serves."""
+    from specbench.engines.deployment import Deployment, Tier, find_exporter
+    from specbench.files.gguf import gguf_of
+    from specbench.fit.gguf import plan_gguf
+
+    problems: list[str] = []
+    needs = None
+    try:
+        deployment = Deployment(pairing=pairing, tiers=(Tier(None, 1),))
+        find_exporter("llama_cpp").export(deployment, None, "")
+        draft = pairing.drafter.model
+        plan = plan_gguf(
+            gguf_of(pairing.target.model), gguf_of(draft) if draft else None, pairing.drafter, setup
+        )
+        needs = round(plan.peak.total / GIB, 2)
+        if plan.fits is False:
+            problems.append(f"needs {needs:g} GiB with its KV cache")
+    except SpecbenchError as error:
+        problems.append(str(error))
+    return {
+        "pairing": pairing.name,
+        "weights_gib": needs,
+        "downloaded": True,
+        "ready": not problems,
+        "problems": problems,
+        "notes": [] if shutil.which("llama-server") else [_NO_SERVER],
     }
 
 

@@ -188,7 +188,9 @@ def export(
             names = ", ".join(p.name for p in chosen)
             raise UsageError(f"-k {num_speculative_tokens}: name one drafter: {names}")
         ignored = ("attention", "code", "loading")  # engines have readers of formats
-        refused = unsupported_reasons(chosen, drafts=num_speculative_tokens > 0, ignored=ignored)
+        # The exporter checks GGUF files.
+        loaded = [p for p in chosen if not any(model.is_gguf for model in p.models)]
+        refused = unsupported_reasons(loaded, drafts=num_speculative_tokens > 0, ignored=ignored)
         if refused:  # without a measurement that shows otherwise
             raise CompatibilityError("; ".join(refused.values()))
         deployment = Deployment(

@@ -141,7 +141,7 @@ def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
         for word in words
     )
     file = read_gguf(Path(target).expanduser())
-    machine = _machine(call, settings, file.number("context_length", 0) or None)
+    machine = _machine(call, settings, file.longest_context)
     prepared, files = prepare_gguf(chosen, file, drafters, machine.setup)
     if call.as_json:
         facts = {name: gguf_json(file) for name, file in files.items()}

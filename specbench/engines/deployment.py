@@ -16,7 +16,7 @@ from typing import NamedTuple, NoReturn, Protocol, TypeVar, cast
 from specbench.errors import ModelError, UsageError
 from specbench.files.config import is_hybrid
 from specbench.files.model import num_rows, open_model
-from specbench.files.model_spec import ModelSpec
+from specbench.files.model_spec import GGUF_ADVICE, ModelSpec
 from specbench.inputs.pairing import Pairing
 from specbench.methods import Method, Setting, find_method
 from specbench.records import acceptance_rule
@@ -269,7 +269,11 @@ def exported(
     hybrids: str = ROLLBACK,
 ) -> Export:
     """The export of a deployment; `lost` lists settings that the engine does not have, `hybrids`
-    describes its drafts for a target with recurrent layers."""
+    describes its drafts for a target with recurrent layers. UsageError for GGUF files, except for
+    llama.cpp."""
+    for spec in deployment.pairing.models if engine != "llama_cpp" else ():
+        if spec.is_gguf:
+            raise UsageError(f"{engine}: {spec.source} {GGUF_ADVICE}")
     return Export(
         engine=engine,
         written_for=written_for,

@@ -9,15 +9,16 @@ import math
 import re
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from specbench.errors import ModelError
 from specbench.files.config import MOST_LAYERS
 from specbench.files.headers import TensorHeader
+from specbench.files.model_spec import ModelSpec
 
 # Builds of llama.cpp draft with another vocabulary only within these bounds: the difference in the
 # number of tokens, and the first id whose tokens are compared. Source: common/speculative.cpp.
@@ -27,6 +28,10 @@ _LARGEST_HEADER = 2**28  # bytes; those of published models are below 2**24
 _MOST_NUMBERS = 2**12  # of an array of numbers that is kept: a value per layer, not one per token
 _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING, _ARRAY = 8, 9
+# Keys that each architecture needs: src/llama-model.cpp.
+_REQUIRED = ("context_length", "embedding_length", "block_count", "attention.head_count")
+_UP = "blk.0.ffn_up.weight"
+_EPSILONS = (".attention.layer_norm_rms_epsilon", ".attention.layer_norm_epsilon")
 _SHARD = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
 _AGAIN = "download or convert it again"
 
@@ -89,6 +94,15 @@ class GgufFile:
         return str(self.keys.get("general.architecture", "(no general.architecture)"))
 
     @property
+    def longest_context(self) -> int | None:
+        return self.number("context_length", 0) or None
+
+    @property
+    def chat_template(self) -> str | None:
+        template = self.keys.get("tokenizer.chat_template")
+        return template if isinstance(template, str) else None
+
+    @property
     def num_layers(self) -> int:
         if (count := self.number("block_count")) > MOST_LAYERS:
             self._fail(f"it would have {count:,} layers")
@@ -145,6 +159,24 @@ class GgufFile:
             tokens=tokens,
         )
 
+    def require_keys(self) -> None:
+        """ModelError for a key without which llama.cpp does not load the file."""
+        names = [*_REQUIRED, *(["feed_forward_length"] if _UP in self.tensors else [])]
+        keys = [f"{self.architecture}.{name}" for name in names]
+        keys += ["tokenizer.ggml.merges"] if self.vocabulary.tokenizer == "BPE" else []
+        if not any(key.endswith(_EPSILONS) for key in self.keys):
+            keys.append(f"{self.architecture}{_EPSILONS[0]}")
+        if missing := [key for key in keys if key not in self.keys]:
+            self._fail(f"it has no {missing[0]}, so llama.cpp does not load it")
+
+    def num_tokens(self, text: str) -> int:
+        """The fewest tokens that a text can have: its bytes by those of the longest token."""
+        return -(-len(text.encode()) // self._longest_token)
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(len(token.encode()) for token in self.vocabulary.tokens) or 1
+
     def _heads(self, name: str, default: int) -> tuple[int, ...]:
         """A number for all layers or one per layer."""
         value = self.keys.get(f"{self.architecture}.{name}")
@@ -158,14 +190,56 @@ class GgufFile:
         raise ModelError(f"{self.path}: {text}; {_AGAIN}")
 
 
+class GgufDifference(NamedTuple):
+    """A difference between a target and a draft model."""
+
+    field: str
+    of_target: object
+    of_draft: object
+    is_refused: bool  # llama-server then starts, but drafts nothing
+    reason: str
+
+
+def differences(target: GgufFile, draft: GgufFile) -> Iterator[GgufDifference]:
+    """The differences that llama.cpp compares, and other special ids; ModelError."""
+    ours, theirs = target.vocabulary, draft.vocabulary
+    sizes = len(ours.tokens), len(theirs.tokens)
+    is_too_far = abs(sizes[0] - sizes[1]) > MAX_VOCAB_DIFFERENCE
+    compared = range(FIRST_COMPARED_ID, min(sizes))
+    different = [i for i in compared if ours.tokens[i] != theirs.tokens[i]]
+    first = different[0] if different else 0
+    tokens = (repr(ours.tokens[first]), repr(theirs.tokens[first])) if different else ("", "")
+    rules: tuple[tuple[str, object, object, bool, str], ...] = (
+        ("tokenizer", ours.tokenizer, theirs.tokenizer, True, "another kind"),
+        ("add_bos_token", ours.add_bos, theirs.add_bos, True, "only one adds it to prompts"),
+        ("add_eos_token", ours.add_eos, theirs.add_eos, True, "only one adds it to prompts"),
+        ("bos_token_id", ours.bos, theirs.bos, ours.add_bos, "another token"),
+        ("eos_token_id", ours.eos, theirs.eos, ours.add_eos, "another token"),
+        ("vocab_size", *sizes, is_too_far, f"may differ by {MAX_VOCAB_DIFFERENCE} tokens"),
+        ("tokens", *tokens, True, f"ids with other tokens: {len(different):,}, first {first}"),
+    )
+    for rule in rules:
+        if rule[1] != rule[2]:
+            yield GgufDifference(*rule)
+
+
+@cache
+def gguf_of(spec: ModelSpec) -> GgufFile:
+    """The header of a model that is a GGUF file, read once per process; ModelError."""
+    return read_gguf(Path(spec.location))
+
+
 def read_gguf(path: Path) -> GgufFile:
-    """The header of a file and, for the first of several, of the others; ModelError."""
+    """The header of a file and, for the first of several, of the others; ModelError, also if
+    llama.cpp would not load it."""
     files = [_read_file(path)]
     if match := _SHARD.fullmatch(path.name):
         names = (f"{match[1]}-{i:05}-of-{match[2]}.gguf" for i in range(2, int(match[2]) + 1))
         files += [_read_file(path.with_name(name)) for name in names]
     tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
-    return replace(files[0], tensors=tensors, nbytes=sum(file.nbytes for file in files))
+    file = replace(files[0], tensors=tensors, nbytes=sum(file.nbytes for file in files))
+    file.require_keys()
+    return file
 
 
 def _read_file(path: Path) -> GgufFile:

@@ -16,6 +16,7 @@ from specbench.files.config import (
     longest_context,
     require_layers,
 )
+from specbench.files.gguf import gguf_of
 from specbench.files.head_files import HeadFiles
 from specbench.files.headers import (
     HEAD_WEIGHTS,
@@ -32,7 +33,7 @@ from specbench.files.headers import (
     same_bytes,
     weights_headers,
 )
-from specbench.files.model_spec import ModelSpec
+from specbench.files.model_spec import GGUF_ADVICE, ModelSpec
 from specbench.files.tokenizer import (
     Vocabulary,
     read_chat_template,
@@ -253,7 +254,10 @@ class ModelFiles:
 
 
 def open_model(spec: ModelSpec) -> ModelFiles:
-    """The files that a spec names; ModelError if they are not on this machine."""
+    """The files that a spec names; ModelError for a GGUF file, and if they are not on this
+    machine."""
+    if spec.is_gguf:
+        raise ModelError(f"{spec.source} {GGUF_ADVICE}")
     folder = spec.folder or cached_folder(spec.source, spec.revision)
     if folder is None:
         raise ModelError(
@@ -280,7 +284,7 @@ def require_complete(spec: ModelSpec) -> None:
 def num_rows(spec: ModelSpec) -> int | None:
     """Rows of a model's embedding, padding included; None if nothing on this machine says it."""
     try:
-        return open_model(spec).vocab_size
+        return len(gguf_of(spec).vocabulary.tokens) if spec.is_gguf else open_model(spec).vocab_size
     except ModelError:
         return spec.vocab_size
 
@@ -301,7 +305,7 @@ def has_weights(spec: ModelSpec) -> bool:
 def is_here(spec: ModelSpec) -> bool:
     """Whether its files, or its config at least, are on this machine."""
     folder = spec.folder or cached_folder(spec.source, spec.revision)
-    return folder is not None and folder.is_dir()
+    return folder is not None and folder.exists()
 
 
 # Far above any model; a number beyond is a slip of the pen or a trap.

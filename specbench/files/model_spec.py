@@ -5,13 +5,18 @@ from pathlib import Path
 
 from specbench.shipped import PACKAGE
 
+GGUF_ADVICE = (
+    "is GGUF, which only llama.cpp reads: measure a .gguf file with --engine llama_cpp, or name "
+    "the checkpoint that it was made from (a hub id or a folder with config.json)"
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
     """A model as pairings.yaml describes it."""
 
-    source: str  # as written: a Hugging Face id, a folder, demo:NAME, shape:NAME
-    folder: Path | None = None  # None: `source` is a Hugging Face id
+    source: str  # as written: a Hugging Face id, folder, GGUF file, demo:NAME, shape:NAME
+    folder: Path | None = None  # or GGUF file; None: `source` is a Hugging Face id
     revision: str | None = None
     dtype: str = "auto"  # auto: float32 on a CPU, the checkpoint's own on a GPU
     device_map: str | None = None
@@ -34,6 +39,11 @@ class ModelSpec:
     def is_shape(self) -> bool:
         """Whether there is only a config, so that its weights can only be random."""
         return self.source.startswith("shape:")
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is a GGUF file, which only llama.cpp reads."""
+        return self.folder is not None and self.folder.suffix.lower() == ".gguf"
 
     @property
     def tokenizer_location(self) -> str:

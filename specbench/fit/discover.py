@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specbench.errors import ModelError, UsageError
+from specbench.files.gguf import gguf_of
 from specbench.files.model import ModelFiles, open_model
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import UNREADABLE
@@ -17,7 +18,7 @@ from specbench.fit.weights import model_weights
 from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import model_spec
 from specbench.inputs.pairing import DrafterSpec
-from specbench.methods import MODEL_METHOD, all_methods, kind_of
+from specbench.methods import MODEL_METHOD, all_methods, gguf_method, kind_of
 from specbench.settings.words import nearest
 from specbench.shipped import shipped
 
@@ -58,13 +59,13 @@ def discover(
     return Discovery(drafters=with_unique_names(drafters), left_out=tuple(left_out))
 
 
-def draftless(target: ModelFiles) -> Iterator[DrafterSpec]:
-    """The methods without weights, and MTP layers in the target's own files."""
+def draftless(target: ModelFiles | None) -> Iterator[DrafterSpec]:
+    """The methods without weights, and MTP layers in the target's own files if they are given."""
     for method in all_methods():
         if method.model == "refused":
             yield DrafterSpec(name=method.name, method=method.name)
     for method in all_methods():
-        if method.head and method.head.is_in_target(target):
+        if target and method.head and method.head.is_in_target(target):
             yield DrafterSpec(name=method.name, method=method.name)
 
 
@@ -89,6 +90,8 @@ def drafter_of(word: str) -> DrafterSpec:
             raise UsageError(f"--draft {word}: the method needs weights; {how}")
         return DrafterSpec(name=word, method=word)
     spec = model_spec(word)
+    if spec.is_gguf:
+        return DrafterSpec(name=plain_name(word), method=gguf_method(gguf_of(spec)), model=spec)
     try:
         method = kind_of(open_model(spec)).method or MODEL_METHOD
     except UNREADABLE:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from specbench.errors import ModelError
-from specbench.files.gguf import FIRST_COMPARED_ID, MAX_VOCAB_DIFFERENCE, GgufFile, read_gguf
+from specbench.files.gguf import GgufFile, differences, read_gguf
 from specbench.fit.candidates import DraftCandidate, Prepared
 from specbench.fit.compatibility import Compatibility, FitFinding, Level, finding
 from specbench.fit.memory_plan import DeploymentSpec, MemoryPlan, Peak, longest_that_fits
 from specbench.fit.weights import Weights
 from specbench.inputs.pairing import DrafterSpec, Target
-from specbench.methods import METHODS
+from specbench.methods import MODEL_METHOD, gguf_method
 from specbench.stats.rounds import bytes_per_forward, roofline_s
 
 _BATCH = 512  # tokens of a forward of a prompt: llama.cpp's default
@@ -47,29 +47,13 @@ def prepare_gguf(
 
 def gguf_findings(target: GgufFile, draft: GgufFile) -> Iterator[FitFinding]:
     """Differences, most of which llama.cpp refuses; ModelError."""
-    ours, theirs = target.vocabulary, draft.vocabulary
-    sizes = len(ours.tokens), len(theirs.tokens)
-    is_too_far = abs(sizes[0] - sizes[1]) > MAX_VOCAB_DIFFERENCE
-    compared = range(FIRST_COMPARED_ID, min(sizes))
-    different = [i for i in compared if ours.tokens[i] != theirs.tokens[i]]
-    first = different[0] if different else 0
-    tokens = (repr(ours.tokens[first]), repr(theirs.tokens[first])) if different else ("", "")
-    kind = "head" if draft.architecture in METHODS else "draft model"
-    rules: tuple[tuple[str, object, object, bool, str], ...] = (
-        ("kind", "draft model", kind, True, "heads are not compared here"),
-        ("tokenizer", ours.tokenizer, theirs.tokenizer, True, "another kind"),
-        ("add_bos_token", ours.add_bos, theirs.add_bos, True, "only one adds it to prompts"),
-        ("add_eos_token", ours.add_eos, theirs.add_eos, True, "only one adds it to prompts"),
-        ("bos_token_id", ours.bos, theirs.bos, ours.add_bos, "another token"),
-        ("eos_token_id", ours.eos, theirs.eos, ours.add_eos, "another token"),
-        ("vocab_size", *sizes, is_too_far, f"may differ by {MAX_VOCAB_DIFFERENCE} tokens"),
-        ("tokens", *tokens, True, f"ids with other tokens: {len(different):,}, first {first}"),
-    )
-    for field, of_target, of_draft, is_refused, reason in rules:
+    if gguf_method(draft) != MODEL_METHOD:
+        reason = "heads are not compared here; measure it with --engine llama_cpp"
+        yield finding("kind", "refused", "draft model", "head", reason)
+    for field, of_target, of_draft, is_refused, reason in differences(target, draft):
         level: Level = "refused" if is_refused else "warning"
         effect = _SERVES if is_refused else "it is accepted"
-        if of_target != of_draft:
-            yield finding(field, level, of_target, of_draft, f"{reason}: {effect}")
+        yield finding(field, level, of_target, of_draft, f"{reason}: {effect}")
 
 
 def plan_gguf(
@@ -100,7 +84,7 @@ def plan_gguf(
             rest=_BATCH * 4 * sum(widths),
         )
 
-    at, limit = peak(setup.context), target.number("context_length", 0) or None
+    at, limit = peak(setup.context), target.longest_context
     reads = [(w.read_bytes, rows, setup.context, w.kv_bytes_per_token) for w in weights]
     seconds = [roofline_s(bytes_per_forward(*read), speed) for read in reads if speed]
     return MemoryPlan(

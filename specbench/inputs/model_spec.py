@@ -5,7 +5,7 @@ from os.path import normpath
 from pathlib import Path
 
 from specbench.errors import UsageError
-from specbench.files.model_spec import ModelSpec
+from specbench.files.model_spec import GGUF_ADVICE, ModelSpec
 from specbench.inputs.strict_yaml import Value, YamlMapping, number, one_of, whole
 from specbench.settings.words import nearest
 from specbench.shipped import PACKAGE
@@ -22,6 +22,8 @@ MODEL_KEYS = (
     "weights_gib",
     "vocab_size",
 )
+
+_LOADING_KEYS = ("revision", "dtype", "device_map", "quantization", "trust_remote_code")
 
 # As the hub's own client takes it: parts of at most 96 characters, no "--", no "..", no ".git".
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
@@ -41,14 +43,20 @@ def gguf_complaint(source: str, beside: Path = Path()) -> str | None:
         return None
     if is_model or not is_gguf:
         return None
-    return (
-        f"{source} is GGUF, which only llama.cpp reads: name the checkpoint that it was made from "
-        "(a hub id or a folder with config.json) and measure it with --engine llama_cpp"
-    )
+    is_missing = source.lower().endswith(".gguf") and not place.exists()
+    return f"the file {source} does not exist" if is_missing else f"{source} {GGUF_ADVICE}"
+
+
+def _gguf_file(source: str, beside: Path = Path()) -> Path | None:
+    """The path of an existing GGUF file; None for other sources."""
+    path = (beside / Path(source).expanduser()).absolute()
+    return path if path.suffix.lower() == ".gguf" and path.is_file() else None
 
 
 def model_spec(source: str) -> ModelSpec:
     """The model of this name on the command line; UsageError if it cannot be one."""
+    if file := _gguf_file(source):
+        return ModelSpec(source=source, folder=file)
     if complaint := gguf_complaint(source):
         raise UsageError(complaint)
     kind, _, name = source.partition(":")
@@ -81,7 +89,7 @@ def model_spec(source: str) -> ModelSpec:
 
 def read_model_spec(keys: YamlMapping, dtype: str, device_map: str | None) -> ModelSpec:
     """The model that a section describes; dtype and device_map are its defaults."""
-    return ModelSpec(
+    spec = ModelSpec(
         source=keys.must("model", Value.text),
         folder=keys.must("model", _model_folder),
         revision=keys.may("revision", Value.text, None),
@@ -92,6 +100,9 @@ def read_model_spec(keys: YamlMapping, dtype: str, device_map: str | None) -> Mo
         weights_gib=keys.may("weights_gib", number(above=0), None),
         vocab_size=keys.may("vocab_size", whole(1, 2**31 - 1), None),
     )
+    if spec.is_gguf and (given := [key for key in _LOADING_KEYS if key in keys.entries]):
+        keys.entries[given[0]].fail("a GGUF file is served as it is stored; leave this key out")
+    return spec
 
 
 def read_device_map(value: Value) -> str:
@@ -120,6 +131,8 @@ def read_folder(value: Value) -> Path:
 
 def _model_folder(value: Value) -> Path | None:
     source = value.text()
+    if file := _gguf_file(source, value.file.parent):
+        return file
     if complaint := gguf_complaint(source, value.file.parent):
         value.fail(complaint)
     kind, _, name = source.partition(":")

@@ -23,6 +23,7 @@ from specbench.inputs.config import load_pairings
 from specbench.records import Request, Sampling
 from tests.cli.calls import Ran, specbench
 from tests.cli.conftest import SMALL
+from tests.gguf_files import write_gguf
 from tests.tiny_models import VOCAB_SIZE, change_json, write_head, write_model
 
 DRAFTED = 100  # of the target's tokens, by the heads with a vocabulary of their own
@@ -520,7 +521,7 @@ def test_gguf_is_refused_in_words_wherever_a_model_can_be_named(
     folder = write_case(models, tmp_path, Case("draft_model", lambda _: None, ()))
     (folder / "ggufs").mkdir()
     for name in ("m.gguf", "ggufs/m-00001-of-00002.gguf"):
-        (folder / name).write_bytes(b"GGUF\x03\x00\x00\x00")
+        write_gguf(folder / name)
     word = source if "/" in source else f"./{source}"
     commands = [
         ("pair", word, "--draft", "./x", "--dry-run"),
@@ -533,9 +534,9 @@ def test_gguf_is_refused_in_words_wherever_a_model_can_be_named(
     ]
     change = (folder / "pairings.yaml").read_text().replace("./x", word)
     (folder / "pairings.yaml").write_text(change)
-    commands += [("doctor", "case/x"), ("export", "case/x", "--engine", "vllm", "-k", "2")]
+    commands += [("run", "case/x", *RUN), ("export", "case/x", "--engine", "vllm", "-k", "2")]
     for command in commands:
         ran = specbench(*command, cwd=folder)
         assert ran.code == 2, (command, ran)
         for expected in ("GGUF", "config.json", "--engine llama_cpp"):
-            assert plain(expected) in plain(ran.err), (command, ran)
+            assert plain(expected) in plain(ran.out + ran.err), (command, ran)

@@ -24,6 +24,7 @@ def pair(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return ran.code, json.loads(ran.out)
 
 
+LLAMA_CPP = ("--engine", "llama_cpp")
 SPM, ADDED = {"tokenizer__ggml__model": "llama"}, {"tokenizer__ggml__add_eos_token": True}
 BOS, EOS = "tokenizer__ggml__bos_token_id", "tokenizer__ggml__eos_token_id"
 PAIRS: dict[str, tuple[Any, Any, Any, Any]] = {
@@ -56,6 +57,62 @@ def test_a_pair_is_refused_by_what_llama_cpp_compares(
     is_refused = ("refused" in expected) if expected else False
     assert code == (2 if is_refused else 0)
     assert (drafter["memory"] is None) == is_refused
+    words = ("--target", "t.gguf", "--draft", "d.gguf", "--engine", "llama_cpp", "--dry-run")
+    ran = specbench("run", *words, cwd=tmp_path)
+    # A head drafts by its own method.
+    assert ran.code == (2 if is_refused and "kind" not in expected else 0)
+
+
+PAIRINGS = """
+targets:
+  mine:
+    model: t.gguf
+    drafters:
+      small: {method: draft_model, model: ./sub/d.gguf}
+      far: {method: draft_model, model: ./sub/far.gguf}
+      ngram: {method: ngram}
+"""
+
+
+def test_files_in_a_pairings_file_are_planned_and_examined(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    write_gguf(tmp_path / "t.gguf")
+    draft = write_gguf(tmp_path / "sub" / "d.gguf", more(20))
+    write_gguf(tmp_path / "sub" / "far.gguf", more(129))
+    (tmp_path / "pairings.yaml").write_text(PAIRINGS)
+    assert specbench("sweep-k", "mine", *LLAMA_CPP, "--dry-run", cwd=tmp_path).code == 0
+    made = specbench("export", "mine/small", *LLAMA_CPP, "-k", "2", cwd=tmp_path)
+    assert (made.code, made.err) == (0, "")
+    words = made.out.split()
+    files = [words[words.index(flag) + 1] for flag in ("--model", "--model-draft")]
+    assert [(tmp_path / file).resolve() for file in files] == [tmp_path / "t.gguf", draft]
+    assert specbench("export", "mine/small", "--engine", "vllm", cwd=tmp_path).code == 2
+    ran = specbench("doctor", "mine", "--json", cwd=tmp_path)
+    assert [row["ready"] for row in json.loads(ran.out)["pairings"]] == [True, False, True]
+    assert ran.code == 1
+
+
+WRONG_FILES: dict[str, tuple[str, str]] = {
+    "of a dtype": ("d.gguf}", "d.gguf, dtype: float16}"),
+    "absent": ("./sub/d.gguf", "./absent.gguf"),
+    "cut": ("./sub/d.gguf", "./cut.gguf"),
+    "a checkpoint": ("./sub/d.gguf", "demo:draft"),
+    "for a head": ("draft_model", "eagle3"),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), WRONG_FILES.values(), ids=WRONG_FILES)
+def test_a_wrong_file_is_exit_code_2_before_a_start(tmp_path: Path, old: str, new: str) -> None:
+    (tmp_path / "sub").mkdir()
+    content = write_gguf(tmp_path / "t.gguf").read_bytes()
+    for name in ("d", "far"):
+        write_gguf(tmp_path / "sub" / f"{name}.gguf")
+    (tmp_path / "cut.gguf").write_bytes(content[:200])
+    (tmp_path / "pairings.yaml").write_text(PAIRINGS.replace(old, new))
+    ran = specbench("run", "mine/small", *LLAMA_CPP, cwd=tmp_path)
+    assert (ran.code, ran.out) == (2, "")
+    assert "gguf" in ran.err.lower()
+    assert not (tmp_path / "reports").exists()
 
 
 def test_the_plan_has_both_files_and_their_caches(tmp_path: Path) -> None:
@@ -107,9 +164,11 @@ def test_what_cannot_be_compared_is_exit_code_2(tmp_path: Path, words: str) -> N
     assert words.split()[0] in ran.err
 
 
-def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
+def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     blocks = [one for one in examples(ROOT / "docs" / "pair.md") if ".gguf" in one.text]
-    (words,) = blocks[0].commands
-    for word in (word for word in words if word.endswith(".gguf")):
-        write_gguf(tmp_path / word)
-    assert specbench(*words[1:], cwd=tmp_path).code == 0
+    commands = [words for block in blocks for words in block.commands]
+    assert {words[1] for words in commands} == {"pair", "sweep-k"}
+    for words in commands:
+        for word in (word for word in words if word.endswith(".gguf")):
+            write_gguf(tmp_path / word)
+        assert specbench(*words[1:], cwd=tmp_path).code == 0

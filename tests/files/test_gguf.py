@@ -116,6 +116,25 @@ WRONG |= {"tokenizer__ggml__tokens": [], "tokenizer__ggml__model": None}
 
 @pytest.mark.parametrize(("name", "value"), WRONG.items())
 def test_a_key_of_another_kind_is_a_message(tmp_path: Path, name: str, value: Any) -> None:
-    file = read_gguf(write_gguf(tmp_path / "a.gguf", **{name: value}))
+    path = write_gguf(tmp_path / "a.gguf", **{name: value})
     with pytest.raises(ModelError, match=r"a\.gguf: its? "):
-        _ = file.kv_bytes_per_token, file.vocabulary
+        assert read_gguf(path).kv_bytes_per_token
+
+
+NEEDED = ("llama__context_length", "llama__attention__head_count", "tokenizer__ggml__merges")
+NEEDED += ("llama__attention__layer_norm_rms_epsilon", "llama__feed_forward_length")
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_key_that_llama_cpp_needs_is_named(tmp_path: Path, name: str) -> None:
+    tensors = {"token_embd.weight": (32, 300), "blk.0.ffn_up.weight": (32, 64)}
+    keys: dict[str, Any] = {"llama__feed_forward_length": 64}
+    read_gguf(write_gguf(tmp_path / "a.gguf", tensors=tensors, **keys))
+    path = write_gguf(tmp_path / "b.gguf", tensors=tensors, **keys | {name: None})
+    with pytest.raises(ModelError, match=name.replace("__", r"\.")):
+        read_gguf(path)
+
+
+def test_a_text_has_at_least_its_bytes_by_those_of_the_longest_token(tmp_path: Path) -> None:
+    file = read_gguf(write_gguf(tmp_path / "a.gguf"))  # the longest: t299
+    assert [file.num_tokens(text) for text in ("", "a", "abcde", "\u00e9" * 4)] == [0, 1, 2, 2]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
@@ -133,29 +134,146 @@ def test_a_padded_pair_drafts_exactly_if_it_is_exported(tmp_path, padding, draft
     with _server(tmp_path / "0.log", "--model", str(target)) as plain:
         text, _ = _greedy(plain)
     with _server(tmp_path / "4.log", "--model", str(target), *drafting) as server:
-        drafted_text, num_accepted = _greedy(server)
+        drafted_text, timings = _greedy(server)
     assert drafted_text == text
-    assert (num_accepted > 10) == drafts
+    assert (timings.get("draft_n_accepted", 0) > 10) == drafts
 
 
-def _greedy(root: str) -> tuple[str, int]:
-    """The text of one greedy answer, and how many of its drafts were accepted."""
+_OF = "tokenizer.ggml."
+BOS, EOS = {f"{_OF}bos_token_id": 3}, {f"{_OF}eos_token_id": 3}
+ADD_BOS, ADD_EOS = {f"{_OF}add_bos_token": True}, {f"{_OF}add_eos_token": True}
+SPM = {f"{_OF}model": "llama", f"{_OF}merges": None}
+
+
+def _more(num: int) -> dict[str, Any]:
+    return {make_gguf.TOKENS: lambda tokens: [*tokens, *(f"<more{i}>" for i in range(num))]}
+
+
+def _fewer(num: int) -> dict[str, Any]:
+    return {make_gguf.TOKENS: lambda tokens: tokens[:-num]}
+
+
+def _other(token_id: int) -> dict[str, Any]:
+    return {
+        make_gguf.TOKENS: lambda tokens: [
+            "<other>" if i == token_id % len(tokens) else token for i, token in enumerate(tokens)
+        ]
+    }
+
+
+# Changes of the target's keys, and of the draft model's.
+GGUF_PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "the same": ({}, {}),
+    "id 4 differs": ({}, _other(4)),
+    "id 5 differs": ({}, _other(5)),
+    "the last id differs": ({}, _other(-1)),
+    "128 more": ({}, _more(128)),
+    "129 more": ({}, _more(129)),
+    "128 fewer": ({}, _fewer(128)),
+    "129 fewer": ({}, _fewer(129)),
+    "other bos": ({}, BOS),
+    "bos added by one": ({}, ADD_BOS),
+    "bos added by both": (ADD_BOS, ADD_BOS),
+    "other bos added by both": (ADD_BOS, ADD_BOS | BOS),
+    "other eos": ({}, EOS),
+    "eos added by one": ({}, ADD_EOS),
+    "other eos added by both": (ADD_EOS, ADD_EOS | EOS),
+    "a split that adds bos": ({}, {f"{_OF}pre": "llama-bpe"}),
+    "SPM and BPE": ({}, SPM),
+    **{
+        f"no {key}": ({}, {key: None})
+        for key in (
+            "general.architecture",
+            "llama.block_count",
+            "llama.context_length",
+            "llama.embedding_length",
+            "llama.feed_forward_length",
+            "llama.attention.head_count",
+            "llama.attention.head_count_kv",
+            "llama.attention.layer_norm_rms_epsilon",
+            f"{_OF}model",
+            f"{_OF}pre",
+            make_gguf.TOKENS,
+            f"{_OF}merges",
+            f"{_OF}eos_token_id",
+        )
+    },
+}
+
+
+@pytest.mark.parametrize(("of_target", "of_draft"), GGUF_PAIRS.values(), ids=GGUF_PAIRS)
+def test_pair_and_the_server_agree_on_gguf_files(tmp_path, of_target, of_draft):
+    target = make_gguf.change(LLAMA_CPP, GGUF / "target.gguf", tmp_path / "t.gguf", of_target)
+    draft = make_gguf.change(LLAMA_CPP, GGUF / "draft.gguf", tmp_path / "d.gguf", of_draft)
+    assert (_num_drafted(target, draft, tmp_path) > 0) == _is_accepted(target, draft)
+
+
+def test_a_draft_model_may_be_larger_than_its_target(tmp_path):
+    target, draft = (GGUF / f"{name}.gguf" for name in ("target", "draft"))
+    assert _is_accepted(draft, target)
+    assert _num_drafted(draft, target, tmp_path)
+
+
+def test_gguf_files_are_measured_as_their_checkpoints_are(drafting, tmp_path):
+    files = {name: {"model": str(GGUF / f"{name}.gguf")} for name in ("target", "draft")}
+    draft = {"method": "draft_model", **files["draft"]}
+    target = {**files["target"], "workloads": "demo", "drafters": {"draft": draft}}
+    (tmp_path / "pairings.yaml").write_text(json.dumps({"targets": {"mine": target}}))
+    asked = ("-k", f"0,{K}", "--restart-cycles", "2", "--engine-args", " ".join(EXACT), *ASKED)
+    found = sweep("sweep-k", "mine", *STARTED, *asked, cwd=tmp_path, out=tmp_path / "runs")
+    assert not [s.problems for s in found.run.servers if s.problems]
+    for workload in WORKLOADS:
+        cells = [one.cells["draft", workload, K] for one in (found, drafting)]
+        lengths = {cell["mean_acceptance_length"] for cell in cells}
+        assert len(lengths) == 1
+        assert float(lengths.pop()) > 1
+
+
+def _is_accepted(target: Path, draft: Path) -> bool:
+    ran = specbench("pair", target, "--draft", draft, cwd=draft.parent)
+    assert ran.code in (0, 2), ran
+    return ran.code == 0
+
+
+def _num_drafted(target: Path, draft: Path, folder: Path) -> int:
+    """Draft tokens of one answer; 0 if the server does not start."""
+    drafting = ("--spec-type", "draft-simple", "--spec-draft-p-min", "0")
+    arguments = ("--model", target, "--model-draft", draft, *drafting)
+    with _process(folder / "log", *arguments) as (root, server):
+        try:
+            return _greedy(root, server)[1].get("draft_n", 0)
+        except URLError:
+            assert server.wait(timeout=60) != 0
+            return 0
+
+
+def _greedy(root: str, server: subprocess.Popen[bytes] | None = None) -> tuple[str, dict[str, Any]]:
+    """The text of one greedy answer and its timings; URLError if the server does not answer, or
+    has ended."""
     messages = [{"role": "user", "content": "Write a function that adds two numbers."}]
     body = {"messages": messages, "max_tokens": 64, "temperature": 0, "cache_prompt": False}
     request = Request(f"{root}/v1/chat/completions", json.dumps(body).encode())
-    for _ in range(60):
+    for i in range(60):
         try:
             with urlopen(request) as response:
                 found = json.load(response)
-            break
+            return found["choices"][0]["message"]["content"], found["timings"]
         except URLError:  # not up yet
+            if i == 59 or (server is not None and server.poll() is not None):
+                raise
             time.sleep(1)
-    return found["choices"][0]["message"]["content"], found["timings"].get("draft_n_accepted", 0)
+    raise AssertionError
 
 
 @contextmanager
 def _server(log: Path, *arguments: str) -> Iterator[str]:
     """Started as one does by hand; whether it answers yet is for specbench to wait for or tell."""
+    with _process(log, *arguments) as (root, _):
+        yield root
+
+
+@contextmanager
+def _process(log: Path, *arguments: str | Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     port = free_port()
     own = ("--model", "target.gguf", "--metrics", "--ctx-size", "1024", "--parallel", "1")
     listening = ("--host", LOOPBACK, "--port", str(port))
@@ -167,7 +285,7 @@ def _server(log: Path, *arguments: str) -> Iterator[str]:
             stderr=stream,
         )
     try:
-        yield f"http://{LOOPBACK}:{port}"
+        yield f"http://{LOOPBACK}:{port}", server
     finally:
         server.terminate()
         server.wait()

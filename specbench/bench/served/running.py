@@ -182,8 +182,8 @@ def server_warnings(running: Sequence[RunningServer], engine: str, target: Targe
 def _names_target(served: str, target: Target) -> bool:
     """Whether the model name of a server equals the target's name, id or folder."""
     names = {target.name, target.model.source.removeprefix("demo:"), target.model.location}
-    name = PurePath(served).name.removesuffix(".gguf").lower()
-    return name in {PurePath(known).name.lower() for known in names}
+    served, *known = (PurePath(n).name.lower().removesuffix(".gguf") for n in (served, *names))
+    return served in known
 
 
 async def describe_servers(engine: str, urls: Sequence[str]) -> tuple[RunningServer, ...]:

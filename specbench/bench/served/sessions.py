@@ -5,6 +5,7 @@ one condition each, in the same order at every K.
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -12,6 +13,7 @@ from specbench.bench.blocks import Block, Cell, request_seed
 from specbench.bench.long_prompts import TEMPLATE_TOKENS
 from specbench.bench.plan import TargetPlan
 from specbench.errors import ModelError
+from specbench.files.gguf import gguf_of
 from specbench.files.model import open_model
 from specbench.files.model_spec import ModelSpec
 from specbench.files.tokenizer import TEMPLATE_CLOCK, prints_clock
@@ -219,10 +221,9 @@ def request_of(
 def template_clock(target: ModelSpec, engine: str) -> tuple[str | None, Mapping[str, str]]:
     """The date that a server's chat template prints, as in a ServerRecord, and the template
     arguments that fix it. The API of OpenAI accepts no such arguments."""
-    try:
-        template = open_model(target).chat_template
-    except ModelError:
-        template = None
+    template: str | None = None
+    with suppress(ModelError):
+        template = (gguf_of if target.is_gguf else open_model)(target).chat_template
     if template is None or not prints_clock(template):
         return (None if template is None else ""), {}
     if engine == OPENAI or "date_string" not in template:

@@ -40,7 +40,8 @@ from specbench.engines.served_engine import (
     counts_of_sums,
 )
 from specbench.errors import UsageError
-from specbench.files.gguf import FIRST_COMPARED_ID, MAX_VOCAB_DIFFERENCE
+from specbench.files.gguf import FIRST_COMPARED_ID, MAX_VOCAB_DIFFERENCE, differences, gguf_of
+from specbench.methods import MODEL_METHOD, gguf_method
 from specbench.records import Request, RequestCounts, RequestSettings
 from specbench.servers.metrics_page import DRAFT_COUNTERS, CounterPage, count_of
 from specbench.servers.server_log import ARGUMENTS, MEMORY, PORT, LogFormat
@@ -297,6 +298,7 @@ class _Dialect(NamedTuple):
 def vocabulary_notes(deployment: Deployment) -> list[str]:
     """common/speculative.cpp compares sizes and tokens; if they differ too much, the server logs
     an error and serves without drafts."""
+    _require_gguf_pair(deployment)
     target, draft = deployment.vocab_sizes or (0, 0)
     compared = range(FIRST_COMPARED_ID, min(target, draft))
     if abs(target - draft) > MAX_VOCAB_DIFFERENCE:
@@ -309,17 +311,42 @@ def vocabulary_notes(deployment: Deployment) -> list[str]:
     return []
 
 
+def _require_gguf_pair(deployment: Deployment) -> None:
+    """UsageError if llama.cpp would serve without drafts, since a draft model's file has another
+    vocabulary or kind than the target's; ModelError for a broken file."""
+    name, target, draft = deployment.pairing.name, deployment.target, deployment.drafter
+    of_target = gguf_of(target) if target.is_gguf else None
+    if draft is None or not (target.is_gguf or draft.is_gguf):
+        return
+    if of_target is None or not draft.is_gguf:
+        raise UsageError(
+            f"{name}: only one of {target.source} and {draft.source} is a GGUF file; name two of "
+            "them, or two checkpoints"
+        )
+    of_draft = gguf_of(draft)
+    if (method := gguf_method(of_draft)) != deployment.method:
+        raise UsageError(
+            f"{name}: {draft.source} is for the method {method}, not for {deployment.method}"
+        )
+    for rule in differences(of_target, of_draft) if method == MODEL_METHOD else ():
+        if rule.is_refused:
+            raise UsageError(
+                f"{name}: llama.cpp serves without drafts: {rule.field} is {rule.of_target} in "
+                f"{target.source} and {rule.of_draft} in {draft.source} ({rule.reason})"
+            )
+
+
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:  # noqa: ARG001
     """Models are GGUF files: the command names them after the models, to be converted first."""
     dialect = _dialect(version)
     target = deployment.target
     command = ["llama-server", MODEL_FLAGS[0], _gguf_name(model_name(target))]
-    lost = [
-        *settings_lost(deployment),
-        *deployment.tiers_lost,
-        f"hub ids and folders: llama.cpp reads GGUF files; make {command[-1]}, and the drafter's "
-        "file, with its convert_hf_to_gguf.py, or name existing files",
-    ]
+    lost = [*settings_lost(deployment), *deployment.tiers_lost]
+    if not target.is_gguf:
+        lost.append(
+            f"hub ids and folders: llama.cpp reads GGUF files; make {command[-1]}, and the "
+            "drafter's file, with its convert_hf_to_gguf.py, or name existing files"
+        )
     deployment = deployment.flat
     if target.revision:
         lost.append(f"revision {target.revision} of the target: convert that one")
