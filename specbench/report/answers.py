@@ -14,6 +14,7 @@ from specbench.decide.recommend import SpeedupVerdict
 from specbench.records import Condition, Decision
 from specbench.report.document import Document
 from specbench.report.forecasts import best_forecast, forecast_text
+from specbench.report.memory import memory_left
 from specbench.report.numbers import listed, measured, scalar
 from specbench.report.sections import Section, sections, verdict_of
 
@@ -163,7 +164,8 @@ def context_lines(
         at = "".join(
             f", {part}" for part in entry.condition.distinct_parts(settings, also="workload")
         )
-        text = "; ".join(filter(None, (entry.text, entry.break_even_text)))
+        memory = memory_left(document, entry.decisions[-1].key)
+        text = "; ".join(filter(None, (entry.text, entry.break_even_text, *memory)))
         source = entry.decisions[0].leader.source
         yield f"{source}{at}, by context: {text}{document.mark}"
 

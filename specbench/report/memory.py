@@ -1,6 +1,6 @@
 """Memory of a target without drafter and with each drafter, for the table and the chart."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,6 +54,37 @@ def memory_rows(document: Document) -> tuple[MemoryRow, ...]:
             )
         )
     return tuple(rows)
+
+
+def memory_left(document: Document, key: CellKey) -> Iterator[str]:
+    """The tokens of context for which this GPU has memory left, if that is known."""
+    left, context = tokens_left(document, key), key.condition.context
+    if left is None:
+        return
+    if context is not None and left <= 0:
+        yield f"memory left: not enough for {context:,} tokens of context"
+    else:
+        than = "" if context is None else f" than {context:,}"
+        yield f"memory left: {max(left, 0):,} more tokens of context per request{than}"
+
+
+def tokens_left(document: Document, key: CellKey) -> int | None:
+    """Tokens that each request could have beyond its context; None if that is not known.
+
+    The peak is of a short pass, so the KV cache of the context is subtracted.
+    """
+    total = document.run.environment.gpu_memory_bytes
+    drafter = key.draft.drafter if key.draft.k else NO_DRAFTER
+    memory = next(
+        (m for m in document.memory if (m.target == key.condition.target and m.drafter == drafter)),
+        None,
+    )
+    if total is None or memory is None or memory.peak_reserved_bytes is None:
+        return None
+    if not memory.kv_bytes_per_token:
+        return None
+    left = (total - memory.peak_reserved_bytes) // memory.kv_bytes_per_token
+    return left // key.condition.batch_size - (key.condition.context or 0)
 
 
 def need(record: MemoryRecord, context: int) -> Need:

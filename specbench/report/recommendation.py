@@ -21,11 +21,12 @@ from specbench.decide.objective import (
 )
 from specbench.decide.recommend import SpeedupVerdict, is_undecided, judge
 from specbench.doc import Doc, docs_of, several, type_of
-from specbench.records import NO_DRAFTER, CellKey, Condition, Decision, Interval
+from specbench.records import CellKey, Condition, Decision, Interval
 from specbench.records.keys import AXES, FlatKey
 from specbench.report.answers import VERDICT_WORDS, context_lines
 from specbench.report.document import Document
 from specbench.report.grids import Grid
+from specbench.report.memory import memory_left, tokens_left
 from specbench.report.numbers import listed, measured, plural
 
 
@@ -166,7 +167,7 @@ def reasons(document: Document, pick: Recommendation) -> Iterator[str]:
     else:
         yield from _runner_up(document, key)
     yield from _saturation(document.crossovers, pick)
-    yield from _memory_left(document, key)
+    yield from memory_left(document, key)
 
 
 def _runner_up(document: Document, plain: CellKey) -> Iterator[str]:
@@ -296,36 +297,6 @@ def _saturation(crossovers: Sequence[Crossover], pick: Recommendation) -> Iterat
                 f"{key.source}, K={key.draft.length.label}: speedup up to {plural(below, 'user')}; "
                 f"{gain} at {stop}"
             )
-
-
-def _memory_left(document: Document, key: CellKey) -> Iterator[str]:
-    """Tokens of context for which this GPU has memory left, next to the chosen pair."""
-    left, context = _tokens_left(document, key), key.condition.context
-    if left is None:
-        return
-    if context is not None and left <= 0:
-        yield f"memory left: not enough for {context:,} tokens of context"
-    else:
-        yield f"memory left: {max(left, 0):,} more tokens of context per request"
-
-
-def _tokens_left(document: Document, key: CellKey) -> int | None:
-    """Tokens that each request could have beyond its context; None if that is not known.
-
-    The peak is of a short pass, so the KV cache of the context is subtracted.
-    """
-    total = document.run.environment.gpu_memory_bytes
-    drafter = key.draft.drafter if key.draft.k else NO_DRAFTER
-    memory = next(
-        (m for m in document.memory if (m.target == key.condition.target and m.drafter == drafter)),
-        None,
-    )
-    if total is None or memory is None or memory.peak_reserved_bytes is None:
-        return None
-    if not memory.kv_bytes_per_token:
-        return None
-    left = (total - memory.peak_reserved_bytes) // memory.kv_bytes_per_token
-    return left // key.condition.batch_size - (key.condition.context or 0)
 
 
 SCHEMA_VERSION = 1
@@ -492,7 +463,7 @@ def _by_context_json(document: Document, entry: ContextDecisions) -> dict[str, A
                 **_key_json(decision.key),
                 "verdict": VERDICT_WORDS[judge(decision.speedup)],
                 "speedup": decision.speedup,
-                "memory_left_tokens": _tokens_left(document, decision.key),
+                "memory_left_tokens": tokens_left(document, decision.key),
             }
             for decision in entry.decisions
         ],

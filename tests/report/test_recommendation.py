@@ -308,3 +308,5 @@ def test_memory_left_is_what_the_context_leaves() -> None:
     (entry,) = recommendation_json(document, picks, Objective())["by_context"]
     # 6 GiB hold the KV cache of 6,144 tokens.
     assert [at["memory_left_tokens"] for at in entry["contexts"]] == [6_144 - 512, 6_144 - 4_096]
+    (line,) = run_report(document).shared.lines
+    assert line.endswith("; memory left: 2,048 more tokens of context per request than 4,096")
