@@ -23,7 +23,7 @@ from specbench.inputs.pairing import Pairing, Target
 from specbench.inputs.workloads import load_workloads
 from specbench.methods import find_method
 from specbench.records import no_template
-from specbench.records.requests import THINKING_ARGS
+from specbench.records.requests import TEMPLATE_SETTINGS, THINKING_ARGS
 from specbench.settings import BUILTIN, SERVED, TRANSFORMERS, RunSettings
 
 ReadHead = Callable[[ModelSpec], HeadFiles[Any]]  # config and shapes of a head; ModelError
@@ -140,7 +140,7 @@ def _check_requests(plan: TargetPlan) -> None:
         for prompt in workload.prompts:
             at = f"{workload.path}, prompt {prompt.id}"
             needing = ["tools"] if prompt.tools else []
-            needing += [n for n in ("thinking", "reasoning_effort") if n in prompt.settings.given]
+            needing += [name for name in TEMPLATE_SETTINGS if name in prompt.settings.given]
             if lacks_template and needing:
                 raise UsageError(
                     f"{at}: {needing[0]}: {plan.target.name} has no chat template, so no engine "
@@ -171,7 +171,7 @@ def require_verifiable(plans: Iterable[TargetPlan]) -> None:
     for workload in (workload for plan in plans for workload in plan.workloads):
         for prompt in workload.prompts:
             for name in prompt.settings.given:
-                if name not in ("thinking", "reasoning_effort"):
+                if name not in TEMPLATE_SETTINGS:
                     raise UsageError(
                         f"{workload.path}, prompt {prompt.id}: {name}: verify compares with the "
                         f"target's distribution, which it changes; add {IGNORING}"

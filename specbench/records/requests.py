@@ -54,6 +54,7 @@ class RequestSettings:
         return tuple(words.get(name, name) for name in self.given)
 
 
+TEMPLATE_SETTINGS = ("thinking", "reasoning_effort")  # arguments of the chat template
 THINKING_ARGS = ("enable_thinking", "thinking")  # of Qwen3 and others; of DeepSeek and Granite
 
 

@@ -27,7 +27,7 @@ def setup(document: Document) -> str:
     keys = [plan.key for plan in document.run.cells]
     drafting = (key for key in keys if key.draft.k > 0)
     drafters = list(dict.fromkeys(key.draft.marked(key.pairing) for key in drafting))
-    workloads = list(dict.fromkeys(key.condition.workload for key in keys))
+    workloads = list(dict.fromkeys(key.condition.workload_label for key in keys))
     temperatures = [f"{t:g}" for t in dict.fromkeys(key.condition.temperature for key in keys)]
     requests = list(dict.fromkeys(key.condition.requests for key in keys))
     contexts = list(
@@ -139,6 +139,10 @@ def provenance(document: Document) -> tuple[Fact, ...]:
         *(
             (f"workload {name}", f"sha256 {digest[:_SHOWN_DIGITS]}")
             for name, digest in run.workload_sha256.items()
+        ),
+        *(
+            (f"request settings of {name}", f"sha256 {digest[:_SHOWN_DIGITS]}")
+            for name, digest in run.settings_sha256.items()
         ),
     )
     return tuple(Fact(name, value) for name, value in facts if value)

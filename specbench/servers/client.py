@@ -162,7 +162,10 @@ class Client:
                 if self._has_template:
                     raise
         if "tools" in conversation:
-            self.fail("it serves text without a chat template, so tools cannot be sent to it")
+            self.fail(
+                "it has no chat template, so tools cannot be sent to it; leave out prompts with "
+                "tools, or start it with a chat template"
+            )
         text = "\n\n".join(message["content"] for message in conversation["messages"])
         return await self.stream("completions", {**options, "prompt": text}, answer)
 

@@ -26,6 +26,7 @@ from specbench.forward.runner import Runner
 from specbench.inputs.workloads import find_workloads, load_workload
 from specbench.models.tokenizer import ChatTokenizer
 from specbench.records import Message, Prompt, Request, Sampling
+from specbench.records.requests import TEMPLATE_SETTINGS
 from specbench.training.replacing import not_written
 
 HELD_OUT_ONE_IN = 20
@@ -65,8 +66,14 @@ def workload_questions(
         return tokenizer.prompt_ids(prompt.turns[0], prompt.tools, prompt.template_args)
 
     sources = {workload.name: workload.sha256 for workload in workloads}
-    notes = tuple(note for workload in workloads for note in workload.notes)
-    return TrainingPrompts(_questions(prompts, ids, most_tokens, seed), sources, notes)
+    notes = [note for workload in workloads for note in workload.notes]
+    given = [(w.name, name) for w in workloads for p in w.prompts for name in p.settings.given]
+    notes += (
+        f"{workload}: training texts are made without {name}"
+        for workload, name in dict.fromkeys(given)
+        if name not in TEMPLATE_SETTINGS
+    )
+    return TrainingPrompts(_questions(prompts, ids, most_tokens, seed), sources, tuple(notes))
 
 
 def corpus_questions(

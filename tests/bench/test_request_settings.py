@@ -14,6 +14,8 @@ from specbench.bench.planning import require_verifiable
 from specbench.bench.served.sessions import request_of, served_cells
 from specbench.errors import UsageError
 from specbench.records import Message, RequestSettings, RunRecord
+from specbench.report.document import build_document
+from specbench.report.provenance import provenance, setup
 from tests.bench.fake_runs import ENVIRONMENT, RUN_ID, SETTINGS, make_plan, measure
 from tests.bench.fakes import BytesTokenizer, FakeClock, FakeEngine
 from tests.bench.tiny_runs import run_on, settings_for, write_tiny
@@ -194,6 +196,9 @@ def test_stop_ends_real_answers_at_the_same_token_at_every_k(tmp_path: Path) -> 
     greedy = [request.output_ids for request in done if "|t0|" in request.cell_id]
     assert len(greedy) >= 6
     assert set(greedy) == {ids[:end]}
+    document = build_document(run)
+    assert "own.jsonl (stop)" in setup(document)
+    assert "request settings of own.jsonl" in {fact.name for fact in provenance(document)}
     for request in done:
         assert request.error is None
         assert stop not in bytes_of(request.output_ids[:-1])

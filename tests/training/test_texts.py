@@ -87,6 +87,15 @@ def test_a_few_prompts_still_leave_one_to_measure_on(tokenizer, tmp_path):
     assert list(asked.sources) == ["few.jsonl"]
 
 
+def test_settings_that_training_texts_are_made_without_are_named(tokenizer, tmp_path):
+    path = tmp_path / "own.jsonl"
+    row = {"stop": "x", "thinking": True}
+    path.write_text("".join(json.dumps({"prompt": f"Say {i}.", **row}) + "\n" for i in range(3)))
+    (note,) = workload_questions((str(path),), tokenizer, 400, seed=0).notes
+    assert note.startswith("own.jsonl: ")
+    assert note.endswith(" stop")
+
+
 def test_prompts_that_are_all_too_long_are_a_usage_error(tokenizer, tmp_path):
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"prompt": "long " * 400}) + "\n")
