@@ -1,3 +1,7 @@
+"""How a run spends its time: budgets, which K they pay for, and the precision asked for."""
+
+import re
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -5,8 +9,196 @@ import pytest
 
 from specbench.bench.budget import Deadline
 from specbench.bench.units import RunLoop
-from tests.bench.fake_runs import SETTINGS, SIX, make_plan
-from tests.bench.fakes import FakeClock, RecordingWatch
+from specbench.report.document import build_document
+from specbench.runs import StoredRecord, load_run, reader
+from specbench.runs.codec import decode_line
+from tests.bench.fake_runs import (
+    RUN_ID,
+    SETTINGS,
+    SIX,
+    TWENTY,
+    cells_of,
+    confirmed,
+    explored,
+    make_plan,
+    measure,
+    write_prompts,
+)
+from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
+from tests.settings.flat_settings import changed
+
+
+def test_a_budget_ends_the_run_early_balanced_and_with_the_winners_confirmed(tmp_path):
+    files = tuple(write_prompts(tmp_path / f"{name}.jsonl", TWENTY) for name in ("a", "b"))
+    # A block takes 175 s, without its slowest K 118 s, and a reference 41 s more, so that some 16
+    # of 120 blocks fit into 80 % of the time; a winner beside K = 0 takes 52 s.
+    plan = make_plan(tmp_path, changed(SETTINGS, workloads=files, budget_s=3500.0))
+    clock = FakeClock()
+    watch = RecordingWatch()
+    run = measure(plan, FakeEngine(clock), tmp_path, watch)
+
+    first = Counter(block.workload for block in explored(run))
+    assert set(first) == {"a.jsonl", "b.jsonl"}
+    assert abs(first["a.jsonl"] - first["b.jsonl"]) <= 1
+    assert 14 <= sum(first.values()) <= 18
+    again = Counter(block.workload for block in confirmed(run))
+    assert set(again) == {"a.jsonl", "b.jsonl"}
+    assert all(5 <= again[name] <= first[name] for name in first)
+    assert 3200 < clock.now_s < 3500 + 216
+    assert run.is_complete
+    lefts = [left for _, _, left in watch.advances]
+    assert lefts == sorted(lefts[: len(explored(run))], reverse=True) + lefts[len(explored(run)) :]
+
+
+def test_nothing_reads_the_stored_records_again_while_it_is_measured(tmp_path, monkeypatch):
+    files = (write_prompts(tmp_path / "a.jsonl", TWENTY),)
+    settings = changed(SETTINGS, workloads=files, budget_s=3000.0, precision=0.02)
+    num_read = 0
+
+    def counted(line: bytes) -> StoredRecord:
+        nonlocal num_read
+        num_read += 1
+        return decode_line(line)
+
+    monkeypatch.setattr(reader, "decode_line", counted)
+    run = measure(make_plan(tmp_path, settings), FakeEngine(FakeClock()), tmp_path)
+
+    num_stored = len((run.folder / reader.RECORDS_FILE).read_bytes().splitlines())
+    assert num_stored > 10
+    assert num_read == num_stored  # by the test itself, when all is done
+
+
+def test_under_a_budget_every_k_has_five_prompts_before_one_that_cannot_win_is_dropped(tmp_path):
+    plan = make_plan(tmp_path, changed(SETTINGS, budget_s=3600.0), TWENTY)
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    # The good drafter's K = 2 is slower than its K = 4 on every prompt, the bad one's K = 4 than
+    # its K = 2. That K = 2 stays, so that "do not speculate" is said with a good interval.
+    sizes = [len(cells_of(block)) for block in explored(run)]
+    assert sizes[:5] == [5] * 5
+    assert sizes[5:10] == [3] * 5
+    assert sizes[5:] == sorted(sizes[5:], reverse=True)
+    later = cells_of(explored(run)[5])
+    assert not any("big/bad|own.jsonl|builtin|ngram|k4" in i for i in later)
+    assert not any("big/good|own.jsonl|builtin|ngram|k2" in i for i in later)
+    good, bad = build_document(run).decisions
+    assert good.draft.k == 4
+    assert bad.draft.k == 0
+    assert bad.speedup.high < 1
+
+
+def test_without_a_budget_every_k_runs_to_the_end(tmp_path):
+    run = measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
+    assert {len(cells_of(block)) for block in explored(run)} == {5}
+
+
+def test_drafters_that_take_turns_share_the_budget_and_each_has_five_prompts(tmp_path):
+    plan = make_plan(tmp_path, changed(SETTINGS, budget_s=3000.0), TWENTY)
+    run = measure(plan, FakeEngine(FakeClock(), room=1), tmp_path)
+    sizes = {"big/good": [], "big/bad": []}
+    for block in explored(run):
+        (pairing,) = {cell_id.split("|")[0] for cell_id in cells_of(block)} - {"big"}
+        sizes[pairing].append(len(cells_of(block)))
+    assert sizes["big/good"] == [3] * 5 + [2] * (len(sizes["big/good"]) - 5)
+    assert sizes["big/bad"][:5] == [2] * 5  # the budget pays for one K of it
+    assert min(map(len, sizes.values())) > 5
+
+
+def test_a_budget_too_small_for_anything_still_ends_well(tmp_path):
+    plan = make_plan(tmp_path, changed(SETTINGS, budget_s=1.0))
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    assert run.blocks == ()
+    assert len(build_document(run).missing) == 5
+
+
+def test_a_precision_ends_the_run_when_the_best_k_is_known_well_enough(tmp_path):
+    # Without noise five prompts, the fewest that give an interval, give one of no width.
+    plan = make_plan(tmp_path, changed(SETTINGS, precision=0.02), TWENTY)
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    assert len(explored(run)) == 5
+    assert len(confirmed(run)) == 5
+
+
+def test_a_noisier_measurement_takes_more_prompts_and_a_hopeless_one_all(tmp_path):
+    num_blocks = {}
+    for name, noise in (("little", 0.1), ("much", 1.0)):
+        (tmp_path / name).mkdir()
+        settings = changed(SETTINGS, precision=0.02, pairings=("big/good",), num_repeats=1)
+        plan = make_plan(tmp_path / name, settings, TWENTY)
+        run = measure(plan, FakeEngine(FakeClock(), noise=noise), tmp_path / name)
+        num_blocks[name] = len(explored(run))
+    assert 5 < num_blocks["little"] < 20
+    assert num_blocks["much"] == 20
+
+
+def asked(run):
+    """The K of the drafter `good` that each block of the first pass measured."""
+    own = ("".join(i + "\n" for i in cells_of(block) if "/good|" in i) for block in explored(run))
+    return [sorted(map(int, re.findall(r"\|k(\d+)", ids))) for ids in own]
+
+
+WIDE = changed(SETTINGS, pairings=("big/good",), num_speculative_tokens=tuple(range(9)))
+
+
+def test_a_budget_first_pays_for_five_prompts_at_spread_k_and_then_at_those_next_to_the_best(
+    tmp_path,
+):
+    # An answer takes 41 s at K = 0: 80% of 1,500 s pay for five of them with their references and
+    # three K of eight. The deepest is the best; the K next to it follow on later prompts.
+    watch = RecordingWatch()
+    plan = make_plan(tmp_path, changed(WIDE, budget_s=1_500.0), TWENTY)
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path, watch)
+    assert asked(run)[:5] == [[2, 5, 7]] * 5
+    assert asked(run)[5:10] == [[7, 8]] * 5
+    assert {7} <= set.intersection(*map(set, asked(run)))
+    (said,) = [w for w in watch.told if "within the budget" in w]
+    assert "K=2, 5, 7" in said
+    (decision,) = build_document(run).decisions
+    assert decision.leader.draft.k in (7, 8)
+
+
+def test_a_budget_too_small_for_five_prompts_says_so_and_measures_one_k(tmp_path):
+    watch = RecordingWatch()
+    plan = make_plan(tmp_path, changed(WIDE, budget_s=300.0), TWENTY)
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path, watch)
+    assert {tuple(ks) for ks in asked(run)} == {(5,)}
+    (said,) = [w for w in watch.told if "too little time" in w]
+    # Five answers at K = 0 and K = 5, and their references, taken for as long: 5 x 3 x 40.5 s,
+    # after the 116 s that were spent before; 80% of it is for the first pass.
+    assert "K=5" in said
+    (needed,) = re.findall(r"--time-budget (\d+)s", said)
+    assert 760 <= int(needed) <= 920
+
+
+@pytest.mark.parametrize("num_blocks", [2, 7, 11])
+def test_a_resumed_run_keeps_to_the_k_that_it_began_with(tmp_path, num_blocks):
+    settings = changed(WIDE, budget_s=1_900.0)
+    for name in ("whole", "stopped"):
+        (tmp_path / name).mkdir()
+    plan = make_plan(tmp_path / "whole", settings, TWENTY)
+    whole = measure(plan, FakeEngine(FakeClock()), tmp_path / "whole")
+    clock = FakeClock()
+
+    def stop(done: int) -> None:
+        if done == num_blocks:
+            raise KeyboardInterrupt
+
+    root = tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        measure(make_plan(root, settings, TWENTY), FakeEngine(clock), root, RecordingWatch(stop))
+    decided = load_run(RUN_ID, root).extensions
+    assert decided == whole.extensions[: len(decided)]
+    run = measure(plan, FakeEngine(clock), root, spent_s=clock.now_s)
+    assert run.extensions[: len(decided)] == decided
+    left_out = [0] + [e.num_prompts for e in decided if e.kind == "drop"]
+    until = max(5, left_out[-1])
+    assert asked(run)[:until] == asked(whole)[:until]
+    assert len({block.block_id for block in run.blocks}) == len(run.blocks)
+
+
+def test_a_budget_that_pays_for_every_k_puts_none_off(tmp_path):
+    plan = make_plan(tmp_path, changed(WIDE, budget_s=4_000.0), TWENTY)
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    assert asked(run)[0] == list(range(1, 9))
 
 
 def test_exploring_gets_four_fifths_of_the_budget_and_confirming_the_rest():

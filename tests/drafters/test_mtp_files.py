@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, modeling_utils
 from transformers.integrations import hub_kernels
 
-from specbench.drafters.mtp import Mtp, MtpHead
+from specbench.drafters.mtp import Mtp, MtpHead, _is_same
 from specbench.errors import ModelError
 from specbench.forward.attention import stock
 from specbench.forward.runner import StockRunner
@@ -142,3 +142,33 @@ def test_a_config_that_names_a_kernel_has_none_fetched(
     evil = AutoConfig.for_model("qwen2", attn_implementation=kernel)
     with torch.device("meta"), pytest.raises(AssertionError, match="a kernel was asked for"):
         AutoModel.from_config(evil)  # what the files' own config would have led to
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["in its files", "in the model alone"])
+def test_a_head_that_is_the_targets_own_is_not_kept_twice(is_stored: bool) -> None:
+    """A target whose files call its head otherwise, or tie it, has it in the model alone."""
+    config = family_of("glm4_moe").config
+    model = build(config)
+    made = checkpoint_for("glm4_moe", config)
+    name = "model.layers.2.shared_head.head.weight"
+    head_VF = model.get_output_embeddings().weight.data.clone()
+    tensors = {**made.tensors, name: head_VF}
+    if is_stored:
+        tensors["lm_head.weight"] = head_VF.clone()
+    else:
+        tensors.pop("lm_head.weight", None)
+    same = MtpHead(replace(made, tensors=tensors), StockRunner(model))
+    other = MtpHead(replace(made, tensors={**tensors, name: head_VF + 1}), StockRunner(model))
+    sizes = [sum(weight.numel() for weight in head.weights) for head in (other, same)]
+    assert sizes[0] - sizes[1] == head_VF.numel()
+
+
+def test_only_a_plain_tensor_of_the_same_numbers_and_dtype_is_a_copy() -> None:
+    class Packed(torch.Tensor):
+        pass
+
+    one = torch.ones(2, 3)
+    assert _is_same(one, one.clone())
+    assert _is_same(one, torch.nn.Parameter(one.clone()))
+    others = (None, one + 1, one[:1], one.bfloat16(), one.clone().as_subclass(Packed))
+    assert not any(_is_same(one, other) for other in others)

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import RoundForward, Work
+from specbench.engines.engine import Load, RoundForward, Work
 from specbench.engines.model_pool import ModelPool
+from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import DrafterSpec
 from specbench.records import Request, Sampling
+from specbench.shipped import shipped
 
 REQUEST = Request(
     prompt_ids=(40, 41, 42, 43), max_new_tokens=24, sampling=Sampling(), seed=0, stop_at_eos=False
@@ -77,3 +79,83 @@ def test_a_context_longer_than_the_rows_takes_their_last_slots(builtin):
     cache = builtin._runner.cache
     assert builtin.forward_seconds("none", RoundForward(role="target", num_tokens=4, times=1), 999)
     assert builtin._runner.cache is cache  # graphs are bound to it
+
+
+HEADS = {
+    "eagle": [(5, 1, "observe"), (1, 3, "draft")],
+    "eagle-tree": [(5, 1, "observe"), (4, 3, "draft")],
+    "eagle3": [(5, 1, "observe"), (1, 3, "draft")],
+    "medusa": [(1, 1, "4 of 4 heads")],
+    "medusa-tree": [(1, 1, "4 of 4 heads")],
+}
+K = 4
+
+
+@pytest.fixture(scope="module")
+def engine() -> BuiltinEngine:
+    """The embedded target with its heads, which it follows often."""
+    pairings = load_pairings(shipped("pairings.yaml")).select([f"demo/{name}" for name in HEADS])
+    engine = BuiltinEngine(pairings[0].target, ModelPool(torch.device("cpu")))
+    for pairing in pairings:
+        engine.add_drafter(pairing.drafter)
+    return engine
+
+
+def request(engine: BuiltinEngine) -> Request:
+    ids = engine.tokenizer.ids("def add(first, second):\n    return first +")
+    return Request(
+        prompt_ids=tuple(ids), max_new_tokens=40, sampling=Sampling(), seed=0, stop_at_eos=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEADS)
+def test_every_part_of_a_round_is_timed_and_has_its_bytes(engine: BuiltinEngine, name: str) -> None:
+    engine.generate(request(engine), Work(drafter=name, method=name, k=K))
+    target, *own = engine.forwards(name, K)
+
+    assert [(f.num_tokens, f.times, f.part) for f in own] == HEADS[name]
+    for forward in (target, *own):
+        assert engine.forward_seconds(name, forward, 100) > 0
+        assert engine.bytes_read(name, forward, 1, 100) > 0
+
+
+@pytest.mark.sampled(one_in=5)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEADS)
+def test_timing_forwards_does_not_change_what_is_decoded_next(
+    engine: BuiltinEngine, name: str
+) -> None:
+    """Neither the text of three rows nor how many drafts each of their rounds keeps."""
+    work, asked = Work(drafter=name, method=name, k=K), request(engine)
+    all_asked = [replace(asked, prompt_ids=asked.prompt_ids[i:]) for i in range(3)]
+
+    def decoded() -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        results = engine.serve(all_asked, work, Load(concurrency=3)).results
+        return [(r.output_ids, r.rounds.num_accepted) for r in results if r.rounds]
+
+    before = decoded()
+    assert len(before) == 3
+    assert all(sum(num_accepted) > 0 for _, num_accepted in before)
+
+    for context in (1, len(asked.prompt_ids) + 10, 300):
+        for forward in engine.forwards(name, K):
+            engine.forward_seconds(name, forward, context)
+
+    assert decoded() == before
+
+
+@pytest.mark.sampled(one_in=5)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEADS)
+def test_rounds_keep_the_same_drafts_with_timed_forwards_between_them(
+    engine: BuiltinEngine, name: str
+) -> None:
+    work, asked = Work(drafter=name, method=name, k=K), request(engine)
+    alone = engine.generate(asked, work)
+    timed = engine.time_forwards(asked, work)
+    assert timed is not None
+    assert alone.rounds is not None
+    assert timed.result.rounds is not None
+    assert timed.result.output_ids == alone.output_ids
+    assert timed.result.rounds.num_accepted == alone.rounds.num_accepted

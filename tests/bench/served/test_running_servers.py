@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import pairwise
@@ -13,15 +14,19 @@ from specbench.bench.planning import plan_targets
 from specbench.bench.served.open_session import is_steady
 from specbench.bench.served.running import (
     ExternalServers,
+    RunningServer,
     ServerHandle,
     describe_servers,
     running_context,
+    server_warnings,
 )
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.engines.served_engine import ServerFacts, find_served
 from specbench.errors import ServerError, UsageError
+from specbench.files.model_spec import ModelSpec
 from specbench.inputs.address import Address
 from specbench.inputs.config import load_pairings
+from specbench.inputs.pairing import Target
 from specbench.report.document import build_document
 from specbench.servers.client import Client
 from tests.bench.fake_runs import write_prompts
@@ -353,3 +358,54 @@ def test_a_server_that_answers_no_warm_up_is_not_measured(tmp_path, num_refused,
         first, *others = measured(tmp_path, settings).servers
     assert first.problems == () if not problem else problem in first.problems[0]
     assert [told.problems for told in others] == [()] * 3
+
+
+def looked(*urls: str, engine: str = "vllm"):
+    return asyncio.run(describe_servers(engine, urls))
+
+
+def test_k_is_what_the_address_says_or_else_the_server():
+    with running(0, 2) as (plain, drafting):
+        found = looked(drafting.url, f"{plain.url}#k=0", plain.url)
+        assert [(one.address.root, one.address.k, one.is_k_known) for one in found] == [
+            (drafting.url, 2, True),
+            (plain.url, 0, True),
+            (plain.url, 0, True),
+        ]
+        with pytest.raises(UsageError, match="K = 2"):
+            looked(f"{drafting.url}#k=4")
+        with pytest.raises(UsageError, match="K = 0"):
+            looked(f"{plain.url}#k=4")
+
+
+def test_a_server_of_another_engine_is_refused_by_its_counters():
+    with running(0) as (server,), pytest.raises(UsageError, match="--engine vllm"):
+        looked(server.url, engine="sglang")
+
+
+def test_what_is_believed_of_a_server_and_not_told_by_it_is_said():
+    target = Target(name="big", model=ModelSpec(source="org/Llama-3-8B"), drafters=())
+
+    def said(model, *, is_k_known=True, ks=(0, 4)):
+        servers = [
+            RunningServer(address=Address(root="http://a", k=k), model=model, is_k_known=is_k_known)
+            for k in ks
+        ]
+        return list(server_warnings(servers, "vllm", target))
+
+    for model in ("org/Llama-3-8B", "llama-3-8b", "/models/Llama-3-8B", "big", "llama-3-8b.gguf"):
+        assert not said(model)
+    one, _ = said("org/Llama-3-70B")
+    assert re.search("org/Llama-3-70B, .*big .*org/Llama-3-8B", one)
+    assert "#k=4" in said("big", is_k_known=False, ks=(0,))[0]
+    (note,) = said("big", ks=(0, 0))
+    assert re.match("2 servers .*K = 0: ", note)
+
+
+def test_a_server_that_does_not_say_what_it_is_is_warned_of():
+    target = Target(name="big", model=ModelSpec(source="big"), drafters=())
+    address = Address(root="http://a", k=0)
+    one = RunningServer(address=address, model="big", is_k_known=True, is_engine_known=False)
+    assert list(server_warnings([one], "openai", target)) == []
+    (told,) = server_warnings([one], "vllm", target)
+    assert re.search("check .*vllm$", told)

@@ -1,4 +1,4 @@
-"""A K that a drafter cannot draft: left out of a range that nobody asked for, else a failure.
+"""What a plan leaves out: a K that a drafter cannot draft or no server runs, and other methods.
 
 A K that nobody named gives way to what the drafter can draft; one that was named does not.
 """
@@ -6,14 +6,21 @@ A K that nobody named gives way to what the drafter can draft; one that was name
 import re
 from pathlib import Path
 
-from specbench.bench.plan import DEFAULT_K
+import pytest
+
+from specbench.bench.benchmark import plan_warnings
+from specbench.bench.plan import DEFAULT_K, TargetPlan
+from specbench.bench.planning import plan_targets
 from specbench.errors import UsageError
+from specbench.inputs.config import load_pairings
+from specbench.records import DraftConfig
 from specbench.report.document import Document, build_document
 from specbench.report.notes import run_warnings
 from specbench.settings import RunSettings
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import Call, FakeClock, FakeEngine
-from tests.settings.flat_settings import changed
+from tests.bench.served.served_runs import settings_for
+from tests.settings.flat_settings import changed, settings_of
 
 KS = changed(SETTINGS, num_speculative_tokens=(0, 2, 4, 6))
 UNSAID = changed(SETTINGS, num_speculative_tokens=None)
@@ -81,3 +88,52 @@ def test_a_run_that_is_resumed_keeps_the_k_it_had(tmp_path: Path) -> None:
     assert [c.key for c in again.cells] == [c.key for c in before.cells]
     assert [c.num_requests for c in again.cells] == [c.num_requests for c in before.cells]
     assert again.missing == before.missing
+
+
+PAIRINGS = """\
+targets:
+  big:
+    model: owner/big
+    drafters:
+      head: {method: eagle, model: owner/head}
+      copy: {method: ngram}
+"""
+
+
+def planned(folder: Path, *engines: str, names: tuple[str, ...]) -> TargetPlan:
+    (folder / "pairings.yaml").write_text(PAIRINGS)
+    pairings = load_pairings(folder / "pairings.yaml").select(names)
+    settings = settings_of(command="run", pairings=names, workloads=("chat",), engines=engines)
+    (plan,) = plan_targets(settings, pairings, lambda _: "float32")
+    return plan
+
+
+def test_alone_with_nothing_like_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"transformers.*eagle.*big/head"):
+        planned(tmp_path, "transformers", names=("big/head",))
+
+
+def test_beside_ours_it_is_a_warning(tmp_path: Path) -> None:
+    both = planned(tmp_path, "builtin", "transformers", names=("big",))
+    (warning,) = plan_warnings(both)
+    assert "big/head: only builtin" in warning
+    assert plan_warnings(planned(tmp_path, "builtin", names=("big",))) == ()
+    assert plan_warnings(planned(tmp_path, "transformers", names=("big/copy",))) == ()
+
+
+def plan_of(folder, running_ks, **changes):
+    settings = settings_for(folder, **changes)
+    pairings = load_pairings(folder / "pairings.yaml").select(settings.workload.pairings)
+    (plan,) = plan_targets(settings, pairings, lambda _: "float32", running_ks=running_ks)
+    return plan
+
+
+def test_of_a_default_range_the_running_k_are_measured_and_nothing_is_said_of_the_others(tmp_path):
+    plan = plan_of(tmp_path, (0, 4), is_default_range=True)
+    assert {cell.key.draft.k for cell in plan.all_cells} == {DraftConfig.none.k, 4}
+    assert not list(plan.left_out)
+
+
+def test_a_k_that_was_asked_for_and_runs_nowhere_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"-k 2.*K = 0, 4"):
+        plan_of(tmp_path, (4, 0))
