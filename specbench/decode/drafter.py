@@ -155,10 +155,9 @@ class Capabilities:
 
 
 class OwnForward(NamedTuple):
-    """How often a round runs a forward of the drafter over `num_tokens` tokens per row."""
+    """A forward of the drafter over `num_tokens` tokens per row."""
 
     num_tokens: int
-    times: int
     part: str = ""  # for a head: which of its `head_parts`
 
 

@@ -230,8 +230,8 @@ class DFlash(Drafter):
             weights=self.head.weights,
             head_parts=self._head_parts(),
             forwards=lambda k: (
-                OwnForward(k + 1, 1, "observe"),
-                OwnForward(self.head.num_places(k), 1, "block"),
+                OwnForward(k + 1, "observe"),
+                OwnForward(self.head.num_places(k), "block"),
             ),
         )
 

@@ -55,7 +55,7 @@ class ModelDrafter(Drafter):
 
         def forwards(k: int) -> tuple[OwnForward, ...]:
             widths = (1,) * (k - 1) if trees is None else trees[k].topology.inner_widths
-            return (OwnForward(num_fed, 1), *(OwnForward(width, 1) for width in widths))
+            return (OwnForward(num_fed), *(OwnForward(width) for width in widths))
 
         return Resources(runner=self.runner, forwards=forwards)
 

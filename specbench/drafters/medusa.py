@@ -148,7 +148,7 @@ class Medusa(Drafter):
 
     def _forwards(self, k: int) -> tuple[OwnForward, ...]:
         num_heads = k if self.trees is None else len(self.trees[k].levels)
-        return (OwnForward(1, 1, self._first(num_heads)),)
+        return (OwnForward(1, self._first(num_heads)),)
 
     def _first(self, num_heads: int) -> str:
         return f"{num_heads} of {self.heads.num_heads} heads"

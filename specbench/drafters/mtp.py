@@ -449,8 +449,8 @@ class Mtp(FeatureDrafter):
 
     def _forwards(self, k: int) -> tuple[OwnForward, ...]:
         L = self._mtp.num_layers
-        drafts = (OwnForward(min(depth, L), 1, f"layer {depth % L}") for depth in range(1, k))
-        return (OwnForward(k + 1, 1, "observe"), *drafts)
+        drafts = (OwnForward(min(depth, L), f"layer {depth % L}") for depth in range(1, k))
+        return (OwnForward(k + 1, "observe"), *drafts)
 
     def _kept(self, state: State) -> Tensor:
         """Each layer's state after the row's last token [B, L, F]."""

@@ -49,8 +49,8 @@ class PEagle(FeatureDrafter):
         )
 
     def _forwards(self, k: int) -> tuple[OwnForward, ...]:
-        masks = (OwnForward(k - 1, 1, "draft"),) if k > 1 else ()
-        return (OwnForward(k + 1, 1, "observe"), *masks)
+        masks = (OwnForward(k - 1, "draft"),) if k > 1 else ()
+        return (OwnForward(k + 1, "observe"), *masks)
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         head = self.head

@@ -10,7 +10,7 @@ from specbench.errors import UsageError
 from specbench.forward.runner import Runner
 from specbench.methods import find_method
 from specbench.models.checkpoint import Checkpoint
-from specbench.models.retokenizer import TextTokenizer
+from specbench.models.tokenizer import ChatTokenizer
 
 D = TypeVar("D", bound=Callable[..., Drafter])
 _CLASSES: dict[str, Callable[..., Drafter]] = {}
@@ -28,7 +28,7 @@ class Parts:
     draft_runner: Callable[[], Runner] = _not_given  # the draft model, checked
     checkpoint: Callable[[], Checkpoint] = _not_given  # the files of a head, as they are
     # The target's and the draft model's.
-    tokenizers: Callable[[], tuple[TextTokenizer, TextTokenizer]] = _not_given
+    tokenizers: Callable[[], tuple[ChatTokenizer, ChatTokenizer]] = _not_given
 
 
 def drafter(name: str) -> Callable[[D], D]:

@@ -294,9 +294,8 @@ class BuiltinEngine(Instrumented):
         return slots * self.kv_bytes_per_token(drafter) + spare + self.state_bytes_per_row(drafter)
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
-        method, times = self._drafters[drafter], Counter[tuple[int, str]]()
-        for forward in method.resources.forwards(k) if k else ():
-            times[forward.num_tokens, forward.part] += forward.times
+        method = self._drafters[drafter]
+        times = Counter(method.resources.forwards(k) if k else ())
         if k and method.resources.weights and not times:
             return ()  # the head does not list its forwards, and the bound would be too low
         num_nodes = method.num_drafts(k) + 1 if k else 1

@@ -6,7 +6,6 @@ row's tokens follow only from its text.
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 from specbench.errors import CompatibilityError
 from specbench.files.tokenizer import (
@@ -15,6 +14,7 @@ from specbench.files.tokenizer import (
     Vocabulary,
     common_tokens,
 )
+from specbench.models.tokenizer import ChatTokenizer
 
 MOST_WORDS = 1 << 16  # remembered
 LONGEST_WORD = 64  # tokens; scripts without spaces are cut there
@@ -22,26 +22,10 @@ _WORDS = re.compile(rb"(?<=\S)(?=\s)")
 _RUNS = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]+")
 
 
-class TextTokenizer(Protocol):
-    """Properties of a tokenizer's tokens that retokenizing needs."""
-
-    @property
-    def vocabulary(self) -> Vocabulary: ...
-
-    @property
-    def prefix_ids(self) -> tuple[int, ...]:
-        """Tokens that its model expects before any text."""
-        ...
-
-    def ids(self, text: str) -> tuple[int, ...]:
-        """The ids of a text, nothing put before or after it."""
-        ...
-
-
 class Encoder:
     """Bytes to the tokens of one vocabulary."""
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
         self._texts = tokenizer.vocabulary.texts()
         self._bytes = {text[0]: i for i, text in self._texts.items() if len(text) == 1}
@@ -117,7 +101,7 @@ class Retokenizer:
     """From the tokens of `source` to those of `destination`; special tokens by name, or to
     nothing."""
 
-    def __init__(self, source: TextTokenizer, destination: TextTokenizer) -> None:
+    def __init__(self, source: ChatTokenizer, destination: ChatTokenizer) -> None:
         self.encoder = Encoder(destination)
         self.prefix = destination.prefix_ids
         self.source_texts = source.vocabulary.texts()

@@ -7,10 +7,10 @@ tensors and plain values; anything else in it is refused, never run.
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,10 +105,7 @@ _TRIED = 20  # steps after which a budget says how many there will be
 _WINDOW = 100  # steps over which losses are averaged
 
 
-class StepCallback(Protocol):
-    """Hears how a training goes."""
-
-    def __call__(self, step: int, steps: int, loss: float) -> None: ...
+StepCallback = Callable[[int, int, float], None]  # step, number of steps, loss
 
 
 class Plan(NamedTuple):

@@ -24,7 +24,7 @@ from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
 from specbench.methods import find_method
 from specbench.models.checkpoint import Checkpoint
-from specbench.models.retokenizer import TextTokenizer
+from specbench.models.tokenizer import ChatTokenizer
 from specbench.records import Request, Result, Sampling
 from tests.decoding.fakes import CountingClock
 from tests.decoding.models import plain_logits, tiny_llama
@@ -85,7 +85,7 @@ def parts_of(
         assert checkpoint is not None, "the drafter asked for a head and the test has none"
         return checkpoint
 
-    def tokenizers() -> tuple[TextTokenizer, TextTokenizer]:
+    def tokenizers() -> tuple[ChatTokenizer, ChatTokenizer]:
         return made_up_tokenizers(target.vocab_size, draft_runner().vocab_size)
 
     return Parts(target=target, draft_runner=draft_runner, checkpoint=files, tokenizers=tokenizers)

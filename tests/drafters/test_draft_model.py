@@ -155,5 +155,5 @@ def test_the_declared_forwards_are_those_a_proposal_runs(k: int, num_tokens: lis
     proposed(drafter, (5, 6, 7), Sampling(), k)
 
     _, *fed = runner.fed  # the first is the prefill
-    assert drafter.resources.forwards(k) == tuple(OwnForward(num, 1) for num in num_tokens)
+    assert drafter.resources.forwards(k) == tuple(OwnForward(num) for num in num_tokens)
     assert fed == num_tokens

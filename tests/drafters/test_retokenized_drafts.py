@@ -12,7 +12,8 @@ from specbench.decode.state import State
 from specbench.drafters.registry import Parts, build_drafter
 from specbench.files.tokenizer import Vocabulary, common_tokens
 from specbench.forward.runner import Runner, StockRunner
-from specbench.models.retokenizer import LONGEST_WORD, Retokenizer, TextTokenizer
+from specbench.models.retokenizer import LONGEST_WORD, Retokenizer
+from specbench.models.tokenizer import ChatTokenizer
 from specbench.records import Sampling
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import WARM
@@ -31,7 +32,7 @@ def proposed(
     method: str,
     text: tuple[int, ...],
     runners: tuple[Runner, Runner],
-    tokenizers: tuple[TextTokenizer, TextTokenizer],
+    tokenizers: tuple[ChatTokenizer, ChatTokenizer],
     sampling: Sampling = Sampling(),  # noqa: B008 - frozen
 ) -> Proposal:
     """Three drafts after a text, of which the last token is the current one."""

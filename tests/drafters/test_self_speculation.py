@@ -181,7 +181,7 @@ def test_it_takes_one_forward_of_its_layers_for_each_level(
 ) -> None:
     drafter = make_drafter("self_speculation", StockRunner(tiny_llama()), tree=tree)
 
-    assert drafter.resources.forwards(4) == tuple(OwnForward(num, 1) for num in num_tokens)
+    assert drafter.resources.forwards(4) == tuple(OwnForward(num) for num in num_tokens)
 
 
 def test_more_layers_than_the_target_has_are_refused() -> None:

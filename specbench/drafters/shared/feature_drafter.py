@@ -170,8 +170,8 @@ class FeatureDrafter(Drafter):
         widths: tuple[int, ...] = (plan.top_k if plan.kind == "dynamic" else 1,) * (k - 1)
         if plan.kind == "static":
             widths = self._trees[k].topology.inner_widths
-        drafts = (OwnForward(width, 1, "draft") for width in widths)
-        return (OwnForward(k + 1, 1, "observe"), *drafts)
+        drafts = (OwnForward(width, "draft") for width in widths)
+        return (OwnForward(k + 1, "observe"), *drafts)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         self.head.layers.allocate(num_rows, max_len + self._spare_slots)

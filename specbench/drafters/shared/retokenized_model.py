@@ -56,7 +56,7 @@ class RetokenizedModel(Drafter):
     @cached_property
     def resources(self) -> Resources:
         def forwards(k: int) -> tuple[OwnForward, ...]:
-            return (OwnForward(1, 1),) * k
+            return (OwnForward(1),) * k
 
         return Resources(runner=self.runner, cached_layers=self.runner, forwards=forwards)
 
