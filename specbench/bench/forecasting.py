@@ -3,7 +3,6 @@
 Decisions depend only on stored records, so a resumed run decides the same.
 """
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -134,19 +133,17 @@ class Forecasting:
         session: OpenTarget,
         deadline: Deadline,
         trace: Trace,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._plan = plan
         self._store = store
         self._reporter = reporter
         self._session = session
         self._deadline = deadline
-        self._clock = clock
         self._engine_costs = self._store.stored.engine_costs
         self._warned: set[str] = set()
         self._between: list[_Between] = []
         self._measured_s: defaultdict[Condition, float] = defaultdict(float)
-        self._tracer = Tracer(plan, store, reporter, session, trace, self._drafting, clock)
+        self._tracer = Tracer(plan, store, reporter, session, trace, self._drafting)
 
     def trace(self, drafters: frozenset[str]) -> None:
         """Trace the named drafters, before graphs are captured, since KV caches may grow."""
@@ -291,7 +288,6 @@ class Forecasting:
             timed_cells(self._plan, group),
             _interleaved([list(self._tracer.texts(condition)) for condition in conditions]),
             seed=self._plan.settings.seed,
-            clock=self._clock,
         )
 
     def _measured_curves(

@@ -54,7 +54,6 @@ class Tracer:
         session: OpenTarget,
         trace: Trace,
         drafting: Callable[[float], Drafting],
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`drafting`: the way of drafting at a temperature."""
         self._plan = plan
@@ -63,7 +62,6 @@ class Tracer:
         self._session = session
         self._trace = trace
         self._drafting = drafting
-        self._clock = clock
         self._texts: dict[TraceKey, list[TargetText]] = {}
         self._seconds: dict[TraceKey, float] = {}  # of decoding texts that only traces need
         self._untraceable: set[tuple[str, float | None]] = set()  # None: at any temperature
@@ -143,7 +141,7 @@ class Tracer:
             purpose="explore",
             cells=(cell,),
         )
-        began_s = self._clock()
+        began_s = time.perf_counter()
         try:
             texts = self._session.texts(block, cell)
         except EXPECTED_ERRORS as error:
@@ -151,7 +149,7 @@ class Tracer:
             return []
         if key.temperature > 0:  # at 0 the texts are the references, which every run needs
             spent_s = self._seconds.get(key, 0.0)
-            self._seconds[key] = spent_s + self._clock() - began_s
+            self._seconds[key] = spent_s + time.perf_counter() - began_s
         return texts
 
     def _trace_one(self, pairing: Pairing, texts: Sequence[TargetText]) -> None:

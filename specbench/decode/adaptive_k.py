@@ -126,6 +126,7 @@ _STAY_ROUNDS = 50  # rounds at K > 0 that one catch-up is spread over
 _LEAST_EVIDENCE = 2  # rounds of one row to see before a stay at K > 0 may end
 _OLD_EVIDENCE = 4.0  # rounds of one row that the past weighs when a probe begins
 _EAGER_SHARE = 0.03  # of the time at K = 0 goes to the first probe, each failure halves it
+_MEMORY_ROUNDS = 40.0  # that the acceptance is averaged over
 _CLEAR_SUCCESS = 1.1  # a probe that finds this much more than K = 0 makes the next ones eager
 
 # Before anything is seen, position 1 is accepted as often as not, as if 3 drafts had said so. A
@@ -197,7 +198,7 @@ class Controller:
 
     At K = 0 acceptance cannot be seen, so a few rounds at K > 0 are tried now and then; they take
     at most `_EAGER_SHARE` of the time, and soon `probe_share` while they keep failing; a share of 0
-    never tries. `memory_rounds` is how many rounds the acceptance is averaged over.
+    never tries.
 
     Source: Liu et al. 2024 (arXiv:2406.14066) for the goodput that is maximized.
     """
@@ -207,7 +208,6 @@ class Controller:
         ks: Sequence[int],
         costs: RoundCostModel,
         *,
-        memory_rounds: float = 40.0,
         probe_share: float = 0.005,
     ) -> None:
         """`ks` ascends from 0 and `costs` knows each of them; ValueError otherwise."""
@@ -216,7 +216,7 @@ class Controller:
         self.max_k = ks[-1]
         self._ks = tuple(ks)
         self._costs = costs
-        self._acceptance = AcceptanceTracker(self.max_k, memory_rounds=memory_rounds)
+        self._acceptance = AcceptanceTracker(self.max_k, memory_rounds=_MEMORY_ROUNDS)
         self._least_share = probe_share
         self._first_share = max(_EAGER_SHARE, probe_share) if probe_share else 0.0
         self._share = self._first_share

@@ -41,22 +41,22 @@ class TooMuchWorkError(Exception):
 
 
 @contextmanager
-def limited_work(most_s: float = MOST_S, most_growth: int = MOST_GROWTH) -> Iterator[None]:
+def limited_work() -> Iterator[None]:
     """TooMuchWorkError if the block takes more. Only in the main thread, which has signals."""
     if current_thread() is not main_thread():
         yield
         return
     process = psutil.Process()
-    most_bytes = process.memory_info().rss + most_growth
-    left_s = most_s
+    most_bytes = process.memory_info().rss + MOST_GROWTH
+    left_s = MOST_S
 
     def check(*_: object) -> None:
         nonlocal left_s
         left_s -= _LOOK_S
         if left_s <= 0:
-            raise TooMuchWorkError(f"{most_s:g} s of processor time")
+            raise TooMuchWorkError(f"{MOST_S:g} s of processor time")
         if process.memory_info().rss > most_bytes:
-            raise TooMuchWorkError(f"{most_growth / 2**30:g} GiB of memory")
+            raise TooMuchWorkError(f"{MOST_GROWTH / 2**30:g} GiB of memory")
 
     before = signal.signal(signal.SIGVTALRM, check)
     signal.setitimer(signal.ITIMER_VIRTUAL, _LOOK_S, _LOOK_S)

@@ -13,14 +13,16 @@ from torch import Tensor
 
 # Newton-Schulz coefficients of Jordan et al. 2024, "Muon".
 _A, _B, _C = 3.4445, -4.7750, 2.0315
+_NEWTON_SCHULZ_STEPS = 5
+_MOMENTUM, _DECAY = 0.95, 0.01
 
 
-def orthogonalized(stack_NRC: Tensor, steps: int = 5) -> Tensor:
+def orthogonalized(stack_NRC: Tensor) -> Tensor:
     """Each matrix with its singular values pushed to about 1."""
     tall = stack_NRC.shape[1] > stack_NRC.shape[2]
     x: Tensor = stack_NRC.mT if tall else stack_NRC
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(steps):
+    for _ in range(_NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = _A * x + (_B * gram + _C * gram @ gram) @ x
     return x.mT if tall else x
@@ -59,11 +61,9 @@ class MuonAdamW:
         parameters: Mapping[str, Tensor],
         rows_of_tokens: int,
         *,
-        momentum: float = 0.95,
-        decay: float = 0.01,
         orthogonalize: Callable[[Iterable[Tensor]], Iterable[Tensor]] = one_by_one,
     ) -> None:
-        self._momentum, self._decay, self._orthogonalize = momentum, decay, orthogonalize
+        self._orthogonalize = orthogonalize
         self._matrices = {
             name: tensor
             for name, tensor in parameters.items()
@@ -82,7 +82,7 @@ class MuonAdamW:
         moving = (matrix for matrix in self._matrices.values() if matrix.grad is not None)
         for matrix, change in zip(moving, changes, strict=True):
             scale = 0.2 * max(matrix.shape) ** 0.5  # the size of an AdamW step
-            matrix.mul_(1 - muon_lr * self._decay).add_(change, alpha=-muon_lr * scale)
+            matrix.mul_(1 - muon_lr * _DECAY).add_(change, alpha=-muon_lr * scale)
         for group in self._adamw.param_groups:
             group["lr"] = adamw_lr
         self._adamw.step()
@@ -90,8 +90,8 @@ class MuonAdamW:
     def _updates(self) -> Iterator[Tensor]:
         for name, matrix in self._matrices.items():
             if matrix.grad is not None:
-                velocity = self._velocity[name].lerp_(matrix.grad, 1 - self._momentum)
-                yield torch.lerp(matrix.grad, velocity, self._momentum)
+                velocity = self._velocity[name].lerp_(matrix.grad, 1 - _MOMENTUM)
+                yield torch.lerp(matrix.grad, velocity, _MOMENTUM)
 
     def state(self) -> dict[str, Any]:
         """The state that `load` resumes from."""

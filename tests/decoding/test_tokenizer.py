@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import CompatibilityError, ModelError, WorkloadError
-from specbench.models.tokenizer import ChatTokenizer, limited_work, require_same_vocabulary
+from specbench.models.tokenizer import ChatTokenizer, require_same_vocabulary
 from specbench.records import Message
 from tests.tiny_pair import make_tokenizer
 
@@ -137,7 +137,8 @@ DOUBLED = (
 )
 def test_a_template_that_does_not_end_is_told_in_words(template, what, tmp_path, monkeypatch):
     seconds = 0.3 if template == ENDLESS else 60.0
-    monkeypatch.setattr(limited_work.__wrapped__, "__defaults__", (seconds, 2**26))
+    monkeypatch.setattr("specbench.models.tokenizer.MOST_S", seconds)
+    monkeypatch.setattr("specbench.models.tokenizer.MOST_GROWTH", 2**26)
     tokenizer = write(tmp_path, template=template)
     before = signal.getsignal(signal.SIGVTALRM)
     with pytest.raises(WorkloadError, match=f"{what}"):
