@@ -139,8 +139,8 @@ class TritonSteps(TorchSteps):
 
     def __init__(self, sizes: Sizes, eps: float) -> None:
         super().__init__(sizes, eps, mirrored=False)
-        self._rotary = import_module("specbench.forward.kernels.rotary").turn_and_keep
-        self._gate = import_module("specbench.forward.kernels.gated").gate
+        kernels = import_module("specbench.forward.kernels.layer_steps")
+        self._rotary, self._gate = kernels.turn_and_keep, kernels.gate
 
     def turns(self, rope_P: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
         return rope_P, positions_N

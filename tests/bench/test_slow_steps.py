@@ -18,15 +18,15 @@ COMPILING = """
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from specbench.forward.kernels import gated
+from specbench.forward.kernels import layer_steps
 from specbench.models.progress import listeners, report_compiling
 
 def build(capability):
-    names = gated._gated.arg_names
+    names = layer_steps._gated.arg_names
     kinds = {name: "constexpr" if name == "BLOCK" else "*bf16" for name in names}
     kinds |= {name: "i32" for name in names if name not in ("gate_up", "out", "BLOCK")}
-    values = {(names.index("BLOCK"),): gated._BLOCK}
-    source = ASTSource(gated._gated, signature=kinds, constexprs=values)
+    values = {(names.index("BLOCK"),): layer_steps._BLOCK}
+    source = ASTSource(layer_steps._gated, signature=kinds, constexprs=values)
     compile(source, target=GPUTarget("cuda", capability, 32))
 
 build(80)

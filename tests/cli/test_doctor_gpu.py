@@ -152,7 +152,7 @@ def test_triton_without_pythons_headers_says_what_to_install(tmp_path, monkeypat
     def fails(_):
         raise subprocess.CalledProcessError(1, ["gcc"])
 
-    monkeypatch.setattr("specbench.forward.kernels.gated.gate", fails)
+    monkeypatch.setattr("specbench.forward.kernels.layer_steps.gate", fails)
     for folder, words in ((tmp_path, "Python.h"), (None, "CalledProcessError")):
         availability._launch_failure.cache_clear()
         if folder:

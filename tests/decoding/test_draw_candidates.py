@@ -15,7 +15,7 @@ from specbench.engines import kernel_choices
 from specbench.engines.kernel_choices import DRAWINGS, KernelChoices, autotune_draws
 from specbench.forward import autotune
 from specbench.forward.autotune import Timing
-from specbench.forward.kernels import availability, gated, noise, nucleus, race
+from specbench.forward.kernels import availability, layer_steps, noise, nucleus, race
 from specbench.forward.runner import StockRunner
 from tests.decoding.models import tiny_llama
 
@@ -133,7 +133,7 @@ def test_a_triton_that_cannot_launch_draws_nothing_though_it_won_before(monkeypa
 
     assert chosen("triton") == {"triton"}
     assert chosen("torch") == {"triton"}  # which is kept
-    monkeypatch.setattr(gated, "gate", fails)
+    monkeypatch.setattr(layer_steps, "gate", fails)
     availability._launch_failure.cache_clear()
     try:
         assert "CalledProcessError" in (availability.why_not(CPU) or "")

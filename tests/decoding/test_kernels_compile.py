@@ -14,10 +14,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from specbench.forward.kernels import nucleus
-from specbench.forward.kernels import rotary
+from specbench.forward.kernels import layer_steps
 from specbench.forward.kernels import noise
 from specbench.forward.kernels import slot_attention
-from specbench.forward.kernels import gated
 from specbench.forward.kernels import race
 
 DTYPE, *CAPABILITIES = sys.argv[1:]
@@ -67,9 +66,9 @@ for G, D, queries, is_tree, has_window in [
         IS_TREE=is_tree, HAS_WINDOW=has_window, **({} if is_tree else TREE_ONLY),
     )
 build(slot_attention._together, Q=32, D=128, PAD=128, PARTS=33)
-build(rotary._turn_and_keep, Q=32, H=8, D=128, HALF=64, HAS_NORM=True)
-build(rotary._turn_and_keep, Q=32, H=8, D=128, HALF=64, HAS_NORM=False, head_norm=None)
-build(gated._gated, BLOCK=gated._BLOCK)
+build(layer_steps._turn_and_keep, Q=32, H=8, D=128, HALF=64, HAS_NORM=True)
+build(layer_steps._turn_and_keep, Q=32, H=8, D=128, HALF=64, HAS_NORM=False, head_norm=None)
+build(layer_steps._gated, BLOCK=layer_steps._BLOCK)
 parts = 256  # of a vocabulary of 262,144 tokens
 digit = dict(SHIFT=nucleus._SHIFTS[-1], BITS=nucleus._BITS, IS_FIRST=False)
 build(nucleus._histogram, SAMPLING, BLOCK=nucleus._BLOCK, **digit)

@@ -36,7 +36,7 @@ def _missing() -> str | None:
 def _launch_failure(device: str) -> str | None:
     """Why the smallest kernel does not run: no Python.h for Triton's launcher, or an old driver."""
     try:
-        import_module("specbench.forward.kernels.gated").gate(torch.ones(1, 2, device=device))
+        import_module("specbench.forward.kernels.layer_steps").gate(torch.ones(1, 2, device=device))
     except Exception as error:  # Triton raises what its compiler and driver raise
         headers = Path(sysconfig.get_path("include"))
         if not (headers / "Python.h").exists():
