@@ -11,15 +11,6 @@ import torch
 from torch import Tensor
 
 from specbench.records import Sampling
-from specbench.verify.distribution import (
-    allowed,
-    has_cuts,
-    identity,
-    log_likelihoods,
-    ratio_to_expect,
-    surprise,
-    token_distribution,
-)
 from specbench.verify.evidence import (
     CONTROL,
     Divergence,
@@ -30,7 +21,17 @@ from specbench.verify.evidence import (
     SampledEvidence,
     Subject,
 )
-from specbench.verify.reference_model import ReferenceModel, edge_slack
+from specbench.verify.reference_model import (
+    ReferenceModel,
+    allowed,
+    edge_slack,
+    has_cuts,
+    identity,
+    log_likelihoods,
+    ratio_to_expect,
+    surprise,
+    token_distribution,
+)
 from specbench.verify.statistics import Tally
 
 _GROUP = 64  # texts, of which those of similar length are fed together

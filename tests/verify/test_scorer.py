@@ -9,9 +9,8 @@ import torch
 from specbench.records import Sampling
 from specbench.verify import reference_model as reference_module
 from specbench.verify import scorer as scorer_module
-from specbench.verify.distribution import ratio_to_expect
 from specbench.verify.evidence import CONTROL, SampledEvidence, Subject
-from specbench.verify.reference_model import ReferenceModel, Text
+from specbench.verify.reference_model import ReferenceModel, Text, ratio_to_expect
 from specbench.verify.scorer import TEMPERATURES, AnsweredPrompt, TextScorer
 from tests.decoding.lossless import sampled_model
 
