@@ -36,7 +36,6 @@ class WatchedRound(NamedTuple):
     accepted: tuple[int, ...]
     rejected: tuple[int, ...]
     extra: int | None  # the bonus or recovered token; None if the answer ended before it
-    is_bonus: bool  # all drafts were accepted; else `extra` replaces the first rejected one
 
 
 class Generation(NamedTuple):
@@ -56,21 +55,18 @@ def _round_of(proposal: Proposal, verdict: Verdict) -> WatchedRound:
     tokens: list[int] = verdict.tokens_BT[0].tolist()
     drafts: list[int] = proposal.tokens_BK[0].tolist()
     if proposal.tree is None:
-        rejected, deepest = drafts[num_accepted:num_drafted], num_drafted
+        rejected = drafts[num_accepted:num_drafted]
     else:
         active: list[bool] = proposal.tree.is_active_BK[0].tolist()
         on_path = [] if verdict.path_BT is None else verdict.path_BT[0].tolist()
         path = set(on_path[1 : num_accepted + 1])
         nodes = zip(range(1, len(drafts) + 1), drafts, active, strict=True)
         rejected = [token for node, token, is_active in nodes if is_active and node not in path]
-        depths_K = proposal.tree.depths_BN[0, 1:] * proposal.tree.is_active_BK[0]
-        deepest = int(depths_K.max()) if len(drafts) else 0
     return WatchedRound(
         num_drafted=num_drafted,
         accepted=tuple(tokens[:num_accepted]),
         rejected=tuple(rejected),
         extra=tokens[num_accepted],
-        is_bonus=num_accepted == deepest,
     )
 
 
@@ -125,7 +121,7 @@ def watched_generation(
         on_round(rounds[-1], engine.tokenizer.text)
 
     reporter.stage(f"{pairing.name}: decoding")
-    report(WatchedRound(0, (), (), first[0], True))
+    report(WatchedRound(0, (), (), first[0]))
     drafter = pairing.drafter
     # Raises the engine's error, with its reason, if the drafter cannot draft K tokens.
     engine.generate(one_token, drafting)

@@ -30,8 +30,6 @@ class TrainSettings:
     seed: int = 0
     budget_s: float | None = None
     resume: bool = False
-    keep_gib: float = 4.0  # of the target's states, between epochs
-    save_every: int = 100
 
     @property
     def identity(self) -> dict[str, Any]:

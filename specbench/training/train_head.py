@@ -105,6 +105,7 @@ def training_card(
 
 
 CARD = "training.json"
+_KEPT_BYTES = 4 * 2**30  # of the target's states, between epochs
 
 
 def write_head(folder: Path, checkpoint: Checkpoint, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -178,11 +179,10 @@ def _train_head(
         schedule(recipe, settings.steps, runner.hidden_size),
         settings.seed,
         _seconds_left(settings, began),
-        settings.save_every,
     )
     progress = train(
         student,
-        Teacher(runner, student.features, int(settings.keep_gib * 2**30)),
+        Teacher(runner, student.features, _KEPT_BYTES),
         batches_for(settings, texts, device, held_out=False),
         plan,
         settings.out / "work" / "state.ckpt",

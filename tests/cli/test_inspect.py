@@ -24,9 +24,9 @@ from tests.bench.fakes import RecordingWatch
 from tests.cli.calls import specbench
 
 ROUNDS = (
-    WatchedRound(0, (), (), 72, is_bonus=True),
-    WatchedRound(3, (101, 108), (33,), 108, is_bonus=False),
-    WatchedRound(2, (111, 10), (), 27, is_bonus=True),
+    WatchedRound(0, (), (), 72),
+    WatchedRound(3, (101, 108), (33,), 108),
+    WatchedRound(2, (111, 10), (), 27),
 )
 
 
@@ -84,8 +84,8 @@ def test_a_part_of_a_character_is_shown_as_its_token(monkeypatch: pytest.MonkeyP
     out = StringIO()
     with redirect_stdout(out):
         show = _Shown(lambda: None)
-        show(WatchedRound(0, (), (), 7, is_bonus=True), in_halves)
-        show(WatchedRound(1, (8,), (), None, is_bonus=False), in_halves)
+        show(WatchedRound(0, (), (), 7), in_halves)
+        show(WatchedRound(1, (8,), (), None), in_halves)
     assert out.getvalue().splitlines()[1:] == ["prefill: ='<7>'", "round 1, 1 of 1 accepted: +'é'"]
 
 
@@ -147,7 +147,5 @@ def test_what_is_told_is_the_answer(temperature: float, tiny: Path) -> None:
             assert done.rounds == tuple(told)
             assert all(one.num_drafted <= 3 for one in told)
             for one in told[1:]:
-                if one.is_bonus or one.extra is None:
-                    assert not one.rejected or one.extra is None
-                else:
-                    assert len(one.accepted) + len(one.rejected) == one.num_drafted
+                num_judged = len(one.accepted) + len(one.rejected)
+                assert one.extra is None or num_judged == one.num_drafted
