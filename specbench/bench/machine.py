@@ -10,7 +10,7 @@ from specbench.bench.budget import Deadline, spent_s
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import ReadHead, headers_on_this_machine
 from specbench.bench.progress import Reporter
-from specbench.bench.served.served_run import ServedRun
+from specbench.bench.served.cycles import ServedRun
 from specbench.bench.units import Once, UnitSource, WholeTarget
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing, Target

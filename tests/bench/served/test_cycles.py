@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from specbench.bench.budget import Deadline, mean_session_s
-from specbench.bench.served.cycle import CycleRun, is_over
+from specbench.bench.served.cycles import CHUNK_BYTES, CycleRun, ServedRun, is_over, read_once
 from specbench.bench.served.open_session import unusable
-from specbench.bench.served.served_run import ServedRun
 from specbench.bench.served.sessions import cycle_of, next_name, served_cells, was_held
-from specbench.errors import ServerError
+from specbench.errors import ModelError, ServerError
 from specbench.records import BlockRecord, DraftConfig, Fixed, RequestRecord, RunRecord
 from specbench.runs import SCHEMA_VERSION, create_run
 from specbench.stats.crossed import FEWEST_PLANNED, MOST_PLANNED
@@ -269,3 +268,18 @@ def test_a_cycle_ends_with_its_budget(tmp_path):
         late.clock.now_s = 80.0
         late.measure(unit, host)
     assert host.opened == []
+
+
+def test_the_weights_of_a_model_are_read_and_nothing_else(tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(bytes(CHUNK_BYTES + 5))
+    (tmp_path / "b.bin").symlink_to(tmp_path / "a.safetensors")
+    (tmp_path / "c.gguf").write_bytes(bytes(3))
+    (tmp_path / "tokenizer.json").write_bytes(bytes(7))
+    (tmp_path / "d.bin").mkdir()
+    assert read_once(tmp_path) == 2 * (CHUNK_BYTES + 5) + 3
+    assert read_once(tmp_path / "c.gguf") == 3
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ModelError, match=r"absent\.gguf"):
+        read_once(tmp_path / "absent.gguf")
