@@ -76,8 +76,9 @@ def recommend(
         name=name, limits={} if is_goodput else limits, price_per_hour=price_per_hour
     )
 
-    from specbench.cli.console import WIDTH, open_console, say
+    from specbench.cli.answer import print_part
     from specbench.report.answers import has_undecided
+    from specbench.report.blocks import Lines, ReportPart, TableBlock
     from specbench.report.document import build_document
     from specbench.report.notes import noise_warnings
     from specbench.report.recommendation import (
@@ -88,7 +89,6 @@ def recommend(
         recommendations_of,
         without_recommendation,
     )
-    from specbench.report.terminal import grid_table
     from specbench.runs import LATEST, load_run
 
     stored = load_run(run or LATEST, runs_dir)
@@ -128,11 +128,9 @@ def recommend(
         recommendations = recommendation_json(document, picks, wanted, workloads=workload or ())
         typer.echo(json.dumps(recommendations, indent=2))
     else:
-        console = open_console(width=WIDTH)
-        for pick in picks:
-            console.print(grid_table(candidate_grid(document, pick, wanted, picks)))
-        for line in recommendation_lines(document, picks, wanted, workloads=workload or ()):
-            say(line)
+        grids = [candidate_grid(document, pick, wanted, picks) for pick in picks]
+        lines = recommendation_lines(document, picks, wanted, workloads=workload or ())
+        print_part(ReportPart("", [*map(TableBlock, grids), Lines(lines, is_answer=True)]))
     if any(pick.best is None for pick in picks):
         raise typer.Exit(ExitCode.FAILED)
     if any(is_open(document, pick) for pick in picks) or without_recommendation(

@@ -146,6 +146,7 @@ def candidate_grid(
             )
             for candidate in pick.candidates
         ),
+        num_remarks=1,
         marks=tuple(
             "chosen" if c is pick.best and chosen == "chosen" else "" for c in pick.candidates
         ),

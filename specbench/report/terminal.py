@@ -53,7 +53,7 @@ def _spaced(rendered: Iterable[RenderableType]) -> Group:
 def _part(part: ReportPart) -> Iterator[RenderableType]:
     for block in sorted(part.blocks, key=lambda block: isinstance(block, Lines)):
         if isinstance(block, TableBlock):
-            yield grid_table(block.grid)
+            yield _table(block.grid)
         elif isinstance(block, Legend):
             yield _legend_table(block.shown(is_brief=True))
         elif isinstance(block, Paragraph):
@@ -95,7 +95,7 @@ def _header(grid: Grid, column: int) -> str:
     return "\n".join(wrap(header, max(*widths, *map(len, header.split()))))
 
 
-def grid_table(grid: Grid) -> RichTable:
+def _table(grid: Grid) -> RichTable:
     """The columns of a grid that fit a terminal; repeated names are left out."""
     table = RichTable(
         title=Text(grid.title),

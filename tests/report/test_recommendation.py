@@ -7,11 +7,12 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
+from specbench.cli.console import open_console
 from specbench.decide.comparisons import Crossover, Point
 from specbench.decide.objective import JointRecommendation, Objective
 from specbench.doc import schema_of
 from specbench.records import NO_DRAFTER, Interval, MemoryRecord
-from specbench.report.blocks import run_report
+from specbench.report.blocks import ReportPart, TableBlock, run_report
 from specbench.report.charts.lines import pareto_front
 from specbench.report.document import Document, build_document
 from specbench.report.recommendation import (
@@ -23,6 +24,7 @@ from specbench.report.recommendation import (
     recommendation_lines,
     recommendations_of,
 )
+from specbench.report.terminal import terminal_part
 from tests.cell_keys import BASE_KEY, KEY, with_axes
 from tests.report.served_runs import context_run, served_run
 from tests.report.stored_runs import SMALL, stored_run
@@ -52,6 +54,16 @@ def test_every_workload_has_a_sentence_and_a_chosen_row(served: Document, name) 
         is_open = headline(served, one, objective).startswith("undecided")
         assert grid.marks.count("chosen") == (not is_open)
         assert len(grid.rows) == len(one.candidates)
+
+
+def test_broken_limits_leave_a_terminal_its_other_columns(served: Document, capsys) -> None:
+    limits = Objective(limits={"ttft_s": 1e-9, "tpot_s": 1e-9})
+    pick = recommendations_of(served, limits)[0]
+    part = ReportPart("", [TableBlock(candidate_grid(served, pick, limits))])
+    open_console(width=80).print(terminal_part(part))
+    printed = capsys.readouterr().out
+    assert "configuration" in printed
+    assert printed.count("above") == 2 * len(pick.candidates)
 
 
 def test_rows_and_workloads_can_be_asked_for(served: Document) -> None:
