@@ -2,11 +2,21 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from specbench.errors import UsageError
 from specbench.inputs.address import KEY, Address
-from specbench.settings import BUILTIN, OPENAI, SERVED, RunSettings, ServerSettings
+from specbench.settings import (
+    BUILTIN,
+    EXPORTED,
+    OPENAI,
+    SERVED,
+    TRANSFORMERS,
+    DecoderSettings,
+    RunSettings,
+    ServerSettings,
+)
 from specbench.settings.words import one_of
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -14,6 +24,8 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 def checked(settings: RunSettings) -> RunSettings:
     """The settings; UsageError if they contradict each other."""
+    if settings.decoder.acceptance is not None:
+        settings = replace(settings, decoder=_with_acceptance(settings))
     draft, load, forecasting = settings.draft, settings.load, settings.forecasting
     if settings.machine.dtype is not None:
         one_of("--dtype", settings.machine.dtype, *DTYPES)
@@ -26,8 +38,6 @@ def checked(settings: RunSettings) -> RunSettings:
         raise UsageError("--top-p 0 leaves no token; allowed: above 0, at most 1")
     if draft.adaptive and BUILTIN not in load.engines:
         raise UsageError("-k auto needs the built-in decoder; add --engine builtin")
-    if settings.decoder.acceptance is not None and load.engines != (BUILTIN,):
-        raise UsageError("--simulate-acceptance needs the built-in decoder; leave out --engine")
     overlaps = load.concurrency != (1,) or load.request_rate is not None
     if settings.effort.num_requests is not None and not (overlaps or {*load.engines} & {*SERVED}):
         raise UsageError(
@@ -56,6 +66,45 @@ def checked(settings: RunSettings) -> RunSettings:
     if forecasting.acceptance_rule is not None and not forecasting.costs:
         raise UsageError("--acceptance-rule describes the engine of --step-times; add --step-times")
     return replace(settings, forecasting=forecasting)
+
+
+def read_acceptance(
+    given: "tuple[float, ...] | Mapping[int, tuple[float, ...]] | str",
+) -> "tuple[float, ...] | Mapping[int, tuple[float, ...]]":
+    """The acceptance to simulate; of a file, by K. UsageError if it has none, or several curves."""
+    if not isinstance(given, str):
+        return given
+    from specbench.importers import acceptance_by_k, import_files
+    from specbench.importers.imported_cell import ImportOverrides
+
+    cells = import_files([given], ImportOverrides(temperature=0.0, concurrency=1))
+    curves = {cell.key.condition: cell.key for cell in cells if cell.acceptance_rates}
+    if len(curves) != 1:
+        labels = "; ".join(key.label for key in curves.values())
+        raise UsageError(
+            f"--simulate-acceptance {given}: one curve is needed, the file has "
+            + (f"those of {labels}: name one, such as {given}#thinking_on" if curves else "none")
+        )
+    return acceptance_by_k(cells)
+
+
+def _with_acceptance(settings: RunSettings) -> DecoderSettings:
+    """The decoder with its acceptance read; UsageError if K or an engine cannot simulate it."""
+    given, ks = settings.decoder.acceptance, settings.draft.num_speculative_tokens
+    unable = {*settings.load.engines} - {BUILTIN, *EXPORTED} | {*settings.load.engines} & {
+        TRANSFORMERS
+    }
+    if unable or settings.servers.base_urls:
+        reason = "--base-url measures what runs" if settings.servers.base_urls else min(unable)
+        raise UsageError(
+            f"--simulate-acceptance: {reason}, which cannot be made to simulate acceptance; use "
+            "--engine builtin, vllm, sglang, tensorrt_llm or llama_cpp, started here"
+        )
+    acceptance = read_acceptance(given or ())
+    if isinstance(acceptance, Mapping) and not {*(ks or (-1,))} <= {0, *acceptance}:
+        known = ",".join(map(str, acceptance))
+        raise UsageError(f"--simulate-acceptance {given}: name K that the file has: -k 0,{known}")
+    return replace(settings.decoder, acceptance=acceptance)
 
 
 def _require_samples(settings: RunSettings) -> None:
@@ -110,6 +159,7 @@ def _require_forecast(settings: RunSettings) -> None:
 _SECRET = re.compile(
     r"--[\w-]*(key|token|secret|password)(=|$)|\w*(KEY|TOKEN|SECRET|PASSWORD)=.", re.IGNORECASE
 )
+_SIMULATES = re.compile(r"--spec-synth|synthetic_acceptance|rejection_sample_method\W*synthetic")
 _OURS = ("--host", "--port")
 
 
@@ -140,6 +190,11 @@ def _require_servers(settings: RunSettings) -> None:
             f"inherits (VLLM_API_KEY, LLAMA_API_KEY, HF_TOKEN), and {KEY} for asking the server"
         )
     for word in settings.servers.engine_args:
+        if _SIMULATES.search(word):
+            raise UsageError(
+                f"--engine-args {word}: simulated acceptance would pass for the real one; use "
+                "--simulate-acceptance of `run` and `sweep-k`, which mark the run"
+            )
         if word.partition("=")[0] in _OURS:
             raise UsageError(
                 f"--engine-args with {word}: specbench sets the address of a started server; leave "

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -10,10 +11,17 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.adhoc_pairing import known_pairings
+from specbench.cli.checks import read_acceptance
 from specbench.errors import CompatibilityError, ExitCode, StoreError, UsageError
 from specbench.settings import BUILTIN, EXPORTED, TRANSFORMERS
 from specbench.settings.groups import PairingsFile
-from specbench.settings.words import MAX_CONCURRENCY, MAX_K, one_of, parse_contexts
+from specbench.settings.words import (
+    MAX_CONCURRENCY,
+    MAX_K,
+    one_of,
+    parse_acceptance,
+    parse_contexts,
+)
 from specbench.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -112,6 +120,15 @@ _Context = Annotated[
         metavar="N",
     ),
 ]
+_Simulate = Annotated[
+    str | None,
+    typer.Option(
+        "--simulate-acceptance",
+        help="Add the engine's flags that simulate this acceptance, for benchmarks: as in `run`.",
+        show_default=False,
+        metavar="RATES",
+    ),
+]
 _File = Annotated[
     Path | None,
     typer.Option(
@@ -133,6 +150,7 @@ def export(
     concurrency: _Rows = None,
     temperature: _Temperature = None,
     prompt_tokens: _Context = None,
+    simulate_acceptance: _Simulate = None,
     output: _File = None,
     runs: _Runs = Path("reports"),
     as_json: options.AsJson = False,
@@ -202,6 +220,11 @@ def export(
         )
     else:
         deployment, measured_version = _measured(chosen, selection, run, runs)
+    if simulate_acceptance is not None:
+        acceptance = read_acceptance(parse_acceptance(simulate_acceptance))
+        if deployment.is_tiered and isinstance(acceptance, Mapping):
+            raise UsageError("--simulate-acceptance of a file needs one K: add --concurrency or -k")
+        deployment = replace(deployment, acceptance=acceptance)
     config_name = str(output) if output and exporter.CONFIG_NAME else exporter.CONFIG_NAME or ""
     if engine_version is None:
         made = export_as_measured(exporter, deployment, measured_version, config_name)
@@ -209,7 +232,7 @@ def export(
         made = exporter.export(deployment, engine_version, config_name)
     if deployment.is_undecided:
         _tell_undecided(deployment, as_json=as_json)
-    is_measured = deployment.measured_with is not None
+    is_measured = deployment.measured_with is not None and deployment.acceptance is None
     script = _script(made, is_measured=is_measured)
     if output is not None:
         _write(output, made.config.text if made.config else script)

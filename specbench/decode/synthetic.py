@@ -4,35 +4,14 @@ The text means nothing, the times do: a round does the work of a real one.
 Shape suffixes: B rows, K drafts of a path, N nodes, T = K + 1 tokens of a path, V vocabulary.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from specbench.decode.drafter import Proposal
 from specbench.decode.sampling import Purpose, Sampler, uniform
 from specbench.decode.verifier import Verdict, chain_verdict
-from specbench.errors import UsageError
 from specbench.forward.tree import Tree
-from specbench.stats.rounds import conditional_rates, joint_rates
-
-
-def acceptance_rates(values: Sequence[float], k: int) -> tuple[float, ...]:
-    """a_1 .. a_k, in which a_i is the share of rounds that accept at least i drafts.
-
-    One value is alpha, each draft's own chance after those before it: a_i = alpha**i. Several
-    are a_1, a_2 .. themselves; past their end nothing is accepted. UsageError unless they are
-    shares that never rise: at least two drafts cannot be accepted more often than at least one.
-    """
-    if not values or not all(a >= b for a, b in pairwise((1.0, *values, 0.0))):
-        raise UsageError(
-            f"synthetic acceptance {', '.join(map(str, values)) or '(none)'}: one or more shares "
-            "from 0 to 1 are allowed, each no larger than the one before"
-        )
-    if len(values) == 1:
-        return tuple(joint_rates([values[0]] * k))
-    return (*values, *(0.0,) * k)[:k]
+from specbench.stats.rounds import Acceptance, acceptance_rates, conditional_rates
 
 
 class SyntheticVerifier:
@@ -41,10 +20,10 @@ class SyntheticVerifier:
     Every row of every round draws for itself, so rows advance raggedly as real ones do.
     """
 
-    def __init__(self, acceptance: Sequence[float]) -> None:
+    def __init__(self, acceptance: Acceptance) -> None:
         """Takes the values of `acceptance_rates`; K is that of each proposal."""
         acceptance_rates(acceptance, 0)
-        self._acceptance = tuple(acceptance)
+        self._acceptance = acceptance
 
     def __call__(
         self,

@@ -258,7 +258,7 @@ class BuiltinEngine(Instrumented):
 
     def verifier(self, drafter: str) -> Verifier:
         """The verifier of the named drafter's drafts."""
-        drawn = self._options.acceptance
+        drawn = self._options.simulated
         return self._drafters.verifier(drafter) if drawn is None else SyntheticVerifier(drawn)
 
     def lossy_option(self, work: Work) -> str | None:

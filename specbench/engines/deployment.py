@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol, TypeVar, cast
@@ -19,8 +19,9 @@ from specbench.files.model import num_rows, open_model
 from specbench.files.model_spec import GGUF_ADVICE, ModelSpec
 from specbench.inputs.pairing import Pairing
 from specbench.methods import Method, Setting, find_method
-from specbench.records import acceptance_rule
+from specbench.records import SIMULATED, acceptance_rule
 from specbench.settings import EXPORTED, SERVED
+from specbench.stats.rounds import Acceptance, acceptance_rates
 
 LOOKUP = "ngram, which copies from the text"
 SMALL_MODEL = "draft_model with a small model of the target's family"
@@ -51,6 +52,7 @@ class Deployment:
     context: int | None = None  # tokens of the prompts that K is for, if others need another K
     basis: tuple[str, ...] = ()  # the origin of K, in sentences
     measured_with: str | None = None  # the engine; None: K was set by hand
+    acceptance: Acceptance | None = None  # to simulate, for benchmarks
     is_undecided: bool = False  # K = 0 for lack of evidence, not because drafts do not help
 
     @property
@@ -113,9 +115,17 @@ class Deployment:
 
     @property
     def acceptance_rule(self) -> str:
-        """The acceptance rule of the measurement."""
+        """The acceptance rule of the measurement, or that of the simulation."""
+        if self.simulated is not None:
+            return SIMULATED
         rule = self.pairing.drafter.lossy
         return acceptance_rule(rule, self.temperature, draws=self.draws_drafts)
+
+    @property
+    def simulated(self) -> tuple[float, ...] | None:
+        """Joint rates to simulate at the deepest K; None: drafts are verified. UsageError for a K
+        without rates."""
+        return acceptance_rates(self.acceptance, self.k) if self.acceptance and self.k else None
 
     @property
     def head(self) -> ModelSpec:
@@ -251,11 +261,13 @@ class Export:
     acceptance_rule: str | None  # None: no drafts
     not_expressed: tuple[str, ...]  # settings that the engine does not have
     basis: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)  # what the command needs in it
 
     @property
     def command_line(self) -> str:
-        """The command, quoted for a shell."""
-        return shlex.join(self.command)
+        """The command, quoted for a shell, after its environment."""
+        names = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*names, shlex.join(self.command)])
 
 
 def exported(
@@ -267,6 +279,7 @@ def exported(
     config: ConfigFile | None = None,
     *,
     hybrids: str = ROLLBACK,
+    environment: Mapping[str, str] | None = None,
 ) -> Export:
     """The export of a deployment; `lost` lists settings that the engine does not have, `hybrids`
     describes its drafts for a target with recurrent layers. UsageError for GGUF files, except for
@@ -286,6 +299,7 @@ def exported(
             *(_unknown(deployment, hybrids) if deployment.k else ()),
         ),
         basis=deployment.basis,
+        environment=environment or {},
     )
 
 

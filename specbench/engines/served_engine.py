@@ -79,6 +79,7 @@ class ServedEngine(Protocol):
     MODULE: str | None  # its Python module; None: it is a program
     DISTRIBUTIONS: tuple[str, ...]  # names of its packages, other builds included
     START_S: float  # an estimate until it has served the target
+    SIMULATED_BY: tuple[str, ...]  # environment variables that make it simulate acceptance
     LOG: LogFormat
     HEALTH: str  # the path that returns 200 once requests are accepted
     COUNTERS: CounterPage | None  # with the tokens of all clients

@@ -103,6 +103,11 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     ]
     deployment = deployment.flat
     if deployment.k:
+        if deployment.simulated is not None:
+            raise UsageError(
+                "--simulate-acceptance: transformers verifies every draft token; use vllm, sglang, "
+                "tensorrt_llm or llama_cpp, or measure with --engine builtin"
+            )
         _refuse_states(deployment.target)
         lost += _lost(deployment)
         deployment = deployment.noting(vocabulary_notes(deployment))

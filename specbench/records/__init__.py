@@ -24,7 +24,7 @@ from specbench.records.keys import (
     Fixed,
     Length,
 )
-from specbench.records.lossy import LossyRule, acceptance_rule
+from specbench.records.lossy import SIMULATED, LossyRule, acceptance_rule
 from specbench.records.measured import (
     ALL_PROMPTS,
     AnswerCheck,
@@ -77,6 +77,7 @@ __all__ = [
     "ASSISTED_DEFAULT",
     "NO_DRAFTER",
     "SESSIONS_PER_K",
+    "SIMULATED",
     "AnswerCheck",
     "Auto",
     "BlockPurpose",

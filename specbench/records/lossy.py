@@ -12,6 +12,7 @@ RULES: Mapping[str, Mapping[str, float | None]] = {
 
 GREEDY = "greedy: a draft is accepted if it is the target's argmax"
 MATCHED = "a draft is accepted if the target's own sample equals it"
+SIMULATED = "simulated: draft tokens are accepted at given rates, so the text is not the target's"
 REJECTION = "min(1, p/q) with a residual (Leviathan et al. 2023, Alg. 1)"
 
 

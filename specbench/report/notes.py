@@ -107,7 +107,11 @@ def _synthetic(document: Document) -> Iterator[str]:
     decoder = document.run.settings.decoder
     synthetic = []
     if decoder.acceptance is not None:
-        synthetic.append(f"simulated acceptance {', '.join(f'{a:g}' for a in decoder.acceptance)}")
+        rates = decoder.simulated or ()
+        by_k = rates if isinstance(rates, Mapping) else {0: rates}
+        texts = {k: ", ".join(f"{a:g}" for a in of_k) for k, of_k in by_k.items()}
+        text = "; ".join(f"K={k}: {of_k}" if k else of_k for k, of_k in texts.items())
+        synthetic.append(f"simulated acceptance {text}")
     if decoder.dummy_weights:
         synthetic.append("dummy weights")
     if synthetic:

@@ -1,5 +1,6 @@
 """How the built-in decoder is to run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -36,14 +37,15 @@ class DecoderSettings:
     forward: ModelImplementation = "auto"
     graph: CudaGraph = "auto"
     kernels: AttentionBackend = "auto"
-    acceptance: Annotated[  # simulated, per position: the text means nothing
-        tuple[float, ...] | None,
+    # Simulated, per position, or by K from a file, which is its name until it is read.
+    acceptance: Annotated[
+        tuple[float, ...] | Mapping[int, tuple[float, ...]] | str | None,
         Option(
             is_rare=True,
             names=("--simulate-acceptance",),
             read=parse_acceptance,
-            help="Acceptance rates to simulate: 0.7, 0.8,0.6 (by position) or "
-            "histogram:40,20,40. Speeds are real, texts are not.",
+            help="Acceptance to simulate: 0.7, 0.8,0.6 (by position), histogram:40,20,40 or a file "
+            "that import reads. Speeds are real, texts are not.",
             shown=False,
             placeholder="RATES",
         ),
@@ -51,6 +53,12 @@ class DecoderSettings:
     dummy_weights: Annotated[
         bool, Option(is_rare=True, help="Use random weights; only the config is needed.")
     ] = False
+
+    @property
+    def simulated(self) -> tuple[float, ...] | Mapping[int, tuple[float, ...]] | None:
+        """The acceptance to simulate, from a file that was read."""
+        assert not isinstance(self.acceptance, str), "cli/checks.py reads it"
+        return self.acceptance
 
     @property
     def is_synthetic(self) -> bool:

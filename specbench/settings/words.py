@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple, TypeVar
 
 from specbench.errors import UsageError
@@ -97,9 +97,12 @@ def one_of(option: str, text: str, *allowed: Choice) -> Choice:
     raise UsageError(f"{option} {text!r}{close} allowed are {', '.join(allowed)}")
 
 
-def parse_acceptance(text: str) -> tuple[float, ...]:
+def parse_acceptance(text: str) -> tuple[float, ...] | str:
     """Synthetic acceptance: `0.7` for every position, `0.8,0.6` by position (the share of rounds
-    that accept at least 1, 2 drafts), or `histogram:40,20,40`, rounds that accepted 0, 1, 2."""
+    that accept at least 1, 2 drafts), or `histogram:40,20,40`, rounds that accepted 0, 1, 2. The
+    name of a file is returned as it is."""
+    if PurePath(text.partition("#")[0]).suffix.lower() in (".json", ".jsonl", ".yaml", ".yml"):
+        return text
     kind, colon, numbers = text.rpartition(":")
     try:
         values = tuple(float(part) for part in numbers.split(","))
@@ -107,8 +110,8 @@ def parse_acceptance(text: str) -> tuple[float, ...]:
         values = ()
     if not values or kind not in ("", "histogram") or (colon and not kind):
         raise UsageError(
-            f"--simulate-acceptance {text!r}: expected 0.7, a list such as 0.8,0.6,0.5 or "
-            "histogram:40,20,40"
+            f"--simulate-acceptance {text!r}: expected 0.7, a list such as 0.8,0.6,0.5, "
+            "histogram:40,20,40 or a .json or .yaml file"
         )
     if kind == "histogram":
         rounds = sum(values)

@@ -7,10 +7,12 @@ Bytes are those that a forward must read from the device's memory.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
+
+from specbench.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,6 +157,33 @@ def mean_length(num_accepted: float, num_rounds: float) -> float:
 def mean_length_from_rates(per_position: Iterable[float]) -> float:
     """Mean acceptance length from joint rates: 1 + their sum."""
     return 1 + sum(per_position)
+
+
+# What to simulate: one chance of every draft token, joint rates, or joint rates by K.
+Acceptance = Sequence[float] | Mapping[int, Sequence[float]]
+
+
+def acceptance_rates(values: Acceptance, k: int) -> tuple[float, ...]:
+    """a_1 .. a_k, in which a_i is the share of rounds that accept at least i drafts.
+
+    One value is alpha, each draft's own chance after those before it: a_i = alpha**i. Several
+    are a_1, a_2 .. themselves; past their end nothing is accepted. A mapping has those of each K.
+    UsageError unless they are shares that never rise: at least two drafts cannot be accepted more
+    often than at least one; and for a K that a mapping does not have.
+    """
+    if isinstance(values, Mapping):
+        if k and k not in values:
+            known = ", ".join(map(str, values))
+            raise UsageError(f"--simulate-acceptance: the file has K = {known}, not {k}")
+        return tuple(values[k]) if k else ()
+    if not values or not all(a >= b for a, b in pairwise((1.0, *values, 0.0))):
+        raise UsageError(
+            f"synthetic acceptance {', '.join(map(str, values)) or '(none)'}: one or more shares "
+            "from 0 to 1 are allowed, each no larger than the one before"
+        )
+    if len(values) == 1:
+        return tuple(joint_rates([values[0]] * k))
+    return (*values, *(0.0,) * k)[:k]
 
 
 def rates_of_length(length: float, k: int) -> tuple[float, ...]:

@@ -174,8 +174,9 @@ def test_k_auto_keeps_a_time_line_in_one_row(tiny, tmp_path):
     assert calibrated[0].seconds > calibrated[0].calibration_s
 
 
-def test_drawn_acceptance_keeps_what_it_was_told(tiny, tmp_path):
-    run = measure(tiny, tmp_path, acceptance=(1.0, 1.0, 0.0), num_repeats=3)
+@pytest.mark.parametrize("acceptance", [(1.0, 1.0, 0.0), {3: (1.0, 1.0, 0.0)}])
+def test_drawn_acceptance_keeps_what_it_was_told(acceptance, tiny, tmp_path):
+    run = measure(tiny, tmp_path, acceptance=acceptance, num_repeats=3)
 
     cells = aggregate_cells([plan.key for plan in run.run.cells], run.blocks)
     (speculative,) = (cell for cell in cells if cell.k == 3)

@@ -10,6 +10,7 @@ from specbench.settings.words import (
     parse_temperatures,
 )
 from tests.cli.calls import specbench
+from tests.importers.test_acceptance_files import PROFILE
 
 
 @pytest.mark.sampled(one_in=2, every=["arguments", "command"])
@@ -95,7 +96,24 @@ from tests.cli.calls import specbench
         (["--model-impl", "fast"], "--model-impl 'fast': allowed are auto, stock, fused"),
         (["--cuda-graph", "on"], "--cuda-graph 'on': allowed are auto, off, step, round"),
         (["--simulate-acceptance", "0.5,0.7"], "shares must be from 0 to 1 and must not rise"),
-        (["--simulate-acceptance", "most"], "expected 0.7, a list such as 0.8,0.6,0.5 or"),
+        (
+            ["--simulate-acceptance", "0.5", "--engine", "transformers"],
+            "transformers, which cannot be made to simulate acceptance; use --engine builtin",
+        ),
+        (
+            ["--simulate-acceptance", "0.5", "--engine", "vllm", "--base-url", "http://h:1"],
+            "--base-url measures what runs, which cannot be made to simulate",
+        ),
+        (["--simulate-acceptance", "absent.json"], "absent.json: cannot be read"),
+        (["--simulate-acceptance", str(PROFILE)], "name K that the file has: -k 0,3"),
+        (
+            ["--engine", "llama_cpp", "--engine-args", "--spec-synth-rates 0.5"],
+            "--engine-args --spec-synth-rates: simulated acceptance would pass for the real one",
+        ),
+        (
+            ["--simulate-acceptance", "most"],
+            "expected 0.7, a list such as 0.8,0.6,0.5, histogram:40,20,40 or a",
+        ),
         (["tinny"], "no pairing 'tinny' in pairings.yaml, did you mean 'tiny'?"),
         (["tiny/drafft"], "did you mean 'tiny/draft'?; `specbench list pairings` shows them all"),
         (["-w", "chatt"], "no workload 'chatt', did you mean 'chat'?; there are: "),

@@ -1,7 +1,7 @@
 """The command line of a serving engine for a pairing and K, made by its exporter."""
 
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -37,10 +37,12 @@ def unsupported_pairings(
     """The pairings that an engine cannot draft with, and the reasons."""
     if engine not in EXPORTED:  # it is measured only as a running server, with any drafter
         return
+    acceptance = settings.decoder.acceptance
+    k = min(acceptance) if isinstance(acceptance, Mapping) else PROBE_K
     for pairing in pairings:
         try:
             temperature = max(settings.sampling.temperatures)
-            exported(engine, pairing, PROBE_K, settings, temperature=temperature)
+            exported(engine, pairing, k, settings, temperature=temperature)
         except UsageError as error:
             yield pairing, str(error)
 
@@ -63,7 +65,7 @@ def exported(
         tiers=(Tier(None, k),),
         temperature=temperature,
         dtype=dtype,
-        basis=(),
+        acceptance=settings.decoder.simulated,
     )
     exporter = find_exporter(engine)
     version = settings.servers.engine_version or _installed(engine, settings.servers.engine_python)

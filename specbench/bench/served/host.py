@@ -1,5 +1,6 @@
 """Gives a session its server, which is started for it or already running."""
 
+import os
 import re
 import shlex
 import shutil
@@ -119,6 +120,16 @@ class ManagedServers:
         if export.config is not None:
             config = folder / export.config.name
             config.write_text(export.config.text, encoding="utf-8")
+        if inherited := {*self._engine.SIMULATED_BY} & {*os.environ} - {*export.environment}:
+            raise UsageError(
+                f"{min(inherited)} is set here, and {self._name} would simulate acceptance; unset "
+                "it, or use --simulate-acceptance, which marks the run"
+            )
+        if export.environment and self._options.launch is not None:
+            raise UsageError(
+                f"--engine-command may not pass on {', '.join(export.environment)}, which simulate "
+                "acceptance; leave out --engine-command, or --simulate-acceptance"
+            )
         launch = self._engine.launch(
             StartOptions(
                 exported=export.command,
@@ -142,7 +153,7 @@ class ManagedServers:
         )
         program, args = launch.command[: launch.num_program], launch.command[launch.num_program :]
         command = command_line(self._options.launch, program, args, port=port)
-        return _ServerStart(export, port, launch.environment, command)
+        return _ServerStart(export, port, {**launch.environment, **export.environment}, command)
 
     def _pairing(self, session: Session) -> Pairing:
         """The session's pairing; without speculation any pairing of the target."""

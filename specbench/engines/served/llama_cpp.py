@@ -54,6 +54,7 @@ MODULE = None
 DISTRIBUTIONS = ()
 START_S = 5.0  # it compiles and captures nothing
 UNSUPPORTED = ("tool_choice",)  # its endpoint of completions takes a schema, and no tools
+SIMULATED_BY = ("LLAMA_ARG_SPEC_SYNTH_LEN", "LLAMA_ARG_SPEC_SYNTH_RATES")
 HEALTH = "/health"
 COUNTERS = CounterPage(  # tools/server/server-task.cpp
     engine="llama_cpp",
@@ -268,6 +269,8 @@ CONFIG_NAME = None
 
 _CHANGED = date(2026, 5, 16)  # pull request 22673 merged
 _NEW_BUILD, _OLD_BUILD = 9235, 9000  # known to be after and before it
+# Simulated acceptance: pull request 27711 of August 2026, known to be in that build.
+_SIMULATING, _SIMULATING_BUILD = date(2026, 9, 1), 10919
 MODEL_FLAGS = ("--model", "--model-draft")
 _MODEL, _LOOKUP = "draft-simple", "ngram-simple"
 _KINDS = {
@@ -293,6 +296,7 @@ _HYBRIDS = (
 class _Dialect(NamedTuple):
     name: str
     is_new: bool
+    simulates: bool = True  # acceptance: --spec-synth-rates
 
 
 def vocabulary_notes(deployment: Deployment) -> list[str]:
@@ -357,6 +361,13 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         if dialect.is_new:  # earlier builds translated drafts
             vocabulary_notes(deployment)
         command += _draft_flags(deployment, dialect)
+        if deployment.simulated is not None:
+            if not dialect.simulates:
+                raise UsageError(
+                    f"--simulate-acceptance: {dialect.name} of llama.cpp cannot simulate it; it "
+                    "came with pull request 27711 (--engine-version 2026-09 or later)"
+                )
+            command += ["--spec-synth-rates", ",".join(f"{r:g}" for r in deployment.simulated)]
         lost += _lost(deployment)
     return exported(deployment, "llama_cpp", dialect.name, command, lost, hybrids=_HYBRIDS)
 
@@ -371,7 +382,7 @@ def _dialect(version: str | None) -> _Dialect:
                 f"--engine-version {version!r}: the flags changed between b{_OLD_BUILD} and "
                 f"b{_NEW_BUILD}; give the build's date, such as 2026-05-16"
             )
-        return _Dialect(f"b{build}", is_new=build >= _NEW_BUILD)
+        return _Dialect(f"b{build}", build >= _NEW_BUILD, build >= _SIMULATING_BUILD)
     match = re.fullmatch(r"(\d{4})-(\d{2})(?:-(\d{2}))?", version.strip())
     try:
         built = date(*(int(part or 1) for part in match.groups())) if match else None
@@ -382,7 +393,7 @@ def _dialect(version: str | None) -> _Dialect:
             f"--engine-version {version!r}: expected a date such as 2026-04 or a build such as "
             f"b{_NEW_BUILD} (llama-server --version)"
         )
-    return _Dialect(f"builds of {version.strip()}", is_new=built >= _CHANGED)
+    return _Dialect(f"builds of {version.strip()}", built >= _CHANGED, built >= _SIMULATING)
 
 
 def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:

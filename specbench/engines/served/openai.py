@@ -25,6 +25,7 @@ DISTRIBUTIONS = ()
 START_S = 0.0
 LOG = LogFormat()
 UNSUPPORTED = ()
+SIMULATED_BY: tuple[str, ...] = ()
 HEALTH = "/v1/models"
 COUNTERS = None
 

