@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,6 +84,17 @@ def remember_numpy_types(interpreter: Any) -> None:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Which kernels were faster is not left behind in the user's folder."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def attention_of_short_texts() -> Iterator[None]:
+    """Kernels of attention are compared over 200 tokens, and not over 2,000 as well."""
+    with pytest.MonkeyPatch.context() as patch:
+        if choices := sys.modules.get("specbench.engines.kernel_choices"):
+            candidates = sys.modules[choices.autotune_attention.__module__]
+            short = partial(candidates.autotune_attention, shapes=candidates.SHAPES[:4])
+            patch.setattr(choices, "autotune_attention", short)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

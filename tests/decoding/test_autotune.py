@@ -11,7 +11,13 @@ from specbench.engines import kernel_choices
 from specbench.engines.kernel_choices import autotune_forward
 from specbench.errors import DeviceLostError
 from specbench.forward.attention import candidates as attention_candidates
-from specbench.forward.attention.candidates import BatchShape, Inputs, autotune_attention, wrong
+from specbench.forward.attention.candidates import (
+    SHAPES,
+    BatchShape,
+    Inputs,
+    autotune_attention,
+    wrong,
+)
 from specbench.forward.attention.implementations import AttentionShape, Masked, PlainAttention
 from specbench.forward.autotune import KernelCandidate, Timing, fastest
 from specbench.forward.fused_runner import FusedRunner
@@ -27,6 +33,7 @@ CASE = AttentionShape(
     window=None,
     is_tree=False,
 )
+SHORT = SHAPES[:4]  # texts of 200 tokens
 
 
 class Metered:
@@ -105,7 +112,7 @@ def held(case, *kernels):
     meter = Metered()
     for place, kernel in enumerate(kernels):
         meter.takes(kernel, 0.01 * (place + 1))  # the wrong ones are first and fast
-    return autotune_attention(case, kernels, Timing(meter.seconds))
+    return autotune_attention(case, kernels, Timing(meter.seconds), SHORT)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +121,7 @@ def held(case, *kernels):
         (SeesOneMore, CASE),
         (SeesOneLess, CASE),
         (MixesRows, CASE),
-        (ForgetsTheWindow, replace(CASE, window=300)),
+        (ForgetsTheWindow, replace(CASE, window=100)),
         (ForgetsTheTree, replace(CASE, is_tree=True)),
         (SeesOneLess, replace(CASE, dtype=torch.bfloat16, head_size=128)),
         (SeesOneMore, replace(CASE, dtype=torch.bfloat16, head_size=128)),
@@ -149,7 +156,7 @@ def test_a_slow_one_is_not_chosen_though_it_is_first():
     meter = Metered()
     slow = meter.takes(Masked("slow"), 0.02)
     fast = meter.takes(PlainAttention(), 0.01)
-    winner, (first, second) = autotune_attention(CASE, [slow, fast], Timing(meter.seconds))
+    winner, (first, second) = autotune_attention(CASE, [slow, fast], Timing(meter.seconds), SHORT)
     assert winner == "plain"
     assert first.seconds == pytest.approx(2 * second.seconds)
 
@@ -188,7 +195,9 @@ def test_the_median_of_several_turns_decides():
 def test_what_is_right_when_called_and_wrong_when_replayed_loses():
     meter = Metered()
 
-    winner, (lost,) = autotune_attention(CASE, [PlainAttention()], Timing(meter.seconds, frozen))
+    winner, (lost,) = autotune_attention(
+        CASE, [PlainAttention()], Timing(meter.seconds, frozen), SHORT
+    )
     assert winner is None
     assert re.match("replayed, .*wrong", lost.refusal)
 

@@ -5,6 +5,7 @@ They run in Triton's interpreter, as if a CPU were one of their devices.
 
 import re
 import subprocess
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -35,8 +36,9 @@ def interpreted(monkeypatch, tmp_path):
 
 
 def even(run):
-    """By this clock all take the same: the first that is right wins."""
-    run()
+    """By this clock all take the same: the first that is right wins. What is ready is not run."""
+    if not isinstance(run, partial):
+        run()
     return 1.0
 
 

@@ -10,6 +10,7 @@ from specbench.engines.engine import Load, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.records import Request, Sampling
+from specbench.settings import DecoderSettings
 from tests.tiny_models import write_head, write_model
 
 ROWS = 3
@@ -23,7 +24,8 @@ def test_of_the_target_and_of_a_head_whose_beam_needs_slots_of_its_own(
     files = write_model(tmp_path / "target")
     head = write_head(tmp_path / "head", "eagle", files)
     target = Target(name="tiny", model=files.spec, drafters=())
-    engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
+    fused = DecoderSettings(forward="fused")  # whichever is faster here
+    engine = BuiltinEngine(target, ModelPool(torch.device("cpu")), fused)
     parameters = {"tree": tree}
     engine.add_drafter(
         DrafterSpec(name="e", method="eagle", model=head.spec, parameters=parameters)
