@@ -307,18 +307,31 @@ def doors(folder: Path) -> dict[str, Ran]:
     }
 
 
-def refusal_of_loading(folder: Path) -> str:
-    """As the engine raises it, which no command was in front of."""
+@pytest.fixture(scope="module")
+def sound(models: Path, tmp_path_factory: pytest.TempPathFactory) -> BuiltinEngine:
+    """An engine with the target as it is."""
+    folder = tmp_path_factory.mktemp("sound")
+    return engine_of(write_case(models, folder, Case("draft_model", lambda _: None, ())))
+
+
+def engine_of(folder: Path) -> BuiltinEngine:
     (target,) = load_pairings(folder / "pairings.yaml").targets
-    (drafter,) = target.drafters
+    return BuiltinEngine(target, ModelPool(torch.device("cpu")))
+
+
+def refusal_of_loading(folder: Path, engine: BuiltinEngine | None = None) -> str:
+    """As the engine raises it, which no command was in front of; `engine`: if its target fits."""
+    (pairing,) = load_pairings(folder / "pairings.yaml").all
     with pytest.raises(SpecbenchError) as refused:
-        BuiltinEngine(target, ModelPool(torch.device("cpu"))).add_drafter(drafter)
+        (engine or engine_of(folder)).add_drafter(pairing.drafter)
     return str(refused.value)
 
 
 @pytest.mark.sampled(one_in=6)  # loading and planning refuse every case below
 @pytest.mark.parametrize("name", CASES)
-def test_every_command_refuses_what_loading_refuses(models: Path, tmp_path: Path, name: str):
+def test_every_command_refuses_what_loading_refuses(
+    models: Path, sound: BuiltinEngine, tmp_path: Path, name: str
+):
     case = CASES[name]
     folder = write_case(models, tmp_path, case)
     for door, ran in doors(folder).items():
@@ -332,13 +345,15 @@ def test_every_command_refuses_what_loading_refuses(models: Path, tmp_path: Path
         for word in case.words:
             assert plain(word) in plain(ran.out + ran.err), (door, ran)
     assert not list(tmp_path.glob("reports/*/run.json"))  # nothing was begun
-    said = refusal_of_loading(folder)
+    said = refusal_of_loading(folder, None if case.is_target else sound)
     for word in case.words:
         assert word in said
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_planning_and_loading_say_it_in_the_same_words(models: Path, tmp_path: Path, name: str):
+def test_planning_and_loading_say_it_in_the_same_words(
+    models: Path, sound: BuiltinEngine, tmp_path: Path, name: str
+):
     case = CASES[name]
     folder = write_case(models, tmp_path, case)
     with chdir(folder):
@@ -351,7 +366,7 @@ def test_planning_and_loading_say_it_in_the_same_words(models: Path, tmp_path: P
         )
         reasons = [one.reason for one in checked if one.keeps_from_loading]
     assert len(reasons) == 1
-    said = refusal_of_loading(folder).replace(f"{folder}/", "")
+    said = refusal_of_loading(folder, None if case.is_target else sound).replace(f"{folder}/", "")
     assert reasons[0].replace("./", "").replace(f"{folder}/", "") in said
 
 
@@ -473,9 +488,8 @@ def test_tokens_that_the_draft_does_not_know_change_no_text(models: Path, tmp_pa
     tensors = load_file(file)
     tensors["lm_head.weight"][259:261] = 3 * tensors["lm_head.weight"][100:102]
     save_file(tensors, file, metadata={"format": "pt"})
-    (target,) = load_pairings(folder / "pairings.yaml").targets
-    (drafter,) = target.drafters
-    engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
+    engine, (pairing,) = engine_of(folder), load_pairings(folder / "pairings.yaml").all
+    drafter = pairing.drafter
     engine.add_drafter(drafter)
     said = set()
     for seed in range(8):
