@@ -39,6 +39,7 @@ def test_the_reference_text_does_not_loop(subject: Subject) -> None:
     assert all(len(set(text)) >= 6 for text in subject.texts)
 
 
+@pytest.mark.sampled(one_in=2)
 def test_without_drafts_the_text_is_that_of_generate(subject: Subject) -> None:
     baseline = make_drafter("none", subject.target)
 

@@ -170,6 +170,7 @@ def sampled_alone(target: StockRunner, method: str, draft: StockRunner, k: int) 
     ]
 
 
+@pytest.mark.sampled(one_in=2, every=["method"])
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "k"),

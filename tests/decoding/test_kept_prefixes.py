@@ -34,6 +34,7 @@ def test_a_conversation_goes_on_in_its_row_and_only_new_tokens_are_fed() -> None
     assert [p[0].tolist() for p in prefills] == [list(range(10)), list(range(13, 18))]
 
 
+@pytest.mark.sampled(one_in=4, every=["num_left_out", "k", "tree"])
 @pytest.mark.slow
 @pytest.mark.parametrize("num_left_out", [0, 1, 2, 7])
 @pytest.mark.parametrize(("k", "tree"), [(0, ()), (3, ()), (3, (2,))])

@@ -119,6 +119,7 @@ SAMPLINGS = {
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_texts_are_those_of_siblings_judged_one_after_the_other(name: str) -> None:
     sampler, accepted = Sampler(SAMPLINGS[name]), 0

@@ -81,6 +81,7 @@ def test_the_layout_check_fails_for_another_order_or_another_state(
         check_layout(name)
 
 
+@pytest.mark.sampled(one_in=2, every=["name", "k"])
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROLLED_BACK)
 @pytest.mark.parametrize("k", [1, 3])

@@ -190,6 +190,7 @@ def predicted(
     ]
 
 
+@pytest.mark.sampled(one_in=2, every=["k", "num_rows"])
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 4, 8])
 @pytest.mark.parametrize("num_rows", [2, 5])

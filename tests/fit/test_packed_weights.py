@@ -34,6 +34,7 @@ def config_alone(folder: Path, config: Any, scheme: str) -> ModelFiles:
     return files
 
 
+@pytest.mark.sampled(one_in=4, every=["family", "scheme", "dtype"])
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("scheme", ["int8", "fp8", "int4"])

@@ -101,6 +101,7 @@ def test_a_length_is_worked_by_hand():
     assert len(text.split()) in (37, 38)
 
 
+@pytest.mark.sampled(one_in=2, every=["folder", "num_tokens"])
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", [DEMO, GENERAL], ids=["embedded", "general"])
 @pytest.mark.parametrize("num_tokens", [512, 4096])

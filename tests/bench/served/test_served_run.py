@@ -79,6 +79,7 @@ def test_what_an_engine_does_not_have_is_left_out_and_named(tmp_path, monkeypatc
     fake(monkeypatch, tmp_path)
     watch = RecordingWatch()
     named = {"pairings": ("big/lookup", "big/turn"), "num_speculative_tokens": (0, 2)}
+    named["num_prompts"] = 1
     settings = settings_for(tmp_path, **named)
     stored = measured(tmp_path, settings, watch)
     assert {key.draft.method for key in stored.run.keys} == {"none", "ngram"}
@@ -127,7 +128,8 @@ def test_a_session_that_fails_is_recorded_the_rest_goes_on_and_resuming_complete
 
 def test_counts_that_differ_are_a_warning(tmp_path, monkeypatch):
     fake(monkeypatch, tmp_path, {2: "hides"})
-    stored = measured(tmp_path, settings_for(tmp_path, num_speculative_tokens=(0, 2)))
+    small = {"num_speculative_tokens": (0, 2), "num_prompts": 2}
+    stored = measured(tmp_path, settings_for(tmp_path, **small))
     (told,) = [server for server in stored.servers if server.warnings]
     assert "by the server's" in " ".join(told.warnings)
 
