@@ -181,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
         is_chat = self.path == "/v1/chat/completions"
         if is_chat and (fake.refusal or not fake.has_chat):
             fake.num_refused += 1
-            self.send_error(400, fake.refusal or "no chat template")
+            self.send_error(400 if fake.refusal else 404, fake.refusal or None)
             return
         with fake.lock:
             fake.asked.append(body)

@@ -30,8 +30,9 @@ def ask_twice(fake: FakeServer) -> list[dict[str, object]]:
     return fake.asked
 
 
-def test_without_a_template_the_text_of_the_messages_is_completed():
-    asked = ask_twice(FakeServer(has_chat=False))
+@pytest.mark.parametrize("server", [{"has_chat": False}, {"refusal": "no chat template"}])
+def test_without_a_template_the_text_of_the_messages_is_completed(server):
+    asked = ask_twice(FakeServer(**server))
     assert [one["prompt"] for one in asked] == ["Be brief.\n\nHello"] * 2
     assert all("messages" not in one for one in asked)
 
