@@ -25,7 +25,7 @@ from benchmarks.gpu_suite.machine import Machine
 from benchmarks.gpu_suite.page import page
 from benchmarks.gpu_suite.side_by_side import compare_engines
 from benchmarks.gpu_suite.stage import request_of
-from specbench.decode.launcher import EagerLauncher
+from specbench.decode.launcher import Launcher
 from specbench.engines.model_pool import ModelPool
 from specbench.inputs.config import load_pairings
 from specbench.methods import all_methods
@@ -261,7 +261,7 @@ def test_the_watch_is_off_until_it_is_armed() -> None:
     made: list[Watched] = []
 
     def watching(*parts: object) -> Watched:
-        made.append(Watched(EagerLauncher(*parts)))  # type: ignore[arg-type]
+        made.append(Watched(Launcher(*parts)))  # type: ignore[arg-type]
         return made[-1]
 
     pair = medium_pair(small(), torch.float32, layers=2)

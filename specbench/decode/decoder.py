@@ -6,7 +6,7 @@ import torch
 
 from specbench.decode.clock import Clock
 from specbench.decode.drafter import Drafter
-from specbench.decode.launcher import EagerLauncher, Launcher
+from specbench.decode.launcher import Launcher
 from specbench.decode.policy import FixedK, Policy
 from specbench.decode.round import Verifier
 from specbench.decode.rows import Rows
@@ -32,7 +32,7 @@ class Decoder:
         eos_ids: Sequence[int],
         clock: Clock,
         verifier: Verifier = verify,
-        make_launcher: MakeLauncher = EagerLauncher,
+        make_launcher: MakeLauncher = Launcher,
         prefill_chunk: int = PREFILL_CHUNK,
         text: Callable[[Sequence[int]], str] = str,
     ) -> None:

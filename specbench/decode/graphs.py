@@ -19,7 +19,6 @@ from specbench.decode.clock import Clock
 from specbench.decode.cuda_graphs import NUM_WARM_UPS, Capture, CudaGraphs
 from specbench.decode.drafter import Proposal
 from specbench.decode.launcher import (
-    EagerLauncher,
     GraphKind,
     Launcher,
     Readback,
@@ -64,7 +63,7 @@ class _Halves(NamedTuple):
     report_BN: Tensor
 
 
-class GraphLauncher:
+class GraphLauncher(Launcher):
     """Replays rounds: `round` as one graph, `step` as one for drafting and one for checking.
 
     A bucket that cannot be captured runs eagerly from then on, the others are replayed, and
@@ -85,13 +84,8 @@ class GraphLauncher:
         readback: Readback,
         most_rounds: int = MOST_ROUNDS,
     ) -> None:
-        self._rows = rows
-        self._sampler = sampler
-        self._verifier = verifier
-        self._clock = clock
+        super().__init__(rows, sampler, verifier, clock, readback=readback)
         self._graphs = graphs
-        self._readback = readback
-        self._eager = EagerLauncher(rows, sampler, verifier, clock, readback=readback)
         self._most_rounds = most_rounds
         self._captured: OrderedDict[_Bucket, _Halves] = OrderedDict()  # the last used at the end
         self._refused: dict[_Bucket, str] = {}
@@ -100,9 +94,7 @@ class GraphLauncher:
         self._warm: set[Hashable] = set()  # kinds of functions that were captured
         self._bound_to: tuple[weakref.ref[object], ...] = ()
         self.num_captures = 0
-        self.lag = readback.lag
         self._kind: GraphKind = graph
-        self._why: str | None = None
         if graph == "round" and rows.drafter.capabilities.needs_host:
             self._kind, self._why = "step", "the method proposes on the host"
 
@@ -126,18 +118,18 @@ class GraphLauncher:
 
     def rows_for(self, num_running: int) -> int:
         if self._kind == "off":
-            return self._eager.rows_for(num_running)
+            return super().rows_for(num_running)
         return min(1 << (num_running - 1).bit_length(), self._rows.state.num_rows)
 
     def span_for(self, num_tokens: int) -> int:
         if self._kind == "off":
-            return self._eager.span_for(num_tokens)
+            return super().span_for(num_tokens)
         return min(span_bucket(num_tokens), self._rows.capacity)
 
     def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> RoundLaunch:
         halves = self._find(_Bucket(num_rows, k, span))
         if halves is None:
-            return self._eager.launch(num_rows, k, span, num_behind)
+            return super().launch(num_rows, k, span, num_behind)
         mark = self._clock.mark
         began = mark()
         catch_up(self._rows, halves.state, num_behind, span)
@@ -263,7 +255,7 @@ class Launchers:
 
     def __call__(self, rows: Rows, sampler: Sampler, verifier: Verifier, clock: Clock) -> Launcher:
         if self.graphs is None:
-            return EagerLauncher(
+            return Launcher(
                 rows, sampler, verifier, clock, readback=self._readback, reason=self._reason
             )
         return GraphLauncher(

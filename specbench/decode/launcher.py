@@ -31,50 +31,10 @@ class RoundLaunch:
     graph: GraphKind = "off"  # how much of it one graph held
 
 
-class Launcher(Protocol):
-    """Runs rounds over the first rows."""
+class Launcher:
+    """Runs rounds over the first rows, operation by operation."""
 
-    lag: int  # rounds that may be started before a report is read
-    num_captures: int  # tried so far, those that failed included
-
-    @property
-    def graph(self) -> GraphKind:
-        """How much of a round one graph holds; some may be left out, as `reason` says."""
-        ...
-
-    @property
-    def reason(self) -> str | None:
-        """Why that is less than was asked for, or not in all rounds."""
-        ...
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Device memory held for graphs, those of launchers that share it included."""
-        ...
-
-    def rows_for(self, num_running: int) -> int:
-        """How many rows are computed if `num_running` are in use."""
-        ...
-
-    def span_for(self, num_tokens: int) -> int:
-        """How many slots are attended to when positions go up to `num_tokens` - 1."""
-        ...
-
-    def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> RoundLaunch:
-        """Start one round over rows 0 .. num_rows - 1.
-
-        `num_behind` tokens per row were emitted at K = 0 since the drafter last saw any; it catches
-        up first, and that counts as drafting.
-        """
-        ...
-
-
-class EagerLauncher:
-    """Runs the round's operations one by one."""
-
-    graph: GraphKind = "off"
-    reserved_bytes = 0
-    num_captures = 0
+    num_captures = 0  # tried so far, those that failed included
 
     def __init__(
         self,
@@ -92,16 +52,38 @@ class EagerLauncher:
         self._clock = clock
         self._readback = make_readback(rows.state.length_B.device) if readback is None else readback
         self._heads: dict[int, State] = {}
-        self.lag = self._readback.lag
-        self.reason = reason
+        self.lag = self._readback.lag  # rounds that may be started before a report is read
+        self._why = reason
+
+    @property
+    def graph(self) -> GraphKind:
+        """How much of a round one graph holds; some may be left out, as `reason` says."""
+        return "off"
+
+    @property
+    def reason(self) -> str | None:
+        """Why that is less than was asked for, or not in all rounds."""
+        return self._why
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Device memory held for graphs, those of launchers that share it included."""
+        return 0
 
     def rows_for(self, num_running: int) -> int:
+        """How many rows are computed if `num_running` are in use."""
         return num_running
 
     def span_for(self, num_tokens: int) -> int:
+        """How many slots are attended to when positions go up to `num_tokens` - 1."""
         return min(rounded_up(num_tokens), self._rows.state.capacity)
 
     def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> RoundLaunch:
+        """Start one round over rows 0 .. num_rows - 1.
+
+        `num_behind` tokens per row were emitted at K = 0 since the drafter last saw any; it catches
+        up first, and that counts as drafting.
+        """
         rows, mark = self._rows, self._clock.mark
         state = self._heads.get(num_rows)
         if state is None:

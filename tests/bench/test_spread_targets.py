@@ -4,7 +4,7 @@ import pytest
 
 from specbench.bench import worker
 from specbench.bench.budget import Deadline, block_seconds
-from specbench.decode.launcher import EagerLauncher
+from specbench.decode.launcher import Launcher
 from specbench.errors import DeviceLostError
 from tests.bench.fake_cluster import FakeCluster
 from tests.bench.fakes import RecordingWatch
@@ -55,7 +55,7 @@ def test_a_store_of_two_nodes_is_that_of_one_machine_whose_worker_dies_or_not(tm
 def test_a_device_that_is_lost_ends_its_worker_and_another_resumes(tmp_path, monkeypatch):
     settings = two_targets(tmp_path)
     here = run_on(tmp_path, settings, tmp_path / "runs")
-    launch, num_rounds = EagerLauncher.launch, 0
+    launch, num_rounds = Launcher.launch, 0
 
     def lost_once(self, *arguments):
         nonlocal num_rounds
@@ -64,7 +64,7 @@ def test_a_device_that_is_lost_ends_its_worker_and_another_resumes(tmp_path, mon
             raise DeviceLostError("the GPU fails at everything since")
         return launch(self, *arguments)
 
-    monkeypatch.setattr(EagerLauncher, "launch", lost_once)
+    monkeypatch.setattr(Launcher, "launch", lost_once)
     watch = RecordingWatch()
     there = run_on(tmp_path, settings, tmp_path / "runs", watch, cluster=FakeCluster({"a": 1}))
     assert any("the GPU fails" in text for text in watch.warnings)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from specbench.decode.launcher import EagerLauncher, RoundLaunch
+from specbench.decode.launcher import Launcher, RoundLaunch
 from specbench.runs import StoredRun, load_run
 from tests.cli.calls import Ran, specbench
 
@@ -26,12 +26,12 @@ Break = Callable[..., None]
 @pytest.fixture
 def break_at(monkeypatch: pytest.MonkeyPatch) -> Break:
     """Let the n-th round at K = 2 fail; `sticky`: so does every call of CUDA from then on."""
-    launch: Callable[..., RoundLaunch] = EagerLauncher.launch
+    launch: Callable[..., RoundLaunch] = Launcher.launch
 
     def prepare(number: int, error: RuntimeError, *, sticky: bool) -> None:
         num_rounds, is_lost = 0, False
 
-        def failing(self: EagerLauncher, num_rows: int, k: int, *rest: Any) -> RoundLaunch:
+        def failing(self: Launcher, num_rows: int, k: int, *rest: Any) -> RoundLaunch:
             nonlocal num_rounds, is_lost
             num_rounds += k == 2
             if k == 2 and num_rounds == number:
@@ -43,7 +43,7 @@ def break_at(monkeypatch: pytest.MonkeyPatch) -> Break:
             if is_lost:
                 raise RuntimeError(ILLEGAL)
 
-        monkeypatch.setattr(EagerLauncher, "launch", failing)
+        monkeypatch.setattr(Launcher, "launch", failing)
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_lost)
         monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from specbench.decode.graphs import GraphLauncher
-from specbench.decode.launcher import EagerLauncher, Launcher
+from specbench.decode.launcher import Launcher
 from specbench.decode.policy import FixedK
 from tests.decoding.fake_graphs import EarlyCopies, LateClock, LateCopies
 from tests.decoding.graph_bench import (
@@ -67,9 +67,9 @@ LAGGING = [14, 18, 19, 20, 21, 22, 23, 24, 25, 25, 25, 25]  # K + 1 more than is
 @pytest.mark.parametrize(
     ("launcher", "k", "num_tokens", "spans"),
     [
-        (EagerLauncher, 0, 6, [11, 12, 13, 14, 15]),
+        (Launcher, 0, 6, [11, 12, 13, 14, 15]),
         (GraphLauncher, 0, 6, [11, 12, 13, 14, 15, 16]),
-        (EagerLauncher, 3, 12, [14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24]),
+        (Launcher, 3, 12, [14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24]),
         (GraphLauncher, 3, 12, LAGGING),
     ],
 )

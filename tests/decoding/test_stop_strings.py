@@ -7,7 +7,7 @@ import pytest
 
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import NoDrafter
-from specbench.decode.launcher import EagerLauncher
+from specbench.decode.launcher import Launcher
 from specbench.decode.policy import FixedK
 from specbench.decode.sampling import Sampler
 from specbench.decode.stopping import length_to_stop, text_before
@@ -26,7 +26,7 @@ def text(ids: Sequence[int]) -> str:
     return "".join(f"<{chr(0x4E00 + token)}>" for token in ids)
 
 
-class LateLauncher(EagerLauncher):
+class LateLauncher(Launcher):
     """Reports are read two rounds later, as those of a GPU."""
 
     lag = 2
@@ -37,7 +37,7 @@ def answers(
     method: str,
     k: int,
     sampling: Sampling,
-    launcher=EagerLauncher,
+    launcher=Launcher,
 ) -> list[Result]:
     target = FusedRunner(exact_llama(seed=0))
     drafter = make_drafter(method, target, FusedRunner(exact_llama(seed=0)))
@@ -67,9 +67,9 @@ def stops_of(whole: Result, position: int) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("method", "k", "launcher"),
     [
-        ("none", 0, EagerLauncher),
-        ("draft_model", 3, EagerLauncher),
-        ("ngram", 4, EagerLauncher),
+        ("none", 0, Launcher),
+        ("draft_model", 3, Launcher),
+        ("ngram", 4, Launcher),
         ("draft_model", 3, LateLauncher),
     ],
 )
