@@ -21,7 +21,7 @@ from benchmarks.gpu_suite.machine import Machine
 from benchmarks.gpu_suite.page import page
 from benchmarks.gpu_suite.stage import Stage
 from specbench.decode.graphs import GraphLauncher
-from specbench.decode.launcher import SameMemory
+from specbench.decode.launcher import Readback
 from tests.decoding.fake_graphs import FailingGraphs, FakeGraphs
 
 
@@ -169,7 +169,7 @@ class StrictGraphs(FakeGraphs):
 
 
 def after_failures_of(graphs: FakeGraphs) -> dict[str, Any]:
-    launchers = partial(GraphLauncher, graph="round", graphs=graphs, readback=SameMemory())
+    launchers = partial(GraphLauncher, graph="round", graphs=graphs, readback=Readback())
     pair = medium_pair(small(), torch.float32, layers=2)
     return after_failures(pair, launchers, lambda: getattr(graphs, "is_capturing", False))
 
@@ -201,13 +201,13 @@ def test_failures_that_never_came_are_missed() -> None:
 def test_captures_are_counted_by_what_they_are_for() -> None:
     graphs: Any = FakeGraphs()
     graphs.capture_s = 0.0
-    launchers = partial(GraphLauncher, graph="round", graphs=graphs, readback=SameMemory())
+    launchers = partial(GraphLauncher, graph="round", graphs=graphs, readback=Readback())
     found = captured(medium_pair(small(), torch.float32, layers=2), launchers, graphs)
     assert [one["holds"] for one in found["claims"]] == [True, True]
     assert sum(one["num_captures"] for one in found["buckets"]) == graphs.num_captures > 9
     refusing: Any = FailingGraphs(2)
     refusing.capture_s = 0.0
-    launchers = partial(GraphLauncher, graph="round", graphs=refusing, readback=SameMemory())
+    launchers = partial(GraphLauncher, graph="round", graphs=refusing, readback=Readback())
     found = captured(medium_pair(small(), torch.float32, layers=2), launchers, refusing)
     assert [one["holds"] for one in found["claims"]] == [True, False]
 

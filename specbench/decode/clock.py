@@ -4,7 +4,7 @@ A mark is taken in the order of the work; its seconds are read once that work is
 """
 
 import time
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -43,54 +43,36 @@ class DeviceMark(NamedTuple):
 Mark = float | DeviceMark
 
 
-class Clock(Protocol):
-    """Seconds since `start`."""
-
-    def start(self) -> None:
-        """Count from now on; marks taken before are void."""
-
-    def mark(self) -> Mark:
-        """The moment at which all work given so far is done."""
-        ...
-
-    def seconds(self, mark: Mark) -> float:
-        """The time of a mark in seconds; waits until the mark is reached."""
-        ...
-
-    def now(self) -> float:
-        """The host's own time."""
-        ...
-
-
-class HostClock:
-    """The clock of a CPU, which has finished the work when a call returns."""
+class Clock:
+    """Seconds since `start`, here on a CPU, which has finished the work when a call returns."""
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
+        """Count from now on; marks taken before are void."""
         self._origin_s = time.perf_counter()
 
     def mark(self) -> Mark:
+        """The moment at which all work given so far is done."""
         return self.now()
 
     def seconds(self, mark: Mark) -> float:
+        """The time of a mark in seconds; waits until the mark is reached."""
         assert isinstance(mark, float)
         return mark
 
     def now(self) -> float:
+        """The host's own time."""
         return time.perf_counter() - self._origin_s
 
 
-class DeviceClock:
+class DeviceClock(Clock):
     """Marks are CUDA events in the stream of the work, which need no synchronization.
 
     Every second a mark becomes the one that later ones are counted from, so that a long pass
     loses no digits.
     """
-
-    def __init__(self) -> None:
-        self.start()
 
     def start(self) -> None:
         torch.cuda.synchronize()
@@ -113,9 +95,6 @@ class DeviceClock:
             event.synchronize()
         return anchor.seconds() + float(anchor.event.elapsed_time(event)) / 1000
 
-    def now(self) -> float:
-        return time.perf_counter() - self._origin_s
-
     def _event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
@@ -124,4 +103,4 @@ class DeviceClock:
 
 def make_clock(device: torch.device) -> Clock:
     """The clock of a device's work."""
-    return DeviceClock() if device.type == "cuda" else HostClock()
+    return DeviceClock() if device.type == "cuda" else Clock()

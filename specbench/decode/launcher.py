@@ -5,7 +5,7 @@ Shape suffixes: N numbers per row in a report (round.py).
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -106,26 +106,17 @@ def catch_up(rows: Rows, state: State, num_behind: int, span: int) -> None:
         rows.drafter.catch_up(state, num_behind + 1, span)
 
 
-class Readback(Protocol):
-    """Brings reports to the host."""
+class Readback:
+    """Brings reports to the host; on a CPU they are complete when their rounds are over."""
 
-    lag: int  # reports that may be under way when the next one sets out
+    lag = 0  # reports that may be under way when the next one sets out
 
     def fetch(self, report_BN: Tensor) -> Tensor:
         """The same numbers in host memory, complete once the stream has come this far."""
-        ...
-
-
-class SameMemory:
-    """A readback for the CPU: a report is complete when its round is over."""
-
-    lag = 0
-
-    def fetch(self, report_BN: Tensor) -> Tensor:
         return report_BN
 
 
-class PinnedMemory:
+class PinnedMemory(Readback):
     """Copies without waiting. A report may be read until `lag` + 1 later ones have set out."""
 
     lag = 1
@@ -153,4 +144,4 @@ class PinnedMemory:
 
 def make_readback(device: torch.device) -> Readback:
     """The readback of a device."""
-    return PinnedMemory() if device.type == "cuda" else SameMemory()
+    return PinnedMemory() if device.type == "cuda" else Readback()

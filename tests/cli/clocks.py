@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specbench.decode.clock import HostClock
+from specbench.decode.clock import Clock
 from specbench.engines import builtin, kernel_choices
 from specbench.forward.fused_runner import FusedRunner
 
@@ -37,17 +37,17 @@ def work_clock(cost: Cost) -> Iterator[WorkClock]:
         clock.spent_s += clock.cost(self.num_layers, tokens_BT.shape[1])
         return sound(self, tokens_BT, *arguments, **named)
 
-    def start(self: HostClock) -> None:
+    def start(self: Clock) -> None:
         self._origin_s = clock.spent_s
 
-    def now(self: HostClock) -> float:
+    def now(self: Clock) -> float:
         return clock.spent_s - self._origin_s
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FusedRunner, "forward", forward)
         # By this clock transformers' own forward takes no time, and would be chosen.
         patch.setattr(kernel_choices, "autotune_forward", lambda *_: ("fused", []))
-        patch.setattr(HostClock, "start", start)
-        patch.setattr(HostClock, "now", now)
+        patch.setattr(Clock, "start", start)
+        patch.setattr(Clock, "now", now)
         patch.setattr(builtin, "time", SimpleNamespace(process_time=lambda: clock.spent_s))
         yield clock

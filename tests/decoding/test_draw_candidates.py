@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specbench.decode.clock import HostClock
+from specbench.decode.clock import Clock
 from specbench.engines import kernel_choices
 from specbench.engines.kernel_choices import DRAWINGS, KernelChoices, autotune_draws
 from specbench.forward import autotune
@@ -104,7 +104,7 @@ def test_a_models_own_vocabulary_is_tuned_when_it_is_loaded_and_recorded(monkeyp
         return "torch" if drawing is DRAWS else "triton", []
 
     monkeypatch.setattr(kernel_choices, "autotune_draws", tuned)
-    choices = KernelChoices("auto", HostClock(), None)
+    choices = KernelChoices("auto", Clock(), None)
     runner = StockRunner(tiny_llama())
     choices.choose(runner, "stock", "big")
 
@@ -126,7 +126,7 @@ def test_a_triton_that_cannot_launch_draws_nothing_though_it_won_before(monkeypa
     def chosen(winner):
         """What is chosen where `winner` would win."""
         monkeypatch.setattr(kernel_choices, "autotune_draws", lambda *_: (winner, []))
-        choices = KernelChoices("auto", HostClock(), None)
+        choices = KernelChoices("auto", Clock(), None)
         choices.choose(StockRunner(tiny_llama()), "stock", "big")
         return {choice.chosen for choice in choices.autotuner.choices.values()}
 
@@ -146,6 +146,6 @@ def test_a_triton_that_cannot_launch_draws_nothing_though_it_won_before(monkeypa
 
 def test_where_triton_has_no_kernels_nothing_is_asked(monkeypatch):
     monkeypatch.setattr(kernel_choices, "DEVICES", {"cuda"})
-    choices = KernelChoices("auto", HostClock(), None)
+    choices = KernelChoices("auto", Clock(), None)
     choices.choose(StockRunner(tiny_llama()), "stock", "big")
     assert choices.autotuner.choices == {}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from specbench.decode.clock import HostClock
+from specbench.decode.clock import Clock
 from specbench.engines import kernel_choices
 from specbench.engines.kernel_choices import (
     KernelChoices,
@@ -121,7 +121,7 @@ def test_an_engine_notes_slower_weights_and_times_them_once(
     clock = Metered(pool.load(spec).model, layer_s)
     monkeypatch.setattr(kernel_choices, "_seconds", lambda _, run: clock.seconds(run))
 
-    choices = KernelChoices("auto", HostClock(), None)
+    choices = KernelChoices("auto", Clock(), None)
     held = take(pool, spec, "stock", choices)
     said = [note for note in held.notes if "slower than float32" in note]
     assert len(said) == is_said
@@ -131,6 +131,6 @@ def test_an_engine_notes_slower_weights_and_times_them_once(
 
     num_runs = clock.num_runs
     monkeypatch.setattr(autotune, "_known", {})  # a later run: the file is left
-    again = take(pool, spec, "stock", KernelChoices("auto", HostClock(), None))
+    again = take(pool, spec, "stock", KernelChoices("auto", Clock(), None))
     assert again.notes == held.notes
     assert clock.num_runs == num_runs

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specbench.decode.clock import HostClock
+from specbench.decode.clock import Clock
 from specbench.engines import kernel_choices
 from specbench.engines.kernel_choices import KernelChoices, require_kernel, round_timing
 from specbench.errors import ModelError, UsageError
@@ -48,7 +48,7 @@ def held(monkeypatch):
 
 
 def choices(name="auto"):
-    return KernelChoices(name, HostClock(), None)
+    return KernelChoices(name, Clock(), None)
 
 
 def chosen_by(kernels):
@@ -195,9 +195,9 @@ def test_forwards_compete_anew_where_others_take_part(held):
 
 
 def test_a_choice_hangs_on_threads_versions_and_how_rounds_are_started(monkeypatch):
-    made = Autotuner(round_timing(HostClock(), None))
+    made = Autotuner(round_timing(Clock(), None))
     keys = {made.key(torch.device("cpu"), "fact"), made.key(torch.device("cpu"), "other fact")}
-    keys.add(Autotuner(round_timing(HostClock(), FakeGraphs())).key(torch.device("cpu"), "fact"))
+    keys.add(Autotuner(round_timing(Clock(), FakeGraphs())).key(torch.device("cpu"), "fact"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     keys.add(made.key(torch.device("cpu"), "fact"))
     monkeypatch.setattr(torch, "__version__", "0.0")
