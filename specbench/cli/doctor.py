@@ -119,8 +119,7 @@ def _check(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
     from specbench.files.model import is_here
     from specbench.fit.demand import demand, shortage
 
-    if any(model.is_gguf for model in pairing.models):
-        return _check_gguf(pairing, setup)
+    is_gguf = any(model.is_gguf for model in pairing.models)
     is_downloaded = all(map(is_here, pairing.models))
     problems: list[str] = []
     notes: list[str] = []
@@ -131,14 +130,14 @@ def _check(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
             needs = round(needed.total / GIB, 2)
         if lack := shortage(pairing.target, [pairing.drafter], setup):
             problems.append(lack)
-        if setup.device == "cuda" and (missing := _without_accelerate(pairing)):
+        if not is_gguf and setup.device == "cuda" and (missing := _without_accelerate(pairing)):
             problems.append(missing)
     except SpecbenchError as error:
         problems.append(str(error))
     if not is_downloaded:
         problems.append("not downloaded")
     else:
-        refusals, notes = _loading_problems(pairing)
+        refusals, notes = (_serving_problems if is_gguf else _loading_problems)(pairing)
         problems += [r for r in refusals if not any(problem in r for problem in problems)]
     return {
         "pairing": pairing.name,
@@ -150,34 +149,17 @@ def _check(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
     }
 
 
-def _check_gguf(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
-    """The check of a pairing that only llama.cpp serves."""
+def _serving_problems(pairing: "Pairing") -> tuple[list[str], list[str]]:
+    """Why llama.cpp does not draft with these GGUF files; and notes."""
     from specbench.engines.deployment import Deployment, Tier, find_exporter
-    from specbench.files.gguf import gguf_of
-    from specbench.fit.gguf import plan_gguf
 
-    problems: list[str] = []
-    needs = None
+    notes = [] if shutil.which("llama-server") else [_NO_SERVER]
     try:
         deployment = Deployment(pairing=pairing, tiers=(Tier(None, 1),))
         find_exporter("llama_cpp").export(deployment, None, "")
-        draft = pairing.drafter.model
-        plan = plan_gguf(
-            gguf_of(pairing.target.model), gguf_of(draft) if draft else None, pairing.drafter, setup
-        )
-        needs = round(plan.peak.total / GIB, 2)
-        if plan.fits is False:
-            problems.append(f"needs {needs:g} GiB with its KV cache")
     except SpecbenchError as error:
-        problems.append(str(error))
-    return {
-        "pairing": pairing.name,
-        "weights_gib": needs,
-        "downloaded": True,
-        "ready": not problems,
-        "problems": problems,
-        "notes": [] if shutil.which("llama-server") else [_NO_SERVER],
-    }
+        return [str(error)], notes
+    return [], notes
 
 
 def _without_accelerate(pairing: "Pairing") -> str | None:

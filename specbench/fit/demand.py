@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from specbench.errors import ModelError
+from specbench.files.gguf import gguf_of
 from specbench.files.model import ModelFiles, is_here, open_model, require_config
 from specbench.files.model_spec import ModelSpec
+from specbench.fit.gguf import plan_gguf
 from specbench.fit.gpus import GIB
 from specbench.fit.memory_plan import DeploymentSpec, MemoryPlan, plan_pair, plan_target
 from specbench.fit.weights import model_weights, planned_dtype
@@ -52,7 +54,9 @@ class _PlannedRun(NamedTuple):
 
 
 def demand(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSpec) -> Demand:
-    """ModelError for a config whose sizes no model has."""
+    """ModelError for a config whose sizes no model has, and for a broken GGUF file."""
+    if target.model.is_gguf:
+        return _gguf_demand(target.model, drafters, setup)
     try:
         files = open_model(target.model)
     except ModelError:  # it is not here: the pairings file may state the size
@@ -84,6 +88,23 @@ def demand(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSpe
         weights=max(weights, declared) + _together(list(beside.values()), setup),
         rest=max(rests),
         is_least=is_least,
+    )
+
+
+def _gguf_demand(
+    target: ModelSpec, drafters: Sequence[DrafterSpec], setup: DeploymentSpec
+) -> Demand:
+    """The demand of llama-server with the drafter that takes most; a server has only one."""
+    file, none = gguf_of(target), DrafterSpec(name="none", method="none")
+    models = ((d, d.model) for d in drafters)
+    known = [(d, gguf_of(m) if m is not None and m.is_gguf else None) for d, m in models]
+    peaks = [plan_gguf(file, draft, d, setup).peak for d, draft in [(none, None), *known]]
+    most = max(peaks, key=lambda peak: peak.total)
+    return Demand(
+        dtype=file.quantization,
+        weights=most.weights,
+        rest=most.total - most.weights,
+        is_least=False,
     )
 
 
@@ -152,7 +173,8 @@ def _smaller(run: _PlannedRun) -> Iterator[tuple[str, _PlannedRun]]:
             run._replace(drafters=(smallest,)),
         )
     # Without files to count by, the pairings file states only one size.
-    if target.model.quantization is None and not target.model.is_shape and is_here(target.model):
+    is_packable = not (target.model.quantization or target.model.is_shape or target.model.is_gguf)
+    if is_packable and is_here(target.model):
         models = [replace(target.model, quantization=q, weights_gib=None) for q in ("int8", "int4")]
         best = _largest_that_fits([run._replace(target=replace(target, model=m)) for m in models])
         yield f"quantization: {best.target.model.quantization} in pairings.yaml", best

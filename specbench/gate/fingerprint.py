@@ -345,7 +345,9 @@ def _facts(server: ServerRecord) -> Iterator[tuple[str, str]]:
         yield "GPUs", str(server.num_gpus)
     for name, value in (*server.settings.items(), *_arguments(server.command)):
         is_about_drafts = any(word in name for word in _ABOUT_DRAFTS)
-        if _plain(name) not in _NOT_ABOUT_FIGURES and not is_about_drafts:
+        # Without speculation only the user's own arguments are about drafts.
+        is_of_k = server.num_speculative_tokens or name in server.settings
+        if _plain(name) not in _NOT_ABOUT_FIGURES and not (is_about_drafts and is_of_k):
             yield name, _without_folders(value)
 
 

@@ -90,6 +90,10 @@ def test_files_in_a_pairings_file_are_planned_and_examined(tmp_path: Path) -> No
     ran = specbench("doctor", "mine", "--json", cwd=tmp_path)
     assert [row["ready"] for row in json.loads(ran.out)["pairings"]] == [True, False, True]
     assert ran.code == 1
+    words = ("mine/small", *LLAMA_CPP, "--dry-run", "--json")
+    (estimate,) = json.loads(specbench("run", *words, cwd=tmp_path).out)["estimates"]
+    assert estimate["dtype"] == "Q8_0"
+    assert estimate["memory_bytes"] > (2 * NUM_TOKENS + 20) * 34
 
 
 WRONG_FILES: dict[str, tuple[str, str]] = {

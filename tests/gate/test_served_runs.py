@@ -236,7 +236,7 @@ def test_other_arguments_and_settings_are_reported():
 
 
 def test_addresses_drafts_and_computed_settings_are_not_facts():
-    server = served_sweep(ONE_ROW).servers[0]
+    server = served_sweep(ONE_ROW).servers[1]
     here = replace(
         server,
         command=(
@@ -256,6 +256,16 @@ def test_addresses_drafts_and_computed_settings_are_not_facts():
         "server vllm of demo, --eager": "given",
     }
     assert dict(found.hardware) == {"server vllm of demo, GPUs": "1"}
+
+
+def test_arguments_of_the_user_about_drafts_are_facts():
+    likely = ("--spec-draft-p-min", "0.5")
+    plain, drafting = served_sweep(ONE_ROW).servers[:2]
+    plain = replace(plain, command=("llama-server", "--metrics", *likely))
+    drafting = replace(drafting, command=("llama-server", "--spec-draft-n-max", "4", *likely))
+    found = served_facts([plain, drafting]).software
+    assert found["server vllm of demo, --spec-draft-p-min"] == "0.5"
+    assert not [name for name in found if "n-max" in name]
 
 
 def test_facts_come_from_sessions_without_speculation_if_there_are_any():
