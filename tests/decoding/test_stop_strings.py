@@ -100,6 +100,19 @@ def test_a_first_token_can_be_the_end():
     assert cut.output_ids == whole.output_ids[:1]
 
 
+def test_a_stopped_row_is_done_on_the_device():
+    """Else rounds of other rows would continue it past their span."""
+    (whole,) = answers([()], "none", 0, GREEDY)
+    seen = []
+
+    def launcher(rows, *others):
+        seen.append(rows)
+        return Launcher(rows, *others)
+
+    answers([(text(whole.output_ids[4:6]),)], "none", 0, GREEDY, launcher)
+    assert seen[0].state.budget_B.tolist() == [0, 0]
+
+
 def test_an_answer_of_a_known_length_is_not_cut():
     (whole,) = answers([()], "none", 0, GREEDY)
     target = FusedRunner(exact_llama(seed=0))

@@ -1,5 +1,6 @@
 """Whole runs over started servers: order, records, faults, resuming."""
 
+import json
 import re
 from collections import Counter
 
@@ -10,6 +11,7 @@ from specbench.report.document import build_document
 from specbench.stats.crossed import MIN_CYCLES
 from tests.bench.fakes import RecordingWatch
 from tests.bench.served.served_runs import fake, measured, servers_left, settings_for
+from tests.settings.flat_settings import changed
 
 
 @pytest.fixture(autouse=True)
@@ -144,3 +146,20 @@ def test_many_at_once_are_served_in_the_same_start(tmp_path, monkeypatch):
     assert [cell.key.draft.k for cell in cells] == [0, 2]
     assert all(cell.metrics["aggregate_tokens_per_s"] > 0 for cell in cells)
     assert cells[1].speedup.low is not None
+
+
+def test_a_workload_with_a_format_is_measured_and_named_beside_another(tmp_path, monkeypatch):
+    fake(monkeypatch, tmp_path)
+    form = {"response_format": {"type": "json_object"}, "stop": "x"}
+    rows = ({"id": f"p{i}", "prompt": f"Number {i}", **form} for i in range(5))
+    own = tmp_path / "own.jsonl"
+    own.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = settings_for(tmp_path, num_speculative_tokens=(0, 2), cycles=1)
+    both = (*settings.workload.workloads, str(own))
+    stored = measured(tmp_path, changed(settings, workloads=both))
+    assert list(stored.run.settings_sha256) == ["own.jsonl"]
+    document = build_document(stored)
+    labels = {cell.key.condition.workload_label for cell in document.cells}
+    assert labels == {"talk.jsonl", "own.jsonl (response_format, stop)"}
+    drafted = [cell for cell in document.cells if cell.key.draft.k]
+    assert len([cell for cell in drafted if cell.metrics["mean_acceptance_length"]]) == 2
