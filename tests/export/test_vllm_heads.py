@@ -54,7 +54,7 @@ def test_a_bias_that_the_config_tells_of_is_taken_for_another(tmp_path: Path) ->
 
     (told,) = lost("eagle", written(tmp_path / "told", {**config, "bias": True}))
     assert '"bias": true' in told
-    assert "next to nothing" in told
+    assert "almost no draft" in told
 
     del config["bias"]  # which means that there is one
     (silent,) = lost("eagle", written(tmp_path / "silent", config))
