@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from specbench.cli import app, prepared
+from specbench.cli import app, prepare_arguments
 from tests.examples import PAGES, ROOT, examples, spoken
 
 GROUP = get_command(app)
@@ -27,7 +27,7 @@ def understood(words: list[str]) -> None:
     command = GROUP.get_command(None, name)
     assert command is not None, f"no command {name}"
     try:
-        command.make_context(name, prepared([name, *rest])[1:])
+        command.make_context(name, prepare_arguments([name, *rest])[1:])
     except Exception as error:  # typer's copy of click has no public name
         if type(error).__name__ not in LEFT_OUT:
             raise AssertionError(f"{' '.join(words)}: {error}") from error

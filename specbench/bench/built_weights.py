@@ -17,7 +17,7 @@ _INT4_GROUP = 128  # inputs that share a scale, as models/quantization.py packs 
 
 
 def built_weights(files: ModelFiles, dtype: str) -> Weights | None:
-    """Weights of a model with only a config; None if the size of its KV cache is not known.
+    """Weights of a model with only a config; None if the size of its KV cache is unknown.
 
     ModelError if it cannot be built.
     """
@@ -35,7 +35,7 @@ def built_weights(files: ModelFiles, dtype: str) -> Weights | None:
             for linear in packable(model)
         )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    kv_bytes, state_bytes = _kept_bytes(files, dtype, model)
+    kv_bytes, state_bytes = _cache_and_state_bytes(files, dtype, model)
     return Weights(
         num_parameters=num_parameters,
         nbytes=nbytes,
@@ -47,11 +47,11 @@ def built_weights(files: ModelFiles, dtype: str) -> Weights | None:
     )
 
 
-def _kept_bytes(files: ModelFiles, dtype: str, model: Any) -> tuple[int, int]:
+def _cache_and_state_bytes(files: ModelFiles, dtype: str, model: Any) -> tuple[int, int]:
     """Bytes of a model's cache per token, and bytes of its state per row.
 
-    By the config; for a hybrid model, by a forward on the meta device, after which the model is
-    unusable.
+    The config gives them. For a hybrid model a forward on the meta device does, which leaves the
+    model unusable.
     """
     if not is_hybrid(files.field):
         return (kv_elements_per_token(files) or 0) * DTYPE_BYTES[dtype], 0
@@ -59,13 +59,13 @@ def _kept_bytes(files: ModelFiles, dtype: str, model: Any) -> tuple[int, int]:
     for module in model.modules():
         is_layer = hasattr(module, "layer_idx") or isinstance(module, nn.Conv1d)
         if not is_layer and any(w.ndim == 3 for w in module.parameters(recurse=False)):
-            module.forward = _unchanged  # the kernels of experts need real numbers
+            module.forward = _pass_through  # kernels of experts do not run on the meta device
     with torch.device("meta"), torch.inference_mode():
         out = model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=True)
     return cache_bytes(out.past_key_values)
 
 
-def _unchanged(states: Tensor, *_: Any, **__: Any) -> Tensor:
+def _pass_through(states: Tensor, *_: Any, **__: Any) -> Tensor:
     return states
 
 

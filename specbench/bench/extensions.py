@@ -1,4 +1,4 @@
-"""Decisions of a run about its plan while it measures, which a resumed run follows."""
+"""Decisions that a run makes about its plan while it measures; a resumed run follows them."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -22,7 +22,7 @@ class Extensions:
     def is_taken(
         self, kind: ExtensionKind, question: Cell | None = None, num_prompts: int = 0
     ) -> bool:
-        return (kind, _name(question), num_prompts) in self._taken
+        return (kind, _id_of(question), num_prompts) in self._taken
 
     def take(
         self,
@@ -35,31 +35,31 @@ class Extensions:
 
         If `decide` returns None, it is too early to decide, and nothing is recorded.
         """
-        at = kind, _name(question), num_prompts
-        if at not in self._taken:
+        key = kind, _id_of(question), num_prompts
+        if key not in self._taken:
             decided = decide()
             if decided is None:
                 return frozenset()
             record = ExtensionRecord(
                 kind=kind,
-                question=at[1],
+                question=_id_of(question),
                 drafters=self._drafters,
                 num_prompts=num_prompts,
                 cell_ids=tuple(sorted(decided)),
             )
             self._store.append(record)
-            self._taken[at] = record.cell_ids
-        return frozenset(self._taken[at])
+            self._taken[key] = record.cell_ids
+        return frozenset(self._taken[key])
 
 
-def _name(question: Cell | None) -> str:
+def _id_of(question: Cell | None) -> str:
     return question.key.id if question else ""
 
 
 def winners(cells: Sequence[CellSummary]) -> Iterator[str]:
     """Ids of the cells to confirm, since the best of many estimates is biased upward.
 
-    They are the winner of each question, and K = auto with the best fixed K.
+    They are the winner of each question, and in those with K = auto also that and the best fixed K.
     """
     for group in by_question(cells):
         winner = choose(group).to_confirm
@@ -73,7 +73,7 @@ def winners(cells: Sequence[CellSummary]) -> Iterator[str]:
 
 
 def with_baselines(cells: Sequence[Cell], ids: Collection[str]) -> tuple[Cell, ...]:
-    """The cells with one of the ids, after the baselines of their conditions."""
+    """The cells with these ids, after the baselines of their conditions."""
     chosen = [cell for cell in cells if cell.key.id in ids]
     conditions = {cell.key.condition for cell in chosen}
     baselines = [c for c in cells if c.drafter == NO_DRAFTER and c.key.condition in conditions]

@@ -1,4 +1,4 @@
-"""Decodes one answer and reports each round while it is decoded.
+"""Decodes one answer and reports each round as soon as it is verified.
 
 Shape suffixes: B rows, K drafts, N nodes, T tokens, V vocabulary.
 """
@@ -30,7 +30,7 @@ from specbench.settings import RunSettings
 
 
 class WatchedRound(NamedTuple):
-    """The outcome of a round's drafts, in token ids. The prefill counts as K = 0."""
+    """The watched of a round's drafts, in token ids. The prefill counts as K = 0."""
 
     num_drafted: int  # K, or fewer if the drafter found fewer; for a tree its nodes
     accepted: tuple[int, ...]
@@ -80,8 +80,8 @@ def watched_generation(
 ) -> Generation:
     """Decode the answer to a prompt, and call `on_round` after each round.
 
-    No graphs are captured and no records stored. Raises ModelError, UsageError and
-    CompatibilityError like a run.
+    Captures no graphs and stores no records. Raises ModelError, UsageError and
+    CompatibilityError, as a run does.
     """
     device = find_device(settings.machine.device)
     torch.set_num_threads(settings.machine.threads or idle_threads())
@@ -98,26 +98,26 @@ def watched_generation(
         choose_threads(pairing.name, facts, autotune)
     ids = engine.tokenizer.prompt_ids([Message(role="user", content=prompt)])
     sampling = Sampling(temperature=settings.sampling.temperatures[0])
-    most = settings.sampling.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
-    # The prefill's token bypasses the verifier; the same noise draws it again here.
+    max_new_tokens = settings.sampling.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
+    # The verifier does not see the prefill's token; the same seed draws it again here.
     one_token = Request(prompt_ids=ids, max_new_tokens=1, sampling=sampling, seed=settings.seed)
     first = engine.generate(one_token, engine.baseline).output_ids
     rounds: list[WatchedRound] = []
-    left, has_ended = most, False
+    budget, has_ended = max_new_tokens, False  # the tokens left
 
-    def report(whole: WatchedRound) -> None:
+    def report(watched: WatchedRound) -> None:
         """Report a round without the tokens after the end of the answer."""
-        nonlocal left, has_ended
-        if has_ended or left == 0:
+        nonlocal budget, has_ended
+        if has_ended or budget == 0:
             return
-        emitted = [*whole.accepted, *([] if whole.extra is None else [whole.extra])][:left]
+        emitted = [*watched.accepted, *([] if watched.extra is None else [watched.extra])][:budget]
         end = next((i + 1 for i, token in enumerate(emitted) if token in engine.eos_ids), None)
         has_ended = end is not None
         kept = emitted[:end]
-        left -= len(kept)
-        accepted = tuple(kept[: len(whole.accepted)])
-        extra = kept[len(whole.accepted)] if len(kept) > len(whole.accepted) else None
-        rounds.append(whole._replace(accepted=accepted, extra=extra))
+        budget -= len(kept)
+        accepted = tuple(kept[: len(watched.accepted)])
+        extra = kept[len(watched.accepted)] if len(kept) > len(watched.accepted) else None
+        rounds.append(watched._replace(accepted=accepted, extra=extra))
         on_round(rounds[-1], engine.tokenizer.text)
 
     reporter.stage(f"{pairing.name}: decoding")
@@ -146,6 +146,6 @@ def watched_generation(
         verifier=verify_and_report,
     )
     began_s = time.monotonic()
-    request = Request(prompt_ids=ids, max_new_tokens=most, seed=settings.seed)
+    request = Request(prompt_ids=ids, max_new_tokens=max_new_tokens, seed=settings.seed)
     (result,) = decoder.decode([request], Sampler(sampling), k=k)
     return Generation(result.output_ids, tuple(rounds), time.monotonic() - began_s)

@@ -22,24 +22,24 @@ def measure_forwards(
 ) -> Iterator[ForwardCost]:
     """The model forwards of every cell, timed alternately with rounds of the cell.
 
-    A machine's speed changes within a second, and a forward after another model's does not have
-    its weights in a cache: alternating makes forwards and rounds comparable. Cells have a fixed K.
+    A machine's speed changes within a second, and another model's forward evicts weights from the
+    cache. Alternating makes forwards and rounds comparable. Cells have a fixed K.
     """
     for cell in cells:
         request = request_of(cell)
         num_tokens = ROUNDS * (cell.key.draft.k + 1) + 1
-        short = replace(
+        short_request = replace(
             request,
             max_new_tokens=min(num_tokens, request.max_new_tokens),
             stop_at_eos=False,
             conversation=None,
         )
-        timed = engine.time_forwards(short, work_of(cell))
+        timed = engine.time_forwards(short_request, work_of(cell))
         if timed is None or not timed.round_s:
             continue
-        first = min(WARM_UPS, len(timed.round_s) // 2)  # a short answer has few rounds
+        num_skipped = min(WARM_UPS, len(timed.round_s) // 2)  # a short answer has few rounds
         for forward, seconds in timed.forward_s.items():
-            counted = seconds[first * forward.times :]
+            counted = seconds[num_skipped * forward.times :]
             yield ForwardCost(
                 cell_id=cell.key.id,
                 role=forward.role,
@@ -48,7 +48,7 @@ def measure_forwards(
                 seconds=median(counted),
                 num_samples=len(counted),
                 part=forward.part,
-                round_s=median(timed.round_s[first:]),
+                round_s=median(timed.round_s[num_skipped:]),
             )
 
 
@@ -59,7 +59,7 @@ def middle_context(block: BlockRecord) -> int:
 
 
 Count = Callable[[Callable[[], object]], HostCalls | None]
-FEW_TOKENS, MANY_TOKENS = 8, 40  # a prefill and some rounds; the same and more rounds
+FEW_TOKENS, MANY_TOKENS = 8, 40  # a prefill and a few rounds; a prefill and more rounds
 
 
 def measure_limits(
@@ -93,10 +93,10 @@ def count_launches(
 ) -> Iterator[LimitRecord]:
     """Host launches and waits per round of every cell on a GPU, decoded in one row.
 
-    A short and a longer decoding of `request` are profiled after a warm-up: their difference
-    contains only rounds, without prefill or profiler. Cells that differ only in workload, context
-    or load share one count. A cell that cannot be profiled, e.g. because the context is full, has
-    no record; DeviceLostError.
+    After a warm-up, `request` is profiled with few and with many tokens. The difference contains
+    only rounds, without the prefill and the overhead of the profiler. Cells that differ only in
+    workload, context or load share one count. A cell that cannot be profiled, e.g. because the
+    context is full, has no record. Raises DeviceLostError.
     """
     groups: dict[tuple[Work, Sampling], list[Cell]] = {}
     for cell in cells:

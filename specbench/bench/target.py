@@ -45,9 +45,9 @@ from specbench.verify.reference_model import rounding_step
 
 Stage = Literal["load", "warm_up"]
 WARM_UP_TOKENS = 12
-MOST_EXAMINED = 3  # outputs per cell that differ from K = 0
+MAX_EXAMINED = 3  # outputs per cell that differ from K = 0
 NO_MEMORY = (ModelMemoryError, torch.OutOfMemoryError)
-# Loads a target in the engines of a run; the engines by name, in order. ModelError.
+# Loads a target in the engines of a run and returns them by name, in order. Raises ModelError.
 OpenEngines = Callable[[], Mapping[str, Engine]]
 
 
@@ -72,7 +72,7 @@ class TargetRun:
         self._deadline = deadline
         self._trace = trace
         self.threads: KernelChoice | None = None  # of the engines; known once they are open
-        self._left_out: set[tuple[str, str]] = set()  # engine and a drafter it cannot load
+        self._left_out: set[tuple[str, str]] = set()  # an engine and a drafter that it cannot load
 
     def measure(self, open_engines: OpenEngines) -> None:
         """Measure the blocks of this target that are not stored yet, until the deadline."""
@@ -89,13 +89,13 @@ class TargetRun:
         engine = session.engine
         self._plan, left_out = without_long_prompts(self._plan, engine)
         for failure in left_out:
-            self._keep_failure(failure, f"{failure.workload}: left out: {failure.reason}")
+            self._store_failure(failure, f"{failure.workload}: left out: {failure.reason}")
         self._store.append(engine.identity)
         self._reporter.stage(f"{target}: warming up")
         try:
             prompt_ids = self._sample_prompt(engine, session)
             short = partial(answer_shortly, engine, prompt_ids, engine.baseline)
-            self._keep_memory(self._meter.target_alone(engine, short))
+            self._store_memory(self._meter.target_alone(engine, short))
             unprofiled: list[tuple[frozenset[str], frozenset[str]]] = []
             for loaded, share in self._drafters_that_fit(session, prompt_ids):
                 deadline = self._deadline.part(share)
@@ -103,7 +103,7 @@ class TargetRun:
                 if forecasting:
                     forecasting.trace(loaded)
                 usable = self._warm_up(engines, prompt_ids, loaded)
-                self._keep_records(engines)
+                self._store_engine_records(engines)
                 usable = forecasting.narrow(usable) if forecasting else usable
                 passes = Passes(self._plan, self._store, self._reporter, deadline, usable)
                 passes.explore(
@@ -112,7 +112,7 @@ class TargetRun:
                 if forecasting:
                     forecasting.conclude()
                 passes.confirm(session)
-                self._keep_records(engines)  # records of fallbacks that happened in the meantime
+                self._store_engine_records(engines)  # again: fallbacks may have been added
                 if share == 1:
                     self._count_launches(engine, prompt_ids, usable)
                 else:  # a profiler slows later measurements
@@ -129,7 +129,7 @@ class TargetRun:
         return Forecasting(self._plan, self._store, self._reporter, session, deadline, self._trace)
 
     def _sample_prompt(self, engine: Engine, session: OpenTarget) -> tuple[int, ...]:
-        """Token ids of the first prompt that the target can answer; the first error if none."""
+        """Token ids of the first prompt that the target can answer, else raises the first error."""
         errors: list[Exception] = []
         for workload in self._plan.workloads:
             for prompt in self._plan.prompts(workload):
@@ -145,11 +145,11 @@ class TargetRun:
     def _drafters_that_fit(
         self, session: OpenTarget, prompt_ids: tuple[int, ...]
     ) -> Iterator[tuple[frozenset[str], float]]:
-        """Load as many drafters at the same time as fit into memory, until all were loaded.
+        """Load drafters in groups that fit into memory together, until all were loaded.
 
-        Yields the loaded names, including the baseline's, and their share of the time left:
-        drafters that are loaded together share blocks and K = 0. If no drafter can be loaded it
-        yields nothing, since K = 0 on its own is not a comparison.
+        Yields the loaded names, including the baseline's, and their share of the time left.
+        A group shares blocks and K = 0. Yields nothing if no drafter can be loaded, since K = 0
+        on its own is not a comparison.
         """
         waiting = [p for p in self._plan.pairings if self._plan.largest_k(p)]
         if not waiting:
@@ -184,15 +184,15 @@ class TargetRun:
                 session.remove_drafter(drafter.name)
                 self._fail(pairing.name, "load", error, self._cells_of(drafter.name))
             else:
-                self._keep_memory(memory)
+                self._store_memory(memory)
                 loaded.append(drafter.name)
         return loaded, waiting
 
     def _load_and_run(
         self, session: OpenTarget, drafter: DrafterSpec, prompt_ids: tuple[int, ...], k: int
     ) -> None:
-        """Load the drafter in every engine with its method; run it in the first of them."""
-        is_tried = False
+        """Load the drafter in every engine that has its method; run it in the first of them."""
+        has_run = False
         for name, engine in session.engines.items():
             methods = (drafter.method,) if name == BUILTIN else peers_of(drafter)
             if not methods:
@@ -207,8 +207,8 @@ class TargetRun:
                 pairing = f"{self._plan.target.name}/{drafter.name}"
                 self._fail(pairing, "load", error, cells, at=f"{name}: ")
                 continue
-            if not is_tried:
-                is_tried = True
+            if not has_run:
+                has_run = True
                 if identity is not None:
                     self._store.append(identity)
                 k = self._plan.within_reach(drafter.name, k)
@@ -216,12 +216,12 @@ class TargetRun:
                     engine, prompt_ids, Work(drafter=drafter.name, method=methods[0], k=k)
                 )
 
-    def _keep_memory(self, memory: MemoryRecord | None) -> None:
+    def _store_memory(self, memory: MemoryRecord | None) -> None:
         if memory is not None:
             self._store.append(memory)
 
-    def _keep_records(self, engines: Mapping[str, Engine]) -> None:
-        """Store the records of the engines, and warn with their notes."""
+    def _store_engine_records(self, engines: Mapping[str, Engine]) -> None:
+        """Store the records of the engines, and print their notes as warnings."""
         for engine in engines.values():
             for note in engine.record.notes:
                 self._reporter.warn(note)
@@ -235,7 +235,7 @@ class TargetRun:
         prompt_ids: tuple[int, ...],
         drafters: frozenset[str],
     ) -> frozenset[str]:
-        """Run every shape once without recording it; the ids of cells that can run."""
+        """Run every shape once without recording it; return the ids of the cells that ran."""
         shapes: dict[tuple[object, ...], list[Cell]] = {}
         for cell in self._plan.all_cells:
             if (
@@ -286,7 +286,7 @@ class TargetRun:
     ) -> None:
         """Store the host's launches and waits per round of the measured cells on a GPU.
 
-        `reload`: drafters that were removed for others and are loaded again for this.
+        `reload`: drafters that were unloaded to free memory for others and are loaded again here.
         """
         device, stored = torch.device(self._store.run.environment.device), self._store.stored
         if device.type != "cuda" or not isinstance(engine, InProcess):
@@ -316,9 +316,9 @@ class TargetRun:
             engine.remove_drafter(drafter.name)
 
     def _examine_differences(self, session: OpenTarget) -> None:
-        """Store the gap of the two logits at the first difference from K = 0 in half precision.
+        """For half precision, store the gap between the logits at the first difference from K = 0.
 
-        One forward for each of up to `MOST_EXAMINED` outputs per cell, until the deadline.
+        One forward for each of up to `MAX_EXAMINED` outputs per cell, until the deadline.
         """
         engine, stored = session.engine, self._store.stored
         cells = {
@@ -337,7 +337,7 @@ class TargetRun:
         for data in aggregate_cells(tuple(cells), stored.blocks):
             key = data.key
             differing = [pair for pair in data.pairs if not have_same_text(*pair)]
-            for base, spec in differing[:MOST_EXAMINED] if key.id not in examined else ():
+            for base, spec in differing[:MAX_EXAMINED] if key.id not in examined else ():
                 if self._deadline.is_over("confirm"):
                     return
                 prompts = self._plan.workload(key.condition.workload).prompts
@@ -355,7 +355,7 @@ class TargetRun:
                     prompt_ids = next(t.prompt_ids for t in texts if t.turn == spec.turn)
                     text = (*prompt_ids, *spec.output_ids[:position])
                     logits_V = next_logits(engine.runner, text).to(engine.runner.dtype)
-                except Exception as error:  # measuring is complete, so any error is only warned of
+                except Exception as error:  # measuring is complete: a warning is enough
                     raise_if_device_lost(error)
                     self._reporter.warn(f"{key.pairing}: {first_line(error)}")
                     return
@@ -377,7 +377,7 @@ class TargetRun:
     def _fail(
         self, pairing: str, stage: Stage, error: Exception, cells: Sequence[Cell], at: str = ""
     ) -> None:
-        """Store a failure and warn of it."""
+        """Store a failure and print a warning."""
         reason = at + first_line(error)
         failure = FailureRecord(
             pairing=pairing,
@@ -386,10 +386,10 @@ class TargetRun:
             reason=reason,
             cell_ids=tuple(cell.key.id for cell in cells),
         )
-        self._keep_failure(failure, f"{pairing}: {reason}")
+        self._store_failure(failure, f"{pairing}: {reason}")
 
-    def _keep_failure(self, failure: FailureRecord, warning: str) -> None:
-        """Warn, and store the failure unless an earlier session has stored it."""
+    def _store_failure(self, failure: FailureRecord, warning: str) -> None:
+        """Print a warning, and store the failure unless an earlier session has stored it."""
         self._reporter.warn(warning)
         if failure not in self._store.stored.failures:
             self._store.append(failure)

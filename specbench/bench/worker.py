@@ -26,9 +26,9 @@ class NodeInfo(NamedTuple):
 
 
 class LogMessage(NamedTuple):
-    """The output of a server that has ended."""
+    """The log of a server that has ended."""
 
-    name: str  # below the folder of the run
+    name: str  # relative to the run's folder
     text: bytes
 
 
@@ -70,13 +70,13 @@ def measure_unit(
     """Measure a unit, and send each record as soon as it is stored.
 
     `run` has this machine's environment; `known` are the records of `Unit.known`. Raises
-    DeviceLostError, on which the cluster ends this process and resumes in another one.
+    DeviceLostError, after which the cluster ends this process and resumes in another one.
     """
     with TemporaryDirectory(prefix="specbench-") as name:
         folder = Path(name)
 
         def send_record(record: StoredRecord) -> None:
-            if isinstance(record, ServerRecord):  # its server has ended
+            if isinstance(record, ServerRecord):  # a record of a server that has ended
                 for log in (folder / run.run_id).glob("servers/*.log"):
                     send(LogMessage(f"{log.parent.name}/{log.name}", log.read_bytes()))
                     log.unlink()

@@ -34,15 +34,15 @@ from specbench.errors import DeviceLostError, ExitCode, SpecbenchError, UsageErr
 from specbench.models import library_log
 from specbench.untrusted import plain
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Errors of a path that the user named.
-_NOT_OURS = (
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Caused by the path that the user gave, not by a bug.
+_PATH_ERRORS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR),
     *(errno.ELOOP, errno.EIO, errno.ESTALE),
 )
 
-_UP = "\x1b[A"  # a line up: progress bars of libraries write it, like a carriage return
-_STORING = ("run", "sweep-k", "pair", "import", "train")  # what was typed is in the record
+_UP = "\x1b[A"  # cursor up: progress bars of libraries print it, as well as carriage returns
+_RECORDED = ("run", "sweep-k", "pair", "import", "train")  # their arguments are stored
 
 app = typer.Typer(
     name="specbench",
@@ -88,9 +88,9 @@ for _group, _commands in _COMMANDS.items():
 
 
 class _PlainStream:
-    """A stream without control characters in printed names; rich finds the original stream.
+    """A stream that replaces control characters with visible ones; rich finds the original stream.
 
-    Progress bars of libraries may return to the beginning of a line.
+    Progress bars of libraries may still return to the beginning of a line.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -108,7 +108,7 @@ class _PlainStream:
 
 @contextmanager
 def plain_streams() -> Iterator[None]:
-    """Within it all output is plain."""
+    """Replace control characters in all output within the `with` block."""
     streams = _PlainStream(sys.stdout), _PlainStream(sys.stderr)
     sys.stdout, sys.stderr = streams
     try:
@@ -132,7 +132,7 @@ def _without_command(
 
 
 def main() -> None:
-    """The entry point. Prints a message for a SpecbenchError and for errors of disks and paths; any
+    """The entry point. Prints a message for a SpecbenchError and for disk and path errors. Any
     other exception is a bug and prints its traceback.
 
     Typer handles Ctrl-C (exit code 130) and closed pipes, as in `| head`.
@@ -144,21 +144,21 @@ def main() -> None:
 
 def _run() -> None:
     try:
-        app(args=prepared(sys.argv[1:]))
+        app(args=prepare_arguments(sys.argv[1:]))
     except SpecbenchError as error:
         typer.echo(f"error: {error}", err=True)
         is_lost = isinstance(error, DeviceLostError)
         sys.exit(ExitCode.INCOMPLETE if is_lost else ExitCode.USER_ERROR)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            where = error.filename or "standard output"  # the one that is written to unnamed
+        if isinstance(error, OSError) and error.errno in _DISK_FULL:
+            file = error.filename or "standard output"  # only its errors have no file name
             typer.echo(
-                f"error: {where} cannot be written: {error.strerror}; free space on the disk "
+                f"error: {file} cannot be written: {error.strerror}; free space on the disk "
                 "and repeat the command",
                 err=True,
             )
             sys.exit(ExitCode.USER_ERROR)
-        if isinstance(error, OSError) and error.errno in _NOT_OURS and error.filename:
+        if isinstance(error, OSError) and error.errno in _PATH_ERRORS and error.filename:
             typer.echo(f"error: {error.filename}: {error.strerror}", err=True)
             sys.exit(ExitCode.USER_ERROR)
         import traceback
@@ -168,9 +168,9 @@ def _run() -> None:
         sys.exit(ExitCode.BUG)
 
 
-def prepared(arguments: list[str]) -> list[str]:
-    """The arguments for the parser; UsageError for text that cannot be stored."""
-    if arguments and arguments[0] in _STORING:
+def prepare_arguments(arguments: list[str]) -> list[str]:
+    """The arguments for the parser. Raises UsageError for text that cannot be stored."""
+    if arguments and arguments[0] in _RECORDED:
         for word in arguments:
             if not _is_text(word):
                 raise UsageError(f"{word!r}: not UTF-8 text, but everything stored must be")
@@ -188,14 +188,14 @@ def _is_text(word: str) -> bool:
 def _with_latest(arguments: list[str]) -> list[str]:
     """`--resume` without a value means the newest run, `--ray` the cluster of this machine.
 
-    Training has its own folder.
+    `train` is left as it is, since its --resume takes no run.
     """
     if arguments[:1] == ["train"]:
         return arguments
-    alone = {"--resume": "latest", "--ray": "auto"}
+    defaults = {"--resume": "latest", "--ray": "auto"}
     completed = []
-    for this, following in pairwise([*arguments, "-"]):
-        completed.append(this)
-        if this in alone and following.startswith("-"):
-            completed.append(alone[this])
+    for argument, next_argument in pairwise([*arguments, "-"]):
+        completed.append(argument)
+        if argument in defaults and next_argument.startswith("-"):
+            completed.append(defaults[argument])
     return completed

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specbench.gate.check import Gate
     from specbench.report.blocks import ReportPart
 
-SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"  # the variable with the file of a CI job's summary
+SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"  # contains the path of a CI job's summary
 
 _FailOn = Annotated[
     str | None,
@@ -63,27 +63,27 @@ def check(
     )
 
     try:
-        gate = _judged(baseline, candidate, fail_on, allow_different, runs_dir)
+        gate = _run_gate(baseline, candidate, fail_on, allow_different, runs_dir)
     except SpecbenchError as error:
         reason = str(error)
-        _tell(
+        _print_errors(
             _write_files(junit, incomparable_junit(reason), markdown, incomparable_report(reason))
         )
         if as_json:
             typer.echo(json.dumps(incomparable_json(reason), indent=2))
         raise
-    shown = gate_report(gate)
+    report = gate_report(gate)
     # Written before anything is printed, since `| head` may close the pipe.
-    unwritten = _write_files(junit, gate_junit(gate), markdown, shown)
+    write_errors = _write_files(junit, gate_junit(gate), markdown, report)
     if as_json:
         typer.echo(json.dumps(gate_json(gate), indent=2, allow_nan=False))
     else:
-        print_part(shown)
-    _tell(unwritten)
-    raise typer.Exit(exit_code(gate) or (ExitCode.USER_ERROR if unwritten else 0))
+        print_part(report)
+    _print_errors(write_errors)
+    raise typer.Exit(exit_code(gate) or (ExitCode.USER_ERROR if write_errors else 0))
 
 
-def _judged(
+def _run_gate(
     baseline: str, candidate: str, fail_on: str | None, allow_different: str | None, root: Path
 ) -> "Gate":
     from specbench.cli.baseline import parse_allowed, read_side
@@ -137,7 +137,7 @@ def parse_fail_on(text: str) -> tuple[Tolerance, ...]:
 def _write_files(
     junit: Path | None, junit_text: str, markdown: Path | None, part: "ReportPart"
 ) -> tuple[str, ...]:
-    """Writes the requested files and the summary of a CI job; prints those that failed."""
+    """Write the requested files and the summary of a CI job; return an error per failed file."""
     from specbench.report.markdown import part_to_markdown
 
     markdown_text = part_to_markdown(part)
@@ -147,19 +147,19 @@ def _write_files(
     return tuple(
         f"{path}: cannot be written: {error.strerror}"
         for path, text, mode in files
-        if path is not None and (error := _error_of_writing(path, text, mode))
+        if path is not None and (error := _try_write(path, text, mode))
     )
 
 
-def _error_of_writing(path: Path, text: str, mode: str) -> OSError | None:
+def _try_write(path: Path, text: str, mode: str) -> OSError | None:
     try:
         with path.open(mode, encoding="utf-8") as file:
-            file.write(plain(text))  # a reason may name a file of any name
+            file.write(plain(text))  # a reason may contain a file name with control characters
     except OSError as error:
         return error
     return None
 
 
-def _tell(errors: tuple[str, ...]) -> None:
+def _print_errors(errors: tuple[str, ...]) -> None:
     for error in errors:
         typer.echo(f"error: {error}", err=True)

@@ -31,9 +31,9 @@ class Node:
         self.text = text
         self.start = start
         self.num_seen = 1
-        self.num_followed = 0  # occurrences that their text continues
+        self.num_followed = 0  # occurrences that are not at the end of their text
         self.children: dict[int, Node] | None = None
-        self.best: Node | None = None  # the child seen most, the latest of equals; None: unknown
+        self.best: Node | None = None  # the child seen most, on ties the latest; None: unknown
 
     def likeliest(self) -> "Node | None":
         """The child seen most; None if every occurrence ends its text."""
@@ -66,7 +66,7 @@ class SuffixTree:
         return growth.text
 
     def remove(self, text: list[int]) -> None:
-        """Undo an `add`, which takes as long."""
+        """Undo an `add`, in the same time."""
         self.version += 1
         for start in range(len(text)):
             node = self.root
@@ -80,7 +80,7 @@ class SuffixTree:
                 if child.num_seen == 0:
                     del node.children[token]
                     break
-                if child.text is text:  # at the greatest depth, also seen in others
+                if child.text is text:  # at `max_depth`, and also in other texts
                     child.text = None
                 node = child
 
@@ -96,7 +96,7 @@ class SuffixTree:
     def draft(
         self, ends: Sequence[Node], max_tokens: Callable[[int], int], min_prob: float
     ) -> Continuation:
-        """The continuation with the highest score over all matches; of equals the longest match.
+        """The continuation with the highest score over all matches; on ties of the longest match.
 
         `ends[m]` is the node of the last m tokens, `max_tokens(m)` the most tokens that may follow,
         not fewer for a longer match. A draft ends before its probability falls below `min_prob`.
@@ -184,15 +184,15 @@ class Growth:
         else:
             child.num_seen += 1
             if child.children is None:
-                self._seen_again(child, start)
+                self._expand_leaf(child, start)
         is_best = node.best is not None and child.num_seen >= node.best.num_seen
         if is_best or len(node.children) == 1:
             node.best = child
         return child
 
-    def _seen_again(self, leaf: Node, start: int) -> None:
-        """Give a leaf the child that continues its first occurrence; at the greatest depth, keep
-        the text of one occurrence."""
+    def _expand_leaf(self, leaf: Node, start: int) -> None:
+        """Give a leaf the child that continues its first occurrence; at `max_depth`, keep the
+        text of one occurrence."""
         if leaf.depth == self.tree.max_depth:
             if leaf.text is None:
                 leaf.text, leaf.start = self.text, start
@@ -227,10 +227,10 @@ class Cursor:
         for i in range(begin, len(text)):
             ends = [tree.root]
             for num_tokens, node in enumerate(self._ends[: tree.max_depth]):
-                after = tree.after(node, num_tokens, text[i])
-                if after is None:  # nor do longer strings occur
+                next_node = tree.after(node, num_tokens, text[i])
+                if next_node is None:  # then longer strings do not occur either
                     break
-                ends.append(after)
+                ends.append(next_node)
             self._ends = ends
         self._num_read = len(text)
         return self._ends
@@ -238,7 +238,7 @@ class Cursor:
 
 @dataclass(slots=True, eq=False)
 class _RowIndex:
-    """A request's prompt, and its text as far as it was read, in a tree."""
+    """A request's prompt, and the part of its text that was read, in a tree."""
 
     prompt: tuple[int, ...]
     growth: Growth
@@ -296,21 +296,21 @@ class Suffix(Drafter):
     def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:  # noqa: ARG002
         """Keep the answers of these rows' last requests, whose tokens are still in the state."""
         for i in range(state.num_rows):
-            row = self._held(state, i)
+            row = self._row_at(state, i)
             if row is not None:
                 self._read(row, state, i)
                 self._keep_answer(state.first_row + i)
             self._filled.add(state.first_row + i)
 
     def observe(self, state: State, outcome: Outcome) -> None:  # noqa: ARG002
-        """Read prompts that were just prefilled. Rounds, which may be replayed, have none."""
+        """Read prompts that were just prefilled. Rounds, which graphs may replay, have none."""
         for i in range(state.num_rows):
             if state.first_row + i in self._filled:
                 self._open(state, i)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:  # noqa: ARG002
-        """Move the source's tree, as one text grows in it: the source is done or reads again."""
-        if source in self._filled:  # samples of one prompt, which each will read
+        """Move the source's tree, in which one text grows. The source is done or is read again."""
+        if source in self._filled:  # samples of one prompt, which each of them reads later
             shared = self._samples.setdefault(source, SuffixTree(self._max_depth))
             self._samples[destination] = shared
             return
@@ -336,11 +336,11 @@ class Suffix(Drafter):
         return max(drafts, key=lambda draft: draft.score).tokens
 
     def _live_rows(self, state: State, k: int) -> Iterator[_RowIndex | None]:
-        """Every row with its text read up to the current token; None for those that are done."""
+        """Every row, its text read up to the current token; None for rows that are done."""
         last_BT = state.tokens_at(state.positions(-k, k + 1).clamp(min=0))
         numbers_BR = torch.cat([state.length_B1, state.budget_B[:, None], last_BT], 1)
         for i, (length, budget, *last) in enumerate(numbers_BR.tolist()):
-            row = self._held(state, i)
+            row = self._row_at(state, i)
             if row is None and budget:
                 row = self._open(state, i)
             elif row is not None:
@@ -383,7 +383,7 @@ class Suffix(Drafter):
             prompts = [other.prompt for other in self._rows if other and other is not row]
             self._answers.add(row.prompt, row.text[len(row.prompt) :], prompts)
 
-    def _held(self, state: State, i: int) -> _RowIndex | None:
+    def _row_at(self, state: State, i: int) -> _RowIndex | None:
         return self._rows[state.first_row + i]
 
 
@@ -393,8 +393,8 @@ PromptIds = tuple[int, ...]
 class AnswerCache:
     """Up to `max_answers` answers, one for each prompt.
 
-    An answer never helps to answer its own prompt again: benchmarks repeat prompts, and would
-    measure how well answers are remembered.
+    An answer is never used for its own prompt. Benchmarks repeat prompts, and would measure how
+    well the cache recalls answers.
     """
 
     def __init__(self, max_answers: int, max_depth: int) -> None:
@@ -403,12 +403,12 @@ class AnswerCache:
         self._texts: dict[PromptIds, list[int]] = {}  # the oldest first
 
     def add(
-        self, prompt: PromptIds, answer: Sequence[int], being_answered: Iterable[PromptIds]
+        self, prompt: PromptIds, answer: Sequence[int], active_prompts: Iterable[PromptIds]
     ) -> None:
-        """Keep an answer, unless its prompt is one of the other prompts or follows from one."""
+        """Keep an answer, unless an active prompt is its prompt or the beginning of it."""
         if not self._max_answers or not answer:
             return
-        if any(_leads_to(other, prompt) for other in being_answered):
+        if any(_leads_to(other, prompt) for other in active_prompts):
             return
         self._drop(prompt)
         if len(self._texts) == self._max_answers:
@@ -427,5 +427,5 @@ class AnswerCache:
 
 
 def _leads_to(prompt: PromptIds, later: PromptIds) -> bool:
-    """Whether the later one is the prompt itself or continues it."""
+    """Whether `later` is the prompt itself or continues it."""
     return later[: len(prompt)] == prompt

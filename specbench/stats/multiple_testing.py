@@ -1,4 +1,4 @@
-"""Many tests at once: p-values adjusted for each other, or one p-value for all of them."""
+"""Multiple tests: p-values adjusted for each other, or one p-value for all of them."""
 
 import math
 
@@ -8,10 +8,10 @@ from scipy.special import logsumexp
 
 
 def holm(p_values: ArrayLike) -> list[float]:
-    """p-values adjusted for each other, in their order: rejecting those up to alpha rejects a true
-    hypothesis with a probability of alpha at most, however the tests depend on each other.
+    """Holm-adjusted p-values, in the given order. Rejecting those up to alpha keeps the family-wise
+    error rate at or below alpha, whatever the dependence between the tests.
 
-    The r-th smallest of m (r from 0) becomes (m - r) p, no less than the ones before, at most 1.
+    The r-th smallest of m (r from 0) becomes (m - r) p, at least the one before it and at most 1.
     Source: Holm 1979, A simple sequentially rejective multiple test procedure.
     """
     p = np.asarray(p_values, dtype=np.float64)
@@ -25,8 +25,8 @@ def holm(p_values: ArrayLike) -> list[float]:
 def mean_ratio_p_value(log_ratios: ArrayLike) -> float:
     """min(1, n / sum of the ratios), from the logarithms of n likelihood ratios to one null.
 
-    Their mean is 1 on the mean if the null holds, so that by Markov's inequality 1 / it is a
-    p-value for any amount of data. Source: Shafer et al. 2011 (arXiv:0912.4269).
+    Under the null their mean has an expectation of 1. By Markov's inequality its reciprocal is
+    then a p-value for any amount of data. Source: Shafer et al. 2011 (arXiv:0912.4269).
     """
     logs = np.asarray(log_ratios, dtype=np.float64)
     return float(np.exp(min(0.0, math.log(len(logs)) - logsumexp(logs))))

@@ -5,7 +5,7 @@ from importlib.metadata import version
 import pytest
 from typer.main import get_command
 
-from specbench.cli import app, prepared
+from specbench.cli import app, prepare_arguments
 from specbench.cli.measure import over_budget
 from specbench.gate.check import default_tolerances
 from tests.cli.calls import specbench
@@ -154,7 +154,7 @@ def test_every_command_has_an_example_that_it_understands(command, tmp_path):
     name, *arguments = shlex.split(example)
     assert name == command
     found = get_command(app).get_command(None, command)
-    assert found.make_context(command, prepared([name, *arguments])[1:]).params
+    assert found.make_context(command, prepare_arguments([name, *arguments])[1:]).params
 
 
 def test_without_a_command_it_says_what_to_do_next(tmp_path):
