@@ -113,11 +113,6 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
     pairings = pair.pairings(settings, methods, runs_dir)
     if nodes is None:
         require_loadable(settings, pairings)
-    if pair.target is not None and not call.dry_run:
-        typer.echo(yaml_snippet(pairings), err=True)
-        drafters = [pairing.drafter for pairing in pairings]
-        file = adhoc_file(pairings[0].target, drafters, runs_dir)
-        settings, pairings = replace(settings, pairings_file=file), load_pairings(file).all
     if call.dry_run:
         is_here = nodes is None
         _show_plan(settings, pairings, runs_dir, is_here=is_here, as_json=call.as_json)
@@ -130,6 +125,11 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
     settings = of_pairings(settings, pairings)
     if nodes is None:
         preflight_with_times(settings, pairings, runs_dir, skip=call.skip_memory_check)
+    if pair.target is not None:
+        typer.echo(yaml_snippet(pairings), err=True)
+        drafters = [pairing.drafter for pairing in pairings]
+        file = adhoc_file(pairings[0].target, drafters, runs_dir)
+        settings, pairings = replace(settings, pairings_file=file), load_pairings(file).all
     began_s = time.monotonic()
     run = run_settings(settings, pairings, runs_dir, resume, nodes=nodes)
     if warning := over_budget(settings.effort.budget_s, time.monotonic() - began_s):

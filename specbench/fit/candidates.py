@@ -6,7 +6,7 @@ from functools import cache
 
 from specbench.errors import CompatibilityError, ModelError
 from specbench.files.model import ModelFiles, has_weights, open_model
-from specbench.files.model_spec import ModelSpec
+from specbench.files.model_spec import GGUF_ADVICE, ModelSpec
 from specbench.fit.compatibility import (
     Compatibility,
     FitFinding,
@@ -112,7 +112,8 @@ def unsupported_reasons(
 ) -> dict[str, str]:
     """Reasons why loading would refuse a pairing, by its name, without `ignored` fields.
 
-    Drafters are checked only with `drafts`. Hub models that are not completely in the cache pass.
+    Drafters are checked only with `drafts`. Hub models that are not completely in the cache pass,
+    unless the other model is a GGUF file.
     """
 
     def reasons(findings: Iterable[FitFinding]) -> list[str]:
@@ -125,9 +126,12 @@ def unsupported_reasons(
 
     refused_pairings: dict[str, str] = {}
     for pairing in pairings:
-        if not all(spec.folder is not None or has_weights(spec) for spec in pairing.models):
-            continue
         target, drafter = pairing.target, pairing.drafter
+        if not all(spec.folder is not None or has_weights(spec) for spec in pairing.models):
+            gguf = next((spec.source for spec in pairing.models if spec.is_gguf), None)
+            if drafts and gguf:  # before the other model is downloaded
+                refused_pairings[pairing.name] = f"{gguf} {GGUF_ADVICE}"
+            continue
         files, refused = of_target(target.model)
         if refused:
             refused_pairings[pairing.name] = _no_target(target, refused)

@@ -13,6 +13,7 @@ from specbench.inputs.config import load_pairings
 from specbench.runs import load_run
 from tests.cli.calls import specbench
 from tests.cli.conftest import SMALL
+from tests.gguf_files import write_gguf
 from tests.tiny_pair import write_pair
 
 
@@ -85,6 +86,21 @@ def test_what_cannot_be_meant_is_refused(tiny: Path, command: str, words: list[s
     ran = specbench(command, *words, cwd=tiny)
     assert ran.code == 2
     assert said in ran.err
+
+
+@pytest.mark.parametrize("target", ["owner/not-on-this-machine", "demo:target"])
+@pytest.mark.parametrize("engine", ["builtin", "llama_cpp"])
+def test_a_gguf_file_with_another_kind_of_model_is_refused_before_anything_is_written(
+    target: str, engine: str, tmp_path: Path
+):
+    write_gguf(tmp_path / "x.gguf")
+    words = ("--target", target, "--draft", "./x.gguf", "--engine", engine)
+    ran = specbench("run", *words, "--runs-dir", "out", *SMALL, cwd=tmp_path)
+    assert ran.code == 2
+    assert " ./x.gguf is " in ran.err
+    assert "GGUF" in ran.err
+    assert "To keep this pair" not in ran.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_pair_takes_the_same_words(tiny: Path):
