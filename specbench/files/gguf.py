@@ -223,10 +223,19 @@ def differences(target: GgufFile, draft: GgufFile) -> Iterator[GgufDifference]:
             yield GgufDifference(*rule)
 
 
-@cache
 def gguf_of(spec: ModelSpec) -> GgufFile:
-    """The header of a model that is a GGUF file, read once per process; ModelError."""
-    return read_gguf(Path(spec.location))
+    """The header of a model that is a GGUF file, kept until the file changes; ModelError."""
+    path = Path(spec.location)
+    try:
+        status = path.stat()
+    except OSError:
+        return read_gguf(path)  # raises with the reason
+    return _cached_gguf(path, status.st_size, status.st_mtime_ns)
+
+
+@cache
+def _cached_gguf(path: Path, size: int, mtime_ns: int) -> GgufFile:  # noqa: ARG001
+    return read_gguf(path)
 
 
 def read_gguf(path: Path) -> GgufFile:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from specbench.errors import ModelError
-from specbench.files.gguf import read_gguf
+from specbench.files.gguf import gguf_of, read_gguf
+from specbench.files.model_spec import ModelSpec
 from tests.gguf_files import KV_BYTES, TOKENS, write_gguf
 
 EMBEDDING = "token_embd.weight"
@@ -21,6 +22,14 @@ def test_sizes_are_those_of_the_keys_and_tensors(tmp_path: Path) -> None:
     assert (file.kv_heads, file.kv_bytes_per_token) == ((2, 2), KV_BYTES)
     assert (file.quantization, file.nbytes, file.read_bytes) == ("Q8_0", 900 * 34, 600 * 34)
     assert read_gguf(write_gguf(tmp_path / "tied.gguf")).read_bytes == 300 * 34
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a.gguf")
+    spec = ModelSpec(source="./a.gguf", folder=path)
+    assert gguf_of(spec) is gguf_of(spec)
+    write_gguf(path, TOKENS[:-1])
+    assert gguf_of(spec).vocabulary.tokens == TOKENS[:-1]
 
 
 HEADS, LENGTHS = "llama__attention__head_count_kv", "llama__attention__{}_length"
