@@ -282,7 +282,7 @@ _PREFIX = "server "  # of the name of every fact of a serving engine
 # memory, the arithmetic or the GPUs: seconds under different ones do not compare engines.
 _LIKE_HARDWARE = {
     *("dtype", "torch-dtype", "quantization", "model-ftype", "load-format"),
-    *("kv-cache-dtype", "cache-dtype", "cache-type-k", "cache-type-v"),
+    *("kv-cache-dtype", "cache-dtype", "cache-type-k", "cache-type-v", "ctk", "ctv"),
     *("tensor-parallel-size", "tp", "tp-size", "pipeline-parallel-size", "pp", "pp-size"),
     *("data-parallel-size", "dp", "dp-size", "enable-expert-parallel", "ep-size"),
     *("n-gpu-layers", "gpu-layers", "ngl", "split-mode", "tensor-split", "device"),

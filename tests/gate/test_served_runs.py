@@ -208,6 +208,7 @@ def test_another_version_is_reported_and_no_repeat_and_its_text_may_differ():
         {"command": ("vllm", "serve", "m", "--tensor-parallel-size", "2")},
         {"command": ("vllm", "serve", "m", "--quantization=fp8")},
         {"command": ("llama-server", "-ngl", "99")},
+        {"command": ("llama-server", "-ctk", "q8_0")},
     ],
 )
 def test_dtype_and_parallelism_of_a_server_count_as_hardware(changed):
