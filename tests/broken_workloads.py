@@ -75,7 +75,12 @@ BROKEN_WORKLOADS = [
     _lines("an empty file", 1, "the file holds no prompts", ""),
     _lines("only blank lines", 1, "the file holds no prompts", "\n\n \n"),
     _lines("not JSON", 2, "not JSON: ", '{"prompt": "a"}\nhello\n'),
-    _lines("a line cut off", 1, "not JSON: ", '{"prompt": "a\n'),
+    _lines(
+        "a line cut off",
+        1,
+        "not JSON: Invalid control character at column 14;",
+        '{"prompt": "a\n',
+    ),
     _lines("an empty JSON array", 1, "the file holds no prompts", "[ ]\n"),
     _lines("an array cut off", 2, "item 2: the JSON array is cut off", '[{"prompt": "a"},\n{"pr'),
     _lines("an array without its end", 1, "closing ] is missing", '[{"prompt": "a"}'),

@@ -32,7 +32,7 @@ _FailOn = Annotated[
 
 def check(
     baseline: Annotated[
-        str, typer.Argument(help="A baseline.json, or a run: id, folder or latest.")
+        str, typer.Argument(help="File of `specbench baseline`, or a run: id, folder or latest.")
     ],
     candidate: Annotated[
         str, typer.Argument(help="Run to judge, or a baseline file pooling several runs.")

@@ -305,8 +305,11 @@ def read_baseline(path: Path) -> Snapshot:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        is_missing = isinstance(error, FileNotFoundError)
+        advice = f"; make one: `specbench baseline RUN --output {path}`, or name a run"
         raise StoreError(
             f"{path}: {getattr(error, 'strerror', None) or 'is not a text file'}"
+            + (advice if is_missing else "")
         ) from error
     try:
         values: Any = parse_json(text)

@@ -184,9 +184,10 @@ def row_object(content: bytes, row: Row) -> Mapping[str, Any]:
     except UnicodeDecodeError:
         row.fail("not UTF-8 text")
     except json.JSONDecodeError as wrong:
+        reason = wrong.msg.removesuffix(" at")
         row.fail(
-            f"not JSON: {wrong.msg} at column {wrong.colno}; a file holds one object per line, or "
-            "one array of objects"
+            f"not JSON: {reason} at column {wrong.colno}; a file holds one object per line, or one "
+            "array of objects"
         )
     except RecursionError:
         row.fail("nested too deeply")
