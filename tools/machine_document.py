@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.readme import ROOT, filled
 from specbench.doc import schema_of, type_of_keys
-from specbench.report import gate
+from specbench.report import gate, history
 from specbench.report.document_json import json_schema
 from specbench.report.recommendation import RECOMMENDATIONS
 from specbench.verify import report as verify
@@ -19,6 +19,7 @@ from specbench.verify import report as verify
 DOCUMENTS = {
     "Verify": type_of_keys("Verify", "The output of `specbench verify --json`.", verify.KEYS),
     "Check": type_of_keys("Check", "The output of `specbench check --json`.", gate.KEYS),
+    "History": type_of_keys("History", "The output of `specbench history --json`.", history.KEYS),
     "Recommend": RECOMMENDATIONS,
 }
 PAGE = ROOT / "docs" / "json.md"

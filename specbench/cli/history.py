@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -67,7 +67,7 @@ def history(
     from specbench.gate.history import WORDS
     from specbench.gate.history import history as history_of
     from specbench.metrics.registry import all_metrics
-    from specbench.report.history import history_report
+    from specbench.report.history import history_json, history_report
     from specbench.settings.words import parse_names
 
     metrics = parse_names("--metric", metric, tuple(all_metrics()))
@@ -81,7 +81,7 @@ def history(
     if html is not None:
         _write(html, shown, series_of_runs)
     if as_json:
-        typer.echo(json.dumps(_document(series_of_runs), indent=2, allow_nan=False))
+        typer.echo(json.dumps(history_json(series_of_runs), indent=2, allow_nan=False))
     else:
         print_part(shown, [html] if html else [])
 
@@ -151,33 +151,6 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
     if not past:
         raise StoreError(f"none of the runs in {root} can be read")
     return past
-
-
-def _document(history: "History") -> dict[str, Any]:
-    from pydantic_core import to_jsonable_python
-
-    from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE
-
-    return {
-        "schema_version": 1,
-        "significance": SIGNIFICANCE,
-        "min_runs": MIN_RUNS,
-        "series": [
-            {
-                **to_jsonable_python(series),
-                "steps": [
-                    {
-                        **step._asdict(),
-                        "change": step.change,
-                        "run_id": series.points[step.run_index].run_id,
-                    }
-                    for step in series.steps
-                ],
-            }
-            for series in history.series
-        ],
-        "left_out": to_jsonable_python(history.left_out),
-    }
 
 
 def _write(path: Path, part: "ReportPart", history: "History") -> None:

@@ -1,16 +1,91 @@
 """A history as sentences, charts and a table."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
+from typing import Annotated, Any, Literal
 
+from specbench.doc import Doc, Key, json_object, several, type_of
 from specbench.gate.history import History, Series
 from specbench.report.blocks import Charts, Lines, ReportPart, TableBlock
 from specbench.report.grids import Grid
 from specbench.report.numbers import measured
-from specbench.stats.change_points import MIN_RUNS, ChangePoint
+from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE, ChangePoint
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 24
+
+_POINT = type_of(
+    "HistoryPoint",
+    "The value of one run.",
+    run_id=Annotated[str, Doc("id of the run")],
+    created_at=Annotated[str, Doc("when it began")],
+    value=Annotated[float, Doc("the metric, in `unit`")],
+    low=Annotated[float | None, Doc("lower end of its 95% interval; absent: it has none")],
+    high=Annotated[float | None, Doc("upper end of the same interval")],
+)
+_STEP = type_of(
+    "Step",
+    "A change point.",
+    run_index=Annotated[int, Doc("of the first run of the new level, in `points`")],
+    before=Annotated[float, Doc("mean of the level before")],
+    after=Annotated[float, Doc("mean of the new level")],
+    p_value=Annotated[float, Doc("of the test for a change", low=0, high=1)],
+    change=Annotated[float | None, Doc("(after - before) / size of before; absent: that is 0")],
+    run_id=Annotated[str, Doc("id of the first run of the new level")],
+)
+_SERIES = type_of(
+    "Series",
+    "One metric of one cell.",
+    key=Annotated[Mapping[str, Any], Doc("the cell: pairing, `condition` and `draft`")],
+    metric=Annotated[str, Doc("name of the metric")],
+    unit=Annotated[str, Doc("of its values")],
+    better=Annotated[str | None, Doc("`higher` or `lower`; absent: neither")],
+    points=Annotated[several(_POINT), Doc("one per run, oldest first")],
+    steps=Annotated[several(_STEP), Doc("change points")],
+    trend=Annotated[
+        tuple[float, float] | None, Doc("slope per run, and its p-value; absent: no trend")
+    ],
+)
+_LEFT_OUT = type_of(
+    "ExcludedRun",
+    "A run that is left out.",
+    run_id=Annotated[str, Doc("id of the run")],
+    differences=Annotated[
+        tuple[tuple[str, str, str], ...],
+        Doc("why: each a name, its text in the newest run, and its text in this run"),
+    ],
+)
+KEYS: Mapping[str, Key] = {
+    "schema_version": Key(Literal[1], "version of this document", lambda _: 1),
+    "significance": Key(
+        float, "largest p-value of a change point or trend", lambda _: SIGNIFICANCE
+    ),
+    "min_runs": Key(int, "least runs for a change point or trend", lambda _: MIN_RUNS),
+    "series": Key(
+        several(_SERIES),
+        "one metric of one cell each",
+        lambda history: list(map(_series_json, history.series)),
+    ),
+    "left_out": Key(
+        several(_LEFT_OUT),
+        "runs that are not comparable with the newest complete one, or were interrupted",
+    ),
+}
+
+
+def history_json(history: History) -> dict[str, Any]:
+    """The history as a JSON document; new keys do not change its version."""
+    return json_object(KEYS, history)
+
+
+def _series_json(series: Series) -> dict[str, Any]:
+    from pydantic_core import to_jsonable_python  # noqa: PLC0415 - --help does not need it
+
+    steps = [
+        {**s._asdict(), "change": s.change, "run_id": series.points[s.run_index].run_id}
+        for s in series.steps
+    ]
+    return {**to_jsonable_python(series), "steps": steps}
 
 
 def history_report(history: History) -> ReportPart:

@@ -4,10 +4,13 @@ import json
 import re
 import shutil
 
+import jsonschema
 import pytest
 
+from specbench.doc import schema_of
 from tests.cli.calls import specbench
 from tests.importers.test_formats import FILES
+from tools.machine_document import DOCUMENTS
 
 SPEEDS = (640, 644, 637, 641, 639, 520, 523, 518, 521, 519)
 METRIC = ("--metric", "aggregate_tokens_per_s")
@@ -49,7 +52,9 @@ def test_a_name_is_not_broken_and_a_cell_is_named_once(nightly):
 
 def test_the_machine_document_has_every_point_and_the_step(nightly):
     ran = specbench("history", *METRIC, "--json", cwd=nightly)
-    (series,) = json.loads(ran.out)["series"]
+    document = json.loads(ran.out)
+    jsonschema.validate(document, schema_of(DOCUMENTS["History"]))
+    (series,) = document["series"]
     assert [point["value"] for point in series["points"]] == list(SPEEDS)
     (step,) = series["steps"]
     assert step["run_index"] == 5
