@@ -240,8 +240,11 @@ def require_measured(run: "StoredRun", again: Sequence[str] = ()) -> None:
         text = f"run {run.run.run_id} failed and measured nothing"
         # For servers it was printed when they failed.
         text += "; see the warnings above" if run.servers else f": {run.why_failed}"
-        to_resume = _to_resume(run.run.settings, run.folder.parent, run.run.run_id, again, None)
-        typer.echo(f"error: {text}; {to_resume}", err=True)
+        if run.was_budget_too_short:
+            remedy = "start again with a longer --time-budget"
+        else:
+            remedy = _to_resume(run.run.settings, run.folder.parent, run.run.run_id, again, None)
+        typer.echo(f"error: {text}; {remedy}", err=True)
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 

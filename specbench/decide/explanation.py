@@ -112,7 +112,7 @@ _BOUND: Mapping[Bound, str] = {
     "draft": "draft-bound: drafting takes most of the lost time; a cheaper drafter would help",
     "verify": "verify-bound: most of the loss is that a verification is longer than a target step",
     "acceptance": "acceptance-bound: most of the loss comes from rejected draft tokens",
-    "overhead": "overhead-bound: most of the loss is between forwards; on a GPU try --cuda-graph",
+    "overhead": "overhead-bound: most of the loss is between forwards",
 }
 
 

@@ -196,5 +196,5 @@ def _no_winner(section: Section, verdict: SpeedupVerdict) -> str:
     if not section.baseline.valid:
         return "undecided: no valid measurement of K=0"
     speed = scalar(section.baseline.metrics.get("decode_tokens_per_s"))
-    at = "" if speed is None else f" at {measured(speed, 'tokens/s')}"
-    return f"{_NOT_MEASURED}: only K=0 was run{at}"
+    text = "only K=0 was run" + (f" ({measured(speed, 'tokens/s')})" if speed is not None else "")
+    return f"{_NOT_MEASURED}: {text}" if section.has_drafts else f"{text}; add K, such as -k 0..8"

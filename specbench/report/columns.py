@@ -127,7 +127,7 @@ _K = CellColumn(
 )
 _PROMPTS = CellColumn(
     "prompts",
-    "prompts in the row; a time budget gives fewer to K that cannot win",
+    "prompts in the row; a time budget gives fewer to K that cannot win or that it has no time for",
     lambda cell: str(cell.num_prompts),
 )
 _SPEEDUP = CellColumn(

@@ -165,8 +165,9 @@ def _unlike_prompts(document: Document) -> Iterator[str]:
             ranges.setdefault(f"{nums[0]} to {nums[-1]}", []).append(section.title)
     for prompts, titles in ranges.items():
         yield (
-            f"{'; '.join(titles)}: cells have {prompts} prompts. Compare their speedups, which are "
-            "over equal prompts, and not their tok/s or rates"
+            f"{'; '.join(titles)}: cells have {prompts} prompts. Each speedup is over its row's "
+            "prompts, which are the same at K = 0; tok/s and rates of rows with different prompts "
+            "are not comparable"
         )
 
 

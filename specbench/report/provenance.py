@@ -3,7 +3,6 @@
 import shlex
 from typing import NamedTuple
 
-from specbench.decide.recommend import by_question
 from specbench.metrics.registry import all_metrics
 from specbench.records import EngineRecord, Environment, KernelChoice
 from specbench.report.document import Document
@@ -64,8 +63,9 @@ def _processor(machine: Environment) -> str:
 
 
 def which_pass(document: Document) -> str:
-    """Why answers and tables may quote different numbers; empty if each question has one K."""
-    if all(len(group) < 2 for group in by_question(document.cells)):
+    """Why answers and tables quote different numbers; empty if no answer has a confirmation run."""
+    explored = {cell.key: cell.as_decided.speedup for cell in document.cells}
+    if all(d.speedup in (None, explored.get(d.leader)) for d in document.decisions):
         return ""
     return (
         "Tables and charts show the exploration phase, and an answer quotes the confirmation run "

@@ -21,6 +21,7 @@ class Section:
     cells: tuple[CellSummary, ...]  # every K > 0, by pairing in the order of the plan, then by K
     decisions: tuple[Decision, ...]  # one per measured pairing
     forecasts: tuple[CheckedForecast, ...]
+    has_drafts: bool  # whether a K > 0 was planned
     names_pairings: bool  # whether an answer must say which pairing it is about
     mark: str = ""  # the suffix of every answer of a synthetic run
 
@@ -92,6 +93,7 @@ def _section(
     document: Document, condition: Condition, conditions: Collection[Condition], num_labels: int
 ) -> Section:
     cells = [cell for cell in document.cells if cell.key.condition == condition]
+    planned = [plan.key for plan in document.run.cells if plan.key.condition == condition]
     return Section(
         condition=condition,
         title=", ".join(condition.distinct_parts(conditions, also="workload")),
@@ -99,6 +101,7 @@ def _section(
         cells=tuple(c for c in cells if c.key.draft.k > 0),
         decisions=tuple(d for d in document.decisions if d.condition == condition),
         forecasts=tuple(f for f in document.forecasts if f.forecast.key.condition == condition),
+        has_drafts=any(key.draft.k > 0 for key in planned),
         names_pairings=num_labels > 1,
         mark=document.mark,
     )

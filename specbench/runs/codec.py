@@ -106,17 +106,23 @@ class StoredRun:
         return replace(self, run=replace(self.run, settings=settings))
 
     @property
+    def was_budget_too_short(self) -> bool:
+        """Whether a failed run measured nothing only because its time budget was over."""
+        return self.run.settings.effort.budget_s is not None and not any(self._errors)
+
+    @property
     def why_failed(self) -> str:
         """Why a failed run has measured nothing."""
+        if self.was_budget_too_short:
+            budget_s = self.run.settings.effort.budget_s
+            return f"its budget of {budget_s:g} s was over before the first prompt"
+        return "; ".join(dict.fromkeys(self._errors)) or "no request was sent"
+
+    @property
+    def _errors(self) -> list[str]:
         errors = [f"{failure.pairing}: {failure.reason}" for failure in self.failures]
         errors += [problem for server in self.servers for problem in server.problems]
-        errors += [r.error for block in self.blocks for r in block.requests if r.error]
-        if errors:
-            return "; ".join(dict.fromkeys(errors))
-        budget_s = self.run.settings.effort.budget_s
-        if budget_s is not None:
-            return f"its budget of {budget_s:g} s was over before the first prompt"
-        return "no request was sent"
+        return errors + [r.error for block in self.blocks for r in block.requests if r.error]
 
 
 def has_measured(record: StoredRecord) -> bool:

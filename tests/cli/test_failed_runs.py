@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer import Exit
 
+from specbench.cli.measure import require_measured
 from specbench.records import BlockRecord
-from specbench.runs import create_run
+from specbench.runs import create_run, load_run
 from tests.cli.calls import specbench
 from tests.report.made_up_records import environment
 from tests.report.stored_runs import BROKEN, SMALL, keep, stored_run
@@ -82,6 +84,14 @@ def test_named_it_is_refused_with_the_reason(folder: Path, name, command) -> Non
     assert ran.code == 2
     assert re.search(f"run {name} failed .*: {re.escape(FAILED[name])}", ran.err)
     assert not list((folder / "reports" / name).glob("report.*"))
+
+
+@pytest.mark.parametrize(("name", "remedy"), [(LOST, "--resume"), (SHORT, "--time-budget")])
+def test_a_run_that_its_budget_ended_is_not_resumed(folder: Path, name, remedy, capsys) -> None:
+    with pytest.raises(Exit):
+        require_measured(load_run(name, folder / "reports", also_empty=True))
+    said = capsys.readouterr().err
+    assert [o for o in ("--resume", "--time-budget") if o in said] == [remedy]
 
 
 def test_where_all_have_failed_latest_says_so(tmp_path: Path) -> None:

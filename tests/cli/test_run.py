@@ -176,7 +176,7 @@ def test_k_0_alone_says_that_nothing_else_was_measured(tiny, tmp_path):
         "run", "tiny/ngram", "-k", "0", "-w", "talk.jsonl", *SMALL, "--runs-dir", tmp_path, cwd=tiny
     )
     assert ran.code == 0
-    assert ran.out.splitlines()[-1].startswith("talk.jsonl: not measured: only K=0 was run")
+    assert ran.out.splitlines()[-1].startswith("talk.jsonl: only K=0 was run (")
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from rich.console import Console
 from specbench.report.document import build_document
 from specbench.report.provenance import which_pass
 from specbench.report.terminal import terminal_report
-from tests.cell_keys import KEY, with_axes
+from tests.cell_keys import KEY
 from tests.report.stored_runs import SMALL, stored_run
 
 ONE = KEY.condition
@@ -36,21 +36,11 @@ def test_rates_of_one_number_of_rows_are_told_apart():
     assert titles == {("code", f"{rate:g} requests per second") for rate in (2.0, 4.0, 8.0)}
 
 
-def test_a_second_measurement_is_told_of_where_a_k_was_picked_from_several():
+def test_confirmation_runs_are_mentioned_only_if_there_is_one():
     document = build_document(stored_run(SMALL))
     assert "confirmation run" in which_pass(document)
-    first = {}
-    for cell in document.cells:
-        if cell.key.draft.k:
-            first.setdefault((cell.key.pairing, cell.key.condition.workload), cell)
-    assert which_pass(replace(document, cells=tuple(first.values()))) == ""
-
-
-def test_one_question_of_several_k_is_enough_to_tell_of_a_second_measurement():
-    document = build_document(stored_run(SMALL))
-    drafting = [c for c in document.cells if c.key.draft.k]
-    single = replace(drafting[0], key=with_axes(drafting[0].key, workload="another"))
-    assert which_pass(replace(document, cells=(*document.cells, single)))
+    for wish in ({"drafters": ("poor",)}, {"is_complete": False}):
+        assert which_pass(build_document(stored_run(replace(SMALL, **wish)))) == ""
 
 
 def test_a_terminal_says_which_pass_its_tables_show_as_the_page_does():
