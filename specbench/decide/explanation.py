@@ -253,14 +253,20 @@ def _evidence(leader: CellSummary, confirmed: CellSummary | None) -> Iterator[st
 LARGEST_EFFECT = 1.0  # above this minimum detectable effect, more prompts do not help
 
 
-def what_would_narrow(cell: CellSummary, workload_prompts: int | None) -> str:
-    """The next thing to measure; empty if unknown. `workload_prompts`: how many it may use."""
+def what_would_narrow(
+    cell: CellSummary, workload_prompts: int | None, *, is_cut_short: bool = False
+) -> str:
+    """The next thing to measure; empty if unknown. `workload_prompts`: how many it may use;
+    `is_cut_short`: a time budget ended before the cell had an interval.
+    """
     if cell.speedup is None:
         return ""
     units, prompts = units_of(cell), Units(count=cell.num_prompts, name="prompt")
     left = None if workload_prompts is None else max(0, workload_prompts - prompts.count)
     low, high = cell.speedup.low, cell.speedup.high
     if low is None or high is None:
+        if is_cut_short:
+            return "use a longer --time-budget"
         return _for_an_interval(units, prompts, left)
     option = "--restart-cycles" if units.are_cycles else "--repeats"
     quieter = f"a quieter machine or more {option}"

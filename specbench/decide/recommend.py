@@ -100,15 +100,25 @@ def decide(
     workload_prompts: int | None = None,
     is_synthetic: bool = False,
     is_imported: bool = False,
+    is_cut_short: bool = False,
+    num_unmeasured: int = 0,
 ) -> Decision:
     """The decision, which quotes `confirmed`, the confirmation run of `choice.to_confirm`.
 
     A winner that needs one and has none is undecided. Raises ValueError if `confirmed` is another
     cell than the leader. `workload_prompts`: how many prompts the workload has, None if unknown;
-    `is_synthetic` as in `why`; `is_imported`: measured by another tool.
+    `is_synthetic` as in `why`; `is_imported`: measured by another tool; `is_cut_short`: a time
+    budget ended before the leader had an interval; `num_unmeasured`: K without time for a prompt.
     """
     confirmed = confirmed and confirmed.as_decided
-    decision = _decide(choice, confirmed, workload_prompts, is_imported=is_imported)
+    decision = _decide(
+        choice, confirmed, workload_prompts, is_imported=is_imported, is_cut_short=is_cut_short
+    )
+    is_only = _is_only_judged(choice, num_unmeasured)
+    if choice.leader is not None and is_only and not is_undecided(decision):
+        units = units_of(choice.leader).noun(MIN_UNITS)
+        text = f"{decision.sentence} (the only K with enough {units})"
+        decision = replace(decision, sentence=text)
     reasons = reasons_for(
         choice.cells,
         choice.leader,
@@ -126,6 +136,7 @@ def _decide(
     workload_prompts: int | None,
     *,
     is_imported: bool,
+    is_cut_short: bool,
 ) -> Decision:
     leader = choice.leader
     if leader is None:
@@ -149,7 +160,7 @@ def _decide(
         )
         return _decision(choice, SpeedupVerdict.NOT_SHOWN, text, evidence.speedup)
     verdict = judge(evidence.speedup)
-    text = _answer(verdict, evidence, evidence.speedup, workload_prompts)
+    text = _answer(verdict, evidence, evidence.speedup, workload_prompts, is_cut_short=is_cut_short)
     return _decision(choice, verdict, text, evidence.speedup)
 
 
@@ -222,8 +233,20 @@ def _plainness(cell: CellSummary) -> tuple[int, int]:
     return cell.key.draft.order
 
 
+def _is_only_judged(choice: LeadingCell, num_unmeasured: int) -> bool:
+    """Whether every other K has too few prompts or passes for an interval."""
+    competitors = [units_of(cell) for cell in choice.cells if cell is not choice.leader]
+    are_few = all(units.count < MIN_UNITS and not units.are_cycles for units in competitors)
+    return are_few and len(competitors) + num_unmeasured > 0
+
+
 def _answer(
-    verdict: SpeedupVerdict, cell: CellSummary, speedup: Interval, workload_prompts: int | None
+    verdict: SpeedupVerdict,
+    cell: CellSummary,
+    speedup: Interval,
+    workload_prompts: int | None,
+    *,
+    is_cut_short: bool,
 ) -> str:
     within = f" requests within {cell.goodput.limits}" if cell.goodput else ""
     if verdict is SpeedupVerdict.HELPS:
@@ -237,7 +260,8 @@ def _answer(
     if speedup.low is None:
         units = units_of(cell)
         text += f" from {units.count} {units.noun(units.count)}"
-    return "; ".join(filter(None, (text, what_would_narrow(cell, workload_prompts))))
+    advice = what_would_narrow(cell, workload_prompts, is_cut_short=is_cut_short)
+    return "; ".join(filter(None, (text, advice)))
 
 
 def _decision(

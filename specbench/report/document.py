@@ -16,8 +16,9 @@ from specbench.decide.comparisons import (
     side_by_side,
 )
 from specbench.decide.contexts import ContextDecisions, by_context
+from specbench.decide.explanation import units_of
 from specbench.decide.objective import SharedK, across_workloads, find_shared_k
-from specbench.decide.recommend import by_question, choose, decide
+from specbench.decide.recommend import LeadingCell, by_question, choose, decide
 from specbench.forecast.forecast_check import CheckedForecast, check_forecasts, is_left_out
 from specbench.metrics.acceptance import VllmCounts, vllm_counts
 from specbench.metrics.aggregate import aggregate_run, lost_sessions
@@ -46,6 +47,7 @@ from specbench.records import (
 )
 from specbench.runs import StoredRun
 from specbench.settings import DecoderSettings
+from specbench.stats.spread import MIN_UNITS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +99,16 @@ class Document:
         )
 
 
+def is_cut_short(run: RunRecord, cell: CellSummary) -> bool:
+    """Whether a time budget ended before a cell had the prompts or passes of an interval."""
+    if run.settings.effort.budget_s is None:
+        return False
+    plan = next(plan for plan in run.cells if plan.key == cell.key)
+    units = units_of(cell)
+    planned = plan.num_repeats if units.name == "pass" else plan.num_prompts
+    return not units.are_cycles and units.count < MIN_UNITS <= planned
+
+
 def num_usable(stored: StoredRun, condition: Condition) -> int | None:
     """How many prompts of a workload fit the target; None if the run does not record it."""
     in_file = stored.run.workload_prompts.get(condition.workload)
@@ -121,6 +133,10 @@ def build_document(stored: StoredRun) -> Document:
     imported = summarize_imported(
         [plan.key for plan in stored.run.cells], stored.imported, stored.run.settings.load.slo
     )
+    measured = {cell.key for cell in (*cells, *imported)}
+    unmeasured = [plan.key for plan in stored.run.cells if plan.key not in measured]
+    missing = tuple(key for key in unmeasured if not is_left_out(key, stored.forecasts))
+    has_budget = stored.run.settings.effort.budget_s is not None
     decisions = [
         decide(
             choice,
@@ -128,12 +144,11 @@ def build_document(stored: StoredRun) -> Document:
             workload_prompts=num_usable(stored, choice.cells[0].key.condition),
             is_synthetic=stored.run.settings.decoder.is_synthetic,
             is_imported=bool(stored.imported),
+            is_cut_short=choice.leader is not None and is_cut_short(stored.run, choice.leader),
+            num_unmeasured=has_budget * sum(_competes(key, choice) for key in missing),
         )
         for choice in map(choose, by_question((*cells, *(c for c in imported if c.speedup))))
     ]
-    measured = {cell.key for cell in (*cells, *imported)}
-    unmeasured = (plan.key for plan in stored.run.cells if plan.key not in measured)
-    missing = tuple(key for key in unmeasured if not is_left_out(key, stored.forecasts))
     curves = context_curves(cells)
     return Document(
         run=replace(stored.run, environment=environment),
@@ -196,6 +211,12 @@ def _generations(
     leaders = (cells[d.leader] for d in decisions if d.leader in cells)
     requests = (generation_of(cell, references) for cell in leaders)
     return {request.key: request for request in requests if request is not None}
+
+
+def _competes(key: CellKey, choice: LeadingCell) -> bool:
+    """Whether a K > 0 belongs to the question of a choice."""
+    first = choice.cells[0].key
+    return key.draft.k > 0 and key.condition == first.condition and key.draft.way == first.draft.way
 
 
 def _shared_k(cells: tuple[CellSummary, ...], decisions: Sequence[Decision]) -> Iterator[SharedK]:

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import partial
 
+from specbench.decide.explanation import units_of
 from specbench.metrics.machine import is_noise, with_results
 from specbench.metrics.summary import import_warnings
 from specbench.records import CellKey, CellSummary, Environment, no_template
-from specbench.report.document import Document
-from specbench.report.numbers import lengths, scalar
+from specbench.report.document import Document, is_cut_short
+from specbench.report.numbers import lengths
 from specbench.report.sections import sections
 from specbench.report.sessions import lost_line, session_warnings
 from specbench.stats.spread import MIN_UNITS
@@ -147,13 +148,10 @@ def _unfinished(document: Document) -> Iterator[str]:
 
 def _few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
     """A warning if a time budget ended before a K had the prompts of an interval."""
-    plan = next(plan for plan in document.run.cells if plan.key == cell.key)
-    num, planned, units = cell.num_prompts, plan.num_prompts, "prompts"
-    if passes := scalar(cell.metrics.get("num_passes")):
-        num, planned, units = int(passes), plan.num_repeats, "passes"
-    is_limited = document.run.settings.effort.budget_s is not None and cell.key.draft.k > 0
-    if is_limited and num < min(MIN_UNITS, planned):
-        yield f"no interval: the time budget ended after {num} of the {MIN_UNITS} {units} it needs"
+    if cell.key.draft.k > 0 and is_cut_short(document.run, cell):
+        units = units_of(cell)
+        needed = f"{MIN_UNITS} {units.noun(MIN_UNITS)}"
+        yield f"no interval: the time budget ended after {units.count} of the {needed} it needs"
 
 
 def _unlike_prompts(document: Document) -> Iterator[str]:

@@ -90,8 +90,9 @@ def test_named_it_is_refused_with_the_reason(folder: Path, name, command) -> Non
 def test_a_run_that_its_budget_ended_is_not_resumed(folder: Path, name, remedy, capsys) -> None:
     with pytest.raises(Exit):
         require_measured(load_run(name, folder / "reports", also_empty=True))
-    said = capsys.readouterr().err
-    assert [o for o in ("--resume", "--time-budget") if o in said] == [remedy]
+    message = capsys.readouterr().err
+    options = ("--resume", "--time-budget")
+    assert [option for option in options if option in message] == [remedy]
 
 
 def test_where_all_have_failed_latest_says_so(tmp_path: Path) -> None:

@@ -117,6 +117,24 @@ def test_cells_without_an_interval_never_beat_those_with_one(summarized):
     assert choose(cells).leader == cells[0]
 
 
+@pytest.mark.parametrize(
+    ("others", "num_unmeasured", "is_only"),
+    [
+        ((), 0, False),
+        ((), 7, True),
+        (((4, None, 9.0, None, 4),), 0, True),
+        (((4, 0.8, 0.9, 1.0, 5),), 7, False),
+    ],
+)
+def test_a_k_without_competitors_is_called_the_only_one(
+    summarized, others, num_unmeasured, is_only
+):
+    leader = summarized(2, 1.2, 1.3, 1.4)
+    cells = [leader, *(summarized(*other, num_prompts=num) for *other, num in others)]
+    decision = decide(choose(cells), leader, num_unmeasured=num_unmeasured)
+    assert ("only K" in decision.sentence) is is_only
+
+
 def test_an_invalid_cell_is_named_and_never_used(summarized):
     cells = [
         summarized(2, 1.2, 1.3, 1.4),

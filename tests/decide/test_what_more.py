@@ -47,6 +47,14 @@ def test_the_number_named_is_what_the_workload_has_and_the_width_that_of_so_many
     assert numbers(advice(cell)) == [IN_ALL, 4]
 
 
+def test_what_a_time_budget_cut_short_needs_a_longer_one(summarized):
+    cell = summarized(4, None, 1.5, None, num_prompts=1)
+    assert numbers(advice(cell)) == [4]
+    text = what_would_narrow(cell, IN_ALL, is_cut_short=True)
+    assert "--time-budget" in text
+    assert numbers(text) == []
+
+
 @pytest.mark.parametrize("in_all", [0, 3, 8])
 def test_without_more_prompts_none_are_asked_for(summarized, in_all):
     text = advice(summarized(4, 0.9, 1.0, 1.1, num_prompts=8), in_all)

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from specbench.cli.measure import require_complete
-from specbench.records import FailureRecord
+from specbench.records import FailureRecord, RunRecord
 from specbench.report.document import Document, build_document, num_usable
 from specbench.report.notes import run_warnings
 from specbench.runs import StoredRun
@@ -139,6 +139,34 @@ def test_a_k_that_a_budget_did_not_pay_for_is_told_and_is_no_gap(stored: StoredR
         ("demo/poor", "code"),
         *((name, "creative") for name in ("demo", "demo/draft", "demo/poor")),
     }
+
+
+def test_a_budget_without_time_for_other_k_is_named_in_the_answer(stored: StoredRun) -> None:
+    effort = replace(stored.run.settings.effort, budget_s=60.0)
+    run = replace(stored.run, settings=replace(stored.run.settings, effort=effort))
+    keys = [
+        key for key in run.keys if key.pairing == "demo/draft" and key.condition.workload == "code"
+    ]
+    prompts = sorted({block.prompt_id for block in stored.blocks if block.workload == "code"})
+
+    def sentence(run: RunRecord, num_prompts: int, *lacking: int) -> str:
+        """The answer if these K have only the first prompts."""
+        cut = {key.id for key in keys if key.draft.k in lacking}
+        blocks = tuple(
+            block
+            if block.prompt_id in prompts[:num_prompts]
+            else replace(block, requests=tuple(r for r in block.requests if r.cell_id not in cut))
+            for block in stored.blocks
+        )
+        decisions = build_document(replace(stored, run=run, blocks=blocks)).decisions
+        return next(d.sentence for d in decisions if d.leader in keys)
+
+    assert "only K" not in sentence(run, 0, 1)
+    assert "only K" in sentence(run, 0, 1, 2)
+    assert "only K" in sentence(run, 1, 1, 2)
+    assert "only K" not in sentence(stored.run, 0, 1, 2)
+    assert "--time-budget" in sentence(run, 3, 1, 2, 4)
+    assert "--time-budget" not in sentence(stored.run, 3, 1, 2, 4)
 
 
 def test_a_resume_under_other_conditions_is_a_warning(stored: StoredRun) -> None:
