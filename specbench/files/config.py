@@ -337,7 +337,7 @@ def layer_shapes(
     size = fields.whole("head_dim") or silent.get("head_dim") or head_size(fields)
     has_mlp_bias = kind == "llama" and fields.flag("mlp_bias")
     shapes: dict[str, tuple[int, ...]] = {}
-    for i in range(fields.whole("num_hidden_layers") or 1):
+    for i in range(fields.whole("num_hidden_layers", most=MOST_LAYERS) or 1):
         layer, read = f"{prefix}layers.{i}.", F if i else width or F
         linears = {
             "self_attn.q_proj": (heads * size, read),
@@ -370,7 +370,7 @@ def layer_windows(fields: Fields) -> tuple[int | None, ...]:
     If `layer_types` is missing it means what transformers' classes make of it: Llama has
     no windows, Mistral has them in all layers, Qwen from layer `max_window_layers` on.
     """
-    num_layers = fields.whole("num_hidden_layers") or 1
+    num_layers = fields.whole("num_hidden_layers", most=MOST_LAYERS) or 1
     window, is_on = fields.whole("sliding_window", least=1), fields.flag("use_sliding_window")
     first, kind = fields.whole("max_window_layers"), fields.text("model_type")
     if types := fields.texts("layer_types"):

@@ -108,7 +108,7 @@ def _synthetic(document: Document) -> Iterator[str]:
     decoder = document.run.settings.decoder
     synthetic = []
     if decoder.acceptance is not None:
-        rates = decoder.simulated or ()
+        rates = () if isinstance(decoder.acceptance, str) else decoder.acceptance
         by_k = rates if isinstance(rates, Mapping) else {0: rates}
         texts = {k: ", ".join(f"{a:g}" for a in of_k) for k, of_k in by_k.items()}
         text = "; ".join(f"K={k}: {of_k}" if k else of_k for k, of_k in texts.items())

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from specbench.errors import UsageError
 from specbench.settings.option import Option
 from specbench.settings.words import parse_acceptance
 
@@ -56,8 +57,9 @@ class DecoderSettings:
 
     @property
     def simulated(self) -> tuple[float, ...] | Mapping[int, tuple[float, ...]] | None:
-        """The acceptance to simulate, from a file that was read."""
-        assert not isinstance(self.acceptance, str), "cli/checks.py reads it"
+        """The acceptance to simulate. UsageError if it is still the name of a file."""
+        if isinstance(self.acceptance, str):
+            raise UsageError(f"simulated acceptance {self.acceptance!r}: expected rates")
         return self.acceptance
 
     @property

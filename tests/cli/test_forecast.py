@@ -132,7 +132,7 @@ def test_the_k_of_another_engine(tiny, told):
         ("wide.csv", (0, 1, 3), "1..3", {1, 2, 3}, None),
         ("few.csv", (0, 2, 3), "1..4", {2, 3}, "K = 1, 4 left out: {} cover K = 0 and 2..3;"),
         ("one.csv", (0, 2), "1,2", {2}, "K = 1 left out: {} cover K = 0 and 2;"),
-        ("step.csv", (0,), "2", set(), "K = 2 left out: {} cover K = 0 alone;"),
+        ("step.csv", (0,), "2", set(), "K = 2 left out: {} cover only K = 0;"),
     ],
 )
 def test_a_k_beyond_the_costs_is_named_once(tiny, file, told_ks, ks, shown, said):

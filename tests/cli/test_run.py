@@ -75,7 +75,7 @@ def test_report_of_chosen_formats_writes_those_only(finished, tiny):
     for name in ("report.html", "report.md", "cells.csv"):
         (folder / name).unlink()
     ran = specbench("report", folder.name, "--format", "md, csv", cwd=tiny)
-    assert ran.code == 0
+    assert ran.code == 0, ran.out
     assert sorted(path.name for path in folder.glob("*.*") if path.suffix != ".jsonl") == [
         "cells.csv",
         "report.md",
@@ -175,7 +175,7 @@ def test_k_0_alone_says_that_nothing_else_was_measured(tiny, tmp_path):
     ran = specbench(
         "run", "tiny/ngram", "-k", "0", "-w", "talk.jsonl", *SMALL, "--runs-dir", tmp_path, cwd=tiny
     )
-    assert ran.code == 0
+    assert ran.code == 0, ran.out
     assert ran.out.splitlines()[-1].startswith("talk.jsonl: only K=0 was run (")
 
 
