@@ -75,7 +75,7 @@ def test_report_of_chosen_formats_writes_those_only(finished, tiny):
     for name in ("report.html", "report.md", "cells.csv"):
         (folder / name).unlink()
     ran = specbench("report", folder.name, "--format", "md, csv", cwd=tiny)
-    assert ran.code == 0, ran.out
+    assert ran.code == 0
     assert sorted(path.name for path in folder.glob("*.*") if path.suffix != ".jsonl") == [
         "cells.csv",
         "report.md",
@@ -172,9 +172,11 @@ def test_a_dry_run_in_json_lists_the_cells(tiny):
 
 
 def test_k_0_alone_says_that_nothing_else_was_measured(tiny, tmp_path):
-    ran = specbench(
-        "run", "tiny/ngram", "-k", "0", "-w", "talk.jsonl", *SMALL, "--runs-dir", tmp_path, cwd=tiny
-    )
+    words = ("run", "tiny/ngram", "-k", "0", "-w", "talk.jsonl", *SMALL, "--runs-dir", tmp_path)
+    for _ in range(3):  # a few milliseconds of decoding: a busy machine can make them invalid
+        ran = specbench(*words, cwd=tiny)
+        if "no valid measurement" not in ran.out:
+            break
     assert ran.code == 0, ran.out
     assert ran.out.splitlines()[-1].startswith("talk.jsonl: only K=0 was run (")
 
