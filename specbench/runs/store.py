@@ -100,8 +100,8 @@ def resume_run(root: Path, run_id: str) -> "RunStore":
         run = read_run(folder)  # first: records of another schema would be taken for damaged ones
         if names := removed_settings((folder / RUN_FILE).read_bytes()):
             raise StoreError(
-                f"{folder / RUN_FILE}: this run was begun with {', '.join(names)}, which specbench no longer "
-                "has; start a new run"
+                f"{folder / RUN_FILE}: this run was begun with {', '.join(names)}, which specbench "
+                "no longer has; start a new run"
             )
         contents = read_records(folder)
         writer = RunStore(folder, run, contents, lock)
