@@ -169,7 +169,9 @@ def export(
         raise UsageError(f"{pairing!r} is of several targets; name one pairing: {chosen[0].name}")
     selection = Selection(workload, temperature, concurrency, engine, _context(prompt_tokens))
     if (thinking is not None) != (file_format == "golden"):
-        raise UsageError("--format golden needs --thinking on or --thinking off, no other does")
+        raise UsageError(
+            "--format golden needs --thinking on or --thinking off; other formats do not take it"
+        )
     if file_format is not None:
         if as_json or engine_version is not None:
             raise UsageError("--format writes another file; drop --json and --engine-version")
