@@ -123,7 +123,7 @@ PROFILE_OF = ("--format", "speculation-profile", "--run", "made")
         (("--format", "csv"), "--format 'csv'"),
         (("--format", "golden"), "--thinking on or --thinking off"),
         ((*PROFILE_OF, "--format", "golden", "--thinking", "no", *CODE), "--thinking 'no'"),
-        ((*PROFILE_OF, "--thinking", "on"), "no other does"),
+        ((*PROFILE_OF, "--thinking", "on"), "other formats do not take it"),
         ((*PROFILE_OF, "--json"), "drop --json and"),
         (PROFILE_OF, "measured on code, creative: name one of them with --workload"),
         ((*PROFILE_OF, *CODE, "-k", "3"), "-k 3: measured are K = 1, 2, 4"),
