@@ -94,6 +94,12 @@ def test_hostile_folders_are_listed_and_nothing_in_them_runs(target, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_config_of_a_billion_layers_is_listed_with_the_reason(target, tmp_path):
+    change_config(write_model(tmp_path / "deep", num_hidden_layers=1), num_hidden_layers=10**9)
+    (left_out,) = find(target, tmp_path).left_out
+    assert "num_hidden_layers is 1000000000" in left_out.reason
+
+
 def test_the_hubs_cache_is_looked_through(tmp_path):
     """As huggingface_hub lays it out, in a process that is told where it lies."""
     home = tmp_path / "home"

@@ -3,11 +3,14 @@
 from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
 from specbench.cli.options import spread
+from specbench.errors import UsageError
 from specbench.settings import (
+    DecoderSettings,
     DraftSettings,
     LoadSettings,
     RunSettings,
@@ -88,3 +91,8 @@ def test_a_command_may_have_defaults_of_its_own_for_a_group():
         assert CliRunner().invoke(app, words).exit_code == 0
     assert heard == [hers, replace(hers, num_cups=2)]
     assert "default: 5; x>=1" in CliRunner().invoke(app, ["--help"]).output
+
+
+def test_a_stored_acceptance_that_is_a_text_is_refused_in_words() -> None:
+    with pytest.raises(UsageError, match=r"'x\.json'"):
+        _ = DecoderSettings(acceptance="x.json").simulated
