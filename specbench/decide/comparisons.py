@@ -18,12 +18,13 @@ from specbench.metrics.pairs import (
     paired_decode,
     paired_end_to_end,
 )
-from specbench.metrics.serving import (
+from specbench.metrics.speed import (
     aggregate_tokens_per_s,
     busy_tokens_per_s,
+    decode_tokens_per_s,
+    end_to_end_tokens_per_s,
     mean_num_speculative_tokens,
 )
-from specbench.metrics.speed import decode_tokens_per_s, end_to_end_tokens_per_s
 from specbench.metrics.summary import summarize
 from specbench.metrics.validity import judge_cell
 from specbench.records import ASSISTED_DEFAULT, CellKey, CellSummary, Interval, RequestRecord

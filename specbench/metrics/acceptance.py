@@ -17,8 +17,9 @@ from statistics import fmean
 from typing import Annotated
 
 from specbench.doc import Doc
-from specbench.metrics.cell import CellData
+from specbench.metrics.cell import CellData, counted_by_server
 from specbench.metrics.registry import metric
+from specbench.records import RequestRecord
 from specbench.stats.rounds import mean_length
 
 
@@ -149,3 +150,37 @@ def vllm_counts(cell: CellData) -> VllmCounts | None:
         mean_acceptance_length=length,
         draft_acceptance_rate=acceptance_rate(cell),
     )
+
+
+@metric(unit="tokens", better=None)
+def num_overshot(cell: CellData) -> int | None:
+    """Drafts accepted past the ends of answers: the engine's own figures include them, ours do
+    not.
+    """
+    counts = [request.counts for request in cell.finished if request.counts]
+    return sum(c.num_overshot for c in counts) if counts else None
+
+
+@metric(unit="tokens/round", better=None, low=1, label="engine's length")
+def mean_acceptance_length_of_engine(cell: CellData) -> float | None:
+    """Mean acceptance length as the engine counts it, past the ends of outputs: 1 + accepted /
+    rounds that drafted.
+    """
+    if not cell.k:
+        return None
+    by_requests = _length_by_requests(cell.finished)
+    counts = None if by_requests else counted_by_server(cell)
+    return counts.mean_acceptance_length_when_drafted if counts else by_requests
+
+
+def _length_by_requests(requests: tuple[RequestRecord, ...]) -> float | None:
+    """The length by the counts of requests; None if one lacks what its last round accepted past the
+    end.
+    """
+    accepted, rounds = 0, 0
+    for request in requests:
+        if request.counts is None or request.counts.num_drafting is None:
+            return None
+        accepted += request.counts.num_accepted + request.counts.num_overshot
+        rounds += request.counts.num_drafting
+    return mean_length(accepted, rounds) if rounds else None

@@ -1,8 +1,12 @@
-"""Memory and energy of a cell: of the pair, or only of the target at K = 0."""
+"""Memory and energy of a cell: of the pair, or only of the target at K = 0; for a server its KV
+cache.
+"""
+
+from collections.abc import Iterable
 
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import metric
-from specbench.records import MemoryRecord
+from specbench.records import MemoryRecord, ServerRecord
 
 
 @metric(unit="bytes", better="lower")
@@ -54,9 +58,14 @@ def speculation_cost_bytes(cell: CellData) -> int | None:
     """Peak of target and drafter together - peak of only the target: torch's live tensors, or
     the process's bytes without a torch allocator.
     """
-    if cell.k == 0 or cell.memory_pair is None or cell.memory_target is None:
+    pair, target = cell.memory_pair, cell.memory_target
+    if cell.k == 0 or pair is None or target is None:
         return None
-    return _difference(cell.memory_pair, cell.memory_target)
+    if pair.peak_allocated_bytes is not None and target.peak_allocated_bytes is not None:
+        return pair.peak_allocated_bytes - target.peak_allocated_bytes
+    if pair.process_peak_bytes is not None and target.process_peak_bytes is not None:
+        return pair.process_peak_bytes - target.process_peak_bytes
+    return None
 
 
 @metric(unit="tokens", better="lower")
@@ -68,17 +77,41 @@ def speculation_cost_tokens(cell: CellData) -> float | None:
     return cost / cell.memory_target.kv_bytes_per_token
 
 
-def _difference(pair: MemoryRecord, target: MemoryRecord) -> int | None:
-    if pair.peak_allocated_bytes is not None and target.peak_allocated_bytes is not None:
-        return pair.peak_allocated_bytes - target.peak_allocated_bytes
-    if pair.process_peak_bytes is not None and target.process_peak_bytes is not None:
-        return pair.process_peak_bytes - target.process_peak_bytes
-    return None
-
-
 @metric(unit="J/token", better="lower", label="J/token")
 def joules_per_token(cell: CellData) -> float | None:
     """Energy per token: NVML total-energy difference over the requests / their output tokens."""
     metered = [(r.energy_j, r.num_output_tokens) for r in cell.finished if r.energy_j is not None]
     tokens = sum(n for _, n in metered)
     return sum(joules for joules, _ in metered) / tokens if tokens else None
+
+
+@metric(unit="tokens", better="higher")
+def kv_capacity_tokens(cell: CellData) -> int | None:
+    """Capacity of the server's KV cache in tokens, the least of its sessions."""
+    return least_kv_tokens(cell.servers)
+
+
+@metric(unit="tokens", better="lower")
+def kv_capacity_lost_tokens(cell: CellData) -> int | None:
+    """kv_capacity_tokens without speculation - with it: the context that it costs."""
+    plain, speculative = least_kv_tokens(cell.baseline_servers), kv_capacity_tokens(cell)
+    return None if plain is None or speculative is None or cell.k == 0 else plain - speculative
+
+
+def least_kv_tokens(servers: Iterable[ServerRecord]) -> int | None:
+    """Room for context in the smallest KV cache of these sessions; None if no server reports it."""
+    return min((s.kv_tokens for s in servers if s.kv_tokens is not None), default=None)
+
+
+@metric(unit="bytes", better="lower", label="KV cache")
+def kv_bytes(cell: CellData) -> int | None:
+    """KV cache of target and drafter: the largest allocation of a pass, or for one request
+    kv_bytes_per_token * tokens of the longest one.
+    """
+    if cell.key.condition.overlaps:
+        allocated = (served.record.kv_bytes for served in cell.passes)
+        return max((nbytes for nbytes in allocated if nbytes is not None), default=None)
+    if cell.memory is None or not cell.finished:
+        return None
+    longest = max(r.num_prompt_tokens + r.num_output_tokens for r in cell.finished)
+    return cell.memory.kv_bytes_per_token * longest

@@ -16,6 +16,14 @@ from specbench.stats.summaries import median_of, percentile
 _STEADY = 0.95  # a round contains its forwards and a baseline step: a lower ratio is a fault
 
 
+@metric(unit="rounds", better=None)
+def num_rounds(cell: CellData) -> int | None:
+    """Rounds of all finished requests; prefill is not a round."""
+    if cell.rounds is not None:
+        return len(cell.rounds)
+    return None if cell.acceptance is None else int(cell.acceptance.num_rounds)
+
+
 @metric(unit="s", better="lower", low=0, label="round ms")
 @once_a_cell
 def round_s(cell: CellData) -> float | None:

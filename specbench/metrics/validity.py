@@ -23,10 +23,10 @@ from specbench.metrics.cell import (
     have_same_text,
     once_a_baseline,
 )
-from specbench.metrics.counts import num_rounds
 from specbench.metrics.pairs import session_log_speeds
 from specbench.metrics.registry import Value
-from specbench.metrics.serving import saturation
+from specbench.metrics.rounds import num_rounds
+from specbench.metrics.speed import saturation
 from specbench.records import (
     DeviceSample,
     RequestRecord,

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from specbench.methods import METHODS
 from specbench.metrics.aggregate import lost_sessions, usable_sessions
-from specbench.metrics.servers import least_kv_tokens
+from specbench.metrics.memory import least_kv_tokens
 from specbench.records import NO_DRAFTER, CellKey, ServerRecord, acceptance_rule
 from specbench.report.document import Document
 from specbench.report.grids import Grid, Legend

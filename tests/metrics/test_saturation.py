@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 from specbench.metrics.cell import CellData, Pass
-from specbench.metrics.serving import MIN_REQUESTS, saturation
+from specbench.metrics.speed import MIN_REQUESTS, saturation
 from specbench.metrics.validity import cell_warnings
 from specbench.records import PassRecord
 from tests.cell_keys import KEY, with_axes

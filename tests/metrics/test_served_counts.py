@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.metrics import acceptance, counts, servers
+from specbench.metrics import acceptance, memory, rounds, speed
 from specbench.metrics.acceptance import vllm_counts
 from specbench.metrics.cell import CellData
 from specbench.metrics.rounds import break_even_length, round_s
@@ -40,7 +40,7 @@ def test_acceptance_is_that_of_the_requests_own_counts(cell):
     assert acceptance.acceptance_rate(cell) == 16 / 32
     assert acceptance.acceptance_histogram(cell) == tuple(NUM_REQUESTS * n for n in (1, 3, 1, 1, 2))
     assert acceptance.acceptance_rate_per_position(cell) == (7 / 8, 4 / 8, 3 / 8, 2 / 8)
-    assert counts.num_rounds(cell) == NUM_REQUESTS * 8
+    assert rounds.num_rounds(cell) == NUM_REQUESTS * 8
     found = vllm_counts(cell)
     assert found is not None
     assert (found.num_spec_steps, found.num_spec_tokens) == (NUM_REQUESTS * 8, 4)
@@ -71,14 +71,14 @@ def test_a_request_without_counts_leaves_the_cell_to_the_servers_counters(cell):
     other = replace(cell, requests=(replace(first, counts=None), *rest))
     assert acceptance.mean_acceptance_length(other) == pytest.approx(1 + 16.5 / 8)
     assert acceptance.mean_acceptance_length_per_request(other) == 1 + 16 / 8
-    assert counts.num_rounds(other) == NUM_REQUESTS * 8
+    assert rounds.num_rounds(other) == NUM_REQUESTS * 8
     assert not judge_cell(other)
 
 
 def test_the_engines_own_figure_counts_past_the_ends_of_answers(cell):
     """Every other prompt accepts one draft past its end: 16.5 a request instead of 16."""
-    assert servers.mean_acceptance_length_of_engine(cell) == pytest.approx(1 + 16.5 / 8)
-    assert servers.num_overshot(cell) == NUM_REQUESTS / 2
+    assert acceptance.mean_acceptance_length_of_engine(cell) == pytest.approx(1 + 16.5 / 8)
+    assert acceptance.num_overshot(cell) == NUM_REQUESTS / 2
     assert acceptance.mean_acceptance_length(cell) == 1 + 16 / 8
 
 
@@ -91,12 +91,12 @@ def test_counters_give_acceptance_and_rounds_if_requests_do_not(cell):
     plain = without_counts(cell)
     # Every other request of 8 rounds accepts one draft past its end: 16.5 on average.
     assert acceptance.mean_acceptance_length(plain) == pytest.approx(1 + 16.5 / 8)
-    assert servers.mean_acceptance_length_of_engine(plain) == pytest.approx(1 + 16.5 / 8)
+    assert acceptance.mean_acceptance_length_of_engine(plain) == pytest.approx(1 + 16.5 / 8)
     assert acceptance.acceptance_rate(plain) == pytest.approx(16.5 / 32)
     assert acceptance.acceptance_rate_per_position(plain) == pytest.approx(
         (7.5 / 8, 4 / 8, 3 / 8, 2 / 8)
     )
-    assert counts.num_rounds(plain) == NUM_REQUESTS * 8
+    assert rounds.num_rounds(plain) == NUM_REQUESTS * 8
     assert round_s(plain) == pytest.approx(round_s(cell))
     assert break_even_length(plain) == pytest.approx(break_even_length(cell))
     assert not judge_cell(plain)
@@ -106,7 +106,7 @@ def test_counters_are_those_of_the_cells_own_setting():
     """Four concurrent requests ask twice as much; the other setting's counters stay out."""
     for rows, num_requests in ((1, NUM_REQUESTS), (4, 2 * NUM_REQUESTS)):
         plain = without_counts(cell_of(served_sweep(), 4, rows))
-        assert counts.num_rounds(plain) == num_requests * 8
+        assert rounds.num_rounds(plain) == num_requests * 8
         assert acceptance.mean_acceptance_length(plain) == pytest.approx(1 + 16.5 / 8)
 
 
@@ -145,17 +145,17 @@ def test_tokens_that_came_with_the_first_one_took_no_decode_seconds():
 
 
 def test_speculation_takes_room_in_the_kv_cache(cell):
-    assert servers.kv_capacity_tokens(cell) == 18_000
-    assert servers.kv_capacity_lost_tokens(cell) == 2_000
-    assert servers.kv_capacity_lost_tokens(cell_of(served_sweep(), 0)) is None
-    assert servers.kv_capacity_lost_tokens(with_sessions(cell, kv_tokens=None)) is None
+    assert memory.kv_capacity_tokens(cell) == 18_000
+    assert memory.kv_capacity_lost_tokens(cell) == 2_000
+    assert memory.kv_capacity_lost_tokens(cell_of(served_sweep(), 0)) is None
+    assert memory.kv_capacity_lost_tokens(with_sessions(cell, kv_tokens=None)) is None
 
 
 def test_preemptions_are_summed_over_sessions(cell):
-    assert servers.num_preemptions(cell) == 4
+    assert speed.num_preemptions(cell) == 4
     one, *rest = cell.servers
     assert (
-        servers.num_preemptions(replace(cell, servers=(replace(one, num_preemptions=None), *rest)))
+        speed.num_preemptions(replace(cell, servers=(replace(one, num_preemptions=None), *rest)))
         is None
     )
 

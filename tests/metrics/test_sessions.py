@@ -9,7 +9,7 @@ import pytest
 from specbench.metrics.aggregate import aggregate_run, lost_sessions, usable_sessions
 from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import paired_decode, paired_end_to_end
-from specbench.metrics.serving import busy_tokens_per_s
+from specbench.metrics.speed import busy_tokens_per_s
 from specbench.metrics.summary import summarize
 from specbench.metrics.validity import cell_warnings
 from specbench.runs import StoredRun
