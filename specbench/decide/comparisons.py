@@ -29,8 +29,9 @@ from specbench.metrics.summary import summarize
 from specbench.metrics.validity import judge_cell
 from specbench.records import ASSISTED_DEFAULT, CellKey, CellSummary, Interval, RequestRecord
 from specbench.settings import BUILTIN
-from specbench.stats.break_even import break_even, falls_below_1
 from specbench.stats.intervals import (
+    break_even,
+    falls_below_1,
     interval,
     log_ratio,
     mean_interval,

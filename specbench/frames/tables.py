@@ -1,25 +1,226 @@
-"""All tables, with the meaning of their rows and columns."""
+"""All tables, with the meaning of their rows and columns.
+
+Those of requests and rounds are in `requests.py`; here are one row per cell (its speedup and every
+metric), per decision, and per session of a server.
+"""
 
 import io
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol, get_type_hints
 
 import pandas as pd
 
+from specbench.decide.recommend import judge
+from specbench.doc import Doc
 from specbench.errors import UsageError
-from specbench.frames.cells import Analysed, cell_columns, cells_frame, decision_columns
-from specbench.frames.column import LIST, TEXT, TableColumn
+from specbench.frames.column import (
+    KEY,
+    LIST,
+    RUN_ID,
+    TEXT,
+    TableColumn,
+    cell_id,
+    dtype_of,
+    frame_of,
+    record_columns,
+)
 from specbench.frames.requests import request_columns, round_columns
-from specbench.frames.servers import server_columns
+from specbench.metrics.registry import Metric, all_metrics
+from specbench.records import CellKey, CellSummary, Decision, RunRecord, ServerRecord
+from specbench.runs import StoredRun
 from specbench.untrusted import inert_cell
+
+
+class AnalyzedRun(Protocol):
+    """A run after analysis, such as `Document`."""
+
+    @property
+    def run(self) -> RunRecord: ...
+    @property
+    def cells(self) -> tuple[CellSummary, ...]: ...
+    @property
+    def decisions(self) -> tuple[Decision, ...]: ...
+
+
+class CellRow(NamedTuple):
+    """One cell of one run."""
+
+    run: RunRecord
+    cell: CellSummary
+
+    @property
+    def key(self) -> CellKey:
+        return self.cell.key
+
+
+_SYNTHETIC: TableColumn[CellRow] = TableColumn(
+    name="synthetic",
+    unit="",
+    meaning="acceptance was simulated or the weights are dummies: only timings are real",
+    dtype="bool",
+    value=attrgetter("run.settings.decoder.is_synthetic"),
+)
+_SUMMARY: tuple[TableColumn[CellRow], ...] = record_columns(
+    CellSummary, attrgetter("cell"), without=("key", "metrics", "goodput")
+)
+
+
+def cells_frame(runs: Sequence[AnalyzedRun]) -> pd.DataFrame:
+    """Every measured cell of the exploration phase, in the order of the plan."""
+    return frame_of(cell_columns(), [CellRow(run.run, cell) for run in runs for cell in run.cells])
+
+
+def cell_columns() -> tuple[TableColumn[Any], ...]:
+    """The columns of all metrics, which every run has."""
+    metrics = map(_metric_column, all_metrics().values())
+    return (RUN_ID, _SYNTHETIC, *KEY, *_SUMMARY, *metrics, cell_id())
+
+
+def _metric_column(metric: Metric) -> TableColumn[CellRow]:
+    annotation = get_type_hints(metric.function).get("return", float | None)
+    return TableColumn(
+        name=metric.name,
+        unit=metric.unit,
+        meaning=metric.formula,
+        dtype=dtype_of(annotation),
+        value=lambda row: row.cell.metrics.get(metric.name),
+    )
+
+
+class DecisionRow(NamedTuple):
+    """One decision of one run."""
+
+    run: RunRecord
+    decision: Decision
+
+    @property
+    def key(self) -> CellKey:
+        """The configuration to use: `none` and K = 0 for no speculation and if undecided."""
+        return self.decision.key
+
+
+_VERDICT: TableColumn[DecisionRow] = TableColumn(
+    name="verdict",
+    unit="",
+    meaning="`helps`, `hurts or gains nothing` or `not shown to help`",
+    dtype="category",
+    value=lambda row: judge(row.decision.speedup).value,
+)
+_ANSWER: tuple[TableColumn[DecisionRow], ...] = record_columns(
+    Decision, attrgetter("decision"), without=("leader", "draft", "warnings")
+)
+
+
+def decisions_frame(runs: Sequence[AnalyzedRun]) -> pd.DataFrame:
+    """The decisions, in the order of the plan."""
+    rows = [
+        DecisionRow(run.run, replace(decision, reasons=decision.reasons_and_warnings))
+        for run in runs
+        for decision in run.decisions
+    ]
+    return frame_of(decision_columns(), rows)
+
+
+def decision_columns() -> tuple[TableColumn[Any], ...]:
+    """The columns of decisions; `cell_id` is the cell that a decision is about."""
+    return (RUN_ID, *KEY, _VERDICT, *_ANSWER, cell_id(attrgetter("decision.leader")))
+
+
+_COUNTERS = {
+    "num_rounds": Doc("rounds that drafted, by the server's counters", "rounds"),
+    "num_draft_tokens": Doc("drafted in them", "tokens"),
+    "num_accepted": Doc("of them accepted, also past the ends of answers", "tokens"),
+    "num_tokens": Doc("emitted, for whatever client", "tokens"),
+    "num_prompt_tokens": Doc("read, for whatever client", "tokens"),
+    "num_requests": Doc("finished, for whatever client", "requests"),
+}
+
+
+class ServerRow(NamedTuple):
+    """One session of one run."""
+
+    run: RunRecord
+    server: ServerRecord
+
+
+def servers_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
+    """Every attempt at a session, in order; none without a serving engine."""
+    rows = [ServerRow(run.run, server) for run in runs for server in run.servers]
+    return frame_of(server_columns(), rows)
+
+
+def server_columns() -> tuple[TableColumn[Any], ...]:
+    """Start, counters, client load and effective settings of a session."""
+    return (RUN_ID, *_OWN, *_COUNTED, *_CLIENT, *_START)
+
+
+def _counter(name: str) -> Callable[[ServerRow], float | None]:
+    return lambda row: row.server.counters.get(name)
+
+
+def _of_client(name: str) -> Callable[[ServerRow], float | None]:
+    def total(row: ServerRow) -> float | None:
+        return sum(getattr(load, name) for load in row.server.client) if row.server.client else None
+
+    return total
+
+
+_OWN: tuple[TableColumn[ServerRow], ...] = record_columns(
+    ServerRecord, attrgetter("server"), without=("command", "settings", "counters", "client")
+)
+_COUNTED: tuple[TableColumn[ServerRow], ...] = tuple(
+    TableColumn(
+        name=f"counted_{name}",
+        unit=doc.unit,
+        meaning=doc.meaning,
+        dtype="Float64",
+        value=_counter(name),
+    )
+    for name, doc in _COUNTERS.items()
+)
+_CLIENT: tuple[TableColumn[ServerRow], ...] = (
+    TableColumn(
+        name="client_cpu_s",
+        unit="s",
+        meaning="CPU time of the client over the measured requests",
+        dtype="Float64",
+        value=_of_client("cpu_s"),
+    ),
+    TableColumn(
+        name="client_num_events",
+        unit="events",
+        meaning="streamed to the client",
+        dtype="Int64",
+        value=_of_client("num_events"),
+    ),
+)
+_START: tuple[TableColumn[ServerRow], ...] = (
+    TableColumn(
+        name="command",
+        unit="",
+        meaning="its command, as a shell takes it; empty if it was running",
+        dtype=TEXT,
+        value=lambda row: shlex.join(row.server.command),
+    ),
+    TableColumn(
+        name="settings",
+        unit="",
+        meaning="effective ones, as the server reports them: a JSON object",
+        dtype=TEXT,
+        value=lambda row: json.dumps(dict(row.server.settings)),
+    ),
+)
+
 
 # Flags that the file has as in JSON since its first version; other flags are True and False.
 _JSON_FLAGS = ("synthetic", "valid")
 
 
-def cells_csv(runs: Sequence[Analysed]) -> str:
+def cells_csv(runs: Sequence[AnalyzedRun]) -> str:
     """The cells as CSV: units as stored (seconds, bytes, fractions); absent values are empty."""
     cells = cells_frame(runs)
     for name in cells.columns:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import metric
-from specbench.records import MemoryRecord, ServerRecord
+from specbench.records import ServerRecord
 
 
 @metric(unit="bytes", better="lower")

@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specbench.errors import StoreError
-from specbench.frames.cells import cells_frame, decisions_frame
 from specbench.frames.requests import requests_frame, rounds_frame
-from specbench.frames.servers import servers_frame
-from specbench.frames.tables import cells_csv, to_parquet
+from specbench.frames.tables import (
+    cells_csv,
+    cells_frame,
+    decisions_frame,
+    servers_frame,
+    to_parquet,
+)
 from specbench.report.document import Document
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from specbench.frames.cells import cells_frame
 from specbench.frames.requests import requests_frame, rounds_frame
-from specbench.frames.servers import servers_frame
+from specbench.frames.tables import cells_frame, servers_frame
 from specbench.report.document import build_document
 from tests.frames.small_run import small_run
 from tests.served_sessions import Sweep, key_of, served_sweep

@@ -10,11 +10,9 @@ import pytest
 
 from specbench.doc import Doc
 from specbench.errors import UsageError
-from specbench.frames.cells import cells_frame, decisions_frame
 from specbench.frames.column import record_columns
 from specbench.frames.requests import requests_frame, rounds_frame
-from specbench.frames.servers import servers_frame
-from specbench.frames.tables import TABLES, describe
+from specbench.frames.tables import TABLES, cells_frame, decisions_frame, describe, servers_frame
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
 from specbench.runs import StoredRun

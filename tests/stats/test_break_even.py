@@ -10,8 +10,7 @@ import math
 import numpy as np
 import pytest
 
-from specbench.stats.break_even import break_even
-from specbench.stats.intervals import speedup_interval
+from specbench.stats.intervals import break_even, speedup_interval
 from specbench.stats.summaries import Interval
 
 RUNS = 500
