@@ -10,7 +10,6 @@ from specbench.bench.cluster import Cluster, ClusterScheduler
 from specbench.bench.machine import CPU, ThisMachine, are_served, head_reader
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.planning import any_shape, fit_warnings, plan_targets
-from specbench.bench.progress import Reporter
 from specbench.bench.served.host import require_startable
 from specbench.bench.served.running import (
     running_context,
@@ -19,6 +18,7 @@ from specbench.bench.served.running import (
     server_warnings,
 )
 from specbench.bench.served_costs import time_servers
+from specbench.bench.units import Reporter
 from specbench.errors import UsageError
 from specbench.forecast.cost_curve import curve_from
 from specbench.forecast.engine_costs import is_address, read_file

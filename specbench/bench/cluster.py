@@ -1,35 +1,110 @@
 """A run over the nodes of a cluster, with one store, here, that gets each record at once.
 
 Nodes have the same hardware, because the cells of a run are compared. A unit of work stays on one
-node; if that node is lost, the unit begins again on another.
+node, which measures it like a local run and sends all records; if that node is lost, the unit
+begins again on another.
 """
 
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, Protocol, cast
 
 from specbench.bench.budget import Deadline, spent_s
-from specbench.bench.machine import target_budget_s, unit_sources
+from specbench.bench.machine import ThisMachine, target_budget_s, unit_sources
 from specbench.bench.plan import TargetPlan
-from specbench.bench.progress import Reporter, ReporterCall
-from specbench.bench.units import Unit, UnitSource
-from specbench.bench.worker import (
-    LogMessage,
-    Message,
-    NodeInfo,
-    SendMessage,
-    TaskRejected,
-    describe_node,
-    measure_unit,
-)
-from specbench.errors import SpecbenchError, UsageError
+from specbench.bench.units import RemoteReporter, Reporter, ReporterCall, Unit, UnitSource
+from specbench.errors import DeviceLostError, SpecbenchError, UsageError
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing, Target
-from specbench.records import Environment
-from specbench.runs import RunStore
+from specbench.records import Environment, RunRecord, ServerRecord
+from specbench.runs import RunStore, StoredRecord, create_run
 from specbench.settings import RunSettings
+
+
+class NodeInfo(NamedTuple):
+    """The facts of a node that a plan needs: its environment, and the dtypes it would use."""
+
+    environment: Environment
+    dtypes: Mapping[str, str]  # by target
+
+
+class LogMessage(NamedTuple):
+    """The log of a server that has ended."""
+
+    name: str  # relative to the run's folder
+    text: bytes
+
+
+class TaskRejected(NamedTuple):
+    """A SpecbenchError of the node, as text."""
+
+    text: str
+
+
+Message = NodeInfo | LogMessage | ReporterCall | TaskRejected | StoredRecord
+SendMessage = Callable[[Message], None]
+
+
+def describe_node(
+    settings: RunSettings,
+    pairings: Sequence[Pairing],
+    command: Sequence[str],
+    node: str,
+    send: SendMessage,
+) -> None:
+    """Send this machine's NodeInfo, or TaskRejected if it cannot take part."""
+    try:
+        machine = ThisMachine(settings, pairings, _remote_reporter(send))
+        targets = {pairing.target.name: pairing.target for pairing in pairings}
+        environment = replace(machine.environment(command), node=node)
+        dtypes = {name: machine.dtype_of(target) for name, target in targets.items()}
+        send(NodeInfo(environment, dtypes))
+    except SpecbenchError as error:
+        send(TaskRejected(str(error)))
+
+
+def measure_unit(
+    unit: Unit,
+    run: RunRecord,
+    known: Sequence[StoredRecord],
+    budget_s: float | None,
+    send: SendMessage,
+) -> None:
+    """Measure a unit, and send each record as soon as it is stored.
+
+    `run` has this machine's environment; `known` are the records of `Unit.known`. Raises
+    DeviceLostError, after which the cluster ends this process and resumes in another one.
+    """
+    with TemporaryDirectory(prefix="specbench-") as name:
+        folder = Path(name)
+
+        def send_record(record: StoredRecord) -> None:
+            if isinstance(record, ServerRecord):  # a record of a server that has ended
+                for log in (folder / run.run_id).glob("servers/*.log"):
+                    send(LogMessage(f"{log.parent.name}/{log.name}", log.read_bytes()))
+                    log.unlink()
+            send(record)
+
+        try:
+            with create_run(folder, run, known, send_record) as store:
+                machine = ThisMachine(run.settings, unit.plan.pairings, _remote_reporter(send))
+                spent = spent_s(store.stored, unit.plan.target.name)
+                unit.measure(machine, store, Deadline(budget_s, time.monotonic, spent_s=spent))
+        except DeviceLostError:
+            raise
+        except SpecbenchError as error:
+            send(TaskRejected(str(error)))
+
+
+def _remote_reporter(send: SendMessage) -> Reporter:
+    """A reporter of stages and warnings; blocks are not reported, since progress counts units."""
+    return cast("Reporter", RemoteReporter(send, ("stage", "warn")))
+
 
 MAX_ATTEMPTS = 3  # at a unit whose workers are lost
 
@@ -136,7 +211,6 @@ class ClusterScheduler:
         self._cluster, self._reporter = cluster, reporter
         reporter.stage("checking the nodes of the cluster")
         self._nodes = select_nodes(cluster, settings, pairings, reporter)
-        self._slots = cluster.slots()
         self._running: dict[int, tuple[str, _Attempt]] = {}
         self._waiting: list[_Attempt] = []
         self._num_done = 0
@@ -197,8 +271,8 @@ class ClusterScheduler:
 
     def _free_node(self) -> str | None:
         """The live node with the most free slots; None if all slots are taken."""
-        self._slots = self._cluster.slots()
-        free = {node: self._slots.get(node, 0) for node in self._nodes}
+        slots = self._cluster.slots()
+        free = {node: slots.get(node, 0) for node in self._nodes}
         for node, _ in self._running.values():
             free[node] -= 1
         node = max(free, key=lambda name: free[name])

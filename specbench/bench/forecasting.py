@@ -10,10 +10,10 @@ from typing import NamedTuple
 from specbench.bench.blocks import Block, Cell
 from specbench.bench.budget import Deadline, block_seconds
 from specbench.bench.plan import TargetPlan
-from specbench.bench.progress import Reporter
 from specbench.bench.round_costs import TIME_SHARE, RoundCosts, TimedCell
 from specbench.bench.session import OpenTarget
 from specbench.bench.traces import Trace, Tracer
+from specbench.bench.units import Reporter
 from specbench.decide.rank import shortlist
 from specbench.errors import UsageError, first_line
 from specbench.forecast.cost_curve import CostCurve, curve_from, describe, left_out, measured_here

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from specbench.bench.hub import download_missing
-from specbench.bench.progress import Reporter
-from specbench.bench.threads import autotune_threads, choose_threads, idle_threads
+from specbench.bench.this_process import autotune_threads, choose_threads, idle_threads
+from specbench.bench.units import Reporter
 from specbench.decode.clock import make_clock
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Proposal

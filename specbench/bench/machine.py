@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from specbench.bench.budget import Deadline, spent_s
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import ReadHead, headers_on_this_machine
-from specbench.bench.progress import Reporter
 from specbench.bench.served.cycles import ServedRun
-from specbench.bench.units import Once, UnitSource, WholeTarget
+from specbench.bench.units import Once, Reporter, UnitSource, WholeTarget
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing, Target
 from specbench.probes.environment import describe_environment

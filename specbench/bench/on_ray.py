@@ -14,8 +14,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from specbench.bench.cluster import TaskEnded, TaskEvent, WorkerLost
-from specbench.bench.worker import Message, SendMessage
+from specbench.bench.cluster import Message, SendMessage, TaskEnded, TaskEvent, WorkerLost
 from specbench.errors import DeviceLostError, UsageError, first_line
 from specbench.settings import MachineSettings
 

@@ -11,10 +11,9 @@ from specbench.bench.budget import Deadline, block_seconds
 from specbench.bench.extensions import Extensions, winners, with_baselines
 from specbench.bench.limits import BLOCKS, measure_forwards, measure_limits
 from specbench.bench.plan import TargetPlan
-from specbench.bench.progress import Reporter
 from specbench.bench.pruning import BudgetPruner
 from specbench.bench.session import OpenTarget
-from specbench.bench.units import RunLoop
+from specbench.bench.units import Reporter, RunLoop
 from specbench.decide.recommend import by_question, choose
 from specbench.engines.engine import Engine, Instrumented
 from specbench.errors import first_line

@@ -16,8 +16,8 @@ from specbench.bench.blocks import Block, Cell
 from specbench.bench.budget import EXPLORE_SHARE, Deadline, block_seconds
 from specbench.bench.extensions import Extensions
 from specbench.bench.plan import TargetPlan
-from specbench.bench.progress import Reporter
 from specbench.bench.session import OpenTarget
+from specbench.bench.units import Reporter
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import CellData, against
 from specbench.metrics.pairs import paired_decode

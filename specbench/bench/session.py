@@ -1,11 +1,13 @@
 """A loaded target: it serves blocks, single requests and references, and makes their records.
 
+References are its greedy answers, decoded once per run, which set the lengths of all cells.
+
 Work that loses the device is tried in two processes, then left out.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,9 +16,9 @@ from typing import Literal, NamedTuple
 
 from specbench.bench.blocks import Block, Cell, request_seed, work_of
 from specbench.bench.plan import TargetPlan
-from specbench.bench.references import References
+from specbench.decode.stopping import text_before
 from specbench.engines.engine import Engine, Load, ServedPass
-from specbench.errors import DeviceLostError, ModelError, first_line
+from specbench.errors import DeviceLostError, ModelError, WorkloadError, first_line
 from specbench.forward.scoring import likeliest
 from specbench.inputs.lengthening import TextSource, lengthen
 from specbench.models.library_errors import EXPECTED_ERRORS
@@ -57,19 +59,15 @@ class OpenTarget:
         engines: Mapping[str, Engine],
         probe: Probe,
         store: RunStore,
-        references: Iterable[ReferenceRecord],
         plan: TargetPlan,
     ) -> None:
-        self.target = plan.target.name
         self.engines = engines
         self.engine = next(iter(engines.values()))
         self._probe = probe
         self._store = store
         self._plan = plan
         self._seed = plan.settings.seed
-        self._references = References(
-            self.target, self.engine, store, references, plan.max_new_tokens
-        )
+        self._references = References(self.engine, store, plan)
         self._lengthened: dict[tuple[str, str, int], Prompt] = {}
 
     def remove_drafter(self, name: str) -> None:
@@ -334,3 +332,98 @@ def losses_kept(
         )
         store.append(failure)
         raise
+
+
+_HALF = "\ufffd"  # the decoded text of an incomplete character
+
+
+class References:
+    """The references of one target; `engine` decodes those that are not stored."""
+
+    def __init__(self, engine: Engine, store: RunStore, plan: TargetPlan) -> None:
+        self._engine = engine
+        self._store = store
+        self._plan = plan
+        self._known = {
+            (r.workload, r.prompt_id, r.turn, r.context): r
+            for r in store.stored.references
+            if r.target == plan.target.name
+        }
+
+    def known(
+        self, workload: str, prompt_id: str, turn: int, context: int | None
+    ) -> ReferenceRecord:
+        """An answer decoded before; KeyError if it was not."""
+        return self._known[workload, prompt_id, turn, context]
+
+    def answers(
+        self, workload: str, prompt: Prompt, context: int | None = None
+    ) -> list[ReferenceRecord]:
+        """The answers to the turns of a prompt."""
+        answers: list[ReferenceRecord] = []
+        for turn, ids in enumerate(self.turns(workload, prompt, answers)):
+            known = self._known.get((workload, prompt.id, turn, context))
+            if known is None:
+                known = self._decoded(workload, prompt, turn, ids, context)
+                self._store.append(known)
+                self._known[workload, prompt.id, turn, context] = known
+            answers.append(known)
+        return answers
+
+    def turns(
+        self, workload: str, prompt: Prompt, answers: list[ReferenceRecord]
+    ) -> Iterator[tuple[int, ...]]:
+        """Token ids of turn after turn; the caller adds each answer to `answers` in between."""
+        known: list[Message] = []
+        for turn in range(len(prompt.turns)):
+            if turn:
+                text = self._engine.tokenizer.text(answers[turn - 1].output_ids)
+                text = text_before(prompt.settings.stop, text)
+                known.append(Message(role="assistant", content=text))
+            history = prompt.history(turn, known)
+            try:
+                yield self._engine.tokenizer.prompt_ids(history, prompt.tools, prompt.template_args)
+            except WorkloadError as error:
+                raise WorkloadError(f"{workload}, prompt {prompt.id}: {error}") from error
+
+    def _decoded(
+        self, workload: str, prompt: Prompt, turn: int, ids: Sequence[int], context: int | None
+    ) -> ReferenceRecord:
+        request = Request(
+            prompt_ids=tuple(ids),
+            max_new_tokens=self._plan.max_new_tokens(workload),
+            settings=prompt.settings,
+        )
+        output_ids = self._engine.generate(request, self._engine.baseline).output_ids
+        # Reports animate one generation per workload, so the pieces of one are enough.
+        is_shown = not any(r.workload == workload and r.pieces for r in self._known.values())
+        pieces = text_pieces(self._engine.tokenizer.text, output_ids) if is_shown else None
+        return ReferenceRecord(
+            target=self._plan.target.name,
+            workload=workload,
+            prompt_id=prompt.id,
+            turn=turn,
+            num_prompt_tokens=len(ids),
+            output_ids=output_ids,
+            context=context,
+            pieces=pieces,
+        )
+
+
+def text_pieces(text: Callable[[Sequence[int]], str], ids: Sequence[int]) -> tuple[str, ...]:
+    """A text for each id; joined they are `text(ids)`. `text` decodes ids.
+
+    A token that only begins a character has an empty piece; the token that completes it has the
+    whole character. The text of a token may depend on the token before it, so each is decoded
+    together with the ids of the piece before; decoding from the start would be quadratic.
+    """
+    pieces: list[str] = []
+    before, begun = 0, 0  # starts of the previous piece and of the current one
+    for end in range(1, len(ids) + 1):
+        known, longer = text(ids[before:begun]), text(ids[before:end])
+        if longer.endswith(_HALF) and end < len(ids):
+            pieces.append("")
+            continue
+        pieces.append(longer[len(known) :])
+        before, begun = begun, end
+    return tuple(pieces)

@@ -8,7 +8,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, cast
 
-from specbench.bench.progress import RemoteReporter, Reporter, ReporterCall
+from specbench.bench.units import RemoteReporter, Reporter, ReporterCall
 from specbench.errors import DeviceError, SpecbenchError
 from specbench.models import library_log
 

@@ -11,14 +11,13 @@ import torch
 from specbench.bench.blocks import Block, Cell, work_of
 from specbench.bench.budget import Deadline
 from specbench.bench.forecasting import Forecasting
-from specbench.bench.limits import count_launches
-from specbench.bench.long_prompts import without_long_prompts
-from specbench.bench.memory import MemoryMeter
+from specbench.bench.limits import MemoryMeter, count_launches
 from specbench.bench.passes import Passes
 from specbench.bench.plan import TargetPlan, peers_of
-from specbench.bench.progress import Reporter
+from specbench.bench.planning import without_long_prompts
 from specbench.bench.session import OpenTarget, losses_kept
 from specbench.bench.traces import Trace
+from specbench.bench.units import Reporter
 from specbench.decode.adaptive_k import default_ks
 from specbench.engines.engine import Engine, InProcess, Load, Work
 from specbench.errors import ModelMemoryError, first_line
@@ -36,7 +35,6 @@ from specbench.records import (
     KernelChoice,
     MemoryRecord,
     Request,
-    Sampling,
 )
 from specbench.runs import RunStore
 from specbench.settings import BUILTIN
@@ -84,8 +82,7 @@ class TargetRun:
         except EXPECTED_ERRORS as error:
             self._fail(target, "load", error, self._plan.all_cells)
             return
-        references = self._store.stored.references
-        session = OpenTarget(engines, self._probe, self._store, references, self._plan)
+        session = OpenTarget(engines, self._probe, self._store, self._plan)
         engine = session.engine
         self._plan, left_out = without_long_prompts(self._plan, engine)
         for failure in left_out:
@@ -253,7 +250,6 @@ class TargetRun:
                 prompt_ids=prompt_ids,
                 max_new_tokens=WARM_UP_TOKENS,
                 sampling=cell.sampling,
-                seed=0,
                 stop_at_eos=not cell.has_known_text,  # as in the blocks
                 # Half of an output as the prediction, so that rounds also run after it.
                 prediction_ids=output_ids[: len(output_ids) // 2],
@@ -302,9 +298,7 @@ class TargetRun:
         ]
         if not cells:
             return
-        request = Request(
-            prompt_ids=prompt_ids, max_new_tokens=WARM_UP_TOKENS, sampling=Sampling(), seed=0
-        )
+        request = Request(prompt_ids=prompt_ids, max_new_tokens=WARM_UP_TOKENS)
         self._reporter.stage(f"{self._plan.target.name}: counting launches")
         drafters = [p.drafter for p in self._plan.pairings if p.drafter.name in reload]
         with suppress(*EXPECTED_ERRORS):  # measuring is complete; the cells then have no count
@@ -397,10 +391,7 @@ class TargetRun:
 
 def answer_shortly(engine: Engine, prompt_ids: tuple[int, ...], work: Work) -> None:
     """Decode a few greedy tokens after the prompt."""
-    request = Request(
-        prompt_ids=prompt_ids, max_new_tokens=WARM_UP_TOKENS, sampling=Sampling(), seed=0
-    )
-    engine.generate(request, work)
+    engine.generate(Request(prompt_ids=prompt_ids, max_new_tokens=WARM_UP_TOKENS), work)
 
 
 def warm_up_works(cell: Cell, max_k: int | None) -> Iterator[Work]:

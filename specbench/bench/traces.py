@@ -8,8 +8,8 @@ from typing import NamedTuple
 from specbench.bench.blocks import Block
 from specbench.bench.budget import Deadline
 from specbench.bench.plan import TargetPlan
-from specbench.bench.progress import Reporter
 from specbench.bench.session import OpenTarget
+from specbench.bench.units import Reporter
 from specbench.engines.engine import Engine
 from specbench.errors import DeviceError, UsageError, first_line
 from specbench.inputs.pairing import Pairing

@@ -12,13 +12,17 @@ from specbench.bench.benchmark import peer_warnings
 from specbench.bench.blocks import work_of
 from specbench.bench.budget import duration
 from specbench.bench.hub import download_missing
-from specbench.bench.long_prompts import without_long_prompts
 from specbench.bench.plan import TargetPlan
-from specbench.bench.planning import plan_targets, require_verifiable
-from specbench.bench.progress import Reporter
+from specbench.bench.planning import plan_targets, require_verifiable, without_long_prompts
 from specbench.bench.sharding import Shard, run_sharded
-from specbench.bench.this_process import open_engines, read_shapes
-from specbench.bench.threads import autotune_for_plan, choose_threads, idle_threads
+from specbench.bench.this_process import (
+    autotune_for_plan,
+    choose_threads,
+    idle_threads,
+    open_engines,
+    read_shapes,
+)
+from specbench.bench.units import Reporter
 from specbench.engines.engine import Engine, Load
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.transformers import BASELINES
@@ -28,7 +32,7 @@ from specbench.fit.weights import model_weights
 from specbench.inputs.pairing import Pairing
 from specbench.models.library_errors import EXPECTED_ERRORS
 from specbench.probes.device import find_device
-from specbench.records import Message, Prompt, Request, Result, Sampling
+from specbench.records import Message, Prompt, Request, Result
 from specbench.settings import BUILTIN, RunSettings
 from specbench.verify.collect import (
     Amount,
@@ -247,7 +251,8 @@ def _prompts(
             except (ModelError, WorkloadError) as error:
                 failed.append((chat, error))
             else:
-                requests.append((chat, _greedy(ids, chat.max_new_tokens)))
+                request = Request(prompt_ids=ids, max_new_tokens=chat.max_new_tokens)
+                requests.append((chat, request))
         left = []
         for (chat, request), answer in _answered(engine, requests, num_rows):
             if isinstance(answer, SpecbenchError):
@@ -292,10 +297,6 @@ def _answered(
                 yield pair, engine.generate(pair[1], engine.baseline)
             except ModelError as error:
                 yield pair, error
-
-
-def _greedy(prompt_ids: tuple[int, ...], length: int) -> Request:
-    return Request(prompt_ids=prompt_ids, max_new_tokens=length, sampling=Sampling(), seed=0)
 
 
 def nearly(answer: Sequence[int]) -> tuple[int, ...]:

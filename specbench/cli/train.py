@@ -121,7 +121,7 @@ def train(
         import torch
 
         from specbench.bench.hub import download_missing
-        from specbench.bench.threads import idle_threads
+        from specbench.bench.this_process import idle_threads
         from specbench.probes.device import find_device
         from specbench.training.settings import TrainSettings
         from specbench.training.train_head import train_head

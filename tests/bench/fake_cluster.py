@@ -6,8 +6,7 @@ from itertools import count
 from queue import SimpleQueue
 from threading import Lock, Thread
 
-from specbench.bench.cluster import TaskEnded, TaskEvent, WorkerLost
-from specbench.bench.worker import Message, NodeInfo, SendMessage
+from specbench.bench.cluster import Message, NodeInfo, SendMessage, TaskEnded, TaskEvent, WorkerLost
 from specbench.errors import DeviceLostError
 
 # Transformers loads models under patches of torch that threads would leave in place for good.

@@ -9,7 +9,7 @@ from typing import Any
 
 from specbench.bench.benchmark import plan_warnings
 from specbench.bench.budget import Deadline
-from specbench.bench.memory import MemoryMeter
+from specbench.bench.limits import MemoryMeter
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_targets
 from specbench.bench.target import TargetRun

@@ -5,8 +5,8 @@ import signal
 import time
 from pathlib import Path
 
-from specbench.bench.progress import Reporter
 from specbench.bench.sharding import Shard
+from specbench.bench.units import Reporter
 from specbench.errors import ModelError
 
 

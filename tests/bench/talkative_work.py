@@ -2,8 +2,8 @@
 
 import logging
 
-from specbench.bench.progress import Reporter
 from specbench.bench.sharding import Shard
+from specbench.bench.units import Reporter
 
 logging.getLogger("torchao").warning("no kernel for this device")
 

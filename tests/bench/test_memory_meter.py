@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from specbench.bench import memory
-from specbench.bench.memory import MemoryMeter
+from specbench.bench import limits
+from specbench.bench.limits import MemoryMeter
 
 NOTHING = ("weights_bytes", "kv_bytes_per_token", "state_bytes_per_row")
 ENGINE: Any = SimpleNamespace(**{name: lambda _: 0 for name in NOTHING})
@@ -38,8 +38,8 @@ class Allocator:
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     fake = Allocator()
-    monkeypatch.setattr(memory, "allocator_peaks", lambda _: (fake.peak, fake.peak))
-    monkeypatch.setattr(memory, "reset_allocator_peaks", lambda _: setattr(fake, "peak", fake.now))
+    monkeypatch.setattr(limits, "allocator_peaks", lambda _: (fake.peak, fake.peak))
+    monkeypatch.setattr(limits, "reset_allocator_peaks", lambda _: setattr(fake, "peak", fake.now))
     return fake
 
 

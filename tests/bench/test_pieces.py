@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from specbench.bench.references import text_pieces
+from specbench.bench.session import text_pieces
 
 
 def of_bytes(ids: Sequence[int]) -> str:

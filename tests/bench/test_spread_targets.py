@@ -2,7 +2,7 @@
 
 import pytest
 
-from specbench.bench import worker
+from specbench.bench import cluster as cluster_run
 from specbench.bench.budget import Deadline, block_seconds
 from specbench.decode.launcher import Launcher
 from specbench.errors import DeviceLostError
@@ -99,7 +99,7 @@ def test_the_second_try_at_a_unit_has_what_the_first_left_of_the_budget(tmp_path
         begun.append((budget_s, spent_s))
         return Deadline(budget_s, clock, spent_s=spent_s)
 
-    monkeypatch.setattr(worker, "Deadline", deadline)
+    monkeypatch.setattr(cluster_run, "Deadline", deadline)
     watch, cluster = RecordingWatch(), FakeCluster({"a": 1}, deaths=(14,))
     stored = run_on(tmp_path, settings, tmp_path / "runs", watch, cluster=cluster)
     again = [text for text in watch.warnings if "is resumed from" in text]

@@ -10,8 +10,8 @@ import psutil
 import pytest
 import torch
 
-from specbench.bench import threads
-from specbench.bench.threads import (
+from specbench.bench import this_process
+from specbench.bench.this_process import (
     TIMED_TOKENS,
     Facts,
     autotune_for_plan,
@@ -182,7 +182,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             timing.seconds(run.run)  # they do run
         return "4", [Contender(name=run.name, seconds=1.0) for run in runs]
 
-    monkeypatch.setattr(threads, "fastest", fastest)
+    monkeypatch.setattr(this_process, "fastest", fastest)
     return held
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from specbench.bench.cluster import TaskEnded, WorkerLost
 from specbench.bench.on_ray import ray_cluster
-from specbench.bench.progress import ReporterCall
+from specbench.bench.units import ReporterCall
 from specbench.errors import DeviceLostError
 from specbench.settings import MachineSettings
 from tests.bench.fakes import RecordingWatch

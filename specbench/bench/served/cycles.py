@@ -15,7 +15,6 @@ from specbench.bench.blocks import Cell
 from specbench.bench.budget import Deadline, mean_session_s
 from specbench.bench.extensions import winners, with_baselines
 from specbench.bench.plan import TargetPlan
-from specbench.bench.progress import Reporter
 from specbench.bench.served.host import Host, host_of
 from specbench.bench.served.open_session import OpenSession, broken_off, entered, unusable
 from specbench.bench.served.running import ServerHandle
@@ -28,7 +27,7 @@ from specbench.bench.served.sessions import (
     sessions_missing,
     was_held,
 )
-from specbench.bench.units import Machine, RunLoop
+from specbench.bench.units import Machine, Reporter, RunLoop
 from specbench.engines.served_engine import find_served
 from specbench.errors import LostError, ModelError, SpecbenchError
 from specbench.inputs.address import Address

@@ -6,7 +6,7 @@ import psutil
 import torch
 
 from specbench.bench.plan import TargetPlan
-from specbench.bench.threads import idle_threads
+from specbench.bench.this_process import idle_threads
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelError
 from specbench.files.model import open_model

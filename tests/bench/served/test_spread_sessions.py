@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from specbench.bench.worker import LogMessage
+from specbench.bench.cluster import LogMessage
 from specbench.metrics.aggregate import usable_sessions
 from specbench.report.document import build_document
 from tests.bench.fake_cluster import FakeCluster
