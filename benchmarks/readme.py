@@ -21,7 +21,7 @@ from benchmarks import break_even
 from benchmarks.front_chart import front_chart
 from specbench.report.document import build_document
 from specbench.report.document_json import to_json
-from specbench.report.pictures import pictures
+from specbench.report.html import pictures
 from specbench.runs import load_run
 
 ROOT = Path(__file__).parents[1]

@@ -11,11 +11,12 @@ from specbench.decide.objective import (
     other_ks,
 )
 from specbench.decide.recommend import SpeedupVerdict
+from specbench.metrics.registry import number_of
 from specbench.records import Condition, Decision
 from specbench.report.document import Document
 from specbench.report.forecasts import best_forecast, forecast_text
 from specbench.report.memory import memory_left
-from specbench.report.numbers import listed, measured, scalar
+from specbench.report.numbers import listed, measured
 from specbench.report.sections import Section, sections, verdict_of
 
 VERDICT_WORDS = {
@@ -195,6 +196,6 @@ def _no_winner(section: Section, verdict: SpeedupVerdict) -> str:
         return forecast_text(best, names_pairing=section.names_pairings) if best else _NOT_MEASURED
     if not section.baseline.valid:
         return "undecided: no valid measurement of K=0"
-    speed = scalar(section.baseline.metrics.get("decode_tokens_per_s"))
+    speed = number_of(section.baseline.metrics, "decode_tokens_per_s")
     text = "only K=0 was run" + (f" ({measured(speed, 'tokens/s')})" if speed is not None else "")
     return f"{_NOT_MEASURED}: {text}" if section.has_drafts else f"{text}; add K, such as -k 0..8"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, NamedTuple
 
+from specbench.decide.recommend import lower_bound
 from specbench.report.answers import SectionAnswer, answer, context_lines, shared_k_lines
 from specbench.report.comparisons import answers_grid, comparison_grids, differences_grid
 from specbench.report.document import Document
@@ -31,7 +32,7 @@ from specbench.report.provenance import (
 )
 from specbench.report.sections import Section, main_rows, sections
 from specbench.report.sessions import acceptance_rules, sessions_grid, sessions_legend
-from specbench.report.steps import STEPS_LEGEND, ShownGeneration, steps
+from specbench.report.steps import STEPS_LEGEND, ShownGeneration, shown_generation
 
 
 class Lines(NamedTuple):
@@ -155,6 +156,7 @@ def run_report(document: Document) -> RunReport:
     run_notes = notes(document)
     memory = memory_grid(document)
     sessions_table = sessions_grid(document)
+    generations = shown_generations(document)
     text = which_pass(document)
     return RunReport(
         run_id=document.run.run_id,
@@ -172,11 +174,18 @@ def run_report(document: Document) -> RunReport:
             "What it costs",
             [
                 Charts("costs"),
-                *_part(
-                    "Memory",
-                    [TableBlock(memory, has_title=False), Paragraph(memory_legend(document))]
+                *(
+                    [
+                        ReportPart(
+                            "Memory",
+                            [
+                                TableBlock(memory, has_title=False),
+                                Paragraph(memory_legend(document)),
+                            ],
+                        )
+                    ]
                     if memory
-                    else [],
+                    else []
                 ),
             ],
             is_folded=True,
@@ -188,7 +197,9 @@ def run_report(document: Document) -> RunReport:
         ),
         results=ReportPart("Results", [*_results(every), Charts("evidence")]),
         summary=ReportPart("Results", [*_summary(every)]),
-        generations=ReportPart("Round by round", [*_introduced(STEPS_LEGEND, steps(document))]),
+        generations=ReportPart(
+            "Round by round", [Paragraph(STEPS_LEGEND), *generations] if generations else []
+        ),
         comparisons=ReportPart("Comparisons", [*_comparisons(document)]),
         sessions=ReportPart(
             "Sessions",
@@ -250,15 +261,15 @@ def _summary(every: Sequence[Section]) -> Iterator[Block]:
         yield Paragraph(f"{plural(left_out, 'more row')}: with --verbose, or in the report.")
 
 
-def _part(title: str, blocks: Sequence[Block]) -> Iterator[ReportPart]:
-    if blocks:
-        yield ReportPart(title, blocks)
-
-
-def _introduced(text: str, blocks: Sequence[ShownGeneration]) -> Iterator[Block]:
-    if blocks:
-        yield Paragraph(text)
-        yield from blocks
+def shown_generations(document: Document) -> tuple[ShownGeneration, ...]:
+    """A generation of each section's answer, if the text of a request is stored."""
+    shown = []
+    for section in sections(document):
+        quoted = section.best or max(section.decisions, key=lower_bound, default=None)
+        request = document.generations.get(quoted.leader) if quoted else None
+        if request is not None:
+            shown.append(shown_generation(section.title, request))
+    return tuple(shown)
 
 
 def _comparisons(document: Document) -> Iterator[Block]:

@@ -5,14 +5,14 @@ from functools import cache
 from typing import NamedTuple
 
 from specbench.decide.explanation import speedup_text
-from specbench.metrics.registry import all_metrics
+from specbench.metrics.registry import all_metrics, number_of
 from specbench.records import NO_DRAFTER, CellSummary
-from specbench.report.numbers import ABSENT, effect_text, measured, scalar, significant
+from specbench.report.numbers import ABSENT, effect_text, measured, significant
 from specbench.report.sections import Section, drafter_of
 
 
 def share_of_round(cell: CellSummary, name: str) -> float | None:
-    part, whole = scalar(cell.metrics.get(name)), scalar(cell.metrics.get("round_s"))
+    part, whole = number_of(cell.metrics, name), number_of(cell.metrics, "round_s")
     return None if part is None or not whole else 100 * part / whole
 
 
@@ -24,15 +24,15 @@ def split(cell: CellSummary, *names: str) -> str | None:
 
 
 def roofline(cell: CellSummary) -> str | None:
-    least_s = scalar(cell.metrics.get("roofline_round_s"))
-    ratio = scalar(cell.metrics.get("roofline_ratio"))
+    least_s = number_of(cell.metrics, "roofline_round_s")
+    ratio = number_of(cell.metrics, "roofline_ratio")
     if least_s is None or ratio is None:
         return None
     return f"{milliseconds(least_s)} ({ratio:.2f}x)"
 
 
 def joined(cell: CellSummary, *names: str) -> str | None:
-    values = [scalar(cell.metrics.get(name)) for name in names]
+    values = [number_of(cell.metrics, name) for name in names]
     if all(value is None for value in values):
         return None
     return ", ".join(ABSENT if value is None else significant(value) for value in values)
@@ -44,7 +44,7 @@ def detectable(cell: CellSummary) -> str | None:
 
 
 def k_of(cell: CellSummary) -> str:
-    mean_k = scalar(cell.metrics.get("mean_num_speculative_tokens"))
+    mean_k = number_of(cell.metrics, "mean_num_speculative_tokens")
     label = cell.key.draft.length.label
     return label if mean_k is None else f"{label} {mean_k:.1f}"
 
@@ -92,7 +92,7 @@ def note(section: Section, cell: CellSummary) -> str:
 
 
 def _is_tree(cell: CellSummary) -> bool:
-    nodes = scalar(cell.metrics.get("num_draft_nodes"))
+    nodes = number_of(cell.metrics, "num_draft_nodes")
     return nodes is not None and nodes > cell.key.draft.k
 
 
@@ -118,7 +118,7 @@ def _metric(name: str) -> CellColumn:
 
 
 def _formed(cell: CellSummary, name: str, form: Callable[[float], str]) -> str | None:
-    value = scalar(cell.metrics.get(name))
+    value = number_of(cell.metrics, name)
     return None if value is None else form(value)
 
 

@@ -6,13 +6,13 @@ from specbench.decide.comparisons import Crossover, Point, pooled
 from specbench.decide.contexts import break_even_text
 from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.recommend import SpeedupVerdict
-from specbench.records import CellKey, Condition, Decision, Interval
+from specbench.records import CellKey, Decision, Interval
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_grid
 from specbench.report.grids import Grid
 from specbench.report.numbers import ABSENT, interval_text, listed, measured, plural, value_text
 from specbench.report.provenance import provenance
-from specbench.report.sections import drafter_of, verdict_of
+from specbench.report.sections import drafter_of, setting_name, verdict_of
 from specbench.settings import BUILTIN
 
 
@@ -52,7 +52,7 @@ def side_by_side_grid(document: Document) -> Grid | None:
         ),
         rows=tuple(
             (
-                _setting_name(setting, settings),
+                setting_name(setting, settings),
                 work_of(pair.builtin),
                 f"{pair.peer.condition.engine} {work_of(pair.peer)}"
                 if several
@@ -90,7 +90,7 @@ def adaptive_grid(document: Document) -> Grid | None:
         headers=("", "drafter", "best K", "decode [95%]", "mean K", "whole", "over", ""),
         rows=tuple(
             (
-                _setting_name(setting, settings),
+                setting_name(setting, settings),
                 drafter_of(c.adaptive.source),
                 str(c.best_fixed.draft.k),
                 speedup_text(c.decode),
@@ -126,7 +126,7 @@ def crossover_grid(document: Document) -> Grid | None:
         ),
         rows=tuple(
             (
-                _setting_name(setting, settings),
+                setting_name(setting, settings),
                 drafter_of(crossover.key.source),
                 crossover.key.draft.length.label,
                 *(_at(crossover.points, n) for n in levels),
@@ -158,7 +158,7 @@ def context_grid(document: Document) -> Grid | None:
         ),
         rows=tuple(
             (
-                _setting_name(setting, settings),
+                setting_name(setting, settings),
                 drafter_of(curve.key.source),
                 curve.key.draft.length.label,
                 *(_at(curve.points, n) for n in lengths),
@@ -198,7 +198,7 @@ def best_of_grid(document: Document) -> Grid | None:
         ),
         rows=tuple(
             (
-                _setting_name(setting, settings),
+                setting_name(setting, settings),
                 work_of(best.key),
                 interval_text(best.speedup),
                 interval_text(best.cost),
@@ -222,10 +222,6 @@ def work_of(key: CellKey) -> str:
     if key.condition.engine == BUILTIN:
         return key.draft.label
     return f"{key.draft.method} {key.draft.length.named}" if key.draft.k else key.draft.method
-
-
-def _setting_name(setting: Condition, among: Sequence[Condition]) -> str:
-    return ", ".join(setting.distinct_parts(among, also="workload"))
 
 
 def _x_values(curves: Sequence[Sequence[Point]]) -> list[int]:
@@ -271,7 +267,7 @@ def answers_grid(documents: Sequence[Document]) -> Grid:
         headers=("question", "drafter", *(f"run {i + 1}" for i in range(len(documents)))),
         rows=tuple(
             (
-                _setting_name(key.condition, settings),
+                setting_name(key.condition, settings),
                 drafter_of(key.source),
                 *(_verdict_text(d) + document.mark for d, document in by_run(documents, key)),
             )

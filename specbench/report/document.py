@@ -23,7 +23,6 @@ from specbench.forecast.forecast_check import CheckedForecast, check_forecasts, 
 from specbench.metrics.acceptance import VllmCounts, vllm_counts
 from specbench.metrics.aggregate import aggregate_run, lost_sessions
 from specbench.metrics.cell import CellData
-from specbench.metrics.generation import DecodedRequest, generation_of
 from specbench.metrics.machine import Moment, moments, noise_signs
 from specbench.metrics.pairs import prompt_speedups
 from specbench.metrics.summary import summarize, summarize_imported
@@ -45,6 +44,7 @@ from specbench.records import (
     ServerRecord,
     chosen_threads,
 )
+from specbench.report.steps import DecodedRequest, generation_of
 from specbench.runs import StoredRun
 from specbench.settings import DecoderSettings
 from specbench.stats.spread import MIN_UNITS

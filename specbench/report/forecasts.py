@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.recommend import SpeedupVerdict, judge
 from specbench.forecast.forecast_check import CheckedForecast
-from specbench.records import Condition, ForecastPoint, ForecastRecord
+from specbench.records import ForecastPoint, ForecastRecord
 from specbench.report.document import Document
 from specbench.report.grids import Grid, Legend
 from specbench.report.numbers import interval_text, ranges, value_text
-from specbench.report.sections import drafter_of
+from specbench.report.sections import drafter_of, setting_name
 
 _RULES = {"exact": "", "greedy_draft": "drafts greedily"}
 _LEGEND = {  # meanings, by a word of the headers that need them
@@ -29,7 +29,7 @@ def forecast_grid(document: Document) -> Grid | None:
         return None
     settings = [check.forecast.key.condition for check in checks]
     rows = [
-        (check, point, _row(check, point, _setting_name(setting, settings)))
+        (check, point, _row(check, point, setting_name(setting, settings)))
         for setting, check in zip(settings, checks, strict=True)
         for point in check.forecast.points
         if point.num_speculative_tokens
@@ -94,7 +94,7 @@ def forecast_lines(document: Document) -> list[str]:
     """One sentence per forecast: its choice and the time it saved."""
     settings = [check.forecast.key.condition for check in document.forecasts]
     return [
-        f"{check.forecast.key.source} on {_setting_name(setting, settings)}: {forecast_text(check)}"
+        f"{check.forecast.key.source} on {setting_name(setting, settings)}: {forecast_text(check)}"
         + document.mark
         for setting, check in zip(settings, document.forecasts, strict=True)
     ]
@@ -175,10 +175,6 @@ def _row(check: CheckedForecast, point: ForecastPoint, setting: str) -> tuple[st
 
 def _is_best(record: ForecastRecord, point: ForecastPoint) -> bool:
     return point.num_speculative_tokens == record.best
-
-
-def _setting_name(setting: Condition, among: list[Condition]) -> str:
-    return ", ".join(setting.distinct_parts(among, also="workload"))
 
 
 def _low(point: ForecastPoint) -> float:

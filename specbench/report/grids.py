@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from specbench.decide.explanation import k_text
-from specbench.metrics.registry import all_metrics
+from specbench.metrics.registry import all_metrics, number_of
 from specbench.records import NO_DRAFTER, CellSummary
 from specbench.report.columns import (
     name_of,
@@ -16,7 +16,7 @@ from specbench.report.columns import (
     terminal_columns,
     union,
 )
-from specbench.report.numbers import ABSENT, number, scalar, scale_of, series
+from specbench.report.numbers import ABSENT, number, scale_of, series
 from specbench.report.sections import Section
 
 
@@ -145,7 +145,7 @@ def metric_grids(section: Section) -> Iterator[Grid]:
 
 def _scalar_rows(cells: tuple[CellSummary, ...]) -> Iterator[tuple[str, ...]]:
     for metric in all_metrics().values():
-        values = [scalar(cell.metrics.get(metric.name)) for cell in cells]
+        values = [number_of(cell.metrics, metric.name) for cell in cells]
         present = [abs(value) for value in values if value is not None]
         if present:
             scale = scale_of(metric.unit, max(present))

@@ -1,10 +1,15 @@
-"""The report as one self-contained HTML page, which is readable without scripts."""
+"""The report as one self-contained HTML page, which is readable without scripts, and its charts by
+purpose: proof of the answer, costs, other evidence.
+"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
+from specbench.records import Condition
 from specbench.report.blocks import (
     ReportPart,
     RunReport,
@@ -12,11 +17,109 @@ from specbench.report.blocks import (
     run_report,
     side_by_side_part,
 )
-from specbench.report.charts.canvas import Chart, drawing
-from specbench.report.charts.speedups import answers_charts
+from specbench.report.charts.bars import memory_chart, round_time_chart, side_by_side_charts
+from specbench.report.charts.canvas import MARKERS, SERIES, Chart, SeriesStyle, drawing
+from specbench.report.charts.lines import (
+    acceptance_chart,
+    machine_chart,
+    memory_pareto_charts,
+    rows_pareto_charts,
+    time_line_charts,
+)
+from specbench.report.charts.speedups import (
+    answers_charts,
+    context_charts,
+    crossover_charts,
+    forecast_chart,
+    prompts_chart,
+    speedup_chart,
+)
 from specbench.report.document import Document
-from specbench.report.pictures import Pictures, pictures
+from specbench.report.memory import memory_rows
+from specbench.report.sections import Section, by_setting, sections
 from specbench.untrusted import plain
+
+
+class Pictures(NamedTuple):
+    """The charts for which there is data; equal documents give equal bytes."""
+
+    proof: tuple[Chart, ...]  # one at most: the first question's speedup, else its forecast
+    costs: tuple[Chart, ...]
+    evidence: tuple[Chart, ...]
+
+    @property
+    def all(self) -> tuple[Chart, ...]:
+        """All charts, in reading order."""
+        return (*self.proof, *self.costs, *self.evidence)
+
+
+def pictures(document: Document) -> Pictures:
+    """Draws the charts of a run."""
+    all_sections = sections(document)
+    settings, styles = by_setting(all_sections), _styles(document)
+    at_lowest = _at_lowest_concurrency(settings)
+    with drawing():
+        answering = _known(
+            (speedup_chart(group, styles) for group in settings),
+            (forecast_chart(group, styles) for group in settings),
+        )
+        return Pictures(
+            proof=answering[:1],
+            costs=_known(_costs(document, settings, at_lowest, styles)),
+            evidence=(
+                *answering[1:],
+                *_known(prompts_chart(group, styles, document.prompts) for group in settings),
+                *side_by_side_charts(document.side_by_side, document.cells),
+                *crossover_charts(document.crossovers),
+                *context_charts(document.context_curves),
+                *rows_pareto_charts(all_sections, styles),
+                *time_line_charts(document.time_lines),
+                *_known([machine_chart(document.moments, document.run.environment.device)]),
+                *_known(acceptance_chart(group, styles) for group in at_lowest),
+            ),
+        )
+
+
+def _costs(
+    document: Document,
+    settings: Sequence[tuple[Section, ...]],
+    at_lowest: Sequence[tuple[Section, ...]],
+    styles: Mapping[str, SeriesStyle],
+) -> Iterator[Chart | None]:
+    for group in at_lowest:
+        for label in dict.fromkeys(label for section in group for label in section.series):
+            yield round_time_chart(group, label)
+    rows = memory_rows(document)
+    for target in dict.fromkeys(row.record.target for row in rows):
+        yield memory_chart([row for row in rows if row.record.target == target])
+    yield from memory_pareto_charts(settings, styles)
+
+
+def _known(*charts: Iterable[Chart | None]) -> tuple[Chart, ...]:
+    return tuple(chart for chart in chain(*charts) if chart is not None)
+
+
+def _at_lowest_concurrency(
+    settings: Sequence[tuple[Section, ...]],
+) -> tuple[tuple[Section, ...], ...]:
+    """The groups with the lowest concurrency, for charts that do not depend on it, such as
+    acceptance.
+    """
+    groups: dict[Condition, tuple[Section, ...]] = {}
+    for group in sorted(settings, key=lambda group: group[0].condition.concurrency):
+        across = group[0].condition.without("workload", "concurrency")
+        groups.setdefault(across, group)
+    return tuple(group for group in settings if group in groups.values())
+
+
+def _styles(document: Document) -> Mapping[str, SeriesStyle]:
+    """Colors in the order of the plan, so that a label has the same color in every run."""
+    keys = [plan.key for plan in document.run.cells if plan.key.draft.k > 0]
+    return {
+        label: SeriesStyle(color=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)])
+        for i, label in enumerate(dict.fromkeys(key.source for key in keys))
+    }
+
 
 _TEMPLATE = Path(__file__).with_name("template.html")
 _SCRIPT = Path(__file__).with_name("table.js")

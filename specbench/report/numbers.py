@@ -69,11 +69,6 @@ def interval_text(speedup: Interval | None) -> str:
     return ABSENT if speedup is None else speedup_text(speedup)
 
 
-def scalar(value: float | tuple[float, ...] | None) -> float | None:
-    """The value of a metric that is a single number; None for a list or an absent one."""
-    return None if isinstance(value, tuple) else value
-
-
 def series(value: float | tuple[float, ...] | None) -> tuple[float, ...]:
     """The values of a metric that is a list; empty for an absent one."""
     return value if isinstance(value, tuple) else ()

@@ -28,6 +28,7 @@ from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.memory import memory_left, tokens_left
 from specbench.report.numbers import listed, measured, plural
+from specbench.report.sections import setting_name
 
 
 def recommendations_of(
@@ -85,8 +86,7 @@ def is_open(document: Document, pick: Recommendation) -> bool:
 
 def title(pick: Recommendation, picks: Sequence[Recommendation]) -> str:
     """The workload, and what else distinguishes the pick from the others."""
-    conditions = [other.condition for other in picks]
-    return ", ".join(pick.condition.distinct_parts(conditions, also="workload"))
+    return setting_name(pick.condition, [other.condition for other in picks])
 
 
 def without_recommendation(

@@ -96,7 +96,7 @@ def _section(
     planned = [plan.key for plan in document.run.cells if plan.key.condition == condition]
     return Section(
         condition=condition,
-        title=", ".join(condition.distinct_parts(conditions, also="workload")),
+        title=setting_name(condition, conditions),
         undrafted=tuple(c for c in cells if c.key.draft.k == 0),
         cells=tuple(c for c in cells if c.key.draft.k > 0),
         decisions=tuple(d for d in document.decisions if d.condition == condition),
@@ -124,6 +124,11 @@ def main_rows(section: Section) -> Section:
         index = next((i for i, cell in enumerate(ks) if cell.key == section.best.leader), 0)
         kept += ks[max(index - 1, 0) : index + 2]
     return replace(section, cells=tuple(cell for cell in section.cells if cell in kept))
+
+
+def setting_name(condition: Condition, among: Collection[Condition]) -> str:
+    """The workload, and what else distinguishes a condition from the others."""
+    return ", ".join(condition.distinct_parts(among, also="workload"))
 
 
 def drafter_of(label: str) -> str:

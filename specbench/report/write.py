@@ -55,15 +55,12 @@ def write_report(
             with replaced(path) as file:
                 file.write(content)
         except OSError as error:
+            command = shlex.join(["specbench", "report", *(str(run.folder) for run in runs)])
             raise StoreError(
                 f"{path}: cannot write the report: {error.strerror}. The run is stored; free "
-                f"space or repair the folder, then: {_command(runs)}"
+                f"space or repair the folder, then: {command}"
             ) from error
     return tuple(contents)
-
-
-def _command(runs: Sequence[StoredRun]) -> str:
-    return shlex.join(["specbench", "report", *(str(run.folder) for run in runs)])
 
 
 def _contents(

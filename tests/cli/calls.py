@@ -15,7 +15,7 @@ from specbench.bench import passes
 from specbench.cli import main
 from specbench.errors import ExitCode
 from specbench.report import html
-from specbench.report.pictures import Pictures
+from specbench.report.html import Pictures
 
 # Of commands that measure for real: whether an answer is decided depends on the machine.
 MEASURED = (ExitCode.GOOD, ExitCode.INCONCLUSIVE)

@@ -7,7 +7,7 @@ import pytest
 
 from specbench.report import html
 from specbench.report.document import Document, build_document
-from specbench.report.pictures import Pictures, pictures
+from specbench.report.html import Pictures, pictures
 from tests.report.served_runs import context_run, served_run
 from tests.report.stored_runs import BROKEN, SMALL, Wish, stored_run, with_failure
 from tests.served_sessions import Sweep, served_sweep

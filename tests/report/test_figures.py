@@ -23,7 +23,7 @@ from specbench.report.charts.canvas import (
 )
 from specbench.report.charts.speedups import dots
 from specbench.report.document import Document, build_document
-from specbench.report.pictures import pictures
+from specbench.report.html import pictures
 from tests.report.conftest import drawn
 from tests.report.stored_runs import SMALL, renamed, stored_run
 

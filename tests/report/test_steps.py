@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specbench.records import Interval, ReferenceRecord
+from specbench.report.blocks import shown_generations
 from specbench.report.document import Document, build_document
 from specbench.report.html import to_html
-from specbench.report.steps import STEPS_LEGEND, ShownGeneration, steps
+from specbench.report.steps import STEPS_LEGEND, ShownGeneration
 from tests.report.stored_runs import SMALL, Wish, stored_run
 
 
@@ -42,7 +43,7 @@ def shown(one: ShownGeneration) -> str:
 
 def test_every_question_shows_the_generation_of_the_drafter_it_answers_with() -> None:
     document = with_text(SMALL, [" word"])
-    code, creative = steps(document)
+    code, creative = shown_generations(document)
     winner = next(d for d in document.decisions if d.draft.k == 4)
     assert code.title == f"code: {winner.leader.source}, K=4, code-0"
     assert creative.title.startswith("creative: demo/draft, K=1")
@@ -64,21 +65,21 @@ def test_where_none_helps_the_one_nearest_to_it_is_shown() -> None:
     decisions = tuple(
         replace(one, speedup=speedups[one.leader.draft.drafter]) for one in document.decisions
     )
-    code, creative = steps(replace(document, decisions=decisions))
+    code, creative = shown_generations(replace(document, decisions=decisions))
     assert code.title.startswith("code: demo/poor, ")
     assert creative.title.startswith("creative: demo/poor, ")
 
 
 def test_line_ends_are_shown_and_control_characters_do_nothing() -> None:
     document = with_text(SMALL, ["\x1b[31m", "a\n"])
-    code, _ = steps(document)
+    code, _ = shown_generations(document)
     text = shown(code)
     assert "\x1b" not in text
     assert text.startswith("\u241b[31ma\u21b5\n")
 
 
 def test_a_line_ends_behind_its_box_and_never_between_a_space_and_its_word() -> None:
-    code, _ = steps(with_text(SMALL, [" a", "b\n"]))
+    code, _ = shown_generations(with_text(SMALL, [" a", "b\n"]))
     ending = [step for step in code.steps if step.after]
     assert ending
     assert all((step.bonus or step.accepted).endswith("b\u21b5") for step in ending)
@@ -86,13 +87,13 @@ def test_a_line_ends_behind_its_box_and_never_between_a_space_and_its_word() -> 
 
 
 def test_a_run_without_stored_text_has_no_such_view(cpu_document: Document) -> None:
-    assert steps(cpu_document) == ()
+    assert shown_generations(cpu_document) == ()
 
 
 def test_a_very_long_generation_is_cut_and_says_so() -> None:
     document = with_text(SMALL, ["x"])
     long = {key: replace(one, rounds=one.rounds * 100) for key, one in document.generations.items()}
-    code, _ = steps(replace(document, generations=long))
+    code, _ = shown_generations(replace(document, generations=long))
     assert len(code.steps) == 150
     assert code.more.endswith("more rounds")
 
@@ -105,7 +106,7 @@ def test_the_page_marks_every_part_of_a_round_and_says_it_under_the_pointer() ->
     boxes = re.findall(r'<div class="steps"[^>]*>(.*?)</div>', page, re.DOTALL)
     part = r"(?:<ins>(.*?)</ins>)?(?:<b>(.*?)</b>)?(?:<del>\u2212(\d+)</del>)?"
     box = re.compile(rf'<span class="step" title="(.*?)">{part}</span>(\n?)', re.DOTALL)
-    told = steps(document)
+    told = shown_generations(document)
     assert len(boxes) == len(told)
     for written, one in zip(boxes, told, strict=True):
         assert written.startswith(f"{one.before}<span")

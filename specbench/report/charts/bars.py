@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specbench.decide.comparisons import SideBySide
+from specbench.metrics.registry import number_of
 from specbench.records import CellKey, CellSummary, Condition
 from specbench.report.charts.canvas import (
     DRAFT,
@@ -24,7 +25,7 @@ from specbench.report.charts.canvas import (
 )
 from specbench.report.comparisons import work_of
 from specbench.report.memory import MemoryRow
-from specbench.report.numbers import measured, scalar
+from specbench.report.numbers import measured
 from specbench.report.sections import Section
 from specbench.settings import BUILTIN
 
@@ -67,9 +68,9 @@ def round_time_chart(group: Sequence[Section], label: str) -> Chart | None:
 
 def parts(cell: CellSummary) -> tuple[RoundPart, ...]:
     """The parts of a round in order; one part if only the round is timed, or none."""
-    whole = scalar(cell.metrics.get("break_even_length"))
-    draft = scalar(cell.metrics.get("draft_cost_ratio"))
-    verify = scalar(cell.metrics.get("verify_cost_ratio"))
+    whole = number_of(cell.metrics, "break_even_length")
+    draft = number_of(cell.metrics, "draft_cost_ratio")
+    verify = number_of(cell.metrics, "verify_cost_ratio")
     if whole is None:
         return ()
     if draft is None or verify is None:
@@ -95,7 +96,7 @@ def _draw_bar(ax: Axes, cell: CellSummary) -> None:
         )
         hover(bar, f"K={k}, {part.name}: {part.steps:.2f} baseline steps")
         bottom += part.steps
-    tokens = scalar(cell.metrics.get("mean_acceptance_length"))
+    tokens = number_of(cell.metrics, "mean_acceptance_length")
     if tokens is not None:
         half = _BAR_WIDTH / 2 + 0.08
         line = ax.hlines(tokens, k - half, k + half, color=INK, linewidth=1.8)
@@ -105,7 +106,7 @@ def _draw_bar(ax: Axes, cell: CellSummary) -> None:
 def _part_names(cells: Sequence[CellSummary]) -> list[Label]:
     """The names of the last bar's parts and of its line."""
     last = [cell for cell in cells if parts(cell)][-1]
-    tokens = scalar(last.metrics.get("mean_acceptance_length"))
+    tokens = number_of(last.metrics, "mean_acceptance_length")
     labels = [] if tokens is None else [Label(tokens, _YIELD, INK)]
     bottom = 0.0
     for part in parts(last):
@@ -115,7 +116,7 @@ def _part_names(cells: Sequence[CellSummary]) -> list[Label]:
 
 
 def _panel_title(section: Section) -> str:
-    step = scalar(section.baseline.metrics.get("round_s")) if section.baseline else None
+    step = number_of(section.baseline.metrics, "round_s") if section.baseline else None
     name = section.condition.workload_label
     return name if step is None else f"{name} (step: {measured(step, 's')})"
 
@@ -277,4 +278,4 @@ def _color(cell: CellSummary) -> str:
 
 
 def _speed(cell: CellSummary) -> float:
-    return scalar(cell.metrics.get("decode_tokens_per_s")) or 0.0
+    return number_of(cell.metrics, "decode_tokens_per_s") or 0.0

@@ -8,9 +8,10 @@ from matplotlib.ticker import MaxNLocator
 
 from specbench.decide.explanation import speedup_text
 from specbench.metrics.machine import Moment
+from specbench.metrics.registry import number_of
 from specbench.records import CellKey, CellSummary, Condition, PassRecord, RoundTimeline
 from specbench.report.charts.canvas import INK, SERIES, Chart, Label, Panels, SeriesStyle, hover
-from specbench.report.numbers import measured, plural, scalar, series
+from specbench.report.numbers import measured, plural, series
 from specbench.report.sections import Section, drafter_of
 
 _ENOUGH_ROUNDS = 20  # fewer make a conditional rate jump
@@ -154,7 +155,7 @@ def _costed(section: Section) -> dict[str, tuple[CellSummary, float]]:
             for cell in section.of(label)
             if cell.valid
             and cell.speedup is not None
-            and (cost := scalar(cell.metrics.get("speculation_cost_bytes"))) is not None
+            and (cost := number_of(cell.metrics, "speculation_cost_bytes")) is not None
         ]
         if known:
             fastest[label] = max(known, key=lambda pair: pair[0].speedup.estimate)  # type: ignore[union-attr]
@@ -223,7 +224,7 @@ def _curves(sections: Sequence[Section]) -> dict[str, Points]:
             usable = [c for c in section.of(label) if c.valid and c.speedup is not None]
             best[label] = max(usable, key=lambda c: c.speedup.estimate, default=None)  # type: ignore[union-attr]
         for label, cell in best.items():
-            user = scalar(cell.metrics.get("user_tokens_per_s")) if cell else None
+            user = number_of(cell.metrics, "user_tokens_per_s") if cell else None
             total = _all_users(cell) if cell else None
             if user is not None and total is not None:
                 curves.setdefault(label, []).append((user, total, concurrency))
@@ -232,7 +233,7 @@ def _curves(sections: Sequence[Section]) -> dict[str, Points]:
 
 def _all_users(cell: CellSummary) -> float | None:
     names = ("busy_tokens_per_s", "aggregate_tokens_per_s", "end_to_end_tokens_per_s")
-    speeds = (scalar(cell.metrics.get(name)) for name in names)
+    speeds = (number_of(cell.metrics, name) for name in names)
     return next((speed for speed in speeds if speed is not None), None)
 
 

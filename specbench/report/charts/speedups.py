@@ -12,6 +12,7 @@ from specbench.decide.contexts import break_even_text
 from specbench.decide.explanation import k_text, speedup_text, units_of
 from specbench.decide.recommend import SpeedupVerdict
 from specbench.forecast.forecast_check import CheckedForecast
+from specbench.metrics.registry import number_of
 from specbench.records import CellKey, CellSummary, Condition, Decision
 from specbench.report.charts.canvas import (
     INK,
@@ -27,7 +28,6 @@ from specbench.report.charts.canvas import (
 from specbench.report.comparisons import by_run, decided_cells
 from specbench.report.document import Document
 from specbench.report.forecasts import origin_of_costs
-from specbench.report.numbers import scalar
 from specbench.report.sections import Section, drafter_of, verdict_of
 from specbench.stats.spread import MIN_UNITS
 
@@ -131,7 +131,7 @@ def _from_star_to_end(cell: CellSummary) -> tuple[bool, int]:
 
 def _k(cell: CellSummary) -> float:
     """The position of a cell on the axis of K: an adaptive cell is at its mean K."""
-    mean_k = scalar(cell.metrics.get("mean_num_speculative_tokens"))
+    mean_k = number_of(cell.metrics, "mean_num_speculative_tokens")
     return cell.key.draft.k if mean_k is None else mean_k
 
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from specbench.metrics.cell import CellData
-from specbench.metrics.generation import DecodedRound, generation_of
 from specbench.records import AnswerCheck, ReferenceRecord, RoundLog
+from specbench.report.steps import DecodedRound, generation_of
 from tests.cell_keys import BASE_KEY, with_axes
 from tests.made_records import made_request
 
