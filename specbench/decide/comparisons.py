@@ -18,6 +18,7 @@ from specbench.metrics.pairs import (
     paired_decode,
     paired_end_to_end,
 )
+from specbench.metrics.registry import number_of
 from specbench.metrics.speed import (
     aggregate_tokens_per_s,
     busy_tokens_per_s,
@@ -277,7 +278,7 @@ def _compare_lengths(
     if is_confirmed:
         adaptive, best = confirmed[adaptive.key], confirmed[best.key]
     both = against(adaptive, best)
-    decode, end_to_end = paired_decode(both), paired_end_to_end(both)
+    decode = paired_decode(both)
     if decode is None:
         return None
     ratio = speedup_ratio(*decode)
@@ -286,7 +287,7 @@ def _compare_lengths(
         best_fixed=best.key,
         decode=interval(ratio),
         minimum_detectable_effect=minimum_detectable_effect(ratio),
-        end_to_end=speedup_interval(*end_to_end) if end_to_end else None,
+        end_to_end=_interval(paired_end_to_end(both)),
         mean_num_speculative_tokens=mean_num_speculative_tokens(adaptive),
         num_units=ratio.num_prompts,
         is_confirmed=is_confirmed,
@@ -351,12 +352,11 @@ def _compare_samples(cell: CellData, single: CellData | None) -> BestOf | None:
     first, picked = first_log_prob(cell), picked_log_prob(cell)
     if first is None or picked is None:
         return None
-    seconds = paired_end_to_end(cell)
     gains = by_prompt(cell, gain)
     whole_s = sum(choice.seconds for choice in cell.choices)
     return BestOf(
         key=cell.key,
-        speedup=speedup_interval(*seconds) if seconds else None,
+        speedup=_interval(paired_end_to_end(cell)),
         cost=_cost(cell, single) if single else None,
         scoring_share=sum(choice.scoring_s for choice in cell.choices) / whole_s,
         first_log_prob=first,
@@ -487,11 +487,10 @@ def _of_two_or_more(groups: dict[CellKey, list[CellSummary]]) -> Iterator[list[C
 
 
 def _point(cell: CellSummary, at: int) -> Point:
-    kv_bytes = cell.metrics.get("kv_bytes")
     return Point(
         at=at,
         speedup=cell.speedup,
-        kv_bytes=None if isinstance(kv_bytes, tuple) else kv_bytes,
+        kv_bytes=number_of(cell.metrics, "kv_bytes"),
         valid=cell.valid,
     )
 

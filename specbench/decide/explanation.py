@@ -47,7 +47,8 @@ def losses(metrics: Mapping[str, float | tuple[float, ...]], k: int) -> Losses |
     Overhead follows from overhead_ratio, or else is the time of a round that is neither drafting
     nor verifying. A verification that is cheaper than a step loses nothing.
     """
-    length, break_even = number_of(metrics, "mean_acceptance_length"), _break_even(metrics)
+    length = number_of(metrics, "mean_acceptance_length")
+    break_even = number_of(metrics, "break_even_length")
     draft, verify = number_of(metrics, "draft_cost_ratio"), number_of(metrics, "verify_cost_ratio")
     if length is None or break_even is None or draft is None or verify is None or k < 1:
         return None
@@ -73,7 +74,7 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
     `is_synthetic`: acceptance or weights are synthetic, so the match of the models is unknown.
     """
     k, metrics = cell.key.draft.k, cell.metrics
-    parts, break_even = losses(metrics, k), _break_even(metrics)
+    parts, break_even = losses(metrics, k), number_of(metrics, "break_even_length")
     if parts is not None and not cell.key.draft.is_adaptive:
         yield _BOUND[parts.bound]
     first = metrics.get("acceptance_rate_per_position")
@@ -125,10 +126,6 @@ def _shows_match(cell: CellSummary) -> bool:
     if method is None or method.model == "refused":
         return False
     return cell.key.condition.temperature == 0 or method.draws_with({})
-
-
-def _break_even(metrics: Mapping[str, float | tuple[float, ...]]) -> float | None:
-    return number_of(metrics, "break_even_length")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

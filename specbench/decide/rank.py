@@ -7,6 +7,7 @@ from statistics import geometric_mean
 from typing import Literal, NamedTuple
 
 from specbench.decide.recommend import SpeedupVerdict, judge
+from specbench.metrics.registry import number_of
 from specbench.records import CellKey, CellSummary, Condition, Decision, ForecastRecord, Interval
 
 
@@ -95,17 +96,16 @@ def rank(
     for record in forecasts:
         keys.setdefault(record.key.pairing, record.key)
         gains.setdefault(record.key.pairing, {})[record.key.condition] = _forecast(record)
-    lengths = {cell.key: cell.metrics.get("mean_acceptance_length") for cell in cells}
+    lengths = {cell.key: number_of(cell.metrics, "mean_acceptance_length") for cell in cells}
     for decision in decisions:
         key = decision.leader
         if decision.speedup is None and key.condition in gains.get(key.pairing, {}):
             continue
         keys.setdefault(key.pairing, key)
-        length = lengths.get(key)
         gains.setdefault(key.pairing, {})[key.condition] = Gain(
             num_speculative_tokens=decision.draft.k,
             speedup=decision.speedup,
-            mean_acceptance_length=None if isinstance(length, tuple) else length,
+            mean_acceptance_length=lengths.get(key),
             basis="measured",
             at=key.draft.length.named,
         )

@@ -51,13 +51,7 @@ def _yaml_rows(path: Path) -> Iterator[YamlMapping]:
 
 
 def _csv_rows(path: Path) -> Iterator[YamlMapping]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 text; save the file as UTF-8") from error
-    reader = csv.reader(io.StringIO(text), skipinitialspace=True)
+    reader = csv.reader(io.StringIO(_text(path)), skipinitialspace=True)
     names: list[str] = []
     for cells in reader:
         line = reader.line_num
@@ -312,13 +306,16 @@ def read_file(path: Path) -> list[EngineCost]:
     if path.is_dir():
         return read_run(path)
     if path.suffix.lower() in (".json", ".jsonl"):
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{path}: not UTF-8 text; save the file as UTF-8") from error
-        costs = read_results(text, path.name)
+        costs = read_results(_text(path), path.name)
         if costs is not None:
             return costs
     return read_table(path)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 text; save the file as UTF-8") from error

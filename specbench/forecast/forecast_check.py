@@ -8,6 +8,7 @@ from typing import Annotated
 from specbench.doc import Doc
 from specbench.forecast.forecast import replayed
 from specbench.metrics.cell import CellData
+from specbench.metrics.registry import number_of
 from specbench.records import (
     CellKey,
     CellSummary,
@@ -121,8 +122,7 @@ def _is_of(trace: TraceRecord, record: ForecastRecord) -> bool:
 def _measured(
     point: ForecastPoint, cell: CellSummary, data: CellData, traces: Sequence[TraceRecord]
 ) -> MeasuredPoint:
-    length = cell.metrics.get("mean_acceptance_length")
-    length = None if isinstance(length, tuple) else length
+    length = number_of(cell.metrics, "mean_acceptance_length")
     prompts = {request.prompt_id for request in data.finished}
     same = replayed([t for t in traces if t.prompt_id in prompts], point.num_speculative_tokens)
     length_error = speedup_error = None

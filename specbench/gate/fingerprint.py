@@ -356,17 +356,13 @@ def _arguments(command: Sequence[str]) -> Iterator[tuple[str, str]]:
     flag = ""
     values: list[str] = []
     for word in (*command, "-"):  # "-" ends the values of the last flag
-        if _is_flag(word) or word == "-":
+        if word.startswith("-") and not word[1:2].isdigit():
             if flag:
                 yield flag, " ".join(values) or "given"
             flag, _, value = word.partition("=")
             values = [value] if value else []
         else:
             values.append(word)
-
-
-def _is_flag(word: str) -> bool:
-    return word.startswith("-") and not word[1:2].isdigit() and word != "-"
 
 
 def _plain(name: str) -> str:

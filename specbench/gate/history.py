@@ -13,7 +13,7 @@ from specbench.gate.fingerprint import (
     differences,
     drafter_difference,
 )
-from specbench.metrics.registry import Better, Metric, all_metrics
+from specbench.metrics.registry import Better, Metric, all_metrics, number_of
 from specbench.records import CellKey, CellSummary
 from specbench.stats.change_points import MIN_RUNS, ChangePoint, Trend, analyze_series
 
@@ -194,8 +194,8 @@ def _series(
 
 
 def _point(run: PastRun, cell: CellSummary, metric: str) -> HistoryPoint | None:
-    value = cell.metrics.get(metric)
-    if value is None or isinstance(value, tuple):
+    value = number_of(cell.metrics, metric)
+    if value is None:
         return None
     of_metric = {"decode_speedup": cell.speedup, "end_to_end_speedup": cell.speedup_end_to_end}
     interval = of_metric.get(metric)
