@@ -14,7 +14,7 @@ from specbench.methods import METHODS
 
 PACKAGE = Path(__file__).parents[1] / "specbench"
 BASE = {"", "errors", "stats", "settings", "records", "footprint"}
-BASE |= {"whole_file", "untrusted", "no_collection", "doc"}
+BASE |= {"whole_file", "untrusted", "doc"}
 FILES = {"shipped", "inputs", "files", "topology", "methods"}
 DECIDING = {*BASE, *FILES, "metrics", "decide"}
 ANALYZING = {*DECIDING, "runs", "gate", "importers", "fit", "forecast", "export"}
@@ -27,7 +27,6 @@ MAY_IMPORT = {
     "errors": set(),
     "whole_file": set(),
     "untrusted": set(),
-    "no_collection": set(),
     "shipped": set(),
     "footprint": set(),
     "doc": set(),

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from specbench.no_collection import no_collection
+from specbench.runs import no_collection
 
 
 @no_collection()

@@ -24,7 +24,7 @@ from specbench.forward.attention.candidates import BY_NAME
 from specbench.probes.device import cuda_uuid
 from specbench.probes.environment import describe_environment
 from specbench.probes.gpu import open_probe
-from specbench.settings.decoder import AttentionBackend
+from specbench.settings.groups import AttentionBackend
 
 LIMIT_S = 420.0  # of the 8 minutes that a part may take
 NO_GPU = "no CUDA device"

@@ -19,12 +19,12 @@ from specbench.settings import (
     SamplingSettings,
     WorkloadSettings,
 )
-from specbench.settings.decoder import ModelImplementation
 from specbench.settings.groups import (
     DEFAULT_K,
     DEFAULT_WORKLOADS,
     K,
     MaxNewTokens,
+    ModelImplementation,
     PairingNames,
     PairingsFile,
     Seed,

@@ -26,11 +26,13 @@ from specbench.settings import (
     ServerSettings,
     WorkloadSettings,
 )
-from specbench.settings.decoder import AttentionBackend, CudaGraph, ModelImplementation
 from specbench.settings.groups import (
     PROMPTS,
+    AttentionBackend,
+    CudaGraph,
     Engines,
     K,
+    ModelImplementation,
     PairingsFile,
     Seed,
 )

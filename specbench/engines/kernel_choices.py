@@ -32,7 +32,7 @@ from specbench.forward.runner import FUSED, FUSED_TRITON, STOCK, Runner, StockRu
 from specbench.forward.self_test import TOLERANCE, check_layers, distance
 from specbench.models.loading import LoadedModel
 from specbench.records import Contender, KernelChoice, Sampling
-from specbench.settings.decoder import ModelImplementation
+from specbench.settings.groups import ModelImplementation
 
 TRITON, TORCH = "triton", "torch"
 NAMES = (TRITON, TORCH)  # in the order that decides among equals

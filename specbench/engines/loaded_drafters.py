@@ -29,7 +29,7 @@ from specbench.models.loading import LoadedModel, first_not_finite, not_finite_w
 from specbench.models.retokenizer import require_common_tokens
 from specbench.models.tokenizer import ChatTokenizer, require_same_vocabulary
 from specbench.records import NO_DRAFTER, LossyRule, ModelIdentity
-from specbench.settings.decoder import ModelImplementation
+from specbench.settings.groups import ModelImplementation
 from specbench.untrusted import parse_json
 
 FILE = "training.json"

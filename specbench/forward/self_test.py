@@ -23,7 +23,7 @@ from specbench.forward.runner import Runner, StockRunner, refuse_unsupported
 from specbench.forward.state_layers import state_layers
 from specbench.forward.tree import Branches, ancestors_of
 from specbench.models.library_errors import failure_reason, model_failure
-from specbench.settings.decoder import ModelImplementation
+from specbench.settings.groups import ModelImplementation
 
 _Way = Callable[[Runner, Tensor], Tensor]  # feeds a runner rows of tokens; logits [B, T, V]
 

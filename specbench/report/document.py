@@ -26,7 +26,6 @@ from specbench.metrics.cell import CellData
 from specbench.metrics.machine import Moment, moments, noise_signs
 from specbench.metrics.pairs import prompt_speedups
 from specbench.metrics.summary import summarize, summarize_imported
-from specbench.no_collection import no_collection
 from specbench.records import (
     CellKey,
     CellSummary,
@@ -45,7 +44,7 @@ from specbench.records import (
     chosen_threads,
 )
 from specbench.report.steps import DecodedRequest, generation_of
-from specbench.runs import StoredRun
+from specbench.runs import StoredRun, no_collection
 from specbench.settings import DecoderSettings
 from specbench.stats.spread import MIN_UNITS
 

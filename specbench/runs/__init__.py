@@ -13,6 +13,7 @@ from specbench.runs.reader import (
     disk_errors_named,
     list_runs,
     load_run,
+    no_collection,
 )
 from specbench.runs.store import RunStore, create_run, dated_later, new_run_id, resume_run
 
@@ -29,5 +30,6 @@ __all__ = [
     "list_runs",
     "load_run",
     "new_run_id",
+    "no_collection",
     "resume_run",
 ]

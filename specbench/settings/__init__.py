@@ -5,19 +5,19 @@ first; `run_settings.py` joins the groups, `option.py` describes the option of a
 `words.py` reads 0..8, 4k, 3m and 2%. run.json has every value but --method, whose pairings it has.
 """
 
-from specbench.settings.decoder import DecoderSettings
 from specbench.settings.groups import (
     AcceptanceRule,
+    DecoderSettings,
     DraftSettings,
     EffortSettings,
     ForecastSettings,
     LoadSettings,
     MachineSettings,
     SamplingSettings,
+    ServerSettings,
     WorkloadSettings,
 )
 from specbench.settings.run_settings import RunSettings, StoredSettings
-from specbench.settings.servers import ServerSettings
 from specbench.settings.words import BUILTIN, EXPORTED, OPENAI, SERVED, TRANSFORMERS
 
 __all__ = [

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from specbench.doc import Doc
+from specbench.errors import UsageError
 from specbench.settings.option import Option
 from specbench.settings.words import (
     BUILTIN,
@@ -14,8 +15,10 @@ from specbench.settings.words import (
     MAX_CONTEXT,
     MAX_K,
     SERVED,
+    parse_acceptance,
     parse_concurrency,
     parse_contexts,
+    parse_engine_args,
     parse_ks,
     parse_limits,
     parse_names,
@@ -359,3 +362,152 @@ class MachineSettings:
         int | None,
         Option(is_rare=True, min=1, help="CPU threads.", shown="the fastest in a short trial"),
     ] = None
+
+
+ModelImplementation = Annotated[
+    Literal["auto", "stock", "fused"],
+    Option(
+        is_rare=True,
+        names=("--model-impl",),
+        help="Forward pass: auto, stock (transformers) or fused (dense Llama family).",
+    ),
+]
+CudaGraph = Annotated[
+    Literal["auto", "off", "step", "round"],
+    Option(is_rare=True, names=("--cuda-graph",), help="CUDA graphs: auto, off, step or round."),
+]
+AttentionBackend = Annotated[
+    Literal["auto", "triton", "flash_attn", "flash", "efficient", "cudnn", "torch", "plain"],
+    Option(
+        is_rare=True,
+        names=("--attention-backend",),
+        help="Attention: auto (the fastest on this machine), triton, flash_attn, flash, efficient, "
+        "cudnn, torch or plain.",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoderSettings:
+    """The built-in decoder."""
+
+    forward: ModelImplementation = "auto"
+    graph: CudaGraph = "auto"
+    kernels: AttentionBackend = "auto"
+    # Simulated, per position, or by K from a file, which is its name until it is read.
+    acceptance: Annotated[
+        tuple[float, ...] | Mapping[int, tuple[float, ...]] | str | None,
+        Option(
+            is_rare=True,
+            names=("--simulate-acceptance",),
+            read=parse_acceptance,
+            help="Acceptance to simulate: 0.7, 0.8,0.6 (by position), histogram:40,20,40 or a file "
+            "that import reads. Speeds are real, texts are not.",
+            shown=False,
+            placeholder="RATES",
+        ),
+    ] = None
+    dummy_weights: Annotated[
+        bool, Option(is_rare=True, help="Use random weights; only the config is needed.")
+    ] = False
+
+    @property
+    def simulated(self) -> tuple[float, ...] | Mapping[int, tuple[float, ...]] | None:
+        """The acceptance to simulate. UsageError if it is still the name of a file."""
+        if isinstance(self.acceptance, str):
+            raise UsageError(f"simulated acceptance {self.acceptance!r}: expected rates")
+        return self.acceptance
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether the text is meaningless: its speed is real, its acceptance is not."""
+        return self.acceptance is not None or self.dummy_weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSettings:
+    """Starting a serving engine, or reaching one that runs."""
+
+    base_urls: Annotated[  # (): the engine is started
+        tuple[str, ...],
+        Option(
+            names=("--base-url",),
+            is_repeated=True,
+            read=tuple,
+            help="Measure a running server, such as http://localhost:8000, with #k=4 if its K is "
+            "4. Repeatable for other K and replicas.",
+            shown=False,
+            placeholder="URL",
+        ),
+    ] = ()
+    launch: Annotated[
+        str | None,
+        Option(
+            names=("--engine-command",),
+            help="Command that starts the engine, with {args} and {port}, such as "
+            "'docker run --network host IMAGE {args}'.",
+            shown="the engine's",
+            placeholder="COMMAND",
+        ),
+    ] = None
+    engine_python: Annotated[
+        Path | None,
+        Option(help="Python of the engine's environment.", shown="the engine on the PATH"),
+    ] = None
+    engine_args: Annotated[
+        tuple[str, ...],
+        Option(
+            is_repeated=True,
+            read=parse_engine_args,
+            help="Arguments for the engine, such as '--tensor-parallel-size 2'.",
+            shown=False,
+            placeholder="ARGS",
+        ),
+    ] = ()
+    engine_version: Annotated[
+        str | None,
+        Option(
+            is_rare=True,
+            help="Version of the engine, whose flags differ between releases.",
+            shown="what --engine-python reports, or the newest known",
+            placeholder="VERSION",
+        ),
+    ] = None
+    cycles: Annotated[
+        int | None,
+        Option(
+            names=("--restart-cycles",),
+            min=2,
+            max=100,
+            help="Cycles of server restarts; each cycle starts every K twice.",
+            shown="4 to 12, by the measured noise",
+        ),
+    ] = None
+    num_warmups: Annotated[
+        int | None,
+        Option(
+            names=("--warmup",),
+            min=0,
+            max=100_000,
+            help="Requests before each session and concurrency that are not counted.",
+            shown="by concurrency",
+        ),
+    ] = None
+    prefix_cache: Annotated[
+        bool,
+        Option(
+            names=("--enable-prefix-caching",),
+            help="Let the server keep prefixes of earlier prompts.",
+        ),
+    ] = False
+    start_timeout_s: Annotated[
+        float,
+        Option(
+            is_rare=True,
+            names=("--startup-timeout",),
+            unit="s",
+            min=1,
+            help="Seconds until a started server must be healthy.",
+            placeholder="SECONDS",
+        ),
+    ] = 900.0

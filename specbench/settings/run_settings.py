@@ -5,8 +5,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
 from specbench.doc import Doc
-from specbench.settings.decoder import DecoderSettings
 from specbench.settings.groups import (
+    DecoderSettings,
     DraftSettings,
     EffortSettings,
     ForecastSettings,
@@ -16,10 +16,10 @@ from specbench.settings.groups import (
     PairingsFile,
     SamplingSettings,
     Seed,
+    ServerSettings,
     WorkloadSettings,
 )
 from specbench.settings.option import choices_of, flat, grouped, leaves
-from specbench.settings.servers import ServerSettings
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler

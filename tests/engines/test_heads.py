@@ -20,7 +20,7 @@ from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.records import Request, Sampling
 from specbench.settings import DecoderSettings
-from specbench.settings.decoder import ModelImplementation
+from specbench.settings.groups import ModelImplementation
 from specbench.topology import MC_SIM_7B_63
 from tests import tiny_models
 from tests.tiny_models import change_config, write_model

@@ -16,7 +16,7 @@ from specbench.forward.autotune import Autotuner, keep_choice, remember_choices
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import FUSED_TRITON, StockRunner
 from specbench.records import Contender
-from specbench.settings.decoder import AttentionBackend
+from specbench.settings.groups import AttentionBackend
 from tests.decoding.fake_graphs import FakeGraphs
 from tests.decoding.lossless import make_drafter
 from tests.decoding.models import ARCHITECTURES, build, tiny_llama
