@@ -73,9 +73,10 @@ def _make_llama_server() -> None:
 def _downloaded(python: Path) -> Path:
     folder, name = ENGINES / "sdist", f"llama_cpp_python-{LLAMA_CPP_PYTHON_VERSION}.tar.gz"
     if not (folder / name).exists():
-        package = f"llama-cpp-python=={LLAMA_CPP_PYTHON_VERSION}"
-        only = ["--no-deps", "--no-binary", ":all:"]
-        _run(python, "-m", "pip", "download", "-q", *only, "-d", folder, package)
+        package = "llama-cpp-python"  # only its own wheel is unwanted, not those of its build tools
+        only = ["--no-deps", "--no-binary", package, "-d", folder]
+        release = f"{package}=={LLAMA_CPP_PYTHON_VERSION}"
+        _run(python, "-m", "pip", "download", "-q", *only, release)
     return folder / name
 
 
