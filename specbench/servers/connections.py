@@ -24,7 +24,8 @@ HEAD_BYTES = 100_000  # a longer one is refused
 class Connections(httpx.AsyncBaseTransport):
     """A pool that opens a connection, within `connect_s`, if none is idle.
 
-    A server may be silent for `silence_s` before and within a response.
+    A server may be silent for `silence_s` before and within a response. If it closes an idle
+    connection while a request is sent, the request is sent again on a new one.
     """
 
     def __init__(self, *, connect_s: float, silence_s: float) -> None:
@@ -38,7 +39,15 @@ class Connections(httpx.AsyncBaseTransport):
         return httpx.create_ssl_context(trust_env=False)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        connection = await self._take_idle() or await self._open(request.url)
+        if (idle := await self._take_idle()) is not None:
+            try:
+                return await self._response(idle, request)
+            except (httpx.ReadError, httpx.RemoteProtocolError):
+                if not idle.is_unanswered:
+                    raise
+        return await self._response(await self._open(request.url), request)
+
+    async def _response(self, connection: "_Connection", request: httpx.Request) -> httpx.Response:
         try:
             await connection.send(request)
             head = await connection.head()
@@ -137,6 +146,11 @@ class _Connection:
         except OSError as error:
             raise httpx.ReadError(str(error)) from error
         return event
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the server has sent nothing since the request."""
+        return self._http.their_state is h11.SEND_RESPONSE and not self._http.trailing_data[0]
 
     @property
     def is_done(self) -> bool:

@@ -121,6 +121,9 @@ class CrowdServer:
         if prompt == "500":
             _send_page(writer, "500 Internal Server Error", f"out of memory, {said}")
             return
+        if prompt in CLOSED and self.asked.count(prompt) == 1:
+            CLOSED[prompt](writer)
+            raise ConnectionAbortedError
         writer.write(HEAD)
         _send(writer, EVENT)
         if prompt == "error":
@@ -165,6 +168,13 @@ def reset(writer: StreamWriter) -> None:
     linger = struct.pack("ii", 1, 0)
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     writer.transport.abort()
+
+
+# What the server does with the connection of the first request with a prompt.
+CLOSED: dict[str, Callable[[StreamWriter], None]] = {
+    "closed": StreamWriter.close,
+    "reset at first": reset,
+}
 
 
 def _send(writer: StreamWriter, event: dict[str, object]) -> None:

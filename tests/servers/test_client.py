@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from specbench.errors import RefusedError, ServerError
-from tests.servers.crowd_server import FAULTS, IDS, CrowdServer, reset
+from specbench.errors import LostError, RefusedError, ServerError
+from tests.servers.crowd_server import CLOSED, FAULTS, IDS, CrowdServer, reset
 from tests.servers.event_loops import SkippingLoop, in_loop
 from tests.servers.raw_server import client_of, failure_of, raw_server, stream_of
 
@@ -67,6 +67,19 @@ def test_what_comes_after_an_answer_is_not_the_next_one():
 @pytest.mark.parametrize("close", [abort, reset])
 def test_a_connection_that_the_server_closed_is_not_used_again(close):
     assert connections_of("aa", idle_s=0.5, close=close) == [1, 2]
+
+
+@pytest.mark.parametrize("prompt", CLOSED)
+def test_a_request_whose_idle_connection_is_closed_meanwhile_is_sent_on_a_new_one(prompt):
+    assert connections_of(["a", prompt, "a"], idle_s=0.5) == [1, 2, 2]
+
+
+@pytest.mark.parametrize("prompt", CLOSED)
+def test_a_request_whose_new_connection_is_closed_is_not_sent_again(prompt):
+    server = CrowdServer()
+    with pytest.raises(LostError, match="broke off"):
+        asked(server, prompt)
+    assert server.asked == [prompt]
 
 
 @pytest.mark.parametrize("prompt", FAULTS)
