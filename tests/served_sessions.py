@@ -26,7 +26,7 @@ from specbench.runs import StoredRun
 from tests.cell_keys import BASE_KEY, KEY, with_axes
 from tests.made_records import made_request
 from tests.report.made_up_records import environment, model
-from tests.settings.flat_settings import settings_of
+from tests.settings.flat_settings import changed, settings_of
 
 NUM_TOKENS = 25  # the first comes with the prompt
 TTFT_S = 0.05
@@ -55,6 +55,7 @@ class Sweep:
     again: tuple[tuple[int, int, int], ...] = ()  # those that a second attempt held
     is_attached: bool = False  # to a server that was running
     slower: dict[int, float] = field(default_factory=dict)  # K -> what its seconds are times
+    variant: str | None = None
 
 
 SMALL = Sweep()
@@ -99,16 +100,35 @@ def served_sweep(sweep: Sweep = SMALL) -> StoredRun:
     )
 
 
+def varied_sweep(variants: dict[str, float], sweep: Sweep = SMALL) -> StoredRun:
+    """The sweep under each variant in the same cycles; the values are what its seconds are times.
+
+    The arguments of a variant are `--NAME`.
+    """
+    runs = [
+        served_sweep(replace(sweep, variant=name, slower=dict.fromkeys((0, *sweep.ks), times)))
+        for name, times in variants.items()
+    ]
+    settings = changed(runs[0].run.settings, variants={name: (f"--{name}",) for name in variants})
+    cells = tuple(plan for stored in runs for plan in stored.run.cells)
+    return replace(
+        runs[0],
+        run=replace(runs[0].run, cells=cells, settings=settings),
+        blocks=tuple(block for stored in runs for block in stored.blocks),
+        servers=tuple(server for stored in runs for server in stored.servers),
+    )
+
+
 def keys(sweep: Sweep = SMALL) -> Iterator[CellKey]:
     """By concurrency, then by K."""
     for rows in sweep.rows:
         for k in (0, *sweep.ks):
-            yield key_of(k, rows, sweep.engine)
+            yield key_of(k, rows, sweep.engine, sweep.variant)
 
 
-def key_of(k: int, rows: int = 1, engine: str = "vllm") -> CellKey:
+def key_of(k: int, rows: int = 1, engine: str = "vllm", variant: str | None = None) -> CellKey:
     key = with_axes(KEY, num_speculative_tokens=k) if k else BASE_KEY
-    return with_axes(key, engine=engine, concurrency=rows)
+    return with_axes(key, engine=engine, concurrency=rows, variant=variant)
 
 
 def _passes(sweep: Sweep) -> Iterator[tuple[BlockPurpose, tuple[int, ...], range]]:
@@ -122,7 +142,7 @@ def _session(
     sweep: Sweep, purpose: BlockPurpose, k: int, cycle: int, leg: int
 ) -> tuple[list[ServerRecord], list[BlockRecord]]:
     """Its attempts, of which only the last can be whole, and what they stored."""
-    place = f"demo|{sweep.engine}|K{k}|{purpose}|c{cycle}.{leg}"
+    place = f"demo|{sweep.engine}|K{k}|{sweep.variant or ''}{purpose}|c{cycle}.{leg}"
     whole = _held(sweep, purpose, k, cycle, leg, f"{place}#1", place)
     if (k, cycle, leg) not in (*sweep.lost, *sweep.again):
         return [whole[0]], whole[1]
@@ -138,7 +158,7 @@ def _held(
     sweep: Sweep, purpose: BlockPurpose, k: int, cycle: int, leg: int, name: str, place: str
 ) -> tuple[ServerRecord, list[BlockRecord]]:
     blocks = [
-        _block(sweep, purpose, key_of(k, rows, sweep.engine), cycle, leg, name)
+        _block(sweep, purpose, key_of(k, rows, sweep.engine, sweep.variant), cycle, leg, name)
         for rows in sweep.rows
     ]
     requests = [request for block in blocks for request in block.requests]
@@ -152,6 +172,7 @@ def _held(
         drafter="draft" if k else NO_DRAFTER,
         method="draft_model" if k else NO_DRAFTER,
         num_speculative_tokens=k,
+        variant=sweep.variant,
         cycle=cycle,
         version=sweep.version,
         model="models/target",
@@ -215,7 +236,8 @@ def _block(
     sweep: Sweep, purpose: BlockPurpose, key: CellKey, cycle: int, leg: int, name: str
 ) -> BlockRecord:
     rows, repeat = key.condition.concurrency, cycle * SESSIONS_PER_K + leg
-    pace = random.Random(f"{purpose}|{key.draft.k}|{cycle}|{leg}").gauss(0, sweep.wobble)
+    seed = f"{purpose}|{key.draft.k}|{cycle}|{leg}{sweep.variant or ''}"
+    pace = random.Random(seed).gauss(0, sweep.wobble)
     free = [0.0] * rows
     requests = []
     for i in range(sweep.num_prompts * (1 if rows == 1 else 2)):

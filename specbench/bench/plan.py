@@ -203,15 +203,18 @@ class TargetPlan:
                 yield self._cell(condition, _draft(pairing.drafter, length))
 
     def served_cells(self, condition: Condition) -> Iterator[Cell]:
-        """K = 0 and every K of every pairing, of one serving engine."""
+        """K = 0 and every K of every pairing, of one serving engine, under each variant."""
+        variants = self.settings.servers.variants or (None,)
+        conditions = [replace(condition, variant=variant) for variant in variants]
         if self.running_ks is None or 0 in self.running_ks:
-            yield self._cell(condition, DraftConfig.none)
+            yield from (self._cell(at, DraftConfig.none) for at in conditions)
         for pairing in self.pairings:
             if (condition.engine, pairing.drafter.name) in self.refused:
                 continue
             for k in self.ks(pairing):
                 if k > 0:
-                    yield self._cell(condition, _draft(pairing.drafter, Fixed(k)))
+                    draft = _draft(pairing.drafter, Fixed(k))
+                    yield from (self._cell(at, draft) for at in conditions)
 
     def _peer_cells(self, condition: Condition) -> Iterator[Cell]:
         for method in BASELINES:

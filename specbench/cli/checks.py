@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 
 from specbench.errors import UsageError
 from specbench.inputs.address import KEY, Address
@@ -161,11 +162,18 @@ _SECRET = re.compile(
 )
 _SIMULATES = re.compile(r"--spec-synth|synthetic_acceptance|rejection_sample_method\W*synthetic")
 _OURS = ("--host", "--port")
+# Flags that set the model, the method or K, which are other axes than the variant.
+_OTHER_AXES = re.compile(
+    r"--(model|model-path|model-draft|draft|draft-max|config|extra-llm-api-options"
+    r"|speculative-(config|algorithm|draft-model-path|num-steps|num-draft-tokens|eagle-topk)"
+    r"|spec-(type|draft-n-max|synth\S*))|-m|-md|-hf|-sc"
+)
 
 
 def _require_servers(settings: RunSettings) -> None:
     """Raises UsageError for server options without a server, and for options no server has."""
     served = [engine for engine in settings.load.engines if engine in SERVED]
+    _require_variants(settings)
     if not served:
         if settings.servers != ServerSettings():
             raise UsageError(
@@ -182,22 +190,24 @@ def _require_servers(settings: RunSettings) -> None:
         raise UsageError(
             f"--margin-of-error needs the built-in decoder; for {names} use --restart-cycles"
         )
-    words = (*settings.servers.engine_args, *(settings.servers.launch or "").split())
+    variants = (settings.servers.variants or {}).values()
+    arguments = (*settings.servers.engine_args, *chain.from_iterable(variants))
+    words = (*arguments, *(settings.servers.launch or "").split())
     for word in filter(_SECRET.match, words):
         raise UsageError(
-            f"{word.partition('=')[0]} in --engine-args or --engine-command would be stored, and "
-            "seen in the list of processes; set it in the environment, which a started engine "
+            f"{word.partition('=')[0]} in arguments of the engine or its command would be stored, "
+            "and seen in the list of processes; set it in the environment, which a started engine "
             f"inherits (VLLM_API_KEY, LLAMA_API_KEY, HF_TOKEN), and {KEY} for asking the server"
         )
-    for word in settings.servers.engine_args:
+    for word in arguments:
         if _SIMULATES.search(word):
             raise UsageError(
-                f"--engine-args {word}: simulated acceptance would pass for the real one; use "
+                f"{word} for the engine: simulated acceptance would pass for the real one; use "
                 "--simulate-acceptance of `run` and `sweep-k`, which mark the run"
             )
         if word.partition("=")[0] in _OURS:
             raise UsageError(
-                f"--engine-args with {word}: specbench sets the address of a started server; leave "
+                f"{word} for the engine: specbench sets the address of a started server; leave "
                 "it out, or put {port} into --engine-command"
             )
     urls, is_started = (
@@ -220,3 +230,36 @@ def _require_servers(settings: RunSettings) -> None:
         )
     for url in urls:
         Address.at(url, "--base-url")
+
+
+def _require_variants(settings: RunSettings) -> None:
+    """Raises UsageError for variants of an engine without arguments, or of arguments that specbench
+    sets.
+    """
+    variants = settings.servers.variants
+    if not variants:
+        return
+    unable = [engine for engine in settings.load.engines if engine not in {*SERVED} - {OPENAI}]
+    if unable:
+        raise UsageError(
+            f"--variant: the engine {unable[0]} takes no arguments; it needs a single engine that "
+            f"specbench starts: --engine {' or '.join(sorted({*SERVED} - {OPENAI}))}"
+        )
+    if len(settings.load.engines) > 1:
+        raise UsageError(
+            "--variant needs a single engine, since each has other arguments, but --engine names "
+            f"{', '.join(settings.load.engines)}; make one run for each"
+        )
+    if settings.servers.base_urls:
+        raise UsageError(
+            "--variant starts the engine with each set of arguments, but --base-url measures what "
+            "runs already; use one or the other"
+        )
+    for name, words in variants.items():
+        for word in words:
+            flag = re.split(r"[=.]", word)[0].replace("_", "-")
+            if _OTHER_AXES.fullmatch(flag):
+                raise UsageError(
+                    f"--variant {name}: specbench sets {flag} for every K; leave it out, and "
+                    "choose the model, the method and K with the pairing and -k"
+                )

@@ -328,11 +328,11 @@ def _measured(
     stored = _find_run({p.name for p in chosen}, run, runs)
     document = build_document(stored)
     _require_real(document.run)
-    deployment = winner(chosen, document.decisions, document.cells, selection)
+    started = document.run.settings.servers
+    deployment = winner(chosen, document.decisions, document.cells, selection, started.variants)
     cut = "" if document.is_complete else ", interrupted: based on what it measured so far"
     engine, servers = selection.engine or "", document.servers
-    arguments = document.run.settings.servers.engine_args
-    of_engine = basis_there(deployment, engine, servers, arguments)
+    of_engine = basis_there(deployment, engine, servers, started.engine_args)
     noise = noise_warnings(document)
     basis = (f"run {document.run.run_id}{cut}", *noise, *of_engine, *deployment.basis)
     if _is_default_of_a_cpu(deployment, document.run):

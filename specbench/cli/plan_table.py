@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # The first keys of a planned cell in JSON; the other axes follow.
 _FIRST = (
     *("pairing", "workload", "method", "num_speculative_tokens", "temperature", "dtype", "engine"),
-    *("concurrency", "context", "num_samples", "lossy", "adaptive"),
+    *("concurrency", "context", "num_samples", "variant", "lossy", "adaptive"),
 )
 
 
@@ -49,6 +49,7 @@ _COLUMNS = (
     _Column("T", "temperature {}"),
     _Column("batch", "batch {}"),
     _Column("context", "context {}"),
+    _Column("variant", "variant {}"),
     _Column("prompts", "prompts {}"),
     _Column("repeats", "repeats {}"),
     _Column("K"),
@@ -74,7 +75,7 @@ def plan_document(
             {
                 "target": outlook.target,
                 "engine": outlook.engine,
-                "cycle": [session.draft.label for session in outlook.sessions],
+                "cycle": [session.configuration for session in outlook.sessions],
                 "cycles": outlook.cycles,
                 "seconds": outlook.seconds,
                 "seconds_are_measured": outlook.is_measured,
@@ -134,13 +135,14 @@ def _row(cell: CellPlan) -> tuple[str, ...]:
         f"{at.temperature:g}",
         str(at.batch_size),
         "" if at.context is None else f"{at.context:,}",
+        at.variant or "",
         str(cell.num_prompts),
         str(cell.num_repeats),
     )
 
 
 def _sessions_text(outlook: SessionsEstimate) -> str:
-    order = ", ".join(session.draft.label for session in outlook.sessions)
+    order = ", ".join(session.configuration for session in outlook.sessions)
     basis = (
         "as earlier sessions took" if outlook.is_measured else "a guess: nothing was measured yet"
     )

@@ -1,5 +1,5 @@
-"""Cells compared with one another: with another engine, K = auto with a fixed K, several samples
-with one, and speedups over concurrent requests and context lengths.
+"""Cells compared with one another: with another engine or other engine arguments, K = auto with a
+fixed K, several samples with one, and speedups over concurrent requests and context lengths.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from specbench.metrics.speed import (
     end_to_end_tokens_per_s,
     mean_num_speculative_tokens,
 )
-from specbench.metrics.summary import summarize
+from specbench.metrics.summary import log_speedup, summarize
 from specbench.metrics.validity import judge_cell
 from specbench.records import ASSISTED_DEFAULT, CellKey, CellSummary, Interval, RequestRecord
 from specbench.settings import BUILTIN
@@ -37,25 +37,26 @@ from specbench.stats.intervals import (
     log_ratio,
     mean_interval,
     minimum_detectable_effect,
-    speedup_interval,
     speedup_ratio,
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySide:
-    """The speed of a built-in cell relative to a cell of another engine, with 95% intervals.
+    """The speed of a cell relative to one that does the same work, with 95% intervals: of another
+    engine, or under other engine arguments.
 
-    Next to a server there are only estimates, since the built-in decoder was started only once.
+    A built-in cell next to a server has only estimates, since the built-in decoder was started
+    only once.
     """
 
-    builtin: Annotated[CellKey, Doc("the cell of the built-in decoder")]
-    peer: Annotated[CellKey, Doc("the cell of the other engine")]
+    cell: Annotated[CellKey, Doc("the cell: of the built-in decoder, or of a variant")]
+    peer: Annotated[CellKey, Doc("the other cell: of another engine, or of the first variant")]
     decode: Annotated[
         Interval,
         Doc(
-            "decode seconds of the peer / ours, over the same prompts; no bounds next to a "
-            "serving engine",
+            "decode seconds of the peer / those of the cell, over the same prompts; no bounds for "
+            "a built-in cell next to a serving engine",
             "x",
         ),
     ]
@@ -90,6 +91,21 @@ def side_by_side(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
     return tuple(pair for pair in pairs if pair is not None)
 
 
+def compare_variants(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
+    """Each cell under a set of engine arguments compared with the first set at the same K.
+
+    The sessions of both are in the same cycles.
+    """
+    first: dict[CellKey, CellData] = {}
+    pairs = []
+    for cell in cells:
+        peer = first.setdefault(cell.key.without("variant"), cell)
+        if peer is not cell:
+            cycles = dict(cell.cycles.items() & peer.cycles.items())
+            pairs.append(_compare(cell, peer, replace(against(cell, peer), cycles=cycles)))
+    return tuple(pair for pair in pairs if pair is not None)
+
+
 def _do_the_same(key: CellKey, peer: CellKey) -> bool:
     if peer.condition.engine == BUILTIN or key.draft.drafter != peer.draft.drafter:
         return False
@@ -102,19 +118,23 @@ def _compare_engines(builtin: CellData, peer: CellData) -> SideBySide | None:
     """The comparison; None if no request finished on both sides."""
     if peer.servers:
         return _compare_with_server(builtin, peer)
-    both = against(builtin, peer)
-    decode = paired_decode(both)
+    return _compare(builtin, peer, against(builtin, peer))
+
+
+def _compare(cell: CellData, peer: CellData, both: CellData) -> SideBySide | None:
+    """The comparison by pairs of requests; None if no request finished on both sides."""
+    decode = log_speedup(both, paired_decode(both))
     if decode is None:
         return None
     return SideBySide(
-        builtin=builtin.key,
+        cell=cell.key,
         peer=peer.key,
-        decode=speedup_interval(*decode),
-        end_to_end=_interval(paired_end_to_end(both)),
-        cpu=_interval(paired_cpu(both)),
-        num_prompts=len(decode.base_s),
+        decode=interval(decode),
+        end_to_end=_interval(both, paired_end_to_end(both)),
+        cpu=_interval(both, paired_cpu(both)),
+        num_prompts=len(_prompts(cell) & _prompts(peer)) if both.servers else decode.num_prompts,
         equal_text=_equal_text(both.pairs),
-        valid=not judge_cell(builtin) and not judge_cell(peer),
+        valid=not judge_cell(cell) and not judge_cell(peer),
     )
 
 
@@ -134,7 +154,7 @@ def _compare_with_server(builtin: CellData, peer: CellData) -> SideBySide | None
     first = {_turn(request): request for request in reversed(theirs.finished)}
     pairs = [Pair(first[_turn(r)], r) for r in ours.finished if _turn(r) in first]
     return SideBySide(
-        builtin=builtin.key,
+        cell=builtin.key,
         peer=peer.key,
         decode=decode,
         end_to_end=end_to_end,
@@ -168,8 +188,9 @@ def _equal_text(pairs: Sequence[Pair[RequestRecord]]) -> float | None:
     return sum(have_same_text(*pair) for pair in known) / len(known) if known else None
 
 
-def _interval(seconds: PairedSeconds | None) -> Interval | None:
-    return speedup_interval(*seconds) if seconds else None
+def _interval(cell: CellData, seconds: PairedSeconds | None) -> Interval | None:
+    ratio = log_speedup(cell, seconds)
+    return interval(ratio) if ratio else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -287,7 +308,7 @@ def _compare_lengths(
         best_fixed=best.key,
         decode=interval(ratio),
         minimum_detectable_effect=minimum_detectable_effect(ratio),
-        end_to_end=_interval(paired_end_to_end(both)),
+        end_to_end=_interval(both, paired_end_to_end(both)),
         mean_num_speculative_tokens=mean_num_speculative_tokens(adaptive),
         num_units=ratio.num_prompts,
         is_confirmed=is_confirmed,
@@ -356,7 +377,7 @@ def _compare_samples(cell: CellData, single: CellData | None) -> BestOf | None:
     whole_s = sum(choice.seconds for choice in cell.choices)
     return BestOf(
         key=cell.key,
-        speedup=_interval(paired_end_to_end(cell)),
+        speedup=_interval(cell, paired_end_to_end(cell)),
         cost=_cost(cell, single) if single else None,
         scoring_share=sum(choice.scoring_s for choice in cell.choices) / whole_s,
         first_log_prob=first,

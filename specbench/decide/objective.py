@@ -205,7 +205,7 @@ class Candidate:
 class Recommendation:
     """The answer for one workload."""
 
-    condition: Condition  # without the concurrency, which is part of the answer
+    condition: Condition  # without concurrency and variant, which are part of the answer
     best: Candidate | None  # None: every candidate exceeds a limit
     candidates: tuple[Candidate, ...]  # best first
     options: tuple[Candidate, ...]  # of the exploration phase, for `joint_recommendation`
@@ -224,7 +224,7 @@ class JointRecommendation:
 def recommend_for(
     cells: Sequence[CellSummary], decisions: Sequence[Decision], objective: Objective
 ) -> tuple[Recommendation, ...]:
-    """One answer per workload and setting; the concurrency is part of the answer.
+    """One answer per workload and setting; concurrency and variant are part of the answer.
 
     The highest rate by the lower bound of its speedup wins. Of rates within 1%, not speculating
     wins, then the lower concurrency, then the smaller K. Latency is compared at the lowest
@@ -235,7 +235,7 @@ def recommend_for(
     for cell in usable:
         rate = _rate(cell, objective)
         if cell.key.is_baseline and rate is not None:
-            across = cell.key.condition.without("concurrency")
+            across = cell.key.condition.without("concurrency", "variant")
             candidates, options = groups.setdefault(across, ([], []))
             plain = _candidate(cell, rate, rate, objective)
             same = [c for c in usable if c.key.condition == cell.key.condition]
@@ -423,7 +423,7 @@ def _broken(cell: CellSummary, objective: Objective, rate: float, pace: float) -
 
 
 def _configuration(key: CellKey) -> tuple[object, ...]:
-    return key.draft, key.condition.concurrency
+    return key.draft, key.condition.concurrency, key.condition.variant
 
 
 def _simplicity(key: CellKey) -> tuple[bool, int, tuple[int, int]]:

@@ -52,6 +52,7 @@ class Deployment:
     context: int | None = None  # tokens of the prompts that K is for, if others need another K
     basis: tuple[str, ...] = ()  # the origin of K, in sentences
     measured_with: str | None = None  # the engine; None: K was set by hand
+    arguments: tuple[str, ...] = ()  # those of that engine's best variant
     acceptance: Acceptance | None = None  # to simulate, for benchmarks
     is_undecided: bool = False  # K = 0 for lack of evidence, not because drafts do not help
 
@@ -287,14 +288,24 @@ def exported(
     for spec in deployment.pairing.models if engine != "llama_cpp" else ():
         if spec.is_gguf:
             raise UsageError(f"{engine}: {spec.source} {GGUF_ADVICE}")
+    is_measured = engine == deployment.measured_with
+    lost_arguments = (
+        ()
+        if is_measured or not deployment.arguments
+        else (
+            f"{shlex.join(deployment.arguments)} of the fastest variant, which is an argument of "
+            f"{deployment.measured_with}",
+        )
+    )
     return Export(
         engine=engine,
         written_for=written_for,
-        command=tuple(command),
+        command=(*command, *(deployment.arguments if is_measured else ())),
         config=config,
         acceptance_rule=deployment.acceptance_rule if deployment.k else None,
         not_expressed=(
             *lost,
+            *lost_arguments,
             *deployment.contexts_lost,
             *(_unknown(deployment, hybrids) if deployment.k else ()),
         ),

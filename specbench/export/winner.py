@@ -1,17 +1,20 @@
 """The pairing to deploy after a measured run, and its K for each number of requests."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from statistics import fmean
 from typing import NamedTuple
 
 from specbench.decide.contexts import by_context
 from specbench.decide.objective import (
+    Objective,
     find_shared_k,
+    joint_recommendation,
     left_out_in_words,
     losses_in_words,
     other_ks,
+    recommend_for,
 )
 from specbench.decide.recommend import (
     SpeedupVerdict,
@@ -53,16 +56,18 @@ def winner(
     decisions: Iterable[Decision],
     cells: Iterable[CellSummary],
     selection: Selection,
+    variants: Mapping[str, Sequence[str]] | None = None,
 ) -> Deployment:
     """The best of `pairings` (those of one target) with its K, by the decisions of `selection`.
 
     K is that of the decision, or for several workloads the K with the least worst regret. The
     decisions are of one engine, the one to export to or else the built-in one, and by default of
-    the lowest temperature and of the shortest prompts. Raises UsageError without a decision.
+    the lowest temperature, of the shortest prompts and of the fastest of `variants`, which has the
+    arguments of each. Raises UsageError without a decision.
     """
-    decisions = tuple(decisions)
+    decisions, cells = tuple(decisions), tuple(cells)
     by_name = {pairing.name: pairing for pairing in pairings}
-    selected = _select([d for d in decisions if d.leader.pairing in by_name], selection)
+    selected = _select([d for d in decisions if d.leader.pairing in by_name], selection, cells)
     if not selected:
         raise UsageError(
             f"the run has no decision for {', '.join(by_name)}{_in_words(selection)}; measure it "
@@ -86,6 +91,10 @@ def winner(
         rest = ", ".join(f"{t:g}" for t in sorted(temperatures - {condition.temperature}))
         here = f"at temperature {condition.temperature:g}"
         basis = (f"{here}; also measured at {rest}: choose with --temperature", *basis)
+    arguments = tuple((variants or {}).get(condition.variant or "", ()))
+    if condition.variant is not None:
+        text = shlex.join(arguments) or "no more arguments"
+        basis = (f"variant {condition.variant}: {text}", *basis)
     settings = {(d.condition.without("context"), d.leader.draft.way) for d in chosen}
     lengths = [entry for entry in by_context(decisions, ()) if entry.question in settings]
     basis += tuple(f"{e.condition.workload}, by context: {e.text}" for e in lengths)
@@ -103,6 +112,7 @@ def winner(
         context=condition.context if any(entry.is_split for entry in lengths) else None,
         basis=basis,
         measured_with=condition.engine,
+        arguments=arguments,
         is_undecided=not any(tier.num_speculative_tokens for tier in tiers)
         and (
             any(map(is_undecided, selected)) or any(tier is None for _, tier, _ in by_concurrency)
@@ -110,8 +120,12 @@ def winner(
     )
 
 
-def _select(decisions: list[Decision], selection: Selection) -> list[Decision]:
-    """The decisions of one engine, temperature and context by concurrency, without open loop."""
+def _select(
+    decisions: list[Decision], selection: Selection, cells: Sequence[CellSummary]
+) -> list[Decision]:
+    """The decisions of one engine, temperature, context and variant by concurrency, without open
+    loop.
+    """
     left = [
         d
         for d in decisions
@@ -130,9 +144,13 @@ def _select(decisions: list[Decision], selection: Selection) -> list[Decision]:
     if not left:
         return []
     left = [d for d in left if d.condition.engine == selection.engine] or left
-    first = _across(min(left, key=lambda d: d.condition.order))
-    alike = [d for d in left if _across(d) == first]
-    return sorted(alike, key=_concurrency)
+    first = _across(min(left, key=lambda d: d.condition.order)).without("variant")
+    alike = [d for d in left if _across(d).without("variant") == first]
+    conditions = {d.condition for d in alike}
+    picks = recommend_for([c for c in cells if c.key.condition in conditions], alike, Objective())
+    known = [best.key for best in (joint_recommendation(picks), *(p.best for p in picks)) if best]
+    fastest = known[0].condition.variant if known else alike[0].condition.variant
+    return sorted((d for d in alike if d.condition.variant == fastest), key=_concurrency)
 
 
 def _best(decisions: Sequence[Decision]) -> str:

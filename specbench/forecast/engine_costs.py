@@ -256,9 +256,10 @@ def _costs(stored: StoredRun) -> Iterator[EngineCost]:
         cost = number_of(cell.metrics, "round_s")
         is_served = at.engine in SERVED and at.request_rate is None
         if is_served and cell.valid and cost is not None:
+            name = f"{at.engine} {versions.get(at.engine, '')}".strip()
             yield EngineCost(
                 source=stored.run.run_id,
-                engine=f"{at.engine} {versions.get(at.engine, '')}".strip(),
+                engine=f"{name}, variant {at.variant}" if at.variant else name,
                 num_speculative_tokens=draft.k,
                 concurrency=at.concurrency,
                 cost=cost,

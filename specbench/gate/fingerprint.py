@@ -316,7 +316,8 @@ def served_facts(servers: Sequence[ServerRecord]) -> ServedFacts:
     for server in _preferred(servers):
         for name, value in _facts(server):
             is_hardware = name == "GPUs" or _plain(name) in _LIKE_HARDWARE
-            name = f"{_PREFIX}{server.engine} of {server.target}, {name}"
+            variant = f"variant {server.variant}, " if server.variant else ""
+            name = f"{_PREFIX}{server.engine} of {server.target}, {variant}{name}"
             values = (hardware if is_hardware else software).setdefault(name, [])
             if value not in values:
                 values.append(value)

@@ -50,11 +50,12 @@ def lost_sessions(servers: Sequence[ServerRecord]) -> Iterator[FailureRecord]:
     for server in last.values():
         problems = server.problems or ("a later attempt at its cycle lacks it",)
         drafter = "" if server.drafter == NO_DRAFTER else f"/{server.drafter}"
+        variant = f" ({server.variant})" if server.variant else ""
         yield FailureRecord(
             pairing=f"{server.target}{drafter}",
             workload="",
             stage="decode" if server.version else "load",
-            reason=f"{server.engine}, K={server.num_speculative_tokens}, "
+            reason=f"{server.engine}, K={server.num_speculative_tokens}{variant}, "
             f"cycle {server.cycle + 1}: {'; '.join(problems)}",
         )
 

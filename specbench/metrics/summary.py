@@ -34,8 +34,8 @@ def summarize(cells: Iterable[CellData]) -> tuple[CellSummary, ...]:
 
 def _summarize(cell: CellData) -> CellSummary:
     reasons = judge_cell(cell)
-    decode = _speedup(cell, paired_decode(cell))
-    end_to_end = _speedup(cell, paired_end_to_end(cell))
+    decode = log_speedup(cell, paired_decode(cell))
+    end_to_end = log_speedup(cell, paired_end_to_end(cell))
     return CellSummary(
         key=cell.key,
         valid=not reasons,
@@ -53,7 +53,7 @@ def _summarize(cell: CellData) -> CellSummary:
 
 def _goodput(cell: CellData) -> Goodput | None:
     counts = paired_goodput(cell)
-    ratio = _speedup(cell, counts)
+    ratio = log_speedup(cell, counts)
     if counts is None or ratio is None:
         return None
     ratio = with_count_noise(ratio, counts.base_tokens, counts.spec_tokens)
@@ -64,7 +64,8 @@ def _goodput(cell: CellData) -> Goodput | None:
     )
 
 
-def _speedup(cell: CellData, seconds: PairedSeconds | None) -> LogRatio | None:
+def log_speedup(cell: CellData, seconds: PairedSeconds | None) -> LogRatio | None:
+    """The log of baseline seconds / seconds, over prompts, and over cycles for a server."""
     if seconds is None:
         return None
     if not seconds.has_cycles:

@@ -196,6 +196,15 @@ AXES: Mapping[str, Axis] = {
         allowed_by=("request-settings",),
         default=None,
     ),
+    "variant": Axis(
+        "condition.variant",
+        "name of the set of engine arguments (`--variant`); absent: only one was measured",
+        in_id="v{key.condition.variant}",
+        words="variant {at.variant}",
+        usual="without a variant",
+        allowed_by=("variant",),
+        default=None,
+    ),
     "lossy": Axis(
         "draft.lossy",
         "the rule that changes the target's distribution; absent: lossless",
@@ -221,6 +230,7 @@ _LEFT_OUT: Mapping[str, Any] = {
     "engine": "",
     "concurrency": 0,
     "context": None,
+    "variant": None,
 }
 
 
@@ -285,6 +295,7 @@ class Condition:
     num_samples: int = 1  # outputs per prompt, decoded together; the likeliest is chosen
     context: int | None = None  # tokens that prompts are lengthened to; None: unchanged
     request_settings: str | None = None  # those of the workload in words; None: without any
+    variant: str | None = None  # name of a server's arguments; None: only one set is measured
     dtype: str
     engine: str
 

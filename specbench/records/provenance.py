@@ -229,6 +229,10 @@ class ServerRecord:
         tuple[str, ...], Doc("of a server that was running; empty if we started it")
     ]
     command: Annotated[tuple[str, ...], Doc("what started it; empty if it was running")] = ()
+    variant: Annotated[
+        str | None,
+        Doc("name of its additional arguments; absent without `--variant`", is_text=True),
+    ] = None
     settings: Annotated[Mapping[str, str], Doc("effective settings that the server reports")] = (
         field(default_factory=dict)
     )

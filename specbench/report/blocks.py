@@ -7,7 +7,12 @@ from typing import Literal, NamedTuple
 
 from specbench.decide.recommend import lower_bound
 from specbench.report.answers import SectionAnswer, answer, context_lines, shared_k_lines
-from specbench.report.comparisons import answers_grid, comparison_grids, differences_grid
+from specbench.report.comparisons import (
+    answers_grid,
+    comparison_grids,
+    differences_grid,
+    variant_lines,
+)
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_legend, forecast_lines
 from specbench.report.grids import (
@@ -122,7 +127,7 @@ class RunReport:
     question: str
     setup: str
     answers: Sequence[SectionAnswer]
-    shared: Lines  # one K for all workloads, K by context, and the forecasts
+    shared: Lines  # variants, one K for all workloads, K by context, and the forecasts
     which_pass: Paragraph | None
     why: ReportPart
     costs: ReportPart
@@ -164,7 +169,12 @@ def run_report(document: Document) -> RunReport:
         setup=setup(document),
         answers=answers,
         shared=Lines(
-            (*shared_k_lines(document), *context_lines(document), *forecast_lines(document))
+            (
+                *variant_lines(document),
+                *shared_k_lines(document),
+                *context_lines(document),
+                *forecast_lines(document),
+            )
         ),
         which_pass=Paragraph(text, text.partition(". ")[0] + ".") if text else None,
         why=ReportPart(

@@ -11,6 +11,7 @@ from specbench.decide.comparisons import (
     SideBySide,
     compare_adaptive,
     compare_best_of,
+    compare_variants,
     context_curves,
     crossovers,
     side_by_side,
@@ -60,6 +61,7 @@ class Document:
     decisions: tuple[Decision, ...]  # with the confirmation run of each winner
     shared_k: tuple[SharedK, ...]  # of pairings that ran on several workloads
     side_by_side: tuple[SideBySide, ...]  # of runs with several engines
+    variants: tuple[SideBySide, ...]  # of runs under several sets of engine arguments
     adaptive: tuple[AdaptiveComparison, ...]  # of runs with K = auto and fixed K
     crossovers: tuple[Crossover, ...]  # of runs with several concurrencies
     context_curves: tuple[ContextCurve, ...]  # of runs with several context lengths
@@ -160,6 +162,7 @@ def build_document(stored: StoredRun) -> Document:
         ),
         shared_k=tuple(_shared_k(cells, decisions)),
         side_by_side=side_by_side(explored),
+        variants=compare_variants(explored),
         adaptive=compare_adaptive(explored, confirmation),
         crossovers=crossovers(cells),
         context_curves=curves,

@@ -183,6 +183,9 @@ KEYS: Mapping[str, Key] = {
         lambda document: [_shared_k_json(shared) for shared in document.shared_k],
     ),
     "side_by_side": Key(tuple[SideBySide, ...], "the built-in decoder compared with other engines"),
+    "variants": Key(
+        tuple[SideBySide, ...], "the same K under several sets of engine arguments (`--variant`)"
+    ),
     "adaptive_comparisons": Key(
         tuple[AdaptiveComparison, ...],
         "K = auto compared with the best fixed K",

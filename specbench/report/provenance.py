@@ -34,6 +34,7 @@ def setup(document: Document) -> str:
             f"{key.condition.context:,}" for key in keys if key.condition.context is not None
         )
     )
+    variants = document.run.settings.servers.variants or {}
     machine = document.run.environment
     return "; ".join(
         (
@@ -42,6 +43,7 @@ def setup(document: Document) -> str:
             f"temperature {listed(temperatures)}",
             listed(requests),
             *([f"{listed(contexts)} tokens of context"] if contexts else []),
+            *([f"variants {listed(list(variants))}"] if variants else []),
             listed(
                 list(
                     dict.fromkeys(

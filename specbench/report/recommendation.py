@@ -24,6 +24,7 @@ from specbench.doc import Doc, docs_of, several, type_of
 from specbench.records import CellKey, Condition, Decision, Interval
 from specbench.records.keys import AXES, FlatKey
 from specbench.report.answers import VERDICT_WORDS, context_lines
+from specbench.report.comparisons import variant_lines
 from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.memory import memory_left, tokens_left
@@ -63,7 +64,7 @@ def recommendation_lines(
     settings = [pick.condition.without("workload") for pick in picks]
     undecided = [pick.condition.workload for pick in picks if is_open(document, pick)]
     for joint in joint_recommendations(picks) if len(undecided) < len(picks) else ():
-        setting = joint.key.condition.without("workload", "concurrency")
+        setting = joint.key.condition.without("workload", "concurrency", "variant")
         parts = "".join(f", {part}" for part in setting.distinct_parts(settings))
         lines.append(
             f"one configuration for all workloads{parts}: {_configuration(joint.key)}; loses "
@@ -136,7 +137,7 @@ def candidate_grid(
         headers=("configuration", "requests", units[objective.name], "lower bound", ""),
         rows=tuple(
             (
-                _method(candidate.key) if candidate.key.draft.k else "K=0",
+                _method(candidate.key, "K=0"),
                 str(candidate.key.condition.concurrency),
                 _value(candidate.value, objective),
                 measured(candidate.cautious_rate, objective.unit)
@@ -161,6 +162,7 @@ def reasons(document: Document, pick: Recommendation) -> Iterator[str]:
     if pick.best is None:
         return
     key = pick.best.key
+    yield from variant_lines(document, key)
     if key.draft.k:
         yield from next((d.reasons_and_warnings for d in document.decisions if d.leader == key), ())
     elif no_valid_speculative_run(document, pick):
@@ -260,10 +262,9 @@ def _configuration(key: CellKey) -> str:
     return f"{_method(key)}, {key.condition.requests}"
 
 
-def _method(key: CellKey) -> str:
-    if not key.draft.k:
-        return "do not speculate"
-    return f"{key.source}, K={key.draft.length.label}"
+def _method(key: CellKey, plain: str = "do not speculate") -> str:
+    name = f"{key.source}, K={key.draft.length.label}" if key.draft.k else plain
+    return f"{name}, variant {key.condition.variant}" if key.condition.variant else name
 
 
 def _value(value: float, objective: Objective) -> str:
@@ -285,7 +286,7 @@ def _saturation(crossovers: Sequence[Crossover], pick: Recommendation) -> Iterat
     """The concurrency at which each pairing stops to speed up."""
     for crossover in crossovers:
         key, points, stop = crossover.key, crossover.points, crossover.concurrency
-        if key.condition.without("concurrency") != pick.condition:
+        if key.condition.without("concurrency", "variant") != pick.condition:
             continue
         # A point without an interval does not prove a speedup.
         known = [p.at for p in points if p.valid and p.speedup and p.speedup.low is not None]
@@ -294,19 +295,16 @@ def _saturation(crossovers: Sequence[Crossover], pick: Recommendation) -> Iterat
             speedup = next(p.speedup for p in points if p.at == stop)
             is_lost = speedup is not None and speedup.estimate <= 1
             gain = "no speedup" if is_lost else "undecided"
-            yield (
-                f"{key.source}, K={key.draft.length.label}: speedup up to {plural(below, 'user')}; "
-                f"{gain} at {stop}"
-            )
+            yield (f"{_method(key)}: speedup up to {plural(below, 'user')}; {gain} at {stop}")
 
 
 SCHEMA_VERSION = 1
 
 _OF_CONFIGURATION = tuple(
-    ["pairing", "method", "num_speculative_tokens", "adaptive", "concurrency", "lossy"]
+    ["pairing", "method", "num_speculative_tokens", "adaptive", "concurrency", "lossy", "variant"]
 )
 _NOT_IN_CONFIGURATION = {*AXES} - {*_OF_CONFIGURATION}
-_NOT_IN_SETTING = {*AXES} - {axis.name for axis in fields(Condition)} | {"concurrency"}
+_NOT_IN_SETTING = {*AXES} - {axis.name for axis in fields(Condition)} | {"concurrency", "variant"}
 _CANDIDATE = type_of(
     "Candidate",
     "A configuration for a workload.",
@@ -328,7 +326,7 @@ _CANDIDATE = type_of(
 )
 _PICK = type_of(
     "Pick",
-    "The answer for one workload and setting; the concurrency is part of the answer.",
+    "The answer for one workload and setting; concurrency and variant are part of the answer.",
     (FlatKey, _NOT_IN_SETTING),
     sentence=Annotated[str, Doc("the answer in words")],
     no_valid_speculative_run=Annotated[
@@ -485,8 +483,8 @@ def _candidate_json(candidate: Candidate, objective: Objective) -> dict[str, Any
 
 
 def _setting_json(at: Condition, *without: str) -> dict[str, Any]:
-    """The axes that distinguish the picks of one workload, without the concurrency."""
-    left_out = ("target", "workload", "concurrency", *without)
+    """The axes that distinguish the picks of one workload, without concurrency and variant."""
+    left_out = ("target", "workload", "concurrency", "variant", *without)
     return {name: value for name, value in at.flat.items() if name not in left_out}
 
 

@@ -143,10 +143,12 @@ def lost_line(document: Document) -> str | None:
 
 
 def _by_deployment(servers: Iterable[ServerRecord]) -> list[list[ServerRecord]]:
-    """The sessions of each target, engine, drafter and K, in the order of their first session."""
+    """The sessions of each target, engine, drafter, K and variant, in the order of their first
+    session.
+    """
     groups: dict[tuple[object, ...], list[ServerRecord]] = {}
     for server in servers:
-        at = (server.target, server.engine, server.drafter, server.num_speculative_tokens)
+        at = (_engine(server), server.drafter, server.num_speculative_tokens)
         groups.setdefault(at, []).append(server)
     return list(groups.values())
 
@@ -154,12 +156,9 @@ def _by_deployment(servers: Iterable[ServerRecord]) -> list[list[ServerRecord]]:
 def _plain(
     group: Sequence[ServerRecord], groups: Iterable[list[ServerRecord]]
 ) -> list[ServerRecord]:
-    """The sessions without speculation of a group's target and engine."""
-    at = (group[0].target, group[0].engine)
-    return next(
-        (g for g in groups if (g[0].target, g[0].engine) == at and not g[0].num_speculative_tokens),
-        [],
-    )
+    """The sessions without speculation of a group's target, engine and variant."""
+    at = _engine(group[0])
+    return next((g for g in groups if _engine(g[0]) == at and not g[0].num_speculative_tokens), [])
 
 
 def _row(
@@ -199,14 +198,16 @@ def _text(
 
 
 def _engine(server: ServerRecord) -> str:
-    return f"{server.engine} of {server.target}"
+    variant = f", {server.variant}" if server.variant else ""
+    return f"{server.engine} of {server.target}{variant}"
 
 
 def _is_best(document: Document, server: ServerRecord) -> bool:
     """Whether a decision recommends this drafter and K on this engine."""
-    wanted = (server.target, server.engine, server.drafter, server.num_speculative_tokens)
+    wanted = (server.target, server.engine, server.variant)
     return any(
-        (d.condition.target, d.condition.engine, d.leader.draft.drafter, d.draft.k) == wanted
+        (d.condition.target, d.condition.engine, d.condition.variant) == wanted
+        and (d.leader.draft.drafter, d.draft.k) == (server.drafter, server.num_speculative_tokens)
         for d in document.decisions
         if d.draft.k
     )

@@ -25,6 +25,7 @@ from specbench.settings.words import (
     parse_seconds,
     parse_share,
     parse_temperatures,
+    parse_variants,
 )
 
 DEFAULT_K = 4  # of a pairing that names none
@@ -464,6 +465,19 @@ class ServerSettings:
             placeholder="ARGS",
         ),
     ] = ()
+    variants: Annotated[  # by name: arguments added to `engine_args`; None: only those
+        Mapping[str, tuple[str, ...]] | None,
+        Option(
+            names=("--variant",),
+            is_repeated=True,
+            is_rare=True,
+            read=parse_variants,
+            help="Further engine arguments under a name, such as eager='--enforce-eager'. Every K "
+            "is measured with each set; one set is compared with none (default).",
+            shown=False,
+            placeholder="NAME=ARGS",
+        ),
+    ] = None
     engine_version: Annotated[
         str | None,
         Option(

@@ -179,12 +179,39 @@ def limits_text(limits: Mapping[str, float]) -> str:
     return ",".join(f"{names[metric]}={limit * 1e3:g}ms" for metric, limit in limits.items())
 
 
-def parse_engine_args(items: list[str]) -> tuple[str, ...]:
+def parse_engine_args(items: list[str], option: str = "--engine-args") -> tuple[str, ...]:
     """The words of engine arguments, split as by a shell."""
     try:
         return tuple(word for item in items for word in shlex.split(item))
     except ValueError as error:
-        raise UsageError(f"--engine-args {' '.join(items)!r}: {error}") from error
+        raise UsageError(f"{option} {' '.join(items)!r}: {error}") from error
+
+
+PLAIN = "default"  # the variant without more arguments, if one variant is compared with it
+
+
+def parse_variants(items: list[str]) -> dict[str, tuple[str, ...]] | None:
+    """Engine arguments by variant, from words such as `eager=--enforce-eager`; None without one.
+
+    A single variant is compared with `PLAIN`.
+    """
+    variants: dict[str, tuple[str, ...]] = {}
+    for item in items:
+        name, equals, words = item.partition("=")
+        if not equals or re.fullmatch(r"[A-Za-z0-9][\w.-]*", name) is None:
+            raise UsageError(
+                f"--variant {item!r}: expected a name of letters and digits, =, and arguments of "
+                "the engine: --variant eager='--enforce-eager'"
+            )
+        if name in variants:
+            raise UsageError(f"--variant {name}: this name is given twice; name each differently")
+        variants[name] = parse_engine_args([words], f"--variant {name}")
+    if [*variants] == [PLAIN]:
+        raise UsageError(
+            f"--variant {PLAIN}: a single variant is compared with the plain arguments, which have "
+            "this name; choose another"
+        )
+    return {PLAIN: (), **variants} if len(variants) == 1 else variants or None
 
 
 def parse_seconds(text: str) -> float:

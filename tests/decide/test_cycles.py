@@ -104,7 +104,7 @@ def test_beside_a_server_there_are_estimates_alone():
 def test_only_prompts_that_both_served_are_compared():
     served = aggregate_run(served_sweep(Sweep(wobble=0.0)))
     ours = [replace(cell, requests=cell.requests[:2]) for cell in own_cells(engine_s=0.06)]
-    (pair,) = [p for p in side_by_side([*ours, *served]) if p.builtin.draft.k]
+    (pair,) = [p for p in side_by_side([*ours, *served]) if p.cell.draft.k]
     theirs = next(c for c in served if c.key == key_of(4))
     both = [r.decode_s for r in theirs.requests if r.prompt_id in ("code-0", "code-1")]
     assert pair.num_prompts == 2

@@ -33,7 +33,7 @@ def names(keys: tuple[CellKey, ...]) -> list[tuple[str, str]]:
     cells = [cell(key, SECONDS) for key in keys]
     return [
         (
-            "kauto" if pair.builtin.draft.is_adaptive else f"k{pair.builtin.draft.k}",
+            "kauto" if pair.cell.draft.is_adaptive else f"k{pair.cell.draft.k}",
             pair.peer.draft.method,
         )
         for pair in side_by_side(cells)

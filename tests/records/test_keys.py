@@ -30,6 +30,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
         "thinking on",
         "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|thinking on",
     ),
+    "variant": ("eager", "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|veager"),
     "lossy": ("typical", "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|lossy typical"),
 }
 PLAN = TypeAdapter(CellPlan | None, config=ConfigDict(extra="forbid", strict=True))

@@ -175,7 +175,7 @@ def test_the_built_in_decoder_stands_beside_the_engine_without_an_interval() -> 
             blocks=(*blocks, *stored.blocks),
         )
     )
-    assert [(p.builtin.draft.k, p.decode.low) for p in both.side_by_side] == [(0, None), (4, None)]
+    assert [(p.cell.draft.k, p.decode.low) for p in both.side_by_side] == [(0, None), (4, None)]
     assert "relative to vllm" in to_markdown([both])
     titles = {chart.title for chart in drawn(both).all}
     assert titles > {chart.title for chart in drawn(build_document(stored)).all}

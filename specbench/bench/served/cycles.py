@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 from specbench.bench.blocks import Cell
@@ -21,6 +22,7 @@ from specbench.bench.served.running import ServerHandle
 from specbench.bench.served.sessions import (
     Answers,
     Session,
+    Start,
     cycle_of,
     next_name,
     served_cells,
@@ -36,7 +38,7 @@ from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import paired_decode
 from specbench.metrics.summary import summarize
 from specbench.probes.gpu import Gpus
-from specbench.records import BlockPurpose, BlockRecord, DraftConfig, ServerRecord
+from specbench.records import BlockPurpose, BlockRecord, ServerRecord
 from specbench.runs import RunStore, StoredRecord, StoredRun
 from specbench.servers.server_log import EngineError
 from specbench.servers.silence import watch_for_stalls
@@ -49,7 +51,7 @@ from specbench.stats.crossed import (
     session_noise,
 )
 
-Failures = Mapping[DraftConfig, Sequence[str]]  # reasons of the latest consecutive failures
+Failures = Mapping[Start, Sequence[str]]  # reasons of the latest consecutive failures
 LONGEST_REASON = 1_000  # characters of a stored reason
 WEIGHTS = (".safetensors", ".gguf", ".bin")
 CHUNK_BYTES = 2**24
@@ -127,14 +129,14 @@ class CycleRun:
         if not sessions_missing(sessions, servers):
             return
         places = {session.place for session in sessions}
-        drafts = {session.draft for session in sessions}
+        starts = {session.start for session in sessions}
         attempt = 1 + max((s.attempt for s in servers if s.place in places), default=0)
         num_blocks = sum(len(session.cells) for session in sessions)
         loop = RunLoop(self._store, self._reporter, self._deadline, num_blocks)
         for session in sessions:
-            if self._deadline.is_over(session.purpose) or is_over(self._failures, drafts):
+            if self._deadline.is_over(session.purpose) or is_over(self._failures, starts):
                 return
-            if len(self._failures.get(session.draft, ())) < TRIES:
+            if len(self._failures.get(session.start, ())) < TRIES:
                 self._reporter.stage(f"{session.target}: {session.label}")
                 self._measure_session(session, attempt, loop)
 
@@ -159,12 +161,12 @@ class CycleRun:
                 record = replace(record, log=f"{error.log.parent.name}/{error.log.name}")
         self._store.append(replace(record, node=self._store.node, attempt=attempt))
         if was_held(record):
-            self._failures[session.draft] = ()
+            self._failures[session.start] = ()
             for text in (*record.problems, *record.warnings):
                 self._reporter.warn(f"{session.label}: {text}")
         else:
-            earlier = self._failures.get(session.draft, ())
-            self._failures[session.draft] = (*earlier, *record.problems)
+            earlier = self._failures.get(session.start, ())
+            self._failures[session.start] = (*earlier, *record.problems)
 
     def _serve(
         self,
@@ -205,13 +207,14 @@ class CycleRun:
         return reason
 
 
-def is_over(failures: Failures, drafts: Set[DraftConfig]) -> bool:
-    """Whether one reason occurred twice, and prevented K = 0 or every other K."""
+def is_over(failures: Failures, starts: Set[Start]) -> bool:
+    """Whether one reason occurred twice, and prevented a K = 0 or every other K."""
+    speculating = {start for start in starts if start[0].k}
     for reason in {row[-1] for row in failures.values() if row}:
         num = sum(_same(reason, other) for row in failures.values() for other in row)
-        lasts = {draft: failures.get(draft, ())[-1:] for draft in drafts}
-        failed = {draft for draft, last in lasts.items() if last and _same(reason, last[0])}
-        if num >= TRIES and (DraftConfig.none in failed or failed >= drafts - {DraftConfig.none}):
+        lasts = {start: failures.get(start, ())[-1:] for start in starts}
+        failed = {start for start, last in lasts.items() if last and _same(reason, last[0])}
+        if num >= TRIES and (failed - speculating or failed >= speculating):
             return True
     return False
 
@@ -296,8 +299,8 @@ class ServedRun:
             sessions = cycle.sessions
             is_due = (
                 bool(sessions_missing(sessions, self._store.stored.servers))
-                and not is_over(cycle.failures, {session.draft for session in sessions})
-                and any(len(cycle.failures[session.draft]) < TRIES for session in sessions)
+                and not is_over(cycle.failures, {session.start for session in sessions})
+                and any(len(cycle.failures[session.start]) < TRIES for session in sessions)
             )
             if is_due and not self._has_time(len(sessions) * (1 + num_running), purpose):
                 return None
@@ -312,12 +315,15 @@ class ServedRun:
         return left_s is None or (left_s > 0 and left_s >= session_s * num_sessions)
 
     def _failures(self) -> Failures:
-        """The consecutive failures of each draft configuration since this run was resumed."""
+        """The consecutive failures of each start since this run was resumed."""
         drafts = {(d.drafter, d.k): d for d in (cell.key.draft for cell in self._cells)}
-        failures: dict[DraftConfig, tuple[str, ...]] = dict.fromkeys(drafts.values(), ())
+        variants = {cell.key.condition.variant for cell in self._cells}
+        failures: dict[Start, tuple[str, ...]] = dict.fromkeys(
+            product(drafts.values(), variants), ()
+        )
         for server in self._servers(self._first):
-            draft = drafts[server.drafter, server.num_speculative_tokens]
-            failures[draft] = () if was_held(server) else (*failures[draft], *server.problems)
+            start = drafts[server.drafter, server.num_speculative_tokens], server.variant
+            failures[start] = () if was_held(server) else (*failures[start], *server.problems)
         return failures
 
     def _servers(self, first: int = 0) -> list[ServerRecord]:

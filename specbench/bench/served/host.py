@@ -148,7 +148,10 @@ class ManagedServers:
                     for prompt in workload.prompts
                 ),
                 seed=self._plan.settings.seed,
-                arguments=self._options.engine_args,
+                arguments=(
+                    *self._options.engine_args,
+                    *(self._options.variants or {}).get(session.variant or "", ()),
+                ),
             )
         )
         program, args = launch.command[: launch.num_program], launch.command[launch.num_program :]

@@ -288,6 +288,7 @@ def unusable(session: Session, name: str, problems: Sequence[str]) -> ServerReco
         drafter=session.draft.drafter,
         method=session.draft.method,
         num_speculative_tokens=session.draft.k,
+        variant=session.variant,
         cycle=session.cycle,
         version="",
         model="",

@@ -32,11 +32,14 @@ from specbench.runs import StoredRun
 from specbench.settings import OPENAI
 
 UP, DOWN = range(SESSIONS_PER_K)
+Start = tuple[DraftConfig, str | None]  # with the variant
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """The requests at one K and temperature that one server start, or a running server, serves."""
+    """The requests that one server start, or a running server, serves: at one K and temperature,
+    under one set of arguments.
+    """
 
     engine: str
     target: str
@@ -46,12 +49,19 @@ class Session:
     cycle: int  # from 0; the confirmation has separate numbers
     leg: int  # UP or DOWN
     cells: tuple[Cell, ...]  # one per condition
+    variant: str | None = None  # name of its arguments
+
+    @property
+    def start(self) -> Start:
+        """The facts on which the start of its server depends."""
+        return self.draft, self.variant
 
     @property
     def place(self) -> str:
         """The id of the session, the same for every attempt at it."""
         at = f"{self.target}|{self.engine}|{self.draft.drafter}|{self.draft.length.id}"
-        return f"{at}|t{self.temperature:g}|{self.purpose}|c{self.cycle}.{self.leg}"
+        variant = f"|v{self.variant}" if self.variant else ""
+        return f"{at}{variant}|t{self.temperature:g}|{self.purpose}|c{self.cycle}.{self.leg}"
 
     @property
     def repeat(self) -> int:
@@ -59,10 +69,15 @@ class Session:
         return self.cycle * SESSIONS_PER_K + self.leg
 
     @property
+    def configuration(self) -> str:
+        """For people: `draft K=4`, and the variant: `draft K=4 (eager)`."""
+        return f"{self.draft.label} ({self.variant})" if self.variant else self.draft.label
+
+    @property
     def label(self) -> str:
         """For people: `vllm, draft K=4, cycle 2, on the way back`."""
         back = ", on the way back" if self.leg == DOWN else ""
-        return f"{self.engine}, {self.draft.label}, cycle {self.cycle + 1}{back}"
+        return f"{self.engine}, {self.configuration}, cycle {self.cycle + 1}{back}"
 
     def blocks(self, plan: TargetPlan, name: str = "") -> Iterator[Block]:
         """A block per condition, its prompts in the same shuffled order at every K.
@@ -102,12 +117,13 @@ def cycle_of(
 
     A steady drift within a cycle affects all of them alike.
     """
-    starts: dict[tuple[DraftConfig, float], list[Cell]] = {}
+    starts: dict[tuple[DraftConfig, float, str | None], list[Cell]] = {}
     for cell in cells:
-        starts.setdefault((cell.key.draft, cell.key.condition.temperature), []).append(cell)
+        at = cell.key.condition
+        starts.setdefault((cell.key.draft, at.temperature, at.variant), []).append(cell)
     up = sorted(starts.items(), key=lambda start: start[0][0].k > 0)  # K = 0 at both ends
     for leg, order in ((UP, up), (DOWN, up[::-1])):
-        for (draft, temperature), session_cells in order:
+        for (draft, temperature, variant), session_cells in order:
             at = session_cells[0].key.condition
             yield Session(
                 engine=at.engine,
@@ -118,6 +134,7 @@ def cycle_of(
                 cycle=cycle,
                 leg=leg,
                 cells=tuple(session_cells),
+                variant=variant,
             )
 
 

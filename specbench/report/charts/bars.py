@@ -207,7 +207,7 @@ def side_by_side_charts(
     known = {cell.key: cell for cell in cells}
     groups: dict[Condition, dict[str, list[SideBySide]]] = {}
     for pair in pairs:
-        setting = pair.builtin.condition
+        setting = pair.cell.condition
         across = setting.without("workload", "engine")
         groups.setdefault(across, {}).setdefault(setting.workload, []).append(pair)
     for setting, workloads in groups.items():
@@ -222,15 +222,12 @@ def bars_of(
 ) -> tuple[CellSummary, ...]:
     """Both sides without drafts, then each pairing's fastest built-in K and its counterparts."""
     fastest: dict[str, CellKey] = {}
-    for key in dict.fromkeys(pair.builtin for pair in pairs if pair.builtin in known):
+    for key in dict.fromkeys(pair.cell for pair in pairs if pair.cell in known):
         best = fastest.get(key.pairing)
         if best is None or _speed(known[key]) > _speed(known[best]):
             fastest[key.pairing] = key
     keys = dict.fromkeys(
-        key
-        for pair in pairs
-        if pair.builtin in fastest.values()
-        for key in (pair.builtin, pair.peer)
+        key for pair in pairs if pair.cell in fastest.values() for key in (pair.cell, pair.peer)
     )
     return tuple(known[key] for key in keys if key in known and _speed(known[key]))
 

@@ -163,21 +163,21 @@ def test_a_reason_met_twice_that_leaves_nothing_to_compare_ends_the_run(
 
 def test_a_k_that_alone_does_not_start_leaves_the_others_to_be_measured():
     draft = {k: DraftConfig(drafter="lookup", method="ngram", length=Fixed(k)) for k in (2, 4)}
-    failures = {draft[4]: ["b", "b"]}
-    assert not is_over(failures, {DraftConfig.none, draft[2], draft[4]})
-    assert is_over(failures, {DraftConfig.none, draft[4]})
-    assert not is_over({draft[4]: ["a", "b"]}, {DraftConfig.none, draft[4]})
+    plain, two, four = ((config, None) for config in (DraftConfig.none, draft[2], draft[4]))
+    assert not is_over({four: ["b", "b"]}, {plain, two, four})
+    assert is_over({four: ["b", "b"]}, {plain, four})
+    assert not is_over({four: ["a", "b"]}, {plain, four})
 
 
 def test_a_start_between_two_failures_is_another_chance(stored):
     up, down = (s for s in stored.run.next_unit(0).sessions if s.draft.k == 4)
     (later, _) = (s for s in stored.run.next_unit(0).sessions if s.draft.k == 4)
     stored.hold(up, problems=("it did not start",))
-    assert stored.run._failures()[up.draft] == ("it did not start",)
+    assert stored.run._failures()[up.start] == ("it did not start",)
     stored.hold(down)
-    assert stored.run._failures()[up.draft] == ()
+    assert stored.run._failures()[up.start] == ()
     stored.hold(later, problems=("nor now",))
-    assert stored.run._failures()[up.draft] == ("nor now",)
+    assert stored.run._failures()[up.start] == ("nor now",)
 
 
 def test_one_that_went_on_to_its_end_and_cannot_be_used_was_held(stored):
@@ -244,8 +244,8 @@ def test_a_budget_counts_the_cycles_that_run_beside_it(tmp_path):
 
 def test_a_k_that_was_given_up_is_not_started_again_in_a_later_cycle(stored):
     host, unit = Broken(k0="a", k2="b"), stored.run.next_unit(0)
-    draft = next(s.draft for s in unit.sessions if s.draft.k == 4)
-    stored.measure(replace(unit, failures={draft: ["c", "d"]}), host)
+    start = next(s.start for s in unit.sessions if s.draft.k == 4)
+    stored.measure(replace(unit, failures={start: ["c", "d"]}), host)
     assert host.opened == [0, 2, 2, 0]
 
 
