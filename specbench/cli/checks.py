@@ -257,7 +257,7 @@ def _require_variants(settings: RunSettings) -> None:
         )
     for name, words in variants.items():
         for word in words:
-            flag = re.split(r"[=.]", word)[0].replace("_", "-")
+            flag = word.partition("=")[0].replace("_", "-")
             if _OTHER_AXES.fullmatch(flag):
                 raise UsageError(
                     f"--variant {name}: specbench sets {flag} for every K; leave it out, and "

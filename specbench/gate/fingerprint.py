@@ -15,7 +15,7 @@ from specbench.records import (
     ServerRecord,
     chosen_threads,
 )
-from specbench.settings import DecoderSettings
+from specbench.settings import DecoderSettings, ServerSettings
 from specbench.settings.words import limits_text
 
 HARDWARE = "hardware"
@@ -116,7 +116,11 @@ def fingerprint_of(
         hardware={**environment.hardware, **threads, **served.hardware},
         torch=environment.packages.get("torch", ""),
         drafters=dict(_drafters(models, targets)),
-        software={**_software(environment, engines, imported), **served.software},
+        software={
+            **_software(environment, engines, imported),
+            **dict(_draft_arguments(settings.servers)),
+            **served.software,
+        },
         entries=dict(run.pairing_sha256),
     )
 
@@ -329,6 +333,15 @@ def served_facts(servers: Sequence[ServerRecord]) -> ServedFacts:
 def is_of_a_server(name: str) -> bool:
     """Whether a fact of this name is about a serving engine."""
     return name.startswith(_PREFIX)
+
+
+def _draft_arguments(servers: ServerSettings) -> Iterator[tuple[str, str]]:
+    """The user's fields of a speculative config, which no server without speculation gets."""
+    given = {"": servers.engine_args, **(servers.variants or {})}
+    for variant, words in given.items():
+        for flag, value in _arguments(words):
+            if "config" in flag and any(word in flag for word in _ABOUT_DRAFTS):
+                yield f"{_PREFIX}{variant and f'variant {variant}, '}{flag}", value
 
 
 def _preferred(servers: Sequence[ServerRecord]) -> Iterator[ServerRecord]:

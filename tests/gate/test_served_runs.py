@@ -17,6 +17,7 @@ from specbench.runs import StoredRun
 from tests.cli.calls import specbench
 from tests.report.stored_runs import keep
 from tests.served_sessions import Sweep, key_of, served_sweep
+from tests.settings.flat_settings import changed
 
 SPEEDUP = [Tolerance(metric="decode_speedup", share=0.4)]
 ONE_ROW = Sweep(rows=(1,), confirmed=None)
@@ -259,14 +260,32 @@ def test_addresses_drafts_and_computed_settings_are_not_facts():
     assert dict(found.hardware) == {"server vllm of demo, GPUs": "1"}
 
 
-def test_arguments_of_the_user_about_drafts_are_facts():
-    likely = ("--spec-draft-p-min", "0.5")
+@pytest.mark.parametrize(
+    ("flag", "value", "of_k"),
+    [
+        ("--spec-draft-p-min", "0.5", "--spec-draft-n-max"),  # llama.cpp
+        ("--speculative-draft-model-quantization", "fp8", "--speculative-num-steps"),  # SGLang
+    ],
+)
+def test_arguments_of_the_user_about_drafts_are_facts(flag, value, of_k):
     plain, drafting = served_sweep(ONE_ROW).servers[:2]
-    plain = replace(plain, command=("llama-server", "--metrics", *likely))
-    drafting = replace(drafting, command=("llama-server", "--spec-draft-n-max", "4", *likely))
+    plain = replace(plain, command=("serve", "--metrics", flag, value))
+    drafting = replace(drafting, command=("serve", of_k, "4", flag, value))
     found = served_facts([plain, drafting]).software
-    assert found["server vllm of demo, --spec-draft-p-min"] == "0.5"
-    assert not [name for name in found if "n-max" in name]
+    assert found[f"server vllm of demo, {flag}"] == value
+    assert not [name for name in found if of_k in name]
+
+
+def test_fields_of_a_speculative_config_are_facts_although_k_0_is_started_without_them():
+    runs = []
+    for size in ("1", "2"):
+        stored = served_sweep(ONE_ROW)
+        words = ("--speculative-config.draft_tensor_parallel_size", size)
+        settings = changed(stored.run.settings, engine_args=words)
+        runs.append(replace(stored, run=replace(stored.run, settings=settings)))
+    (difference,) = changes(*map(fingerprint, runs))
+    assert (difference.baseline, difference.candidate) == ("1", "2")
+    assert "draft_tensor_parallel_size" in difference.name
 
 
 def test_facts_come_from_sessions_without_speculation_if_there_are_any():

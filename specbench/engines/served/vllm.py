@@ -9,7 +9,8 @@ speculative config is not a limit by context: the default runner since 0.29 does
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specbench.engines.deployment import (
@@ -114,8 +115,43 @@ def launch(start: StartOptions) -> StartCommand:
         command += ["--max-num-seqs", str(start.most_at_once)]
     if SPECULATION in command:  # the flag is refused without it
         command += ["--per-request-spec-decode-metrics", "detailed"]
-    command += start.arguments
+    command = _with_fields(command, start.arguments)
     return StartCommand(command=tuple(command), num_program=num_program, environment=_QUIET)
+
+
+# The config as a whole, or one field: `--speculative-config.draft_tensor_parallel_size 2`.
+_SPECULATIVE = re.compile(r"(?:--speculative[-_]config|-sc)(?:\.(\w+))?(?:=(.*))?", re.DOTALL)
+
+
+def _with_fields(command: list[str], arguments: Sequence[str]) -> list[str]:
+    """The command with the arguments, and with their fields of the speculative config in its own.
+
+    vLLM would take them in place of it, and draft without it. UsageError for fields that it has.
+    """
+    rest, given = list[str](), dict[str, Any]()
+    words = iter(arguments)
+    for word in words:
+        match = _SPECULATIVE.fullmatch(word)
+        if match is None:
+            rest.append(word)
+            continue
+        text = next(words, "") if match[2] is None else match[2]
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        given |= {match[1]: value} if match[1] else value if isinstance(value, dict) else {"": text}
+    if SPECULATION not in command:
+        return [*command, *rest]
+    at = command.index(SPECULATION) + 1
+    config = json.loads(command[at])
+    if wrong := sorted(given.keys() & {*config, ""}):
+        raise UsageError(
+            f"{SPECULATION} in the engine's arguments: specbench sets {', '.join(config)}; "
+            f"{wrong[0] or text!r} cannot be given, other fields can, such as "
+            f"'{SPECULATION}.draft_tensor_parallel_size 2'"
+        )
+    return [*command[:at], json.dumps(config | given), *command[at + 1 :], *rest]
 
 
 async def facts(client: "Client") -> ServerFacts:
@@ -236,6 +272,9 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         command += [SPECULATION, json.dumps(config)]
         lost += _lost(deployment)
         deployment = deployment.noting(vocabulary_notes(deployment))
+    if deployment.measured_with == "vllm":
+        command = _with_fields(command, deployment.arguments)
+        deployment = replace(deployment, arguments=())
     return exported(deployment, "vllm", dotted(release), command, lost, hybrids=_HYBRIDS)
 
 

@@ -144,3 +144,11 @@ def test_drafts_are_told_apart_from_rounds_without_any():
     metrics = {"draft_n": 3, "draft_n_accepted": 1, "steps": told}
     counts = LLAMA.counts(Streamed(num_tokens=5, metrics=metrics), 4)
     assert (counts.num_rounds, counts.num_drafting, counts.num_accepted) == (3, 1, 1)
+
+
+def test_a_confidence_stop_of_the_user_comes_after_the_one_that_is_off(tmp_path, monkeypatch):
+    monkeypatch.chdir(with_model(tmp_path, "t.gguf", "d.gguf"))
+    off, on = ("--spec-draft-p-min", "0"), ("--spec-draft-p-min", "0.5")
+    command = LLAMA.launch(start(tmp_path, *DRAFTED, *off, arguments=on)).command
+    values = [command[i + 1] for i, word in enumerate(command) if word == on[0]]
+    assert values == ["0", "0.5"]  # the last one holds

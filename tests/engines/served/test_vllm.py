@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from specbench.engines.served_engine import find_served
+from specbench.errors import UsageError
 from specbench.records import Message
 from specbench.servers.client import Streamed
 from tests.engines.served.replay import REQUEST, answer, facts, recorded, start
@@ -49,6 +50,43 @@ def test_only_more_requests_than_it_takes_by_itself_are_said(tmp_path):
     assert "--max-num-seqs" not in VLLM.launch(few).command
     command = VLLM.launch(replace(few, most_at_once=200)).command
     assert command[command.index("--max-num-seqs") + 1] == "200"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--speculative-config.draft_tensor_parallel_size", "2"),
+        ("--speculative_config.draft_tensor_parallel_size=2",),
+        ("--speculative-config", '{"draft_tensor_parallel_size": 2}'),
+    ],
+)
+def test_fields_of_the_speculative_config_are_added_to_that_of_k_and_left_out_at_k_0(
+    tmp_path, words
+):
+    ours = {"method": "ngram", "num_speculative_tokens": 4}
+    exported = (*SPECULATIVE[:-1], json.dumps(ours))
+    given = {"arguments": ("--seed", "1", *words, "--enforce-eager")}
+    command = VLLM.launch(start(tmp_path, *exported, **given)).command
+    (config,) = (command[i + 1] for i, w in enumerate(command) if w == "--speculative-config")
+    assert json.loads(config) == {**ours, "draft_tensor_parallel_size": 2}
+    assert command[-3:] == ("--seed", "1", "--enforce-eager")
+    plain = VLLM.launch(start(tmp_path, "vllm", "serve", "m", **given)).command
+    assert plain[-3:] == ("--seed", "1", "--enforce-eager")
+    assert not any("speculative" in word for word in plain)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--speculative-config.num_speculative_tokens", "8"), "'num_speculative_tokens'"),
+        (("--speculative-config", '{"method": "eagle"}'), "'method'"),
+        (("-sc", "draft"), "'draft'"),
+    ],
+)
+def test_fields_that_specbench_sets_are_refused(tmp_path, words, said):
+    exported = (*SPECULATIVE[:-1], '{"method": "ngram", "num_speculative_tokens": 4}')
+    with pytest.raises(UsageError, match=said):
+        VLLM.launch(start(tmp_path, *exported, arguments=words))
 
 
 def test_what_a_server_says_of_itself():
