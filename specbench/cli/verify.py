@@ -158,6 +158,12 @@ def verify(
             "--restart-cycles: verify starts each K once and measures no time; drop it"
         )
 
+    if settings.servers.variants:
+        raise UsageError(
+            "--variant: verify compares outputs under one set of engine arguments; give one set as "
+            "--engine-args"
+        )
+
     if tokens is not None and detect is not None:
         raise UsageError("--detect and --num-tokens both say how much is sampled; use one of them")
     if budget is not None and (tokens is not None or detect is not None):

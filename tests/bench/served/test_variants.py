@@ -94,6 +94,10 @@ def test_a_wrong_variant_ends_the_command_with_code_2_and_its_plan_names_each(tm
     wrong = specbench(*typed, "--variant", "eager=-x", cwd=tmp_path)
     assert (wrong.code, wrong.out) == (2, "")
     assert "builtin" in wrong.err
+    verified = ("verify", "big/lookup", "-c", "pairings.yaml", "--engine", "vllm")
+    refused = specbench(*verified, "--variant", "eager=-x", cwd=tmp_path)
+    assert refused.code == 2
+    assert "--variant: verify" in refused.err
     ran = specbench(
         *typed, "--engine", "vllm", "-k", "0,4", "--variant", "eager=-x", "--json", cwd=tmp_path
     )
