@@ -305,7 +305,7 @@ def incomparable_report(reason: str) -> ReportPart:
 
 JSON_VERSION = 1
 
-_DIFFERENCE = type_of(
+DIFFERENCE = type_of(
     "Difference",
     "A fact that differs.",
     name=Annotated[str, Doc("a word of `--allow-different`, or the name of a fact")],
@@ -329,7 +329,7 @@ _ATTRIBUTION = type_of(
     "The causes of a regression.",
     (Attribution, ()),
     cell=Annotated[str, docs_of(Attribution)["cell"]],
-    changes=Annotated[several(_DIFFERENCE), docs_of(Attribution)["changes"]],
+    changes=Annotated[several(DIFFERENCE), docs_of(Attribution)["changes"]],
     curve=Annotated[_CURVE, docs_of(Attribution)["curve"]],
     sentence=Annotated[str, Doc("the attribution in words")],
 )
@@ -369,12 +369,12 @@ KEYS: Mapping[str, Key] = {
         lambda gate: list(map(_attribution_json, gate.attributions)),
     ),
     "allowed": Key(
-        several(_DIFFERENCE),
+        several(DIFFERENCE),
         "what differs and was allowed to",
         lambda gate: [d._asdict() for d in gate.allowed],
     ),
     "changes": Key(
-        several(_DIFFERENCE),
+        several(DIFFERENCE),
         "what else differs, such as the draft's weights, packages or the driver",
         lambda gate: [d._asdict() for d in gate.changes],
     ),

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from specbench.doc import Doc, Key, json_object, several, type_of
 from specbench.gate.history import History, Series
+from specbench.records import CellKey
 from specbench.report.blocks import Charts, Lines, ReportPart, TableBlock
+from specbench.report.gate import DIFFERENCE
 from specbench.report.grids import Grid
 from specbench.report.numbers import measured
 from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE, ChangePoint
@@ -33,27 +35,28 @@ _STEP = type_of(
     change=Annotated[float | None, Doc("(after - before) / size of before; absent: that is 0")],
     run_id=Annotated[str, Doc("id of the first run of the new level")],
 )
+_TREND = type_of(
+    "Trend",
+    "A steady rise or fall.",
+    slope=Annotated[float, Doc("change per run, in `unit`")],
+    p_value=Annotated[float, Doc("of the test for a trend", low=0, high=1)],
+)
 _SERIES = type_of(
     "Series",
     "One metric of one cell.",
-    key=Annotated[Mapping[str, Any], Doc("the cell: pairing, `condition` and `draft`")],
+    key=Annotated[CellKey, Doc("the cell")],
     metric=Annotated[str, Doc("name of the metric")],
     unit=Annotated[str, Doc("of its values")],
     better=Annotated[str | None, Doc("`higher` or `lower`; absent: neither")],
     points=Annotated[several(_POINT), Doc("one per run, oldest first")],
     steps=Annotated[several(_STEP), Doc("change points")],
-    trend=Annotated[
-        tuple[float, float] | None, Doc("slope per run, and its p-value; absent: no trend")
-    ],
+    trend=Annotated[_TREND | None, Doc("absent: no trend")],
 )
 _LEFT_OUT = type_of(
     "ExcludedRun",
     "A run that is left out.",
     run_id=Annotated[str, Doc("id of the run")],
-    differences=Annotated[
-        tuple[tuple[str, str, str], ...],
-        Doc("why: each a name, its text in the newest run, and its text in this run"),
-    ],
+    differences=Annotated[several(DIFFERENCE), Doc("why; the baseline is the newest complete run")],
 )
 KEYS: Mapping[str, Key] = {
     "schema_version": Key(Literal[1], "version of this document", lambda _: 1),
@@ -69,6 +72,10 @@ KEYS: Mapping[str, Key] = {
     "left_out": Key(
         several(_LEFT_OUT),
         "runs that are not comparable with the newest complete one, or were interrupted",
+        lambda history: [
+            {"run_id": run.run_id, "differences": [d._asdict() for d in run.differences]}
+            for run in history.left_out
+        ],
     ),
 }
 
@@ -85,7 +92,8 @@ def _series_json(series: Series) -> dict[str, Any]:
         {**s._asdict(), "change": s.change, "run_id": series.points[s.run_index].run_id}
         for s in series.steps
     ]
-    return {**to_jsonable_python(series), "steps": steps}
+    trend = series.trend and series.trend._asdict()
+    return {**to_jsonable_python(series), "steps": steps, "trend": trend}
 
 
 def history_report(history: History) -> ReportPart:

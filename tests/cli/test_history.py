@@ -100,7 +100,7 @@ def test_an_interrupted_run_is_left_out_and_named(nightly, tmp_path):
     document = json.loads(ran.out)
     assert len(document["series"][0]["points"]) == len(SPEEDS) - 1
     (left,) = document["left_out"]
-    assert (left["run_id"], left["differences"][0][0]) == (cut.name, "interrupted")
+    assert (left["run_id"], left["differences"][0]["name"]) == (cut.name, "interrupted")
     joined = specbench(
         "history", *METRIC, "--json", "--allow-different", "interrupted", cwd=tmp_path
     )

@@ -13,6 +13,7 @@ from specbench.report.charts.history import history_charts
 from specbench.report.history import (
     change_lines,
     history_grids,
+    history_json,
     history_report,
     left_out_lines,
     sparkline,
@@ -105,7 +106,11 @@ def test_a_steady_history_reports_the_expected_false_alarms():
 
 def test_a_trend_is_reported_as_a_trend():
     rising = [1.0 + 0.01 * i + 0.001 * (-1) ** i for i in range(12)]
-    (line,) = change_lines(history(runs(rising), ["decode_speedup"]))
+    found = history(runs(rising), ["decode_speedup"])
+    (series,) = found.series
+    (told,) = history_json(found)["series"]
+    assert told["trend"] == {"slope": series.trend.slope, "p_value": series.trend.p_value}
+    (line,) = change_lines(found)
     assert re.search(r"trend .*\+0\.01 x .*12 runs", line)
     assert line.endswith("no step")
 
