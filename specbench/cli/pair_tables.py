@@ -13,6 +13,7 @@ from specbench.cli.hardware import MachineSummary
 from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.rank import Gain, Ranked, are_distinct
 from specbench.decide.recommend import SpeedupVerdict, judge
+from specbench.files.config import Experts
 from specbench.files.gguf import GgufFile
 from specbench.fit.candidates import Prepared
 from specbench.fit.memory_plan import MemoryPlan
@@ -108,6 +109,7 @@ def pair_document(
         "machine": {"name": machine.name, **asdict(machine.setup), "notes": list(machine.notes)},
         "target_findings": [asdict(finding) for finding in prepared.findings],
         "target_alone": _plan_json(prepared.alone),
+        "experts": _experts_json(prepared.experts, machine.setup.num_speculative_tokens),
         "drafters": [
             {
                 "drafter": candidate.drafter.name,
@@ -134,6 +136,13 @@ def pair_document(
         ],
         "run_id": run_id,
     }
+
+
+def _experts_json(experts: Experts | None, k: int) -> dict[str, Any] | None:
+    if experts is None:
+        return None
+    expected = experts.expected(k + 1)
+    return {**asdict(experts), "num_tokens": k + 1, "expected": expected}
 
 
 def _gain_json(gain: Gain) -> dict[str, Any]:
@@ -198,6 +207,14 @@ def _print_memory(prepared: Prepared, machine: MachineSummary) -> None:
         say(
             f"each request takes up to {measured(states, 'bytes')} for recurrent states, however "
             "long it is: those of a round's tokens are kept to roll drafts back"
+        )
+    if experts := prepared.experts:
+        expected = experts.expected(setup.num_speculative_tokens + 1)
+        say(
+            f"mixture of experts: a token uses {experts.per_token} of {experts.num} per layer, the "
+            f"{setup.num_speculative_tokens + 1} tokens of a verification at batch size 1 about "
+            f"{expected:.1f} if routing is uniform: up to {expected / experts.per_token:.1f} times "
+            "the experts of a decode step"
         )
     for note in dict.fromkeys((*machine.notes, *(n for plan in plans for n in plan.notes))):
         say(note)

@@ -109,6 +109,25 @@ def _is_whole(value: object) -> bool:
 
 ReadField = Callable[[str], Any]  # a field of a config by name; None if it has none
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experts:
+    """The routed experts of a layer in a mixture of experts."""
+
+    num: int
+    per_token: int
+
+    @classmethod
+    def of(cls, num: Any, per_token: Any) -> "Experts | None":
+        """The experts that two values of a config describe; None without a mixture."""
+        is_mixture = _is_whole(num) and _is_whole(per_token) and 0 < per_token < num
+        return cls(num=num, per_token=per_token) if is_mixture else None
+
+    def expected(self, num_tokens: int) -> float:
+        """How many different experts these tokens use on average if routing is uniform."""
+        return self.num * (1 - (1 - self.per_token / self.num) ** num_tokens)
+
+
 RECURRENT = (
     "keeps recurrent state that cannot be rolled back after a rejected draft; choose a target and "
     "a draft that have attention layers"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from specbench.errors import ModelError
-from specbench.files.config import MOST_LAYERS
+from specbench.files.config import MOST_LAYERS, Experts
 from specbench.files.headers import TensorHeader
 from specbench.files.model_spec import ModelSpec
 
@@ -92,6 +92,11 @@ class GgufFile:
     @property
     def architecture(self) -> str:
         return str(self.keys.get("general.architecture", "(no general.architecture)"))
+
+    @property
+    def experts(self) -> Experts | None:
+        """The experts of a mixture of experts; None for other models."""
+        return Experts.of(self.number("expert_count", 0), self.number("expert_used_count", 0))
 
     @property
     def longest_context(self) -> int | None:

@@ -11,6 +11,7 @@ from specbench.errors import ModelError
 from specbench.files.config import (
     DENSE,
     MOST_LAYERS,
+    Experts,
     Fields,
     layer_shapes,
     longest_context,
@@ -55,6 +56,14 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "d_model"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts"),
+    "num_experts_per_tok": (
+        "num_experts_per_token",
+        "moe_k",
+        "moe_topk",
+        "moe_top_k",
+        "top_k_experts",
+    ),
     "max_position_embeddings": ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len"),
 }
 # Fields of the whole model, whichever part of it writes the text.
@@ -121,6 +130,11 @@ class ModelFiles:
     @property
     def head_size(self) -> int:
         return self.size("head_dim") or self.hidden_size // self.must("num_attention_heads")
+
+    @property
+    def experts(self) -> Experts | None:
+        """The experts of a mixture of experts; None for other models."""
+        return Experts.of(self.field("num_experts"), self.field("num_experts_per_tok"))
 
     @property
     def longest_context(self) -> int | None:

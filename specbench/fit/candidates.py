@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from specbench.errors import CompatibilityError, ModelError
+from specbench.files.config import Experts
 from specbench.files.model import ModelFiles, has_weights, open_model
 from specbench.files.model_spec import GGUF_ADVICE, ModelSpec
 from specbench.fit.compatibility import (
@@ -59,6 +60,7 @@ class Prepared:
     findings: tuple[FitFinding, ...]
     alone: MemoryPlan | None
     candidates: tuple[DraftCandidate, ...]
+    experts: Experts | None = None  # of the target
     left_out: tuple[SkippedModel, ...] = ()
 
     @property
@@ -103,6 +105,7 @@ def prepare(
             _candidate(files, check_drafter(files, drafter, ignored), setup, count)
             for drafter in drafters
         ),
+        experts=files.experts,
         left_out=tuple(left_out),
     )
 

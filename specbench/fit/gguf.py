@@ -42,7 +42,14 @@ def prepare_gguf(
         checked = Compatibility(drafter=drafter, findings=findings)
         plan = None if checked.level == "refused" else plan
         candidates.append(DraftCandidate(compatibility=checked, plan=plan))
-    return Prepared(target=target, findings=(), alone=alone, candidates=tuple(candidates)), files
+    prepared = Prepared(
+        target=target,
+        findings=(),
+        alone=alone,
+        candidates=tuple(candidates),
+        experts=file.experts,
+    )
+    return prepared, files
 
 
 def gguf_findings(target: GgufFile, draft: GgufFile) -> Iterator[FitFinding]:

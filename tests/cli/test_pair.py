@@ -313,3 +313,21 @@ def test_other_prompts_of_a_target_are_not_those_of_an_earlier_ranking(shelf, tm
     files = {run.run_id: load_run(run.run_id, tmp_path) for run in list_runs(tmp_path)}
     assert len({stored.run.settings.pairings_file for stored in files.values()}) == 2
     assert len({tuple(stored.run.workload_sha256.items()) for stored in files.values()}) == 2
+
+
+@pytest.mark.parametrize("names", [("num_local_experts", "num_experts_per_tok"), None])
+def test_a_mixture_of_experts_has_a_note_on_the_experts_of_a_verification(tmp_path, names):
+    spec = write_model(tmp_path / "target", num_hidden_layers=1)
+    if names is not None:
+        sizes = dict(zip(names, (8, 2), strict=True))
+        change_json(spec.folder / "config.json", lambda config: config.update(sizes))
+    typed = ("./target", "--draft", "ngram", "-k", "4")
+    found = json.loads(plan(*typed, "--json", cwd=tmp_path).out)["experts"]
+    printed = plan(*typed, cwd=tmp_path).out.replace("\n", " ")
+    if names is None:
+        assert found is None
+        assert "experts" not in printed
+    else:
+        expected = sum(1 - 0.75**5 for _ in range(8))  # each expert is missed by 5 tokens
+        assert found == {"num": 8, "per_token": 2, "num_tokens": 5, "expected": expected}
+        assert re.search(r"2 of 8 .* 5 tokens .* 6\.1 .* 3\.1 times", printed)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from specbench.errors import ModelError
+from specbench.files.config import Experts
 from specbench.files.gguf import gguf_of, read_gguf
 from specbench.files.model_spec import ModelSpec
 from tests.gguf_files import KV_BYTES, TOKENS, write_gguf
@@ -147,3 +148,11 @@ def test_a_key_that_llama_cpp_needs_is_named(tmp_path: Path, name: str) -> None:
 def test_a_text_has_at_least_its_bytes_by_those_of_the_longest_token(tmp_path: Path) -> None:
     file = read_gguf(write_gguf(tmp_path / "a.gguf"))  # the longest: t299
     assert [file.num_tokens(text) for text in ("", "a", "abcde", "\u00e9" * 4)] == [0, 1, 2, 2]
+
+
+def test_a_mixture_has_experts(tmp_path: Path) -> None:
+    counts: dict[str, Any] = {"llama__expert_count": 64, "llama__expert_used_count": 6}
+    write_gguf(tmp_path / "mixture.gguf", **counts)
+    write_gguf(tmp_path / "dense.gguf")
+    assert read_gguf(tmp_path / "mixture.gguf").experts == Experts(num=64, per_token=6)
+    assert read_gguf(tmp_path / "dense.gguf").experts is None
