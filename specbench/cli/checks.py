@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
+from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from specbench.errors import UsageError
 from specbench.inputs.address import KEY, Address
@@ -19,6 +21,9 @@ from specbench.settings import (
     ServerSettings,
 )
 from specbench.settings.words import one_of
+
+if TYPE_CHECKING:
+    from specbench.importers.imported_cell import ImportedCell
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -75,7 +80,14 @@ def read_acceptance(
     """The acceptance to simulate; of a file, by K. UsageError if it has none, or several curves."""
     if not isinstance(given, str):
         return given
-    from specbench.importers import acceptance_by_k, import_files
+    from specbench.importers import acceptance_by_k
+
+    return acceptance_by_k(_curve_in(given))
+
+
+def _curve_in(given: str) -> "tuple[ImportedCell, ...]":
+    """The cells of a file that has one curve of acceptance; UsageError for others."""
+    from specbench.importers import import_files
     from specbench.importers.imported_cell import ImportOverrides
 
     cells = import_files([given], ImportOverrides(temperature=0.0, concurrency=1))
@@ -86,11 +98,13 @@ def read_acceptance(
             f"--simulate-acceptance {given}: one curve is needed, the file has "
             + (f"those of {labels}: name one, such as {given}#thinking_on" if curves else "none")
         )
-    return acceptance_by_k(cells)
+    return cells
 
 
 def _with_acceptance(settings: RunSettings) -> DecoderSettings:
     """The decoder with its acceptance read; UsageError if K or an engine cannot simulate it."""
+    from specbench.importers import acceptance_by_k
+
     given, ks = settings.decoder.acceptance, settings.draft.num_speculative_tokens
     unable = {*settings.load.engines} - {BUILTIN, *EXPORTED} | {*settings.load.engines} & {
         TRANSFORMERS
@@ -101,11 +115,17 @@ def _with_acceptance(settings: RunSettings) -> DecoderSettings:
             f"--simulate-acceptance: {reason}, which cannot be made to simulate acceptance; use "
             "--engine builtin, vllm, sglang, tensorrt_llm or llama_cpp, started here"
         )
-    acceptance = read_acceptance(given or ())
+    cells = _curve_in(given) if isinstance(given, str) else ()
+    acceptance = acceptance_by_k(cells) if isinstance(given, str) else given
     if isinstance(acceptance, Mapping) and not {*(ks or (-1,))} <= {0, *acceptance}:
         known = ",".join(map(str, acceptance))
         raise UsageError(f"--simulate-acceptance {given}: name K that the file has: -k 0,{known}")
-    return replace(settings.decoder, acceptance=acceptance)
+    decoder = replace(settings.decoder, acceptance=acceptance)
+    if not isinstance(given, str):
+        return decoder
+    path, sha256 = PurePath(given), cells[0].record.file_sha256
+    name = path.name if path.is_absolute() else given
+    return replace(decoder, acceptance_file=name, acceptance_sha256=sha256)
 
 
 def _require_samples(settings: RunSettings) -> None:

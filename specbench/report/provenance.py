@@ -95,7 +95,7 @@ class Fact(NamedTuple):
 def provenance(document: Document) -> tuple[Fact, ...]:
     """Run, command, versions, machine, settings and texts, without unknown values."""
     run, machine, settings = document.run, document.run.environment, document.run.settings
-    gpu_memory = machine.gpu_memory_bytes
+    gpu_memory, decoder = machine.gpu_memory_bytes, settings.decoder
     commit = f"commit {machine.git_commit[:_SHOWN_DIGITS]}" if machine.git_commit else None
     is_measured = settings.command != "import"
     facts = (
@@ -131,6 +131,12 @@ def provenance(document: Document) -> tuple[Fact, ...]:
         ),
         ("seed", str(settings.seed) if is_measured else None),
         ("sampling", _sampling(settings.sampling) if is_measured else None),
+        (
+            f"simulated acceptance of {decoder.acceptance_file}",
+            f"sha256 {decoder.acceptance_sha256[:_SHOWN_DIGITS]}"
+            if decoder.acceptance_sha256
+            else None,
+        ),
         *(
             (
                 f"imported {record.file}",

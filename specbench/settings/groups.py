@@ -408,6 +408,10 @@ class DecoderSettings:
             placeholder="RATES",
         ),
     ] = None
+    acceptance_file: Annotated[
+        str | None, Doc("the file that `acceptance` was read from, as it was typed")
+    ] = None
+    acceptance_sha256: Annotated[str | None, Doc("hash of that file")] = None
     dummy_weights: Annotated[
         bool, Option(is_rare=True, help="Use random weights; only the config is needed.")
     ] = False

@@ -1,17 +1,25 @@
 """Servers that are told to simulate acceptance: the command says so, and the run is marked."""
 
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specbench.bench.served.host import ManagedServers
 from specbench.bench.served.sessions import cycle_of, served_cells
+from specbench.cli.checks import checked
 from specbench.errors import UsageError
 from specbench.records import SIMULATED
 from specbench.report.document import build_document
+from specbench.report.document_json import to_json
+from specbench.report.provenance import provenance
 from tests.bench.served.served_runs import fake, measured, plan_of, settings_for
 from tests.cli.calls import specbench
+from tests.importers.test_acceptance_files import PROFILE
+from tests.report.stored_runs import SMALL, stored_run
+from tests.settings.flat_settings import settings_of
 
 BY_K = {2: (0.9, 0.5), 4: (0.9, 0.5, 0.2, 0.1)}
 
@@ -31,6 +39,27 @@ def test_a_simulated_run_is_marked_in_its_record_and_its_answers(monkeypatch, tm
     assert all(decision.sentence.endswith("[synthetic]") for decision in document.decisions)
     args = ("report", stored.run.run_id, "--runs-dir", "runs", "--json")
     assert json.loads(specbench(*args, cwd=tmp_path).out)["synthetic"] is True
+
+
+def test_a_run_names_the_file_of_its_acceptance_and_the_hash_of_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rates").mkdir()
+    (tmp_path / "rates" / "profile.json").write_bytes(PROFILE.read_bytes())
+    sha256 = hashlib.sha256(PROFILE.read_bytes()).hexdigest()
+    asked = {"pairings": ("a/b",), "workloads": (), "num_speculative_tokens": (0, 3)}
+    for typed, name in (("rates/profile.json", "rates/profile.json"), (PROFILE, PROFILE.name)):
+        settings = checked(settings_of(**asked, acceptance=str(typed)))
+        decoder = settings.decoder
+        assert decoder.is_synthetic
+        assert (decoder.acceptance_file, decoder.acceptance_sha256) == (name, sha256)
+        stored = stored_run(SMALL)
+        document = build_document(replace(stored, run=replace(stored.run, settings=settings)))
+        facts = {fact.name: fact.value for fact in provenance(document)}
+        assert facts[f"simulated acceptance of {name}"] == f"sha256 {sha256[:12]}"
+        told = to_json(document)["settings"]
+        assert (told["acceptance_file"], told["acceptance_sha256"]) == (name, sha256)
+    typed_rates = checked(settings_of(**asked, acceptance=(0.5,))).decoder
+    assert (typed_rates.acceptance_file, typed_rates.acceptance_sha256) == (None, None)
 
 
 def starting(folder: Path, engine: str, **changes):
