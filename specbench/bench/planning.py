@@ -32,7 +32,7 @@ from specbench.settings import BUILTIN, SERVED, TRANSFORMERS, RunSettings
 ReadHead = Callable[[ModelSpec], HeadFiles[Any]]  # config and shapes of a head; ModelError
 
 CHARACTERS_PER_TOKEN = 3  # fewer than most texts have, so that prompts are overestimated
-_AUTO_TOOLS = "--enable-auto-tool-choice"
+_TOOL_FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser")  # of vLLM, for any tool call
 IGNORING = "--ignore-request-settings"
 SERVED_KS = (0, 1, 3, 5)  # the default range if every K costs a start of a server
 
@@ -139,6 +139,7 @@ def _check_requests(plan: TargetPlan) -> None:
     lacks_template = False
     with suppress(ModelError):  # not on this machine
         lacks_template = open_model(plan.target.model).lacks_template
+    engine_args = " ".join(plan.settings.servers.engine_args)
     for workload in plan.workloads:
         for prompt in workload.prompts:
             at = f"{workload.path}, prompt {prompt.id}"
@@ -150,15 +151,16 @@ def _check_requests(plan: TargetPlan) -> None:
                     "can apply it; leave the workload out"
                     + ("" if needing[0] == "tools" else f", or add {IGNORING}")
                 )
+            choice = prompt.settings.tool_choice
             if (
                 "vllm" in plan.served
-                and prompt.settings.tool_choice == "auto"
+                and choice not in (None, "none")
                 and not plan.settings.servers.base_urls
-                and _AUTO_TOOLS not in " ".join(plan.settings.servers.engine_args)
+                and not all(flag in engine_args for flag in _TOOL_FLAGS)
             ):
                 raise UsageError(
-                    f"{at}: tool_choice: vLLM needs a parser of tool calls for auto; add "
-                    f"--engine-args '{_AUTO_TOOLS} --tool-call-parser NAME', or leave the key out"
+                    f"{at}: tool_choice: vLLM needs a parser of tool calls for {choice}; add "
+                    f"--engine-args '{' '.join(_TOOL_FLAGS)} NAME', or leave the key out"
                 )
             for engine in plan.settings.load.engines:
                 if name := unsupported_setting(engine, prompt.settings):

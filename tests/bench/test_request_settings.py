@@ -65,7 +65,7 @@ def test_what_an_engine_cannot_do_is_refused_with_the_way_out(
         (("builtin", "transformers"), {"stop": "x", "thinking": True, "reasoning_effort": "low"}),
         (("builtin", "llama_cpp"), {**TOOLS, "tool_choice": "auto"}),
         (("llama_cpp",), {**FORMAT, "extra_body": {"min_keep": 1}}),
-        (("vllm", "sglang", "tensorrt_llm"), {**TOOLS, **FORMAT, "tool_choice": "required"}),
+        (("sglang", "tensorrt_llm"), {**TOOLS, **FORMAT, "tool_choice": "required"}),
     ],
 )
 def test_what_the_engines_can_do_is_in_their_keys(
@@ -77,12 +77,14 @@ def test_what_the_engines_can_do_is_in_their_keys(
     assert all(f"own.jsonl ({words})" in cell.key.label for cell in plan.all_cells)
 
 
-def test_automatic_tool_calls_need_vllms_parser(tmp_path: Path) -> None:
-    row = {"prompt": "A", **TOOLS, "tool_choice": "auto"}
-    with pytest.raises(UsageError, match="--enable-auto-tool-choice"):
-        plan_of(tmp_path, row, engines=("vllm",), **STARTED)
-    parser = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-    assert plan_of(tmp_path, row, engines=("vllm",), engine_args=parser, **STARTED)
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function"}])
+def test_tool_calls_need_vllms_parser(tmp_path: Path, choice: str | Mapping[str, Any]) -> None:
+    row = {"prompt": "A", **TOOLS, "tool_choice": choice}
+    flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    for given in (), flags[:1], flags[1:]:
+        with pytest.raises(UsageError, match=f"prompt p0: tool_choice: .*{' '.join(flags[:2])}"):
+            plan_of(tmp_path, row, engines=("vllm",), engine_args=given, **STARTED)
+    assert plan_of(tmp_path, row, engines=("vllm",), engine_args=flags, **STARTED)
 
 
 def with_template(plan: TargetPlan, folder: Path, template: str | None) -> TargetPlan:
