@@ -100,7 +100,8 @@ class ServerLog:
     def explain(self, event: str, status: int | None = None) -> EngineError:
         """The event with its root cause, and the remedy if one is known."""
         cause, advice = _root_cause(self._lines(), {**self.format.known, **COMMON})
-        advice = ADVICE_BY_STATUS.get(status, advice) if status is not None else advice
+        if status is not None:
+            advice = advice or ADVICE_BY_STATUS.get(status, "")
         return EngineError(event, cause[:LONGEST_LINE], advice, self.path)
 
     def _lines(self) -> list[_LogLine]:

@@ -67,6 +67,14 @@ def test_a_cause_that_every_engine_may_print_has_its_remedy(tmp_path, engine, pr
             "RuntimeError: Cannot find any model weights with `tiny`",
             DOWNLOAD,
         ),
+        (
+            "vllm",
+            BELOW.replace(
+                "CAUSE", "AssertionError: Synthetic acceptance not supported with CPU sampling"
+            ),
+            "AssertionError: Synthetic acceptance not supported with CPU sampling",
+            "--simulate-acceptance",
+        ),
         ("vllm", BELOW.replace("CAUSE", "vllm.errors.Riddle: odd"), "Riddle: odd", None),
         (
             "vllm",
@@ -139,6 +147,13 @@ def test_a_warning_of_a_part_that_is_missing_is_no_cause(tmp_path):
     warned = "WARNING 11-22 Failed to import from vllm._C: No module named 'vllm._C'\n"
     assert explained(tmp_path, f"{warned}a riddle\n", engine="vllm")[1:-1] == ["  a riddle"]
     assert explained(tmp_path, "python: No module named vllm\n")[2].endswith(COMMAND)
+
+
+def test_a_known_cause_says_more_than_the_exit_status(tmp_path):
+    """vLLM ends with status 0 when its engine has failed."""
+    failed = BELOW.replace("CAUSE", "AssertionError: Synthetic acceptance not supported with CPU")
+    *_, remedy, _ = explained(tmp_path, failed, status=0, engine="vllm")
+    assert "--simulate-acceptance" in remedy
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,9 @@ LOG = LogFormat(
         r"is greater than the derived max_model_len": (
             "remove --max-model-len from --engine-args, or use at most the model's own length"
         ),
+        r"synthetic acceptance not supported with CPU": (
+            "leave --simulate-acceptance out, or use a GPU or --engine llama_cpp"
+        ),
         r"cannot find any model weights": DOWNLOAD,
         r"died unexpectedly \(exit code: -9\)": MEMORY,
     },
