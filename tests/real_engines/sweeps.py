@@ -4,8 +4,8 @@ import csv
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
@@ -14,6 +14,8 @@ import psutil
 
 from specbench.records import RequestRecord
 from specbench.runs import StoredRun, load_run
+from specbench.servers.process import LOOPBACK, free_port
+from tests.real_engines.environments import GGUF, LLAMA_SERVER
 
 K = 4
 UNDECIDED = 3  # exit code: more measuring would decide
@@ -22,6 +24,12 @@ PROMPTS = 20 if os.environ.get("TABLE") else 5
 WORKLOADS = ("code", "chat")
 ASKED = ("-w", ",".join(WORKLOADS), "--num-prompts", str(PROMPTS))
 _MARK = "SPECBENCH_PROOF"
+# llama.cpp with one thread, and the same numbers whatever is drafted: other kernels and caches
+# round otherwise.
+EXACT = ("--threads", "1", "--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32")
+PLAIN = (LLAMA_SERVER, "--model", "target.gguf", "--metrics", "--ctx-size", "1024")
+DRAFTING = ("--model-draft", "draft.gguf", "--spec-type", "draft-simple", "--spec-draft-p-min", "0")
+DRAFTING_K = (*DRAFTING, "--spec-draft-n-max", str(K), "--spec-draft-n-min", "0")
 
 
 class Ran(NamedTuple):
@@ -52,6 +60,27 @@ def _marked(mark: str) -> Iterator[str]:
         with suppress(psutil.Error):
             if process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
                 yield f"{process.pid} {' '.join(process.cmdline())}"
+
+
+@contextmanager
+def process(
+    command: Sequence[str | Path], log: Path, **environment: str
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The address of a server that is started as one does by hand, and its process."""
+    port = free_port()
+    with log.open("wb") as stream:
+        server = subprocess.Popen(
+            [*command, "--host", LOOPBACK, "--port", str(port)],
+            cwd=GGUF,
+            env={**os.environ, **environment},
+            stdout=stream,
+            stderr=stream,
+        )
+    try:
+        yield f"http://{LOOPBACK}:{port}", server
+    finally:
+        server.terminate()
+        server.wait()
 
 
 class Sweep(NamedTuple):
@@ -105,10 +134,12 @@ def beside_builtin(engine: Sweep, builtin: Sweep, drafter: str, workload: str, k
     )
 
 
-def texts_other_than_without_speculation(engine: Sweep, drafter: str, k: int) -> list[str]:
+def texts_other_than_without_speculation(
+    engine: Sweep, drafter: str, k: int, workloads: Sequence[str] = WORKLOADS
+) -> list[str]:
     """The requests whose ids are not those of K = 0."""
     found = []
-    for workload in WORKLOADS:
+    for workload in workloads:
         plain: dict[tuple[str, int], tuple[int, ...]] = {}
         for r in engine.requests("none", workload, 0):
             plain.setdefault((r.prompt_id, r.turn), r.output_ids)

@@ -13,18 +13,21 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from specbench.servers.process import LOOPBACK, free_port
 from tests.padded_pair import write_padded_pair
 from tests.real_engines import make_gguf
 from tests.real_engines.environments import GGUF, LLAMA_CPP, LLAMA_SERVER
 from tests.real_engines.sweeps import (
     ASKED,
+    DRAFTING_K,
+    EXACT,
+    PLAIN,
     UNDECIDED,
     WORKLOADS,
     K,
     Sweep,
     beside_builtin,
     print_table,
+    process,
     specbench,
     sweep,
     texts_other_than_without_speculation,
@@ -33,10 +36,7 @@ from tests.real_engines.sweeps import (
 pytestmark = pytest.mark.engines
 
 DRAFTERS = ("draft", "eagle3", "ngram")
-# One thread, and the same numbers whatever is drafted: other kernels and caches round otherwise.
-EXACT = ("--threads", "1", "--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32")
 STARTED = ("--engine", "llama_cpp", "--engine-python", LLAMA_SERVER)
-DRAFTING = ("--model-draft", "draft.gguf", "--spec-type", "draft-simple", "--spec-draft-p-min", "0")
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +109,7 @@ def test_a_method_that_it_lacks_is_refused_by_name(tmp_path, drafter):
 
 
 def test_servers_that_run_already_are_measured(tmp_path):
-    drafting = (*DRAFTING, "--spec-draft-n-max", str(K), "--spec-draft-n-min", "0")
-    with _server(tmp_path / "0.log") as plain, _server(tmp_path / "4.log", *drafting) as own:
+    with _server(tmp_path / "0.log") as plain, _server(tmp_path / "4.log", *DRAFTING_K) as own:
         addresses = ("--base-url", f"{plain}#k=0", "--base-url", f"{own}#k={K}")
         asked = ("demo/draft", "--engine", "llama_cpp", *addresses, "-k", f"0,{K}", *ASKED)
         found = sweep("sweep-k", *asked, "--restart-cycles", "2", cwd=GGUF, out=tmp_path / "runs")
@@ -130,10 +129,9 @@ def test_a_padded_pair_drafts_exactly_if_it_is_exported(tmp_path, padding, draft
     subprocess.run(make, check=True, capture_output=True)
     ran = specbench("export", "padded/draft", "--engine", "llama_cpp", "-k", str(K), cwd=folder)
     assert ran.code == (0 if drafts else 2)
-    drafting = (*DRAFTING, "--spec-draft-n-max", str(K), "--spec-draft-n-min", "0")
     with _server(tmp_path / "0.log", "--model", str(target)) as plain:
         text, _ = _greedy(plain)
-    with _server(tmp_path / "4.log", "--model", str(target), *drafting) as server:
+    with _server(tmp_path / "4.log", "--model", str(target), *DRAFTING_K) as server:
         drafted_text, timings = _greedy(server)
     assert drafted_text == text
     assert (timings.get("draft_n_accepted", 0) > 10) == drafts
@@ -274,18 +272,5 @@ def _server(log: Path, *arguments: str) -> Iterator[str]:
 
 @contextmanager
 def _process(log: Path, *arguments: str | Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    port = free_port()
-    own = ("--model", "target.gguf", "--metrics", "--ctx-size", "1024", "--parallel", "1")
-    listening = ("--host", LOOPBACK, "--port", str(port))
-    with log.open("wb") as stream:
-        server = subprocess.Popen(
-            [LLAMA_SERVER, *own, *listening, *EXACT, *arguments],
-            cwd=GGUF,
-            stdout=stream,
-            stderr=stream,
-        )
-    try:
-        yield f"http://{LOOPBACK}:{port}", server
-    finally:
-        server.terminate()
-        server.wait()
+    with process([*PLAIN, "--parallel", "1", *EXACT, *arguments], log) as started:
+        yield started
